@@ -1,0 +1,1 @@
+"""The hands: a Plan in, a container changed."""

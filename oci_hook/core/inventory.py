@@ -1,0 +1,112 @@
+"""What exists on the node: cards and driver files, as values; discovery is node/, reading the cache is node/inventory."""
+
+from oci_hook.core.value import Value
+
+
+class Card(Value):
+    """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real card."""
+
+    __slots__ = ("uuid", "index", "minor", "memory_mib", "name", "pci", "numa", "simulated")
+
+    def __init__(
+        self,
+        uuid: str,
+        index: int,
+        minor: int,
+        memory_mib: int,
+        name: str = "",
+        pci: str = "",
+        numa: int = -1,
+        simulated: bool = False,
+    ) -> None:
+        self.uuid = uuid
+        self.index = index
+        self.minor = minor
+        self.memory_mib = memory_mib
+        self.name = name
+        self.pci = pci
+        self.numa = numa
+        self.simulated = simulated
+
+
+class DriverFile(Value):
+    """One file of the driver, as found in the driver root.
+
+    path: absolute host path. kind: "library" | "binary" | "firmware" | "socket" | "proc". capability: see request.
+    names: for a library, the file names it must have in the container (versioned name and soname); else ().
+    """
+
+    __slots__ = ("path", "kind", "capability", "names")
+
+    def __init__(self, path: str, kind: str, capability: str, names: tuple[str, ...] = ()) -> None:
+        self.path = path
+        self.kind = kind
+        self.capability = capability
+        self.names = names
+
+
+class DeviceFile(Value):
+    """A control node every GPU container needs (nvidiactl, nvidia-uvm, ...): character device numbers, 0666."""
+
+    __slots__ = ("path", "major", "minor")
+
+    def __init__(self, path: str, major: int, minor: int) -> None:
+        self.path = path
+        self.major = major
+        self.minor = minor
+
+
+class Inventory(Value):
+    """The node's cards and driver.
+
+    links: (uuid, uuid, distance) per pair of cards, smaller is nearer; absent pairs are far.
+    libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files whose change
+    makes the inventory stale; boot_id likewise.
+    """
+
+    __slots__ = (
+        "boot_id",
+        "driver_version",
+        "driver_root",
+        "simulated",
+        "cards",
+        "control",
+        "files",
+        "libcuda",
+        "libnvml",
+        "links",
+        "stamp",
+    )
+
+    def __init__(
+        self,
+        boot_id: str,
+        driver_version: str,
+        driver_root: str,
+        simulated: bool,
+        cards: tuple[Card, ...],
+        control: tuple[DeviceFile, ...],
+        files: tuple[DriverFile, ...],
+        libcuda: str,
+        libnvml: str,
+        links: tuple[tuple[str, str, int], ...] = (),
+        stamp: tuple[tuple[str, int, int, int], ...] = (),
+    ) -> None:
+        self.boot_id = boot_id
+        self.driver_version = driver_version
+        self.driver_root = driver_root
+        self.simulated = simulated
+        self.cards = cards
+        self.control = control
+        self.files = files
+        self.libcuda = libcuda
+        self.libnvml = libnvml
+        self.links = links
+        self.stamp = stamp
+
+    def card(self, uuid: str) -> Card:
+        """The card with this UUID; KeyError when the node has none."""
+        for card in self.cards:
+            if card.uuid == uuid:
+                return card
+        raise KeyError(uuid)

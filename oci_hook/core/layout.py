@@ -1,0 +1,40 @@
+"""Names and places that several parts must agree on: annotation keys, paths in the container, files of an install."""
+
+PREFIX_KEY = "gpu-hook.io/"
+MARKER = PREFIX_KEY + "grant"  # written by us into config.json: this bundle was edited, and for which grant
+ALLOC = PREFIX_KEY + "alloc"  # reserved: the cluster scheduler's decision
+
+# In the container. One directory, mounted read-only from PREFIX/lib/container, holds everything private.
+PRIVATE = "/run/gpu-hook"
+REAL_LIBCUDA = PRIVATE + "/driver/cuda"
+REAL_LIBNVML = PRIVATE + "/driver/ml"
+POLICY_PAGE = PRIVATE + "/policy"  # read-only file bind
+ACCOUNT_DIR = PRIVATE + "/account"  # a small tmpfs of the container's own; the stand-in creates ACCOUNT_FILE there
+ACCOUNT_FILE = ACCOUNT_DIR + "/page"
+SIM_CARDS = "/dev/nvidia-sim"  # the simulated cards' memory files, by minor number
+
+# In an install prefix.
+LIB_DIR = "lib/gpu-hook"  # byte-compiled oci_hook, started as /usr/bin/python3 -I -S PREFIX/lib/gpu-hook/...
+STAND_IN_DIR = "lib/stand-in"  # libcuda.so.1, libnvidia-ml.so.1
+CONTAINER_DIR = "lib/container"  # the skeleton that becomes PRIVATE: empty files and folders to mount on
+SETTINGS_YAML = "etc/settings.yaml"
+SETTINGS_JSON = "etc/settings.json"
+LAUNCHER_CONF = "etc/launcher.conf"
+
+# In the state directory (tmpfs).
+LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
+PAGES_DIR = "pages"  # KEY/policy per grant
+INVENTORY = "inventory.json"
+
+NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255
+ENV_SET = (  # what we write into a container's env; a container's own values there are overwritten
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "T9K_GPU_PERCENT",
+    "T9K_GPU_MEMORY",
+    "GPU_HOOK_MEMORY_MIB",
+    "GPU_HOOK_COMPUTE",
+    "GPU_HOOK_POLICY",
+    "GPU_HOOK_CLASS",
+    "TRITON_LIBCUDA_PATH",
+)

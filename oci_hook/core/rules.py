@@ -1,0 +1,49 @@
+"""The node's placement rules, as compiled from settings: bounds and defaults that requests and `allocate` obey."""
+
+from oci_hook.core.value import Value
+
+
+class Rules(Value):
+    """Integers in MiB and percent points.
+
+    memory_reserve: MiB of each card that is never granted. memory_step / memory_min: a share's granularity and floor.
+    compute_step: likewise for compute. max_shares_per_card: containers on one card. whole_cards: "exclusive" or
+    "shared", what a request without memory and compute means. dialects: names of the enabled dialect tables.
+    """
+
+    __slots__ = (
+        "default_policy",
+        "placement",
+        "whole_cards",
+        "memory_reserve",
+        "memory_step",
+        "memory_min",
+        "compute_step",
+        "max_shares_per_card",
+        "trust_env",
+        "dialects",
+    )
+
+    def __init__(
+        self,
+        default_policy: str = "burst-share",
+        placement: str = "binpack",
+        whole_cards: str = "exclusive",
+        memory_reserve: int = 0,
+        memory_step: int = 1,
+        memory_min: int = 1,
+        compute_step: int = 1,
+        max_shares_per_card: int = 64,
+        trust_env: bool = False,
+        dialects: tuple[str, ...] = ("t9k",),
+    ) -> None:
+        self.default_policy = default_policy
+        self.placement = placement
+        self.whole_cards = whole_cards
+        self.memory_reserve = memory_reserve
+        self.memory_step = memory_step
+        self.memory_min = memory_min
+        self.compute_step = compute_step
+        self.max_shares_per_card = max_shares_per_card
+        self.trust_env = trust_env
+        self.dialects = dialects

@@ -1,0 +1,1 @@
+"""Registration: the install prefix and, one file each, the container engines."""

@@ -1,0 +1,109 @@
+"""What can go wrong, as coded one-line messages; the lowest floor, imported by all.
+
+GhError                one or more problems; the program ends, nothing was granted, nothing was changed
+  RequestError  GH-1xx what the container asks for is not valid
+  NoRoomError   GH-2xx the request is valid, the node's cards cannot serve it
+  NodeError     GH-3xx the node is not fit: driver, inventory, ledger, stand-in
+  ApplyError    GH-4xx the container cannot be changed as planned
+  SettingsError GH-5xx settings or registration
+
+A message is: what, which value, why, what to do next; under 300 characters with its code.
+"""
+
+CODES = {
+    "GH-101": "a value does not parse or is out of bounds",
+    "GH-102": "an unknown or misplaced key under our prefix",
+    "GH-103": "two keys contradict each other",
+    "GH-104": "two dialects disagree about one container",
+    "GH-105": "the input is too large or has forbidden characters",
+    "GH-106": "a driver capability that is not offered with a share",
+    "GH-201": "no card has room for the request",
+    "GH-202": "a card that this node does not have",
+    "GH-203": "more cards asked than the node has",
+    "GH-301": "the inventory is missing or stale",
+    "GH-302": "driver files are missing or of another version",
+    "GH-303": "the ledger cannot be read or written",
+    "GH-304": "the card is claimed by another gpu-hook install",
+    "GH-305": "the stand-in library is missing or not safe to use",
+    "GH-306": "the simulated driver is missing or damaged",
+    "GH-401": "config.json cannot be read, parsed or written",
+    "GH-402": "paths in the image or its mounts collide with the plan",
+    "GH-403": "the container would reach a card that it is not granted",
+    "GH-404": "the kernel lacks an interface that is needed here",
+    "GH-405": "a change of the container failed",
+    "GH-406": "the container state on standard input is not valid",
+    "GH-407": "a living container already holds this id's grant",
+    "GH-501": "settings are missing or not valid",
+    "GH-502": "settings changed since they were compiled",
+    "GH-503": "the real runtime is missing or is gpu-hook itself",
+    "GH-504": "the install prefix is not usable",
+}
+
+MAX_LINE = 300
+
+
+class Problem:
+    """One coded message; `str()` is the line that users see."""
+
+    __slots__ = ("code", "message")
+
+    def __init__(self, code: str, message: str) -> None:
+        if code not in CODES:
+            raise KeyError(code)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        # Values inside may be hostile: one line, printable, bounded.
+        text = "".join(c if c.isprintable() else "?" for c in f"{self.code}: {self.message}")
+        return text if len(text) < MAX_LINE else text[: MAX_LINE - 4] + " ..."
+
+    def __repr__(self) -> str:
+        return f"Problem({self.code!r}, {self.message!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Problem) and (self.code, self.message) == (other.code, other.message)
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.message))
+
+
+class GhError(Exception):
+    """A refusal with all its problems, each with its own line."""
+
+    exit_status = 1
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(str(p) for p in self.problems)
+
+
+class RequestError(GhError):
+    """GH-1xx"""
+
+
+class NoRoomError(GhError):
+    """GH-2xx"""
+
+
+class NodeError(GhError):
+    """GH-3xx"""
+
+
+class ApplyError(GhError):
+    """GH-4xx"""
+
+
+class SettingsError(GhError):
+    """GH-5xx"""
+
+
+_BY_HUNDRED = {"1": RequestError, "2": NoRoomError, "3": NodeError, "4": ApplyError, "5": SettingsError}
+
+
+def refuse(code: str, message: str) -> GhError:
+    """The exception for one problem, of the class its code says; the caller raises it."""
+    return _BY_HUNDRED[code[3]](Problem(code, message))

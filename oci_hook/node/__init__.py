@@ -1,0 +1,1 @@
+"""What this node is and remembers: settings, inventory, driver files, the ledger."""

@@ -1,0 +1,59 @@
+"""The compiled settings of one install: PREFIX/etc/settings.json -> Settings. Written by `gpu-hook settings compile`."""
+
+import os
+
+from oci_hook.core.layout import SETTINGS_JSON, SETTINGS_YAML
+from oci_hook.core.rules import Rules
+from oci_hook.core.value import Value
+from oci_hook.errors import refuse
+from oci_hook.oci import fastjson
+
+
+class Settings(Value):
+    """prefix: the install's root. runtime: the real runtime, absolute. driver_root: where the driver's files are.
+    state_dir: tmpfs directory of ledger, pages and inventory. mode: "standalone" | "on-top" | "below"."""
+
+    __slots__ = ("prefix", "mode", "runtime", "python", "driver_root", "state_dir", "rules", "stale")
+
+    def __init__(
+        self,
+        prefix: str,
+        mode: str = "standalone",
+        runtime: str = "/usr/sbin/runc",
+        python: str = "/usr/bin/python3",
+        driver_root: str = "/",
+        state_dir: str = "/run/gpu-hook",
+        rules: Rules = Rules(),  # noqa: B008  a frozen value
+        stale: bool = False,
+    ) -> None:
+        self.prefix = prefix
+        self.mode = mode
+        self.runtime = runtime
+        self.python = python
+        self.driver_root = driver_root
+        self.state_dir = state_dir
+        self.rules = rules
+        self.stale = stale
+
+
+def load(prefix: str) -> Settings:
+    """Read the compiled settings. Raises SettingsError GH-501 when missing or not valid: the caller fails closed.
+
+    `stale` is set when settings.yaml is newer than what was compiled (GH-502 is then a warning, not an error).
+    """
+    path = os.path.join(prefix, SETTINGS_JSON)
+    try:
+        with open(path, "rb") as f:
+            data = fastjson.loads(f.read())
+        rules = data.pop("rules")
+        rules["dialects"] = tuple(rules["dialects"])
+        source = data.pop("source")
+        settings = Settings(prefix=prefix, rules=Rules(**rules), **data)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+        raise refuse("GH-501", f"settings {path}: {e}; run `gpu-hook settings compile --prefix {prefix}`") from None
+    try:
+        st = os.stat(os.path.join(prefix, SETTINGS_YAML))
+        settings.stale = [st.st_size, st.st_mtime_ns] != source
+    except OSError:
+        pass
+    return settings
