@@ -41,8 +41,12 @@ try:
         start = len(text) - len(text.lstrip(" \t\r\n"))
         try:
             value, end = _scan(text, start)
-        except StopIteration as e:
-            raise ValueError(f"no JSON value at character {e.value}") from None
+        except (StopIteration, SystemError):
+            # CPython < 3.12 reports a syntax error through json.decoder, and as SystemError while that is not loaded.
+            import json
+
+            json.loads(text)
+            raise ValueError("not JSON") from None
         except RecursionError:
             raise ValueError("JSON is nested too deep") from None
         if text[end:].strip(" \t\r\n"):
