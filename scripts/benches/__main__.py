@@ -1,0 +1,34 @@
+"""Runs one benchmark: NAME.py beside this file, with run(short) -> {key: {"value", "unit", "budget", "ok"}}."""
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SIMULATED = {"share", "priority", "agent"}  # figures from the simulated driver; the others time host work only
+
+
+def main() -> int:
+    names = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
+    parser = argparse.ArgumentParser(prog="scripts/bench")
+    parser.add_argument("name", choices=names)
+    parser.add_argument("--short", action="store_true", help="fewer rounds; the figures are rougher")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    sys.path.insert(0, str(HERE))
+    figures = importlib.import_module(args.name).run(args.short)
+    if args.json:
+        print(json.dumps({"bench": args.name, "simulated": args.name in SIMULATED, "figures": figures}))
+    else:
+        print(f"{'figure':34} {'value':>12} {'unit':8} {'budget':>10}")
+        for key, f in figures.items():
+            verdict = "" if f.get("budget") is None else "ok" if f["ok"] else "MISSED"
+            budget = "" if f.get("budget") is None else f"{f['budget']}"
+            print(f"{key:34} {f['value']:>12.6g} {f['unit']:8} {budget:>10} {verdict}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
