@@ -1,0 +1,216 @@
+"""The story that scripts/demo tells: each chapter runs the shipped programs and prints what they print."""
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+BUILD = REPO / "build" / platform.machine()
+COLOUR = sys.stdout.isatty()
+failures: list[str] = []
+
+
+def title(text: str) -> None:
+    print(f"\n\033[1m== {text}\033[0m" if COLOUR else f"\n== {text}", flush=True)
+
+
+def say(text: str) -> None:
+    print(f"   {text}", flush=True)
+
+
+def show(output: str) -> None:
+    for line in output.rstrip().splitlines():
+        print(f"   | {line}", flush=True)
+
+
+def expect(what: str, truth: bool) -> None:
+    print(f"   {'ok  ' if truth else 'FAIL'} {what}", flush=True)
+    if not truth:
+        failures.append(what)
+
+
+class Stage:
+    """A private install, state directory and runc root below one temporary directory; `close` removes all of it."""
+
+    def __init__(self, simulated: bool) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="gpu-hook-demo-"))
+        self.prefix = self.dir / "prefix"
+        self.state = Path(tempfile.mkdtemp(prefix="gpu-hook-demo-", dir="/run"))
+        self.root = self.dir / "runc"
+        self.ids: list[str] = []
+        self.simulated = simulated
+
+    def cli(self, *args: str, check: bool = True) -> str:
+        r = subprocess.run(
+            [sys.executable, "-m", "oci_hook", *args, "--prefix", str(self.prefix)],
+            capture_output=True,
+            text=True,
+            cwd=REPO,
+        )
+        if check and r.returncode != 0:
+            raise SystemExit(f"gpu-hook {' '.join(args)} failed:\n{r.stdout}{r.stderr}")
+        return r.stdout + r.stderr
+
+    def runtime(self, *args: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.prefix / "bin/gpu-hook-runtime"), "--root", str(self.root), *args]
+        # A file, not a pipe: a detached container keeps its standard output open.
+        with tempfile.TemporaryFile("w+") as out:
+            r = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            out.seek(0)
+            return subprocess.CompletedProcess(command, r.returncode, out.read(), "")
+
+    def container(self, name: str, annotations: dict[str, str], script: str, detach: bool = False) -> tuple[int, str]:
+        """Start one; foreground: (exit status, output). Detached: its output goes to `log(name)`."""
+        bundle = self.dir / name
+        bundle.mkdir()
+        make_rootfs(bundle / "rootfs")
+        subprocess.run(["runc", "spec"], cwd=bundle, check=True)
+        config = json.loads((bundle / "config.json").read_text())
+        if detach:
+            script = f"exec >/log 2>&1; {script}"
+        config["process"].update(terminal=False, args=["/bin/sh", "-c", script])
+        config["root"]["readonly"] = False
+        config["annotations"] = annotations
+        for kind in ("bounding", "effective", "permitted"):  # mknod as docker allows it
+            config["process"]["capabilities"][kind].append("CAP_MKNOD")
+        (bundle / "config.json").write_text(json.dumps(config))
+        self.ids.append(name)
+        r = self.runtime("run", *(["--detach"] if detach else []), "--bundle", str(bundle), name)
+        return r.returncode, r.stdout
+
+    def log(self, name: str) -> str:
+        return (self.dir / name / "rootfs/log").read_text(errors="replace")
+
+    def close(self) -> None:
+        for name in self.ids:
+            self.runtime("delete", "--force", name)
+        if self.simulated:
+            self.cli("sim", "down", "--force", check=False)
+        shutil.rmtree(self.dir, ignore_errors=True)
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+def make_rootfs(rootfs: Path) -> None:
+    """busybox, the host's C library, and a small CUDA program: an image as small as it gets."""
+    for d in ("bin", "dev", "proc", "sys", "etc", "tmp", "usr/lib64", "usr/bin"):
+        (rootfs / d).mkdir(parents=True)
+    busybox = next(p for p in ("/bin/busybox", "/usr/bin/busybox") if os.path.exists(p))
+    shutil.copy(busybox, rootfs / "bin/busybox")
+    for applet in ("sh", "sleep", "cat", "ls", "mknod", "echo", "env"):
+        os.symlink("busybox", rootfs / "bin" / applet)
+    probe = BUILD / "sim/gpu-probe"
+    shutil.copy(probe, rootfs / "bin/gpu-probe")
+    copy_c_library(rootfs)
+
+
+def copy_c_library(rootfs: Path) -> None:
+    """The loader and C library of the host, at the paths that the loader itself names."""
+    loader = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}[platform.machine()]
+    target = rootfs / loader.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(loader, target)
+    listing = subprocess.run([loader, "--list", sys.executable], capture_output=True, text=True, check=True).stdout
+    libc = Path(next(line.split()[2] for line in listing.splitlines() if "libc.so.6" in line))
+    for name in ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1"):
+        if (libc.parent / name).exists():
+            shutil.copy(libc.parent / name, rootfs / "usr/lib64" / name)
+
+
+def wait_for(stage: Stage, name: str, word: str) -> str:
+    """The detached container's output once it says `word` (10 s at most)."""
+    for _ in range(200):
+        with contextlib.suppress(OSError):
+            if word in stage.log(name):
+                break
+        time.sleep(0.05)
+    return stage.log(name)
+
+
+def story(stage: Stage) -> None:
+    card = "simulated card" if stage.simulated else "card"
+    title(
+        f"1. An install of its own, and the node's cards{' (simulated: this machine has no NVIDIA driver)' if stage.simulated else ''}"
+    )
+    stage.cli("install", "--state-dir", str(stage.state))
+    if stage.simulated:
+        show(stage.cli("sim", "up", "--cards", "2", "--memory", "24Gi"))
+    else:
+        stage.cli("gpus", "--refresh")
+    show(stage.cli("gpus"))
+
+    title(f"2. Two containers share {card} 0: one asks for 30 % of its memory, one for 60 %")
+    hold = "gpu-probe info; gpu-probe alloc 2048 hold 60"
+    for name, percent in (("thirty", "30"), ("sixty", "60")):
+        asked = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": percent}
+        status, output = stage.container(name, asked, hold, detach=True)
+        if status != 0:
+            show(output)
+        say(f"container {name}, annotations {json.dumps(asked)}, sees:")
+        show(wait_for(stage, name, "alloc") if status == 0 else output)
+        expect(f"{name} started", status == 0)
+    show(stage.cli("ps"))
+
+    title("3. A third asks for 30 %, and only 10 % is left: it is refused before it starts")
+    asked = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"}
+    status, output = stage.container("refused", asked, "echo started")
+    show(output)
+    expect(
+        "not started, and the reason has a code",
+        status != 0 and "GH-201" in output and "started" not in output.splitlines(),
+    )
+
+    title("4. A fourth gets 1 GiB and tries to take all it can")
+    status, output = stage.container(
+        "greedy", {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}, "gpu-probe fill 256"
+    )
+    show(output)
+    expect("stopped at its limit by CUDA_ERROR_OUT_OF_MEMORY", status == 0 and "CUDA_ERROR_OUT_OF_MEMORY" in output)
+
+    title("5. A container with card 0 makes itself a node of card 1 and tries to open it")
+    script = (
+        "ls -d /dev/nvidia[0-9]; mknod /tmp/card1 c 195 1 && echo 'made /tmp/card1 (c 195:1)'; "
+        "echo 'opening card 0 (granted):'; : 2>&1 </dev/nvidia0 && echo opened; "
+        "echo 'opening card 1 (not granted):'; : 2>&1 </tmp/card1 && echo opened"
+    )
+    status, output = stage.container("curious", {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}, script)
+    show(output)
+    if stage.simulated:
+        say("(no driver answers for the simulated card's node, so a permitted open says 'No such device or address')")
+    expect(
+        "the kernel lets it open card 0 and not card 1",
+        "card1: Operation not permitted" in output and "nvidia0: Operation not permitted" not in output,
+    )
+
+    title("6. Everything is given back when the containers are gone")
+    for name in stage.ids:
+        stage.runtime("delete", "--force", name)
+    stage.ids.clear()
+    listing = stage.cli("ps")
+    show(listing)
+    expect("no grant is left", json.loads(stage.cli("ps", "--json"))["grants"] == [])
+
+
+def main() -> int:
+    started = time.monotonic()
+    stage = Stage(simulated=not Path("/proc/driver/nvidia/version").exists())
+    try:
+        story(stage)
+    finally:
+        stage.close()
+    title("Done" if not failures else f"{len(failures)} thing(s) went wrong")
+    say(
+        f"{time.monotonic() - started:.0f} s; nothing is left behind"
+        + (" (the cards were simulated)" if stage.simulated else "")
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

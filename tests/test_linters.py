@@ -1,0 +1,60 @@
+"""Style, types, floors and the things a reader must never meet, as tests."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        ["mypy"],
+        ["importlinter.cli"],
+    ],
+    ids=lambda c: " ".join(c),
+)
+def test_tool_finds_nothing(command: list[str]) -> None:
+    if command == ["importlinter.cli"]:
+        argv = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+    else:
+        argv = [sys.executable, "-m", *command]
+    r = subprocess.run(argv, cwd=REPO, capture_output=True, text=True)
+    assert r.returncode == 0, r.stdout + r.stderr
+
+
+def tracked_text() -> list[Path]:
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True, check=True).stdout
+    return [REPO / n for n in names.split("\0") if n and (REPO / n).is_file()]
+
+
+def test_print_only_in_the_command_line() -> None:
+    offenders = []
+    for path in (REPO / "oci_hook").rglob("*.py"):
+        if "cli" in path.relative_to(REPO / "oci_hook").parts:
+            continue
+        if re.search(r"^\s*print\(", path.read_text(), re.M):
+            offenders.append(str(path))
+    assert offenders == []
+
+
+def test_shell_scripts_parse() -> None:
+    for path in [*(REPO / "scripts").iterdir(), REPO / ".ci/run"]:
+        if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash"):
+            assert subprocess.run(["bash", "-n", str(path)]).returncode == 0, path
+
+
+def test_relative_links_in_documents_lead_somewhere() -> None:
+    broken = []
+    for path in tracked_text():
+        if path.suffix == ".md":
+            for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+                if not (path.parent / target).exists():
+                    broken.append(f"{path.name}: {target}")
+    assert broken == []
