@@ -1,0 +1,66 @@
+"""`gpu-hook`: the table of commands; each lives in its own file, imported only when it is called."""
+
+import os
+import sys
+
+import click
+
+from oci_hook import __version__
+
+COMMANDS = {
+    "explain": "oci_hook.cli.explain:explain",
+    "gpus": "oci_hook.cli.gpus:gpus",
+    "install": "oci_hook.cli.install:install",
+    "ps": "oci_hook.cli.ps:ps",
+    "release": "oci_hook.cli.release:release",
+    "settings": "oci_hook.cli.settings:settings",
+    "sim": "oci_hook.cli.sim:sim",
+    "uninstall": "oci_hook.cli.install:uninstall",
+}
+
+# Beside the table, so that --help imports no command.
+SUMMARIES = {
+    "explain": "Show what a container would get and why; change nothing.",
+    "gpus": "List the node's cards; --refresh looks for them anew.",
+    "install": "Put gpu-hook under a prefix.",
+    "ps": "List the containers that hold a share now.",
+    "release": "Take back the share of a container that is gone.",
+    "settings": "Check or compile the settings of an install.",
+    "sim": "Start or stop simulated cards.",
+    "uninstall": "Remove an install.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        where = COMMANDS.get(cmd_name)
+        if where is None:
+            return None
+        module, _, attribute = where.partition(":")
+        command = getattr(__import__(module, fromlist=[attribute]), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(SUMMARIES.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="gpu-hook", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Containers share one NVIDIA GPU: memory limits and compute shares by annotations."""
+
+
+def main() -> None:
+    try:
+        cli(prog_name="gpu-hook")
+    except BrokenPipeError:
+        # The reader (`head`) has had enough; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -1,0 +1,104 @@
+"""How commands answer: --prefix and --json for all, one place that prints and one that exits.
+
+A command returns a Report and raises GhError; it neither prints nor exits:
+
+    @click.command()
+    @output.answers
+    def ps(prefix: str) -> output.Report:
+        ...
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from oci_hook.errors import GhError, Problem
+
+DEFAULT_PREFIX = "/opt/gpu-hook"
+
+
+class Report:
+    """data: the --json document, an object. lines: the same for people. warnings: go to standard error, and into
+    the document as "warnings" when there are any."""
+
+    def __init__(
+        self, data: dict[str, Any], lines: Iterable[str], warnings: Sequence[Problem] = (), exit_status: int = 0
+    ) -> None:
+        self.data = data
+        self.lines = tuple(lines)
+        self.warnings = tuple(warnings)
+        self.exit_status = exit_status
+
+
+prefix_option = click.option(
+    "--prefix",
+    envvar="GPU_HOOK_PREFIX",
+    default=DEFAULT_PREFIX,
+    show_default=True,
+    show_envvar=True,
+    metavar="DIR",
+    type=click.Path(resolve_path=True),
+    help="The install to work on.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def answers(command: Callable[..., Report]) -> Callable[..., None]:
+    """Give a command --prefix and --json, print what it returns, or its problems, and exit."""
+
+    @prefix_option
+    @json_option
+    @functools.wraps(command)
+    def run(*args: Any, as_json: bool, **options: Any) -> None:
+        try:
+            report = command(*args, **options)
+        except GhError as e:
+            fail(e, as_json)
+        show(report, as_json)
+        raise SystemExit(report.exit_status)
+
+    return run
+
+
+def show(report: Report, as_json: bool) -> None:
+    for problem in report.warnings:
+        click.echo(f"warning: {problem}", err=True)
+    if as_json:
+        warnings = {"warnings": [as_data(p) for p in report.warnings]} if report.warnings else {}
+        click.echo(json.dumps({**report.data, **warnings}, indent=2))
+        return
+    for line in report.lines:
+        click.echo(line)
+
+
+def fail(error: GhError, as_json: bool) -> NoReturn:
+    """One line per problem on standard error, or one JSON object on standard output; exit status 1."""
+    if as_json:
+        click.echo(json.dumps({"errors": [as_data(p) for p in error.problems]}, indent=2))
+    else:
+        click.echo(str(error), err=True)
+    raise SystemExit(error.exit_status)
+
+
+def as_data(problem: Problem) -> dict[str, str]:
+    return {"code": problem.code, "message": str(problem).removeprefix(f"{problem.code}: ")}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Columns as wide as their widest cell, two blanks between, no rule lines: fit for eyes, grep and awk."""
+    cells = [tuple(header), *(tuple(printable(c) for c in row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def printable(value: object) -> str:
+    """A cell: names come from tenants, and a terminal obeys escape sequences. Empty is "-"."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)) or "-"
+
+
+def size(mib: int) -> str:
+    """MiB for people: 4Gi, 512Mi; exact, so a number may stay in Mi."""
+    return f"{mib // 1024}Gi" if mib and mib % 1024 == 0 else f"{mib}Mi"
