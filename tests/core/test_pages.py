@@ -1,0 +1,70 @@
+"""The policy page: Python's packer and C's header must mean the same bytes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_hook.core import pages
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, Inventory
+
+SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
+
+READER = r"""
+#include <stdio.h>
+#include "policy_page.h"
+int main(int argc, char **argv) {
+    static struct gh_policy_page p;
+    FILE *f = fopen(argv[argc - 1], "rb");
+    if (!f || fread(&p, 1, sizeof p, f) != sizeof p) return 1;
+    printf("{\"magic\": %d, \"version\": %u, \"size\": %u, \"seq\": %u, \"ncards\": %u, \"policy\": %u, \"class\": %u, "
+           "\"key\": \"%.40s\", \"cards\": [", p.magic == GH_POLICY_MAGIC, p.version, p.size, p.seq, p.ncards, p.policy,
+           p.class_, p.key);
+    for (unsigned i = 0; i < p.ncards; i++)
+        printf("%s[\"%.48s\", %llu, %llu, %u, %u, %u, %u]", i ? ", " : "", p.card[i].uuid,
+               (unsigned long long)p.card[i].memory_limit, (unsigned long long)p.card[i].memory_total,
+               p.card[i].compute, p.card[i].compute_limit, p.card[i].flags, p.card[i].minor);
+    printf("]}\n");
+    return 0;
+}
+"""
+
+
+def example(count: int) -> tuple[Grant, Inventory]:
+    cards = tuple(Card(f"GPU-{i:08d}-0000-0000-0000-000000000000", i, i + 3, 24576) for i in range(count))
+    shares = tuple(Share(c.uuid, 1000 + i, 30, 80, whole=i == 1) for i, c in enumerate(cards))
+    grant = Grant("k" * 32, Identity("/r", "c", "/b"), Life("boot"), shares, "fixed-share", "online")
+    return grant, Inventory("boot", "550", "/", True, cards, (), (), "", "")
+
+
+def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
+    grant, inventory = example(2)
+    (tmp_path / "page").write_bytes(pages.policy_page(grant, inventory, seq=6))
+    (tmp_path / "reader.c").write_text(READER)
+    cc = [sys.executable, "-m", "ziglang", "cc"]
+    subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
+    said = json.loads(subprocess.run([tmp_path / "reader", tmp_path / "page"], check=True, capture_output=True).stdout)
+    mib = 1 << 20
+    assert said == {
+        "magic": 1,
+        "version": 1,
+        "size": 4096,
+        "seq": 6,
+        "ncards": 2,
+        "policy": 1,
+        "class": 2,
+        "key": "k" * 32,
+        "cards": [
+            [grant.shares[0].uuid, 1000 * mib, 24576 * mib, 30, 80, 0, 3],
+            [grant.shares[1].uuid, 1001 * mib, 24576 * mib, 30, 80, 1, 4],
+        ],
+    }
+
+
+def test_a_page_is_one_page_up_to_its_last_card() -> None:
+    assert len(pages.policy_page(*example(0))) == len(pages.policy_page(*example(16))) == 4096
+    with pytest.raises(ValueError, match="17 cards"):
+        pages.policy_page(*example(17))
