@@ -1,0 +1,207 @@
+"""Annotations and environment of one container -> its wishes, and what is wrong with them. No judgement here."""
+
+from oci_hook.core import dialects, wishes
+from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY
+from oci_hook.core.units import names, show
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from oci_hook.core.dialects import Row
+    from oci_hook.core.rules import Rules
+
+MAX_OURS = 64 << 10
+MAX_ALL = 1 << 20
+MAX_NAME = 253
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+KEY_CHARACTERS = NAME_CHARACTERS | frozenset("/ ")
+CONTAINERS = PREFIX_KEY + "containers"
+REQUEST = PREFIX_KEY + "request"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+class Wish(Value):
+    """One thing asked for. key: where, as the user wrote it. value: what the reader made of it; None: unreadable, and
+    already complained about. own: said of this container by name. dialect: the table's name."""
+
+    __slots__ = ("name", "key", "text", "value", "own", "dialect")
+
+    def __init__(self, name: str, key: str, text: str, value: object, own: bool, dialect: str) -> None:
+        self.name = name
+        self.key = key
+        self.text = text
+        self.value = value
+        self.own = own
+        self.dialect = dialect
+
+    def __str__(self) -> str:
+        return f"{show_key(self.key)}={show(self.text)}"
+
+
+def from_annotations(
+    annotations: dict[str, str], container: str, rules: "Rules", problems: list[Problem]
+) -> list[Wish]:
+    """The wishes that concern the container called `container` ("" where the engine names none)."""
+    tables = [(name, dialects.table(name)) for name in rules.dialects]
+    foreign = [(name, module, key) for name, module in tables for key in module.KEYS if key in annotations]
+    ours = [key for key in annotations if key.startswith(PREFIX_KEY) and key not in (MARKER, ALLOC)]
+    if not ours and not foreign:
+        return []
+    if too_large(annotations, [*ours, *(key for _, _, key in foreign)], problems):
+        return []
+    addressed = is_addressed(annotations, container, problems)
+    found: list[Wish] = []
+    native = dialects.table(dialects.NATIVE)
+    for key in ours:
+        if key == CONTAINERS:
+            continue
+        name, suffix = split(key)
+        if name not in native.KEYS:
+            problems.append(unknown(key, native))
+        elif suffix is None:
+            if addressed:
+                read(native.KEYS[name], key, annotations[key], False, dialects.NATIVE, found, problems)
+        elif is_suffix(key, suffix, container, problems) and suffix == container:
+            read(native.KEYS[name], key, annotations[key], True, dialects.NATIVE, found, problems)
+    if addressed:
+        for dialect, module, key in foreign:
+            read(module.KEYS[key], key, annotations[key], False, dialect, found, problems)
+    return found
+
+
+def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> list[Wish]:
+    """The same wishes from environment variables: only for nodes that trust them (rules.trust_env)."""
+    found: list[Wish] = []
+    for dialect in (dialects.NATIVE, *rules.dialects):
+        module = dialects.table(dialect)
+        present = {key: variable for variable, key in module.ENV.items() if variable in env}
+        for exact, rough in module.SAME:
+            if exact in present:
+                present.pop(rough, None)
+        for key, variable in present.items():
+            read(module.KEYS[key], f"env {variable}", env[variable], False, dialect, found, problems)
+    return found
+
+
+def narrowing(env: dict[str, str], problems: list[Problem]) -> tuple[str, ...] | None:
+    """The cards that the container's own environment narrows it to: None no narrowing, () no card at all."""
+    found: list[Wish] = []
+    if VISIBLE in env:
+        read(("devices", wishes.devices, {}), f"env {VISIBLE}", env[VISIBLE], False, "environment", found, problems)
+    value = found[0].value if found else None
+    if value in (wishes.NONE, wishes.VOID):
+        return ()
+    return value if isinstance(value, tuple) else None
+
+
+def container_names(annotations: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """The container names that our annotations speak of, each with the keys that do; for people, so nothing raises."""
+    spoken: dict[str, tuple[str, ...]] = {}
+    for key, text in annotations.items():
+        if key == CONTAINERS and isinstance(text, str):
+            named = [item.strip(" ") for item in text.split(",")]
+        elif key.startswith(PREFIX_KEY):
+            named = [split(key)[1] or ""]
+        else:
+            continue
+        for name in filter(None, named):
+            spoken[name] = (*spoken.get(name, ()), key)
+    return spoken
+
+
+def split(key: str) -> tuple[str, str | None]:
+    """KEY.CONTAINER below our prefix -> (KEY, CONTAINER), CONTAINER None without a dot. KEYs have no dot."""
+    name, dot, suffix = key[len(PREFIX_KEY) :].partition(".")
+    return name, suffix if dot else None
+
+
+def read(
+    row: "Row", key: str, text: object, own: bool, dialect: str, found: list[Wish], problems: list[Problem]
+) -> None:
+    """Add what one key says to `found`, or why it says nothing to `problems` (and then an unreadable wish)."""
+    name, reader, implied = row
+    value = None
+    if not isinstance(text, str):
+        problems.append(
+            Problem("GH-101", f"{show_key(key)} is {show(text)}; annotations are strings: put it in quotes")
+        )
+        text = ""
+    elif len(text) > MAX_OURS or any(c < " " or "\x7f" <= c <= "\x9f" for c in text):
+        problems.append(
+            Problem("GH-105", f"{show_key(key)}={show(text)} has control characters or is longer than {MAX_OURS} bytes")
+        )
+    else:
+        try:
+            value = reader(text)
+        except ValueError as e:
+            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}"))
+        else:
+            if value is None:
+                return
+    found.append(Wish(name, key, text, value, own, dialect))
+    if value is not None:
+        found.extend(Wish(also, key, text, said, own, dialect) for also, said in implied.items())
+
+
+def too_large(annotations: dict[str, str], ours: list[str], problems: list[Problem]) -> bool:
+    for what, limit, keys in (("gpu-hook's annotations", MAX_OURS, ours), ("all annotations", MAX_ALL, annotations)):
+        total = sum(len(key) + len(str(annotations[key])) for key in keys)
+        if total > limit:
+            message = f"{what} have {total} characters, {limit} are allowed; shorten the longest"
+            problems.append(Problem("GH-105", message))
+            return True
+    return False
+
+
+def is_addressed(annotations: dict[str, str], container: str, problems: list[Problem]) -> bool:
+    """Whether the keys without a suffix speak of this container."""
+    if CONTAINERS not in annotations:
+        return True
+    text = annotations[CONTAINERS]
+    try:
+        listed = names(text)
+        for name in listed:
+            if not is_name(name):
+                raise ValueError("is not a list of container names")
+    except (ValueError, AttributeError):
+        problems.append(Problem("GH-101", f"{CONTAINERS}={show(text)} is not a list of container names, like a,b"))
+        return False
+    if not container:
+        problems.append(nameless(CONTAINERS))
+    return container in listed
+
+
+def is_suffix(key: str, suffix: str, container: str, problems: list[Problem]) -> bool:
+    if not is_name(suffix):
+        problems.append(Problem("GH-102", f"{show_key(key)}: what follows the first dot is not a container name"))
+        return False
+    if not container:
+        problems.append(nameless(key))
+        return False
+    return True
+
+
+def is_name(text: str) -> bool:
+    return 0 < len(text) <= MAX_NAME and NAME_CHARACTERS.issuperset(text)
+
+
+def nameless(key: str) -> Problem:
+    return Problem(
+        "GH-102", f"{show_key(key)} speaks of a container by name, but this engine names none; use the key without it"
+    )
+
+
+def unknown(key: str, native: "ModuleType") -> Problem:
+    if key == REQUEST:
+        return Problem("GH-102", f"{key} is not supported by this version; use memory, compute, gpus and devices")
+    if split(key)[0] == "containers":
+        return Problem("GH-102", f"{show_key(key)}: containers takes no container name after it")
+    return Problem("GH-102", f"{show_key(key)} is not a key; the keys are {', '.join(native.KEYS)}, containers")
+
+
+def show_key(key: str) -> str:
+    """A key inside a message: as it is when it is an ordinary one."""
+    return key if len(key) <= 80 and KEY_CHARACTERS.issuperset(key) else show(key)

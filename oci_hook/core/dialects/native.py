@@ -1,0 +1,22 @@
+"""Our own keys, below the annotation prefix gpu-hook.io/."""
+
+from oci_hook.core import units, wishes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.core.dialects import Row
+
+KEYS: "dict[str, Row]" = {
+    "memory": ("memory", units.memory, {}),
+    "compute": ("compute", units.percent, {}),
+    "gpus": ("gpus", wishes.gpus, {}),
+    "devices": ("devices", wishes.devices, {}),
+    "policy": ("policy", wishes.policy, {}),
+    "compute-limit": ("compute-limit", units.percent, {}),
+    "class": ("class", wishes.priority_class, {}),
+    "exclusive": ("exclusive", wishes.flag, {}),
+    "placement": ("placement", wishes.placement, {}),
+    "capabilities": ("capabilities", wishes.capabilities, {}),
+}
+ENV = {"GPU_HOOK_" + key.upper().replace("-", "_"): key for key in KEYS}
+SAME = ()

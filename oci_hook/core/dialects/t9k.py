@@ -1,0 +1,41 @@
+"""The words of the T9k scheduler: shares by memory, whole cards, whole nodes.
+
+T9K_GPU_PERCENT is a percentage of a card's memory, not of its compute. T9K_GPU_MEMORY is in MB, which there as on most
+GPU dashboards means MiB. As annotations, two keys for one thing contradict each other; in the environment the scheduler
+itself writes percentage and megabytes side by side, and the exact one is read.
+"""
+
+from oci_hook.core import units, wishes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.core.dialects import Row
+
+
+def memory_percent(text: str) -> tuple[str, int]:
+    return ("percent", units.percent(text))
+
+
+def memory_mb(text: str) -> tuple[str, int]:
+    return ("mib", units.integer(text, 1, units.MAX_MEMORY_MIB))
+
+
+def cards(text: str) -> int:
+    return units.integer(text, 1, wishes.MAX_CARDS)
+
+
+def every_card(text: str) -> str:
+    units.integer(text, 1, 1)
+    return wishes.ALL
+
+
+KEYS: "dict[str, Row]" = {
+    "NVIDIA_VISIBLE_DEVICES": ("devices", wishes.devices, {}),
+    "T9K_GPU_PERCENT": ("memory", memory_percent, {}),
+    "T9K_GPU_MEMORY": ("memory", memory_mb, {}),
+    "tensorstack.dev/nvidia-gpu": ("gpus", cards, {"exclusive": True}),
+    "tensorstack.dev/nvidia-gpu-percent": ("memory", memory_percent, {}),
+    "tensorstack.dev/nvidia-gpu-node": ("gpus", every_card, {"exclusive": True}),
+}
+ENV = {key: key for key in ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY")}
+SAME = (("T9K_GPU_MEMORY", "T9K_GPU_PERCENT"),)

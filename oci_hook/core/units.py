@@ -1,0 +1,59 @@
+"""Text that a tenant wrote -> bounded numbers. Each function raises ValueError with the words to put after the value.
+
+ASCII digits only: no sign, blank, exponent, leading zero or foreign digit, so that one number has one spelling and
+int() never meets more than a few characters.
+"""
+
+DIGITS = frozenset("0123456789")
+MAX_MEMORY_MIB = 1 << 24  # 16 TiB: beyond any card, and (in bytes) far within the policy page's 64 bits
+SIZES = {"Mi": 1, "Gi": 1 << 10, "Ti": 1 << 20}
+SIZE_HELP = "write 4Gi, 512Mi, 2048 (MiB) or 30%"
+
+
+class OutOfBounds(ValueError):
+    """A number, but not one that is allowed here."""
+
+
+def show(value: object) -> str:
+    """A value inside a message: quoted, escaped, and cut to 40 characters."""
+    if not isinstance(value, str):
+        return f"a {type(value).__name__}"
+    return ascii(value) if len(value) <= 40 else ascii(value[:37]) + "..."
+
+
+def integer(text: str, low: int, high: int) -> int:
+    """A whole number from low to high."""
+    if not text or not DIGITS.issuperset(text) or (text[0] == "0" and text != "0"):
+        raise ValueError(f"is not a whole number from {low} to {high}")
+    if len(text) > 9 or not low <= int(text) <= high:
+        raise OutOfBounds(f"is not within {low} to {high}")
+    return int(text)
+
+
+def percent(text: str) -> int:
+    """`30` or `30%`: 1..100."""
+    return integer(text[:-1] if text.endswith("%") else text, 1, 100)
+
+
+def size(text: str) -> int:
+    """`4Gi`, `512Mi`, `2048`: MiB. Decimal units are refused: nobody can tell which of two sizes "4G" of a card is."""
+    factor = SIZES.get(text[-2:], 0)
+    try:
+        return integer(text[:-2] if factor else text, 1, MAX_MEMORY_MIB // (factor or 1)) * (factor or 1)
+    except OutOfBounds:
+        raise OutOfBounds("is not within 1Mi to 16Ti") from None
+    except ValueError:
+        raise ValueError(f"is not a size; {SIZE_HELP}") from None
+
+
+def memory(text: str) -> tuple[str, int]:
+    """A size, or per cent of a card: ("mib", n) or ("percent", n)."""
+    return ("percent", percent(text)) if text.endswith("%") else ("mib", size(text))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A comma list, blanks around its items trimmed, without repeats, in the order given; no item may be empty."""
+    items = [item.strip(" ") for item in text.split(",")]
+    if not all(items):
+        raise ValueError("has an empty item")
+    return tuple(dict.fromkeys(items))

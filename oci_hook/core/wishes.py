@@ -1,0 +1,104 @@
+"""What one annotation value means: the readers that the dialect tables name, each from text to one plain value.
+
+A reader returns None for "as if the key were not there", and raises ValueError with the words to put after the value.
+"""
+
+from oci_hook.core.units import DIGITS, integer, names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POLICIES = ("best-effort", "fixed-share", "burst-share")
+CLASSES = ("online", "default", "offline")
+PLACEMENTS = ("binpack", "spread")
+CAPABILITIES = ("compute", "utility", "video", "graphics", "display", "ngx", "compat32")
+WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the card past libcuda, so no limit would hold
+
+ALL = "all"
+NONE = "none"  # driver files, but no card
+VOID = "void"  # not a GPU container at all
+
+MAX_CARDS = 16  # the policy page's table (core/pages.py)
+MAX_INDEX = 255
+MAX_UUID = 47  # the policy page's field, less its NUL
+UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-")
+SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
+
+
+def devices(text: str) -> str | tuple[str, ...] | None:
+    """The grammar of NVIDIA_VISIBLE_DEVICES: indices and UUIDs, or `all`, `none`, `void`; empty: not asked.
+
+    https://docs.nvidia.com/datacenter/cloud-native/container-toolkit (`void` counts even inside a list).
+    """
+    if not text.strip(" "):
+        return None
+    items = names(text)
+    if VOID in items:
+        return VOID
+    if items in ((ALL,), (NONE,)):
+        return items[0]
+    if len(items) > MAX_CARDS:
+        raise ValueError(f"names more than {MAX_CARDS} cards")
+    return tuple(dict.fromkeys(device(item) for item in items))
+
+
+def device(item: str) -> str:
+    """An index or a UUID."""
+    if item.startswith("GPU-"):
+        if len(item) > MAX_UUID or not UUID_CHARACTERS.issuperset(item):
+            raise ValueError("has a card UUID that is not well-formed")
+        return item
+    if item.startswith("MIG-") or ":" in item:
+        raise ValueError("names a part of a card (MIG), which gpu-hook does not give out; name whole cards")
+    if not DIGITS.issuperset(item):
+        raise ValueError("is not a list of card indices (0,2) or UUIDs (GPU-...), and not all or none")
+    return str(integer(item, 0, MAX_INDEX))
+
+
+def gpus(text: str) -> int | str:
+    """A number of cards, `all` or `none`."""
+    if text in (ALL, NONE):
+        return text
+    try:
+        return integer(text, 1, MAX_CARDS)
+    except ValueError:
+        raise ValueError(f"is not a number of cards from 1 to {MAX_CARDS}, and not all or none") from None
+
+
+def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"is not one of {', '.join(words)}")
+        return text
+
+    return read
+
+
+priority_class = one_of(CLASSES)
+placement = one_of(PLACEMENTS)
+
+
+def policy(text: str) -> str:
+    """A policy's name or its two letters."""
+    text = SHORT_POLICIES.get(text, text)
+    if text not in POLICIES:
+        raise ValueError("is not one of best-effort (be), fixed-share (fs), burst-share (bs)")
+    return text
+
+
+def flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("is not true or false")
+    return text == "true"
+
+
+def capabilities(text: str) -> str | tuple[str, ...]:
+    """Driver capabilities, in the order of CAPABILITIES; or `all`: whatever is offered with this kind of request."""
+    items = names(text)
+    if items == (ALL,):
+        return ALL
+    for item in items:
+        if item not in CAPABILITIES:
+            raise ValueError(f"is not all and not a list of {', '.join(CAPABILITIES)}")
+    return tuple(c for c in CAPABILITIES if c in items)
