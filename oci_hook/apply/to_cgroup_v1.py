@@ -1,0 +1,95 @@
+"""DeviceRule -> the devices controller of a live container (Documentation/admin-guide/cgroup-v1/devices.rst).
+
+Rules added here are unknown to the runtime and to systemd: `runc update` keeps them, a `systemctl daemon-reload` with
+systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
+"""
+
+from oci_hook.core.plan import DeviceRule, Step
+from oci_hook.errors import refuse
+from oci_hook.linux import cgroup
+
+
+def open_devices(pid: int) -> int:
+    """The container's cgroup of the devices controller, opened. Raises ApplyError GH-403, GH-404.
+
+    It must be the container's alone: a rule added here opens the card to every process in it.
+    """
+    try:
+        directory = cgroup.open_v1(pid, "devices")
+        if directory is None:
+            raise refuse(
+                "GH-404",
+                "this node has cgroup v2, where the hook cannot add device rules yet; use gpu-hook-runtime instead",
+            )
+        others = set(cgroup.read(directory, "cgroup.procs").split()) - {str(pid)}
+    except OSError as e:
+        raise refuse("GH-405", f"devices cgroup of process {pid}: {e}") from None
+    if others:
+        raise refuse(
+            "GH-403", f"the container's devices cgroup also holds process {min(others)}; give it a cgroup of its own"
+        )
+    return directory
+
+
+def check(directory: int, minors: tuple[tuple[int, int], ...]) -> None:
+    """Raise ApplyError GH-403 when one of these (major, minor) can already be opened: cards that are not granted."""
+    rules = _rules(directory)
+    for major, minor in minors:
+        if _covered(rules, major, minor, "r") or _covered(rules, major, minor, "w"):
+            raise refuse(
+                "GH-403",
+                f"the container's own device rules let it open c {major}:{minor}, a card that it is not granted;"
+                " drop privileged mode or that rule",
+            )
+
+
+def apply(plan: tuple[Step, ...], directory: int) -> None:
+    """Allow the plan's devices and check that the kernel did. Raises ApplyError GH-405."""
+    rules = _rules(directory)
+    wanted = [
+        step
+        for step in plan
+        if isinstance(step, DeviceRule) and not _covered(rules, step.major, step.minor, step.access)
+    ]
+    try:
+        for step in wanted:
+            cgroup.write(directory, "devices.allow", f"c {step.major}:{step.minor} {step.access}")
+    except OSError as e:
+        raise refuse("GH-405", f"{e}; a cgroup above the container's forbids this device") from None
+    rules = _rules(directory) if wanted else rules
+    for step in wanted:
+        if not _covered(rules, step.major, step.minor, step.access):
+            raise refuse("GH-405", f"the devices cgroup did not take the rule c {step.major}:{step.minor}")
+
+
+def verify(plan: tuple[Step, ...], directory: int) -> None:
+    """Raise ApplyError GH-405 when a rule of the plan does not hold."""
+    rules = _rules(directory)
+    for step in plan:
+        if isinstance(step, DeviceRule) and not _covered(rules, step.major, step.minor, step.access):
+            raise refuse("GH-405", f"the container may not open c {step.major}:{step.minor}, which it is granted")
+
+
+def _rules(directory: int) -> list[tuple[str, str, str, str]]:
+    rules = []
+    try:
+        for line in cgroup.read(directory, "devices.list").splitlines():
+            kind, numbers, access = line.split(" ")
+            major, minor = numbers.split(":")
+            rules.append((kind, major, minor, access))
+    except (OSError, ValueError) as e:
+        raise refuse("GH-405", f"devices.list of the container: {e}") from None
+    return rules
+
+
+def _covered(rules: list[tuple[str, str, str, str]], major: int, minor: int, access: str) -> bool:
+    """Whether the rules let a character device be used so. The kernel lists only what is allowed."""
+    for kind, its_major, its_minor, its_access in rules:
+        if (
+            kind in ("a", "c")
+            and its_major in ("*", str(major))
+            and its_minor in ("*", str(minor))
+            and all(letter in its_access for letter in access)
+        ):
+            return True
+    return False

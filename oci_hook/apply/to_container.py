@@ -1,0 +1,406 @@
+"""Plan -> a container that its runtime has made but not started: mounts and device nodes, by descriptor on both sides.
+
+The image is hostile and may change while we work. So a path below the rootfs is resolved by openat2(2) with
+RESOLVE_IN_ROOT and only the descriptor is acted upon; a mount's source is a file of the host that root owns, opened in
+the host's mount namespace; nothing of the image is read, run or used as a source. Kernels without these calls: GH-404.
+"""
+
+import os
+import stat
+from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EXDEV
+
+from oci_hook.core.layout import PRIVATE
+from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
+from oci_hook.errors import CODES, GhError, refuse
+from oci_hook.linux import device, mount, namespace
+from oci_hook.linux.libc import AT_FDCWD, SyscallError
+from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
+
+INSIDE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+FORBIDDEN = (ELOOP, ENOTDIR, EXDEV)  # what a path that is not as it should be gives
+USE_RUNTIME = "start it through gpu-hook-runtime instead"
+
+
+class Container:
+    """A container's process and root file system, held by descriptors so that neither can be exchanged.
+
+    root: O_PATH descriptor of the rootfs as the container's mount namespace has it; look(): a path to it.
+    """
+
+    __slots__ = ("pid", "pidfd", "root", "root_mount", "rootfs")
+
+    def __init__(self, pid: int, pidfd: int, root: int, root_mount: int, rootfs: str) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.root = root
+        self.root_mount = root_mount
+        self.rootfs = rootfs
+
+    def path(self) -> str:
+        """A path of the root directory for code that takes paths; it stays good when the container dies."""
+        return f"/proc/self/fd/{self.root}"
+
+
+def open_container(pid: int, rootfs: str) -> Container:
+    """The container whose init is pid and whose root directory the host calls rootfs.
+
+    Raises ApplyError GH-406 when pid is no such process, GH-404 when the kernel is too old.
+    """
+    try:
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if mount.fstatfs_type(proc) != mount.PROC_SUPER_MAGIC:
+            raise refuse("GH-404", "/proc is not a proc file system; mount it")
+        pidfd = os.pidfd_open(pid)
+        if namespace.same("mnt", pid):
+            raise _not_ours(pid, "has the host's mount namespace")
+        top = os.open(f"{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        root = openat2(top, rootfs, os.O_PATH | os.O_DIRECTORY, INSIDE)
+        root_mount, is_mount = mount.statx_mount(root)
+    except OSError as e:
+        if e.errno == ENOSYS:
+            raise _too_old(e) from None
+        raise _not_ours(pid, f"with the root {rootfs}: {e}") from None
+    os.close(top)
+    os.close(proc)
+    if not is_mount:
+        raise _not_ours(pid, f"has nothing mounted at {rootfs}")
+    return Container(pid, pidfd, root, root_mount, rootfs)
+
+
+def apply(plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str, str], ...]) -> None:
+    """Make the plan's mounts and nodes, in its order; rules and env are not this file's. Then `verify`.
+
+    sources: (host directory, code) pairs; a bind's source lies below one of them, or is refused with that code.
+    Raises ApplyError GH-402, GH-404, GH-405 or the source's code. What was mounted goes with the container, which its
+    runtime kills when the hook fails; empty files that were made to mount on stay in the image's writable layer.
+    """
+    owner_of_nodes = namespace.same("user", container.pid)
+    work: list[tuple[Step, int]] = []
+    try:
+        for step in plan:
+            if isinstance(step, Bind):
+                work.append((step, _bind_tree(step, sources)))
+            elif isinstance(step, Tmpfs):
+                work.append((step, _tmpfs_tree(step)))
+            elif isinstance(step, DeviceNode):
+                work.append((step, -1 if owner_of_nodes else _node_tree(step)))
+        _in_mount_namespace(container, work)
+    except SyscallError as e:
+        raise _failed(e) from None
+    finally:
+        for _, tree in work:
+            if tree >= 0:
+                os.close(tree)
+    verify(plan, container)
+
+
+def verify(plan: tuple[Step, ...], container: Container) -> None:
+    """Check that every path of the plan, resolved as a program would, leads to what the plan put there.
+
+    Raises ApplyError GH-405 for the first that does not.
+    """
+    for step in plan:
+        if isinstance(step, Bind | Tmpfs):
+            wrong = _wrong_mount(step, container)
+        elif isinstance(step, DeviceNode):
+            wrong = _wrong_node(step, container)
+        else:
+            continue
+        if wrong:
+            raise refuse("GH-405", f"{wrong}; the image or a mount of the container is in the way")
+
+
+# --- sources, in the host's mount namespace ---
+
+
+def _bind_tree(step: Bind, sources: tuple[tuple[str, str], ...]) -> int:
+    code = _source_code(step.source, sources)
+    try:
+        fd = openat2(AT_FDCWD, step.source, os.O_PATH | os.O_NOFOLLOW, RESOLVE_NO_MAGICLINKS)
+    except SyscallError as e:
+        if e.errno == ENOSYS:
+            raise
+        raise refuse(code, f"cannot open {step.source}: {e.strerror}") from None
+    try:
+        st = os.fstat(fd)
+        loose = st.st_mode & 0o002 or (st.st_mode & 0o020 and st.st_gid != 0)
+        if stat.S_ISLNK(st.st_mode) or st.st_uid != 0 or (loose and "ro" in step.options and not _is_socket(st)):
+            raise refuse(code, f"{step.source} must be no link, root's, and writable by root alone; it is not")
+        tree = mount.open_tree(fd, step.source)
+    finally:
+        os.close(fd)
+    mount.mount_setattr(tree, step.options, step.source)
+    return tree
+
+
+def _source_code(source: str, sources: tuple[tuple[str, str], ...]) -> str:
+    if "/../" not in f"{source}/":
+        for directory, code in sources:
+            if source.startswith(directory.rstrip("/") + "/"):
+                return code
+    raise refuse("GH-405", f"{source} is none of the places that gpu-hook mounts from")
+
+
+def _is_socket(st: os.stat_result) -> bool:
+    return stat.S_ISSOCK(st.st_mode)  # a socket's mode says who may connect, not who may change it
+
+
+def _tmpfs_tree(step: Tmpfs) -> int:
+    settings = {"size": str(step.size), "nr_inodes": str(step.inodes), "mode": f"{step.mode:o}"}
+    return mount.new_tmpfs(settings, ("nosuid", "nodev", "noexec"), step.destination)
+
+
+def _node_tree(step: DeviceNode) -> int:
+    # A node made in a user namespace's file system cannot be opened (user_namespaces(7)): bind the host's.
+    try:
+        fd = os.open(step.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise refuse(
+            "GH-405", f"the container has a user namespace and the host's {step.path}: {e.strerror}; {USE_RUNTIME}"
+        ) from None
+    try:
+        if device.numbers(fd) != (step.major, step.minor):
+            raise refuse("GH-405", f"the host's {step.path} is not c {step.major}:{step.minor}")
+        tree = mount.open_tree(fd, step.path)
+    finally:
+        os.close(fd)
+    mount.mount_setattr(tree, ("nosuid", "noexec"), step.path)
+    return tree
+
+
+# --- targets, in the container's mount namespace ---
+
+
+def _in_mount_namespace(container: Container, work: list[tuple[Step, int]]) -> None:
+    """Run `_attach_all` in a forked child; only there can mounts be attached to the container's namespace."""
+    place = _Place(container)
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reader)
+            namespace.die_with_parent(parent)
+            namespace.setns(container.pidfd, namespace.CLONE_NEWNS, container.rootfs)
+            _attach_all(place, work)
+            status = 0
+        except SyscallError as e:
+            os.write(writer, str(_failed(e)).encode())
+        except GhError as e:
+            os.write(writer, str(e).encode())
+        except OSError as e:
+            os.write(writer, str(refuse("GH-405", f"{e.strerror}: {e.filename}")).encode())
+        finally:
+            os._exit(status)
+    os.close(writer)
+    try:
+        with open(reader, "rb") as pipe:
+            message = pipe.read(4096).decode("utf-8", "replace")
+    except BaseException:  # the deadline
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        raise
+    if os.waitpid(child, 0)[1]:
+        code, _, text = message.partition(": ")
+        raise refuse(code, text) if code in CODES else refuse("GH-405", "the process that mounts died")
+
+
+def _attach_all(place: "_Place", work: list[tuple[Step, int]]) -> None:
+    for step, tree in work:
+        if isinstance(step, DeviceNode) and tree < 0:
+            _make_node(place, step)
+        elif isinstance(step, Bind):
+            place.attach(tree, step.destination, step.source)
+        elif isinstance(step, Tmpfs):
+            place.attach(tree, step.destination, "tmpfs")
+        elif isinstance(step, DeviceNode):
+            place.attach(tree, step.path, step.path)
+
+
+class _Place:
+    """Where in the container we may create and mount: its root mount, a tmpfs of its own, and what we mounted."""
+
+    __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours")
+
+    def __init__(self, container: Container) -> None:
+        self.root = container.root
+        self.root_mount = container.root_mount
+        self.mounts = {m.id: m for m in mount.mountinfo(str(container.pid))}
+        self.host_devices = {m.device for m in mount.mountinfo()}
+        self.ours: dict[int, str] = {}  # mount id -> source
+        if self.mounts[self.root_mount].shared:
+            raise refuse("GH-402", f"what is mounted in {container.rootfs} would show on the host; {USE_RUNTIME}")
+
+    def attach(self, tree: int, destination: str, source: str) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(tree).st_mode)
+        target = self.target(destination, is_directory)
+        try:
+            if self.already(target, destination, source):
+                return
+            mount.move_mount(tree, target, destination)
+        finally:
+            os.close(target)
+        self.ours[mount.statx_mount(tree)[0]] = source
+
+    def already(self, target: int, destination: str, source: str) -> bool:
+        """Whether two destinations of the plan met at one path: fine for one source, else refused."""
+        mount_id, is_root = mount.statx_mount(target)
+        if mount_id not in self.ours or not is_root:
+            return False
+        if self.ours[mount_id] != source:
+            raise refuse("GH-402", f"{destination} leads to where {self.ours[mount_id]} is mounted; mend the image")
+        return True
+
+    def target(self, destination: str, is_directory: bool) -> int:
+        try:
+            # A file's last component may be a link, as libcuda.so usually is; our directory must be itself.
+            fd = openat2(self.root, destination, os.O_PATH | (os.O_NOFOLLOW if is_directory else 0), INSIDE)
+        except SyscallError as e:
+            if e.errno != ENOENT:
+                raise _collision(destination, e) from None
+            return self.create(destination, is_directory)
+        mode = os.fstat(fd).st_mode
+        if is_directory and not (stat.S_ISDIR(mode) and self.is_empty(fd)):
+            raise refuse("GH-402", f"{destination} is in the image and is not an empty directory; remove it")
+        if not is_directory and not stat.S_ISREG(mode):
+            raise refuse("GH-402", f"{destination} is in the image and is not a file; remove it")
+        self.check(fd, destination)
+        return fd
+
+    def is_empty(self, directory: int) -> bool:
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            return not os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def create(self, destination: str, is_directory: bool) -> int:
+        """An empty file (mode 0) or directory (mode 0755) that was not there, opened."""
+        if is_directory:
+            return self.directory(destination)
+        parent = self.directory(os.path.dirname(destination))
+        try:
+            self.check(parent, destination)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(os.path.basename(destination), flags, 0, dir_fd=parent)
+        except FileExistsError:
+            raise refuse("GH-402", f"{destination} is a link to nothing; remove it from the image") from None
+        finally:
+            os.close(parent)
+
+    def directory(self, path: str) -> int:
+        """A directory, opened; made with its parents where it is missing."""
+        try:
+            return openat2(self.root, path, os.O_PATH | os.O_DIRECTORY, INSIDE)
+        except SyscallError as e:
+            if e.errno != ENOENT:
+                raise _collision(path, e) from None
+        parent = self.directory(os.path.dirname(path))
+        name = os.path.basename(path)
+        try:
+            self.check(parent, path)
+            try:
+                os.mkdir(name, 0o755, dir_fd=parent)
+            except FileExistsError:
+                pass  # a link to nothing, or made meanwhile: the next line tells
+            return openat2(parent, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
+        except SyscallError as e:
+            raise _collision(path, e) from None
+        finally:
+            os.close(parent)
+
+    def check(self, fd: int, destination: str) -> None:
+        """Refuse a place that is not the container's own: a bind of the host's files, a kernel file system."""
+        mount_id, is_root = mount.statx_mount(fd)
+        private = destination.startswith(PRIVATE + "/")
+        if mount_id in self.ours:
+            if private or is_root:
+                return
+        elif mount_id == self.root_mount:
+            if not private:
+                return
+        else:
+            m = self.mounts.get(mount_id)
+            if m and not m.shared and m.fstype == "tmpfs" and m.device not in self.host_devices and not private:
+                return
+        raise refuse("GH-402", f"{destination} leads into another mount of the container; remove that mount or link")
+
+
+def _make_node(place: _Place, step: DeviceNode) -> None:
+    try:
+        fd = openat2(place.root, step.path, os.O_PATH, INSIDE)
+    except SyscallError as e:
+        if e.errno != ENOENT:
+            raise _collision(step.path, e) from None
+    else:
+        try:
+            if device.numbers(fd) != (step.major, step.minor):
+                raise refuse("GH-405", f"{step.path} is there and is not c {step.major}:{step.minor}; remove it")
+        finally:
+            os.close(fd)
+        return
+    parent = place.directory(os.path.dirname(step.path))
+    try:
+        place.check(parent, step.path)
+        device.mknodat(parent, os.path.basename(step.path), step.major, step.minor, 0o666)
+    except OSError as e:
+        if e.errno != EEXIST:
+            raise
+        raise refuse("GH-402", f"{step.path} is a link to nothing; remove it from the image") from None
+    finally:
+        os.close(parent)
+
+
+# --- verification ---
+
+
+def _wrong_mount(step: Bind | Tmpfs, container: Container) -> str:
+    try:
+        fd = openat2(container.root, step.destination, os.O_PATH, INSIDE)
+    except SyscallError as e:
+        return f"{step.destination} cannot be opened: {e.strerror}"
+    try:
+        if isinstance(step, Tmpfs):
+            own_root = mount.statx_mount(fd)[1] and mount.fstatfs_type(fd) == mount.TMPFS_MAGIC
+            return "" if own_root else f"{step.destination} is not the tmpfs of the plan"
+        found, wanted = os.fstat(fd), os.stat(step.source, follow_symlinks=False)
+        same = (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
+        return "" if same else f"{step.destination} is not {step.source}"
+    except OSError as e:
+        return f"{step.destination} cannot be compared: {e}"
+    finally:
+        os.close(fd)
+
+
+def _wrong_node(step: DeviceNode, container: Container) -> str:
+    try:
+        fd = openat2(container.root, step.path, os.O_PATH, INSIDE)
+    except SyscallError as e:
+        return f"{step.path} cannot be opened: {e.strerror}"
+    found = device.numbers(fd)
+    os.close(fd)
+    return "" if found == (step.major, step.minor) else f"{step.path} is not c {step.major}:{step.minor}"
+
+
+# --- refusals ---
+
+
+def _collision(destination: str, e: SyscallError) -> GhError:
+    if e.errno == ENOSYS:
+        return _too_old(e)
+    if e.errno in FORBIDDEN:
+        return refuse("GH-402", f"{destination} leads through a link or file that cannot be followed: {e.strerror}")
+    return _failed(e)
+
+
+def _failed(e: SyscallError) -> GhError:
+    return _too_old(e) if e.errno == ENOSYS else refuse("GH-405", str(e))
+
+
+def _too_old(e: OSError) -> GhError:
+    return refuse("GH-404", f"{e}; {USE_RUNTIME}")
+
+
+def _not_ours(pid: int, what: str) -> GhError:
+    return refuse("GH-406", f"process {pid} {what}: it is not this container's init")

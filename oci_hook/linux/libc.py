@@ -1,0 +1,66 @@
+"""The one CDLL: system calls by number, and -1 + errno -> OSError. Every other file here has one kernel interface."""
+
+import ctypes
+import os
+from errno import ENOSYS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+# include/uapi/asm-generic/unistd.h: calls since 5.1 have one number on every architecture.
+NUMBERS = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "openat2": 437,
+    "mount_setattr": 442,
+}
+SINCE = {  # the kernel that brought the call, for the message of a refusal
+    "open_tree": "5.2",
+    "move_mount": "5.2",
+    "fsopen": "5.2",
+    "fsconfig": "5.2",
+    "fsmount": "5.2",
+    "openat2": "5.6",
+    "mount_setattr": "5.12",
+}
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+
+
+class SyscallError(OSError):
+    """An OSError that knows its system call: str() is "move_mount: Permission denied: PATH"."""
+
+    def __init__(self, number: int, call: str, path: str) -> None:
+        super().__init__(number, os.strerror(number), path)
+        self.call = call
+
+    def __str__(self) -> str:
+        since = f" (Linux {SINCE[self.call]} or newer has it)" if self.errno == ENOSYS and self.call in SINCE else ""
+        return f"{self.call}: {self.strerror}{since}: {self.filename}"
+
+
+def check(result: int, call: str, path: str) -> int:
+    """The result of a C call that says -1 for an error; raises SyscallError with errno otherwise."""
+    if result == -1:
+        raise SyscallError(ctypes.get_errno(), call, path)
+    return result
+
+
+def syscall(call: str, *arguments: object, path: str) -> int:
+    """A system call of NUMBERS; ints are passed as C longs. path is only for the error's text."""
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return check(int(_libc.syscall(ctypes.c_long(NUMBERS[call]), *words)), call, path)
+
+
+def function(name: str, *prototype: object) -> "Callable[..., int]":
+    """A function of the C library with these argument types, returning int and setting errno."""
+    found: Callable[..., int] = getattr(_libc, name)
+    found.argtypes, found.restype = prototype, ctypes.c_int  # type: ignore[attr-defined]
+    return found

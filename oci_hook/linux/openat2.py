@@ -1,0 +1,33 @@
+"""openat2(2), Linux 5.6: open a path that cannot leave a root, whatever links and races are on the way."""
+
+import ctypes
+import os
+from errno import EAGAIN
+
+from oci_hook.linux.libc import SyscallError, syscall
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+
+TRIES = 64  # EAGAIN: a rename raced with ".."; the caller may try again (openat2(2)), but not for ever
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """An open descriptor, always close-on-exec. Raises SyscallError; ELOOP and EXDEV mean that `resolve` forbids it."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    for left in reversed(range(TRIES)):
+        try:
+            return syscall(
+                "openat2", dirfd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how), path=path
+            )
+        except SyscallError as e:
+            if e.errno != EAGAIN or not left:
+                raise
+    raise AssertionError("not reached")
