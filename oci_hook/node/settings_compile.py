@@ -1,0 +1,291 @@
+"""settings.yaml, which people write -> checked -> settings.json and launcher.conf, which the hot path reads.
+
+Not for the hot path: it imports PyYAML. All problems are reported at once, with their lines.
+"""
+
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from oci_hook import __version__
+from oci_hook.core import dialects, units, wishes
+from oci_hook.core.layout import LAUNCHER_CONF, SETTINGS_JSON, SETTINGS_YAML
+from oci_hook.core.rules import Rules
+from oci_hook.errors import Problem, SettingsError, refuse
+from oci_hook.node.settings import Settings
+from oci_hook.node.settings_template import default_settings_yaml as default_settings_yaml
+from oci_hook.oci import fastjson
+
+MAX_SIZE = 64 << 10
+MODES = ("standalone", "on-top", "below")
+RUNTIME_NAME = "gpu-hook-runtime"
+
+Reader = Callable[[Any], Any]
+
+
+def one_of(*words: str) -> Reader:
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"is not one of {', '.join(words)}")
+        return str(value)
+
+    return read
+
+
+def whole(low: int, high: int) -> Reader:
+    def read(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"is not a whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+def memory(low: int) -> Reader:
+    """MiB: a number, or a size as in an annotation."""
+
+    def read(value: Any) -> int:
+        if value == 0 and type(value) is int and low == 0:
+            return 0
+        try:
+            return units.size(str(value) if type(value) is int else value)
+        except (ValueError, TypeError):
+            raise ValueError("is not a size from 1Mi to 16Ti; write 4Gi, 512Mi or a number of MiB") from None
+
+    return read
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("is not true or false")
+    return value
+
+
+def path(value: Any) -> str:
+    """Absolute and in its shortest form, so that two spellings never name two places; one line of text."""
+    if not isinstance(value, str) or not value.startswith("/") or value.startswith("//"):
+        raise ValueError("is not an absolute path")
+    if not value.isprintable() or len(value) >= 1024:
+        raise ValueError("has characters that a path in settings may not have, or is too long")
+    if os.path.normpath(value) != value:
+        raise ValueError(f"is not in its shortest form; write {os.path.normpath(value)}")
+    return value
+
+
+def state_dir(value: Any) -> str:
+    if path(value) == "/":
+        raise ValueError("must be a directory of its own")
+    return str(value)
+
+
+def dialect_names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or any(name not in dialects.NAMES for name in value):
+        raise ValueError(f"is not a list of {', '.join(dialects.NAMES)}")
+    return tuple(dict.fromkeys(value))
+
+
+SETTINGS: dict[str, Reader] = {
+    "mode": one_of(*MODES),
+    "runtime": path,
+    "python": path,
+    "driver_root": path,
+    "state_dir": state_dir,
+}
+RULES: dict[str, Reader] = {
+    "default_policy": one_of(*wishes.POLICIES),
+    "placement": one_of(*wishes.PLACEMENTS),
+    "whole_cards": one_of("exclusive", "shared"),
+    "memory_reserve": memory(0),
+    "memory_step": memory(1),
+    "memory_min": memory(1),
+    "compute_step": whole(1, 100),
+    "max_shares_per_card": whole(1, 64),
+    "trust_env": flag,
+    "dialects": dialect_names,
+}
+
+
+class Checker:
+    """One pass over a settings.yaml: what it says, and every problem with it."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[str, int] = {}
+        self.problems: list[Problem] = []
+
+    def complain(self, message: str, line: int | None = None, code: str = "GH-501") -> None:
+        where = f"{self.file}:{line}" if line else self.file
+        self.problems.append(Problem(code, f"{where}: {message}"))
+
+    def section(self, node: yaml.Node | None, readers: dict[str, Reader], name: str = "") -> dict[str, Any]:
+        """The values of one mapping; `name` with its dot goes before the keys in messages."""
+        if node is None:
+            return {}
+        line = node.start_mark.line + 1
+        if not isinstance(node, yaml.MappingNode):
+            what = f"{name[:-1]} must be" if name else "settings must be"
+            self.complain(f"{what} lines of key: value", line)
+            return {}
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = name + (key_node.value if isinstance(key_node, yaml.ScalarNode) else "?")
+            if key in self.lines:
+                self.complain(f"{key} is set twice, first in line {self.lines[key]}", line)
+            elif key == "rules":
+                self.lines[key] = line
+                values["rules"] = self.section(value_node, RULES, "rules.")
+            elif key.removeprefix(name) not in readers:
+                known = ", ".join(readers) + ("" if name else ", rules")
+                self.complain(f"{units.show(key)} is not a setting; there are {known}", line)
+            else:
+                self.lines[key] = line
+                self.value(values, key.removeprefix(name), key, value_node, readers)
+        return values
+
+    def value(self, values: dict[str, Any], key: str, name: str, node: yaml.Node, readers: dict[str, Reader]) -> None:
+        try:
+            value = scalars(node)
+            values[key] = readers[key](value)
+        except ValueError as e:
+            said = node.value if isinstance(node, yaml.ScalarNode) else None
+            shown = f"{name}: {units.show(said)}" if said is not None else name
+            self.complain(f"{shown} {e}", node.start_mark.line + 1)
+
+
+def scalars(node: yaml.Node) -> Any:
+    """A scalar as YAML's safe types, or a list of them; nothing deeper, so an alias cannot grow."""
+    if isinstance(node, yaml.ScalarNode):
+        try:
+            return yaml.SafeLoader("").construct_object(node)
+        except yaml.YAMLError:
+            raise ValueError("has a type that settings do not have") from None
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        return [scalars(item) for item in node.value]
+    raise ValueError("is not a single value or a list of them")
+
+
+def read(prefix: str) -> tuple[str, os.stat_result]:
+    """The text of settings.yaml and the stat of what was read. Raises SettingsError GH-501."""
+    file = os.path.join(prefix, SETTINGS_YAML)
+    try:
+        with open(file, "rb") as f:
+            data = f.read(MAX_SIZE + 1)
+            st = os.fstat(f.fileno())
+        if len(data) > MAX_SIZE:
+            raise ValueError(f"more than {MAX_SIZE} bytes")
+        return data.decode(), st
+    except OSError as e:
+        raise refuse("GH-501", f"{file}: {e.strerror}; `gpu-hook install --prefix {prefix}` writes one") from None
+    except ValueError as e:
+        raise refuse("GH-501", f"{file}: {e}") from None
+
+
+def check(prefix: str) -> Settings:
+    """The settings that settings.yaml says, fit to be used. Raises SettingsError GH-501/503 with every problem."""
+    return checked(prefix, read(prefix)[0])
+
+
+def checked(prefix: str, text: str) -> Settings:
+    checker = Checker(os.path.join(prefix, SETTINGS_YAML))
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as e:
+        mark = getattr(e, "problem_mark", None)
+        checker.complain(f"not YAML: {getattr(e, 'problem', None) or e}", mark.line + 1 if mark else None)
+        raise SettingsError(*checker.problems) from None
+    values = checker.section(node, SETTINGS)
+    rules = Rules(**values.pop("rules", {}))
+    settings = Settings(prefix=prefix, rules=rules, **values)
+    if "runtime" in values or "runtime" not in checker.lines:
+        check_program(checker, settings, "runtime", settings.runtime, "GH-503")
+    if "python" in values or "python" not in checker.lines:
+        check_program(checker, settings, "python", settings.python, "GH-501")
+        check_python(checker, settings.python)
+    if os.path.exists(settings.driver_root) and not os.path.isdir(settings.driver_root):
+        checker.complain(f"driver_root: {settings.driver_root} is not a directory", checker.lines.get("driver_root"))
+    if checker.problems:
+        raise SettingsError(*checker.problems)
+    return settings
+
+
+def check_program(checker: Checker, settings: Settings, name: str, program: str, code: str) -> None:
+    """It will be run as root: an executable file that only root (or the user who runs this check) can change."""
+    line = checker.lines.get(name)
+    real = os.path.realpath(program)
+    try:
+        st = os.stat(real)
+    except OSError as e:
+        checker.complain(f"{name}: {program}: {e.strerror}; set it to the program's absolute path", line, code)
+        return
+    if not stat.S_ISREG(st.st_mode) or not st.st_mode & 0o111:
+        checker.complain(f"{name}: {program} is not an executable file", line, code)
+    elif st.st_mode & 0o022 or st.st_uid not in (0, os.geteuid()):
+        checker.complain(f"{name}: {program} can be changed by others than root; chmod go-w, chown root", line, code)
+    elif os.path.basename(real) == RUNTIME_NAME or same_file(st, os.path.join(settings.prefix, "bin", RUNTIME_NAME)):
+        checker.complain(f"{name}: {program} is gpu-hook itself; name the real one, like /usr/sbin/runc", line, code)
+
+
+def check_python(checker: Checker, program: str) -> None:
+    """It starts, and is new enough for the code that it will run."""
+    if any("python: " in problem.message for problem in checker.problems):
+        return
+    question = "import sys; sys.exit(sys.version_info < (3, 10))"
+    try:
+        status = subprocess.run(
+            [program, "-I", "-S", "-c", question], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        status = -1
+    if status != 0:
+        checker.complain(f"python: {program} is not Python 3.10 or newer", checker.lines.get("python"))
+
+
+def same_file(st: os.stat_result, other: str) -> bool:
+    try:
+        return os.path.samestat(st, os.stat(other))
+    except OSError:
+        return False
+
+
+def compile(prefix: str) -> Settings:
+    """Check settings.yaml and write what the hot path reads. Nothing is written unless all of it is valid."""
+    text, st = read(prefix)
+    settings = checked(prefix, text)
+    data = settings.fields()
+    rules = settings.rules.fields()
+    rules["dialects"] = list(rules["dialects"])
+    for name in ("prefix", "stale"):
+        del data[name]
+    data["rules"] = rules
+    data["source"] = [st.st_size, st.st_mtime_ns]
+    conf = (
+        f"# gpu-hook {__version__}, written by `gpu-hook settings compile`; change settings.yaml instead\n"
+        f"runtime={settings.runtime}\npython={settings.python}\nmode={settings.mode}\n"
+    )
+    write(os.path.join(prefix, LAUNCHER_CONF), conf)
+    write(os.path.join(prefix, SETTINGS_JSON), fastjson.dumps(data) + "\n")
+    return settings
+
+
+def write(file: str, text: str) -> None:
+    """Replace `file` in one step; its mode is 0644 whatever the umask. Raises SettingsError GH-504."""
+    temporary = f"{file}.{os.getpid()}.new"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            with open(fd, "w", encoding="ascii" if file.endswith(".json") else "utf-8") as f:
+                f.write(text)
+                f.flush()
+                os.fchmod(f.fileno(), 0o644)
+                os.fsync(f.fileno())
+            os.rename(temporary, file)
+        except OSError:
+            os.unlink(temporary)
+            raise
+    except OSError as e:
+        raise refuse("GH-504", f"{file} cannot be written: {e.strerror}; run as root, or choose --prefix") from None

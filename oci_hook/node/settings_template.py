@@ -1,0 +1,72 @@
+"""The settings.yaml of a new install: every setting with its default, so that the file documents itself."""
+
+TEMPLATE = """\
+# Settings of this gpu-hook install. After a change: gpu-hook settings compile --prefix {prefix}
+# What each one means and its bounds: docs/settings.md
+
+# standalone: gpu-hook brings the driver files itself.
+# on-top: gpu-hook calls the NVIDIA runtime (set `runtime` to it).  below: the NVIDIA runtime calls gpu-hook.
+mode: {mode}
+
+# The real runtime that makes the containers; an absolute path, never gpu-hook itself.
+runtime: {runtime}
+
+# Python 3.10 or newer for the few calls that ask for a GPU; no packages are used.
+python: {python}
+
+# Where the NVIDIA driver's files are: / or, with a driver container, for example /run/nvidia/driver.
+driver_root: {driver_root}
+
+# Ledger, pages and inventory; on tmpfs, so that a reboot empties it as it ends the containers.
+state_dir: {state_dir}
+
+rules:
+  # Who gets idle compute where a container asks for compute and names no policy:
+  # burst-share, fixed-share or best-effort.
+  default_policy: burst-share
+
+  # Which card when several fit: binpack (the fullest) or spread (the emptiest).
+  placement: binpack
+
+  # What a container gets that asks for a card, but neither for memory nor for compute:
+  # exclusive (alone on it) or shared (without limits, beside others).
+  whole_cards: exclusive
+
+  # Memory as 4Gi, 512Mi or a number of MiB; compute in per cent.
+  memory_reserve: 0         # of each card, never given out
+  memory_step: 1            # shares are multiples of this
+  memory_min: 1             # and at least this
+  compute_step: 1
+  max_shares_per_card: 64
+
+  # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for cards as annotations do.
+  # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
+  trust_env: false
+
+  # Other systems' annotations that are understood as well.
+  dialects: [t9k]
+"""
+
+
+def default_settings_yaml(
+    prefix: str = "/opt/gpu-hook",
+    mode: str = "standalone",
+    runtime: str = "/usr/sbin/runc",
+    python: str = "/usr/bin/python3",
+    driver_root: str = "/",
+    state_dir: str = "/run/gpu-hook",
+) -> str:
+    """The commented file, with these values; paths are quoted where YAML needs it."""
+    values = {
+        "mode": mode,
+        "runtime": quoted(runtime),
+        "python": quoted(python),
+        "driver_root": quoted(driver_root),
+        "state_dir": quoted(state_dir),
+    }
+    return TEMPLATE.format(prefix=prefix, **values)
+
+
+def quoted(text: str) -> str:
+    plain = text and text.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum()
+    return text if plain or text == "/" else "'" + text.replace("'", "''") + "'"
