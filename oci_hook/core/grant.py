@@ -57,9 +57,10 @@ class Life(Value):
 
     creator, init: (pid, start time in clock ticks since boot, field 22 of /proc/PID/stat) or None.
     cgroup: a cgroup directory of the container ("" unknown); a process in it keeps the grant alive as well.
+    cgroup_inode: of that directory; another one under the same path is another container's (0: do not compare).
     """
 
-    __slots__ = ("boot_id", "creator", "init", "cgroup")
+    __slots__ = ("boot_id", "creator", "init", "cgroup", "cgroup_inode")
 
     def __init__(
         self,
@@ -67,11 +68,13 @@ class Life(Value):
         creator: tuple[int, int] | None = None,
         init: tuple[int, int] | None = None,
         cgroup: str = "",
+        cgroup_inode: int = 0,
     ) -> None:
         self.boot_id = boot_id
         self.creator = creator
         self.init = init
         self.cgroup = cgroup
+        self.cgroup_inode = cgroup_inode
 
 
 class Grant(Value):

@@ -1,0 +1,327 @@
+"""Which cards a request gets: pure, deterministic, integers only (MiB and percent points).
+
+A card is in one of four states, by the grants on it: free; shared by limits; whole (unlimited containers only, possible
+with `whole_cards: shared`); or held alone. What never happens: limits above the card's memory less `memory_reserve`,
+guarantees above 100 %, anyone beside a container that holds the card alone, a limit beside an unlimited container.
+
+Order of preference among the cards that have room (ties: the lower index):
+  binpack  a card in use before a free one, then the least free memory, then the least free compute
+  spread   the most free memory, then the most free compute, then the fewest containers
+Several cards: the set with the smallest sum of link distances between its pairs, then the one whose cards come first in
+the order of preference.
+"""
+
+from oci_hook.core.grant import Grant, Share
+from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.pages import MAX_CARDS
+from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.rules import Rules
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem
+
+FAR = 1000  # distance of two cards that the inventory has no link for
+SEARCH_STEPS = 20_000  # sets of cards tried for the nearest ones; beyond, the best so far is taken
+
+
+class Allocation(Value):
+    """Room was found. shares: in the request's order. notes: (uuid, why or why not) per card, in inventory order."""
+
+    __slots__ = ("shares", "exclusive", "notes")
+
+    def __init__(self, shares: tuple[Share, ...], exclusive: bool, notes: tuple[tuple[str, str], ...] = ()) -> None:
+        self.shares = shares
+        self.exclusive = exclusive
+        self.notes = notes
+
+
+class Refusal(Value):
+    """No room: problems are GH-201 (full), GH-202 (unknown card), GH-203 (more cards than there are)."""
+
+    __slots__ = ("problems", "notes")
+
+    def __init__(self, problems: tuple[Problem, ...], notes: tuple[tuple[str, str], ...] = ()) -> None:
+        self.problems = problems
+        self.notes = notes
+
+
+class Usage(Value):
+    """What the grants leave of one card. free_mib, free_compute: still to be granted. containers: grants on it."""
+
+    __slots__ = ("card", "free_mib", "free_compute", "containers", "alone", "whole")
+
+    def __init__(
+        self, card: Card, free_mib: int, free_compute: int, containers: int, alone: bool, whole: bool
+    ) -> None:
+        self.card = card
+        self.free_mib = free_mib
+        self.free_compute = free_compute
+        self.containers = containers
+        self.alone = alone
+        self.whole = whole
+
+
+def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
+    """Per card, in inventory order, what these grants leave of it."""
+    return tuple(_usage(card, grants, rules) for card in inventory.cards)
+
+
+def allocate(
+    request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules
+) -> "Allocation | Refusal":
+    """Find cards with room for the request beside the (living) grants."""
+    if not request.cards or request.narrow_to == ():
+        return Allocation((), False, tuple((c.uuid, "no card is asked for") for c in inventory.cards))
+    uses = usage(inventory, grants, rules)
+    wishes, allowed, problems = _wishes(request, inventory)
+    if problems:
+        return Refusal(problems)
+    placement = request.placement or rules.placement
+    order = sorted(range(len(uses)), key=lambda i: _preference(uses[i], placement))
+    # Per wish, the cards that it may get and that have room, best first.
+    blocked = [[_obstacle(use, wish, request, rules) for use in uses] for wish, _ in wishes]
+    options = [
+        [i for i in order if not blocked[w][i] and (i == only if only is not None else i in allowed)]
+        for w, (_, only) in enumerate(wishes)
+    ]
+    chosen = _choose(options, [w for w, _ in wishes], _distances(inventory))
+    if chosen is None:
+        return _refusal(request, uses, wishes, allowed, blocked)
+    shares = tuple(_share(uses[i].card, wish, request, rules) for i, (wish, _) in zip(chosen, wishes, strict=True))
+    notes = []
+    for i, use in enumerate(uses):
+        reasons = [blocked[w][i] for w, (_, only) in enumerate(wishes) if only in (None, i)]
+        if i in chosen:
+            note = f"chosen ({placement})" if wishes[chosen.index(i)][1] is None else "chosen (asked for by name)"
+        elif not reasons or (i not in allowed):
+            note = "not asked for"
+        elif all(reasons):
+            note = reasons[0]
+        else:
+            note = f"has room, another card comes first ({placement})"
+        notes.append((use.card.uuid, note))
+    alone = request.exclusive or (rules.whole_cards == "exclusive" and all(w.whole for w, _ in wishes))
+    return Allocation(shares, alone, tuple(notes))
+
+
+def _usage(card: Card, grants: tuple[Grant, ...], rules: Rules) -> Usage:
+    memory = compute = containers = 0
+    alone = whole = False
+    for grant in grants:
+        for share in grant.shares:
+            if share.uuid != card.uuid:
+                continue
+            containers += 1
+            if grant.exclusive or (share.whole and rules.whole_cards == "exclusive"):
+                alone = True
+            elif share.whole:
+                whole = True
+            else:
+                memory += share.memory_mib
+                compute += share.compute
+    free = 0 if alone or whole else max(0, card.memory_mib - rules.memory_reserve - memory)
+    return Usage(card, free, 0 if alone or whole else max(0, 100 - compute), containers, alone, whole)
+
+
+def _wishes(
+    request: Request, inventory: Inventory
+) -> "tuple[list[tuple[CardRequest, int | None]], frozenset[int], tuple[Problem, ...]]":
+    """(wish, card number or None for any) in the request's order; the cards that may be chosen freely; problems."""
+    cards = inventory.cards
+    every = frozenset(range(len(cards)))
+    allowed = every
+    if request.narrow_to is not None:
+        allowed = frozenset(i for name in request.narrow_to if (i := _find(name, cards)) is not None)
+        if not allowed:
+            asked = ",".join(request.narrow_to)
+            return [], allowed, (Problem("GH-202", _unknown(f"the container's own env asks for {asked[:60]}", cards)),)
+    wishes: list[tuple[CardRequest, int | None]] = []
+    named: dict[int, CardRequest] = {}
+    problems = []
+    for wish in request.cards:
+        if request.every_card:
+            wishes += [(wish, i) for i in sorted(allowed, key=lambda i: cards[i].index)]
+        elif wish.device is None:
+            wishes.append((wish, None))
+        elif (i := _find(wish.device, cards)) is None:
+            problems.append(Problem("GH-202", _unknown(f"card {wish.device[:60]} is asked for", cards)))
+        elif i not in named:
+            named[i] = wish.replace(device=None)
+            if i in allowed:
+                wishes.append((wish, i))
+        elif named[i] != wish.replace(device=None):
+            what = f"card {wish.device[:60]} is asked for twice with different shares; name each card once"
+            problems.append(Problem("GH-202", what))
+    if not cards:
+        return [], allowed, (Problem("GH-203", "a card is asked for, this node has none (`gpu-hook gpus`)"),)
+    if not wishes and not problems:
+        left = ",".join(str(cards[i].index) for i in sorted(allowed))
+        what = f"none of the asked cards is among those that the container's own env names ({left}); change one of both"
+        problems.append(Problem("GH-202", what))
+    room = min(len(allowed), MAX_CARDS)
+    if len(wishes) > room and not problems:
+        where = "the node has" if allowed == every else "the container's own env leaves"
+        what = f"{len(wishes)} cards are asked for, {where} {room}; ask for at most {room}"
+        problems.append(Problem("GH-203", what))
+    return wishes, allowed, tuple(problems)
+
+
+def _find(name: str, cards: tuple[Card, ...]) -> int | None:
+    for i, card in enumerate(cards):
+        if name == card.uuid or name == str(card.index):
+            return i
+    return None
+
+
+def _unknown(what: str, cards: tuple[Card, ...]) -> str:
+    have = ", ".join(str(c.index) for c in cards[:MAX_CARDS]) or "none"
+    return f"{what}, this node's cards are {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
+
+
+def _preference(use: Usage, placement: str) -> tuple[int, ...]:
+    if placement == "spread":
+        return (-use.free_mib, -use.free_compute, use.containers, use.card.index)
+    return (int(not use.containers), use.free_mib, use.free_compute, use.card.index)
+
+
+def _share(card: Card, wish: CardRequest, request: Request, rules: Rules) -> Share:
+    """What the wish means on this card. Percent is of the memory that can be granted, so that two halves fit."""
+    if request.exclusive or wish.whole:
+        return Share(card.uuid, card.memory_mib, whole=True)
+    memory = wish.memory_mib
+    if memory is None:
+        percent = wish.memory_percent if wish.memory_percent is not None else wish.compute or 0
+        memory = max(0, card.memory_mib - rules.memory_reserve) * percent // 100
+        memory -= memory % rules.memory_step  # down: what fits as percent still fits in steps
+    memory = _round_up(max(memory, rules.memory_min), rules.memory_step)
+    compute = 0
+    if wish.compute is not None and request.policy != "best-effort":
+        compute = min(100, _round_up(wish.compute, rules.compute_step))
+    limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
+    if request.policy == "fixed-share" and compute:
+        limit = compute
+    return Share(card.uuid, memory, compute, limit)
+
+
+def _round_up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+def _obstacle(use: Usage, wish: CardRequest, request: Request, rules: Rules) -> str:
+    """Why this card cannot serve the wish, with numbers; "" when it can."""
+    need = _share(use.card, wish, request, rules)
+    name = f"card {use.card.index} {use.card.uuid}"
+    if use.alone:
+        return f"{name} is held by one container alone"
+    if need.whole and (request.exclusive or rules.whole_cards == "exclusive"):
+        return f"{name} is asked for alone and has {use.containers} containers" if use.containers else ""
+    if need.whole and use.containers and not use.whole:
+        return f"{name} is asked for without limits and has {use.containers} limited containers"
+    if use.containers >= rules.max_shares_per_card:
+        return f"{name} has {use.containers} containers, at most {rules.max_shares_per_card} may share it"
+    if need.whole:
+        return ""
+    if use.whole:
+        return f"{name} has {use.containers} containers without limits"
+    if need.memory_mib > use.free_mib:
+        return f"{name} has {use.free_mib} of {use.card.memory_mib} MiB free, {need.memory_mib} asked"
+    if need.compute > use.free_compute:
+        return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} asked"
+    return ""
+
+
+def _refusal(
+    request: Request,
+    uses: tuple[Usage, ...],
+    wishes: "list[tuple[CardRequest, int | None]]",
+    allowed: frozenset[int],
+    blocked: list[list[str]],
+) -> Refusal:
+    notes = []
+    full = []
+    for i, use in enumerate(uses):
+        reasons = [blocked[w][i] for w, (_, only) in enumerate(wishes) if only == i or (only is None and i in allowed)]
+        if not reasons:
+            notes.append((use.card.uuid, "not asked for"))
+        elif any(reasons):
+            reason = next(r for r in reasons if r)
+            notes.append((use.card.uuid, reason))
+            full.append(reason)
+        else:
+            notes.append((use.card.uuid, "has room, but not enough cards have"))
+    advice = "ask for less, or wait until a container ends (`gpu-hook ps`)"
+    if any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole:
+        advice = "ask for a share, or wait until a container ends (`gpu-hook ps`)"
+    head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} cards at once"
+    text = ""
+    for n, reason in enumerate(full):
+        more = f"; {len(full) - n} more cards" if text else ""
+        if text and len(head) + len(text) + len(reason) + len(advice) > 260:
+            text += more
+            break
+        text += ("; " if text else "") + reason
+    return Refusal((Problem("GH-201", f"{head}: {text}; {advice}"),), tuple(notes))
+
+
+def _distances(inventory: Inventory) -> list[list[int]]:
+    number = {card.uuid: i for i, card in enumerate(inventory.cards)}
+    table = [[FAR] * len(number) for _ in number]
+    for a, b, distance in inventory.links:
+        if a in number and b in number:
+            table[number[a]][number[b]] = table[number[b]][number[a]] = distance
+    return table
+
+
+def _choose(options: list[list[int]], wishes: list[CardRequest], distance: list[list[int]]) -> "list[int] | None":
+    """One card per wish, no card twice: the nearest set, the preferred one among equals; None if there is none."""
+    best = _match(options)
+    if best is None or len(options) == 1:
+        return [options[0][0]] if best else None
+    # Wishes with few options first, so that dead ends show early; equal wishes take cards in order of preference.
+    turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
+    nearest = min(d for i, row in enumerate(distance) for j, d in enumerate(row) if i != j)
+    pairs = len(options) * (len(options) - 1) // 2
+    best_sum: int | None = None
+    steps = 0
+
+    def extend(depth: int, taken: list[int], total: int) -> None:
+        nonlocal best, best_sum, steps
+        left = pairs - depth * (depth - 1) // 2
+        if steps >= SEARCH_STEPS or (best_sum is not None and total + left * nearest >= best_sum):
+            return
+        if depth == len(turn):
+            best_sum = total
+            best = [taken[turn.index(w)] for w in range(len(turn))]
+            return
+        choices = options[turn[depth]]
+        if depth and options[turn[depth - 1]] == choices and _same(wishes[turn[depth - 1]], wishes[turn[depth]]):
+            choices = choices[choices.index(taken[-1]) + 1 :]
+        for card in choices:
+            if card not in taken:
+                steps += 1
+                extend(depth + 1, [*taken, card], total + sum(distance[card][t] for t in taken))
+
+    extend(0, [], 0)
+    return best
+
+
+def _same(a: CardRequest, b: CardRequest) -> bool:
+    return a.replace(device=None) == b.replace(device=None)
+
+
+def _match(options: list[list[int]]) -> "list[int] | None":
+    """A card for each wish, by augmenting paths; None if no assignment exists."""
+    holder: dict[int, int] = {}
+
+    def place(wish: int, tried: set[int]) -> bool:
+        for card in options[wish]:
+            if card not in tried:
+                tried.add(card)
+                if card not in holder or place(holder[card], tried):
+                    holder[card] = wish
+                    return True
+        return False
+
+    for wish in range(len(options)):
+        if not place(wish, set()):
+            return None
+    return [next(c for c, w in holder.items() if w == wish) for wish in range(len(options))]

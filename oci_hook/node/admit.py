@@ -1,0 +1,89 @@
+"""Request -> grant, in one transaction of the node's ledger; and back."""
+
+import time
+
+from oci_hook.core.allocate import Refusal, allocate
+from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.pages import policy_page
+from oci_hook.core.request import Request
+from oci_hook.core.value import Value
+from oci_hook.errors import NoRoomError, refuse
+from oci_hook.node import store
+from oci_hook.node.claims import Claims
+from oci_hook.node.life import valid_id
+from oci_hook.node.settings import Settings
+
+
+class Admission(Value):
+    """A committed grant, and the inventory that it was made from."""
+
+    __slots__ = ("grant", "inventory")
+
+    def __init__(self, grant: Grant, inventory: Inventory) -> None:
+        self.grant = grant
+        self.inventory = inventory
+
+
+def admit(request: Request, who: Identity, life: Life, settings: Settings) -> Admission:
+    """Grant the request or raise; when it raises, nothing is booked and nothing is left behind.
+
+    GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a card of another install, GH-407 the key is held
+    by a living container. A grant of the same key that nothing lives by any more is replaced.
+    """
+    from oci_hook.node import inventory as node_inventory
+
+    return admit_on(node_inventory.load(settings), request, who, life, settings)
+
+
+def admit_on(inventory: Inventory, request: Request, who: Identity, life: Life, settings: Settings) -> Admission:
+    """`admit` with an inventory that is loaded already."""
+    if not valid_id(who.id):
+        raise refuse("GH-105", f"container id {who.id[:60]} is not valid: no runtime would take it; choose another")
+    key = store.grant_key(who.root, who.id)
+    with store.open_ledger(settings.state_dir) as ledger:
+        for held in ledger.grants:
+            if held.key == key:
+                raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
+        found = allocate(request, inventory, ledger.grants, settings.rules)
+        if isinstance(found, Refusal):
+            raise NoRoomError(*found.problems)
+        grant = Grant(
+            key=key,
+            who=who,
+            life=life,
+            shares=found.shares,
+            policy=request.policy,
+            priority_class=request.priority_class,
+            exclusive=found.exclusive,
+            capabilities=request.capabilities,
+            driver_version=inventory.driver_version,
+            created=int(time.time()),
+        )
+        real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
+        with Claims(real, settings.state_dir):
+            store.at("claimed")
+            ledger.put(grant, policy_page(grant, inventory))
+    return Admission(grant, inventory)
+
+
+def release(key: str, settings: Settings, force: bool = False) -> bool:
+    """Forget the grant with this key; whether there was one.
+
+    Raises GH-407, and changes nothing, while its container lives, unless forced: a front end forces it for its own
+    grant that came to nothing. A damaged grant file (GH-303) can only be forced away.
+    """
+    if not store.valid_key(key):
+        raise refuse("GH-407", f"{key[:60]} is no grant's key (32 hex digits); `gpu-hook ps` lists them")
+    if force:
+        return store.forget(settings.state_dir, key)
+    with store.open_ledger(settings.state_dir) as ledger:
+        for held in ledger.grants:
+            if held.key == key:
+                raise refuse("GH-407", f"container {held.who.id[:100]} holds this grant and {_alive(held)}; stop it")
+        return any(dead.key == key for dead in ledger.swept)
+
+
+def _alive(grant: Grant) -> str:
+    process = grant.life.init or grant.life.creator
+    return f"lives (process {process[0]})" if process else "lives"

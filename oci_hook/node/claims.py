@@ -1,0 +1,71 @@
+"""One install per real card: /run/lock/gpu-hook/UUID names the state directory whose ledger may book the card.
+
+The file's flock is held from the look at the other install's ledger until our own grant is committed: no two installs
+can both find the other one idle. A claim needs no release; it lapses when its ledger has no living grant on the card.
+"""
+
+import fcntl
+import os
+
+from oci_hook.errors import GhError, refuse
+from oci_hook.node import store
+
+CLAIMS = "/run/lock/gpu-hook"
+
+
+class Claims:
+    """`with Claims(uuids, state_dir):` the cards stay ours at least until the block ends, and then while we use them.
+
+    Raises NodeError GH-304 when another install has living grants on one, GH-303 when that cannot be found out.
+    """
+
+    __slots__ = ("_uuids", "_owner", "_folder", "_held")
+
+    def __init__(self, uuids: tuple[str, ...], state_dir: str, folder: str = CLAIMS) -> None:
+        self._uuids = sorted(uuids)  # one order for all installs, so none waits for the other in a circle
+        self._owner = os.path.realpath(state_dir)
+        self._folder = folder
+        self._held: list[int] = []
+
+    def __enter__(self) -> None:
+        try:
+            if self._uuids:
+                store.own_dir(self._folder)
+            for uuid in self._uuids:
+                path = f"{self._folder}/{uuid.replace('/', '_')}"
+                fd = store.lock_file(path, fcntl.LOCK_EX)
+                self._held.append(fd)
+                self._claim(fd, path, uuid)
+        except BaseException as e:
+            self.__exit__()
+            if isinstance(e, OSError):
+                raise store.unusable(self._folder, e) from None
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._held:
+            os.close(fd)
+        self._held = []
+
+    def _claim(self, fd: int, path: str, uuid: str) -> None:
+        owner = os.fsdecode(os.pread(fd, 4096, 0))
+        if owner == self._owner:
+            return
+        if owner and _books(owner, uuid):
+            raise refuse(
+                "GH-304",
+                f"card {uuid} is in use by the install with state directory {owner[:100]}; stop its containers there,"
+                " or use another card",
+            )
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, os.fsencode(self._owner), 0)
+
+
+def _books(state_dir: str, uuid: str) -> bool:
+    try:
+        # Not snapshot(): its lock may be held by a process that waits for the claim that we hold.
+        return any(s.uuid == uuid for g in store.peek(state_dir) for s in g.shares)
+    except FileNotFoundError:
+        return False
+    except GhError:
+        return True  # a ledger that cannot be read may book anything

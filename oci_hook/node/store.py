@@ -1,0 +1,404 @@
+"""The ledger on disk: who holds what on this node's cards.
+
+STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
+STATE/ledger/KEY.json    a grant; comes into being by rename, so it is there wholly or not at all
+STATE/pages/KEY/policy   its policy page, written before the grant and removed after it
+
+A crash at any instruction leaves either no grant, or one whose creator is dead, which the next sweep removes together
+with half-made files. A grant file that cannot be understood stops the node's new grants (GH-303): it may book anything.
+"""
+
+import _thread
+import fcntl
+import os
+
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.layout import LEDGER_DIR, PAGES_DIR
+from oci_hook.errors import GhError, refuse
+from oci_hook.node import life as liveness
+from oci_hook.oci import fastjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+PAGE_FILE = "policy"
+LOCK_SECONDS = 8.0
+FORMAT = 1
+
+# Tests stop or kill the process at a step of a transaction: called with the step's name where it is set.
+step: "Callable[[str], None] | None" = None
+
+
+def at(name: str) -> None:
+    if step is not None:
+        step(name)
+
+
+def grant_key(root: str, id: str) -> str:
+    """32 hex digits for (the runtime's state directory, container id)."""
+    try:
+        from _blake2 import blake2b  # what hashlib wraps; hashlib itself takes 2 ms to import
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(f"{root}\0{id}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def valid_key(key: str) -> bool:
+    return len(key) == 32 and all(c in "0123456789abcdef" for c in key)
+
+
+class Ledger:
+    """An open transaction: `grants` are the living ones, ordered by key; `swept` the dead ones that it removed."""
+
+    __slots__ = ("grants", "swept", "_folder", "_pages", "_state", "_lock")
+
+    def __init__(self, state_dir: str) -> None:
+        self.grants: tuple[Grant, ...] = ()
+        self.swept: tuple[Grant, ...] = ()
+        self._state = state_dir
+        self._folder = f"{state_dir}/{LEDGER_DIR}"
+        self._pages = f"{state_dir}/{PAGES_DIR}"
+        self._lock = -1
+
+    def __enter__(self) -> "Ledger":
+        try:
+            for folder in (self._state, self._folder, self._pages):
+                own_dir(folder)
+            self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX)
+            at("locked")
+            self._sweep()
+            at("swept")
+        except BaseException as e:
+            self._unlock()
+            if isinstance(e, OSError):
+                raise unusable(self._state, e) from None
+            raise
+        return self
+
+    def __exit__(
+        self, kind: "type[BaseException] | None", value: "BaseException | None", trace: "TracebackType | None"
+    ) -> None:
+        self._unlock()
+
+    def put(self, grant: Grant, page: bytes) -> None:
+        """Commit a grant. Raises NodeError GH-303 and leaves nothing behind; GH-407 if its key is held."""
+        if any(g.key == grant.key for g in self.grants):
+            raise refuse("GH-407", f"container {grant.who.id} already holds a grant ({grant.key})")
+        folder = f"{self._pages}/{grant.key}"
+        try:
+            os.mkdir(folder)
+            os.chmod(folder, 0o755)  # whatever the umask: a runtime in a user namespace opens the page
+            at("page folder")
+            _write(f"{folder}/{PAGE_FILE}", page, 0o644)
+            at("page")
+            self._save(grant)
+        except BaseException as e:
+            try:
+                for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
+                    _unlink(f"{self._folder}/{name}")
+                _drop_folder(folder)
+            except OSError:
+                pass  # the first failure is the one to tell; the next sweep removes the rest
+            if isinstance(e, OSError):
+                raise unusable(self._state, e) from None
+            raise
+        self.grants = (*self.grants, grant)
+
+    def remove(self, key: str) -> bool:
+        """Forget a grant, living or not; whether there was one. Raises NodeError GH-303."""
+        found = any(g.key == key for g in self.grants)
+        self.grants = tuple(g for g in self.grants if g.key != key)
+        try:
+            _remove(self._folder, self._pages, key)
+        except OSError as e:
+            raise unusable(self._state, e) from None
+        return found
+
+    def _sweep(self) -> None:
+        boot = liveness.boot_id()
+        living = []
+        names = sorted(os.listdir(self._folder))
+        for name in names:
+            if name.endswith(".tmp"):
+                os.unlink(f"{self._folder}/{name}")
+        for name in names:
+            if not name.endswith(".json"):
+                continue
+            old = _read(self._folder, name[:-5])
+            new = liveness.current(old, boot)
+            if new is None:
+                at("dead")
+                _remove(self._folder, self._pages, old.key)
+                at("removed")
+                self.swept = (*self.swept, old)
+                continue
+            living.append(new)
+            if new is not old:
+                try:
+                    self._save(new)
+                except OSError:  # disk full: the grant counts all the same, and the next sweep learns it again
+                    _unlink(f"{self._folder}/{new.key}.tmp")
+        held = {g.key for g in living}
+        for key in os.listdir(self._pages):
+            if key not in held:
+                _drop_folder(f"{self._pages}/{key}")
+        self.grants = tuple(living)
+
+    def _save(self, grant: Grant) -> None:
+        path = f"{self._folder}/{grant.key}"
+        _write(path + ".tmp", encode(grant), 0o600)
+        at("grant written")
+        os.rename(path + ".tmp", path + ".json")
+        at("grant")
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def open_ledger(state_dir: str) -> Ledger:
+    """`with open_ledger(state_dir) as ledger:` holds the node's lock; dead grants are swept first.
+
+    Raises NodeError GH-303: the state directory is not safe to use, the disk fails, a grant file is damaged, or the
+    lock is held for more than LOCK_SECONDS.
+    """
+    return Ledger(state_dir)
+
+
+def snapshot(state_dir: str) -> tuple[Grant, ...]:
+    """The living grants at one instant, by key; writes nothing. No ledger yet: none. Raises NodeError GH-303."""
+    folder = f"{state_dir}/{LEDGER_DIR}"
+    try:
+        try:
+            fd = lock_file(folder + "/lock", fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return ()
+        try:
+            grants = [_read(folder, name[:-5]) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
+        finally:
+            os.close(fd)
+        boot = liveness.boot_id()
+        return tuple(g for g in (liveness.current(g, boot) for g in grants) if g is not None)
+    except OSError as e:
+        raise unusable(state_dir, e) from None
+
+
+def peek(state_dir: str) -> tuple[Grant, ...]:
+    """The living grants without taking the lock, for a caller that may not wait for it (see claims).
+
+    A grant that is committed before the call and lives throughout is found: its page folder stays in place while a
+    rewritten grant file may slip past a directory scan. Raises NodeError GH-303, FileNotFoundError if there is none.
+    """
+    folder = f"{state_dir}/{LEDGER_DIR}"
+    keys = {name[:-5] for name in os.listdir(folder) if name.endswith(".json")}
+    try:
+        try:
+            keys.update(os.listdir(f"{state_dir}/{PAGES_DIR}"))
+        except FileNotFoundError:
+            pass  # being made
+        boot = liveness.boot_id()
+        found = []
+        for key in sorted(keys):
+            try:
+                found.append(liveness.current(_read(folder, key), boot))
+            except FileNotFoundError:
+                pass  # not committed yet, or just removed
+        return tuple(g for g in found if g is not None)
+    except OSError as e:
+        raise unusable(state_dir, e) from None
+
+
+def forget(state_dir: str, key: str) -> bool:
+    """Remove one grant without looking at any, so that a damaged file can be removed too. Raises NodeError GH-303."""
+    folder = f"{state_dir}/{LEDGER_DIR}"
+    try:
+        fd = lock_file(folder + "/lock", fcntl.LOCK_EX)
+        try:
+            found = os.path.lexists(f"{folder}/{key}.json")
+            _remove(folder, f"{state_dir}/{PAGES_DIR}", key)
+        finally:
+            os.close(fd)
+        return found
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise unusable(state_dir, e) from None
+
+
+def own_dir(path: str) -> None:
+    """Make the directory (0700), or check that nobody but root can change what is in it. Raises NodeError GH-303."""
+    try:
+        st = os.lstat(path)
+    except FileNotFoundError:
+        try:
+            os.makedirs(path, 0o700)
+        except FileExistsError:  # made by another process meanwhile
+            pass
+        st = os.lstat(path)
+    if st.st_mode & 0o170000 != 0o040000:
+        raise refuse("GH-303", f"{path} is not a directory; remove it")
+    if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
+        raise refuse(
+            "GH-303",
+            f"{path} (owner {st.st_uid}, mode {st.st_mode & 0o7777:04o}) can be changed by other users;"
+            " remove it, or chown it to root and chmod 0700",
+        )
+
+
+def lock_file(path: str, how: int) -> int:
+    """A descriptor that holds the flock (LOCK_EX makes the file, LOCK_SH does not); closing it lets go.
+
+    Raises NodeError GH-303 after LOCK_SECONDS, OSError.
+    """
+    flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
+    while True:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            _flock(fd, how, path)
+            try:
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                    return fd
+            except FileNotFoundError:
+                pass  # the directory was removed and made anew: the file that we locked protects nothing
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _flock(fd: int, how: int, path: str) -> None:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        pass
+    # flock has no deadline, and a stopped holder must not stop every container of the node. A thread waits in our
+    # place; if it comes too late, the caller closes the descriptor, and the lock ends with the thread's last use of it.
+    done = _thread.allocate_lock()
+    done.acquire()
+    failed: list[OSError] = []
+
+    def wait() -> None:
+        try:
+            fcntl.flock(fd, how)
+        except OSError as e:
+            failed.append(e)
+        finally:
+            done.release()
+
+    try:
+        _thread.start_new_thread(wait, ())
+    except RuntimeError:  # no more threads allowed: wait without a deadline
+        wait()
+    if not done.acquire(timeout=LOCK_SECONDS):
+        raise refuse("GH-303", f"{path} is locked for {LOCK_SECONDS:g} s by {_holder(fd)}; end it and try again")
+    if failed:
+        raise failed[0]
+
+
+def _holder(fd: int) -> str:
+    """Who holds the lock, from /proc/locks: `1: FLOCK ADVISORY WRITE PID MAJ:MIN:INODE 0 EOF`."""
+    inode = str(os.fstat(fd).st_ino).encode()
+    try:
+        for line in liveness.read_file("/proc/locks", 1 << 20).splitlines():
+            word = line.split()
+            if word[1] == b"FLOCK" and word[5].rpartition(b":")[2] == inode:
+                return f"process {word[4].decode()}"
+    except (OSError, IndexError):
+        pass
+    return "another process"
+
+
+def unusable(state_dir: str, e: OSError) -> GhError:
+    what = f"{e.strerror} ({e.filename})" if e.filename else str(e.strerror or e)
+    return refuse("GH-303", f"ledger in {state_dir}: {what}; check its file system (df, mount) and rights, then retry")
+
+
+def encode(grant: Grant) -> bytes:
+    data = grant.fields()
+    data["who"] = grant.who.fields()
+    data["life"] = grant.life.fields()
+    data["shares"] = [s.fields() for s in grant.shares]
+    data["format"] = FORMAT
+    return fastjson.dumps(data).encode()
+
+
+def decode(data: bytes) -> Grant:
+    """The grant of a ledger file. Raises ValueError, with the reason, for anything that `encode` did not write."""
+    try:
+        value = fastjson.loads(data)
+        if value.pop("format") != FORMAT:
+            raise ValueError("another version's format")
+        life = value.pop("life")
+        for process in ("creator", "init"):
+            if life[process] is not None:
+                pid, start = life[process]
+                life[process] = (pid + 0, start + 0)
+        shares = tuple(Share(**s) for s in value.pop("shares"))
+        for s in shares:
+            numbers = (s.memory_mib, s.compute, s.compute_limit)
+            if not (isinstance(s.uuid, str) and all(type(n) is int and n >= 0 for n in numbers)):
+                raise ValueError("a share is not valid")
+        who = value.pop("who")
+        if not all(isinstance(v, str) for v in (*who.values(), life["boot_id"], life["cgroup"])):
+            raise ValueError("a name is not text")
+        capabilities = tuple(value.pop("capabilities"))
+        return Grant(who=Identity(**who), life=Life(**life), shares=shares, capabilities=capabilities, **value)
+    except (TypeError, KeyError, AttributeError) as e:
+        raise ValueError(f"not a grant ({type(e).__name__}: {e})") from None
+
+
+def _read(folder: str, key: str) -> Grant:
+    path = f"{folder}/{key}.json"
+    data = liveness.read_file(path)
+    try:
+        grant = decode(data)
+        if grant.key != key:
+            raise ValueError("the key inside is another one")
+    except ValueError as e:
+        why = str(e)
+        raise refuse(
+            "GH-303",
+            f"grant file {path} is damaged: {why[:80]}; nothing is granted until it is gone: make sure that its"
+            f" container is stopped, then `gpu-hook release {key[:32]}` or remove the file",
+        ) from None
+    return grant
+
+
+def _write(path: str, data: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        if mode & 0o077:
+            os.fchmod(fd, mode)
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: str, pages: str, key: str) -> None:
+    _unlink(f"{folder}/{key}.json")
+    at("grant removed")
+    _drop_folder(f"{pages}/{key}")
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _drop_folder(path: str) -> None:
+    """Remove a folder of files, as far as it is there."""
+    try:
+        for name in os.listdir(path):
+            os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        os.unlink(path)
