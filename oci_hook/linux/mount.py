@@ -15,7 +15,6 @@ FSOPEN_CLOEXEC = 1
 FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_STRING = 1
 FSCONFIG_CMD_CREATE = 6
-MNT_DETACH = 2
 STATX_MNT_ID = 0x1000
 STATX_ATTR_MOUNT_ROOT = 0x2000
 PROC_SUPER_MAGIC = 0x9FA0  # include/uapi/linux/magic.h
@@ -25,7 +24,6 @@ TMPFS_MAGIC = 0x01021994
 _STATX = Struct("=8xQ128xQ104x")  # struct statx: stx_attributes, stx_mnt_id
 _statx = function("statx", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
 _fstatfs = function("fstatfs", ctypes.c_int, ctypes.c_void_p)
-_umount2 = function("umount2", ctypes.c_char_p, ctypes.c_int)
 
 
 class _MountAttr(ctypes.Structure):
@@ -86,10 +84,6 @@ def new_tmpfs(settings: dict[str, str], options: tuple[str, ...], path: str) -> 
         return syscall("fsmount", fs, FSMOUNT_CLOEXEC, attributes(options), path=path)
     finally:
         os.close(fs)
-
-
-def umount2(path: str, flags: int = 0) -> None:
-    check(_umount2(os.fsencode(path), flags), "umount2", path)
 
 
 def statx_mount(fd: int) -> tuple[int, bool]:

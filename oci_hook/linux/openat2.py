@@ -24,9 +24,7 @@ def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> i
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     for left in reversed(range(TRIES)):
         try:
-            return syscall(
-                "openat2", dirfd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how), path=path
-            )
+            return syscall("openat2", dirfd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how), path=path)
         except SyscallError as e:
             if e.errno != EAGAIN or not left:
                 raise
