@@ -1,5 +1,20 @@
 """Grant -> Plan: the ordered changes that make a container of it. Each step describes itself; nothing is done here."""
 
+from oci_hook.core.grant import Grant
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import (
+    ACCOUNT_DIR,
+    CONTAINER_DIR,
+    ENV_SET,
+    NVIDIA_MAJOR,
+    PAGES_DIR,
+    POLICY_PAGE,
+    PRIVATE,
+    REAL_LIBCUDA,
+    REAL_LIBNVML,
+    SIM_CARDS,
+    STAND_IN_DIR,
+)
 from oci_hook.core.value import Value
 
 DATA = ("ro", "nosuid", "nodev", "noexec")
@@ -77,3 +92,98 @@ class EnvVar(Value):
 
 
 Step = Bind | Tmpfs | DeviceNode | DeviceRule | EnvVar
+
+
+class ImageFacts(Value):
+    """What the plan must know of the image. libdir: where its loader looks for 64-bit libraries.
+
+    cover_cuda, cover_nvml: paths of every copy of these libraries that the image brings, to be covered by ours.
+    """
+
+    __slots__ = ("libdir", "cover_cuda", "cover_nvml")
+
+    def __init__(self, libdir: str, cover_cuda: tuple[str, ...] = (), cover_nvml: tuple[str, ...] = ()) -> None:
+        self.libdir = libdir
+        self.cover_cuda = cover_cuda
+        self.cover_nvml = cover_nvml
+
+
+def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str, state_dir: str) -> tuple[Step, ...]:
+    """Every change, in the order in which it must be made: stand-ins come last, on top of whatever else is there.
+
+    A card given whole gets the stand-ins as well: its page says that nothing is limited, and so accounting, what
+    NVML shows, and a later `set` are the same for every container.
+    """
+    cards = [inventory.card(share.uuid) for share in grant.shares]
+    steps: list[Step] = [
+        Bind(f"{prefix}/{CONTAINER_DIR}", PRIVATE, DATA),
+        Bind(inventory.libcuda, REAL_LIBCUDA),
+        Bind(inventory.libnvml, REAL_LIBNVML),
+        Bind(f"{state_dir}/{PAGES_DIR}/{grant.key}/policy", POLICY_PAGE, DATA),
+        Tmpfs(ACCOUNT_DIR, 1 << 20, 16, 0o1777),
+    ]
+    steps += _driver_files(grant, inventory, image.libdir)
+    nodes = [DeviceNode(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards]
+    if cards:
+        nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
+    steps += nodes
+    steps += [DeviceRule(node.major, node.minor) for node in nodes]
+    steps += [
+        Bind(f"{state_dir}/sim/cards/{card.minor}", f"{SIM_CARDS}/{card.minor}", ("rw", "nosuid", "nodev", "noexec"))
+        for card in cards
+        if card.simulated
+    ]
+    steps += _environment(grant, inventory, image.libdir)
+    steps += _stand_in("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
+    steps += _stand_in("libnvidia-ml", inventory, image.libdir, image.cover_nvml, prefix)
+    return tuple(steps)
+
+
+def _driver_files(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
+    steps: list[Step] = []
+    governed = (inventory.libcuda, inventory.libnvml)  # these have their own, private places
+    for file in inventory.files:
+        if file.capability not in grant.capabilities or file.path in governed:
+            continue
+        if file.kind == "library":
+            steps += [Bind(file.path, f"{libdir}/{name}") for name in file.names]
+        elif file.kind == "binary":
+            steps.append(Bind(file.path, "/usr/bin/" + file.path.rpartition("/")[2]))
+        elif file.kind in ("firmware", "socket"):
+            steps.append(Bind(file.path, _in_root(file.path, inventory.driver_root), DATA))
+    return steps
+
+
+def _in_root(path: str, root: str) -> str:
+    """A driver file's path as it is inside the driver root."""
+    root = root.rstrip("/")
+    return path[len(root) :] if path.startswith(root + "/") else path
+
+
+def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
+    """The truth about the grant, for people and programs; the stand-in never reads it."""
+
+    def per_card(values: list[int]) -> str:
+        return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
+
+    shares = grant.shares
+    values: dict[str, str | None] = dict.fromkeys(ENV_SET)  # what is not set below is removed
+    values["NVIDIA_VISIBLE_DEVICES"] = ",".join(share.uuid for share in shares) or "none"
+    values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.capabilities)
+    values["TRITON_LIBCUDA_PATH"] = libdir
+    if shares:
+        percent = [share.memory_mib * 100 // inventory.card(share.uuid).memory_mib for share in shares]
+        memory = [share.memory_mib for share in shares]
+        values["T9K_GPU_PERCENT"] = per_card(percent)
+        values["T9K_GPU_MEMORY"] = per_card(memory)
+        values["GPU_HOOK_MEMORY_MIB"] = per_card(memory)
+        values["GPU_HOOK_COMPUTE"] = per_card([share.compute for share in shares])
+        values["GPU_HOOK_POLICY"] = grant.policy
+        values["GPU_HOOK_CLASS"] = grant.priority_class
+    return [EnvVar(name, value) for name, value in values.items()]
+
+
+def _stand_in(library: str, inventory: Inventory, libdir: str, cover: tuple[str, ...], prefix: str) -> list[Step]:
+    source = f"{prefix}/{STAND_IN_DIR}/{library}.so.1"
+    names = (f"{library}.so.1", f"{library}.so", f"{library}.so.{inventory.driver_version}")
+    return [Bind(source, path) for path in dict.fromkeys([f"{libdir}/{name}" for name in names] + list(cover))]

@@ -1,0 +1,93 @@
+"""Plan -> edits of config.json, so that the runtime itself makes them: the only way that reaches a process's
+environment, and that no `systemctl daemon-reload` takes back. Pure: dicts in, a dict out."""
+
+from oci_hook.core.device_rules import starts_closed
+from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, SIM_CARDS
+from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.plan import Step
+
+DENY_ALL = {"allow": False, "access": "rwm"}
+GPU_NAMES = ("libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvidia-", "libvdpau_nvidia.so", "nvidia-")
+
+
+def _gpu_mount(mount: "dict[str, Any]") -> bool:
+    path = mount.get("destination") or ""
+    inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_CARDS + "/"))
+    return inside or path.rpartition("/")[2].startswith(GPU_NAMES)
+
+
+def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
+    """The spec without our earlier edits, if it carries our marker. A forged marker can only take GPU things away."""
+    annotations = spec.get("annotations") or {}
+    if MARKER not in annotations:
+        return spec
+    linux = dict(spec.get("linux") or {})
+    resources = dict(linux.get("resources") or {})
+    nodes = [d for d in linux.get("devices") or () if str(d.get("path")).startswith("/dev/nvidia")]
+    numbers = {(d.get("major"), d.get("minor")) for d in nodes}
+    linux["devices"] = [d for d in linux.get("devices") or () if d not in nodes]
+    resources["devices"] = [
+        r
+        for r in resources.get("devices") or ()
+        if not (r.get("allow") is True and r.get("type") == "c")
+        or (r.get("major") != NVIDIA_MAJOR and (r.get("major"), r.get("minor")) not in numbers)
+    ]
+    linux["resources"] = resources
+    process = dict(spec.get("process") or {})
+    process["env"] = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
+    return {
+        **spec,
+        "annotations": {k: v for k, v in annotations.items() if k != MARKER},
+        "mounts": [m for m in spec.get("mounts") or () if not _gpu_mount(m)],
+        "process": process,
+        "linux": linux,
+    }
+
+
+def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant") -> "dict[str, Any]":
+    """The edited spec; `spec` itself is left as it is. Everything that is not ours is kept, in its order."""
+    process = dict(spec.get("process") or {})
+    linux = dict(spec.get("linux") or {})
+    resources = dict(linux.get("resources") or {})
+    env: list[str] = list(process.get("env") or ())
+    mounts: list[dict[str, Any]] = list(spec.get("mounts") or ())
+    devices: list[dict[str, Any]] = list(linux.get("devices") or ())
+    rules: list[dict[str, Any]] = list(resources.get("devices") or ())
+    if not starts_closed(rules):
+        rules.insert(0, DENY_ALL)  # what runc means by an empty list; said, so that every runtime means it
+    for step in plan:
+        if isinstance(step, Bind):
+            options = ["bind", "rprivate", *step.options]
+            mounts.append({"destination": step.destination, "type": "bind", "source": step.source, "options": options})
+        elif isinstance(step, Tmpfs):
+            limits = [f"size={step.size}", f"nr_inodes={step.inodes}", f"mode={step.mode:o}"]
+            options = ["nosuid", "nodev", "noexec", *limits]
+            mounts.append({"destination": step.destination, "type": "tmpfs", "source": "tmpfs", "options": options})
+        elif isinstance(step, DeviceNode):
+            devices = [d for d in devices if d.get("path") != step.path]
+            number = {"type": "c", "major": step.major, "minor": step.minor}
+            devices.append({"path": step.path, **number, "fileMode": 0o666, "uid": 0, "gid": 0})
+        elif isinstance(step, DeviceRule):
+            rules.append({"allow": True, "type": "c", "major": step.major, "minor": step.minor, "access": step.access})
+        elif isinstance(step, EnvVar):
+            env = [e for e in env if e.partition("=")[0] != step.name]
+            if step.value is not None:
+                env.append(f"{step.name}={step.value}")
+    process["env"] = env
+    resources["devices"] = rules
+    linux["devices"] = devices
+    linux["resources"] = resources
+    return {
+        **spec,
+        "annotations": {**(spec.get("annotations") or {}), MARKER: grant.key},
+        "process": process,
+        "mounts": mounts,
+        "linux": linux,
+    }

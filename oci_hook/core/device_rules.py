@@ -1,0 +1,62 @@
+"""Which cards a container's own device rules would let it open (linux.resources.devices of the OCI runtime spec).
+
+Rules are read as the kernel's device controller and runc read them (Documentation/admin-guide/cgroup-v1/devices.rst:
+a rule for all devices replaces everything before it; a denial takes back only what it names). In doubt the answer is
+"reachable": a denial narrower than an earlier permission is not trusted, since cgroup v1 ignores it.
+"""
+
+from oci_hook.core.layout import NVIDIA_MAJOR
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+ANY = -1
+CONTROL_MINOR = 254  # 195:254 is nvidia-modeset, 195:255 nvidiactl; cards are below
+
+
+def _number(rule: "Mapping[str, object]", key: str) -> int:
+    value = rule.get(key)
+    return value if isinstance(value, int) and value >= 0 else ANY
+
+
+def _access(rule: "Mapping[str, object]") -> "set[str]":
+    value = rule.get("access")
+    return set(value) if isinstance(value, str) and value else set("rwm")
+
+
+def allowed(rules: "Iterable[Mapping[str, object]]") -> list[tuple[int, int, set[str]]]:
+    """What the list permits for character devices in the end: (major or ANY, minor or ANY, access)."""
+    open_: list[tuple[int, int, set[str]]] = []
+    for rule in rules:
+        kind = rule.get("type") or "a"
+        if kind not in ("a", "c", "u"):
+            continue
+        major, minor, access = _number(rule, "major"), _number(rule, "minor"), _access(rule)
+        permit = rule.get("allow") is True
+        if kind == "a":
+            open_ = [(ANY, ANY, set("rwm"))] if permit else []
+        elif permit:
+            open_.append((major, minor, access))
+        else:
+            open_ = [(a, b, has - access if major in (ANY, a) and minor in (ANY, b) else has) for a, b, has in open_]
+    return [entry for entry in open_ if entry[2]]
+
+
+def starts_closed(rules: "Sequence[Mapping[str, object]]") -> bool:
+    """Whether some rule denies everything. Without one, what is not named depends on the runtime."""
+    return any((rule.get("type") or "a") == "a" and rule.get("allow") is not True for rule in rules)
+
+
+def reachable_cards(rules: "Iterable[Mapping[str, object]]", granted: "Iterable[int]") -> list[str]:
+    """Cards ("195:N", or "every card") that may be opened for reading or writing without their minor being granted."""
+    granted = set(granted)
+    found: list[str] = []
+    for major, minor, access in allowed(rules):
+        if major not in (ANY, NVIDIA_MAJOR) or not access & {"r", "w"}:
+            continue
+        if minor == ANY:
+            return ["every card"]
+        if minor < CONTROL_MINOR and minor not in granted:
+            found.append(f"{NVIDIA_MAJOR}:{minor}")
+    return found

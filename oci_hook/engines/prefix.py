@@ -1,0 +1,210 @@
+"""An install: everything of gpu-hook that containers need, in one directory. Lay it, lay it anew, take it away.
+
+Not for the hot path. Every file is put in place by rename, so that a running container keeps the library it has mapped
+and the engine never calls half a program.
+"""
+
+import os
+import platform
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from oci_hook.core import layout
+from oci_hook.errors import GhError, NodeError, refuse
+from oci_hook.node import settings_compile, store
+from oci_hook.node.settings import Settings
+from oci_hook.node.settings import load as load_settings
+from oci_hook.node.settings_template import default_settings_yaml
+
+PACKAGE = Path(__file__).resolve().parent.parent
+HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
+HOT_FILES = ("__init__.py", "errors.py", "hook.py", "runtime.py")
+CLI_ONLY = ("discover.py", "settings_compile.py", "settings_template.py")
+PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
+STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
+EMPTY_FILES = (layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE)
+
+# Run by the install's own Python, for which the code is compiled; its arguments are the library folder and the names.
+PACK = """
+import marshal, sys
+from importlib.util import MAGIC_NUMBER
+folder, *names = sys.argv[1:]
+pack = {}
+for name in names:
+    path = f"{folder}/{name}"
+    with open(path, "rb") as f:
+        code = compile(f.read(), path, "exec", dont_inherit=True)
+    module = name[: -len(".py")].replace("/", ".")
+    package = module.endswith(".__init__")
+    pack[module.removesuffix(".__init__")] = (package, marshal.dumps(code))
+with open(f"{folder}/{sys.implementation.cache_tag}.pack.new", "wb") as f:
+    f.write(MAGIC_NUMBER + marshal.dumps(pack))
+print(sys.implementation.cache_tag)
+"""
+
+
+def native(arch: str = platform.machine()) -> Path:
+    """Where the compiled parts are: inside an installed package, or in the build folder of a checkout."""
+    packed = PACKAGE / "native" / arch
+    return packed if packed.is_dir() else PACKAGE.parent / "build" / arch
+
+
+def lay(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
+    """Make or renew the install at `prefix`; the settings in use. An existing settings.yaml is kept, and then the other
+    arguments must be None or what it says. Raises SettingsError GH-50x, GH-305."""
+    root = Path(prefix)
+    compiled = native()
+    wanted = [compiled / name for name in (*PROGRAMS, *STAND_INS)]
+    missing = [path.name for path in wanted if not path.is_file()]
+    if missing:
+        raise refuse("GH-504", f"{compiled} lacks {', '.join(missing)}; run scripts/build in the checkout")
+    try:
+        for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.STAND_IN_DIR):
+            _folder(root / folder)
+        for name in PROGRAMS:
+            _copy(compiled / name, root / "bin" / name, 0o755)
+        for name in STAND_INS:
+            _copy(compiled / name, root / layout.STAND_IN_DIR / name, 0o644)
+        _skeleton(root / layout.CONTAINER_DIR)
+        names = _python_files(root / layout.LIB_DIR)
+        yaml = root / layout.SETTINGS_YAML
+        chosen = {"runtime": runtime, "python": python, "state_dir": state_dir}
+        given = {key: value for key, value in chosen.items() if value is not None}
+        new = not yaml.exists()
+        if new:
+            if "runtime" not in given:
+                given["runtime"] = find_runtime()
+            settings_compile.write(str(yaml), default_settings_yaml(prefix=prefix, **given))
+        try:
+            settings = settings_compile.compile(prefix)
+        except GhError:
+            if new:  # else the next try would be held to the wrong values
+                yaml.unlink()
+            raise
+        for key, value in given.items():
+            if getattr(settings, key) != value:
+                raise refuse(
+                    "GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again"
+                )
+        _pack(root / layout.LIB_DIR, settings.python, names)
+    except OSError as e:
+        raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
+    return settings
+
+
+def find_runtime() -> str:
+    """The machine's runc, or else crun."""
+    for name in ("runc", "crun"):
+        if found := shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"):
+            return found
+    raise refuse("GH-503", "neither runc nor crun is installed; install one, or name yours with --runtime")
+
+
+def remove(prefix: str, force: bool = False) -> list[str]:
+    """Take an install away; paths that stay because they are not ours. Raises GH-504 while containers hold shares."""
+    root = Path(prefix)
+    conf = root / layout.LAUNCHER_CONF
+    if not conf.exists() and not (root / layout.SETTINGS_YAML).exists():
+        raise refuse("GH-504", f"{prefix} is no gpu-hook install; name the right one with --prefix")
+    try:
+        state_dir: str | None = load_settings(prefix).state_dir
+    except GhError:
+        state_dir = None
+    if state_dir is not None:
+        _empty_state(state_dir, force)
+    for name in PROGRAMS:
+        (root / "bin" / name).unlink(missing_ok=True)
+    for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CONTAINER_DIR):
+        shutil.rmtree(root / folder, ignore_errors=True)
+    for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
+        (root / name).unlink(missing_ok=True)
+    for folder in ("bin", "etc", "lib", ""):
+        try:
+            (root / folder).rmdir()
+        except OSError:  # something of somebody else's
+            pass
+    return sorted(str(path) for path in root.rglob("*")) if root.exists() else []
+
+
+def _empty_state(state_dir: str, force: bool) -> None:
+    try:
+        living = store.snapshot(state_dir)
+    except NodeError:
+        if not force:
+            raise
+        living = ()
+    if living and not force:
+        names = ", ".join(grant.who.id[:40] for grant in living[:3])
+        raise refuse("GH-504", f"{len(living)} containers hold shares ({names}); stop them, or uninstall with --force")
+    for name in (layout.LEDGER_DIR, layout.PAGES_DIR):
+        shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
+    try:
+        os.unlink(os.path.join(state_dir, layout.INVENTORY))
+    except OSError:
+        pass
+    try:
+        os.rmdir(state_dir)
+    except OSError:
+        pass
+
+
+def _folder(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    st = path.stat()
+    if st.st_uid not in (0, os.geteuid()) or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise refuse("GH-504", f"{path} can be changed by others than its owner root; chmod go-w, chown root")
+    if path.name in ("bin", "etc", "lib") or path.parent.name == "lib":
+        path.chmod(0o755)  # whatever the umask: containers map these files as any user
+
+
+def _copy(source: Path, target: Path, mode: int) -> None:
+    temporary = target.with_name(target.name + ".new")
+    shutil.copyfile(source, temporary)
+    temporary.chmod(mode)
+    temporary.rename(target)
+
+
+def _skeleton(folder: Path) -> None:
+    """The directory that becomes PRIVATE in containers: nothing but places to mount on."""
+    _folder(folder)
+    for path in EMPTY_FILES:
+        file = folder / path[len(layout.PRIVATE) + 1 :]
+        _folder(file.parent)
+        file.touch()
+        file.chmod(0o444)
+    _folder(folder / layout.ACCOUNT_DIR[len(layout.PRIVATE) + 1 :])
+
+
+def _python_files(target: Path) -> list[str]:
+    """Copy the hot path's sources and the start file; the names of the package's files, relative to `target`."""
+    names = [name for name in HOT_FILES if (PACKAGE / name).exists()]
+    for folder in HOT_FOLDERS:
+        found = (path.relative_to(PACKAGE) for path in (PACKAGE / folder).rglob("*.py") if path.name not in CLI_ONLY)
+        names += sorted(map(str, found))
+    kept = {target / PACKAGE.name / name for name in names}
+    for name in names:
+        file = target / PACKAGE.name / name
+        _folder(file.parent)
+        _copy(PACKAGE / name, file, 0o644)
+    for old in (target / PACKAGE.name).rglob("*.py"):
+        if old not in kept:
+            old.unlink()
+    for program in ("runtime.py", "hook.py"):
+        _copy(PACKAGE / "launcher" / "start.py", target / program, 0o644)
+    return [f"{PACKAGE.name}/{name}" for name in names]
+
+
+def _pack(folder: Path, python: str, names: Iterable[str]) -> None:
+    r = subprocess.run(
+        [python, "-I", "-S", "-c", PACK, str(folder), *names], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    if r.returncode != 0:
+        last = (r.stderr.strip().splitlines() or ["?"])[-1]
+        raise refuse("GH-504", f"{python} cannot compile gpu-hook: {last}; set `python` to 3.10 or newer")
+    tag = r.stdout.strip()
+    for old in folder.glob("*.pack"):
+        old.unlink()
+    (folder / f"{tag}.pack.new").rename(folder / f"{tag}.pack")

@@ -1,0 +1,52 @@
+"""The file that the launcher starts as `python3 -I -S PREFIX/lib/gpu-hook/PROGRAM.py ARGS`; PROGRAM: runtime or hook.
+
+Beside it lies the package, and a pack: all modules compiled, in one file per kind of Python, which saves the import
+system some 200 system calls. Without a pack for this Python the package is imported as usual, only slower.
+"""
+
+import sys
+
+
+def install_pack(folder: str) -> None:
+    import marshal
+    from _frozen_importlib import ModuleSpec
+    from _frozen_importlib_external import MAGIC_NUMBER
+
+    try:
+        with open(f"{folder}/{sys.implementation.cache_tag}.pack", "rb", 0) as f:
+            data = f.readall()
+    except FileNotFoundError:
+        data = b""
+    if not data.startswith(MAGIC_NUMBER):
+        sys.path.insert(0, folder)
+        return
+    pack: dict[str, tuple[bool, bytes]] = marshal.loads(memoryview(data)[len(MAGIC_NUMBER) :])
+
+    class Pack:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            if name not in pack:
+                return None
+            return ModuleSpec(name, Pack, is_package=pack[name][0])  # type: ignore[arg-type]
+
+        @staticmethod
+        def create_module(spec: ModuleSpec) -> None:
+            return None
+
+        @staticmethod
+        def exec_module(module: object) -> None:
+            names = module.__dict__
+            code = marshal.loads(pack[names["__name__"]][1])
+            names["__file__"] = code.co_filename
+            exec(code, names)
+
+    sys.meta_path.insert(0, Pack)
+
+
+folder, _, name = sys.argv[0].rpartition("/")
+install_pack(folder)
+if name == "hook.py":
+    from oci_hook.hook import main
+else:
+    from oci_hook.runtime import main
+sys.exit(main(folder[: -len("/lib/gpu-hook")], sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""What an image brings and where the plan's destinations lead in it. The image is hostile: everything by descriptor."""
+
+import os
+from stat import S_ISCHR, S_ISDIR, S_ISREG
+
+from oci_hook.core.layout import PRIVATE
+from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
+from oci_hook.errors import GhError, refuse
+from oci_hook.linux.walk import Tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from oci_hook.core.plan import Step
+
+MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+
+
+def _library_places(multiarch: str) -> tuple[str, ...]:
+    """Where images are known to bring a driver library of their own: the loader's default folders, and the folders
+    that NVIDIA's images put in LD_LIBRARY_PATH or ld.so.conf.d."""
+    return (
+        f"/usr/lib/{multiarch}",
+        f"/lib/{multiarch}",
+        "/usr/lib64",
+        "/lib64",
+        "/usr/lib",
+        "/lib",
+        "/usr/local/lib",
+        f"/usr/local/lib/{multiarch}",
+        "/usr/local/nvidia/lib64",
+        "/usr/local/nvidia/lib",
+        "/usr/lib/wsl/lib",
+    )
+
+
+def look(rootfs: str, mounts: "Sequence[dict[str, Any]]") -> ImageFacts:
+    """Facts of the image at host path `rootfs`, below the spec's `mounts`. Raises ApplyError GH-402."""
+    multiarch = MULTIARCH.get(os.uname().machine, os.uname().machine + "-linux-gnu")
+    with _open(rootfs) as tree:
+        _mounted(tree, mounts)
+        try:
+            debian = tree.resolve("/etc/debian_version")[1]
+        except OSError:
+            debian = 0
+        places = list(_library_places(multiarch))
+        local = _canonical(tree, "/usr/local")
+        places += [f"{local}/{name}/compat" for name in tree.names(local) if name.startswith("cuda")]
+        cuda: list[str] = []
+        nvml: list[str] = []
+        for place in dict.fromkeys(_canonical(tree, p) for p in places):
+            for name in tree.names(place):
+                if name.startswith("libcuda.so"):
+                    cuda.append(f"{place}/{name}")
+                elif name.startswith("libnvidia-ml.so"):
+                    nvml.append(f"{place}/{name}")
+    libdir = f"/usr/lib/{multiarch}" if debian else "/usr/lib64"
+    return ImageFacts(libdir, tuple(sorted(cuda)), tuple(sorted(nvml)))
+
+
+def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "Sequence[Step]") -> "tuple[Step, ...]":
+    """The steps with every destination as it is after all links, and each only once.
+
+    Raises ApplyError GH-402 where two steps of different sources meet, where a destination lies in a mount of the spec
+    (a tmpfs is fine: it is empty), is something else than a file, or where the image has put something at PRIVATE.
+    """
+    with _open(rootfs) as tree:
+        kinds = _mounted(tree, mounts)
+        private = _private(tree, kinds)
+        taken: dict[str, str] = {}
+        out: list[Step] = []
+        for step in steps:
+            if isinstance(step, (Bind, Tmpfs)):
+                if step.destination == PRIVATE or step.destination.startswith(PRIVATE + "/"):
+                    destination = private + step.destination[len(PRIVATE) :]
+                else:
+                    destination = _file(tree, kinds, private, step.destination)
+                source = step.source if isinstance(step, Bind) else "tmpfs"
+                if _take(taken, private, destination, source, step.destination):
+                    out.append(step.replace(destination=destination))
+            elif isinstance(step, DeviceNode):
+                _node(tree, step)
+                if _take(taken, private, step.path, step.describe(), step.path):
+                    out.append(step)
+            else:
+                out.append(step)
+        return tuple(out)
+
+
+def _open(rootfs: str) -> Tree:
+    try:
+        return Tree(rootfs)
+    except OSError as e:
+        raise refuse("GH-402", f"root file system {rootfs}: {e.strerror}") from None
+
+
+def _collision(path: str, why: str) -> GhError:
+    return refuse("GH-402", f"{path} in the image {why}; use an image or volumes without it")
+
+
+def _canonical(tree: Tree, path: str) -> str:
+    try:
+        return tree.resolve(path)[0]
+    except OSError:  # a loop, a file in the middle: nothing is there
+        return ""
+
+
+def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
+    """Canonical mount points of the spec and what is on top there; the tree then does not look below them."""
+    kinds: dict[str, str] = {}
+    for mount in mounts:
+        path = mount.get("destination") or "/"
+        try:
+            path = tree.resolve(path)[0]
+        except OSError as e:
+            raise _collision(path, f"cannot be mounted on: {e.strerror}") from None
+        kind = mount.get("type") or "bind"
+        options = mount.get("options") or ()
+        kinds[path] = "bind" if "bind" in options or "rbind" in options else kind
+        tree.stops.add(path)
+    return kinds
+
+
+def _on_top(kinds: dict[str, str], path: str) -> tuple[str, str]:
+    """(mount point, kind) of the innermost mount of the spec at or above `path`, or ("", "")."""
+    while path:
+        if path in kinds:
+            return path, kinds[path]
+        path = path.rpartition("/")[0]
+    return ("/", kinds["/"]) if "/" in kinds else ("", "")
+
+
+def _private(tree: Tree, kinds: dict[str, str]) -> str:
+    try:
+        path, mode = tree.resolve(PRIVATE)
+    except OSError as e:
+        raise _collision(PRIVATE, f"cannot be used: {e.strerror}") from None
+    where, kind = _on_top(kinds, path)
+    if where and kind != "tmpfs":
+        raise _collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
+    if path.split("/")[1] in ("", "dev", "proc", "sys"):
+        raise _collision(PRIVATE, f"leads to {path}")
+    if mode and (not S_ISDIR(mode) or tree.names(path)):
+        raise _collision(PRIVATE, "exists already")
+    return path
+
+
+def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> str:
+    """Where a file will be bound."""
+    try:
+        path, mode = tree.resolve(destination)
+    except OSError as e:
+        raise _collision(destination, f"cannot be mounted on: {e.strerror}") from None
+    if path == private or path.startswith(private + "/"):
+        raise _collision(destination, f"leads into {private}")
+    where, kind = _on_top(kinds, path)
+    if where and kind != "tmpfs":
+        raise _collision(destination, f"lies in a mount of the container at {where} ({kind})")
+    if path.split("/")[1] != destination.split("/")[1] and path.split("/")[1] in ("", "dev", "proc", "sys"):
+        raise _collision(destination, f"leads to {path}")
+    if where == path or mode and not S_ISREG(mode):
+        raise _collision(destination, "is not a regular file" if where != path else "is a mount point already")
+    return path
+
+
+def _node(tree: Tree, node: DeviceNode) -> None:
+    """A device node must come to lie where it is named: engines and programs find it by that path."""
+    try:
+        path, mode = tree.resolve(node.path)
+    except OSError as e:
+        raise _collision(node.path, f"cannot be a device: {e.strerror}") from None
+    if path != node.path:
+        raise _collision(node.path, f"leads to {path}")
+    if mode and not (S_ISCHR(mode) and tree.rdev(path) == os.makedev(node.major, node.minor)):
+        raise _collision(node.path, f"is not device {node.major}:{node.minor}")
+
+
+def _take(taken: dict[str, str], private: str, path: str, source: str, named: str) -> bool:
+    """Book a destination; False when the same source is there already."""
+    above = path.rpartition("/")[0]
+    while above and above != private:
+        if above in taken:
+            raise _collision(named, f"leads to {path}, below {above}, where another file goes")
+        above = above.rpartition("/")[0]
+    if path in taken:
+        if taken[path] != source:
+            raise _collision(named, f"leads to {path}, where another file goes")
+        return False
+    taken[path] = source
+    return True

@@ -1,0 +1,102 @@
+"""The OCI runtime's command line (runc, crun, youki): which command, which bundle, which container, where errors go.
+
+The launcher reads the same words (launcher.c) and sends here what it does not understand, so this reader knows more:
+an unknown flag's value is told from the next word by elimination, since the container's id is the only other word.
+"""
+
+import os
+
+from oci_hook.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = frozenset(
+    ("checkpoint", "create", "delete", "events", "exec", "features", "help", "init", "kill", "list", "mounts", "pause")
+    + ("ps", "restore", "resume", "run", "spec", "start", "state", "update")
+)
+GLOBAL_VALUES = frozenset(("root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"))
+GLOBAL_SWITCHES = frozenset(("debug", "systemd-cgroup", "version", "v", "help", "h"))
+CREATE_VALUES = frozenset(("bundle", "b", "console-socket", "pid-file", "preserve-fds", "config", "f"))
+CREATE_SWITCHES = frozenset(("no-pivot", "no-new-keyring", "no-subreaper", "keep", "detach", "d"))
+
+
+class Call(Value):
+    """One call of the runtime. Paths are absolute. id is "" when none was found.
+
+    command: the first word that is no flag, "" when there is none. config: path of config.json.
+    root: of --root, "" when it is left to the runtime. log: path or "". log_format: "text" or "json".
+    """
+
+    __slots__ = ("command", "id", "bundle", "config", "root", "log", "log_format")
+
+    def __init__(
+        self, command: str, id: str, bundle: str, config: str, root: str, log: str = "", log_format: str = "text"
+    ) -> None:
+        self.command = command
+        self.id = id
+        self.bundle = bundle
+        self.config = config
+        self.root = root
+        self.log = log
+        self.log_format = log_format
+
+
+def default_root(runtime: str) -> str:
+    """Where a runtime keeps its containers when it runs as root and is not told: /run/runc, /run/crun, /run/youki."""
+    name = os.path.basename(runtime)
+    for known in ("crun", "youki"):
+        if known in name:
+            return "/run/" + known
+    return "/run/runc"
+
+
+def read_call(args: "Sequence[str]") -> Call:
+    """`args` without the program's name. Never fails: what is not there gets the runtime's own default."""
+    flags: dict[str, str] = {}
+    i = 0
+    while i < len(args) and args[i].startswith("-"):
+        name, equals, value = args[i].lstrip("-").partition("=")
+        i += 1
+        if not equals and i < len(args):
+            unknown = name not in GLOBAL_SWITCHES and args[i] not in COMMANDS and not args[i].startswith("-")
+            if name in GLOBAL_VALUES or unknown:
+                value = args[i]
+                i += 1
+        flags[name] = value
+    command = args[i] if i < len(args) else ""
+
+    words: list[str] = []
+    maybe: list[str] = []  # words after an unknown flag: its value, or the id
+    i += 1
+    while i < len(args):
+        word = args[i]
+        i += 1
+        if word == "--":
+            words += args[i:]
+            break
+        if not word.startswith("-") or word == "-":
+            words.append(word)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if name in CREATE_SWITCHES or equals and name not in CREATE_VALUES:
+            continue
+        following = args[i] if i < len(args) else ""
+        if not equals and name in CREATE_VALUES:
+            value = following
+            i += 1
+        elif not equals and following and not following.startswith("-"):
+            maybe.append(following)
+            i += 1
+        flags[name] = value
+    bundle = os.path.abspath(flags.get("bundle") or flags.get("b") or ".")
+    return Call(
+        command,
+        (words or maybe or [""])[-1],
+        bundle,
+        os.path.join(bundle, flags.get("config") or flags.get("f") or "config.json"),
+        os.path.abspath(flags["root"]) if flags.get("root") else "",
+        flags.get("log", ""),
+        "json" if flags.get("log-format") == "json" else "text",
+    )

@@ -1,0 +1,135 @@
+"""PROGRAM gpu-hook-runtime, its second half: the launcher starts it for `create` and `run` of containers that ask.
+
+request -> grant -> plan -> edited config.json -> the real runtime, by exec, with the same arguments and environment.
+Whatever fails, the container does not start, nothing stays booked, and the user gets coded lines.
+"""
+
+import os
+
+from oci_hook.apply import to_spec
+from oci_hook.core.device_rules import reachable_cards
+from oci_hook.core.grant import Identity, Life
+from oci_hook.core.plan import make_plan
+from oci_hook.core.request import parse
+from oci_hook.errors import GhError, Problem, refuse
+from oci_hook.node import settings as node_settings
+from oci_hook.node.admit import Admission, admit, release
+from oci_hook.node.image import check_destinations, look
+from oci_hook.node.life import boot_id, process_life
+from oci_hook.oci import log, spec
+from oci_hook.oci.bundle import Call, default_root, read_call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
+
+    from oci_hook.node.settings import Settings
+
+CRI = "io.kubernetes.cri."
+
+
+def main(prefix: str, args: "Sequence[str]") -> int:
+    """Does not return when all is well: the process is the real runtime then. `args`: without the program's name."""
+    call = read_call(args)
+    try:
+        settings = node_settings.load(prefix)
+        if call.command not in ("create", "run"):
+            run_real(settings, args)
+        admission = give(call, settings)
+        try:
+            run_real(settings, args)
+        except GhError:
+            take_back(admission, settings)
+            raise
+    except GhError as e:
+        log.report(e.problems, call.log, call.log_format)
+        return e.exit_status
+    except Exception as e:  # a mistake of ours: the user gets one line, the journal all of it
+        import traceback
+
+        log.journal(traceback.format_exc())
+        unexpected = Problem("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details; please report it")
+        log.report([unexpected], call.log, call.log_format)
+        return 1
+
+
+def give(call: Call, settings: "Settings") -> Admission | None:
+    """Edit the bundle so that the container gets its share; None when it asks for none."""
+    doc = to_spec.scrub(spec.load(call.config))
+    annotations = doc.get("annotations") or {}
+    request = parse(annotations, spec.environment(doc), annotations.get(CRI + "container-name", ""), settings.rules)
+    if request is None:
+        return None
+    who = identity(call, annotations, settings.runtime)
+    admission = admit(request, who, Life(boot_id(), creator=process_life(os.getpid())), settings)
+    try:
+        edit(call, doc, admission, settings)
+    except BaseException:
+        take_back(admission, settings)
+        raise
+    if settings.stale:
+        warning = "settings.yaml changed since it was compiled; run `gpu-hook settings compile`"
+        log.report([Problem("GH-502", warning)], call.log, call.log_format, "warning")
+    return admission
+
+
+def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Settings") -> None:
+    """Plan and write. Raises ApplyError; the file is as it was then."""
+    grant, inventory = admission.grant, admission.inventory
+    rootfs, mounts = spec.rootfs(doc, call.bundle), doc.get("mounts") or ()
+    resources = (doc.get("linux") or {}).get("resources") or {}
+    granted = [inventory.card(share.uuid).minor for share in grant.shares]
+    if reachable := reachable_cards(resources.get("devices") or (), granted):
+        raise refuse(
+            "GH-403",
+            f"the container's device rules reach {', '.join(reachable)} beside its share; "
+            "run it without --privileged and without --device of cards",
+        )
+    plan = make_plan(grant, inventory, look(rootfs, mounts), settings.prefix, settings.state_dir)
+    plan = check_destinations(rootfs, mounts, plan)
+    spec.save(call.config, to_spec.apply(doc, plan, grant))
+
+
+def identity(call: Call, annotations: dict[str, str], runtime: str) -> Identity:
+    return Identity(
+        root=call.root or default_root(runtime),
+        id=call.id,
+        bundle=call.bundle,
+        pod_uid=annotations.get(CRI + "sandbox-uid", ""),
+        namespace=annotations.get(CRI + "sandbox-namespace", ""),
+        pod=annotations.get(CRI + "sandbox-name", ""),
+        container=annotations.get(CRI + "container-name", ""),
+    )
+
+
+def take_back(admission: Admission | None, settings: "Settings") -> None:
+    if admission is None:
+        return
+    try:
+        release(admission.grant.key, settings, force=True)
+    except GhError:
+        pass  # the first error is the one to tell; this process ends, so the next sweep takes the grant
+
+
+def run_real(settings: "Settings", args: "Sequence[str]") -> "NoReturn":
+    """Become the real runtime. Raises SettingsError GH-503."""
+    import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
+
+    path = settings.runtime
+    try:
+        st, own = os.stat(path), os.stat(f"{settings.prefix}/bin/gpu-hook-runtime")
+        if (st.st_dev, st.st_ino) == (own.st_dev, own.st_ino):
+            raise refuse("GH-503", f"runtime {path} is gpu-hook-runtime itself; set `runtime` in settings.yaml")
+        # Python at its start ignores these signals and may add LC_CTYPE; the runtime must get what the engine gave.
+        _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+        _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+        os.execve(path, [path, *args], original_environment())
+    except OSError as e:
+        raise refuse("GH-503", f"runtime {path}: {e.strerror}; set `runtime` in settings.yaml") from None
+
+
+def original_environment() -> dict[bytes, bytes]:
+    with open("/proc/self/environ", "rb", 0) as f:
+        entries = f.readall().split(b"\0")
+    return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry[1:])
