@@ -15,10 +15,11 @@ class OutOfBounds(ValueError):
 
 
 def show(value: object) -> str:
-    """A value inside a message: quoted, escaped, and cut to 40 characters."""
+    """A value inside a message: quoted, escaped, and cut to 45 characters to leave room for the advice."""
     if not isinstance(value, str):
-        return f"a {type(value).__name__}"
-    return ascii(value) if len(value) <= 40 else ascii(value[:37]) + "..."
+        return f"of type {type(value).__name__}"
+    shown = ascii(value[:45])
+    return shown if len(value) <= 45 and len(shown) <= 47 else f"{shown[:43]}..."
 
 
 def integer(text: str, low: int, high: int) -> int:

@@ -234,14 +234,14 @@ def check_python(checker: Checker, program: str) -> None:
     """It starts, and is new enough for the code that it will run."""
     if any("python: " in problem.message for problem in checker.problems):
         return
-    question = "import sys; sys.exit(sys.version_info < (3, 10))"
+    question = "import sys; print(sys.version_info >= (3, 10))"
     try:
-        status = subprocess.run(
+        answer = subprocess.run(
             [program, "-I", "-S", "-c", question], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
-        ).returncode
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        status = -1
-    if status != 0:
+        answer = b""
+    if answer != b"True\n":
         checker.complain(f"python: {program} is not Python 3.10 or newer", checker.lines.get("python"))
 
 

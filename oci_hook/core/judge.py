@@ -1,0 +1,136 @@
+"""The wishes of one container judged together: what contradicts what, and what is meant where nothing is said.
+
+Each function answers one question and adds to `given.problems` what is wrong; its answer counts only if that stays
+empty. A wish whose value is None could not be read: that was said already, and nothing follows from it.
+"""
+
+from oci_hook.core.wishes import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE
+from oci_hook.errors import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from oci_hook.core.collect import Wish
+    from oci_hook.core.rules import Rules
+
+# Wishes that ask for a card; the others only say how.
+ASKING = ("memory", "compute", "gpus", "devices", "exclusive")
+
+
+class Given:
+    """One wish per name, and the problems found so far."""
+
+    def __init__(self, found: "list[Wish]", problems: list[Problem]) -> None:
+        self.problems = problems
+        self.wishes: dict[str, Wish] = {}
+        for wish in sorted(found, key=lambda wish: not wish.own):
+            self.add(wish)
+
+    def add(self, wish: "Wish") -> None:
+        """A key for this container wins over the same dialect's key for the pod; else two must say the same."""
+        other = self.wishes.setdefault(wish.name, wish)
+        if other.dialect == wish.dialect and other.own != wish.own:
+            return
+        if None not in (other.value, wish.value) and other.value != wish.value:
+            code = "GH-103" if other.dialect == wish.dialect else "GH-104"
+            self.complain(code, f"{other} and {wish} disagree about {wish.name}; give one of them")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.wishes
+
+    def value(self, name: str) -> "Any":
+        return self.wishes[name].value if name in self.wishes else None
+
+    @property
+    def share(self) -> bool:
+        """Whether a part of a card is asked for, not the whole."""
+        return "memory" in self or "compute" in self
+
+    def complain(self, code: str, message: str) -> None:
+        self.problems.append(Problem(code, message))
+
+    def contradict(self, first: str, second: str, why: str) -> None:
+        both = f"{self.wishes[first]} and {self.wishes[second]}"
+        self.complain("GH-103", f"{both} contradict each other: {why}; drop or change one")
+
+
+def asks(found: "Iterable[Wish]") -> bool:
+    """Whether any of these asks for a card."""
+    return any(wish.name in ASKING and wish.value is not False for wish in found)
+
+
+def declined(given: Given) -> str | None:
+    """NONE or VOID where the container asks for no card. It may decline what its pod asks for all containers."""
+    off = next((given.wishes[n] for n in ("gpus", "devices") if given.value(n) in (NONE, VOID)), None)
+    if off is None:
+        return None
+    for name in ASKING:
+        wish = given.wishes.get(name)
+        if wish and wish.value not in (NONE, VOID, False) and (wish.own or not off.own):
+            given.contradict(name, off.name, "the second asks for no card")
+    return str(off.value)
+
+
+def check_count(given: Given) -> None:
+    """gpus and devices name the same number of cards."""
+    count, devices = given.value("gpus"), given.value("devices")
+    if count is None or devices is None:
+        return
+    named = ALL if devices == ALL else len(devices)
+    if count != named:
+        given.contradict("gpus", "devices", f"the second names {'every card' if named == ALL else named}")
+
+
+def exclusive(given: Given, rules: "Rules") -> bool:
+    """Whether nobody else may be on the cards; whole cards follow the node's whole_cards where nothing is said."""
+    said = given.value("exclusive")
+    if said is None:
+        return not given.share and rules.whole_cards == "exclusive"
+    if said and given.share:
+        given.contradict("exclusive", "memory" if "memory" in given else "compute", "an exclusive card has no limits")
+    if not said and not given.share and rules.whole_cards == "exclusive":
+        why = "on this node a card without memory or compute is exclusive; ask for memory or compute"
+        given.complain("GH-103", f"{given.wishes['exclusive']}: {why}")
+    return bool(said)
+
+
+def policy(given: Given, rules: "Rules") -> str:
+    """Memory alone guarantees no compute, which is best-effort; else the container's word, else the node's."""
+    said = given.value("policy")
+    if "memory" in given and "compute" not in given:
+        if said not in (None, "best-effort"):
+            given.contradict("policy", "memory", "that policy divides compute, and no compute is asked")
+        return "best-effort"
+    return str(said or rules.default_policy)
+
+
+def compute_limit(given: Given, policy: str) -> int | None:
+    """The ceiling of burst-share, not below the guarantee."""
+    limit, compute = given.value("compute-limit"), given.value("compute")
+    if not isinstance(limit, int):
+        return None
+    wish = given.wishes["compute-limit"]
+    if "compute" not in given:
+        given.complain("GH-103", f"{wish} is a ceiling above a guarantee, and no compute is asked; add compute")
+    elif policy != "burst-share":
+        if "policy" not in given or given.value("policy"):
+            given.complain("GH-103", f"{wish} is for the policy burst-share, here it is {policy}; drop or change one")
+    elif compute is not None and limit < compute:
+        given.contradict("compute-limit", "compute", "the ceiling is below the guarantee")
+    return limit
+
+
+def capabilities(given: Given) -> tuple[str, ...]:
+    """With a share only what the stand-in libraries govern; `all` is whatever is offered."""
+    said = given.value("capabilities")
+    if said is None:
+        return ("compute", "utility")
+    if said == ALL:
+        return WITH_A_SHARE if given.share else CAPABILITIES
+    past = [name for name in said if name not in WITH_A_SHARE]
+    if past and given.share:
+        why = f"{', '.join(past)} would reach the card past the limits; drop it, or ask for a whole card"
+        given.complain("GH-106", f"{given.wishes['capabilities']}: {why}")
+    return tuple(said)

@@ -1,0 +1,408 @@
+"""What annotations and environment mean, what is refused and with which words."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oci_hook.core import collect, units, wishes
+from oci_hook.core.layout import ENV_SET
+from oci_hook.core.request import CardRequest, Request, parse
+from oci_hook.core.rules import Rules
+from oci_hook.errors import MAX_LINE, RequestError
+
+P = "gpu-hook.io/"
+RULES = Rules()
+
+
+def ask(container: str = "", env: dict[str, str] | None = None, rules: Rules = RULES, **keys: str) -> Request | None:
+    """Keys of our own prefix as keyword arguments: compute_limit is compute-limit, memory__a is memory.a."""
+    annotations = {P + k.replace("__", ".").replace("_", "-"): v for k, v in keys.items()}
+    return parse(annotations, env or {}, container, rules)
+
+
+def refused(annotations: dict[str, str], container: str = "", rules: Rules = RULES, **env: str) -> list[str]:
+    with pytest.raises(RequestError) as e:
+        parse(annotations, env, container, rules)
+    return [str(p) for p in e.value.problems]
+
+
+def codes(annotations: dict[str, str], container: str = "", rules: Rules = RULES, **env: str) -> list[str]:
+    return [line[:6] for line in refused(annotations, container, rules, **env)]
+
+
+# What is asked
+
+
+def test_nothing_asked() -> None:
+    assert parse({}, {}, "", RULES) is None
+    assert parse({"io.kubernetes.cri.container-name": "a", "x": "1"}, {"PATH": "/bin"}, "a", RULES) is None
+
+
+@pytest.mark.parametrize(
+    "keys", [{"policy": "fs"}, {"class": "online"}, {"placement": "spread"}, {"exclusive": "false"}]
+)
+def test_keys_that_only_say_how_ask_for_nothing(keys: dict[str, str]) -> None:
+    assert ask(**keys) is None
+
+
+def test_memory_alone_guarantees_no_compute() -> None:
+    assert ask(memory="4Gi") == Request((CardRequest(memory_mib=4096),), policy="best-effort")
+    assert ask(memory="30%") == Request((CardRequest(memory_percent=30),), policy="best-effort")
+
+
+def test_compute_alone_means_as_much_memory_and_the_nodes_policy() -> None:
+    card = CardRequest(memory_percent=30, compute=30)
+    assert ask(compute="30%") == Request((card,), policy="burst-share")
+    assert ask(compute="30", rules=Rules(default_policy="fixed-share")) == Request((card,), policy="fixed-share")
+
+
+def test_everything_at_once() -> None:
+    request = parse(
+        {
+            P + "memory": "512Mi",
+            P + "compute": "20",
+            P + "devices": "0, GPU-aaaa",
+            P + "gpus": "2",
+            P + "policy": "bs",
+            P + "compute-limit": "80%",
+            P + "class": "online",
+            P + "exclusive": "false",
+            P + "placement": "spread",
+            P + "capabilities": "video,compute,video",
+        },
+        {},
+        "",
+        RULES,
+    )
+    assert request == Request(
+        cards=(CardRequest("0", 512, None, 20), CardRequest("GPU-aaaa", 512, None, 20)),
+        policy="burst-share",
+        compute_limit=80,
+        priority_class="online",
+        placement="spread",
+        capabilities=("compute", "video"),
+    )
+
+
+def test_cards_alone_are_whole_and_exclusive_unless_the_node_shares_them() -> None:
+    assert ask(gpus="2") == Request((CardRequest(), CardRequest()), exclusive=True)
+    assert ask(gpus="2", rules=Rules(whole_cards="shared")) == Request((CardRequest(), CardRequest()))
+    assert ask(exclusive="true", rules=Rules(whole_cards="shared")) == Request((CardRequest(),), exclusive=True)
+
+
+def test_every_card() -> None:
+    assert ask(gpus="all") == Request((CardRequest(),), every_card=True, exclusive=True)
+    both = ask(gpus="all", devices="all", memory="10%")
+    assert both == Request((CardRequest(memory_percent=10),), every_card=True, policy="best-effort")
+
+
+@pytest.mark.parametrize("keys", [{"gpus": "none"}, {"devices": "none"}, {"gpus": "none", "devices": "none"}])
+def test_none_is_driver_files_without_a_card(keys: dict[str, str]) -> None:
+    assert ask(**keys) == Request(())
+
+
+def test_void_and_an_empty_list_ask_for_nothing() -> None:
+    assert ask(devices="void") is None
+    assert ask(devices="0,void") is None
+    assert ask(devices="") is None
+    assert ask(devices=" ", memory="1Gi") == ask(memory="1Gi")
+
+
+def test_all_capabilities_are_those_offered() -> None:
+    share, whole = ask(memory="1Gi", capabilities="all"), ask(gpus="1", capabilities="all")
+    assert share and share.capabilities == ("compute", "utility", "video")
+    assert whole and whole.capabilities == wishes.CAPABILITIES
+
+
+# Containers of a pod
+
+
+def test_a_key_for_the_container_wins() -> None:
+    pod = {P + "memory": "1Gi", P + "memory.a": "2Gi", P + "compute.b": "10"}
+    assert parse(pod, {}, "a", RULES) == ask(memory="2Gi")
+    assert parse(pod, {}, "b", RULES) == ask(memory="1Gi", compute="10")
+    assert parse(pod, {}, "c", RULES) == ask(memory="1Gi")
+
+
+def test_keys_for_other_containers_ask_for_nothing_here() -> None:
+    assert parse({P + "memory.a": "nonsense"}, {}, "b", RULES) is None
+
+
+def test_containers_says_whom_the_plain_keys_speak_of() -> None:
+    pod = {P + "containers": "a, b", P + "memory": "1Gi", "T9K_GPU_PERCENT": "5", P + "gpus.c": "1"}
+    assert codes(pod, "a") == ["GH-104"]
+    del pod["T9K_GPU_PERCENT"]
+    assert parse(pod, {}, "a", RULES) == ask(memory="1Gi")
+    assert parse(pod, {}, "c", RULES) == ask(gpus="1")
+    assert parse(pod, {}, "d", RULES) is None
+    assert parse({P + "containers": "a", "T9K_GPU_PERCENT": "5"}, {}, "b", RULES) is None
+
+
+def test_one_container_may_decline_what_the_pod_asks() -> None:
+    pod = {P + "memory": "1Gi", P + "compute": "10", P + "gpus": "2", P + "gpus.side": "none"}
+    request = parse(pod, {}, "side", RULES)
+    assert request and request.cards == () and not request.every_card
+    assert codes({**pod, P + "memory.side": "1Gi"}, "side") == ["GH-103"]
+
+
+def test_a_container_name_may_have_dots() -> None:
+    assert parse({P + "memory.my.app": "1Gi"}, {}, "my.app", RULES) == ask(memory="1Gi")
+
+
+def test_names_that_annotations_speak_of() -> None:
+    pod = {P + "memory.a": "1", P + "gpus.a": "1", P + "containers": "b,a", P + "memory": "1", "x.y": "1"}
+    assert collect.container_names(pod) == {
+        "a": (P + "memory.a", P + "gpus.a", P + "containers"),
+        "b": (P + "containers",),
+    }
+
+
+@pytest.mark.parametrize("key", ["memory.a", "containers"])
+def test_a_name_where_the_engine_gives_none(key: str) -> None:
+    assert codes({P + key: "1"}) == ["GH-102"]
+
+
+# The environment
+
+
+@pytest.mark.parametrize(
+    ("value", "narrow_to"),
+    [("", None), ("all", None), ("0", ("0",)), ("1,GPU-aa,1", ("1", "GPU-aa")), (" 0 , 2 ", ("0", "2"))],
+)
+def test_env_narrows(value: str, narrow_to: tuple[str, ...] | None) -> None:
+    request = ask(memory="1Gi", env={"NVIDIA_VISIBLE_DEVICES": value})
+    assert request == Request((CardRequest(memory_mib=1024),), policy="best-effort", narrow_to=narrow_to)
+
+
+@pytest.mark.parametrize("value", ["none", "void", "0,void"])
+def test_env_can_decline_every_card(value: str) -> None:
+    request = ask(memory="1Gi", env={"NVIDIA_VISIBLE_DEVICES": value})
+    assert request and request.cards == () and request.narrow_to == ()
+
+
+EVERY_WORD = {name: "1" for name in (*ENV_SET, "GPU_HOOK_GPUS", "GPU_HOOK_MEMORY", "CUDA_VISIBLE_DEVICES")}
+
+
+@pytest.mark.parametrize("visible", ["all", "0", "GPU-aa", "nonsense"])
+def test_env_never_grants(visible: str) -> None:
+    assert parse({}, {**EVERY_WORD, "NVIDIA_VISIBLE_DEVICES": visible}, "", RULES) is None
+
+
+def test_env_that_cannot_be_read_refuses_only_who_asks() -> None:
+    [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="MIG-1")
+    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='MIG-1' names a part of a card (MIG)")
+
+
+def test_trusted_env_asks_as_annotations_do() -> None:
+    trusting = Rules(trust_env=True)
+    t9k = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"}
+    asked = parse({}, t9k, "", trusting)
+    assert asked and asked.cards == (CardRequest("0", memory_percent=30),)
+    own = {"GPU_HOOK_MEMORY": "1Gi", "GPU_HOOK_COMPUTE": "10", "GPU_HOOK_COMPUTE_LIMIT": "20", "GPU_HOOK_OTHER": "?"}
+    assert parse({}, own, "", trusting) == ask(memory="1Gi", compute="10", compute_limit="20")
+    assert codes({}, rules=trusting, T9K_GPU_PERCENT="x") == ["GH-101"]
+
+
+def test_trusted_env_yields_to_annotations() -> None:
+    trusting = Rules(trust_env=True)
+    env = {"NVIDIA_VISIBLE_DEVICES": "all", "T9K_GPU_PERCENT": "90", "GPU_HOOK_CLASS": "offline"}
+    assert ask(memory="1Gi", env=env, rules=trusting) == ask(memory="1Gi")
+    request = parse({P + "class": "online"}, env, "", trusting)
+    assert request and request.priority_class == "online" and request.every_card
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("memory", "4GB", "GH-101: gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%"),
+        ("memory", "999Ti", "GH-101: gpu-hook.io/memory='999Ti' is not within 1Mi to 16Ti"),
+        ("memory", "0%", "GH-101: gpu-hook.io/memory='0%' is not within 1 to 100"),
+        ("compute", "101", "GH-101: gpu-hook.io/compute='101' is not within 1 to 100"),
+        ("compute", "-5", "GH-101: gpu-hook.io/compute='-5' is not a whole number from 1 to 100"),
+        ("gpus", "0", "GH-101: gpu-hook.io/gpus='0' is not a number of cards from 1 to 16, and not all or none"),
+        ("gpus", "17", "GH-101: gpu-hook.io/gpus='17' is not a number of cards from 1 to 16, and not all or none"),
+        ("devices", "0,", "GH-101: gpu-hook.io/devices='0,' has an empty item"),
+        ("devices", "256", "GH-101: gpu-hook.io/devices='256' is not within 0 to 255"),
+        ("devices", "GPU-/../x", "GH-101: gpu-hook.io/devices='GPU-/../x' has a card UUID that is not well-formed"),
+        ("policy", "fair", "GH-101: gpu-hook.io/policy='fair' is not one of best-effort (be), fixed-share (fs),"),
+        ("class", "high", "GH-101: gpu-hook.io/class='high' is not one of online, default, offline"),
+        ("exclusive", "yes", "GH-101: gpu-hook.io/exclusive='yes' is not true or false"),
+        ("placement", "", "GH-101: gpu-hook.io/placement='' is not one of binpack, spread"),
+        ("capabilities", "cuda", "GH-101: gpu-hook.io/capabilities='cuda' is not all and not a list of compute,"),
+        ("containers", "a,,b", "GH-101: gpu-hook.io/containers='a,,b' is not a list of container names, like a,b"),
+        ("memroy", "1Gi", "GH-102: gpu-hook.io/memroy is not a key; the keys are memory, compute, gpus, devices,"),
+        ("Memory", "1Gi", "GH-102: gpu-hook.io/Memory is not a key"),
+        ("", "1Gi", "GH-102: gpu-hook.io/ is not a key"),
+        ("grant.a", "1", "GH-102: gpu-hook.io/grant.a is not a key"),
+        ("memory.", "1Gi", "GH-102: gpu-hook.io/memory.: what follows the first dot is not a container name"),
+        ("memory.a b", "1Gi", "GH-102: gpu-hook.io/memory.a b: what follows the first dot is not a container name"),
+        ("containers.a", "a", "GH-102: gpu-hook.io/containers.a: containers takes no container name after it"),
+        ("request", "{}", "GH-102: gpu-hook.io/request is not supported by this version"),
+        ("memory", "1Gi\n", r"GH-105: gpu-hook.io/memory='1Gi\n' has control characters"),
+        ("memory", "1Gi\0", r"GH-105: gpu-hook.io/memory='1Gi\x00' has control characters"),
+        ("memory", "\u0663", r"GH-101: gpu-hook.io/memory='\u0663' is not a size"),
+    ],
+)
+def test_one_line_says_what_is_wrong(key: str, value: str, line: str) -> None:
+    [said] = refused({P + key: value})
+    assert said.startswith(line)
+    assert len(said) <= MAX_LINE
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"exclusive": "true", "memory": "1Gi"},
+        {"exclusive": "true", "compute": "10"},
+        {"exclusive": "false", "gpus": "1"},
+        {"gpus": "2", "devices": "0"},
+        {"gpus": "2", "devices": "all"},
+        {"gpus": "all", "devices": "0,1"},
+        {"gpus": "none", "memory": "1Gi"},
+        {"gpus": "none", "devices": "0"},
+        {"devices": "void", "compute": "10"},
+        {"memory": "1Gi", "policy": "fs"},
+        {"memory": "1Gi", "compute-limit": "50"},
+        {"gpus": "1", "compute-limit": "50"},
+        {"compute": "50", "compute-limit": "40"},
+        {"compute": "50", "compute-limit": "60", "policy": "fixed-share"},
+    ],
+    ids=str,
+)
+def test_contradictions(keys: dict[str, str]) -> None:
+    assert codes({P + k: v for k, v in keys.items()}) == ["GH-103"]
+
+
+@pytest.mark.parametrize("capability", ["graphics", "display", "ngx", "compat32"])
+def test_capabilities_that_pass_by_the_limits(capability: str) -> None:
+    assert codes({P + "memory": "1Gi", P + "capabilities": f"compute,{capability}"}) == ["GH-106"]
+    whole = ask(gpus="1", capabilities=capability)
+    assert whole and whole.capabilities == (capability,)
+
+
+def test_all_problems_at_once() -> None:
+    annotations = {
+        P + "memory": "lots",
+        P + "compute": "1000",
+        P + "gpus": "3",
+        P + "devices": "0",
+        P + "colour": "red",
+        P + "capabilities": "graphics",
+        P + "class": "\x1b[31m",
+    }
+    assert sorted(codes(annotations, NVIDIA_VISIBLE_DEVICES="?")) == [
+        *("GH-101", "GH-101", "GH-101", "GH-102", "GH-103", "GH-105", "GH-106")
+    ]
+
+
+def test_an_unreadable_value_has_no_further_consequences() -> None:
+    assert codes({P + "compute": "x", P + "compute-limit": "50", P + "policy": "?"}) == ["GH-101", "GH-101"]
+    assert codes({P + "gpus": "x", P + "devices": "0"}) == ["GH-101"]
+
+
+def test_sizes_are_bounded() -> None:
+    assert codes({P + "devices": "0" * collect.MAX_OURS}) == ["GH-105"]
+    assert codes({P + "memory": "1Gi", "other": "x" * collect.MAX_ALL}) == ["GH-105"]
+    assert codes({P + f"memory.c{i}": "1" * 1000 for i in range(100)}, "c1") == ["GH-105"]
+    assert parse({"other": "x" * collect.MAX_ALL}, {}, "", RULES) is None
+    assert codes({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="0," * collect.MAX_OURS) == ["GH-105"]
+    assert codes({P + "devices": ",".join(str(i) for i in range(17))}) == ["GH-101"]
+
+
+def test_many_problems_are_cut() -> None:
+    lines = refused({P + f"k{i}": "" for i in range(1000)})
+    assert len(lines) == 21
+    assert lines[-1] == "GH-105: and 980 more problems; mend these first"
+
+
+def test_a_value_that_is_not_text() -> None:
+    [line] = refused({P + "memory": 4096})  # type: ignore[dict-item]
+    assert line == "GH-101: gpu-hook.io/memory is of type int; annotations are strings: put it in quotes"
+
+
+def test_reserved_keys_are_left_alone() -> None:
+    assert parse({P + "grant": "\0", P + "alloc": "x" * 100}, {}, "", RULES) is None
+    assert ask(memory="1Gi", grant="x") == ask(memory="1Gi")
+
+
+# Anything at all
+
+KEYS = [
+    *(P + k for k in ("memory", "compute", "gpus", "devices", "policy", "compute-limit", "class", "exclusive")),
+    *(P + k for k in ("placement", "capabilities", "containers", "request", "grant", "alloc", "memory.a", "gpus.a")),
+    *("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY", "tensorstack.dev/nvidia-gpu"),
+    *("tensorstack.dev/nvidia-gpu-percent", "tensorstack.dev/nvidia-gpu-node"),
+]
+VALUES = [
+    "1",
+    "0",
+    "30",
+    "30%",
+    "4Gi",
+    "100%",
+    "all",
+    "none",
+    "void",
+    "0,1",
+    "GPU-a",
+    "true",
+    "false",
+    "bs",
+    "fs",
+    "be",
+]
+VALUES += ["online", "spread", "compute", "graphics", "a", "a,b", "", "16", "80"]
+some_key = st.sampled_from(KEYS) | st.text(max_size=8).map(lambda t: P + t) | st.text(max_size=8)
+some_value = st.sampled_from(VALUES) | st.text(max_size=12)
+some_env = st.dictionaries(
+    st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "GPU_HOOK_MEMORY", "GPU_HOOK_GPUS"]), some_value
+)
+some_rules = st.builds(
+    Rules,
+    default_policy=st.sampled_from(wishes.POLICIES),
+    whole_cards=st.sampled_from(["exclusive", "shared"]),
+    trust_env=st.booleans(),
+    dialects=st.sampled_from([(), ("t9k",)]),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.dictionaries(some_key, some_value, max_size=6), some_env, st.sampled_from(["", "a", "b"]), some_rules)
+def test_a_request_within_bounds_or_coded_lines(
+    annotations: dict[str, str], env: dict[str, str], container: str, rules: Rules
+) -> None:
+    try:
+        request = parse(annotations, env, container, rules)
+    except RequestError as e:
+        assert e.problems
+        for problem in e.problems:
+            assert problem.code in ("GH-101", "GH-102", "GH-103", "GH-104", "GH-105", "GH-106")
+            assert len(str(problem)) <= MAX_LINE and "\n" not in str(problem)
+        return
+    if request is not None:
+        check_bounds(request)
+        assert any(k.startswith(P) or k in KEYS for k in annotations) or rules.trust_env
+
+
+def check_bounds(request: Request) -> None:
+    assert len(request.cards) <= wishes.MAX_CARDS
+    assert not request.every_card or len(request.cards) == 1
+    assert request.policy in wishes.POLICIES
+    assert request.priority_class in wishes.CLASSES
+    assert request.placement in (None, *wishes.PLACEMENTS)
+    assert request.capabilities and set(request.capabilities) <= set(wishes.CAPABILITIES)
+    assert request.narrow_to is None or len(request.narrow_to) <= wishes.MAX_CARDS
+    named = [card.device for card in request.cards if card.device is not None]
+    assert len(set(named)) == len(named) and len(named) in (0, len(request.cards))
+    for card in request.cards:
+        assert card.memory_mib is None or card.memory_percent is None
+        assert card.memory_mib is None or 1 <= card.memory_mib <= units.MAX_MEMORY_MIB
+        assert card.memory_percent is None or 1 <= card.memory_percent <= 100
+        assert card.compute is None or 1 <= card.compute <= 100
+        assert card.whole or set(request.capabilities) <= set(wishes.WITH_A_SHARE)
+        assert card.whole or not request.exclusive
+        if request.compute_limit is not None:
+            assert request.policy == "burst-share" and card.compute and card.compute <= request.compute_limit <= 100
