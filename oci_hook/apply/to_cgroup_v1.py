@@ -4,6 +4,7 @@ Rules added here are unknown to the runtime and to systemd: `runc update` keeps 
 systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
 """
 
+from oci_hook.core.device_rules import reachable_cards
 from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import refuse
 from oci_hook.linux import cgroup
@@ -31,16 +32,20 @@ def open_devices(pid: int) -> int:
     return directory
 
 
-def check(directory: int, minors: tuple[tuple[int, int], ...]) -> None:
-    """Raise ApplyError GH-403 when one of these (major, minor) can already be opened: cards that are not granted."""
-    rules = _rules(directory)
-    for major, minor in minors:
-        if _covered(rules, major, minor, "r") or _covered(rules, major, minor, "w"):
-            raise refuse(
-                "GH-403",
-                f"the container's own device rules let it open c {major}:{minor}, a card that it is not granted;"
-                " drop privileged mode or that rule",
-            )
+def check(directory: int, granted: tuple[int, ...]) -> None:
+    """Raise ApplyError GH-403 when the container could already open a card; granted: minors of those that it may."""
+    rules = [
+        {"allow": True, "type": kind, "access": access}
+        | {key: int(n) for key, n in (("major", major), ("minor", minor)) if n != "*"}
+        for kind, major, minor, access in _rules(directory)
+    ]
+    found = reachable_cards(rules, granted)
+    if found:
+        raise refuse(
+            "GH-403",
+            f"the container's own device rules let it open {found[0]}, which it is not granted;"
+            " drop privileged mode or that rule",
+        )
 
 
 def apply(plan: tuple[Step, ...], directory: int) -> None:
@@ -60,14 +65,6 @@ def apply(plan: tuple[Step, ...], directory: int) -> None:
     for step in wanted:
         if not _covered(rules, step.major, step.minor, step.access):
             raise refuse("GH-405", f"the devices cgroup did not take the rule c {step.major}:{step.minor}")
-
-
-def verify(plan: tuple[Step, ...], directory: int) -> None:
-    """Raise ApplyError GH-405 when a rule of the plan does not hold."""
-    rules = _rules(directory)
-    for step in plan:
-        if isinstance(step, DeviceRule) and not _covered(rules, step.major, step.minor, step.access):
-            raise refuse("GH-405", f"the container may not open c {step.major}:{step.minor}, which it is granted")
 
 
 def _rules(directory: int) -> list[tuple[str, str, str, str]]:

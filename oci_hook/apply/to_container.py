@@ -12,7 +12,7 @@ from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EXDEV
 from oci_hook.core.layout import PRIVATE
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
-from oci_hook.linux import device, mount, namespace
+from oci_hook.linux import device, mount, namespace, process
 from oci_hook.linux.libc import AT_FDCWD, SyscallError
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
 
@@ -67,8 +67,17 @@ def open_container(pid: int, rootfs: str) -> Container:
     return Container(pid, pidfd, root, root_mount, rootfs)
 
 
+def check_child_of(container: Container, parent: int) -> None:
+    """Raise ApplyError GH-406 unless parent is the init's parent: the runtime makes the container and calls the hook.
+
+    So the pid of another container, of a process that is not a container, or of ourselves is never changed.
+    """
+    if process.parent(container.pid) != parent:
+        raise _not_ours(container.pid, "is not a child of the runtime that called this hook")
+
+
 def apply(plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str, str], ...]) -> None:
-    """Make the plan's mounts and nodes, in its order; rules and env are not this file's. Then `verify`.
+    """Make the plan's mounts and nodes, in its order; rules and env are not this file's.
 
     sources: (host directory, code) pairs; a bind's source lies below one of them, or is refused with that code.
     Raises ApplyError GH-402, GH-404, GH-405 or the source's code. What was mounted goes with the container, which its
@@ -91,7 +100,6 @@ def apply(plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str
         for _, tree in work:
             if tree >= 0:
                 os.close(tree)
-    verify(plan, container)
 
 
 def verify(plan: tuple[Step, ...], container: Container) -> None:
@@ -181,7 +189,7 @@ def _in_mount_namespace(container: Container, work: list[tuple[Step, int]]) -> N
         status = 1
         try:
             os.close(reader)
-            namespace.die_with_parent(parent)
+            process.die_with_parent(parent)
             namespace.setns(container.pidfd, namespace.CLONE_NEWNS, container.rootfs)
             _attach_all(place, work)
             status = 0

@@ -1,7 +1,6 @@
-"""Entering a process's mount namespace, and a child that goes with its parent."""
+"""Entering a process's mount namespace."""
 
 import os
-import signal
 import subprocess
 
 import pytest
@@ -48,21 +47,3 @@ def test_setns_in_a_child(stranger):
 def test_setns_into_nothing():
     with pytest.raises(SyscallError, match="setns: Bad file descriptor: x"):
         namespace.setns(-1, namespace.CLONE_NEWNS, "x")
-
-
-def test_die_with_parent():
-    reader, writer = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        me = os.getpid()
-        if os.fork() == 0:
-            namespace.die_with_parent(me)
-            os.write(writer, b"x")
-            signal.pause()
-        signal.pause()
-    os.close(writer)
-    assert os.read(reader, 1) == b"x"
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    assert os.read(reader, 1) == b""  # the child's end is closed: it is gone
-    os.close(reader)

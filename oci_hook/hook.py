@@ -1,0 +1,183 @@
+"""The OCI hook, `oci-gpu-hook STAGE`, with the container's state on standard input.
+
+prestart, createRuntime: the container's mounts, namespaces and cgroup are made, its program has not started. Either
+gpu-hook-runtime has given it its share, which is then checked, or the share is given here, to the live container.
+poststop: its grant is forgotten. A hook cannot change a container's environment; the stand-in does without.
+Exit status 1 and a coded line on standard error: the container does not start and nothing was granted.
+"""
+
+import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
+import os
+
+from oci_hook.core.plan import make_plan
+from oci_hook.core.request import parse
+from oci_hook.errors import GhError, refuse
+from oci_hook.node import settings as node_settings
+from oci_hook.oci import annotations, log, spec, state
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from oci_hook.apply.to_container import Container
+    from oci_hook.core.grant import Grant, Identity, Life
+    from oci_hook.node.settings import Settings
+    from oci_hook.oci.state import State
+
+STAGES = ("prestart", "createRuntime", "poststop")
+DEADLINE = 8.0  # seconds; runtime-config gives the hook 10, so that it is us who say what happened
+POSTSTOP_DEADLINE = 2.0
+
+
+def main(prefix: str, args: "Sequence[str]") -> int:
+    """The exit status. `args`: the stage."""
+    container = ""
+    stage = args[0] if len(args) == 1 else ""
+    try:
+        _isolate()
+        _set_deadline(POSTSTOP_DEADLINE if stage == "poststop" else DEADLINE)
+        if stage not in STAGES:
+            raise refuse("GH-406", f"oci-gpu-hook takes one of {', '.join(STAGES)}, not {' '.join(args)!r:.60}")
+        with open(0, "rb", closefd=False) as stdin:
+            given = state.read(stdin)
+        container = given.id
+        settings = node_settings.load(prefix)
+        if stage == "poststop":
+            _forget(given, settings)
+        else:
+            _start(given, settings)
+        return 0
+    except GhError as e:
+        _tell(container, str(e))
+    except Exception as e:  # a mistake of ours: refused in one line as well, the journal has all of it
+        import traceback
+
+        log.journal(traceback.format_exc())
+        _tell(container, str(refuse("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details")))
+    return 0 if stage == "poststop" else 1
+
+
+def _start(given: "State", settings: "Settings") -> None:
+    if annotations.is_sandbox(given.annotations):
+        return
+    config = spec.load(os.path.join(given.bundle, "config.json"))
+    name = annotations.container_name(given.annotations)
+    request = parse(given.annotations, spec.environment(config), name, settings.rules)
+    if request is None:
+        return
+
+    # Below: what a container that asks for nothing need not load.
+    from oci_hook.apply import to_cgroup_v1, to_container
+    from oci_hook.node.admit import admit, release
+
+    container = to_container.open_container(given.pid, spec.rootfs(config, given.bundle))
+    to_container.check_child_of(container, os.getppid())
+    held = _held(given, settings)
+    if held is not None:
+        _verify(held, config, container, settings)
+        return
+    devices = to_cgroup_v1.open_devices(given.pid)
+    admission = admit(request, _who(given), _life(given.pid, devices), settings)
+    grant, inventory = admission.grant, admission.inventory
+    try:
+        plan, steps = _plan(grant, inventory, config, container, settings)
+        to_cgroup_v1.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
+        to_container.apply(steps, container, _sources(settings))
+        to_container.verify(plan, container)
+        to_cgroup_v1.apply(plan, devices)
+    except BaseException:
+        _set_deadline(0)
+        release(grant.key, settings, force=True)
+        raise
+
+
+def _plan(grant: "Grant", inventory: "Any", config: "Any", container: "Container", settings: "Settings") -> "Any":
+    """(the plan as it is meant, the same with every destination where the image's links lead it)."""
+    from oci_hook.node.image import check_destinations, look
+
+    mounts = config.get("mounts") or ()
+    facts = look(container.path(), mounts)
+    plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
+    return plan, check_destinations(container.path(), mounts, plan)
+
+
+def _sources(settings: "Settings") -> tuple[tuple[str, str], ...]:
+    """Where mounts may come from, and the code for what is wrong there."""
+    return ((settings.prefix, "GH-305"), (settings.state_dir, "GH-303"), (settings.driver_root, "GH-302"))
+
+
+def _held(given: "State", settings: "Settings") -> "Grant | None":
+    """The grant that gpu-hook-runtime made for this container, or this hook at its earlier stage.
+
+    Its key has the runtime's root in it, which a hook is not told; so it is found by id and bundle, and believed only
+    as far as `_verify` finds its page and the stand-ins in the container.
+    """
+    from oci_hook.node.store import snapshot
+
+    for grant in snapshot(settings.state_dir):
+        if grant.who.id == given.id and os.path.realpath(grant.who.bundle) == os.path.realpath(given.bundle):
+            return grant
+    return None
+
+
+def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
+    from oci_hook.apply import to_container
+    from oci_hook.node.image import look
+    from oci_hook.node.inventory import load
+
+    facts = look(container.path(), config.get("mounts") or ())
+    plan = make_plan(grant, load(settings), facts, settings.prefix, settings.state_dir)
+    to_container.verify(plan, container)
+
+
+def _who(given: "State") -> "Identity":
+    return annotations.identity("bundle:" + given.bundle, given.id, given.bundle, given.annotations)
+
+
+def _life(pid: int, devices: int) -> "Life":
+    from oci_hook.core.grant import Life
+    from oci_hook.node.life import boot_id, process_life
+
+    cgroup = os.readlink(f"/proc/self/fd/{devices}")
+    return Life(boot_id(), init=process_life(pid), cgroup=cgroup, cgroup_inode=os.fstat(devices).st_ino)
+
+
+def _forget(given: "State", settings: "Settings") -> None:
+    """Sweep, which forgets what is dead. A grant whose container lives stays, whoever says that it has stopped."""
+    from oci_hook.node.admit import release
+    from oci_hook.node.store import grant_key
+
+    release(grant_key("bundle:" + given.bundle, given.id), settings)
+
+
+def _isolate() -> None:
+    """Keep nothing of the runtime's: directory, file mode mask, descriptors beside the three standard ones."""
+    os.chdir("/")
+    os.umask(0o022)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the one that listdir itself had open
+
+
+def _set_deadline(seconds: float) -> None:
+    """Raise GH-405 in this thread after that time; 0: no more."""
+    _signal.signal(_signal.SIGALRM, _late)
+    _signal.setitimer(_signal.ITIMER_REAL, seconds)
+
+
+def _late(*_: object) -> None:
+    raise refuse(
+        "GH-405", f"the hook was not done after {DEADLINE:.0f} s; is the node or its ledger's disk overloaded?"
+    )
+
+
+def _tell(container: str, lines: str) -> None:
+    log.journal(f"container {container!r:.100}: {lines}")
+    try:
+        os.write(2, (lines + "\n").encode("utf-8", "replace"))
+    except OSError:
+        pass

@@ -1,0 +1,25 @@
+"""Processes: whose child one is, and a child that does not outlive its parent."""
+
+import ctypes
+import os
+
+from oci_hook.linux.libc import check, function
+
+PR_SET_PDEATHSIG = 1
+SIGKILL = 9
+
+_prctl = function("prctl", ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
+
+
+def parent(pid: int) -> int:
+    """The parent's pid (proc_pid_stat(5), field 4). Raises OSError when there is no such process."""
+    with open(f"/proc/{pid}/stat", "rb") as f:
+        data = f.read()
+    return int(data[data.rindex(b")") + 2 :].split(None, 2)[1])
+
+
+def die_with_parent(parent: int) -> None:
+    """In a forked child: be killed when the parent dies, or at once if it already did."""
+    check(_prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "prctl", "PR_SET_PDEATHSIG")
+    if os.getppid() != parent:
+        os._exit(1)
