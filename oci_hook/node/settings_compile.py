@@ -162,7 +162,7 @@ def scalars(node: yaml.Node) -> Any:
     if isinstance(node, yaml.ScalarNode):
         try:
             return yaml.SafeLoader("").construct_object(node)
-        except yaml.YAMLError:
+        except Exception:  # PyYAML's readers of explicit tags (!!bool x) let KeyError and AttributeError through
             raise ValueError("has a type that settings do not have") from None
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [scalars(item) for item in node.value]

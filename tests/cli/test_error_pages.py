@@ -1,0 +1,33 @@
+"""The pages for users list what the code has, row by row."""
+
+import re
+from pathlib import Path
+
+from oci_hook.errors import CODES
+from oci_hook.node import settings_compile
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def rows(page: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (DOCS / page).read_text().splitlines()
+        if line.startswith("|") and not line.startswith("| ---")
+    ]
+
+
+def test_every_code_has_its_row() -> None:
+    table = {row[0]: row[1] for row in rows("errors.md")[1:]}
+    assert table == CODES
+    assert all(len(row) == 3 and row[2] for row in rows("errors.md"))
+
+
+def test_every_setting_has_its_row() -> None:
+    named = [row[0].strip("`") for row in rows("settings.md")[1:]]
+    assert named == [*settings_compile.SETTINGS, *("rules." + name for name in settings_compile.RULES)]
+
+
+def test_codes_in_documents_exist() -> None:
+    for page in DOCS.glob("*.md"):
+        assert set(re.findall(r"GH-\d{3}", page.read_text())) <= set(CODES), page.name
