@@ -1,0 +1,253 @@
+"""Fixtures for tests with real containers: an install with simulated cards, images, bundles, and runc with clean-up.
+
+Everything lives below tmp_path; containers that a test leaves behind are killed and deleted at its end.
+"""
+
+import importlib
+import itertools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.engines import prefix as installs
+from oci_hook.node.settings import Settings
+
+REPO = Path(__file__).resolve().parent.parent
+ARCH = platform.machine()
+DRIVER = "550.163.01"
+UUIDS = ("GPU-00000000-0000-4000-8000-000000000000", "GPU-11111111-1111-4111-8111-111111111111")
+MEMORY_MIB = 24576
+APPLETS = ("sh", "sleep", "cat", "ls", "mknod", "echo", "env", "grep", "md5sum", "mount", "true", "dd", "stat", "rm")
+_ids = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def native() -> Path:
+    """The compiled programs and libraries, up to date with their sources."""
+    out = REPO / "build" / ARCH
+    subprocess.run([sys.executable, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+class Install:
+    """An install of its own: prefix, state directory, a driver root of fake files, two simulated cards."""
+
+    def __init__(self, root: Path, **settings: str) -> None:
+        self.prefix = root / "prefix"
+        self.state = root / "state"
+        self.driver = root / "driver"
+        self.settings: Settings = installs.lay(
+            str(self.prefix), runtime=settings.get("runtime"), state_dir=str(self.state)
+        )
+        self.program = str(self.prefix / "bin/gpu-hook-runtime")
+        self.inventory = make_inventory(self.driver, self.state)
+        # By name: this fixture is read by type checkers before every part of the node is there.
+        importlib.import_module("oci_hook.node.inventory").save(self.settings, self.inventory)
+
+    def set(self, **changes: object) -> None:
+        """Change settings.yaml (top-level keys, or rules) and compile it."""
+        import yaml
+
+        from oci_hook.node import settings_compile
+
+        file = self.prefix / "etc/settings.yaml"
+        data = yaml.safe_load(file.read_text())
+        for key, value in changes.items():
+            (data if key in data else data["rules"])[key] = value
+        file.write_text(yaml.safe_dump(data))
+        self.settings = settings_compile.compile(str(self.prefix))
+
+    def grants(self) -> tuple[Any, ...]:
+        from oci_hook.node import store
+
+        return store.snapshot(str(self.state))
+
+
+def make_inventory(driver: Path, state: Path) -> Inventory:
+    """Two simulated cards and a driver root with files that say what they are, each with contents of its own."""
+    from oci_hook.node.life import boot_id
+
+    libs = driver / "usr/lib64"
+    libs.mkdir(parents=True)
+    (driver / "usr/bin").mkdir()
+    files = []
+    for soname, capability in (("libnvidia-ptxjitcompiler.so.1", "compute"), ("libnvidia-cfg.so.1", "utility")):
+        path = libs / f"{soname.removesuffix('.1')}.{DRIVER}"
+        path.write_text(f"driver file {soname}\n")
+        files.append(DriverFile(str(path), "library", capability, (path.name, soname)))
+    for name in ("libcuda.so", "libnvidia-ml.so"):
+        (libs / f"{name}.{DRIVER}").write_text(f"the real {name}\n")
+    smi = driver / "usr/bin/nvidia-smi"
+    smi.write_text("#!/bin/sh\necho smi\n")
+    smi.chmod(0o755)
+    files.append(DriverFile(str(smi), "binary", "utility"))
+    (state / "sim/cards").mkdir(parents=True)
+    cards = []
+    for i, uuid in enumerate(UUIDS):
+        (state / f"sim/cards/{i}").write_bytes(bytes(4096))
+        cards.append(Card(uuid, i, i, MEMORY_MIB, "Simulated GPU", simulated=True))
+    return Inventory(
+        boot_id=boot_id(),
+        driver_version=DRIVER,
+        driver_root=str(driver),
+        simulated=True,
+        cards=tuple(cards),
+        control=(DeviceFile("/dev/nvidiactl", 195, 255),),
+        files=tuple(files),
+        libcuda=str(libs / f"libcuda.so.{DRIVER}"),
+        libnvml=str(libs / f"libnvidia-ml.so.{DRIVER}"),
+    )
+
+
+@pytest.fixture
+def prefix(native: Path, tmp_path: Path) -> Install:
+    """An install whose real runtime is runc."""
+    return Install(tmp_path)
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    """A busybox image in the layout of Red Hat (no /etc/debian_version)."""
+    return busybox_rootfs(tmp_path / "rootfs")
+
+
+def busybox_rootfs(root: Path, debian: bool = False) -> Path:
+    for d in ("bin", "dev", "proc", "sys", "etc", "tmp", "run", "usr/lib64", "usr/bin"):
+        (root / d).mkdir(parents=True)
+    busybox = next(p for p in ("/bin/busybox", "/usr/bin/busybox") if os.path.exists(p))
+    shutil.copy(busybox, root / "bin/busybox")
+    for applet in APPLETS:
+        os.symlink("busybox", root / "bin" / applet)
+    if debian:
+        (root / "etc/debian_version").write_text("12.1\n")
+        (root / f"usr/lib/{ARCH}-linux-gnu").mkdir(parents=True)
+    return root
+
+
+@pytest.fixture
+def glibc_rootfs(tmp_path: Path) -> Path:
+    """The same with the host's loader and C library, in the layout of Debian."""
+    root = busybox_rootfs(tmp_path / "glibc", debian=True)
+    loader = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}[ARCH]
+    target = root / loader.lstrip("/")
+    target.parent.mkdir(exist_ok=True)
+    shutil.copy(loader, target)
+    listing = subprocess.run([loader, "--list", "/bin/ls"], capture_output=True, text=True, check=True).stdout
+    libc = Path(next(line.split()[2] for line in listing.splitlines() if "libc.so.6" in line))
+    for name in ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"):
+        if (libc.parent / name).exists():
+            shutil.copy(libc.parent / name, root / f"usr/lib/{ARCH}-linux-gnu" / name)
+    return root
+
+
+@pytest.fixture(scope="session")
+def default_spec() -> dict[str, Any]:
+    """What `runc spec` writes, not on a terminal."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        spec: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text())
+    spec["process"]["terminal"] = False
+    spec["root"]["readonly"] = False
+    for kind in ("bounding", "effective", "permitted"):  # mknod as docker allows it
+        spec["process"]["capabilities"][kind].append("CAP_MKNOD")
+    return spec
+
+
+Bundle = Callable[..., Path]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, rootfs: Path, default_spec: dict[str, Any]) -> Bundle:
+    """bundle(annotations, env, args, rootfs=, edit=) -> the directory of a new bundle. `edit` changes the spec."""
+    numbers = itertools.count()
+
+    def make(
+        annotations: dict[str, str] | None = None,
+        env: Sequence[str] = (),
+        args: Sequence[str] = ("sleep", "300"),
+        rootfs: Path = rootfs,
+        edit: Callable[[dict[str, Any]], object] = lambda spec: None,
+    ) -> Path:
+        folder = tmp_path / f"bundle{next(numbers)}"
+        folder.mkdir()
+        spec = json.loads(json.dumps(default_spec))
+        spec["annotations"] = annotations or {}
+        spec["process"]["env"] += env
+        spec["process"]["args"] = list(args)
+        spec["root"]["path"] = str(rootfs)
+        edit(spec)
+        (folder / "config.json").write_text(json.dumps(spec))
+        return folder
+
+    return make
+
+
+class Runc:
+    """Calls a runtime (gpu-hook-runtime where a prefix is given) with a --root of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "runc"
+        self.folder = folder
+        self.ids: list[str] = []
+
+    def new_id(self) -> str:
+        self.ids.append(f"gh-test-{os.getpid()}-{next(_ids)}")
+        return self.ids[-1]
+
+    def popen(self, *args: str, program: str = "runc", flags: Sequence[str] = (), **kw: Any) -> "subprocess.Popen[str]":
+        return subprocess.Popen([program, "--root", str(self.root), *flags, *args], text=True, **kw)
+
+    def __call__(
+        self, *args: str, program: str = "runc", flags: Sequence[str] = (), **kw: Any
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run to the end; stdout and stderr are files, since a container keeps a pipe open."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            p = self.popen(*args, program=program, flags=flags, stdout=out, stderr=err, stdin=subprocess.DEVNULL, **kw)
+            status = p.wait(timeout=60)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(p.args, status, out.read(), err.read())
+
+    def create(
+        self, bundle: Path, install: Install | None = None, id: str | None = None, flags: Sequence[str] = ()
+    ) -> "subprocess.CompletedProcess[str]":
+        """Create through the wrapper of `install`, or by plain runc. The id is the last of `ids`."""
+        program = install.program if install else "runc"
+        return self("create", "--bundle", str(bundle), id or self.new_id(), program=program, flags=flags)
+
+    def run(self, bundle: Path, install: Install | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run in the foreground, to the container's end."""
+        program = install.program if install else "runc"
+        return self("run", "--bundle", str(bundle), self.new_id(), program=program)
+
+    def exec(self, id: str, *args: str) -> "subprocess.CompletedProcess[str]":
+        return self("exec", id, *args)
+
+    def pid(self, id: str) -> int:
+        return int(json.loads((self.root / id / "state.json").read_text())["init_process_pid"])
+
+    def living(self) -> set[str]:
+        listing = self("list", "--format", "json")
+        return {c["id"] for c in json.loads(listing.stdout or "null") or () if c["status"] in ("created", "running")}
+
+    def close(self) -> None:
+        for id in self.ids:
+            if (self.root / id).exists():
+                self("delete", "--force", id)
+
+
+@pytest.fixture
+def runc(tmp_path: Path) -> Iterator[Runc]:
+    runtime = Runc(tmp_path)
+    yield runtime
+    runtime.close()

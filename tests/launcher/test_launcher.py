@@ -1,0 +1,324 @@
+"""The native launcher: who is called with which words. Runtime and Python are recorders that write down their argv."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oci_hook.core import dialects
+from oci_hook.core.layout import PREFIX_KEY, PRIVATE
+
+ASKS = '{"annotations": {"gpu-hook.io/memory": "1Gi"}}'
+SANDBOX = '{"annotations": {"gpu-hook.io/memory": "1Gi", "io.kubernetes.cri.container-type":"sandbox"}}'
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="launcher.conf must belong to root")
+
+
+class Place:
+    """A prefix with the real launcher and two recorders."""
+
+    def __init__(self, root: Path, native: Path) -> None:
+        self.root = root
+        self.prefix = root / "p"
+        (self.prefix / "bin").mkdir(parents=True)
+        (self.prefix / "etc").mkdir()
+        self.program = self.prefix / "bin/gpu-hook-runtime"
+        shutil.copy(native / "gpu-hook-runtime", self.program)
+        shutil.copy(native / "oci-gpu-hook", self.prefix / "bin/oci-gpu-hook")
+        for name in ("runtime", "python"):
+            script = root / name
+            script.write_text(f'#!/bin/sh\nprintf "%s\\0" {name} "$0" "$@" > {root}/said\nexit 7\n')
+            script.chmod(0o755)
+        self.conf()
+        self.bundle = root / "b"
+        self.bundle.mkdir()
+
+    def conf(self, text: str | None = None, mode: str = "standalone") -> None:
+        if text is None:
+            text = f"# comment\nruntime={self.root}/runtime\npython={self.root}/python\nmode={mode}\n"
+        (self.prefix / "etc/launcher.conf").write_text(text)
+
+    def spec(self, text: str | bytes) -> None:
+        (self.bundle / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    def call(self, *args: str, **kw: object) -> tuple[list[str], "subprocess.CompletedProcess[str]"]:
+        """(what the recorder was called with, result)"""
+        said = self.root / "said"
+        said.unlink(missing_ok=True)
+        command = [str(kw.pop("program", self.program)), *args]
+        r = subprocess.run(command, capture_output=True, text=True, cwd=self.bundle, **kw)  # type: ignore[call-overload]
+        return (said.read_text().split("\0")[:-1] if said.exists() else []), r
+
+    def goes_to(self, *args: str) -> str:
+        """ "runtime" or "python", having checked that it got the right words."""
+        said, r = self.call(*args)
+        assert r.returncode == 7 and not r.stderr, r.stderr
+        start = [f"{self.root}/runtime"]
+        if said[0] == "python":
+            start = [f"{self.root}/python", "-I", "-S", f"{self.prefix}/lib/gpu-hook/runtime.py"]
+        assert said[1:] == [*start, *args]
+        return said[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path, native: Path) -> Place:
+    return Place(tmp_path, native)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["--version"],
+        ["-v", "create"],
+        ["--help", "create"],
+        ["features"],
+        ["state", "x"],
+        ["--root", "create", "state", "x"],
+        ["--root=/x", "--log", "/l", "--log-format", "json", "--systemd-cgroup", "delete", "--force", "x"],
+        ["-root", "/x", "exec", "--bundle", ".", "create"],
+        ["--debug", "kill", "create", "TERM"],
+        ["", "create"],
+        ["-", "create"],
+        ["--", "create"],
+        ["--cgroup-manager", "cgroupfs", "start", "a\nb", "*"],
+    ],
+)
+def test_what_is_no_create_goes_to_the_runtime_untouched(place: Place, args: list[str]) -> None:
+    place.spec(ASKS)
+    if args[:1] in (["-"], ["--"]):  # in doubt, Python; which passes it on
+        assert place.goes_to(*args) == "python"
+    else:
+        assert place.goes_to(*args) == "runtime"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["create", "x"],
+        ["run", "x"],
+        ["create", "--bundle", "{b}", "x"],
+        ["create", "--bundle={b}", "x"],
+        ["create", "-bundle", "{b}", "x"],
+        ["create", "-b", "{b}", "x"],
+        ["create", "-b={b}", "x"],
+        ["create", "x", "--bundle", "{b}"],
+        ["--root", "/r", "--log=/l", "create", "--no-pivot", "--pid-file", "/p", "--console-socket=/c", "-b", "{b}", "x"],
+        ["--rootless=auto", "run", "--detach", "--preserve-fds", "3", "--keep", "-b", "{b}", "x"],
+    ],
+)
+def test_create_is_looked_at(place: Place, args: list[str]) -> None:
+    args = [a.replace("{b}", str(place.bundle)) for a in args]
+    place.spec(ASKS)
+    assert place.goes_to(*args) == "python"
+    place.spec('{"annotations": {}}')
+    assert place.goes_to(*args) == "runtime"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--unknown", "create", "x"],
+        ["--unknown=1", "create", "x"],
+        ["--debug=false", "create", "x"],
+        ["--root"],
+        ["create", "--unknown", "x"],
+        ["create", "--config", "other.json", "x"],
+        ["create", "-b/other", "x"],
+        ["create", "--", "x"],
+        ["create", "--bundle", "/a", "--bundle", "/b", "x"],
+        ["create", "--bundle"],
+    ],
+)
+def test_doubt_goes_to_python(place: Place, args: list[str]) -> None:
+    place.spec("{}")
+    assert place.goes_to(*args) == "python"
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ("{}", "runtime"),
+        ("", "runtime"),
+        ("{ broken", "runtime"),
+        ("{ broken gpu-hook.io/memory", "python"),
+        ('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}', "python"),
+        ('{"annotations": {"T9K_GPU_PERCENT": "30"}}', "python"),
+        ('{"annotations": {"tensorstack.dev/nvidia-gpu": "1"}}', "python"),
+        ('{"mounts": [{"destination": "/run/gpu-hook/request/memory=4Gi"}]}', "python"),
+        ('{"args": ["a \\u0026\\u0026 b \\u003c \\n \\" \\\\ \\u001b"]}', "runtime"),
+        ('{"annotations": {"gpu-hook.io\\/memory": "1Gi"}}', "python"),
+        ('{"annotations": {"g\\u0070u-hook.io/memory": "1Gi"}}', "python"),
+        ('{"annotations": {"NVIDIA\\u005fVISIBLE_DEVICES": "1Gi"}}', "python"),
+        ('{"annotations": {"x": "\\', "runtime"),
+        ('{"annotations": {"x": "\\u00', "runtime"),
+        (SANDBOX, "runtime"),
+        (SANDBOX.replace('":"', '" \t\r\n: "'), "runtime"),
+        (SANDBOX.replace("cri.container-type", "cri-o.ContainerType"), "runtime"),
+        (SANDBOX.replace("sandbox", "sandboxx"), "python"),
+        (SANDBOX.replace("sandbox", "container"), "python"),
+        (SANDBOX.replace("container-type", "container-type-x"), "python"),
+    ],
+)
+def test_standalone(place: Place, spec: str, wanted: str) -> None:
+    place.spec(spec)
+    assert place.goes_to("create", "x") == wanted
+
+
+def test_the_trigger_may_be_anywhere(place: Place) -> None:
+    for size in (0, 1, 4095, 4096, 1 << 20):
+        place.spec(" " * size + "gpu-hook.io/")
+        assert place.goes_to("create", "x") == "python"
+
+
+def test_a_sandbox_inside_a_string_is_none(place: Place) -> None:
+    env = json.dumps({"env": ['X="io.kubernetes.cri.container-type":"sandbox"'], "annotations": {"T9K_GPU": "1"}})
+    place.spec(env)
+    assert place.goes_to("create", "x") == "python"
+
+
+@pytest.mark.parametrize("mode", ["on-top", "below"])
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ("{}", "runtime"),
+        (SANDBOX, "runtime"),
+        (SANDBOX.replace("gpu-hook.io/memory", "NVIDIA_VISIBLE_DEVICES"), "python"),
+        (SANDBOX.replace("1Gi", "\\n"), "python"),
+        ('{"x": "\\n"}', "python"),
+        ('{"env": ["CUDA_VERSION=11"]}', "python"),
+        ('{"destination": "/var/run/nvidia-container-devices/0"}', "python"),
+    ],
+)
+def test_beside_the_nvidia_runtime_nothing_it_serves_is_skipped(
+    place: Place, mode: str, spec: str, wanted: str
+) -> None:
+    place.conf(mode=mode)
+    place.spec(spec)
+    assert place.goes_to("create", "x") == wanted
+
+
+def test_config_json_that_is_odd(place: Place) -> None:
+    config = place.bundle / "config.json"
+    assert place.goes_to("create", "x") == "runtime"  # none: its own error
+    config.mkdir()
+    assert place.goes_to("create", "x") == "python"
+    config.rmdir()
+    os.mkfifo(config)
+    assert place.goes_to("create", "x") == "python"
+    config.unlink()
+    place.spec(b" " * ((16 << 20) + 1))
+    assert place.goes_to("create", "x") == "python"
+    assert place.goes_to("create", "-b", "/" + "x" * 5000, "x") == "runtime"
+
+
+def test_every_key_that_python_reads_is_a_trigger(place: Place) -> None:
+    """Without one of the byte strings the launcher never asks Python, so the two lists must agree."""
+    keys = [PREFIX_KEY + "memory", PRIVATE + "/request/memory=1Gi"]
+    keys += dialects.table(dialects.NATIVE).ENV
+    for name in dialects.NAMES:
+        keys += [*dialects.table(name).KEYS, *dialects.table(name).ENV]
+    for key in keys:
+        place.spec(json.dumps({"annotations": {key: "1"}}))
+        assert place.goes_to("create", "x") == "python", key
+
+
+def test_environment_and_argv0_change_nothing(place: Place) -> None:
+    place.spec(ASKS)
+    env = {"PATH": "/nowhere", "PYTHONPATH": "/evil", "LD_PRELOAD": "/evil.so"}
+    said, _ = place.call("create", "x", env=env)
+    assert said[0] == "python"
+    r = subprocess.run(["/nowhere/bin/x", "state", "y"], executable=str(place.program), env={}, capture_output=True)
+    assert r.returncode == 7
+    assert (place.root / "said").read_text().split("\0")[:-1] == ["runtime", f"{place.root}/runtime", "state", "y"]
+    link = place.root / "link"
+    link.symlink_to(place.program)
+    said, _ = place.call("state", "x", program=link)
+    assert said[0] == "runtime"
+
+
+def test_the_hook_program(place: Place) -> None:
+    said, r = place.call("prestart", program=place.prefix / "bin/oci-gpu-hook")
+    assert r.returncode == 7
+    assert said == ["python", f"{place.root}/python", "-I", "-S", f"{place.prefix}/lib/gpu-hook/hook.py", "prestart"]
+
+
+def refused(place: Place, code: str, *args: str) -> str:
+    said, r = place.call(*(args or ("state", "x")))
+    assert r.returncode == 1 and said == []
+    assert r.stderr.count("\n") == 1 and code in r.stderr and len(r.stderr) < 400, r.stderr
+    return r.stderr
+
+
+def test_conf_must_be_there_and_roots_own(place: Place) -> None:
+    conf = place.prefix / "etc/launcher.conf"
+    for mode in (0o664, 0o646):
+        conf.chmod(mode)
+        refused(place, "GH-504")
+    conf.chmod(0o644)
+    os.chown(conf, 1, 0)
+    refused(place, "GH-504")
+    conf.unlink()
+    refused(place, "GH-504")
+    (place.root / "conf").write_text("")
+    conf.symlink_to(place.root / "conf")
+    refused(place, "GH-504")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "runtime=/bin/true\n",
+        "runtime=runc\npython=/p\nmode=standalone\n",
+        "runtime=/r\npython=/p\nmode=other\n",
+        "runtime=/r\npython=/p\nmode=standalone\nmore=1\n",
+        "runtime=/r\npython=/p\nmode=standalone\njunk\n",
+        "runtime=/r\npython=/p\nmode=standalone\n\0",
+        "runtime=/" + "x" * 5000 + "\npython=/p\nmode=standalone\n",
+        "#" * 20000,
+    ],
+)
+def test_conf_that_is_wrong(place: Place, text: str) -> None:
+    place.conf(text)
+    refused(place, "GH-504")
+
+
+def test_runtime_missing_or_itself(place: Place) -> None:
+    python = f"python={place.root}/python\nmode=standalone\n"
+    place.conf(f"runtime={place.root}/none\n{python}")
+    refused(place, "GH-503")
+    place.conf(f"runtime={place.root}\n{python}")
+    refused(place, "GH-503")
+    place.conf(f"runtime={place.program}\n{python}")
+    assert "itself" in refused(place, "GH-503")
+    link = place.root / "hard"
+    os.link(place.program, link)
+    place.conf(f"runtime={link}\n{python}")
+    refused(place, "GH-503")
+
+
+def test_errors_go_to_the_log(place: Place) -> None:
+    log = place.root / "log"
+    place.conf("runtime=r\"\\\x01\xff\n")
+    _, r = place.call("--log", str(log), "--log-format", "json", "state", "x")
+    assert r.returncode == 1 and r.stderr.startswith("GH-504: ")
+    line = json.loads(log.read_text())
+    assert line["level"] == "error" and line["msg"].startswith("GH-504: ") and line["time"].endswith("Z")
+    assert 'r"' in line["msg"]
+    log.unlink()
+    _, r = place.call(f"--log={log}", "state", "x")
+    assert log.read_text().startswith('time="') and 'level=error msg="GH-504: ' in log.read_text()
+    log.unlink()
+    _, r = place.call("--log", "/nowhere/log", "state", "x")
+    assert r.returncode == 1 and 'level=error msg="GH-504: ' in r.stderr
+
+
+def test_outside_of_an_install(native: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "gpu-hook-runtime"
+    shutil.copy(native / "gpu-hook-runtime", alone)
+    r = subprocess.run([alone, "state", "x"], capture_output=True, text=True)
+    assert r.returncode == 1 and "GH-504" in r.stderr
