@@ -210,20 +210,23 @@ def _obstacle(use: Usage, wish: CardRequest, request: Request, rules: Rules) -> 
     """Why this card cannot serve the wish, with numbers; "" when it can."""
     need = _share(use.card, wish, request, rules)
     name = f"card {use.card.index} {use.card.uuid}"
+    containers = f"{use.containers} container" + ("s" if use.containers != 1 else "")
     if use.alone:
         return f"{name} is held by one container alone"
     if need.whole and (request.exclusive or rules.whole_cards == "exclusive"):
-        return f"{name} is asked for alone and has {use.containers} containers" if use.containers else ""
+        return f"{name} is asked for alone and has {containers}" if use.containers else ""
     if need.whole and use.containers and not use.whole:
-        return f"{name} is asked for without limits and has {use.containers} limited containers"
+        return f"{name} is asked for without limits and has {use.containers} limited ones"
     if use.containers >= rules.max_shares_per_card:
-        return f"{name} has {use.containers} containers, at most {rules.max_shares_per_card} may share it"
+        return f"{name} has {containers}, at most {rules.max_shares_per_card} may share it"
     if need.whole:
         return ""
     if use.whole:
-        return f"{name} has {use.containers} containers without limits"
+        return f"{name} has {containers} without limits"
     if need.memory_mib > use.free_mib:
-        return f"{name} has {use.free_mib} of {use.card.memory_mib} MiB free, {need.memory_mib} asked"
+        most = max(0, use.card.memory_mib - rules.memory_reserve)
+        never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
+        return f"{name} has {use.free_mib} of {use.card.memory_mib} MiB free, {need.memory_mib} asked{never}"
     if need.compute > use.free_compute:
         return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} asked"
     return ""

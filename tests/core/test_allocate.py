@@ -1,0 +1,343 @@
+"""Placement: against a brute-force oracle on small nodes, and what each rule and refusal says."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oci_hook.core.allocate import Allocation, Refusal, allocate, usage
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.rules import Rules
+from tests.core import allocate_oracle as oracle
+
+UUID = "GPU-{:08d}-aaaa-bbbb-cccc-dddddddddddd"
+
+
+def node(*sizes, links=()):
+    cards = tuple(Card(UUID.format(i), i, i, size) for i, size in enumerate(sizes))
+    near = tuple((UUID.format(a), UUID.format(b), d) for a, b, d in links)
+    return Inventory("boot", "1", "/", False, cards, (), (), "", "", near)
+
+
+def grant(n, shares, exclusive=False):
+    return Grant(f"{n:032x}", Identity("/run/runc", f"c{n}", "/b"), Life("boot"), tuple(shares), exclusive=exclusive)
+
+
+def ask(**kw):
+    """A request for one card, or `count` equal ones; CardRequest's fields or Request's."""
+    count = kw.pop("count", 1)
+    wish = CardRequest(**{k: kw.pop(k) for k in list(kw) if k in CardRequest.__slots__})
+    return Request((wish,) * count, **kw)
+
+
+def place(request, inventory, grants=(), **rules):
+    return allocate(request, inventory, tuple(grants), Rules(**rules))
+
+
+def indices(found, inventory):
+    assert isinstance(found, Allocation), found
+    return [inventory.card(s.uuid).index for s in found.shares]
+
+
+# --- the oracle -------------------------------------------------------------------------------------------------------
+
+wish = st.one_of(
+    st.builds(CardRequest, memory_mib=st.integers(1, 40)),
+    st.builds(CardRequest, memory_mib=st.integers(1, 12), compute=st.sampled_from([10, 50])),
+    st.builds(CardRequest, memory_percent=st.integers(1, 100)),
+    st.builds(CardRequest, compute=st.integers(1, 100)),
+    st.builds(CardRequest, memory_mib=st.integers(1, 40), compute=st.integers(1, 100)),
+    st.builds(CardRequest, memory_percent=st.integers(1, 60), compute=st.integers(1, 60)),
+    st.just(CardRequest()),
+)
+
+
+@st.composite
+def wishes(draw, cards):
+    kind = draw(st.sampled_from(["equal", "unequal", "named", "every"]))
+    if kind == "equal":
+        return {"cards": (draw(wish),) * draw(st.integers(1, cards))}
+    if kind == "unequal":
+        return {"cards": tuple(draw(st.lists(wish, min_size=1, max_size=cards)))}
+    if kind == "every":
+        return {"cards": (draw(wish),), "every_card": True}
+    which = draw(st.lists(st.integers(0, cards - 1), min_size=1, max_size=cards, unique=True))
+    names = [draw(st.sampled_from([str(i), UUID.format(i)])) for i in which]
+    return {"cards": tuple(draw(wish).replace(device=n) for n in names)}
+
+
+@st.composite
+def requests(draw, cards):
+    everyone = [*range(cards)]
+    return Request(
+        **draw(wishes(cards)),
+        policy=draw(st.sampled_from(["burst-share", "burst-share", "fixed-share", "best-effort"])),
+        exclusive=draw(st.sampled_from([False, False, False, True])),
+        placement=draw(st.sampled_from([None, "binpack", "spread"])),
+        narrow_to=draw(st.none() | st.lists(st.sampled_from(everyone), min_size=1).map(lambda x: tuple(map(str, x)))),
+    )
+
+
+@st.composite
+def stories(draw):
+    cards = draw(st.integers(1, 4))
+    links = [
+        (a, b, draw(st.integers(1, 3))) for a in range(cards) for b in range(a) if draw(st.booleans()) or cards == 4
+    ]
+    inventory = node(*(draw(st.sampled_from([12, 24, 24, 40])) for _ in range(cards)), links=links)
+    rules = Rules(
+        placement=draw(st.sampled_from(["binpack", "spread"])),
+        whole_cards=draw(st.sampled_from(["exclusive", "shared"])),
+        memory_reserve=draw(st.sampled_from([0, 0, 3])),
+        memory_step=draw(st.sampled_from([1, 1, 4])),
+        memory_min=draw(st.sampled_from([1, 1, 5])),
+        compute_step=draw(st.sampled_from([1, 1, 5, 30])),
+        max_shares_per_card=draw(st.sampled_from([64, 2])),
+    )
+    # Each step is a request, or the number of a grant to give back.
+    steps = draw(st.lists(st.one_of(requests(cards), requests(cards), st.integers(0, 5)), min_size=1, max_size=8))
+    return inventory, rules, steps
+
+
+@settings(max_examples=400, deadline=None)
+@given(stories())
+def test_succeeds_iff_an_assignment_exists_and_picks_the_defined_one(story):
+    inventory, rules, steps = story
+    grants = []
+    for n, step in enumerate(steps):
+        if isinstance(step, int):
+            del grants[step : step + 1]
+            continue
+
+        def grant_of(cards, needs, n=n, step=step):
+            shares = [
+                Share(c.uuid, memory, compute, whole=whole)
+                for c, (memory, compute, whole) in zip(cards, needs, strict=True)
+            ]
+            return grant(n, shares, step.exclusive)
+
+        possible = list(oracle.assignments(step, inventory, grants, rules, grant_of))
+        found = allocate(step, inventory, tuple(grants), rules)
+        assert found == allocate(step, inventory, tuple(grants), rules)
+        wanted = oracle.candidates(step, inventory)
+        if not possible or not wanted:
+            assert isinstance(found, Refusal), (step, found, possible[:1])
+            assert all(len(str(p)) < 300 and p.code in ("GH-201", "GH-202", "GH-203") for p in found.problems)
+            continue
+        assert isinstance(found, Allocation), (step, found, possible[:1])
+        chosen = tuple(inventory.card(s.uuid) for s in found.shares)
+        needs = [oracle.needed(c, w, step, rules) for c, (w, _) in zip(chosen, wanted, strict=True)]
+        assert needs == [(s.memory_mib, s.compute, s.whole) for s in found.shares]
+        best = oracle.preferred(step, inventory, grants, rules, grant_of, possible)
+        assert chosen == best, (oracle.rank(inventory, grants, rules, step.placement or rules.placement), possible)
+        grants.append(grant(n, found.shares, found.exclusive))
+        assert not oracle.violations(inventory, grants, rules)
+        assert [u for u, _ in found.notes] == [c.uuid for c in inventory.cards]
+
+
+# --- what each rule says ----------------------------------------------------------------------------------------------
+
+
+def test_binpack_fills_a_used_card_before_a_free_one_even_if_that_is_smaller():
+    n = node(8000, 24000)
+    assert indices(place(ask(memory_mib=1000), n, [grant(1, [Share(UUID.format(1), 1000)])]), n) == [1]
+
+
+def test_spread_takes_the_emptiest_card_then_the_one_with_fewer_containers():
+    n = node(8000, 8000, 8000)
+    held = [
+        grant(1, [Share(UUID.format(0), 500)]),
+        grant(2, [Share(UUID.format(0), 500)]),
+        grant(3, [Share(UUID.format(1), 1000)]),
+        grant(4, [Share(UUID.format(2), 2000)]),
+    ]
+    assert indices(place(ask(memory_mib=1000, placement="spread"), n, held), n) == [1]
+
+
+def test_the_setting_decides_where_the_request_does_not():
+    n = node(8000, 8000)
+    held = [grant(1, [Share(UUID.format(0), 500)])]
+    assert indices(place(ask(memory_mib=1), n, held, placement="spread"), n) == [1]
+    assert indices(place(ask(memory_mib=1, placement="binpack"), n, held, placement="spread"), n) == [0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "memory", "compute", "limit"),
+    [
+        (ask(memory_mib=4096), 4096, 0, 100),
+        (ask(memory_percent=30), 7372, 0, 100),
+        (ask(compute=30), 7372, 30, 100),
+        (ask(compute=30, policy="fixed-share"), 7372, 30, 30),
+        (ask(compute=30, compute_limit=80), 7372, 30, 80),
+        (ask(compute=30, policy="best-effort"), 7372, 0, 100),
+        (ask(memory_mib=100, compute=30, policy="best-effort"), 100, 0, 100),
+    ],
+)
+def test_what_a_share_means(request_, memory, compute, limit):
+    found = place(request_, node(24576))
+    assert found.shares == (Share(UUID.format(0), memory, compute, limit),)
+    assert not found.exclusive
+
+
+def test_percent_is_of_what_can_be_granted_so_two_halves_fit():
+    n = node(24577)
+    half = ask(memory_percent=50, compute=50)
+    first = place(half, n, memory_reserve=512, memory_step=256)
+    assert first.shares[0].memory_mib == 12032 - 12032 % 256
+    assert isinstance(place(half, n, [grant(1, first.shares)], memory_reserve=512, memory_step=256), Allocation)
+
+
+def test_steps_and_floor_round_up():
+    found = place(ask(memory_mib=1000, compute=7), node(24576), memory_step=256, compute_step=5)
+    assert (found.shares[0].memory_mib, found.shares[0].compute) == (1024, 10)
+    assert place(ask(memory_mib=1), node(24576), memory_min=300, memory_step=256).shares[0].memory_mib == 512
+
+
+def test_whole_cards_are_held_alone_unless_the_setting_shares_them():
+    n = node(24576)
+    found = place(ask(), n)
+    assert found.exclusive and found.shares == (Share(UUID.format(0), 24576, whole=True),)
+    held = [grant(1, found.shares, exclusive=True)]
+    for other in (ask(), ask(memory_mib=1), ask(exclusive=True)):
+        assert place(other, n, held).problems[0].code == "GH-201"
+        # The setting speaks of new grants, it frees nobody's card.
+        assert place(other, n, held, whole_cards="shared").problems[0].code == "GH-201"
+    found = place(ask(), n, whole_cards="shared")
+    assert not found.exclusive and found.shares[0].whole
+    held = [grant(1, found.shares)]
+    assert isinstance(place(ask(), n, held, whole_cards="shared"), Allocation)
+    assert "1 container without limits" in str(place(ask(memory_mib=1), n, held, whole_cards="shared").problems[0])
+    assert place(ask(exclusive=True), n, held, whole_cards="shared").problems[0].code == "GH-201"
+    assert place(ask(memory_mib=1), n, held).problems[0].code == "GH-201"
+
+
+def test_a_limited_grant_keeps_exclusive_and_unlimited_ones_away():
+    n = node(24576)
+    held = [grant(1, [Share(UUID.format(0), 1)])]
+    assert "asked for alone and has 1 container" in str(place(ask(), n, held).problems[0])
+    assert "asked for alone" in str(place(ask(exclusive=True), n, held, whole_cards="shared").problems[0])
+    assert "without limits and has 1 limited" in str(place(ask(), n, held, whole_cards="shared").problems[0])
+
+
+def test_no_card_is_a_grant_without_cards():
+    for none in (Request(()), ask(memory_mib=1, narrow_to=())):
+        assert place(none, node(100)).shares == ()
+        assert place(none, node()).shares == ()
+
+
+def test_every_card_is_all_or_nothing_in_the_order_of_the_index():
+    n = node(100, 100, 100)
+    every = ask(memory_mib=60, every_card=True)
+    assert indices(place(every, n), n) == [0, 1, 2]
+    assert indices(place(every.replace(narrow_to=("2", UUID.format(0), "7")), n), n) == [0, 2]
+    refused = place(every, n, [grant(1, [Share(UUID.format(1), 50)])])
+    assert str(refused.problems[0]).startswith("GH-201: no room on 3 cards at once: card 1 ")
+    assert dict(refused.notes)[UUID.format(0)] == "has room, but not enough cards have"
+    assert place(every, node()).problems[0].code == "GH-203"
+
+
+def test_named_cards_by_index_or_uuid_once_each():
+    n = node(100, 100, 100)
+    one, two = CardRequest("1", memory_mib=10), CardRequest(UUID.format(2), memory_mib=20)
+    assert indices(place(Request((two, one)), n), n) == [2, 1]
+    assert indices(place(Request((one, one.replace(device=UUID.format(1)))), n), n) == [1]
+    twice = place(Request((one, one.replace(device=UUID.format(1), memory_mib=11))), n)
+    assert "asked for twice with different shares" in str(twice.problems[0])
+
+
+def test_unknown_cards_are_told_each():
+    refused = place(Request((CardRequest("5"), CardRequest("0"), CardRequest("GPU-no"))), node(100, 100))
+    assert [p.code for p in refused.problems] == ["GH-202", "GH-202"]
+    assert str(refused.problems[0]) == (
+        "GH-202: card 5 is asked for, this node's cards are 0, 1; choose among them (`gpu-hook gpus` lists the UUIDs)"
+    )
+    assert place(ask(memory_mib=1, narrow_to=("9",)), node(100)).problems[0].code == "GH-202"
+
+
+def test_the_own_env_narrows_named_and_free_wishes():
+    n = node(100, 100, 100)
+    named = Request((CardRequest("0"), CardRequest("1")), narrow_to=("1", "2"))
+    assert indices(place(named, n), n) == [1]
+    assert indices(place(ask(memory_mib=1, narrow_to=("2",)), n), n) == [2]
+    assert place(named.replace(narrow_to=("2",)), n).problems[0].code == "GH-202"
+    few = place(ask(count=2, memory_mib=1, narrow_to=("2",)), n)
+    assert str(few.problems[0]).startswith("GH-203: 2 cards are asked for, the container's own env leaves 1;")
+
+
+def test_more_cards_than_there_are():
+    assert str(place(ask(count=3, memory_mib=1), node(100, 100)).problems[0]) == (
+        "GH-203: 3 cards are asked for, the node has 2; ask for at most 2"
+    )
+    assert place(ask(count=17, memory_mib=1), node(*[100] * 20)).problems[0].code == "GH-203"  # the page's table
+
+
+def test_a_refusal_says_per_card_why_with_numbers_and_what_to_do():
+    n = node(24576)
+    held = [grant(1, [Share(UUID.format(0), 22528, 90)])]
+    assert str(place(ask(memory_mib=4096), n, held).problems[0]) == (
+        f"GH-201: no room: card 0 {UUID.format(0)} has 2048 of 24576 MiB free, 4096 asked;"
+        " ask for less, or wait until a container ends (`gpu-hook ps`)"
+    )
+    assert "has 10 of 100 % compute free, 11 asked" in str(place(ask(memory_mib=1, compute=11), n, held).problems[0])
+    full = place(ask(memory_mib=1), n, held, max_shares_per_card=1)
+    assert "has 1 container, at most 1 may share it" in str(full.problems[0])
+
+
+@pytest.mark.parametrize("cards", [2, 8, 16])
+def test_a_refusal_is_one_bounded_line_with_the_advice_at_its_end(cards):
+    refused = place(ask(memory_mib=10**9), node(*[10**6] * cards))
+    assert len(refused.problems) == 1 and len(str(refused.problems[0])) < 300
+    assert str(refused.problems[0]).endswith("(`gpu-hook ps`)")
+    assert len(refused.notes) == cards and all("has 1000000 of 1000000 MiB free" in why for _, why in refused.notes)
+
+
+def test_what_never_fits_is_not_told_to_wait():
+    assert "it has 24064 MiB to grant" in str(place(ask(memory_mib=30000), node(24576), memory_reserve=512).problems[0])
+
+
+def test_notes_say_why_each_card_was_or_was_not_chosen():
+    n = node(100, 100, 50, 100)
+    held = [grant(1, [Share(UUID.format(1), 10)])]
+    notes = place(ask(memory_mib=80, narrow_to=("0", "1", "2")), n, held).notes
+    assert [why for _, why in notes] == [
+        "has room, another card comes first (binpack)",
+        "chosen (binpack)",
+        f"card 2 {UUID.format(2)} has 50 of 50 MiB free, 80 asked; it has 50 MiB to grant",
+        "not asked for",
+    ]
+
+
+def test_several_cards_are_the_nearest_ones():
+    pairs = [(0, 3, 1), (1, 2, 1)]
+    n = node(100, 100, 100, 100, links=pairs)
+    assert indices(place(ask(count=2, memory_mib=10), n), n) == [0, 3]
+    assert indices(place(ask(count=2, memory_mib=95), n, [grant(1, [Share(UUID.format(3), 10)])]), n) == [1, 2]
+    mixed = Request((CardRequest("2", memory_mib=1), CardRequest(memory_mib=1)))
+    assert indices(place(mixed, n), n) == [2, 1]
+
+
+def test_unequal_wishes_find_the_only_assignment():
+    n = node(30, 20, 10)
+    wishes = Request(tuple(CardRequest(memory_mib=m) for m in (10, 20, 30)))
+    assert indices(place(wishes, n), n) == [2, 1, 0]
+    assert place(wishes.replace(cards=(*wishes.cards[:2], CardRequest(memory_mib=31))), n).problems[0].code == "GH-201"
+
+
+def test_the_search_for_the_nearest_cards_is_bounded():
+    links = [(a, b, (a * 7 + b * 13) % 5 + 1) for a in range(16) for b in range(a)]
+    n = node(*[100] * 16, links=links)
+    assert len(set(indices(place(ask(count=8, memory_mib=1), n), n))) == 8
+    unequal = Request(tuple(CardRequest(memory_mib=m) for m in range(1, 17)))
+    assert sorted(indices(place(unequal, n), n)) == list(range(16))
+
+
+def test_grants_on_cards_that_are_gone_do_not_count():
+    n = node(100)
+    assert isinstance(place(ask(memory_mib=100), n, [grant(1, [Share("GPU-gone", 100)])]), Allocation)
+
+
+def test_usage_is_what_is_left():
+    n = node(100, 100)
+    left = usage(n, (grant(1, [Share(UUID.format(0), 30, 20)]),), Rules(memory_reserve=5))
+    assert [(u.free_mib, u.free_compute, u.containers) for u in left] == [(65, 80, 1), (95, 100, 0)]
