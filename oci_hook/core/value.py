@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Value:
     """A record: fields are the slots, in order. `replace` gives a changed copy, `fields` a dict of plain data."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def fields(self) -> "dict[str, Any]":
         return {name: getattr(self, name) for name in self.__slots__}

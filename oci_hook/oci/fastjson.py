@@ -30,7 +30,7 @@ def _no_default(value: object) -> "Any":
 try:
     import _json
 
-    _scan = _json.make_scanner(_Context)
+    _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # six attributes are read, whatever the class
     _encode = _json.make_encoder(
         None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False
     )
