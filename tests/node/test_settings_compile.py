@@ -122,8 +122,8 @@ def test_nothing_is_written_when_something_is_wrong(prefix: Path) -> None:
 def test_every_problem_at_once_with_its_line(prefix: Path) -> None:
     text = base(
         prefix,
-        "mode: sideways\ncolour: red\nmode: below\nrules:\n  memory_step: -1\n  trust_env: 'yes'\n"
-        "  dialects: [klingon]\n  placement: [[1]]\n  compute_step: 1.5\n  max_shares_per_card: 65\n  default_policy:\n",
+        "mode: sideways\ncolour: red\nmode: below\nrules:\n  memory_step: -1\n  trust_env: 'yes'\n  dialects: [klingon]\n"
+        "  placement: [[1]]\n  compute_step: 1.5\n  max_shares_per_card: 65\n  default_policy:\n",
     )
     assert problems(prefix, text) == [
         "GH-501: FILE:3: mode: 'sideways' is not one of standalone, on-top, below",

@@ -1,0 +1,99 @@
+"""`gpu-hook ps`: the living grants, and what their containers use of them."""
+
+import time
+from typing import Any
+
+import click
+
+from oci_hook.cli import output
+from oci_hook.cli.used import used_mib
+from oci_hook.core.grant import Grant, Share
+from oci_hook.errors import GhError, Problem
+from oci_hook.node import inventory as node_inventory
+from oci_hook.node import settings as node_settings
+from oci_hook.node import store
+
+HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "SINCE")
+
+
+@click.command()
+@output.answers
+def ps(prefix: str) -> output.Report:
+    """List the containers that hold a share now.
+
+    USED is what the container itself accounts ("-": nothing yet). COMPUTE is booked, not enforced yet.
+    """
+    settings = node_settings.load(prefix)
+    grants = store.snapshot(settings.state_dir)
+    indices, warnings = card_indices(settings)
+    data = [as_data(grant, indices) for grant in grants]
+    rows = [row for grant, entry in zip(grants, data, strict=True) for row in as_rows(grant, entry)]
+    lines = output.table(HEADER, rows) if rows else ["no container holds a share"]
+    return output.Report({"grants": data}, lines, warnings)
+
+
+def card_indices(settings: node_settings.Settings) -> tuple[dict[str, int], list[Problem]]:
+    """UUID -> index. A node that is not fit to give cards can still say who holds them."""
+    try:
+        return {card.uuid: card.index for card in node_inventory.load(settings).cards}, []
+    except GhError as e:
+        return {}, list(e.problems)
+
+
+def as_data(grant: Grant, indices: dict[str, int]) -> dict[str, Any]:
+    cards = [
+        {"index": indices.get(share.uuid), **share.fields(), "used_mib": used}
+        for share, used in zip(grant.shares, used_mib(grant), strict=True)
+    ]
+    return {
+        "key": grant.key,
+        **{name: value for name, value in grant.who.fields().items() if name != "id"},
+        "container": grant.who.id,
+        "name": grant.who.container,
+        "pid": grant.life.init[0] if grant.life.init else None,
+        "cards": cards,
+        "policy": grant.policy,
+        "class": grant.priority_class,
+        "exclusive": grant.exclusive,
+        "capabilities": list(grant.capabilities),
+        "driver_version": grant.driver_version,
+        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(grant.created)),
+    }
+
+
+def as_rows(grant: Grant, entry: dict[str, Any]) -> list[tuple[object, ...]]:
+    """A row per card; one without a card for a grant of driver files alone."""
+    who = grant.who
+    name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
+    first = (short(who.id), name)
+    last = (grant.policy, grant.priority_class, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)))
+    if not grant.shares:
+        return [(*first, "", "", "", "", "", *last)]
+    rows: list[tuple[object, ...]] = []
+    for share, card in zip(grant.shares, entry["cards"], strict=True):
+        index, used = card["index"], card["used_mib"]
+        rows.append(
+            (
+                *first,
+                "" if index is None else index,
+                share.uuid,
+                "whole" if share.whole else output.size(share.memory_mib),
+                "" if used is None else output.size(used),
+                compute(share),
+                *last,
+            )
+        )
+    return rows
+
+
+def compute(share: Share) -> str:
+    """30%, with a ceiling of its own 30-80%; nothing where none is guaranteed."""
+    if not share.compute:
+        return ""
+    ceiling = f"-{share.compute_limit}" if share.compute < share.compute_limit < 100 else ""
+    return f"{share.compute}{ceiling}%"
+
+
+def short(id: str) -> str:
+    """Engines name containers by 64 hex digits and show twelve."""
+    return id[:12] if len(id) == 64 and all(c in "0123456789abcdef" for c in id) else id
