@@ -94,7 +94,7 @@ def apply(plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str
             elif isinstance(step, DeviceNode):
                 work.append((step, -1 if owner_of_nodes else _node_tree(step)))
         _in_mount_namespace(container, work)
-    except SyscallError as e:
+    except OSError as e:
         raise _failed(e) from None
     finally:
         for _, tree in work:
@@ -193,12 +193,10 @@ def _in_mount_namespace(container: Container, work: list[tuple[Step, int]]) -> N
             namespace.setns(container.pidfd, namespace.CLONE_NEWNS, container.rootfs)
             _attach_all(place, work)
             status = 0
-        except SyscallError as e:
+        except OSError as e:
             os.write(writer, str(_failed(e)).encode())
         except GhError as e:
             os.write(writer, str(e).encode())
-        except OSError as e:
-            os.write(writer, str(refuse("GH-405", f"{e.strerror}: {e.filename}")).encode())
         finally:
             os._exit(status)
     os.close(writer)
@@ -402,8 +400,8 @@ def _collision(destination: str, e: SyscallError) -> GhError:
     return _failed(e)
 
 
-def _failed(e: SyscallError) -> GhError:
-    return _too_old(e) if e.errno == ENOSYS else refuse("GH-405", str(e))
+def _failed(e: OSError) -> GhError:
+    return _too_old(e) if e.errno == ENOSYS else refuse("GH-405", f"the container could not be changed: {e}")
 
 
 def _too_old(e: OSError) -> GhError:

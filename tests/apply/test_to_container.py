@@ -1,0 +1,485 @@
+"""A plan applied to a live container, and images and neighbours that try to lead it out of the rootfs."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from oci_hook.apply import to_container
+from oci_hook.core.plan import Bind, DeviceNode, Tmpfs
+from oci_hook.errors import GhError
+from oci_hook.linux import libc, process
+from oci_hook.node.image import check_destinations
+from tests.apply.box import LIBDIR, MS_RDONLY, MS_SHARED, Box, Host
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_lost():
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    after = len(os.listdir("/proc/self/fd"))
+    assert after <= before + 400  # Container holds two for the program's life
+
+
+def give(host: Host, box: Box, plan=None, checked: bool = True, sources=None) -> None:
+    """What the hook does with a plan."""
+    plan = host.plan() if plan is None else plan
+    container = to_container.open_container(box.pid, str(host.rootfs))
+    steps = check_destinations(container.path(), (), plan) if checked else plan
+    to_container.apply(steps, container, sources or host.sources)
+    to_container.verify(plan, container)
+
+
+def refused(host: Host, box: Box, *codes: str, **more) -> str:
+    with pytest.raises(GhError) as e:
+        give(host, box, **more)
+    assert e.value.problems[0].code in codes, str(e.value)
+    [line] = str(e.value).splitlines()
+    return line
+
+
+def test_the_whole_plan(host):
+    before = host.snapshot()
+    with Box(host.rootfs) as box:
+        give(host, box)
+        assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "stand-in"
+        assert box.read("/run/gpu-hook/driver/cuda") == "real"
+        assert box.read("/run/gpu-hook/policy") == "page"
+        assert box.read("/usr/bin/nvidia-smi") == box.read(f"{LIBDIR}/libnvidia-tool.so.2") == "tool"
+        assert box.run("stat", "-c", "%F %t:%T %a %u", "/dev/nvidia0") == "character special file c3:0 666 0\n"
+        assert box.run("stat", "-c", "%F %t:%T %a %u", "/dev/nvidiactl") == "character special file c3:ff 666 0\n"
+        assert box.run("stat", "-c", "%a", "/run/gpu-hook/account") == "1777\n"
+        assert box.mounts() == [
+            ("/dev", "rw,relatime"),
+            ("/proc", "rw,relatime"),
+            ("/run/gpu-hook", "ro,nosuid,nodev,noexec,relatime"),
+            ("/run/gpu-hook/driver/cuda", "ro,nosuid,nodev,relatime"),
+            ("/run/gpu-hook/policy", "ro,nosuid,nodev,noexec,relatime"),
+            ("/run/gpu-hook/account", "rw,nosuid,nodev,noexec,relatime"),
+            ("/usr/bin/nvidia-smi", "ro,nosuid,nodev,relatime"),
+            (f"{LIBDIR}/libnvidia-tool.so.2", "ro,nosuid,nodev,relatime"),
+            ("/dev/nvidia-sim/0", "rw,nosuid,nodev,noexec,relatime"),
+            (f"{LIBDIR}/libcuda.so.1", "ro,nosuid,nodev,relatime"),
+        ]
+    assert host.snapshot() == before
+    made = {str(p.relative_to(host.rootfs)): p.stat() for p in host.rootfs.rglob("*") if p.name.startswith("nvidia")}
+    assert {path: (st.st_size, st.st_mode & 0o777) for path, st in made.items()} == {"usr/bin/nvidia-smi": (0, 0)}
+    assert (host.rootfs / LIBDIR[1:] / "libcuda.so.1").read_text() == "the image's own"
+
+
+def test_twice_is_refused_and_changes_nothing(host):
+    with Box(host.rootfs) as box:
+        give(host, box)
+        mounts = box.mounts()
+        refused(host, box, "GH-402")
+        assert box.mounts() == mounts
+
+
+# --- images whose paths are links ---
+
+
+def paths(host: Host) -> list[str]:
+    return [s.destination if isinstance(s, Bind | Tmpfs) else s.path for s in host.plan() if hasattr(s, "destination")
+            or isinstance(s, DeviceNode)]  # fmt: skip
+
+
+DESTINATIONS = [
+    "/run/gpu-hook",
+    "/run/gpu-hook/driver/cuda",
+    "/run/gpu-hook/driver",
+    "/run/gpu-hook/policy",
+    "/run/gpu-hook/account",
+    "/usr/bin/nvidia-smi",
+    f"{LIBDIR}/libnvidia-tool.so.2",
+    "/dev/nvidia0",
+    "/dev/nvidiactl",
+    "/dev/nvidia-sim/0",
+    "/dev/nvidia-sim",
+    f"{LIBDIR}/libcuda.so.1",
+    f"{LIBDIR}/libcuda.so",
+    LIBDIR,
+    "/usr/lib",
+    "/usr",
+    "/run",
+    "/dev",
+]
+ELSEWHERE = [
+    "../../../../../../../..",
+    "/",
+    "/proc/1/root/dev",
+    "/proc/self/fd",
+    "/proc/sys/kernel/hostname",
+    "/nothing",
+]
+
+
+def test_destinations_are_those_of_the_plan(host):
+    assert set(paths(host)) < set(DESTINATIONS)
+
+
+def make_link(rootfs: Path, path: str, target: str) -> bool:
+    """Put a link at a path of the image; False where that cannot be (below another file)."""
+    where = Path(f"{rootfs}{path}")
+    if where.is_dir() and not where.is_symlink():
+        subprocess.run(["rm", "-r", str(where)], check=True)
+    elif where.is_symlink() or where.exists():
+        where.unlink()
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.symlink_to(target)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", DESTINATIONS)
+@pytest.mark.parametrize("checked", [True, False], ids=["planned", "unplanned"])
+def test_link_instead_of(tmp_path, path, checked):
+    """Every path as a link to every other, to the private path, and out: nothing outside changes, what a
+    program opens is the stand-in, or the container is refused, and then the host's own is not there either.
+
+    "unplanned": the applier alone holds as well, as it must when the image changes after it was looked at.
+    """
+    outcomes = set()
+    targets = [t for t in DESTINATIONS if t != path] + ELSEWHERE + [str(tmp_path / "0" / "outside"), "HOST"]
+    for number, target in enumerate(targets):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        host = Host(folder)
+        if target == "HOST":
+            target = "../../../../../../../../.." + str(host.outside / "lib/libcuda.so.1")
+        assert make_link(host.rootfs, path, target)
+        before = host.snapshot()
+        with Box(host.rootfs, bare=("dev",) if path.startswith("/dev") else ()) as box:
+            try:
+                give(host, box, checked=checked)
+                outcomes.add("given")
+                for library in ("libcuda.so.1", "libcuda.so"):
+                    assert box.read(f"{LIBDIR}/{library}") == "stand-in", target
+                assert box.read("/run/gpu-hook/policy") == "page"
+                assert box.run("stat", "-c", "%t:%T", "/dev/nvidia0") == "c3:0\n"
+            except GhError as e:
+                assert e.problems[0].code in ("GH-402", "GH-405"), (target, str(e))
+                outcomes.add("refused")
+                for library in ("libcuda.so.1", "libcuda.so"):
+                    assert box.read(f"{LIBDIR}/{library}") != "the host's own", target
+            points = [point for point, _ in box.mounts()]
+            assert not [p for p in points if p.startswith("/proc/")], target
+        assert host.snapshot() == before, target
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+    assert "refused" in outcomes
+
+
+@pytest.mark.parametrize(
+    "target", ["libcuda.so.1", "sub/libcuda.so.1", "../y/libcuda.so.1", "/opt/driver/libcuda.so.1"]
+)
+def test_ordinary_links_work(host, target):
+    """Images do link libcuda.so; so may libcuda.so.1 be a link to a file elsewhere in the image, or to none yet."""
+    link = host.rootfs / LIBDIR[1:] / ("libcuda.so" if target == "libcuda.so.1" else "libcuda.so.1")
+    link.unlink()
+    link.symlink_to(target)
+    with Box(host.rootfs) as box:
+        give(host, box)
+        assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "stand-in"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checked", [True, False], ids=["planned", "unplanned"])
+def test_swapped_while_the_hook_runs(host, checked):
+    """A process of the host exchanges directories of the rootfs for links out of it, all the time."""
+    swaps = ("usr/lib/x", "usr/lib", "run", "usr/bin")
+    out = "../../../../../../../../.." + str(host.outside)
+    for name in swaps:
+        (host.folder / ("link-" + name.replace("/", "-"))).symlink_to(out)
+    stop = threading.Event()
+
+    def swap() -> None:
+        rng = random.Random(1)
+        while not stop.is_set():
+            name = rng.choice(swaps)
+            link = host.folder / ("link-" + name.replace("/", "-"))
+            exchange(link, host.rootfs / name)
+            stop.wait(rng.random() / 500)
+            exchange(link, host.rootfs / name)
+            stop.wait(rng.random() / 500)
+
+    before = host.snapshot()
+    outcomes = []
+    for _ in range(100):
+        with Box(host.rootfs) as box:
+            stop.clear()
+            swapper = threading.Thread(target=swap)
+            swapper.start()
+            try:
+                give(host, box, checked=checked)
+                outcomes.append("given")
+            except GhError as e:
+                assert e.problems[0].code in ("GH-402", "GH-405"), str(e)
+                outcomes.append("refused")
+            finally:
+                stop.set()
+                swapper.join()
+            for library in ("libcuda.so.1", "libcuda.so"):
+                found = box.read(f"{LIBDIR}/{library}")
+                assert found == "stand-in" or outcomes[-1] == "refused" and found != "the host's own"
+            assert host.snapshot() == before
+    assert set(outcomes) == {"given", "refused"}
+
+
+def exchange(a: Path, b: Path) -> None:
+    renameat2 = 316 if os.uname().machine == "x86_64" else 276
+    assert libc._libc.syscall(renameat2, -100, str(a).encode(), -100, str(b).encode(), 2) == 0
+
+
+# --- what is in the way ---
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device", "file below", "private file", "private link"])
+def test_not_a_place_to_mount(host, kind):
+    path = host.rootfs / LIBDIR[1:] / "libnvidia-tool.so.2"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        os.mknod(path, 0o20666, os.makedev(1, 3))
+    elif kind == "file below":
+        (host.rootfs / "run/gpu-hook").mkdir()
+        (host.rootfs / "run/gpu-hook/policy").write_text("forged")
+    elif kind == "private file":
+        (host.rootfs / "run/gpu-hook").write_text("")
+    else:
+        (host.rootfs / "run/other").mkdir()
+        (host.rootfs / "run/gpu-hook").symlink_to("other")
+    for checked in (False, True) if kind != "private link" else (False,):
+        with Box(host.rootfs) as box:
+            assert "/run/gpu-hook" in refused(host, box, "GH-402", checked=checked) or "private" not in kind
+
+
+def test_an_empty_private_directory_is_left_over_from_an_earlier_container(host):
+    (host.rootfs / "run/gpu-hook").mkdir()
+    with Box(host.rootfs) as box:
+        give(host, box)
+
+
+@pytest.mark.parametrize("where", [LIBDIR, "/usr/lib", "/run", f"{LIBDIR}/libcuda.so.1"])
+def test_a_directory_of_the_host_in_the_way(host, where):
+    """A volume at or above a destination: files made for mounting on would be made on the host."""
+    volume = host.outside / "lib"
+    if where.endswith(".so.1"):
+        volume = volume / "libcuda.so.1"
+    before = host.snapshot()
+    with Box(host.rootfs, ((volume, where),)) as box:
+        refused(host, box, "GH-402", checked=False)
+    assert host.snapshot() == before
+
+
+def test_mounts_that_the_host_would_see(host):
+    with Box(host.rootfs, flags=MS_SHARED) as box:
+        assert "host" in refused(host, box, "GH-402")
+        assert [point for point, _ in box.mounts()] == ["/dev", "/proc"]
+
+
+def test_read_only_root(host):
+    (host.rootfs / "run/gpu-hook").mkdir()
+    with Box(host.rootfs, flags=MS_RDONLY) as box:
+        assert "Read-only file system" in refused(host, box, "GH-405")
+
+
+def test_device_node_there_already(host):
+    with Box(host.rootfs) as box:
+        box.run("mknod", "-m", "600", "/dev/nvidia0", "c", "195", "0")
+        give(host, box)
+    with Box(host.rootfs) as box:
+        box.run("mknod", "/dev/nvidia0", "c", "195", "1")
+        assert "195:0" in refused(host, box, "GH-405", checked=False)
+    with Box(host.rootfs) as box:
+        box.run("touch", "/dev/nvidia0")
+        refused(host, box, "GH-405", checked=False)
+    with Box(host.rootfs) as box:
+        box.run("ln", "-s", "/nothing", "/dev/nvidia0")
+        refused(host, box, "GH-402", checked=False)
+
+
+# --- sources ---
+
+
+def test_sources_outside_the_allowed_places(host):
+    for source in (f"{host.outside}/secret", f"{host.prefix}/../outside/secret", "/etc/passwd", f"{host.prefix}"):
+        with Box(host.rootfs) as box:
+            refused(host, box, "GH-405", plan=(Bind(source, "/usr/bin/x"),))
+            assert box.read("/usr/bin/x") is None
+
+
+@pytest.mark.parametrize("fault", ["missing", "link", "owner", "mode", "group"])
+def test_sources_that_are_not_safe(host, fault):
+    stand_in = host.prefix / "stand-in"
+    if fault == "missing":
+        stand_in.unlink()
+    elif fault == "link":
+        stand_in.unlink()
+        stand_in.symlink_to(host.outside / "secret")
+    elif fault == "owner":
+        os.chown(stand_in, 65534, 0)
+    elif fault == "mode":
+        stand_in.chmod(0o646)
+    else:
+        stand_in.chmod(0o664)
+        os.chown(stand_in, 0, 65534)
+    with Box(host.rootfs) as box:
+        assert str(stand_in) in refused(host, box, "GH-305")
+        assert [point for point, _ in box.mounts()] == ["/dev", "/proc"]
+
+
+# --- verification ---
+
+
+def test_verify_finds_what_is_not_there(host):
+    with Box(host.rootfs) as box:
+        container = to_container.open_container(box.pid, str(host.rootfs))
+        for step in host.plan():
+            if isinstance(step, Bind | Tmpfs | DeviceNode):
+                with pytest.raises(GhError, match="GH-405"):
+                    to_container.verify((step,), container)
+
+
+def test_verify_finds_what_is_on_top(host):
+    with Box(host.rootfs) as box:
+        give(host, box)
+        container = to_container.open_container(box.pid, str(host.rootfs))
+        over = f"mount --bind {host.prefix}/real {host.rootfs}{LIBDIR}/libcuda.so.1"
+        subprocess.run(["nsenter", "-m", "-t", str(box.pid), "sh", "-c", over], check=True)
+        with pytest.raises(GhError, match="GH-405: .*libcuda.so.1 is not .*stand-in"):
+            to_container.verify(host.plan(), container)
+
+
+# --- whose process it is ---
+
+
+def test_not_the_containers_init(host):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with Box(host.rootfs) as box, subprocess.Popen(["sleep", "100"]) as sleeper:
+        try:
+            (host.folder / "plain").mkdir()
+            for pid, rootfs in (
+                (os.getpid(), host.rootfs),
+                (sleeper.pid, host.rootfs),
+                (gone.pid, host.rootfs),
+                (0, host.rootfs),
+                (2, host.rootfs),
+                (box.pid, host.folder / "plain"),
+                (box.pid, host.folder / "absent"),
+                (box.pid, host.rootfs / "bin/busybox"),
+            ):
+                with pytest.raises(GhError, match=r"^GH-406: process \d+ "):
+                    to_container.open_container(pid, str(rootfs))
+        finally:
+            sleeper.kill()
+        container = to_container.open_container(box.pid, str(host.rootfs))
+        to_container.check_child_of(container, os.getpid())
+        with pytest.raises(GhError, match="GH-406"):
+            to_container.check_child_of(container, os.getppid())
+
+
+def test_container_dies_meanwhile(host):
+    with Box(host.rootfs) as box:
+        container = to_container.open_container(box.pid, str(host.rootfs))
+        os.kill(box.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, box.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(GhError, match="GH-405"):
+            to_container.apply(host.plan(), container, host.sources)
+
+
+# --- kernels and clocks ---
+
+
+@pytest.mark.parametrize("call", sorted(libc.NUMBERS))
+def test_a_kernel_without(host, monkeypatch, call):
+    monkeypatch.setitem(libc.NUMBERS, call, 9999)
+    with Box(host.rootfs) as box:
+        line = refused(host, box, "GH-404")
+        assert f"{call}: Function not implemented (Linux {libc.SINCE[call]} or newer has it)" in line
+        assert "gpu-hook-runtime" in line
+        # One call late in the work may leave the private directory; never a library.
+        assert box.read(f"{LIBDIR}/libcuda.so.1") == "the image's own"
+
+
+class Late(Exception):
+    pass
+
+
+def test_the_deadline_ends_the_child(host, monkeypatch):
+    children = []
+
+    def slow(parent: int) -> None:
+        signal.pause()
+
+    fork = os.fork
+    monkeypatch.setattr(process, "die_with_parent", slow)
+    monkeypatch.setattr(os, "fork", lambda: children.append(fork()) or children[-1])
+
+    def late(*_: object) -> None:
+        raise Late
+
+    with Box(host.rootfs) as box:
+        children.clear()
+        old = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(Late):
+                give(host, box)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+        with pytest.raises(ProcessLookupError):
+            os.kill(children[0], 0)
+
+
+def test_a_child_that_is_killed(host, monkeypatch):
+    monkeypatch.setattr(process, "die_with_parent", lambda parent: os.kill(os.getpid(), signal.SIGKILL))
+    with Box(host.rootfs) as box:
+        refused(host, box, "GH-405")
+
+
+# --- user namespaces ---
+
+
+@pytest.fixture
+def user_namespace(host):
+    """A container of a user of its own; what it makes on file systems of its own cannot be opened as a device."""
+    script = f"mount --bind {host.rootfs} {host.rootfs} && mount -t tmpfs none {host.rootfs}/dev && echo && read stop"
+    command = ["unshare", "-U", "-r", "-m", "--propagation", "private", "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sandbox:
+        assert sandbox.stdout and sandbox.stdout.readline() == b"\n"
+        yield sandbox
+        sandbox.communicate(b"\n")
+
+
+def test_user_namespace_gets_the_hosts_nodes(host, user_namespace):
+    container = to_container.open_container(user_namespace.pid, str(host.rootfs))
+    plan = tuple(s for s in host.plan() if not isinstance(s, DeviceNode))
+    plan += (DeviceNode("/dev/null", 1, 3),)
+    to_container.apply(plan, container, host.sources)
+    to_container.verify(plan, container)
+    enter = ["nsenter", "-U", "-m", "-t", str(user_namespace.pid), "sh", "-c", f"echo > {host.rootfs}/dev/null"]
+    subprocess.run(enter, check=True)
+
+
+def test_user_namespace_without_nodes_on_the_host(host, user_namespace):
+    container = to_container.open_container(user_namespace.pid, str(host.rootfs))
+    for node in (DeviceNode("/dev/nvidia-absent", 195, 9), DeviceNode("/dev/null", 195, 9)):
+        with pytest.raises(GhError, match="GH-405"):
+            to_container.apply((node,), container, host.sources)
