@@ -8,7 +8,7 @@ import os
 
 from oci_hook.apply import to_spec
 from oci_hook.core.device_rules import reachable_cards
-from oci_hook.core.grant import Identity, Life
+from oci_hook.core.grant import Life
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, Problem, refuse
@@ -16,7 +16,9 @@ from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import Admission, admit, release
 from oci_hook.node.image import check_destinations, look
 from oci_hook.node.life import boot_id, process_life
+from oci_hook.node.sources import check_sources
 from oci_hook.oci import log, spec
+from oci_hook.oci.annotations import container_name, identity, is_sandbox
 from oci_hook.oci.bundle import Call, default_root, read_call
 
 TYPE_CHECKING = False
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from oci_hook.node.settings import Settings
-
-CRI = "io.kubernetes.cri."
 
 
 def main(prefix: str, args: "Sequence[str]") -> int:
@@ -58,10 +58,14 @@ def give(call: Call, settings: "Settings") -> Admission | None:
     """Edit the bundle so that the container gets its share; None when it asks for none."""
     doc = to_spec.scrub(spec.load(call.config))
     annotations = doc.get("annotations") or {}
-    request = parse(annotations, spec.environment(doc), annotations.get(CRI + "container-name", ""), settings.rules)
+    if is_sandbox(annotations) and settings.mode == "standalone":
+        return None
+    request = parse(annotations, spec.environment(doc), container_name(annotations), settings.rules)
+    if settings.mode != "standalone":
+        raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
         return None
-    who = identity(call, annotations, settings.runtime)
+    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
     admission = admit(request, who, Life(boot_id(), creator=process_life(os.getpid())), settings)
     try:
         edit(call, doc, admission, settings)
@@ -88,19 +92,8 @@ def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Set
         )
     plan = make_plan(grant, inventory, look(rootfs, mounts), settings.prefix, settings.state_dir)
     plan = check_destinations(rootfs, mounts, plan)
+    check_sources(plan, settings)
     spec.save(call.config, to_spec.apply(doc, plan, grant))
-
-
-def identity(call: Call, annotations: dict[str, str], runtime: str) -> Identity:
-    return Identity(
-        root=call.root or default_root(runtime),
-        id=call.id,
-        bundle=call.bundle,
-        pod_uid=annotations.get(CRI + "sandbox-uid", ""),
-        namespace=annotations.get(CRI + "sandbox-namespace", ""),
-        pod=annotations.get(CRI + "sandbox-name", ""),
-        container=annotations.get(CRI + "container-name", ""),
-    )
 
 
 def take_back(admission: Admission | None, settings: "Settings") -> None:

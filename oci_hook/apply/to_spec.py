@@ -4,6 +4,7 @@ environment, and that no `systemctl daemon-reload` takes back. Pure: dicts in, a
 from oci_hook.core.device_rules import starts_closed
 from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, SIM_CARDS
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
+from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,17 @@ def _gpu_mount(mount: "dict[str, Any]") -> bool:
     path = mount.get("destination") or ""
     inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_CARDS + "/"))
     return inside or path.rpartition("/")[2].startswith(GPU_NAMES)
+
+
+def _remembered(marker: str) -> list[str]:
+    """What the container's own env said where we wrote over it: it may narrow the request (core/request.py)."""
+    try:
+        entries = fastjson.loads(marker.partition(" ")[2].encode())
+    except ValueError:
+        return []
+    if not isinstance(entries, list):
+        return []
+    return [e for e in entries if isinstance(e, str) and e.partition("=")[0] in ENV_SET]
 
 
 def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
@@ -41,7 +53,8 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
     ]
     linux["resources"] = resources
     process = dict(spec.get("process") or {})
-    process["env"] = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
+    ours_out = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
+    process["env"] = ours_out + _remembered(annotations[MARKER])
     return {
         **spec,
         "annotations": {k: v for k, v in annotations.items() if k != MARKER},
@@ -56,6 +69,7 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant") -> "di
     process = dict(spec.get("process") or {})
     linux = dict(spec.get("linux") or {})
     resources = dict(linux.get("resources") or {})
+    replaced = [e for e in process.get("env") or () if e.partition("=")[0] in ENV_SET]
     env: list[str] = list(process.get("env") or ())
     mounts: list[dict[str, Any]] = list(spec.get("mounts") or ())
     devices: list[dict[str, Any]] = list(linux.get("devices") or ())
@@ -86,7 +100,7 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant") -> "di
     linux["resources"] = resources
     return {
         **spec,
-        "annotations": {**(spec.get("annotations") or {}), MARKER: grant.key},
+        "annotations": {**(spec.get("annotations") or {}), MARKER: f"{grant.key} {fastjson.dumps(replaced)}"},
         "process": process,
         "mounts": mounts,
         "linux": linux,
