@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.inventory import Inventory
+    from oci_hook.core.plan import Step
     from oci_hook.node.settings import Settings
 
 
@@ -80,8 +83,16 @@ def give(call: Call, settings: "Settings") -> Admission | None:
 
 def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Settings") -> None:
     """Plan and write. Raises ApplyError; the file is as it was then."""
-    grant, inventory = admission.grant, admission.inventory
-    rootfs, mounts = spec.rootfs(doc, call.bundle), doc.get("mounts") or ()
+    plan = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
+    check_sources(plan, settings)
+    spec.save(call.config, to_spec.apply(doc, plan, admission.grant))
+
+
+def plan_for(
+    doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
+) -> "tuple[Step, ...]":
+    """What will be done to this bundle, nothing changed yet; `explain` asks the same. Raises ApplyError GH-402, GH-403."""
+    rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
     resources = (doc.get("linux") or {}).get("resources") or {}
     granted = [inventory.card(share.uuid).minor for share in grant.shares]
     if reachable := reachable_cards(resources.get("devices") or (), granted):
@@ -91,9 +102,7 @@ def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Set
             "run it without --privileged and without --device of cards",
         )
     plan = make_plan(grant, inventory, look(rootfs, mounts), settings.prefix, settings.state_dir)
-    plan = check_destinations(rootfs, mounts, plan)
-    check_sources(plan, settings)
-    spec.save(call.config, to_spec.apply(doc, plan, grant))
+    return check_destinations(rootfs, mounts, plan)
 
 
 def take_back(admission: Admission | None, settings: "Settings") -> None:

@@ -1,0 +1,222 @@
+"""`gpu-hook explain`: what a container would get and why, by the same functions that give it; nothing is changed."""
+
+import os
+from typing import Any
+
+import click
+
+from oci_hook import runtime
+from oci_hook.apply import to_spec, to_text
+from oci_hook.cli import output
+from oci_hook.core.allocate import Allocation, Refusal, allocate
+from oci_hook.core.collect import container_names
+from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
+from oci_hook.core.request import Request, parse
+from oci_hook.core.rules import Rules
+from oci_hook.core.units import show
+from oci_hook.errors import NoRoomError, Problem
+from oci_hook.node import store
+from oci_hook.node import inventory as node_inventory
+from oci_hook.node import settings as node_settings
+from oci_hook.node.sources import check_sources
+from oci_hook.oci import annotations as oci_annotations
+from oci_hook.oci import spec as oci_spec
+
+KEY = "KEY"  # stands in paths for the key that a real grant has
+NO_COMPUTE_YET = "compute is booked in the ledger but not enforced yet"
+
+
+class Container:
+    """What is known of the container that is explained. doc: its config.json, or None when options describe it."""
+
+    def __init__(self, name: str, annotations: dict[str, str], env: dict[str, str], bundle: str, doc: Any) -> None:
+        self.name = name
+        self.annotations = annotations
+        self.env = env
+        self.bundle = bundle
+        self.doc = doc
+
+    @property
+    def who(self) -> Identity:
+        return oci_annotations.identity("", "explained", self.bundle, self.annotations)
+
+
+@click.command()
+@click.option(
+    "--spec", metavar="CONFIG.JSON", type=click.Path(dir_okay=False), help="Explain the container of a bundle."
+)
+@click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Explain a container with this annotation.")
+@click.option("--env", "-e", multiple=True, metavar="K=V", help="... and with this environment variable.")
+@click.option("--container", default="", metavar="NAME", help="... called so in its pod. [default: what the spec says]")
+@output.answers
+def explain(
+    prefix: str, spec: str | None, annotation: tuple[str, ...], env: tuple[str, ...], container: str
+) -> output.Report:
+    """Show what a container would get and why; change nothing.
+
+    With --spec the image is looked at as well; without, the plan is that for an image without links and CUDA libraries.
+    Options add to what the spec says. Exit status 1 when the container would be refused.
+    """
+    settings = node_settings.load(prefix)
+    given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), container)
+    grants = store.snapshot(settings.state_dir)
+    named = container_names(given.annotations)
+    warnings = strangers(given, named, grants)
+    if settings.stale:
+        warnings.append(Problem("GH-502", "settings.yaml changed since; run `gpu-hook settings compile`"))
+    data: dict[str, Any] = {"container": given.name, "containers": {name: list(keys) for name, keys in named.items()}}
+
+    request = None
+    if not oci_annotations.is_sandbox(given.annotations):
+        request = parse(given.annotations, given.env, given.name, settings.rules)
+    if request is None:
+        return output.Report(
+            {**data, "request": None, "cards": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
+        )
+    inventory = node_inventory.load(settings)
+    found = allocate(request, inventory, grants, settings.rules)
+    if isinstance(found, Refusal):
+        raise NoRoomError(*found.problems)
+    plan = to_text.lines(plan_for(given, request, found, inventory, settings))
+    booked = any(share.compute for share in found.shares)
+    notes = [NO_COMPUTE_YET] if booked else []
+    cards = [card_data(uuid, why, inventory, found) for uuid, why in found.notes]
+    lines = [
+        *heading(given, named),
+        "request",
+        *(f"  {name:<13}{value}" for name, value in request_lines(request, settings.rules)),
+        "cards" + (" (simulated)" if inventory.simulated else ""),
+        *(f"  {card_line(card)}" for card in cards),
+        "plan",
+        *(f"  {step}" for step in plan),
+        *(f"note: {note}" for note in notes),
+    ]
+    data |= {"request": plain(request), "cards": cards, "plan": list(plan), "notes": notes}
+    return output.Report(data, lines, warnings)
+
+
+def describe(spec: str | None, annotations: dict[str, str], env: dict[str, str], container: str) -> Container:
+    """The container of the options; those win over the spec. Raises ApplyError GH-401."""
+    if spec is None:
+        return Container(container or oci_annotations.container_name(annotations), annotations, env, "", None)
+    doc = to_spec.scrub(oci_spec.load(spec))
+    annotations = {**(doc.get("annotations") or {}), **annotations}
+    env = {**oci_spec.environment(doc), **env}
+    name = container or oci_annotations.container_name(annotations)
+    return Container(name, annotations, env, os.path.dirname(os.path.abspath(spec)), doc)
+
+
+def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
+    """K=V of an option; the last of two for one K counts."""
+    for pair in given:
+        if "=" not in pair:
+            raise click.UsageError(f"{option} {pair}: write it as K=V")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+def plan_for(
+    given: Container, request: Request, found: Allocation, inventory: Inventory, settings: node_settings.Settings
+) -> tuple[Step, ...]:
+    """The steps as the runtime would take them. Raises ApplyError GH-402, GH-403, NodeError GH-302, GH-305."""
+    grant = Grant(
+        KEY,
+        given.who,
+        Life(""),
+        found.shares,
+        request.policy,
+        request.priority_class,
+        found.exclusive,
+        request.capabilities,
+        inventory.driver_version,
+    )
+    if given.doc is None:
+        plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
+    else:
+        plan = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
+    page = f"/{KEY}/{store.PAGE_FILE}"  # comes into being with the grant
+    check_sources([step for step in plan if not (isinstance(step, Bind) and step.source.endswith(page))], settings)
+    return plan
+
+
+def strangers(given: Container, named: dict[str, tuple[str, ...]], grants: tuple[Grant, ...]) -> list[Problem]:
+    """A warning for each name that keys speak of and that neither this container nor a living one of its pod has."""
+    pod = (given.who.namespace, given.who.pod)
+    seen = {grant.who.container for grant in grants if (grant.who.namespace, grant.who.pod) == pod} | {given.name}
+    return [
+        Problem("GH-102", f"{keys[0]} speaks of a container {show(name)}; none of that name was seen in this pod")
+        for name, keys in named.items()
+        if name not in seen
+    ]
+
+
+def heading(given: Container, named: dict[str, tuple[str, ...]]) -> list[str]:
+    lines = [f"container {given.name or '(the engine gives no name)'}"]
+    if named:
+        lines.append(f"annotations speak of {', '.join(map(output.printable, named))}")
+    return lines
+
+
+def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
+    """The request as it was understood, with what was not said."""
+    cards = request.cards
+    names = [card.device for card in cards if card.device is not None]
+    if not cards:
+        asked = "none: driver files only"
+    elif request.every_card:
+        asked = "every card of the node"
+    else:
+        asked = f"{len(cards)}: {', '.join(names) if names else 'any'}"
+    lines = [("cards", asked)]
+    if cards:
+        card = cards[0]
+        memory = "all of it" if card.whole else f"{card.memory_percent}% of the card"
+        if card.memory_mib is not None:
+            memory = output.size(card.memory_mib)
+        compute = f"{card.compute}%" if card.compute is not None else "all of it" if card.whole else "no guarantee"
+        ceiling = f", at most {request.compute_limit}%" if request.compute_limit is not None else ""
+        lines += [
+            ("memory", memory),
+            ("compute", compute + ceiling),
+            ("policy", request.policy),
+            ("class", request.priority_class),
+            ("exclusive", "yes" if request.exclusive else "no"),
+            ("placement", request.placement or f"{rules.placement} (the node's)"),
+        ]
+    lines.append(("capabilities", ", ".join(request.capabilities)))
+    if request.narrow_to is not None:
+        lines.append(("narrowed to", ", ".join(request.narrow_to) or "no card"))
+    return lines
+
+
+def card_data(uuid: str, why: str, inventory: Inventory, found: Allocation) -> dict[str, Any]:
+    card = inventory.card(uuid)
+    share = next((share for share in found.shares if share.uuid == uuid), None)
+    return {
+        "index": card.index,
+        "uuid": uuid,
+        "name": card.name,
+        "memory_mib": card.memory_mib,
+        "simulated": card.simulated,
+        "reason": why,
+        "share": share.fields() if share else None,
+    }
+
+
+def card_line(card: dict[str, Any]) -> str:
+    share = card["share"]
+    line = f"{card['index']}  {card['uuid']}  {card['reason']}"
+    if share is None:
+        return line
+    if share["whole"]:
+        return f"{line}: the whole card"
+    compute = f", compute {share['compute']}%" if share["compute"] else ""
+    if share["compute"] < share["compute_limit"] and compute:
+        compute += f" and up to {share['compute_limit']}%"
+    return f"{line}: {output.size(share['memory_mib'])} of {output.size(card['memory_mib'])}{compute}"
+
+
+def plain(request: Request) -> dict[str, Any]:
+    """The request as JSON values."""
+    return {**request.fields(), "cards": [card.fields() for card in request.cards]}
