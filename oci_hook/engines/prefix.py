@@ -22,7 +22,15 @@ from oci_hook.node.settings_template import default_settings_yaml
 PACKAGE = Path(__file__).resolve().parent.parent
 HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
 HOT_FILES = ("__init__.py", "errors.py", "hook.py", "runtime.py")
-CLI_ONLY = ("discover.py", "settings_compile.py", "settings_template.py")
+CLI_ONLY = (
+    "cuda_memory.py",
+    "discover.py",
+    "driver_files.py",
+    "elf.py",
+    "nvml_cards.py",
+    "settings_compile.py",
+    "settings_template.py",
+)
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE)

@@ -1,0 +1,172 @@
+"""Look at the node: driver files, cards, control devices -> Inventory. For the CLI; containers read the cache."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from oci_hook.core.inventory import Card, DeviceFile, Inventory
+from oci_hook.core.layout import NVIDIA_MAJOR
+from oci_hook.errors import refuse
+from oci_hook.node import driver_files
+from oci_hook.node.inventory import stamp
+from oci_hook.node.life import boot_id
+
+SIMULATED_MARK = "gpu-hook-simulated.json"  # at the top of a simulated driver root: {"version", "cards": directory}
+NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every card, about 2 s each
+PROC = "/proc"
+
+
+def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECONDS) -> Inventory:
+    """The node's inventory by its driver root. proc: where the kernel's view is mounted.
+
+    Raises NodeError GH-302 when the driver's files or its answers do not fit together, GH-301 when there is no card,
+    GH-306 when the simulated driver is damaged.
+    """
+    mark = Path(driver_root) / SIMULATED_MARK
+    simulated = mark.exists()
+    environment = dict(os.environ)
+    if simulated:
+        try:
+            environment["GPU_HOOK_SIM_CARDS"] = str(json.loads(mark.read_text())["cards"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise refuse("GH-306", f"{mark} is damaged ({e}); run `gpu-hook sim down` and `sim up`") from None
+        loaded = ""
+    else:
+        loaded = kernel_version(proc)
+    files = driver_files.find(driver_root, loaded)
+    if not simulated and not loaded:
+        raise refuse(
+            "GH-302",
+            f"driver files {files.version} are in {driver_root}, but no NVIDIA kernel driver is loaded"
+            f" ({proc}/driver/nvidia/version is missing); load it (modprobe nvidia), or try `gpu-hook sim up`",
+        )
+    answer = ask_nvml(files.libnvml, environment, nvml_seconds)
+    if "cards" in answer:
+        if answer["driver_version"] != files.version:
+            raise refuse(
+                "GH-302",
+                f"NVML speaks of driver {answer['driver_version']}, its file is {files.version}; install one version",
+            )
+        cards = tuple(
+            Card(**card, numa=-1 if simulated else numa_node(card["pci"]), simulated=simulated)
+            for card in answer["cards"]
+        )
+        links = tuple((str(a), str(b), int(d)) for a, b, d in answer["links"])
+    elif simulated:
+        raise refuse("GH-306", f"the simulated driver does not answer: {answer['error']}; run `gpu-hook sim up` anew")
+    elif "mismatch" in answer["error"].lower():
+        raise refuse("GH-302", f"NVML: {answer['error']}; the driver was updated while loaded: reboot, or reload it")
+    else:
+        cards, links = cards_from_proc(proc, files.libcuda, environment, nvml_seconds, answer["error"]), ()
+    if not cards:
+        raise refuse("GH-301", "the driver lists no card; look at `dmesg` and `nvidia-smi`, or try `gpu-hook sim up`")
+    marks = [files.libcuda, files.libnvml]
+    marks.append(str(mark) if simulated else f"{proc}/driver/nvidia/version")
+    return Inventory(
+        boot_id=boot_id(),
+        driver_version=files.version,
+        driver_root=driver_root,
+        simulated=simulated,
+        cards=cards,
+        control=control_devices(proc),
+        files=files.files,
+        libcuda=files.libcuda,
+        libnvml=files.libnvml,
+        links=links,
+        stamp=tuple(stamp(path) for path in marks),
+    )
+
+
+def kernel_version(proc: str = PROC) -> str:
+    """The loaded kernel driver's version, "" when none is.
+
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  ..." or, for the open one, "... Kernel Module for
+    x86_64  580.95.05  Release Build ...": the first word after "Module" that is a dotted number.
+    """
+    try:
+        text = Path(f"{proc}/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    for word in text.partition("Module")[2].split():
+        if "." in word and word.replace(".", "").isdigit():
+            return word
+    return ""
+
+
+def ask_nvml(library: str, environment: dict[str, str], seconds: float) -> dict[str, Any]:
+    """NVML's cards, or {"error": why not}. In a process of its own that is killed after that time."""
+    return _ask([sys.executable, "-m", "oci_hook.node.nvml_cards"], {**environment, "LD_PRELOAD": library}, seconds)
+
+
+def cards_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds: float, why: str) -> tuple[Card, ...]:
+    """Cards as the kernel driver lists them, their memory from libcuda, which /proc does not know."""
+    found = []
+    for file in sorted(Path(f"{proc}/driver/nvidia/gpus").glob("*/information")):
+        lines = (line.partition(":") for line in file.read_text().splitlines())
+        facts = {key.strip(): value.strip() for key, _, value in lines}
+        found.append(facts)
+    if not found:
+        return ()
+    program = [sys.executable, "-m", "oci_hook.linux.cuda_memory", libcuda]
+    # Indices as NVML has them: by PCI bus id. Whatever narrows the caller's own view must not narrow the node's.
+    cuda = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    cuda.pop("CUDA_VISIBLE_DEVICES", None)
+    answer = _ask(program, cuda, seconds)
+    if "memory" not in answer:
+        raise refuse("GH-302", f"neither NVML ({why}) nor libcuda ({answer['error']}) answers; look at `nvidia-smi`")
+    cards: list[Card] = []
+    for facts in sorted(found, key=lambda f: f.get("Bus Location", "")):
+        uuid = facts.get("GPU UUID", "")
+        if uuid in answer["memory"]:
+            minor, pci = int(facts["Device Minor"]), facts.get("Bus Location", "")
+            mib = answer["memory"][uuid] >> 20
+            cards.append(Card(uuid, len(cards), minor, mib, facts.get("Model", ""), pci, numa_node(pci)))
+    return tuple(cards)
+
+
+def _ask(command: list[str], environment: dict[str, str], seconds: float) -> dict[str, Any]:
+    # This package must be found, and nothing of the caller's directory.
+    package = str(Path(__file__).resolve().parents[2])
+    environment = {**environment, "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+    try:
+        r = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, cwd="/"
+        )
+        answer = json.loads(r.stdout)
+        return answer if isinstance(answer, dict) else {"error": "no answer"}
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {seconds:.0f} s"}
+    except ValueError:
+        last = (r.stderr.strip().splitlines() or ["no answer"])[-1]
+        return {"error": f"{last[:100]} (exit status {r.returncode})"}
+    except OSError as e:
+        return {"error": str(e)}
+
+
+def numa_node(pci: str) -> int:
+    """The card's NUMA node, -1 unknown. pci: as NVML writes it, 00000000:3B:00.0."""
+    domain, _, rest = pci.lower().partition(":")
+    try:
+        return int(Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def control_devices(proc: str = PROC) -> tuple[DeviceFile, ...]:
+    """The nodes that every container with a card needs. nvidia-uvm's major number is dynamic, its minors 0 and 1."""
+    files = [DeviceFile("/dev/nvidiactl", NVIDIA_MAJOR, 255)]
+    try:
+        lines = Path(f"{proc}/devices").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line == "":  # the block devices follow
+            continue
+        words = line.split()
+        if len(words) == 2 and words[1] == "nvidia-uvm" and words[0].isdigit():
+            files.append(DeviceFile("/dev/nvidia-uvm", int(words[0]), 0))
+            files.append(DeviceFile("/dev/nvidia-uvm-tools", int(words[0]), 1))
+    return tuple(files)

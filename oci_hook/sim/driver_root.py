@@ -1,0 +1,131 @@
+"""The simulated driver of an install: a driver root with its two libraries, and one memory file per card.
+
+PREFIX/sim/root/usr/lib/<multiarch>/   libcuda.so.VERSION, libnvidia-ml.so.VERSION and their links
+PREFIX/sim/root/gpu-hook-simulated.json  marks the root, and says where the cards are
+STATE/sim/cards/<minor>                the cards (card.h), mapped by every process that uses them
+
+Not under /run: libraries must be on a mount that allows execution.
+"""
+
+import json
+import os
+import platform
+import shutil
+import uuid
+from pathlib import Path
+from struct import Struct
+
+from oci_hook.errors import refuse
+from oci_hook.node.discover import SIMULATED_MARK
+from oci_hook.node.driver_files import MULTIARCH
+
+VERSION = "550.0.0"  # no real release has this number
+CUDA_VERSION = 12040
+MAX_CARDS = 32
+MIB = 1 << 20
+LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
+
+# card.h: struct card_head up to `engine`, and the size of struct card_file. A test compares both with the compiler's.
+HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQ")
+MAGIC = 0x314441434D495347  # "GSIMCAD1"
+FORMAT = 1
+FILE_SIZE = 2130944
+# compute-sharing studies: a context's time slice is 1024 us, changing between loaded contexts costs about 90 us.
+SLICE_NS, SWITCH_NS, KERNEL_NS = 1_024_000, 90_000, 10_000
+CONTEXT_MIB = 64
+SM_COUNT, CAPABILITY = 132, 90
+
+
+def native_parts(arch: str = platform.machine()) -> Path:
+    """Where the compiled libraries are: inside an installed package, or in the build folder of a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    packed = package / "native" / arch / "sim"
+    return packed if packed.is_dir() else package.parent / "build" / arch / "sim"
+
+
+def root_of(prefix: str) -> Path:
+    return Path(prefix) / "sim" / "root"
+
+
+def cards_of(state_dir: str) -> Path:
+    return Path(state_dir) / "sim" / "cards"
+
+
+def make(prefix: str, state_dir: str, cards: int, memory_mib: int) -> Path:
+    """Make the driver root and the card files anew; the root. Raises NodeError GH-306."""
+    parts = native_parts()
+    missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
+    if missing:
+        raise refuse("GH-306", f"{parts} lacks {', '.join(missing)}; run scripts/build in the checkout")
+    root, files = root_of(prefix), cards_of(state_dir)
+    remove(prefix, state_dir)
+    libraries = root / "usr/lib" / MULTIARCH.get(platform.machine(), platform.machine() + "-linux-gnu")
+    try:
+        for folder in (root.parent, root, *reversed(libraries.relative_to(root).parents), libraries):
+            folder = root / folder
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        for name in LIBRARIES:
+            file = libraries / f"{name}.{VERSION}"
+            shutil.copyfile(parts / f"{name}.1", file)
+            file.chmod(0o644)
+            os.symlink(file.name, libraries / f"{name}.1")
+            os.symlink(f"{name}.1", libraries / name)
+        files.mkdir(parents=True, mode=0o755)
+        for minor in range(cards):
+            make_card(files / str(minor), minor, memory_mib)
+        mark = {"what": "a simulated driver of gpu-hook", "version": VERSION, "cards": str(files)}
+        (root / SIMULATED_MARK).write_text(json.dumps(mark) + "\n")
+    except OSError as e:
+        remove(prefix, state_dir)
+        raise refuse("GH-306", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
+    return root
+
+
+def make_card(path: Path, minor: int, memory_mib: int) -> str:
+    """One card's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
+    name = f"GPU-51de{minor:04x}{str(uuid.uuid4())[8:]}"
+    head = HEAD.pack(
+        MAGIC,
+        FORMAT,
+        FILE_SIZE,
+        name.encode(),
+        f"Simulated GPU {size_text(memory_mib)}".encode(),
+        f"00000000:{0x51 + minor:02X}:00.0".encode(),
+        VERSION.encode(),
+        memory_mib * MIB,
+        min(CONTEXT_MIB, memory_mib // 16) * MIB,
+        minor,
+        -1,
+        CUDA_VERSION,
+        SM_COUNT,
+        CAPABILITY,
+        0,
+        SLICE_NS,
+        SWITCH_NS,
+        KERNEL_NS,
+    )
+    temporary = path.with_name(f".{path.name}.new")
+    with open(temporary, "xb") as f:
+        f.write(head)
+        f.truncate(FILE_SIZE)
+    temporary.chmod(0o666)
+    temporary.rename(path)
+    return name
+
+
+def size_text(mib: int) -> str:
+    return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
+
+
+def remove(prefix: str, state_dir: str) -> bool:
+    """Take root and cards away; whether there were any. Running programs keep what they have mapped."""
+    root, files = root_of(prefix), cards_of(state_dir)
+    there = root.exists() or files.exists()
+    for folder in (root, files):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.parent.rmdir()
+        except OSError:
+            pass
+    return there
