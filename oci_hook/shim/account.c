@@ -1,0 +1,353 @@
+#define _GNU_SOURCE
+#include "account.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "layout.h"
+
+#define TRIES 1000000 /* of a compare-and-add; each failure is another's success, so this is never reached */
+#define SWEEP_EVERY_MS 100
+
+#define LOAD(p) atomic_load_explicit(p, memory_order_acquire)
+#define STORE(p, v) atomic_store_explicit(p, v, memory_order_release)
+#define CAS(p, old, new) \
+    atomic_compare_exchange_strong_explicit(p, old, new, memory_order_acq_rel, memory_order_acquire)
+
+/* ---- the page ---- */
+
+static int open_page(void) {
+    /* No O_CREAT on a file that is there: fs.protected_regular forbids it to other users in a sticky directory. */
+    for (int i = 0; i < 100; i++) {
+        int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
+        if (fd >= 0)
+            return fd;
+        if (errno == ENOENT) {
+            fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE,
+                              O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_CREAT | O_EXCL, 0666);
+            if (fd >= 0)
+                return fd;
+            if (errno != EEXIST)
+                return -1;
+        } else if (errno == EACCES) { /* made by another user a moment ago, its mode not yet widened */
+            struct timespec ms = {0, 1000000};
+            syscall(SYS_nanosleep, &ms, NULL);
+        } else {
+            return -1;
+        }
+    }
+    return -1;
+}
+
+static struct gh_account_page *map_page(void) {
+    const size_t size = sizeof(struct gh_account_page);
+    int fd = open_page();
+    struct stat st;
+    void *p = MAP_FAILED;
+    if (fd < 0)
+        return NULL;
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode)) {
+        if ((st.st_mode & 0666) != 0666 && st.st_uid == geteuid())
+            fchmod(fd, 0666); /* the umask took some of it */
+        if ((st.st_size >= (off_t)size || !ftruncate(fd, (off_t)size)))
+            p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    syscall(SYS_close, fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static bool stamp(struct gh_account_page *page) {
+    uint64_t magic = 0;
+    uint32_t version = 0;
+    atomic_compare_exchange_strong(&page->magic, &magic, GH_ACCOUNT_MAGIC);
+    atomic_compare_exchange_strong(&page->version, &version, GH_ACCOUNT_VERSION);
+    return (!magic || magic == GH_ACCOUNT_MAGIC) && (!version || version == GH_ACCOUNT_VERSION);
+}
+
+struct gh_account_page *gh_account_page(struct gh_state *st) {
+    struct gh_account_page *page = LOAD(&st->account), *none = NULL;
+    if (page)
+        return page;
+    page = map_page();
+    if (page && !stamp(page)) {
+        munmap(page, sizeof *page);
+        page = NULL;
+    }
+    if (!page) {
+        gh_say(GH_SAID_ACCOUNT, "gpu-hook: GH-308: the account page " GH_ACCOUNT_FILE
+                                " cannot be used: device memory is refused; start the container anew with gpu-hook\n");
+        return NULL;
+    }
+    if (!CAS(&st->account, &none, page)) {
+        munmap(page, sizeof *page);
+        return none;
+    }
+    return page;
+}
+
+/* ---- one slot, one card: an operation that can be told apart after a kill ---- */
+
+static bool took_effect(struct gh_account_page *page, unsigned slot, unsigned card, uint64_t tag) {
+    uint64_t w = LOAD(&page->card[card].total);
+    /* Who overwrites the total acknowledges the operation in it first, so: total, then ack. */
+    return (gh_word_slot(w) == slot && gh_tag(w) == tag) || LOAD(&page->entry[slot][card].ack) == tag;
+}
+
+/* Before the word `w` is overwritten: note for its writer that its operation took effect. */
+static void acknowledge(struct gh_account_page *page, unsigned card, uint64_t w, unsigned me) {
+    unsigned slot = (unsigned)gh_word_slot(w);
+    if (!slot || slot == me)
+        return; /* an owner commits each operation before its next */
+    _Atomic uint64_t *ack = &page->entry[slot][card].ack;
+    uint64_t was = LOAD(ack);
+    if (was != gh_tag(w) && LOAD(&page->card[card].total) == w)
+        CAS(ack, &was, gh_tag(w)); /* fails when another did it, or a later operation is acknowledged already */
+}
+
+/* A tag that neither the total nor the ack holds for this slot from a round ago; 0 is never one. */
+static uint64_t next_tag(struct gh_account_page *page, unsigned slot, unsigned card, uint64_t tag) {
+    do {
+        tag = (tag + 1) & GH_TAG_MASK;
+    } while (!tag || took_effect(page, slot, card, tag));
+    return tag;
+}
+
+/* The slot's one writer adds `delta` to its share and to the total. */
+static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned card, struct gh_mine *mine,
+                          int64_t delta, uint64_t limit) {
+    struct gh_account_entry *e = &page->entry[slot][card];
+    _Atomic uint64_t *total = &page->card[card].total;
+    uint64_t tag = next_tag(page, slot, card, mine->tag), w;
+    enum gh_booked done = GH_NO_BOOKS;
+    STORE(&e->announce, (uint64_t)delta << GH_TAG_BITS | tag);
+    w = LOAD(total);
+    for (int i = 0; i < TRIES; i++) {
+        int64_t value = (int64_t)gh_word_value(w) + delta;
+        if (value < 0)
+            value = 0; /* someone scribbled; the next sweep repairs it */
+        if (delta > 0 && (uint64_t)value > limit) {
+            done = GH_NO_ROOM;
+            break;
+        }
+        acknowledge(page, card, w, slot);
+        if (CAS(total, &w, gh_word((uint64_t)value, slot, tag))) {
+            done = GH_BOOKED;
+            mine->units += (uint64_t)delta;
+            break;
+        }
+    }
+    mine->tag = tag;
+    STORE(&e->committed, mine->units << GH_TAG_BITS | tag);
+    return done;
+}
+
+uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned card) {
+    struct gh_account_entry *e = &page->entry[slot][card];
+    uint64_t c = LOAD(&e->committed);
+    for (int i = 0; i < 1000; i++) {
+        uint64_t a = LOAD(&e->announce), again;
+        bool counts = gh_tag(a) != gh_tag(c) && took_effect(page, slot, card, gh_tag(a));
+        if ((again = LOAD(&e->committed)) == c)
+            return (gh_share(c) + (counts ? (uint64_t)gh_delta(a) : 0)) & GH_VALUE_MAX;
+        c = again;
+    }
+    return gh_share(c);
+}
+
+/* ---- slots ---- */
+
+/* The slot is ours alone and its last owner is gone: bring it to zero. Each step can be killed and done again. */
+static void settle(struct gh_account_page *page, unsigned slot) {
+    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++) {
+        struct gh_account_entry *e = &page->entry[slot][card];
+        uint64_t a = LOAD(&e->announce), c = LOAD(&e->committed);
+        struct gh_mine mine = {.units = gh_share(c), .tag = gh_tag(c)};
+        if (gh_tag(a) != mine.tag) {
+            if (took_effect(page, slot, card, gh_tag(a)))
+                mine.units = (mine.units + (uint64_t)gh_delta(a)) & GH_VALUE_MAX;
+            mine.tag = gh_tag(a);
+            STORE(&e->committed, mine.units << GH_TAG_BITS | mine.tag);
+        }
+        if (mine.units)
+            add(page, slot, card, &mine, -(int64_t)mine.units, 0);
+        STORE(&e->contexts, 0);
+    }
+}
+
+static void bury(struct gh_state *st, struct gh_account_page *page, unsigned slot, uint64_t owner) {
+    if (!CAS(&page->owner[slot], &owner, st->me | GH_OWNER_SWEEP))
+        return; /* another does it */
+    settle(page, slot);
+    STORE(&page->stack[slot], 0);
+    STORE(&page->owner[slot], 0);
+}
+
+static unsigned claim(struct gh_state *st, struct gh_account_page *page) {
+    unsigned from = gh_owner_pid(st->me);
+    for (unsigned i = 0; i < GH_ACCOUNT_SLOTS; i++) {
+        unsigned slot = (from + i) % GH_ACCOUNT_SLOTS;
+        uint64_t nobody = 0;
+        if (slot && !LOAD(&page->owner[slot]) && CAS(&page->owner[slot], &nobody, st->me)) {
+            STORE(&page->stack[slot], st->stack);
+            settle(page, slot);
+            return slot;
+        }
+    }
+    return 0;
+}
+
+/* Publishes the slot as ours, and takes our whole share along when the last one was lost to a scribbler. */
+static bool move_in(struct gh_state *st, struct gh_account_page *page, unsigned slot) {
+    unsigned held = 0;
+    while (held < GH_ACCOUNT_CARDS && gh_lock(&st->mine[held].lock))
+        held++;
+    bool ours = held == GH_ACCOUNT_CARDS;
+    for (unsigned card = 0; ours && card < GH_ACCOUNT_CARDS; card++) {
+        struct gh_mine *mine = &st->mine[card];
+        uint64_t units = mine->units;
+        mine->units = 0;
+        mine->tag = gh_tag(LOAD(&page->entry[slot][card].committed));
+        if (units)
+            add(page, slot, card, mine, (int64_t)units, GH_UNLIMITED);
+    }
+    STORE(&st->slot, ours ? slot : 0);
+    while (held--)
+        gh_unlock(&st->mine[held].lock);
+    return ours;
+}
+
+bool gh_account_attach(struct gh_state *st) {
+    struct gh_account_page *page = gh_account_page(st);
+    unsigned slot = LOAD(&st->slot);
+    if (page && slot && LOAD(&page->owner[slot]) == st->me)
+        return true;
+    if (!page || !gh_lock(&st->attach))
+        return false;
+    slot = LOAD(&st->slot);
+    bool ours = slot && LOAD(&page->owner[slot]) == st->me;
+    if (!ours) {
+        slot = claim(st, page);
+        if (!slot) {
+            gh_sweep(st);
+            slot = claim(st, page);
+        }
+        ours = slot && move_in(st, page, slot);
+    }
+    gh_unlock(&st->attach);
+    if (!ours)
+        gh_say(GH_SAID_FULL, "gpu-hook: GH-308: the account page has no free slot: more than 1000 processes of this "
+                             "container use the card; device memory is refused\n");
+    return ours;
+}
+
+/* ---- booking ---- */
+
+static enum gh_booked book(struct gh_state *st, unsigned card, int64_t delta, uint64_t limit) {
+    for (int i = 0; i < 3; i++) {
+        if (card >= GH_ACCOUNT_CARDS || !gh_account_attach(st) || !gh_lock(&st->mine[card].lock))
+            return GH_NO_BOOKS;
+        struct gh_account_page *page = LOAD(&st->account);
+        unsigned slot = LOAD(&st->slot);
+        bool ours = slot && LOAD(&page->owner[slot]) == st->me;
+        enum gh_booked done = ours ? add(page, slot, card, &st->mine[card], delta, limit) : GH_NO_BOOKS;
+        gh_unlock(&st->mine[card].lock);
+        if (ours)
+            return done;
+    }
+    return GH_NO_BOOKS;
+}
+
+enum gh_booked gh_reserve(struct gh_state *st, unsigned card, uint64_t units, uint64_t limit) {
+    if (units > GH_VALUE_MAX)
+        return GH_NO_ROOM;
+    enum gh_booked done = book(st, card, (int64_t)units, limit);
+    if (done == GH_NO_ROOM && units <= limit) {
+        gh_sweep(st);
+        done = book(st, card, (int64_t)units, limit);
+    }
+    return done;
+}
+
+void gh_release(struct gh_state *st, unsigned card, uint64_t units) {
+    if (units)
+        book(st, card, -(int64_t)units, 0);
+}
+
+uint64_t gh_total(struct gh_state *st, unsigned card) {
+    struct gh_account_page *page = gh_account_page(st);
+    return page && card < GH_ACCOUNT_CARDS ? gh_word_value(LOAD(&page->card[card].total)) : GH_VALUE_MAX;
+}
+
+uint64_t gh_own(struct gh_state *st, unsigned card) { return __atomic_load_n(&st->mine[card].units, __ATOMIC_RELAXED); }
+
+void gh_count_contexts(struct gh_state *st, unsigned card, int more) {
+    if (card < GH_ACCOUNT_CARDS && gh_account_attach(st))
+        atomic_fetch_add(&LOAD(&st->account)->entry[LOAD(&st->slot)][card].contexts, (uint64_t)(int64_t)more);
+}
+
+/* ---- sweeping ---- */
+
+/* A total that differs from its slots' sum while no operation takes effect was scribbled over. */
+static void repair(struct gh_account_page *page, unsigned card) {
+    _Atomic uint64_t *total = &page->card[card].total;
+    for (int i = 0; i < 100; i++) {
+        uint64_t w = LOAD(total), sum = 0;
+        for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
+            if (LOAD(&page->owner[slot]))
+                sum += gh_slot_share(page, slot, card);
+        if (LOAD(total) != w)
+            continue;
+        if (sum == gh_word_value(w) || sum > GH_VALUE_MAX)
+            return;
+        acknowledge(page, card, w, 0);
+        if (CAS(total, &w, gh_word(sum, 0, gh_tag(w) + 1)))
+            return;
+    }
+}
+
+/* Our own slot as we know it, should someone have scribbled over it. */
+static void restate(struct gh_state *st, struct gh_account_page *page) {
+    unsigned slot = LOAD(&st->slot);
+    for (unsigned card = 0; slot && card < GH_ACCOUNT_CARDS; card++) {
+        struct gh_mine *mine = &st->mine[card];
+        if (!gh_lock(&mine->lock))
+            continue;
+        uint64_t right = mine->units << GH_TAG_BITS | mine->tag;
+        struct gh_account_entry *e = &page->entry[slot][card];
+        if (LOAD(&page->owner[slot]) == st->me && LOAD(&st->slot) == slot &&
+            (LOAD(&e->committed) != right || gh_tag(LOAD(&e->announce)) != mine->tag)) {
+            STORE(&e->announce, mine->tag);
+            STORE(&e->committed, right);
+        }
+        gh_unlock(&mine->lock);
+    }
+}
+
+void gh_sweep(struct gh_state *st) {
+    struct gh_account_page *page = gh_account_page(st);
+    if (!page)
+        return;
+    for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++) {
+        uint64_t owner = LOAD(&page->owner[slot]), stack = LOAD(&page->stack[slot]);
+        if (!owner || owner == (st->me | GH_OWNER_SWEEP) || (owner == st->me && slot == LOAD(&st->slot)))
+            continue;
+        if (!gh_alive(st, owner, stack))
+            bury(st, page, slot, owner);
+    }
+    restate(st, page);
+    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++)
+        repair(page, card);
+}
+
+void gh_sweep_now_and_then(struct gh_state *st) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    int64_t ms = now.tv_sec * 1000ll + now.tv_nsec / 1000000, last = atomic_load(&st->swept_ms);
+    if (ms - last >= SWEEP_EVERY_MS && atomic_compare_exchange_strong(&st->swept_ms, &last, ms))
+        gh_sweep(st);
+}

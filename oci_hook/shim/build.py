@@ -1,0 +1,151 @@
+"""Compiles the stand-in libraries libcuda.so.1 and libnvidia-ml.so.1.
+
+Every name of data/driver-symbols is exported: those of intercepts.def from C, the rest as generated jump stubs that
+look the real function up on first use. The real library is an absolute DT_NEEDED: a linker writes that when it links
+against a library whose soname is the path.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
+GLIBC = "2.17"
+FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=undefined"]
+LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
+COMMON = ["state.c", "pointers.c", "policy.c", "alive.c", "account.c", "real.c"]
+
+
+class Library:
+    """One stand-in: its soname, which symbol lists it exports, what a missing function returns."""
+
+    def __init__(self, soname: str, lists: str, taken: str, uses: str, real: str, missing: int, sources: str) -> None:
+        self.soname = soname
+        self.lists = lists
+        self.taken = taken
+        self.uses = uses
+        self.real = real
+        self.missing = missing
+        self.sources = sources
+
+
+LIBRARIES = (
+    # 500 = CUDA_ERROR_NOT_FOUND, 13 = NVML_ERROR_FUNCTION_NOT_FOUND
+    Library("libcuda.so.1", "*cuda-*.txt", "GH_CUDA", "GH_USES", "driver/cuda", 500, "cuda_*.c"),
+    Library("libnvidia-ml.so.1", "libnvidia-ml-*.txt", "GH_NVML", "GH_NVML_USES", "driver/ml", 13, "nvml_*.c"),
+)
+
+
+def table(macro: str) -> list[str]:
+    """The exported symbols (last argument) of one kind of row in intercepts.def."""
+    rows = re.findall(rf"^{macro}\(([^)]*)\)", (HERE / "intercepts.def").read_text(), re.MULTILINE)
+    return [row.split(",")[-1].strip() for row in rows]
+
+
+def known(lists: str) -> list[str]:
+    """Every exported name of the drivers that we know."""
+    return sorted({name for path in SYMBOLS.glob(lists) for name in path.read_text().split()})
+
+
+def _names_header(library: Library, private: str) -> tuple[str, list[str]]:
+    taken = table(library.taken)
+    called = taken + [name for name in table(library.uses) if name not in taken]
+    stubs = [name for name in known(library.lists) if name not in taken]
+    names = called + [name for name in stubs if name not in called]
+    offsets, at = [], 0
+    for name in names:
+        offsets.append(str(at))
+        at += len(name) + 1
+    lines = [
+        "enum gh_real_index {",
+        *(f"    GH_REAL_{name}," for name in names),
+        "    GH_REALS",
+        "};",
+        f"#define GH_MISSING {library.missing}",
+        f'#define GH_REAL_FILE "{private}/{library.real}"',
+        "#define GH_REAL_NAMES " + " ".join(f'"{name}\\0"' for name in names),
+        "#define GH_REAL_OFFSETS {" + ",".join(offsets) + "}",
+        "",
+    ]
+    return "\n".join(lines), [f"{name} {names.index(name)}" for name in stubs]
+
+
+def _x86_64(stubs: list[str]) -> str:
+    """Tail jumps; the slow path keeps the argument registers (System V: integers, xmm0-7, al), calls the resolver."""
+    out = [".text", ".p2align 4", "gh_lazy:"]
+    integers = ["rdi", "rsi", "rdx", "rcx", "r8", "r9", "rax"]
+    out += [f"push %{r}" for r in integers]
+    out += ["sub $128, %rsp", *(f"movups %xmm{i}, {16 * i}(%rsp)" for i in range(8))]
+    # On entry rsp was 8 below a multiple of 16; 7 pushes and 128 bytes leave it a multiple of 16.
+    out += ["mov %r11d, %edi", "call gh_real_resolve", "mov %rax, %r11"]
+    out += [*(f"movups {16 * i}(%rsp), %xmm{i}" for i in range(8)), "add $128, %rsp"]
+    out += [f"pop %{r}" for r in reversed(integers)]
+    out += ["jmp *%r11"]
+    for stub in stubs:
+        name, index = stub.split()
+        out += [
+            f".globl {name}", f".type {name}, @function", ".p2align 4", f"{name}:", "endbr64",
+            f"mov gh_real_pointer+{8 * int(index)}(%rip), %r11", "test %r11, %r11", "je 1f", "jmp *%r11",
+            f"1: mov ${index}, %r11d", "jmp gh_lazy", f".size {name}, .-{name}",
+        ]  # fmt: skip
+    return "\n".join(out) + '\n.section .note.GNU-stack,"",@progbits\n'
+
+
+def _aarch64(stubs: list[str]) -> str:
+    """The same for AAPCS64: x0-x8 and q0-q7 carry arguments, x16 and x17 are the linker's scratch registers."""
+    out = [".text", ".p2align 4", "gh_lazy:", "stp x29, x30, [sp, #-224]!", "mov x29, sp"]
+    pairs = [("x0", "x1", 16), ("x2", "x3", 32), ("x4", "x5", 48), ("x6", "x7", 64)]
+    vectors = [(f"q{i}", f"q{i + 1}", 96 + 16 * i) for i in range(0, 8, 2)]
+    out += [f"stp {a}, {b}, [sp, #{at}]" for a, b, at in pairs + vectors] + ["str x8, [sp, #80]"]
+    out += ["mov w0, w17", "bl gh_real_resolve", "mov x16, x0"]
+    out += [f"ldp {a}, {b}, [sp, #{at}]" for a, b, at in pairs + vectors] + ["ldr x8, [sp, #80]"]
+    out += ["ldp x29, x30, [sp], #224", "br x16"]
+    for stub in stubs:
+        name, index = stub.split()
+        out += [
+            f".globl {name}", f".type {name}, %function", ".p2align 4", f"{name}:", "bti c",
+            f"adrp x16, gh_real_pointer+{8 * int(index)}", f"ldr x16, [x16, :lo12:gh_real_pointer+{8 * int(index)}]",
+            "cbz x16, 1f", "br x16", f"1: mov w17, #{index}", "b gh_lazy", f".size {name}, .-{name}",
+        ]  # fmt: skip
+    return ".arch armv8.5-a\n" + "\n".join(out) + '\n.section .note.GNU-stack,"",@progbits\n'
+
+
+STUBS = {"x86_64": _x86_64, "aarch64": _aarch64}
+
+
+def _newest(*patterns: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in patterns)
+
+
+def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", flags: tuple[str, ...] = ()) -> None:
+    """Compile into `out` for `arch` (as `uname -m` says) with the compiler `cc`; what is newer than its sources stays.
+
+    `private` is the container's private directory; only tests build with another. Raises CalledProcessError.
+    """
+    work = out / "shim"
+    work.mkdir(parents=True, exist_ok=True)
+    compiler = [*cc, "-target", f"{arch}-linux-gnu.{GLIBC}"]
+    inputs = [path for path in HERE.iterdir() if path.suffix in (".c", ".h", ".def", ".py")]
+    newest = _newest(*inputs, *SYMBOLS.glob("*.txt"))
+    for library in LIBRARIES:
+        target = out / library.soname
+        if target.exists() and target.stat().st_mtime_ns > newest:
+            continue
+        place = work / library.soname.split(".")[0]
+        place.mkdir(exist_ok=True)
+        header, stubs = _names_header(library, private)
+        (place / "real_names.h").write_text(header)
+        (place / "stubs.S").write_text(STUBS[arch](stubs))
+        needed = place / "needed.so"
+        (place / "empty.c").write_text("")
+        path = f"{private}/{library.real}"
+        subprocess.run(
+            [*compiler, "-shared", f"-Wl,-soname,{path}", "-o", str(needed), str(place / "empty.c")], check=True
+        )
+        sources = [str(HERE / name) for name in COMMON] + sorted(str(p) for p in HERE.glob(library.sources))
+        include = [f'-DGH_PRIVATE="{private}"', f"-I{place}", f"-I{HERE}"]
+        link = [*LINK, f"-Wl,-soname,{library.soname}", "-o", f"{target}.new"]
+        objects = [*sources, str(place / "stubs.S"), str(needed), "-ldl", "-lpthread"]
+        subprocess.run([*compiler, *FLAGS, *flags, *include, *link, *objects], check=True)
+        Path(f"{target}.new").rename(target)

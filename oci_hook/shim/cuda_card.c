@@ -1,0 +1,134 @@
+#include "cuda_card.h"
+
+#include "real.h"
+
+static int find_card(struct gh_state *st, CUdevice device) {
+    static const char digits[] = "0123456789abcdef";
+    CUuuid uuid;
+    /* _v2 names the MIG instance where there is one, the plain one the card; drivers before 11.4 have only that. */
+    if (REAL(cuDeviceGetUuid_v2)(&uuid, device) && REAL(cuDeviceGetUuid)(&uuid, device))
+        return NO_CARD;
+    char text[37], *t = text;
+    for (int i = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            *t++ = '-';
+        *t++ = digits[uuid.bytes[i] >> 4];
+        *t++ = digits[uuid.bytes[i] & 15];
+    }
+    *t = 0;
+    return gh_policy_find(st, text);
+}
+
+int card_of_device(struct gh_state *st, CUdevice device) {
+    if (device < 0 || device >= GH_DEVICES)
+        return find_card(st, device);
+    uint32_t known = atomic_load_explicit(&st->device_card[device], memory_order_relaxed);
+    if (known)
+        return (int)known - 1;
+    int card = find_card(st, device);
+    if (card >= 0)
+        atomic_store_explicit(&st->device_card[device], (uint32_t)card + 1, memory_order_relaxed);
+    return card;
+}
+
+struct place current_place(struct gh_state *st) {
+    CUcontext context = NULL;
+    CUdevice device;
+    if (REAL(cuCtxGetCurrent)(&context) || !context)
+        return (struct place){NO_CONTEXT, 0};
+    uint32_t at = (uint32_t)(((uintptr_t)context >> 4) * 2654435761u >> 7) % GH_CONTEXTS;
+    for (int i = 0; i < 8; i++, at = (at + 1) % GH_CONTEXTS) {
+        void *there = atomic_load_explicit(&st->contexts.place[at].context, memory_order_acquire);
+        uint32_t card = atomic_load_explicit(&st->contexts.place[at].card, memory_order_acquire);
+        if (there == context && card)
+            return (struct place){(int)card - 1, at + 1};
+        if (there && there != context)
+            continue;
+        if (REAL(cuCtxGetDevice)(&device))
+            return (struct place){NO_CONTEXT, 0};
+        int found = card_of_device(st, device);
+        if (!there && !atomic_compare_exchange_strong(&st->contexts.place[at].context, &there, context) &&
+            there != context)
+            continue;
+        if (found >= 0)
+            atomic_store_explicit(&st->contexts.place[at].card, (uint32_t)found + 1, memory_order_release);
+        return (struct place){found, at + 1};
+    }
+    /* A process with hundreds of contexts: no short cut, and its memory is not given back with the context. */
+    if (REAL(cuCtxGetDevice)(&device))
+        return (struct place){NO_CONTEXT, 0};
+    return (struct place){card_of_device(st, device), 0};
+}
+
+CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes) {
+    struct gh_limit limit;
+    *c = (struct charge){st, at, gh_units(bytes)};
+    if (at.card == NO_CONTEXT) {
+        c->units = 0;
+        return CUDA_SUCCESS;
+    }
+    if (at.card == NO_CARD) {
+        gh_say(GH_SAID_CARD, "gpu-hook: GH-309: a program uses a card that is not in its container's policy page: "
+                             "device memory is refused on it\n");
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (!gh_policy_limit(st, (unsigned)at.card, &limit))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t most = limit.whole ? GH_UNLIMITED : limit.bytes >> GH_UNIT_SHIFT;
+    return gh_reserve(st, (unsigned)at.card, c->units, most) == GH_BOOKED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult charge(struct charge *c, uint64_t bytes) {
+    struct gh_state *st = gh_here();
+    if (!st)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return charge_at(c, st, current_place(st), bytes);
+}
+
+void uncharge(struct charge *c) {
+    if (c->units)
+        gh_release(c->st, (unsigned)c->at.card, c->units);
+    c->units = 0;
+}
+
+/* units:34 | card:4 | context:10 | kind:4 */
+static uint64_t pack(const struct charge *c, enum kind kind) {
+    return c->units << 18 | (uint64_t)c->at.card << 14 | c->at.context << 4 | kind;
+}
+static uint64_t units_of(uint64_t value) { return value >> 18; }
+static unsigned card_of(uint64_t value) { return value >> 14 & 15; }
+
+CUresult settle_alloc(struct charge *c, CUresult r, uint64_t key, enum kind kind) {
+    if (r == CUDA_SUCCESS && c->at.card >= 0) /* not noted for lack of memory: booked until the process ends */
+        gh_pointers_put(&c->st->pointers, key, pack(c, kind));
+    else
+        uncharge(c);
+    return r;
+}
+
+struct owed begin_free(uint64_t key) {
+    struct gh_state *st = gh_here();
+    return (struct owed){st, key, st ? gh_pointers_take(&st->pointers, key) : 0};
+}
+
+CUresult end_free(struct owed *o, CUresult r) {
+    if (!o->value)
+        return r;
+    if (r == CUDA_SUCCESS)
+        gh_release(o->st, card_of(o->value), units_of(o->value));
+    else
+        gh_pointers_put(&o->st->pointers, o->key, o->value);
+    return r;
+}
+
+bool card_memory(struct gh_state *st, int card, uint64_t *free, uint64_t *total, bool *whole) {
+    struct gh_limit limit;
+    *free = *total = 0;
+    if (card < 0 || !gh_policy_limit(st, (unsigned)card, &limit))
+        return false;
+    uint64_t used = gh_bytes(gh_total(st, (unsigned)card));
+    *whole = limit.whole;
+    *total = limit.bytes;
+    *free = used < limit.bytes ? (limit.bytes - used) & ~((1ull << GH_UNIT_SHIFT) - 1) : 0;
+    return true;
+}

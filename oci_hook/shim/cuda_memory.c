@@ -1,0 +1,102 @@
+/* Linear memory, and what a program is told about its memory. */
+#include "cuda_card.h"
+#include "real.h"
+
+GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+    struct charge c;
+    CUresult r = charge(&c, bytes);
+    if (r)
+        return r;
+    r = REAL(cuMemAlloc_v2)(pointer, bytes);
+    return settle_alloc(&c, r, r ? 0 : *pointer, LINEAR);
+}
+
+GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
+    struct charge c;
+    CUresult r = charge(&c, bytes);
+    if (r)
+        return r;
+    r = REAL(cuMemAlloc)(pointer, bytes);
+    return settle_alloc(&c, r, r ? 0 : *pointer, LINEAR);
+}
+
+GH_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
+    struct owed o = begin_free(pointer);
+    return end_free(&o, REAL(cuMemFree_v2)(pointer));
+}
+
+GH_EXPORT CUresult cuMemFree(unsigned pointer) {
+    struct owed o = begin_free(pointer);
+    return end_free(&o, REAL(cuMemFree)(pointer));
+}
+
+/* The driver's figures, narrowed to the container's share. */
+static void narrow(struct gh_state *st, int card, uint64_t *free, uint64_t *total) {
+    uint64_t left, limit;
+    bool whole = false;
+    if (!st || !card_memory(st, card, &left, &limit, &whole)) {
+        *free = 0;
+        return;
+    }
+    if (whole)
+        return;
+    *total = limit < *total ? limit : *total;
+    *free = left < *free ? left : *free;
+    *free = *free < *total ? *free : *total;
+}
+
+GH_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+    size_t f = 0, t = 0;
+    CUresult r = REAL(cuMemGetInfo_v2)(free ? &f : NULL, total ? &t : NULL);
+    if (r)
+        return r;
+    struct gh_state *st = gh_here();
+    if (st)
+        gh_sweep_now_and_then(st);
+    uint64_t f64 = f, t64 = total ? t : UINT64_MAX;
+    narrow(st, st ? current_place(st).card : NO_CARD, &f64, &t64);
+    if (free)
+        *free = f64;
+    if (total)
+        *total = t64;
+    return r;
+}
+
+GH_EXPORT CUresult cuMemGetInfo(unsigned *free, unsigned *total) {
+    unsigned f = 0, t = 0;
+    CUresult r = REAL(cuMemGetInfo)(free ? &f : NULL, total ? &t : NULL);
+    if (r)
+        return r;
+    struct gh_state *st = gh_here();
+    uint64_t f64 = f, t64 = total ? t : UINT64_MAX;
+    narrow(st, st ? current_place(st).card : NO_CARD, &f64, &t64);
+    if (free)
+        *free = (unsigned)f64;
+    if (total)
+        *total = (unsigned)t64;
+    return r;
+}
+
+GH_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+    CUresult r = REAL(cuDeviceTotalMem_v2)(bytes, device);
+    struct gh_state *st = gh_here();
+    uint64_t free = 0, total;
+    if (r == CUDA_SUCCESS && bytes && st) {
+        total = *bytes;
+        narrow(st, card_of_device(st, device), &free, &total);
+        *bytes = total;
+    }
+    return r;
+}
+
+GH_EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
+    CUresult r = REAL(cuDeviceTotalMem)(bytes, device);
+    struct gh_state *st = gh_here();
+    uint64_t free = 0, total;
+    if (r == CUDA_SUCCESS && bytes && st) {
+        total = *bytes;
+        narrow(st, card_of_device(st, device), &free, &total);
+        *bytes = (unsigned)total;
+    }
+    return r;
+}

@@ -1,0 +1,412 @@
+#include "decide.h"
+
+#define EACH_SLOT(mask, i) \
+    for (uint64_t left_ = (mask), i = 0; left_ && ((i = (uint64_t)__builtin_ctzll(left_)), 1); left_ &= left_ - 1)
+
+static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t clamp64(uint64_t x, uint64_t low, uint64_t high) { return x < low ? low : x > high ? high : x; }
+static uint64_t add(uint64_t a, uint64_t b) { return a + b < a ? UINT64_MAX : a + b; }
+
+static uint64_t mul(uint64_t a, uint64_t b) {
+    uint64_t r;
+    return __builtin_mul_overflow(a, b, &r) ? UINT64_MAX : r;
+}
+
+/* Age of a published time. The future is as good as now: forging it buys no more than being active does. */
+static uint64_t age(uint64_t now, uint64_t then) { return then < now ? now - then : 0; }
+
+static unsigned weight_of(const struct gh_share *share) { return share->weight ? share->weight : 1; }
+
+void gh_rules_default(struct gh_rules *rules) {
+    *rules = (struct gh_rules){
+        .window = GH_MS,
+        .window_guarded = 300 * GH_US,
+        .quantum = 10 * GH_MS,
+        .tenure_min = 2 * GH_MS,
+        .tenure_sum = 100 * GH_MS,
+        .grace = 2 * GH_MS,
+        .recheck = 2 * GH_MS,
+        .idle_release = 200 * GH_US,
+        .mix_slack = 5 * GH_MS,
+        .bank = 20 * GH_MS,
+        .wake_idle = 500 * GH_US,
+        .wake_lag = GH_MS,
+        .wake_hold = GH_MS,
+        .active_within = GH_S,
+        .heartbeat_stale = 50 * GH_MS,
+        .primary_stale = 2500 * GH_US,
+        .progress_stale = GH_S,
+        .linger_max = 100 * GH_MS,
+        .drain_max = 350 * GH_US,
+        .pacer_min = 50 * GH_US,
+        .pacer_max = 200 * GH_US,
+        .starve = 200 * GH_MS,
+        .distrust = GH_S,
+        .burst = 10 * GH_MS,
+    };
+}
+
+static int alive(const struct gh_card *card, unsigned i) { return (card->present >> i & 1) && !card->slot[i].dead; }
+
+/* Has work, and either its owner or its work has moved of late. */
+static int busy(const struct gh_card *card, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &card->slot[i];
+    if (s->launched == s->done || !alive(card, i))
+        return 0;
+    return age(now, s->done_at) < card->rules.progress_stale &&
+           (age(now, s->heartbeat) < card->rules.heartbeat_stale || age(now, s->done_at) < card->rules.heartbeat_stale);
+}
+
+static int wants(const struct gh_card *card, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &card->slot[i];
+    return busy(card, i, now) ||
+           (s->held && alive(card, i) && age(now, s->heartbeat) < card->rules.heartbeat_stale);
+}
+
+/* A tenant that leaves small gaps is still served in them: who fills them stays within the slack behind it. */
+static int in_small_gap(const struct gh_card *card, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &card->slot[i];
+    return !s->saturated && s->idle_since && alive(card, i) && age(now, s->idle_since) <= card->rules.idle_release;
+}
+
+static int active(const struct gh_card *card, unsigned i, uint64_t now) {
+    return alive(card, i) && card->slot[i].active_at && age(now, card->slot[i].active_at) < card->rules.active_within;
+}
+
+uint64_t gh_window(const struct gh_card *card, unsigned me) {
+    EACH_SLOT(card->present, i)
+        if (card->share[i].class_ > card->share[me].class_ && !card->slot[i].dead)
+            return card->rules.window_guarded;
+    return card->rules.window;
+}
+
+uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window) {
+    return clamp64(window / 4, rules->pacer_min, rules->pacer_max);
+}
+
+/* A slot of a higher class keeps lower ones out while busy and for its linger after. */
+static uint64_t frozen_until(const struct gh_card *card, unsigned h, uint64_t now) {
+    const struct gh_slot *s = &card->slot[h];
+    if (!alive(card, h))
+        return 0;
+    if (wants(card, h, now))
+        return add(now, card->rules.recheck);
+    if (!s->active_at)
+        return 0;
+    uint64_t linger = card->share[h].linger ? card->share[h].linger : s->linger;
+    uint64_t last = s->launched != s->done ? s->done_at : s->active_at; /* stuck work: count from its last progress */
+    return add(min64(last, now), min64(linger, card->rules.linger_max));
+}
+
+static struct gh_decision wait_for(struct gh_decision d, enum gh_wait on, uint64_t slot, uint64_t until) {
+    d.go = 0;
+    d.on = (uint8_t)on;
+    d.slot = (uint8_t)slot;
+    d.until = until;
+    return d;
+}
+
+static struct gh_decision go(struct gh_decision d, enum gh_mode mode) {
+    d.go = 1;
+    d.mode = (uint8_t)mode;
+    d.held = 0;
+    return d;
+}
+
+/* Less v first, lower slot at a tie. */
+static int before(const struct gh_card *card, unsigned a, unsigned b) {
+    return card->slot[a].v < card->slot[b].v || (card->slot[a].v == card->slot[b].v && a < b);
+}
+
+/* Those of my class that want the card, me included, with what the laws need to know of them. */
+struct crowd {
+    uint64_t mask;
+    uint64_t n, weights;
+    unsigned least; /* by v */
+    int saturated;
+};
+
+static struct crowd crowd_of(const struct gh_card *card, unsigned me, uint64_t now) {
+    struct crowd c = {.least = me, .saturated = 1};
+    EACH_SLOT(card->present, i) {
+        if (card->share[i].class_ != card->share[me].class_ || card->share[i].freeze)
+            continue;
+        if (i != me && !wants(card, (unsigned)i, now) && !in_small_gap(card, (unsigned)i, now))
+            continue;
+        c.mask |= 1ull << i;
+        c.n++;
+        c.weights += weight_of(&card->share[i]);
+        c.saturated &= card->slot[i].saturated != 0;
+        if (before(card, (unsigned)i, c.least))
+            c.least = (unsigned)i;
+    }
+    return c;
+}
+
+/* A time bound as a distance in v for the crowd's mean weight: the laws do not depend on the weights' unit. */
+static uint64_t as_v(const struct crowd *c, uint64_t time) {
+    return mul(time, GH_WEIGHT_ONE * c->n) / max64(c->weights, 1);
+}
+
+static uint64_t tenure_of(const struct gh_card *card, const struct crowd *c, unsigned i) {
+    uint64_t quantum = min64(card->rules.quantum, card->rules.tenure_sum / max64(c->n, 1));
+    uint64_t t = mul(quantum, weight_of(&card->share[i]) * c->n) / max64(c->weights, 1);
+    return clamp64(t, card->rules.tenure_min, max64(card->rules.tenure_sum, card->rules.tenure_min));
+}
+
+static int claim_stands(const struct gh_card *card, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &card->slot[i];
+    return s->end > s->start && s->start <= add(now, card->rules.grace) &&
+           s->end - s->start <= max64(card->rules.tenure_sum, card->rules.tenure_min);
+}
+
+/* The newest claim of my class that could be meant; GH_SLOTS when there is none. Serial numbers may wrap. */
+static unsigned newest_claim(const struct gh_card *card, unsigned me, uint64_t now) {
+    unsigned p = GH_SLOTS;
+    EACH_SLOT(card->present, i) {
+        if (card->share[i].class_ != card->share[me].class_ || !card->slot[i].epoch ||
+            !claim_stands(card, (unsigned)i, now))
+            continue;
+        if (p == GH_SLOTS || (int64_t)(card->slot[i].epoch - card->slot[p].epoch) > 0)
+            p = (unsigned)i;
+    }
+    return p;
+}
+
+/* Is p's tenure over, whatever it announced? */
+static int tenure_over(const struct gh_card *card, unsigned p, unsigned me, uint64_t now) {
+    const struct gh_slot *s = &card->slot[p];
+    if (!alive(card, p) || card->share[p].freeze || s->end <= now)
+        return 1;
+    if (s->launched == s->done && !s->held)
+        return age(now, s->idle_since) > card->rules.idle_release;
+    return p != me && age(now, s->heartbeat) > card->rules.primary_stale &&
+           age(now, s->done_at) > card->rules.primary_stale;
+}
+
+/* How long equals may hold me before I stop believing them: several rounds of honest tenures. */
+static uint64_t patience(const struct gh_card *card, const struct crowd *c, unsigned me) {
+    uint64_t round = mul(tenure_of(card, c, me), c->weights) / weight_of(&card->share[me]);
+    return max64(card->rules.starve, mul(round, 4));
+}
+
+struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const struct gh_own *own, uint64_t now,
+                             uint64_t cost) {
+    const struct gh_rules *r = &card->rules;
+    const struct gh_share *share = &card->share[me];
+    const struct gh_slot *mine = &card->slot[me];
+    struct gh_decision d = {.distrust_until = own->distrust_until};
+
+    if (share->freeze) {
+        d.mode = GH_FROZEN;
+        return wait_for(d, GH_ON_POLICY, me, add(now, r->recheck));
+    }
+
+    int registered = 0;   /* a higher class exists */
+    int contended = 0;    /* somebody who may not be frozen by me was active of late */
+    uint64_t residue = 0; /* lower classes' work in flight */
+    unsigned lower = GH_SLOTS;
+    EACH_SLOT(card->present, i) {
+        if (i == me || !alive(card, (unsigned)i))
+            continue;
+        if (card->share[i].class_ > share->class_) {
+            registered = 1;
+            uint64_t until = frozen_until(card, (unsigned)i, now);
+            if (until > now) {
+                d.mode = GH_FROZEN;
+                return wait_for(d, GH_ON_SLOT, i, min64(until, add(now, r->recheck)));
+            }
+        } else if (card->share[i].class_ == share->class_) {
+            contended |= active(card, (unsigned)i, now);
+        } else if (busy(card, (unsigned)i, now)) {
+            residue = add(residue, card->slot[i].inflight);
+            lower = (unsigned)i;
+        }
+    }
+
+    if (share->cap) {
+        struct gh_bucket b = gh_bucket_at(own->bucket, share->cap, r->burst, now);
+        b = gh_bucket_take(b, mine->inflight); /* reserved by estimate, charged when done */
+        if (b.level <= 0) {
+            d.mode = GH_CAPPED;
+            uint64_t refill = (uint64_t)(-(b.level + 1)) / share->cap + 2;
+            return wait_for(d, GH_ON_TIME, me, add(now, min64(refill, r->recheck)));
+        }
+    }
+
+    int empty = mine->launched == mine->done;
+    if (lower != GH_SLOTS && empty && residue <= r->drain_max) {
+        uint64_t since = own->held_since ? own->held_since : now;
+        if (age(now, since) < r->drain_max) {
+            d.mode = GH_DRAIN;
+            d.held = 1;
+            return wait_for(d, GH_ON_SLOT, lower, add(since, r->drain_max));
+        }
+    }
+
+    if (!contended && !registered)
+        return go(d, GH_OPEN);
+
+    uint64_t window = registered ? r->window_guarded : r->window;
+    int fits = empty || add(mine->inflight, cost) <= window;
+    struct crowd c = crowd_of(card, me, now);
+
+    if (now < d.distrust_until ||
+        (own->held_since && age(now, own->held_since) > patience(card, &c, me))) {
+        if (now >= d.distrust_until)
+            d.distrust_until = add(now, r->distrust);
+        if (fits)
+            return go(d, GH_MIX);
+        d.mode = GH_MIX;
+        d.held = 1;
+        return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, window)));
+    }
+
+    unsigned p = newest_claim(card, me, now);
+    int woken = 0; /* I came back from idle and have had no tenure since */
+    int over = p == GH_SLOTS || tenure_over(card, p, me, now);
+    if (!over && p != me && mine->woke_at > mine->start && add(mine->v, as_v(&c, r->wake_lag)) < card->slot[p].v) {
+        woken = 1;
+        over = age(now, card->slot[p].start) >= r->wake_hold;
+    }
+    if (over) {
+        uint64_t last = p == GH_SLOTS ? 0 : card->slot[p].epoch;
+        uint64_t ended = p == GH_SLOTS ? now : min64(card->slot[p].end, now);
+        p = c.least;
+        /* The successor should have claimed by now: those who gave no sign of life since are passed over. */
+        if (p != me && age(now, ended) > r->grace) {
+            p = me;
+            EACH_SLOT(c.mask, i)
+                if (i != me && card->slot[i].heartbeat >= ended && before(card, (unsigned)i, p))
+                    p = (unsigned)i;
+        }
+        if (p == me) {
+            d.claim = 1;
+            d.epoch = last + 1 ? last + 1 : 1;
+            d.start = now;
+            d.end = add(now, tenure_of(card, &c, me));
+        }
+    }
+
+    int alone = c.mask == 1ull << me;
+    uint64_t lead = mine->v - card->slot[c.least].v; /* least is me or has less */
+    uint64_t slack = as_v(&c, r->mix_slack);
+    d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
+    if (alone || p == me || (!c.saturated && lead <= slack)) {
+        if (fits)
+            return go(d, (enum gh_mode)d.mode);
+        d.held = 1;
+        return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, window)));
+    }
+
+    d.held = 1;
+    uint64_t until = add(now, r->recheck);
+    const struct gh_slot *s = &card->slot[p];
+    if (!c.saturated) /* until the least could have caught up, had it the card to itself */
+        until = min64(until, add(now, max64((lead - slack) / GH_WEIGHT_ONE * weight_of(&card->share[c.least]),
+                                            r->pacer_min)));
+    if (woken)
+        until = min64(until, add(s->start, r->wake_hold));
+    if (s->launched == s->done && !s->held)
+        until = min64(until, add(s->idle_since, r->idle_release + 1));
+    if (s->end > now)
+        until = min64(until, s->end);
+    return wait_for(d, GH_ON_SLOT, p, max64(until, now + 1));
+}
+
+uint64_t gh_wake_v(const struct gh_card *card, unsigned me, uint64_t now) {
+    uint64_t least = UINT64_MAX, weights = weight_of(&card->share[me]), n = 1;
+    EACH_SLOT(card->present, i) {
+        if (i == me || card->share[i].class_ != card->share[me].class_ || !active(card, (unsigned)i, now))
+            continue;
+        least = min64(least, card->slot[i].v);
+        weights += weight_of(&card->share[i]);
+        n++;
+    }
+    struct crowd c = {.n = n, .weights = weights};
+    uint64_t bank = as_v(&c, card->rules.bank);
+    return least == UINT64_MAX || least < bank ? card->slot[me].v : max64(card->slot[me].v, least - bank);
+}
+
+uint64_t gh_charge(uint64_t v, uint64_t charge, uint16_t weight) {
+    return add(v, mul(charge, GH_WEIGHT_ONE) / (weight ? weight : 1));
+}
+
+uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *d, uint64_t now) {
+    if (d->go || d->on != GH_ON_SLOT || d->mode == GH_FROZEN)
+        return 0;
+    return own->held_since ? own->held_since : now;
+}
+
+struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now) {
+    uint64_t dt = min64(age(now, bucket.at), 1000 * GH_S);
+    int64_t top = (int64_t)(min64(burst, 1000 * GH_S) * GH_PPM);
+    int64_t more = (int64_t)(dt * min64(cap, GH_PPM));
+    bucket.level = bucket.level > top - more ? top : bucket.level + more;
+    bucket.at = max64(bucket.at, now);
+    return bucket;
+}
+
+struct gh_bucket gh_bucket_take(struct gh_bucket bucket, uint64_t charge) {
+    int64_t less = (int64_t)(min64(charge, 1000 * GH_S) * GH_PPM);
+    int64_t bottom = -(int64_t)(3000 * GH_S * GH_PPM);
+    bucket.level = bucket.level < bottom + less ? bottom : bucket.level - less;
+    return bucket;
+}
+
+uint32_t gh_saturation(uint32_t before_, uint64_t pending, uint64_t length) {
+    const int64_t tau = 50 * (int64_t)GH_MS;
+    if (!length)
+        return before_;
+    int64_t now_ = (int64_t)(min64(pending, length) * (uint64_t)GH_PPM / length);
+    int64_t step = (int64_t)min64(length, (uint64_t)tau);
+    return (uint32_t)((int64_t)before_ + (now_ - (int64_t)before_) * step / tau);
+}
+
+uint8_t gh_saturated(uint8_t before_, uint32_t saturation) {
+    return before_ ? saturation >= 850000 : saturation >= 950000;
+}
+
+void gh_gap_seen(struct gh_gaps *gaps, uint64_t gap) {
+    unsigned bin = 0;
+    for (uint64_t edge = 8 * GH_US; bin < GH_GAP_BINS - 1 && gap >= edge; edge *= 2)
+        bin++;
+    for (unsigned i = 0; i < GH_GAP_BINS; i++)
+        gaps->bin[i] -= gaps->bin[i] / 50;
+    gaps->bin[bin] += 1u << 20;
+}
+
+uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa) {
+    static const uint32_t candidate[] = {500 * GH_US, 2 * GH_MS, 10 * GH_MS, 100 * GH_MS};
+    uint64_t total = 0;
+    for (unsigned i = 0; i < GH_GAP_BINS; i++)
+        total += gaps->bin[i];
+    if (!total)
+        return 2 * GH_MS;
+    uint32_t best = 0;
+    uint64_t least = UINT64_MAX;
+    for (unsigned k = 0; k < sizeof candidate / sizeof *candidate; k++) {
+        uint64_t cost = 0; /* in us x count */
+        for (unsigned i = 0; i < GH_GAP_BINS; i++) {
+            uint64_t middle = 6ull << i; /* us: between 4 x 2^i and 8 x 2^i */
+            uint64_t t = candidate[k] / GH_US;
+            uint64_t each = middle > t ? add(t, mul(kappa, loss / GH_US)) : middle;
+            cost = add(cost, mul(each, gaps->bin[i]));
+        }
+        if (cost < least) {
+            least = cost;
+            best = candidate[k];
+        }
+    }
+    return best;
+}
+
+void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed) {
+    if (cost->samples < GH_LEARN)
+        cost->samples++;
+    int64_t sample = (int64_t)(min64(elapsed, 1000 * GH_S) * 256);
+    cost->mean = (uint64_t)((int64_t)cost->mean + (sample - (int64_t)cost->mean) / (int64_t)cost->samples);
+}
+
+uint64_t gh_cost_of(const struct gh_cost *cost) { return cost->samples ? cost->mean / 256 : GH_COST_UNKNOWN; }

@@ -1,0 +1,14 @@
+/* Where the stand-ins find their files in a container. Twin: oci_hook/core/layout.py (a test compares them).
+ * Tests build with another GH_PRIVATE. */
+#ifndef GPU_HOOK_LAYOUT_H
+#define GPU_HOOK_LAYOUT_H
+
+#ifndef GH_PRIVATE
+#define GH_PRIVATE "/run/gpu-hook"
+#endif
+#define GH_REAL_LIBCUDA GH_PRIVATE "/driver/cuda"
+#define GH_REAL_LIBNVML GH_PRIVATE "/driver/ml"
+#define GH_POLICY_FILE GH_PRIVATE "/policy"
+#define GH_ACCOUNT_FILE GH_PRIVATE "/account/page"
+
+#endif

@@ -1,0 +1,18 @@
+#ifndef GPU_HOOK_NVML_CARD_H
+#define GPU_HOOK_NVML_CARD_H
+
+#include <stdbool.h>
+
+#include "nvml.h"
+#include "state.h"
+
+struct gh_share_view { /* bytes; total = free + used */
+    uint64_t total, free, used;
+};
+
+/* The granted card behind a handle, or -1. */
+int card_of_handle(struct gh_state *st, nvmlDevice_t device);
+/* What to show of a card. False: show the driver's figures (a whole card). Nothing known: a share of zero bytes. */
+bool share_view(nvmlDevice_t device, struct gh_share_view *out);
+
+#endif

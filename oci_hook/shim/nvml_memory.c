@@ -1,0 +1,26 @@
+/* NVML's view of memory: the container's share. */
+#include "account.h"
+#include "nvml.h"
+#include "nvml_card.h"
+#include "policy.h"
+#include "real.h"
+
+GH_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
+    struct gh_share_view v;
+    if (r == NVML_SUCCESS && share_view(device, &v))
+        *memory = (nvmlMemory_t){.total = v.total, .free = v.free, .used = v.used};
+    return r;
+}
+
+GH_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
+    nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
+    struct gh_share_view v;
+    if (r == NVML_SUCCESS && share_view(device, &v)) {
+        memory->total = v.total;
+        memory->reserved = 0; /* the driver's own share is no part of ours */
+        memory->free = v.free;
+        memory->used = v.used;
+    }
+    return r;
+}

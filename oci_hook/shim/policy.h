@@ -1,0 +1,19 @@
+/* Reads the policy page: what this container may use. */
+#ifndef GPU_HOOK_POLICY_H
+#define GPU_HOOK_POLICY_H
+
+#include "state.h"
+
+struct gh_limit {
+    uint64_t bytes; /* of this card for this container */
+    bool whole;     /* nothing is limited */
+};
+
+/* The granted card of that UUID ("GPU-..."), or -1: not granted, or no valid page (then a line was written). */
+int gh_policy_find(struct gh_state *st, const char *uuid);
+/* The limit as it is now. False: no valid page; the caller refuses. */
+bool gh_policy_limit(struct gh_state *st, unsigned card, struct gh_limit *out);
+/* Checks a page that was read from anywhere; used for the mapped page and by the fuzzer. */
+bool gh_policy_valid(const struct gh_policy_page *page);
+
+#endif

@@ -1,0 +1,66 @@
+/* What one process of a container knows. It lies in memory that the kernel wipes in a forked child: the child starts
+ * anew, with a slot of its own, whatever its parent's threads were doing. */
+#ifndef GPU_HOOK_STATE_H
+#define GPU_HOOK_STATE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "account_page.h"
+#include "pointers.h"
+#include "policy_page.h"
+
+struct gh_lock {
+    _Atomic uint32_t taken;
+};
+
+/* Held for nanoseconds, never across a driver call. False after seconds of waiting: the caller does without. */
+bool gh_lock(struct gh_lock *lock);
+static inline void gh_unlock(struct gh_lock *lock) { atomic_store_explicit(&lock->taken, 0, memory_order_release); }
+
+struct gh_mine { /* this process's share of one card; the page's copy is for others */
+    struct gh_lock lock;
+    uint64_t units;
+    uint64_t tag;
+};
+
+/* CUDA contexts seen: which card each is on. A place, once given to a handle, stays its own. */
+#define GH_CONTEXTS 512
+struct gh_contexts {
+    struct {
+        void *_Atomic context;
+        _Atomic uint32_t card; /* 1 + card; 0 not known (again) */
+    } place[GH_CONTEXTS];
+};
+
+#define GH_DEVICES 64
+
+struct gh_state {
+    _Atomic uint32_t phase; /* 0 fresh, 1 being set up, 2 ready */
+    _Atomic uint32_t said;  /* one bit per message already written */
+    /* who we are: see account_page.h */
+    uint64_t me;
+    uint64_t stack;
+    /* books */
+    struct gh_lock attach;
+    struct gh_account_page *_Atomic account;
+    _Atomic uint32_t slot; /* 0 none yet */
+    _Atomic int64_t swept_ms;
+    struct gh_mine mine[GH_ACCOUNT_CARDS];
+    /* policy */
+    const struct gh_policy_page *_Atomic policy;
+    struct gh_pointers pointers;
+    struct gh_contexts contexts;
+    _Atomic uint32_t device_card[GH_DEVICES]; /* 1 + card of a CUDA device; 0 not known yet */
+};
+
+/* This process's state, or NULL when there is no memory for it. */
+struct gh_state *gh_here(void);
+
+enum gh_said { GH_SAID_POLICY, GH_SAID_ACCOUNT, GH_SAID_FULL, GH_SAID_CARD, GH_SAID_DRIVER };
+/* One line on stderr, once per process and reason. */
+void gh_say(enum gh_said what, const char *line);
+
+#endif
