@@ -11,6 +11,7 @@ from oci_hook.core.value import Value
 from oci_hook.errors import NoRoomError, refuse
 from oci_hook.node import store
 from oci_hook.node.claims import Claims
+from oci_hook.node.inventory import load
 from oci_hook.node.life import valid_id
 from oci_hook.node.settings import Settings
 
@@ -31,9 +32,7 @@ def admit(request: Request, who: Identity, life: Life, settings: Settings) -> Ad
     GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a card of another install, GH-407 the key is held
     by a living container. A grant of the same key that nothing lives by any more is replaced.
     """
-    from oci_hook.node import inventory as node_inventory
-
-    return admit_on(node_inventory.load(settings), request, who, life, settings)
+    return admit_on(load(settings), request, who, life, settings)
 
 
 def admit_on(inventory: Inventory, request: Request, who: Identity, life: Life, settings: Settings) -> Admission:

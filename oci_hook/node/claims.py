@@ -19,35 +19,37 @@ class Claims:
     Raises NodeError GH-304 when another install has living grants on one, GH-303 when that cannot be found out.
     """
 
-    __slots__ = ("_uuids", "_owner", "_folder", "_held")
+    __slots__ = ("_uuids", "_owner", "_held")
 
-    def __init__(self, uuids: tuple[str, ...], state_dir: str, folder: str = CLAIMS) -> None:
+    def __init__(self, uuids: tuple[str, ...], state_dir: str) -> None:
         self._uuids = sorted(uuids)  # one order for all installs, so none waits for the other in a circle
         self._owner = os.path.realpath(state_dir)
-        self._folder = folder
         self._held: list[int] = []
 
     def __enter__(self) -> None:
         try:
             if self._uuids:
-                store.own_dir(self._folder)
+                store.own_dir(CLAIMS)
             for uuid in self._uuids:
-                path = f"{self._folder}/{uuid.replace('/', '_')}"
+                path = f"{CLAIMS}/{uuid.replace('/', '_')}"
                 fd = store.lock_file(path, fcntl.LOCK_EX)
                 self._held.append(fd)
-                self._claim(fd, path, uuid)
+                self._claim(fd, uuid)
         except BaseException as e:
-            self.__exit__()
+            self._close()
             if isinstance(e, OSError):
-                raise store.unusable(self._folder, e) from None
+                raise store.unusable(CLAIMS, e) from None
             raise
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
         for fd in self._held:
             os.close(fd)
         self._held = []
 
-    def _claim(self, fd: int, path: str, uuid: str) -> None:
+    def _claim(self, fd: int, uuid: str) -> None:
         owner = os.fsdecode(os.pread(fd, 4096, 0))
         if owner == self._owner:
             return

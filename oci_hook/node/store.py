@@ -380,7 +380,7 @@ def _read(folder: str, key: str) -> Grant:
         raise refuse(
             "GH-303",
             f"grant file {path} is damaged: {why[:80]}; nothing is granted until it is gone: make sure that its"
-            f" container is stopped, then `gpu-hook release {key[:32]}` or remove the file",
+            f" container is stopped, then `gpu-hook release --force --key {key[:32]}`",
         ) from None
     return grant
 
