@@ -91,7 +91,7 @@ def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Set
 def plan_for(
     doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
 ) -> "tuple[Step, ...]":
-    """What will be done to this bundle, nothing changed yet; `explain` asks the same. Raises ApplyError GH-402, GH-403."""
+    """What will be done to this bundle; nothing is changed yet. `explain` asks the same. Raises GH-402, GH-403."""
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
     resources = (doc.get("linux") or {}).get("resources") or {}
     granted = [inventory.card(share.uuid).minor for share in grant.shares]

@@ -17,9 +17,9 @@ from oci_hook.core.request import Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.errors import NoRoomError, Problem
-from oci_hook.node import store
 from oci_hook.node import inventory as node_inventory
 from oci_hook.node import settings as node_settings
+from oci_hook.node import store
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import spec as oci_spec
