@@ -1,17 +1,27 @@
-"""Compiles the simulated driver and gpu-probe into OUT for one architecture. Called by scripts/build."""
+"""Compiles the simulated driver and gpu-probe into OUT for one architecture. Called by scripts/build.
+
+Each library exports every name that the real ones are known to have: what is not simulated is a weak function that
+answers "not supported".
+"""
 
 import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # what CUDA's own libraries ask for on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread"]
 LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
-    "libcuda.so.1": [*LIBRARY, "card.c", "device.c", "memory.c", "launch.c", "proc_address.c"],
-    "libnvidia-ml.so.1": [*LIBRARY, "card.c", "nvml.c"],
+    "libcuda.so.1": [*LIBRARY, "card.c", "device.c", "memory.c", "launch.c", "proc_address.c", "cuda-rest.c"],
+    "libnvidia-ml.so.1": [*LIBRARY, "card.c", "nvml.c", "nvml-rest.c"],
     "gpu-probe": ["gpu-probe.c", "-ldl"],
     "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],
+}
+
+REST = {  # generated file: lists of names, what such a function returns
+    "cuda-rest.c": ("libcuda-*.txt", 801),  # CUDA_ERROR_NOT_SUPPORTED
+    "nvml-rest.c": ("libnvidia-ml-*.txt", 3),  # NVML_ERROR_NOT_SUPPORTED
 }
 
 
@@ -21,12 +31,16 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
     arch: as `uname -m` says. cc: the `zig cc` command. Raises subprocess.CalledProcessError when the compiler fails.
     """
     out.mkdir(parents=True, exist_ok=True)
-    newest = max(p.stat().st_mtime_ns for p in HERE.iterdir() if p.suffix in (".c", ".h", ".def", ".py"))
+    sources = [p for p in HERE.iterdir() if p.suffix in (".c", ".h", ".def", ".py")]
+    newest = max(p.stat().st_mtime_ns for p in [*sources, *SYMBOLS.iterdir()])
     for name, parts in PARTS.items():
         made = out / name
         if made.exists() and made.stat().st_mtime_ns > newest:
             continue
-        words = [str(HERE / w) if w.endswith(".c") else str(out / w) if w in PARTS else w for w in parts]
+        for word in REST.keys() & set(parts):
+            lists, code = REST[word]
+            (out / word).write_text(rest(lists, code))
+        words = [str(HERE / w) if (HERE / w).is_file() else str(out / w) if w in PARTS | REST else w for w in parts]
         soname = [f"-Wl,-soname,{name}"] if "-shared" in parts else []
         partial = out / f".{name}.new"
         subprocess.run(
@@ -34,3 +48,10 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
             check=True,
         )
         partial.rename(made)
+
+
+def rest(lists: str, code: int) -> str:
+    """C source of every known name, to be overridden by those that are simulated."""
+    names = sorted({name for path in SYMBOLS.glob(lists) for name in path.read_text().split()})
+    weak = '__attribute__((weak, visibility("default"))) int'
+    return "".join(f"{weak} {name}(void);\n{weak} {name}(void) {{ return {code}; }}\n" for name in names)
