@@ -179,6 +179,10 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv)
 	args[3] = start;
 	for (int i = 1; i < argc; i++)
 		args[3 + i] = argv[i];
+#ifdef HOOK
+	/* A hook entry without env gets the runtime's, with some runtimes the container's: LD_PRELOAD of an image. */
+	static char *environ[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL};
+#endif
 	execve(g.python, args, environ);
 	refuse("GH-504: python %s: %s; set `python` in settings.yaml and install again", g.python, strerror(errno));
 }
