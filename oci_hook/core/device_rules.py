@@ -1,8 +1,8 @@
 """Which cards a container's own device rules would let it open (linux.resources.devices of the OCI runtime spec).
 
 Rules are read as the kernel's device controller and runc read them (Documentation/admin-guide/cgroup-v1/devices.rst:
-a rule for all devices replaces everything before it; a denial takes back only what it names). In doubt the answer is
-"reachable": a denial narrower than an earlier permission is not trusted, since cgroup v1 ignores it.
+a rule for all devices replaces everything before it; a denial takes back only a permission of exactly its numbers). In
+doubt the answer is "reachable": cgroup v2 would let a denial with other wildcards count, v1 ignores it.
 """
 
 from oci_hook.core.layout import NVIDIA_MAJOR
@@ -39,7 +39,7 @@ def allowed(rules: "Iterable[Mapping[str, object]]") -> list[tuple[int, int, set
         elif permit:
             open_.append((major, minor, access))
         else:
-            open_ = [(a, b, has - access if major in (ANY, a) and minor in (ANY, b) else has) for a, b, has in open_]
+            open_ = [(a, b, has - access if (major, minor) == (a, b) else has) for a, b, has in open_]
     return [entry for entry in open_ if entry[2]]
 
 

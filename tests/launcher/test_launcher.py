@@ -106,7 +106,19 @@ def test_what_is_no_create_goes_to_the_runtime_untouched(place: Place, args: lis
         ["create", "-b", "{b}", "x"],
         ["create", "-b={b}", "x"],
         ["create", "x", "--bundle", "{b}"],
-        ["--root", "/r", "--log=/l", "create", "--no-pivot", "--pid-file", "/p", "--console-socket=/c", "-b", "{b}", "x"],
+        [
+            "--root",
+            "/r",
+            "--log=/l",
+            "create",
+            "--no-pivot",
+            "--pid-file",
+            "/p",
+            "--console-socket=/c",
+            "-b",
+            "{b}",
+            "x",
+        ],
         ["--rootless=auto", "run", "--detach", "--preserve-fds", "3", "--keep", "-b", "{b}", "x"],
     ],
 )
@@ -303,7 +315,7 @@ def test_runtime_missing_or_itself(place: Place) -> None:
 
 def test_errors_go_to_the_log(place: Place) -> None:
     log = place.root / "log"
-    place.conf("runtime=r\"\\\x01\xff\n")
+    place.conf('runtime=r"\\\x01\xff\n')
     _, r = place.call("--log", str(log), "--log-format", "json", "state", "x")
     assert r.returncode == 1 and r.stderr.startswith("GH-504: ")
     line = json.loads(log.read_text())

@@ -1,0 +1,113 @@
+"""Which cards a spec's own device rules reach. The oracle: cgroup v1's exception list, as the kernel keeps it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oci_hook.core.device_rules import reachable_cards, starts_closed
+
+DENY: dict[str, Any] = {"allow": False, "access": "rwm"}
+
+
+def c(minor: int | None = None, major: int | None = 195, access: str = "rw", allow: bool = True) -> dict[str, Any]:
+    rule: dict[str, Any] = {"allow": allow, "type": "c", "access": access}
+    if major is not None:
+        rule["major"] = major
+    if minor is not None:
+        rule["minor"] = minor
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("rules", "reached"),
+    [
+        ([], []),
+        ([DENY], []),
+        ([{"allow": True, "access": "rwm"}], ["every card"]),
+        ([{"allow": True}], ["every card"]),
+        ([{"allow": True, "type": "a", "major": -1, "minor": -1, "access": "rwm"}], ["every card"]),
+        ([DENY, {"allow": True, "type": "a", "access": "m"}], ["every card"]),  # runc: "a" is all or nothing
+        ([{"allow": True, "access": "rwm"}, DENY], []),
+        ([DENY, c(0)], []),
+        ([DENY, c(1)], ["195:1"]),
+        ([DENY, c(1, access="r")], ["195:1"]),
+        ([DENY, c(1, access="m")], []),
+        ([DENY, c()], ["every card"]),
+        ([DENY, c(-1)], ["every card"]),
+        ([DENY, c(1, major=None)], ["195:1"]),
+        ([DENY, c(major=None, access="m")], []),
+        ([DENY, c(major=None, access="rwm")], ["every card"]),
+        ([DENY, c(255), c(254)], []),
+        ([DENY, c(5, major=1)], []),
+        ([DENY, {**c(1), "type": "b"}], []),
+        ([DENY, {**c(1), "type": "u"}], ["195:1"]),
+        ([DENY, c(1), c(1, allow=False)], []),
+        ([DENY, c(1), c(1, allow=False, access="w")], ["195:1"]),
+        ([DENY, c(1), c(1, allow=False, access="w"), c(1, allow=False, access="r")], []),
+        ([DENY, c(1, allow=False), c(1)], ["195:1"]),
+        ([DENY, c(), c(1, allow=False)], ["every card"]),  # cgroup v1 does not take this back
+        ([DENY, c(1), c(allow=False)], ["195:1"]),  # nor this
+        ([DENY, c(1), c(2), DENY, c(3)], ["195:3"]),
+        ([DENY, {"allow": "yes", "type": "c", "major": 195, "minor": 1}], []),
+    ],
+)
+def test_reachable(rules: list[dict[str, Any]], reached: list[str]) -> None:
+    assert reachable_cards(rules, [0]) == reached
+
+
+def test_starts_closed() -> None:
+    assert not starts_closed([])
+    assert not starts_closed([c(1, allow=False)])
+    assert not starts_closed([{"allow": True}])
+    assert starts_closed([DENY])
+    assert starts_closed([c(1), {"allow": False, "type": "a"}])
+
+
+class KernelV1:
+    """security/device_cgroup.c in small: a default and exceptions that are matched exactly."""
+
+    def __init__(self) -> None:
+        self.open, self.exceptions = False, dict[tuple[int, int], set[str]]()
+
+    def write(self, rule: dict[str, Any]) -> None:
+        if rule.get("type", "a") == "a":
+            self.open, self.exceptions = rule["allow"], {}
+            return
+        key = (rule.get("major", -1), rule.get("minor", -1))
+        if rule["allow"] != self.open:
+            self.exceptions[key] = self.exceptions.get(key, set()) | set(rule["access"])
+        elif key in self.exceptions:
+            self.exceptions[key] -= set(rule["access"])
+
+    def may(self, major: int, minor: int, access: str) -> bool:
+        if not self.open:  # match_exception: one entry that has all of it
+            return any(a in (-1, major) and b in (-1, minor) and access in e for (a, b), e in self.exceptions.items())
+        return not any(a in (-1, major) and b in (-1, minor) and access in e for (a, b), e in self.exceptions.items())
+
+
+rules = st.lists(
+    st.builds(
+        lambda allow, all_, major, minor, access: (
+            {"allow": allow, "type": "a", "access": "rwm"} if all_ else c(minor, major, access, allow)
+        ),
+        st.booleans(),
+        st.integers(0, 7).map(lambda n: n == 0),
+        st.sampled_from([195, 195, 1, None]),
+        st.sampled_from([0, 1, 2, None]),
+        st.sampled_from(["r", "w", "m", "rw", "rwm"]),
+    ),
+    max_size=7,
+)
+
+
+@given(rules)
+def test_never_less_than_the_kernel_lets_through(rules: list[dict[str, Any]]) -> None:
+    kernel = KernelV1()
+    for rule in rules:
+        kernel.write(rule)
+    reached = reachable_cards(rules, [0])
+    for minor in (1, 2, 77):
+        if kernel.may(195, minor, "r") or kernel.may(195, minor, "w"):
+            assert "every card" in reached or f"195:{minor}" in reached

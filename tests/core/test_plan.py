@@ -1,0 +1,158 @@
+"""The plan: what a grant becomes, in which order."""
+
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.layout import ACCOUNT_DIR, ENV_SET, POLICY_PAGE, PRIVATE, REAL_LIBCUDA, REAL_LIBNVML
+from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, ImageFacts, Step, Tmpfs, make_plan
+
+LIB = "/drv/usr/lib"
+IMAGE = ImageFacts("/usr/lib64", ("/usr/local/cuda/compat/libcuda.so.1",), ("/usr/lib/libnvidia-ml.so.1",))
+
+
+def inventory(simulated: bool = False) -> Inventory:
+    return Inventory(
+        boot_id="b",
+        driver_version="550.1",
+        driver_root="/drv",
+        simulated=simulated,
+        cards=tuple(Card(f"GPU-{i}", i, i + 3, 1000, simulated=simulated) for i in range(3)),
+        control=(DeviceFile("/dev/nvidiactl", 195, 255), DeviceFile("/dev/nvidia-uvm", 510, 0)),
+        files=(
+            DriverFile(f"{LIB}/libcuda.so.550.1", "library", "compute", ("libcuda.so.550.1", "libcuda.so.1")),
+            DriverFile(
+                f"{LIB}/libnvidia-ptxjitcompiler.so.550.1", "library", "compute", ("libp.so.550.1", "libp.so.1")
+            ),
+            DriverFile(f"{LIB}/libnvidia-cfg.so.550.1", "library", "utility", ("libnvidia-cfg.so.1",)),
+            DriverFile(f"{LIB}/libnvidia-encode.so.550.1", "library", "video", ("libnvidia-encode.so.1",)),
+            DriverFile("/drv/usr/bin/nvidia-smi", "binary", "utility"),
+            DriverFile("/drv/lib/firmware/nvidia/550.1/gsp.bin", "firmware", "compute"),
+            DriverFile("/run/nvidia-persistenced/socket", "socket", "utility"),
+            DriverFile("/proc/driver/nvidia/params", "proc", "compute"),
+        ),
+        libcuda=f"{LIB}/libcuda.so.550.1",
+        libnvml=f"{LIB}/libnvidia-ml.so.550.1",
+    )
+
+
+def grant(*shares: Share, **changes: object) -> Grant:
+    value = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), shares)
+    return value.replace(**changes)
+
+
+def plan(g: Grant, simulated: bool = False, image: ImageFacts = IMAGE) -> tuple[Step, ...]:
+    return make_plan(g, inventory(simulated), image, "/opt/g", "/run/g")
+
+
+def binds(steps: tuple[Step, ...]) -> dict[str, str]:
+    return {s.destination: s.source for s in steps if isinstance(s, Bind)}
+
+
+def env(steps: tuple[Step, ...]) -> dict[str, str | None]:
+    return {s.name: s.value for s in steps if isinstance(s, EnvVar)}
+
+
+SHARE = Share("GPU-1", 300, compute=30)
+
+
+def test_private_directory() -> None:
+    steps = plan(grant(SHARE))
+    assert steps[0] == Bind("/opt/g/lib/container", PRIVATE, ("ro", "nosuid", "nodev", "noexec"))
+    found = binds(steps)
+    assert found[REAL_LIBCUDA] == f"{LIB}/libcuda.so.550.1"
+    assert found[REAL_LIBNVML] == f"{LIB}/libnvidia-ml.so.550.1"
+    assert found[POLICY_PAGE] == "/run/g/pages/" + "k" * 32 + "/policy"
+    assert Tmpfs(ACCOUNT_DIR, 1 << 20, 16, 0o1777) in steps
+
+
+def test_stand_ins_are_the_last_binds_and_cover_every_copy() -> None:
+    mounts = [s for s in plan(grant(SHARE)) if isinstance(s, (Bind, Tmpfs))]
+    last = [(s.source, s.destination) for s in mounts if isinstance(s, Bind)][-8:]
+    cuda, nvml = "/opt/g/lib/stand-in/libcuda.so.1", "/opt/g/lib/stand-in/libnvidia-ml.so.1"
+    assert last == [
+        (cuda, "/usr/lib64/libcuda.so.1"),
+        (cuda, "/usr/lib64/libcuda.so"),
+        (cuda, "/usr/lib64/libcuda.so.550.1"),
+        (cuda, "/usr/local/cuda/compat/libcuda.so.1"),
+        (nvml, "/usr/lib64/libnvidia-ml.so.1"),
+        (nvml, "/usr/lib64/libnvidia-ml.so"),
+        (nvml, "/usr/lib64/libnvidia-ml.so.550.1"),
+        (nvml, "/usr/lib/libnvidia-ml.so.1"),
+    ]
+    copies = ImageFacts("/usr/lib64", ("/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.535"), ())
+    destinations = [s.destination for s in plan(grant(SHARE), image=copies) if isinstance(s, Bind)]
+    assert len(destinations) == len(set(destinations))
+
+
+def test_the_real_libraries_have_no_other_name() -> None:
+    found = binds(plan(grant(SHARE)))
+    assert [d for d, s in found.items() if s == f"{LIB}/libcuda.so.550.1"] == [REAL_LIBCUDA]
+
+
+def test_driver_files_by_capability() -> None:
+    both = binds(plan(grant(SHARE)))
+    assert (
+        both["/usr/lib64/libp.so.1"] == both["/usr/lib64/libp.so.550.1"] == f"{LIB}/libnvidia-ptxjitcompiler.so.550.1"
+    )
+    assert both["/usr/bin/nvidia-smi"] == "/drv/usr/bin/nvidia-smi"
+    assert both["/lib/firmware/nvidia/550.1/gsp.bin"] == "/drv/lib/firmware/nvidia/550.1/gsp.bin"
+    assert "/run/nvidia-persistenced/socket" in both
+    assert "/usr/lib64/libnvidia-encode.so.1" not in both
+    assert "/proc/driver/nvidia/params" not in both
+    compute = binds(plan(grant(SHARE, capabilities=("compute",))))
+    assert "/usr/bin/nvidia-smi" not in compute and "/usr/lib64/libp.so.1" in compute
+
+
+def test_nodes_and_rules() -> None:
+    steps = plan(grant(SHARE, Share("GPU-2", 300)))
+    nodes = [s for s in steps if isinstance(s, DeviceNode)]
+    assert [n.path for n in nodes] == ["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+    rules = [s for s in steps if isinstance(s, DeviceRule)]
+    assert [(r.major, r.minor) for r in rules] == [(n.major, n.minor) for n in nodes]
+    assert {r.access for r in rules} == {"rw"}
+    assert not any(d.startswith("/dev/nvidia-sim") for d in binds(steps))
+
+
+def test_no_card_no_node() -> None:
+    steps = plan(grant())
+    assert not [s for s in steps if isinstance(s, (DeviceNode, DeviceRule))]
+    assert env(steps)["NVIDIA_VISIBLE_DEVICES"] == "none"
+    assert env(steps)["T9K_GPU_MEMORY"] is None
+    assert "/usr/lib64/libcuda.so.1" in binds(steps)
+
+
+def test_simulated_cards() -> None:
+    steps = plan(grant(SHARE), simulated=True)
+    assert binds(steps)["/dev/nvidia-sim/4"] == "/run/g/sim/cards/4"
+    (card,) = [s for s in steps if isinstance(s, Bind) and s.destination.startswith("/dev/")]
+    assert card.options == ("rw", "nosuid", "nodev", "noexec")
+
+
+def test_environment() -> None:
+    one = env(plan(grant(SHARE, policy="fixed-share", priority_class="online")))
+    assert tuple(one) == ENV_SET
+    assert one == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-1",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        "T9K_GPU_PERCENT": "30",
+        "T9K_GPU_MEMORY": "300",
+        "GPU_HOOK_MEMORY_MIB": "300",
+        "GPU_HOOK_COMPUTE": "30",
+        "GPU_HOOK_POLICY": "fixed-share",
+        "GPU_HOOK_CLASS": "online",
+        "TRITON_LIBCUDA_PATH": "/usr/lib64",
+    }
+    equal = env(plan(grant(SHARE, Share("GPU-2", 300, compute=30))))
+    assert equal["GPU_HOOK_MEMORY_MIB"] == "300"
+    assert equal["NVIDIA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    unequal = env(plan(grant(SHARE, Share("GPU-2", 500))))
+    assert (unequal["GPU_HOOK_MEMORY_MIB"], unequal["GPU_HOOK_COMPUTE"]) == ("300,500", "30,0")
+
+
+def test_a_whole_card_has_the_stand_ins_as_well() -> None:
+    steps = plan(grant(Share("GPU-0", 1000, whole=True), exclusive=True))
+    assert binds(steps)["/usr/lib64/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
+
+
+def test_every_step_describes_itself() -> None:
+    for step in plan(grant(SHARE), simulated=True):
+        assert "\n" not in step.describe() and len(step.describe()) > 5

@@ -1,0 +1,151 @@
+"""Paths inside a root: the same answers as the kernel gives in a chroot, and nothing outside is ever seen."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oci_hook.linux.walk import Tree
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("s")
+    root = tmp_path / "root"
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/file").write_text("x")
+    for name, target in {
+        "abs": "/a/b",
+        "rel": "a/../a/b",
+        "up": "../../../..",
+        "out": "../outside/secret",
+        "out2": str(outside / "secret"),
+        "loop": "loop",
+        "ping": "pong",
+        "pong": "/ping",
+        "dangling": "/not/here",
+        "a/back": "../abs/c",
+        "slashes": "//a///b//",
+        "magic": "/proc/self/root",
+        "dot": ".",
+    }.items():
+        os.symlink(target, root / name)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/", "/"),
+        ("", "/"),
+        ("/a", "/a"),
+        ("a/b/", "/a/b"),
+        ("/a/./b/..", "/a"),
+        ("/../../a", "/a"),
+        ("/abs", "/a/b"),
+        ("/rel/x", "/a/b/x"),
+        ("/up", "/"),
+        ("/up/a/file", "/a/file"),
+        ("/out", "/outside/secret"),
+        ("/a/back", "/a/b/c"),
+        ("/dangling/x", "/not/here/x"),
+        ("/no/../a", "/a"),
+        ("/no/such/../../a/file", "/a/file"),
+        ("/slashes", "/a/b"),
+        ("/dot/dot/a", "/a"),
+        ("/magic/etc", "/proc/self/root/etc"),
+    ],
+)
+def test_resolve(root: Path, path: str, found: str) -> None:
+    with Tree(str(root)) as tree:
+        assert tree.resolve(path)[0] == found
+
+
+def test_kinds(root: Path) -> None:
+    os.mkfifo(root / "fifo")
+    with Tree(str(root)) as tree:
+        assert stat.S_ISDIR(tree.resolve("/")[1])
+        assert stat.S_ISDIR(tree.resolve("/abs")[1])
+        assert stat.S_ISREG(tree.resolve("/up/a/file")[1])
+        assert stat.S_ISFIFO(tree.resolve("/fifo")[1])
+        assert tree.resolve("/out")[1] == 0  # not the secret outside
+        assert tree.resolve("/out2")[1] == 0
+        assert tree.resolve("/nothing")[1] == 0
+
+
+@pytest.mark.parametrize("path", ["/loop", "/ping/x", "/a/file/x", "/a/file/..", "/" + "n" * 300])
+def test_errors(root: Path, path: str) -> None:
+    with Tree(str(root)) as tree, pytest.raises(OSError):
+        tree.resolve(path)
+
+
+def test_stops_are_not_looked_into(root: Path) -> None:
+    with Tree(str(root)) as tree:
+        tree.stops.add("/a")
+        assert tree.resolve("/abs/deep") == ("/a/b/deep", 0)
+        assert tree.names("/a") == []
+
+
+def test_names(root: Path) -> None:
+    with Tree(str(root)) as tree:
+        assert sorted(tree.names(tree.resolve("/a")[0])) == ["b", "back", "file"]
+        assert tree.names("/a/file") == []
+        assert tree.names("/never/resolved") == []
+        assert "abs" in tree.names("/")
+
+
+def test_no_descriptor_is_left(root: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with Tree(str(root)) as tree:
+        for path in ("/abs", "/up/a/file", "/nothing"):
+            tree.resolve(path)
+        tree.names("/a")
+    assert os.listdir("/proc/self/fd") == before
+    with pytest.raises(OSError):
+        Tree(str(root / "a/file"))
+
+
+names = st.sampled_from(["a", "b", "l", "..", ".", ""])
+paths = st.lists(names, min_size=1, max_size=5).map("/".join)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(links=st.dictionaries(st.sampled_from(["l", "a/l", "a/b/l", "b"]), paths, max_size=4), asked=paths)
+def test_as_the_kernel_in_a_chroot(tmp_path_factory: pytest.TempPathFactory, links: dict[str, str], asked: str) -> None:
+    """Wherever the kernel, chrooted, finds something, we name the same inode; what loops for it loops for us."""
+    root = tmp_path_factory.mktemp("t")
+    (root / "a/b").mkdir(parents=True)
+    for where, target in links.items():
+        if target and not (root / where).exists():
+            os.symlink(target, root / where)
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.chroot(root)
+            os.chdir("/")
+            try:
+                found = os.stat("/" + asked)
+                os.write(write, f"{found.st_ino}".encode())
+            except OSError as e:
+                os.write(write, f"error {e.errno}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as f:
+        said = f.read()
+    os.waitpid(pid, 0)
+    with Tree(str(root)) as tree:
+        if said == "error 40":
+            with pytest.raises(OSError):
+                tree.resolve(asked)
+        elif not said.startswith("error"):
+            path, mode = tree.resolve(asked)
+            assert mode and os.stat(f"{root}{path}", follow_symlinks=False).st_ino == int(said)

@@ -1,0 +1,306 @@
+"""What the image brings, and hostile images: every destination of a plan as a link to every other place."""
+
+import itertools
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Step, make_plan
+from oci_hook.errors import ApplyError
+from oci_hook.node.image import check_destinations, look
+
+MULTI = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}[platform.machine()]
+PROC = {"destination": "/proc", "type": "proc"}
+DEV = {"destination": "/dev", "type": "tmpfs"}
+MOUNTS: list[dict[str, Any]] = [PROC, DEV, {"destination": "/sys", "type": "sysfs"}]
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    root = tmp_path / "rootfs"
+    for d in ("bin", "dev", "proc", "sys", "etc", "run", "usr/lib64", "usr/bin"):
+        (root / d).mkdir(parents=True)
+    return root
+
+
+def plan(facts: ImageFacts) -> tuple[Step, ...]:
+    inventory = Inventory(
+        boot_id="b",
+        driver_version="550.1",
+        driver_root="/",
+        simulated=True,
+        cards=(Card("GPU-0", 0, 0, 1000, simulated=True),),
+        control=(DeviceFile("/dev/nvidiactl", 195, 255),),
+        files=(
+            DriverFile(
+                "/d/libnvidia-ptxjitcompiler.so.550.1", "library", "compute", ("libnvidia-ptxjitcompiler.so.1",)
+            ),
+            DriverFile("/d/nvidia-smi", "binary", "utility"),
+        ),
+        libcuda="/d/libcuda.so.550.1",
+        libnvml="/d/libnvidia-ml.so.550.1",
+    )
+    grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share("GPU-0", 100),))
+    return make_plan(grant, inventory, facts, "/opt/g", "/run/g")
+
+
+def checked(rootfs: Path, mounts: list[dict[str, Any]] = MOUNTS) -> tuple[Step, ...]:
+    return check_destinations(str(rootfs), mounts, plan(look(str(rootfs), mounts)))
+
+
+def refused(rootfs: Path, mounts: list[dict[str, Any]] = MOUNTS) -> str:
+    with pytest.raises(ApplyError) as e:
+        checked(rootfs, mounts)
+    assert {p.code for p in e.value.problems} == {"GH-402"}
+    assert "\n" not in str(e.value) and len(str(e.value)) < 300
+    return str(e.value)
+
+
+def link(rootfs: Path, at: str, to: str) -> None:
+    path = rootfs / at.lstrip("/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(to)
+
+
+def final(steps: tuple[Step, ...]) -> dict[str, str]:
+    return {s.destination: s.source for s in steps if isinstance(s, Bind)}
+
+
+def test_libdir(rootfs: Path) -> None:
+    assert look(str(rootfs), MOUNTS).libdir == "/usr/lib64"
+    (rootfs / "etc/debian_version").write_text("12\n")
+    assert look(str(rootfs), MOUNTS).libdir == f"/usr/lib/{MULTI}"
+
+
+def test_copies_are_found(rootfs: Path) -> None:
+    for path in (
+        f"usr/lib/{MULTI}/libcuda.so.535.1",
+        "usr/local/cuda-12.4/compat/libcuda.so.1",
+        "usr/local/cuda-11/compat/libnvidia-ml.so.1",
+        "usr/local/lib/libcuda.so",
+        "usr/local/lib/libcudart.so",
+        "usr/lib64/libnvidia-ml.so.535",
+        "opt/libcuda.so.1",
+    ):
+        (rootfs / path).parent.mkdir(parents=True, exist_ok=True)
+        (rootfs / path).write_text("")
+    link(rootfs, "lib", "usr/lib")
+    link(rootfs, "usr/local/cuda", "cuda-12.4")
+    facts = look(str(rootfs), MOUNTS)
+    assert facts.cover_cuda == (
+        f"/usr/lib/{MULTI}/libcuda.so.535.1",
+        "/usr/local/cuda-12.4/compat/libcuda.so.1",
+        "/usr/local/lib/libcuda.so",
+    )
+    assert facts.cover_nvml == ("/usr/lib64/libnvidia-ml.so.535", "/usr/local/cuda-11/compat/libnvidia-ml.so.1")
+    assert final(checked(rootfs))["/usr/local/cuda-12.4/compat/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
+
+
+def test_places_that_lead_out_are_not_read(rootfs: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "libcuda.so.666").write_text("")
+    link(rootfs, "usr/local/lib", str(outside))
+    link(rootfs, "usr/local/nvidia", "../../../../outside")
+    assert look(str(rootfs), MOUNTS).cover_cuda == ()
+
+
+def test_an_ordinary_image_with_links(rootfs: Path) -> None:
+    """libcuda.so -> libcuda.so.1 -> libcuda.so.535: one file in the end, covered once; the links stay."""
+    link(rootfs, "usr/lib64/libcuda.so", "libcuda.so.1")
+    link(rootfs, "usr/lib64/libcuda.so.1", "libcuda.so.535.1")
+    (rootfs / "usr/lib64/libcuda.so.535.1").write_text("old")
+    found = final(checked(rootfs))
+    ours = {d for d, s in found.items() if s.endswith("stand-in/libcuda.so.1")}
+    assert ours == {"/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.550.1"}
+
+
+def test_usr_merged_and_var_run(rootfs: Path) -> None:
+    (rootfs / "usr/lib64").rmdir()
+    link(rootfs, "usr/lib64", "lib")
+    (rootfs / "run").rmdir()
+    link(rootfs, "run", "var/run")
+    found = final(checked(rootfs))
+    assert "/usr/lib/libcuda.so.1" in found and "/var/run/gpu-hook/driver/cuda" in found
+
+
+def test_dangling_links_lead_where_the_runtime_will_create(rootfs: Path) -> None:
+    link(rootfs, "usr/lib64/libcuda.so.1", "/opt/none/libcuda.so.9")
+    assert final(checked(rootfs))["/opt/none/libcuda.so.9"] == "/opt/g/lib/stand-in/libcuda.so.1"
+
+
+def test_a_driver_file_may_not_land_on_the_stand_in(rootfs: Path) -> None:
+    link(rootfs, "usr/lib64/libnvidia-ptxjitcompiler.so.1", "libcuda.so.1")
+    assert "another file" in refused(rootfs)
+
+
+DESTINATIONS = sorted(
+    {s.destination for s in plan(ImageFacts("/usr/lib64")) if isinstance(s, Bind)} | {"/run/gpu-hook/account"}
+)
+NODES = ["/dev/nvidia0", "/dev/nvidiactl"]
+
+
+def test_the_plan_has_the_destinations_that_are_attacked() -> None:
+    assert len(DESTINATIONS) >= 14 and "/dev/nvidia-sim/0" in DESTINATIONS
+
+
+@pytest.mark.parametrize(("at", "to"), list(itertools.product(DESTINATIONS, DESTINATIONS + NODES)))
+def test_each_destination_as_a_link_to_each_other(rootfs: Path, at: str, to: str) -> None:
+    """Refused, or every step has a place of its own inside the root where it was meant to be."""
+    if at == to:
+        return
+    if at.startswith("/run/gpu-hook/"):  # also such an image: its private directory exists already
+        link(rootfs, at, to)
+        refused(rootfs)
+        return
+    link(rootfs, at, to)
+    mounts = [m for m in MOUNTS if not (at + to).startswith("/dev") or m is not DEV]
+    try:
+        steps = checked(rootfs, mounts)
+    except ApplyError as e:
+        assert {p.code for p in e.problems} == {"GH-402"}
+        return
+    by_place: dict[str, set[str]] = {}
+    for step in steps:
+        if isinstance(step, Bind):
+            by_place.setdefault(step.destination, set()).add(step.source)
+    assert all(len(sources) == 1 for sources in by_place.values())
+    before = final(plan(look(str(rootfs), mounts)))
+    for destination, source in before.items():
+        where = to if destination == at else destination
+        assert by_place[where] == {source}
+
+
+OUT = [
+    "../../../../..",
+    "../../../../../etc/passwd",
+    "/",
+    "/proc/1/root/dev",
+    "/proc/self/exe",
+    "/sys/kernel",
+    "/dev/null",
+]
+
+
+@pytest.mark.parametrize(("at", "to"), list(itertools.product(DESTINATIONS, OUT)))
+def test_each_destination_as_a_link_out(rootfs: Path, at: str, to: str) -> None:
+    (rootfs / "etc/passwd").write_text("root\n")
+    if at.startswith("/dev"):  # an image's /dev lies under the tmpfs that is mounted there
+        return
+    link(rootfs, at, to)
+    if to.endswith("/etc/passwd") and not at.startswith("/run/gpu-hook"):
+        assert "/etc/passwd" in final(checked(rootfs))  # the image's own: it harms itself
+    else:
+        refused(rootfs)
+
+
+@pytest.mark.parametrize(
+    "to", ["/", "/usr", "/usr/lib64", "../../..", "/proc", "/proc/1/root/run", "/dev", "/sys/x", "self"]
+)
+def test_run_as_a_link(rootfs: Path, to: str) -> None:
+    (rootfs / "run").rmdir()
+    link(rootfs, "run", "run" if to == "self" else to)
+    if to in ("/", "/usr", "/usr/lib64", "../../.."):
+        where = {"/": "", "../../..": ""}.get(to, to)
+        assert f"{where}/gpu-hook/driver/cuda" in final(checked(rootfs))
+    else:
+        refused(rootfs)
+
+
+def test_private_directory_of_the_image(rootfs: Path) -> None:
+    private = rootfs / "run/gpu-hook"
+    private.mkdir()
+    checked(rootfs)  # the mount point that a runtime left
+    (private / "driver").mkdir()
+    assert "exists already" in refused(rootfs)
+    (private / "driver").rmdir()
+    private.rmdir()
+    private.write_text("")
+    refused(rootfs)
+    private.unlink()
+    link(rootfs, "run/gpu-hook", "/etc")
+    (rootfs / "etc/x").write_text("")
+    refused(rootfs)
+
+
+@pytest.mark.parametrize(
+    ("mount", "fine"),
+    [
+        ({"destination": "/data", "type": "bind", "source": "/d"}, True),
+        ({"destination": "/run", "type": "tmpfs"}, True),
+        ({"destination": "/usr/lib64", "type": "tmpfs"}, True),
+        ({"destination": "/run", "type": "bind", "source": "/run"}, False),
+        ({"destination": "/run", "source": "/run", "options": ["rbind"]}, False),
+        ({"destination": "/run", "type": "none", "source": "/run", "options": ["rbind"]}, False),
+        ({"destination": "/run", "type": "tmpfs", "source": "/run", "options": ["bind"]}, False),
+        ({"destination": "/run/gpu-hook", "type": "bind", "source": "/x"}, False),
+        ({"destination": "/var/../run/./gpu-hook/", "type": "bind", "source": "/x"}, False),
+        ({"destination": "/usr/lib64", "type": "bind", "source": "/x"}, False),
+        ({"destination": "/usr", "type": "overlay"}, False),
+        ({"destination": "/usr/lib64/libcuda.so.1", "type": "bind", "source": "/x"}, False),
+        ({"destination": "/lnk/libcuda.so.1", "type": "bind", "source": "/x"}, False),
+        ({"destination": "/usr/lib64/libcuda.so.1", "type": "tmpfs"}, False),
+        ({"destination": "/", "type": "bind", "source": "/x"}, False),
+        ({"destination": "/lnk/../../usr", "type": "bind", "source": "/x"}, False),
+        ({"destination": "lnk", "type": "bind", "source": "/x"}, False),
+    ],
+)
+def test_volumes(rootfs: Path, mount: dict[str, Any], fine: bool) -> None:
+    link(rootfs, "lnk", "/usr/lib64")
+    mounts = [*MOUNTS, mount]
+    if fine:
+        checked(rootfs, mounts)
+    else:
+        refused(rootfs, mounts)
+
+
+def test_a_mount_on_a_loop_is_refused(rootfs: Path) -> None:
+    link(rootfs, "loop", "loop")
+    with pytest.raises(ApplyError, match="GH-402"):
+        look(str(rootfs), [*MOUNTS, {"destination": "/loop/x", "type": "bind"}])
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mknod needs root")
+def test_destinations_of_other_kinds(rootfs: Path) -> None:
+    target = rootfs / "usr/lib64/libcuda.so.1"
+    for make in (
+        lambda: target.mkdir(),
+        lambda: os.mkfifo(target),
+        lambda: os.mknod(target, 0o20666, os.makedev(1, 3)),
+        lambda: os.mknod(target, 0o60666, os.makedev(7, 0)),
+    ):
+        make()
+        refused(rootfs)
+        target.rmdir() if target.is_dir() else target.unlink()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mknod needs root")
+def test_nodes_without_a_tmpfs_at_dev(rootfs: Path) -> None:
+    node = rootfs / "dev/nvidia0"
+    os.mknod(node, 0o20666, os.makedev(195, 0))
+    steps = checked(rootfs, [PROC])
+    assert [s.path for s in steps if isinstance(s, DeviceNode)] == NODES
+    node.unlink()
+    os.mknod(node, 0o20666, os.makedev(1, 3))
+    refused(rootfs, [PROC])
+    node.unlink()
+    link(rootfs, "dev/nvidia0", "/etc/x")
+    refused(rootfs, [PROC])
+
+
+def test_dev_as_a_link(rootfs: Path) -> None:
+    (rootfs / "dev").rmdir()
+    link(rootfs, "dev", "/etc")
+    refused(rootfs)
+
+
+def test_no_rootfs(tmp_path: Path) -> None:
+    with pytest.raises(ApplyError, match="GH-402"):
+        look(str(tmp_path / "none"), MOUNTS)

@@ -1,0 +1,55 @@
+"""The runtime's command line as runc and crun read it."""
+
+import os
+
+import pytest
+
+from oci_hook.oci.bundle import default_root, read_call
+
+
+@pytest.mark.parametrize(
+    ("args", "command", "id", "bundle"),
+    [
+        ([], "", "", "."),
+        (["create", "x"], "create", "x", "."),
+        (["create", "--bundle", "/b", "x"], "create", "x", "/b"),
+        (["create", "-bundle=/b", "x"], "create", "x", "/b"),
+        (["create", "x", "-b", "/b"], "create", "x", "/b"),
+        (["create", "-b", "/a", "--bundle=/b/../c", "x"], "create", "x", "/c"),
+        (["run", "-d", "--no-pivot", "--preserve-fds=3", "--pid-file", "/p", "-b=/b", "x"], "run", "x", "/b"),
+        (["--root", "create", "--log=/l", "state", "x"], "state", "x", "."),
+        (["--new", "create", "-b", "/b", "x"], "create", "x", "/b"),
+        (["--new", "value", "create", "-b", "/b", "x"], "create", "x", "/b"),
+        (["--new=create", "run", "x"], "run", "x", "."),
+        (["create", "--new", "x"], "create", "x", "."),
+        (["create", "--new", "v", "x"], "create", "x", "."),
+        (["create", "x", "--new", "v"], "create", "x", "."),
+        (["create", "--new=1", "-b", "/b", "x"], "create", "x", "/b"),
+        (["create", "-b", "/b", "--", "-x"], "create", "-x", "/b"),
+        (["create", "--bundle"], "create", "", "."),
+        (["--debug", "delete", "--force", "x"], "delete", "x", "."),
+    ],
+)
+def test_words(args: list[str], command: str, id: str, bundle: str) -> None:
+    call = read_call(args)
+    assert (call.command, call.id, call.bundle) == (command, id, os.path.abspath(bundle))
+    assert call.config == call.bundle + "/config.json"
+
+
+def test_global_flags() -> None:
+    call = read_call(["--root", "r", "--log", "/l", "-log-format=json", "--systemd-cgroup", "create", "x"])
+    assert (call.root, call.log, call.log_format) == (os.path.abspath("r"), "/l", "json")
+    call = read_call(["--log-format", "other", "create", "x"])
+    assert (call.root, call.log, call.log_format) == ("", "", "text")
+
+
+def test_crun_config() -> None:
+    assert read_call(["create", "-b", "/b", "--config", "c.json", "x"]).config == "/b/c.json"
+    assert read_call(["create", "-f", "/etc/c.json", "x"]).config == "/etc/c.json"
+
+
+def test_default_root() -> None:
+    assert default_root("/usr/sbin/runc") == "/run/runc"
+    assert default_root("/usr/bin/crun-wasm") == "/run/crun"
+    assert default_root("/opt/youki") == "/run/youki"
+    assert default_root("/opt/other") == "/run/runc"

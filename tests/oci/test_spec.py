@@ -1,0 +1,163 @@
+"""config.json: what is refused, and that what is not ours survives."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oci_hook.errors import ApplyError
+from oci_hook.oci import spec
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ApplyError) as e:
+        spec.load(str(path))
+    assert [p.code for p in e.value.problems] == ["GH-401"]
+    assert str(path) in str(e.value) or len(str(e.value)) > 250
+    return str(e.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b'{"a": 1',
+        b"[]",
+        b"1",
+        b"null",
+        b'{"a": NaN}',
+        b"{} x",
+        b"\xff{}",
+        b"\xef\xbb\xbf{}",
+        b"[" * 100000,
+        b'{"a": ' * 100000,
+        b"1" * 5000,
+        b'{"annotations": []}',
+        b'{"annotations": {"a": 1}}',
+        b'{"process": []}',
+        b'{"process": {"env": {}}}',
+        b'{"process": {"env": [1]}}',
+        b'{"root": "/x"}',
+        b'{"root": {"path": 5}}',
+        b'{"mounts": {}}',
+        b'{"mounts": ["x"]}',
+        b'{"mounts": [{"destination": 1}]}',
+        b'{"mounts": [{"options": "ro"}]}',
+        b'{"mounts": [{"options": [1]}]}',
+        b'{"linux": 1}',
+        b'{"linux": {"devices": {}}}',
+        b'{"linux": {"devices": [1]}}',
+        b'{"linux": {"resources": {"devices": [null]}}}',
+        b'{"linux": {"resources": []}}',
+    ],
+)
+def test_not_a_spec(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(text)
+    refused(file)
+    assert file.read_bytes() == text
+
+
+def test_not_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    refused(file)
+    file.mkdir()
+    assert "not a regular file" in refused(file)
+    file.rmdir()
+    os.mkfifo(file)
+    assert "not a regular file" in refused(file)
+    file.unlink()
+    (tmp_path / "other").write_text("{}")
+    file.symlink_to("other")
+    assert "symbolic link" in refused(file)
+    file.unlink()
+    with open(file, "wb") as f:
+        f.truncate(spec.MAX_SIZE + 1)
+    assert "more than" in refused(file)
+
+
+def test_null_is_empty(tmp_path: Path) -> None:
+    """Go writes null for an empty list or map."""
+    file = tmp_path / "config.json"
+    file.write_text(
+        '{"annotations": null, "process": {"env": null}, "mounts": null, "root": null,'
+        ' "linux": {"devices": null, "resources": {"devices": null}}}'
+    )
+    doc = spec.load(str(file))
+    assert spec.environment(doc) == {}
+    assert spec.rootfs(doc, "/b") == "/b/rootfs"
+    file.write_text('{"process": null, "linux": null}')
+    assert spec.environment(spec.load(str(file))) == {}
+
+
+def test_environment_and_rootfs() -> None:
+    doc: dict[str, Any] = {"process": {"env": ["A=1", "B", "A=2=3", "=x"]}, "root": {"path": "r"}}
+    assert spec.environment(doc) == {"A": "2=3", "": "x"}
+    assert spec.rootfs(doc, "/b") == "/b/r"
+    assert spec.rootfs({"root": {"path": "/r"}}, "/b") == "/r"
+
+
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=8
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(unknown=st.dictionaries(st.text().map(lambda s: "x" + s), values))
+def test_what_is_unknown_survives(tmp_path: Path, unknown: dict[str, Any]) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(unknown))
+    spec.save(str(file), spec.load(str(file)))
+    assert json.loads(file.read_text()) == unknown
+    assert [type(v) for v in json.loads(file.read_text()).values()] == [type(v) for v in unknown.values()]
+
+
+def test_big_numbers_survive(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"a": 18446744073709551615, "b": -9223372036854775808, "c": 1.0, "d": 1e300, "e": "\\ud800"}')
+    spec.save(str(file), spec.load(str(file)))
+    text = file.read_text()
+    assert json.loads(text)["a"] == 18446744073709551615
+    assert '"c":1.0' in text and '"d":1e+300' in text and '"e":"\\ud800"' in text
+
+
+def test_save_keeps_owner_and_mode(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    file.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(file, 12, 34)
+    before = file.stat()
+    (tmp_path / spec.TEMPORARY).write_text("left by one who was killed")
+    spec.save(str(file), {"a": 1})
+    after = file.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+    assert after.st_ino != before.st_ino
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_save_that_fails_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    file.chmod(0o444)
+    with pytest.raises(ApplyError, match="GH-401"):
+        spec.save(str(file), {"a": 1})
+    file.chmod(0o644)
+    with pytest.raises(ApplyError, match="GH-401"):
+        spec.save(str(file), {"a": float("inf")})
+    with pytest.raises(ApplyError, match="GH-401"):
+        spec.save(str(tmp_path / "none/config.json"), {})
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(ApplyError, match="GH-401"):
+        spec.save(str(tmp_path / "gone/config.json"), {})
+    assert file.read_text() == "{}"
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "gone"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
