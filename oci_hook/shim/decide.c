@@ -33,6 +33,8 @@ void gh_rules_default(struct gh_rules *rules) {
         .wake_idle = 500 * GH_US,
         .wake_lag = GH_MS,
         .wake_hold = GH_MS,
+        .probe = 5 * GH_MS,
+        .probe_every = GH_S,
         .active_within = GH_S,
         .heartbeat_stale = 50 * GH_MS,
         .primary_stale = 2500 * GH_US,
@@ -268,7 +270,7 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     int over = p == GH_SLOTS || tenure_over(card, p, me, now);
     if (!over && p != me && mine->woke_at > mine->start && add(mine->v, as_v(&c, r->wake_lag)) < card->slot[p].v) {
         woken = 1;
-        over = age(now, card->slot[p].start) >= r->wake_hold;
+        over = age(now, card->slot[p].start) >= r->wake_hold && age(now, card->slot[p].woke_at) >= r->quantum;
     }
     if (over) {
         uint64_t last = p == GH_SLOTS ? 0 : card->slot[p].epoch;
@@ -286,14 +288,17 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
             d.epoch = last + 1 ? last + 1 : 1;
             d.start = now;
             d.end = add(now, tenure_of(card, &c, me));
+            if (!c.saturated && age(now, own->probed_at) >= r->probe_every)
+                d.probe_until = add(now, r->probe);
         }
     }
 
     int alone = c.mask == 1ull << me;
+    uint64_t probe = p == me ? 0 : min64(card->slot[p].probe_until, add(card->slot[p].start, r->probe));
     uint64_t lead = mine->v - card->slot[c.least].v; /* least is me or has less */
     uint64_t slack = as_v(&c, r->mix_slack);
     d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
-    if (alone || p == me || (!c.saturated && lead <= slack)) {
+    if (alone || p == me || (!c.saturated && lead <= slack && now >= probe)) {
         if (fits)
             return go(d, (enum gh_mode)d.mode);
         d.held = 1;
@@ -303,11 +308,13 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     d.held = 1;
     uint64_t until = add(now, r->recheck);
     const struct gh_slot *s = &card->slot[p];
-    if (!c.saturated) /* until the least could have caught up, had it the card to itself */
+    if (now < probe)
+        until = min64(until, probe);
+    else if (!c.saturated && lead > slack) /* until the least could have caught up, had it the card to itself */
         until = min64(until, add(now, max64((lead - slack) / GH_WEIGHT_ONE * weight_of(&card->share[c.least]),
                                             r->pacer_min)));
     if (woken)
-        until = min64(until, add(s->start, r->wake_hold));
+        until = min64(until, max64(add(s->start, r->wake_hold), add(s->woke_at, r->quantum)));
     if (s->launched == s->done && !s->held)
         until = min64(until, add(s->idle_since, r->idle_release + 1));
     if (s->end > now)
@@ -356,7 +363,7 @@ struct gh_bucket gh_bucket_take(struct gh_bucket bucket, uint64_t charge) {
 }
 
 uint32_t gh_saturation(uint32_t before_, uint64_t pending, uint64_t length) {
-    const int64_t tau = 50 * (int64_t)GH_MS;
+    const int64_t tau = 20 * (int64_t)GH_MS;
     if (!length)
         return before_;
     int64_t now_ = (int64_t)(min64(pending, length) * (uint64_t)GH_PPM / length);

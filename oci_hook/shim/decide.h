@@ -30,6 +30,7 @@ struct gh_own {
     struct gh_bucket bucket;
     uint64_t held_since;     /* begin of the present wait at the gate, 0 when not held */
     uint64_t distrust_until; /* gates of equals are ignored until then */
+    uint64_t probed_at;      /* last claim with a probe_until */
 };
 
 struct gh_decision {
@@ -37,10 +38,10 @@ struct gh_decision {
     uint8_t mode;  /* enum gh_mode */
     uint8_t on;    /* enum gh_wait, when not go */
     uint8_t slot;  /* with GH_ON_SLOT */
-    uint8_t claim; /* publish epoch, start, end in the own slot, then wake its waiters */
+    uint8_t claim; /* publish epoch, start, end, probe_until in the own slot, then wake its waiters */
     uint8_t held;  /* publish as the own slot's `held` */
     uint64_t until;
-    uint64_t epoch, start, end;
+    uint64_t epoch, start, end, probe_until;
     uint64_t distrust_until; /* to be kept in gh_own */
 };
 

@@ -38,6 +38,7 @@ struct gh_slot {
     uint64_t epoch;      /* the slot's last claim of tenure: serial number, */
     uint64_t start;      /* begin */
     uint64_t end;        /* and end; shortened to "now" to yield */
+    uint64_t probe_until; /* nobody fills the tenure before: costs and saturation are learned undisturbed */
     uint32_t linger;     /* adaptive linger of this slot, used when its share leaves the choice */
     uint8_t held;        /* a thread of it waits at a gate (for its turn, not for its own cap or a freeze) */
     uint8_t saturated;   /* given the whole card it keeps it busy */
@@ -58,7 +59,9 @@ struct gh_rules {
     uint64_t bank;           /* credit that an idle time may leave */
     uint64_t wake_idle;      /* idle for longer and back: woke */
     uint64_t wake_lag;       /* a woken tenant with v this much lower than the primary's takes over */
-    uint64_t wake_hold;      /* once the primary has had this much */
+    uint64_t wake_hold;      /* once the primary has had this much, and has itself been awake for a quantum */
+    uint64_t probe;          /* undisturbed beginning of a tenure that others fill, */
+    uint64_t probe_every;    /* this often */
     uint64_t active_within;  /* a peer active this recently keeps the windows on */
     uint64_t heartbeat_stale;
     uint64_t primary_stale;  /* a primary that shows work and no sign of life for this long is passed over */

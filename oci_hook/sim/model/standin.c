@@ -1,0 +1,241 @@
+#include "standin.h"
+
+static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* FUTEX_WAKE on slot i's word. */
+static void wake_waiters(struct sim *sim, unsigned i) {
+    for (unsigned k = 0; k < sim->config.count; k++)
+        if (k != i && sim->tenant[k].state == GATE && sim->tenant[k].waits_on == i)
+            sim->tenant[k].at = min64(sim->tenant[k].at, sim->now + sim->config.wake);
+}
+
+/* Saturation is learned in own tenures, from times in which nobody else had work for a while: only then the pending
+ * time is the tenant's own doing. The idle time that ends a tenure is no part of it. */
+static void tenure_begin(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    if (t->tenure)
+        return;
+    gpu_count(&sim->gpu, sim->now);
+    t->tenure = 1;
+    t->tenure_clear = sim->gpu.context[i].clear;
+    t->tenure_pending = sim->gpu.context[i].clear_pending;
+}
+
+static void tenure_observe(struct sim *sim, unsigned i, int idle) {
+    struct tenant *t = &sim->tenant[i];
+    const struct context *c = &sim->gpu.context[i];
+    gpu_count(&sim->gpu, sim->now);
+    uint64_t until = idle ? c->clear_at_idle : c->clear;
+    if (until > t->tenure_clear) {
+        t->saturation = gh_saturation(t->saturation, c->clear_pending - t->tenure_pending, until - t->tenure_clear);
+        sim->card.slot[i].saturated = gh_saturated(sim->card.slot[i].saturated, t->saturation);
+    }
+    t->tenure_clear = c->clear;
+    t->tenure_pending = c->clear_pending;
+}
+
+static void tenure_end(struct sim *sim, unsigned i, int idle) {
+    tenure_observe(sim, i, idle);
+    sim->tenant[i].tenure = 0;
+}
+
+void standin_poll(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    struct gh_slot *s = &sim->card.slot[i];
+    const struct context *c = &sim->gpu.context[i];
+    uint64_t now = sim->now;
+    int was_busy = s->launched != s->done;
+    s->heartbeat = now;
+    if (s->done != c->head) {
+        uint64_t charge = 0;
+        for (uint64_t k = s->done; k != c->head; k++) {
+            s->inflight -= min64(s->inflight, t->estimate[k % QUEUE_SIZE]);
+            charge += gh_cost_of(&t->cost[c->queue[k % QUEUE_SIZE].key]);
+        }
+        if (sim->config.charge == EXACT)
+            charge = c->completed - t->charged_completed;
+        if (sim->config.charge == SPLIT)
+            charge = gpu_shared(&sim->gpu, i, now) - t->charged_shared;
+        t->charged_completed = c->completed;
+        t->charged_shared = gpu_shared(&sim->gpu, i, now);
+        s->done = c->head;
+        s->done_at = now;
+        uint64_t v = gh_charge(s->v, charge, sim->card.share[i].weight);
+        sim->violations.v_went_back += v < s->v;
+        s->v = v;
+        t->charged += charge;
+        t->own.bucket = gh_bucket_at(t->own.bucket, sim->card.share[i].cap, sim->config.rules.burst, now);
+        t->own.bucket = gh_bucket_take(t->own.bucket, charge);
+    }
+    if (was_busy || s->held)
+        s->active_at = now;
+    if (s->launched == s->done) {
+        s->inflight = 0;
+        if (was_busy) {
+            s->idle_since = now;
+            wake_waiters(sim, i); /* lower classes count their linger from here */
+        }
+    }
+    if (t->tenure && s->launched != s->done) {
+        gpu_count(&sim->gpu, now);
+        if (c->clear > t->tenure_clear + 2 * GH_MS)
+            tenure_observe(sim, i, 0);
+    }
+}
+
+void standin_pacer(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    struct gh_slot *s = &sim->card.slot[i];
+    const struct gh_rules *r = &sim->config.rules;
+    standin_poll(sim, i);
+    t->pacer = NEVER;
+    if (s->launched != s->done) {
+        t->pacer = sim->now + gh_pacer_step(r, gh_window(&sim->card, i));
+    } else if (!s->held) {
+        if (sim->now <= s->idle_since + r->idle_release) {
+            t->pacer = s->idle_since + r->idle_release + 1;
+        } else {
+            if (t->tenure)
+                tenure_end(sim, i, 1);
+            if (s->end > sim->now) { /* yield */
+                s->end = sim->now;
+                wake_waiters(sim, i);
+            }
+        }
+    }
+}
+
+static void look(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    for (unsigned k = 0; k < sim->config.count; k++) {
+        uint64_t before = t->view.slot[k].v;
+        t->view.slot[k] = sim->card.slot[k];
+        t->view.slot[k].v = max64(before, t->view.slot[k].v); /* no step back is believed */
+    }
+    t->viewed = sim->now;
+}
+
+int standin_gate(struct sim *sim, unsigned i, int first) {
+    struct tenant *t = &sim->tenant[i];
+    struct gh_slot *s = &sim->card.slot[i];
+    uint64_t now = sim->now;
+    standin_poll(sim, i);
+    if (!first || now - t->viewed >= sim->config.snapshot)
+        look(sim, i);
+    if (first && s->launched == s->done && now - s->idle_since > sim->config.rules.wake_idle) {
+        look(sim, i);
+        if (s->active_at)
+            gh_gap_seen(&t->gaps, now - s->idle_since);
+        if (!sim->card.share[i].linger)
+            s->linger = gh_linger(&t->gaps, sim->config.rules.window_guarded + 2 * sim->config.wake + GH_MS / 2,
+                                  sim->config.kappa);
+        s->woke_at = now;
+        uint64_t v = gh_wake_v(&t->view, i, now);
+        sim->violations.v_went_back += v < s->v;
+        s->v = v;
+    }
+    t->view.slot[i] = *s;
+    uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
+    struct gh_decision d = gh_decide(&t->view, i, &t->own, now, estimate);
+    t->own.distrust_until = d.distrust_until;
+    t->own.held_since = gh_held_since(&t->own, &d, now);
+    t->mode = d.mode;
+    s->held = d.held;
+    if (d.go || d.held)
+        s->active_at = now;
+    if (d.claim) {
+        s->epoch = d.epoch;
+        s->start = d.start;
+        s->end = d.end;
+        s->probe_until = d.probe_until;
+        if (d.probe_until)
+            t->own.probed_at = now;
+        tenure_begin(sim, i);
+    } else if (!d.go && d.on == GH_ON_SLOT && t->tenure) {
+        tenure_end(sim, i, 0);
+    }
+    if (d.go)
+        return 1;
+    t->waits_on = d.on == GH_ON_SLOT ? d.slot : GH_SLOTS;
+    if (d.mode == GH_DRAIN)
+        t->at = min64(d.until, now + sim->config.spin);
+    else
+        t->at = d.until + (d.on == GH_ON_OWN_DONE ? 0 : sim->config.wake);
+    return 0;
+}
+
+void standin_submitted(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    struct gh_slot *s = &sim->card.slot[i];
+    uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
+    t->estimate[s->launched % QUEUE_SIZE] = estimate;
+    if (s->launched == s->done) {
+        s->done_at = sim->now; /* progress is counted from here */
+        t->charged_shared = gpu_shared(&sim->gpu, i, sim->now);
+    }
+    s->launched++;
+    s->inflight += estimate;
+    s->active_at = sim->now;
+    if (t->pacer == NEVER)
+        t->pacer = sim->now + gh_pacer_step(&sim->config.rules, gh_window(&sim->card, i));
+}
+
+/* The strict lease: one owner submits; it gives up at the end of its quantum or when it synchronises; the next one
+ * begins when the last kernel is gone. */
+static void lease_pass(struct sim *sim) {
+    sim->lease.owner = GH_SLOTS;
+    sim->lease.draining = 0;
+    if (!sim->lease.waiting)
+        return;
+    unsigned next = sim->lease.queue[0];
+    sim->lease.waiting--;
+    for (unsigned k = 0; k < sim->lease.waiting; k++)
+        sim->lease.queue[k] = sim->lease.queue[k + 1];
+    uint64_t weights = 0;
+    for (unsigned k = 0; k < sim->config.count; k++)
+        weights += sim->card.share[k].weight;
+    sim->lease.owner = next;
+    sim->tenant[next].at = sim->now + 2 * sim->config.wake; /* owner's synchronise returns, next one wakes */
+    sim->lease.end = sim->tenant[next].at +
+                     sim->config.strict_quantum * sim->card.share[next].weight * sim->config.count / weights;
+}
+
+int strict_gate(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    if (sim->lease.owner == GH_SLOTS) {
+        sim->lease.queue[sim->lease.waiting++] = i;
+        lease_pass(sim);
+        t->at = NEVER;
+        if (sim->lease.owner == i)
+            t->at = sim->now + sim->config.wake;
+        return 0;
+    }
+    if (sim->lease.owner == i && !sim->lease.draining) {
+        if (sim->now < sim->lease.end || !sim->lease.waiting) {
+            standin_poll(sim, i);
+            const struct gh_slot *s = &sim->card.slot[i];
+            if (s->launched == s->done || s->inflight + t->duration <= sim->config.rules.window)
+                return 1;
+            t->at = sim->now + gh_pacer_step(&sim->config.rules, sim->config.rules.window);
+            return 0;
+        }
+        sim->lease.draining = 1;
+    }
+    int queued = 0;
+    for (unsigned k = 0; k < sim->lease.waiting; k++)
+        queued |= sim->lease.queue[k] == i;
+    if (!queued)
+        sim->lease.queue[sim->lease.waiting++] = i;
+    t->at = NEVER;
+    strict_finished(sim, sim->lease.owner); /* it may have nothing left to do already */
+    return 0;
+}
+
+void strict_finished(struct sim *sim, unsigned i) {
+    if (sim->lease.owner != i || gpu_queued(&sim->gpu, i))
+        return;
+    enum host_state state = sim->tenant[i].state;
+    if (sim->lease.draining || ((state == SYNC || state == SYNCED || state == BURST) && sim->lease.waiting))
+        lease_pass(sim);
+}
