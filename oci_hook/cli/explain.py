@@ -145,7 +145,7 @@ def strangers(given: Container, named: dict[str, tuple[str, ...]], grants: tuple
     pod = (given.who.namespace, given.who.pod)
     seen = {grant.who.container for grant in grants if (grant.who.namespace, grant.who.pod) == pod} | {given.name}
     return [
-        Problem("GH-102", f"{keys[0]} speaks of a container {show(name)}; none of that name was seen in this pod")
+        Problem("GH-102", f"{keys[0]} speaks of container {show(name)}, which was not seen in this pod; check the name")
         for name, keys in named.items()
         if name not in seen
     ]

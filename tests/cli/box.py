@@ -1,0 +1,113 @@
+"""An install's settings and a two-card inventory in a temporary directory, and the command line run in this process."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from oci_hook.cli.main import cli
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.pages import policy_page
+from oci_hook.node import inventory as node_inventory
+from oci_hook.node import settings_compile, store
+from oci_hook.node.life import boot_id, process_life
+from oci_hook.node.settings import Settings
+
+UUIDS = ("GPU-0", "GPU-1")
+CREATED = 1_800_000_000  # 2027-01-15T08:00:00Z
+
+
+def this_process() -> Life:
+    """A life that lasts as long as the test."""
+    return Life(boot_id(), creator=process_life(os.getpid()))
+
+
+class Install:
+    """`run` is the command line with --prefix; `text` what it prints, with the prefix shown as PREFIX."""
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        self.state = prefix / "state"
+        for name in ("driver/libcuda.so.1.2", "driver/libnvidia-ml.so.1.2", "driver/libx.so.1.2", "driver/nvidia-smi"):
+            self.file(name)
+        for name in ("lib/container/policy", "lib/stand-in/libcuda.so.1", "lib/stand-in/libnvidia-ml.so.1"):
+            self.file(name)
+        for name in ("state/sim/cards/0", "state/sim/cards/1"):
+            self.file(name)
+        self.state.chmod(0o700)
+        (prefix / "etc").mkdir()
+        runtime = self.file("runc")
+        runtime.chmod(0o755)
+        self.say(
+            settings_compile.default_settings_yaml(
+                runtime=str(runtime),
+                python=sys.executable,
+                driver_root=str(prefix / "driver"),
+                state_dir=str(self.state),
+            )
+        )
+        self.settings: Settings = settings_compile.compile(str(prefix))
+        driver = prefix / "driver"
+        self.inventory = Inventory(
+            boot_id=boot_id(),
+            driver_version="1.2",
+            driver_root=str(driver),
+            simulated=True,
+            cards=tuple(Card(uuid, i, i, 24576, "Simulated GPU", simulated=True) for i, uuid in enumerate(UUIDS)),
+            control=(DeviceFile("/dev/nvidiactl", 195, 255),),
+            files=(
+                DriverFile(f"{driver}/libx.so.1.2", "library", "compute", ("libx.so.1.2", "libx.so.1")),
+                DriverFile(f"{driver}/nvidia-smi", "binary", "utility"),
+            ),
+            libcuda=f"{driver}/libcuda.so.1.2",
+            libnvml=f"{driver}/libnvidia-ml.so.1.2",
+        )
+        node_inventory.save(self.settings, self.inventory)
+
+    def file(self, name: str) -> Path:
+        path = self.prefix / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return path
+
+    def say(self, yaml: str) -> None:
+        (self.prefix / "etc/settings.yaml").write_text(yaml)
+
+    def run(self, *args: str) -> Result:
+        return CliRunner().invoke(cli, [*args, "--prefix", str(self.prefix)], catch_exceptions=False)
+
+    def text(self, *args: str, status: int = 0) -> str:
+        """Standard output and error together."""
+        result = self.run(*args)
+        assert result.exit_code == status, result.output
+        return result.output.replace(str(self.prefix), "PREFIX")
+
+    def data(self, *args: str, status: int = 0) -> Any:
+        """The --json document: all of standard output."""
+        result = self.run(*args, "--json")
+        assert result.exit_code == status, result.output
+        return json.loads(result.stdout.replace(str(self.prefix), "PREFIX"))
+
+    def grant(
+        self, id: str, *shares: Share, life: Life | None = None, who: dict[str, str] | None = None, **more: Any
+    ) -> Grant:
+        """A grant in the ledger, as the runtime puts it there; it lives as long as the test where no life is given."""
+        identity = Identity("/run/runc", id, f"/bundles/{id}", **(who or {}))
+        grant = Grant(
+            store.grant_key("/run/runc", id), identity, life or this_process(), shares, created=CREATED, **more
+        )
+        with store.open_ledger(str(self.state)) as ledger:
+            ledger.put(grant, policy_page(grant, self.inventory))
+        return grant
+
+    def ledger(self) -> list[str]:
+        """Every file of the state directory with its contents, to see that nothing changed."""
+        return sorted(
+            f"{path.relative_to(self.state)} {path.stat().st_mtime_ns} {path.read_bytes()!r}"
+            for path in self.state.rglob("*")
+            if path.is_file()
+        )

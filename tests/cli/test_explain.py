@@ -1,0 +1,314 @@
+"""`gpu-hook explain`: whole answers, from options and from a bundle, refusals, and nothing changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.core.grant import Share
+from tests.cli.box import Install
+
+pytestmark = pytest.mark.root  # mount sources must be root's
+
+
+def asking(*annotations: str) -> list[str]:
+    return ["explain", *(word for a in annotations for word in ("--annotation", a))]
+
+
+PLAN = """\
+plan
+  bind PREFIX/lib/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)
+  bind PREFIX/driver/libcuda.so.1.2 -> /run/gpu-hook/driver/cuda (ro,nosuid,nodev)
+  bind PREFIX/driver/libnvidia-ml.so.1.2 -> /run/gpu-hook/driver/ml (ro,nosuid,nodev)
+  bind PREFIX/state/pages/KEY/policy -> /run/gpu-hook/policy (ro,nosuid,nodev,noexec)
+  tmpfs /run/gpu-hook/account (size 1048576, 16 inodes, mode 1777)
+  bind PREFIX/driver/libx.so.1.2 -> /usr/lib64/libx.so.1.2 (ro,nosuid,nodev)
+  bind PREFIX/driver/libx.so.1.2 -> /usr/lib64/libx.so.1 (ro,nosuid,nodev)
+  bind PREFIX/driver/nvidia-smi -> /usr/bin/nvidia-smi (ro,nosuid,nodev)
+  node /dev/nvidia0 (c 195:0)
+  node /dev/nvidiactl (c 195:255)
+  allow c 195:0 rw
+  allow c 195:255 rw
+  bind PREFIX/state/sim/cards/0 -> /dev/nvidia-sim/0 (rw,nosuid,nodev,noexec)
+  env NVIDIA_VISIBLE_DEVICES=GPU-0
+"""
+LAST = """\
+  bind PREFIX/lib/stand-in/libcuda.so.1 -> /usr/lib64/libcuda.so.1 (ro,nosuid,nodev)
+  bind PREFIX/lib/stand-in/libcuda.so.1 -> /usr/lib64/libcuda.so (ro,nosuid,nodev)
+  bind PREFIX/lib/stand-in/libcuda.so.1 -> /usr/lib64/libcuda.so.1.2 (ro,nosuid,nodev)
+  bind PREFIX/lib/stand-in/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.1 (ro,nosuid,nodev)
+  bind PREFIX/lib/stand-in/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so (ro,nosuid,nodev)
+  bind PREFIX/lib/stand-in/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.1.2 (ro,nosuid,nodev)
+"""
+
+
+def without_env(text: str) -> str:
+    """The answer without the plan's environment but for the first variable; tests of the plan look at the others."""
+    kept = [line for line in text.splitlines(True) if not line.startswith("  env ") or "VISIBLE_DEVICES" in line]
+    return "".join(kept)
+
+
+def test_t9k_share_of_a_named_card(install: Install) -> None:
+    answer = install.text(*asking("NVIDIA_VISIBLE_DEVICES=0", "T9K_GPU_PERCENT=25"))
+    assert without_env(answer) == (
+        "container (the engine gives no name)\n"
+        "request\n"
+        "  cards        1: 0\n"
+        "  memory       25% of the card\n"
+        "  compute      no guarantee\n"
+        "  policy       best-effort\n"
+        "  class        default\n"
+        "  exclusive    no\n"
+        "  placement    binpack (the node's)\n"
+        "  capabilities compute, utility\n"
+        "cards (simulated)\n"
+        "  0  GPU-0  chosen (asked for by name): 6Gi of 24Gi\n"
+        "  1  GPU-1  not asked for\n" + PLAN + LAST
+    )
+    assert "  env T9K_GPU_MEMORY=6144\n" in answer
+
+
+def test_compute_is_booked_and_not_enforced_yet(install: Install) -> None:
+    install.grant("other", Share("GPU-0", 20480))
+    install.grant("full", Share("GPU-1", 1024, 90))
+    answer = install.text(
+        *asking("gpu-hook.io/memory=1Gi", "gpu-hook.io/compute=30", "gpu-hook.io/compute-limit=60"), "--container", "a"
+    )
+    assert without_env(answer) == (
+        "container a\n"
+        "request\n"
+        "  cards        1: any\n"
+        "  memory       1Gi\n"
+        "  compute      30%, at most 60%\n"
+        "  policy       burst-share\n"
+        "  class        default\n"
+        "  exclusive    no\n"
+        "  placement    binpack (the node's)\n"
+        "  capabilities compute, utility\n"
+        "cards (simulated)\n"
+        "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
+        "  1  GPU-1  card 1 GPU-1 has 10 of 100 % compute free, 30 asked\n"
+        + PLAN
+        + LAST
+        + "note: compute is booked in the ledger but not enforced yet\n"
+    )
+
+
+def test_whole_cards_and_driver_files_alone(install: Install) -> None:
+    whole = install.text(*asking("gpu-hook.io/gpus=all"))
+    assert "  cards        every card of the node\n  memory       all of it\n  compute      all of it\n" in whole
+    assert "  0  GPU-0  chosen (asked for by name): the whole card\n" in whole
+    none = install.text(*asking("gpu-hook.io/memory=1Gi"), "--env", "NVIDIA_VISIBLE_DEVICES=none")
+    assert without_env(none).startswith(
+        "container (the engine gives no name)\n"
+        "request\n"
+        "  cards        none: driver files only\n"
+        "  capabilities compute, utility\n"
+        "  narrowed to  no card\n"
+        "cards (simulated)\n"
+        "  0  GPU-0  no card is asked for\n"
+    )
+    assert "node " not in none
+
+
+def test_nothing_asked(install: Install) -> None:
+    assert install.text("explain") == "container (the engine gives no name)\nasks for nothing\n"
+    assert install.text(*asking("gpu-hook.io/class=online"), "--env", "NVIDIA_VISIBLE_DEVICES=all") == (
+        "container (the engine gives no name)\nasks for nothing\n"
+    )
+    assert install.data("explain") == {"container": "", "containers": {}, "request": None, "cards": [], "plan": []}
+
+
+def test_json(install: Install) -> None:
+    answer = install.data(*asking("gpu-hook.io/memory=2Gi"))
+    plan = answer.pop("plan")
+    assert plan[0] == "bind PREFIX/lib/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)"
+    share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False}
+    card = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
+    assert answer == {
+        "container": "",
+        "containers": {},
+        "request": {
+            "cards": [{"device": None, "memory_mib": 2048, "memory_percent": None, "compute": None}],
+            "every_card": False,
+            "policy": "best-effort",
+            "compute_limit": None,
+            "priority_class": "default",
+            "exclusive": False,
+            "placement": None,
+            "capabilities": ["compute", "utility"],
+            "narrow_to": None,
+        },
+        "cards": [
+            {"index": 0, "uuid": "GPU-0", **card, "reason": "chosen (binpack)", "share": share},
+            {
+                "index": 1,
+                "uuid": "GPU-1",
+                **card,
+                "reason": "has room, another card comes first (binpack)",
+                "share": None,
+            },
+        ],
+        "notes": [],
+    }
+
+
+def test_refused_requests_say_all_problems_and_exit_1(install: Install) -> None:
+    bad = asking("gpu-hook.io/memory=4GB", "gpu-hook.io/compute=0")
+    assert install.text(*bad, status=1) == (
+        "GH-101: gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%\n"
+        "GH-101: gpu-hook.io/compute='0' is not within 1 to 100\n"
+    )
+    assert install.data(*bad, status=1) == {
+        "errors": [
+            {
+                "code": "GH-101",
+                "message": "gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%",
+            },
+            {"code": "GH-101", "message": "gpu-hook.io/compute='0' is not within 1 to 100"},
+        ]
+    }
+    assert install.run(*bad).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        (["gpu-hook.io/memory=25Gi"], "GH-201"),
+        (["gpu-hook.io/devices=7"], "GH-202"),
+        (["gpu-hook.io/gpus=3"], "GH-203"),
+    ],
+)
+def test_no_room(install: Install, annotations: list[str], code: str) -> None:
+    before = install.ledger()
+    assert [e["code"] for e in install.data(*asking(*annotations), status=1)["errors"]] == [code]
+    assert install.ledger() == before
+
+
+def test_a_node_that_is_not_fit(install: Install) -> None:
+    ask = asking("gpu-hook.io/memory=1Gi")
+    (install.prefix / "lib/stand-in/libcuda.so.1").unlink()
+    assert install.text(*ask, status=1).startswith("GH-305: PREFIX/lib/stand-in/libcuda.so.1: No such file")
+    (install.state / "inventory.json").unlink()
+    assert install.text(*ask, status=1).startswith("GH-301: ")
+    (install.prefix / "etc/settings.json").unlink()
+    assert install.text(*ask, status=1).startswith("GH-501: ")
+
+
+def test_stale_settings_are_a_warning(install: Install) -> None:
+    install.say("# changed\n")
+    assert install.run("explain").stderr == (
+        "warning: GH-502: settings.yaml changed since; run `gpu-hook settings compile`\n"
+    )
+    assert [w["code"] for w in install.data("explain")["warnings"]] == ["GH-502"]
+
+
+def test_options_must_be_pairs(install: Install) -> None:
+    assert "--annotation memory: write it as K=V" in install.text(*asking("memory"), status=2)
+
+
+# Containers of a pod
+
+
+def test_names_that_suffixes_speak_of(install: Install) -> None:
+    install.grant("x", Share("GPU-1", 1), who={"container": "seen"})
+    keys = asking("gpu-hook.io/memory.a=1Gi", "gpu-hook.io/memory.typo=1Gi", "gpu-hook.io/gpus.seen=1")
+    answer = install.run(*keys, "--container", "a")
+    assert answer.stdout.startswith("container a\nannotations speak of a, typo, seen\nrequest\n")
+    assert answer.stderr == (
+        "warning: GH-102: gpu-hook.io/memory.typo speaks of container 'typo', which was not seen in this pod;"
+        " check the name\n"
+    )
+    assert install.data(*keys, "--container", "a")["containers"] == {
+        "a": ["gpu-hook.io/memory.a"],
+        "typo": ["gpu-hook.io/memory.typo"],
+        "seen": ["gpu-hook.io/gpus.seen"],
+    }
+    other = install.run(*keys, "--container", "b")
+    assert other.stdout == "container b\nannotations speak of a, typo, seen\nasks for nothing\n"
+
+
+# A bundle
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle with a Debian image, asking for 1 GiB as container `web` of pod `shop`."""
+    folder = tmp_path / "bundle"
+    for name in ("etc", "run", "dev", "usr/lib", "usr/bin"):
+        (folder / "rootfs" / name).mkdir(parents=True)
+    (folder / "rootfs/etc/debian_version").write_text("12\n")
+    save(
+        folder,
+        {
+            "ociVersion": "1.0.2",
+            "process": {"env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=1"], "args": ["sh"]},
+            "root": {"path": "rootfs"},
+            "annotations": {
+                "io.kubernetes.cri.container-type": "container",
+                "io.kubernetes.cri.container-name": "web",
+                "io.kubernetes.cri.sandbox-name": "shop",
+                "io.kubernetes.cri.sandbox-namespace": "ns",
+                "gpu-hook.io/memory.web": "1Gi",
+            },
+        },
+    )
+    return folder
+
+
+def save(folder: Path, spec: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(spec))
+
+
+def edit(folder: Path, **parts: Any) -> None:
+    spec = json.loads((folder / "config.json").read_text())
+    for name, part in parts.items():
+        spec[name] = {**spec.get(name, {}), **part}
+    save(folder, spec)
+
+
+def test_a_bundle_is_looked_at_and_left_alone(install: Install, bundle: Path) -> None:
+    before = install.ledger(), (bundle / "config.json").read_bytes(), sorted((bundle / "rootfs").rglob("*"))
+    answer = install.text("explain", "--spec", str(bundle / "config.json"))
+    assert answer.startswith("container web\nannotations speak of web\nrequest\n  cards        1: any\n")
+    assert "  narrowed to  1\n" in answer
+    assert "  0  GPU-0  not asked for\n  1  GPU-1  chosen (binpack): 1Gi of 24Gi\n" in answer
+    assert "-linux-gnu/libcuda.so.1 (ro,nosuid,nodev)\n" in answer
+    assert before == (install.ledger(), (bundle / "config.json").read_bytes(), sorted((bundle / "rootfs").rglob("*")))
+
+
+def test_options_add_to_the_spec(install: Install, bundle: Path) -> None:
+    spec = ["explain", "--spec", str(bundle / "config.json")]
+    more = [*spec, "-a", "gpu-hook.io/memory.web=2Gi", "-e", "NVIDIA_VISIBLE_DEVICES=0"]
+    assert "  0  GPU-0  chosen (binpack): 2Gi of 24Gi\n" in install.text(*more)
+
+
+def test_the_sandbox_gets_nothing(install: Install, bundle: Path) -> None:
+    edit(bundle, annotations={"io.kubernetes.cri.container-type": "sandbox", "gpu-hook.io/memory": "1Gi"})
+    assert install.data("explain", "--spec", str(bundle / "config.json"))["request"] is None
+
+
+def test_an_edited_bundle_is_explained_as_it_was(install: Install, bundle: Path) -> None:
+    from oci_hook.apply import to_spec
+    from oci_hook.core.plan import ImageFacts, make_plan
+
+    first = install.text("explain", "--spec", str(bundle / "config.json"))
+    grant = install.grant("c", Share("GPU-1", 1024), who={"container": "web", "pod": "shop", "namespace": "ns"})
+    plan = make_plan(grant, install.inventory, ImageFacts("/usr/lib64"), str(install.prefix), str(install.state))
+    spec = json.loads((bundle / "config.json").read_text())
+    save(bundle, to_spec.apply(spec, plan, grant))
+    with_grant = install.text("explain", "--spec", str(bundle / "config.json"))
+    assert with_grant == first
+
+
+def test_what_the_runtime_would_refuse(install: Install, bundle: Path) -> None:
+    spec = str(bundle / "config.json")
+    edit(bundle, linux={"resources": {"devices": [{"allow": True, "access": "rwm"}]}})
+    assert install.text("explain", "--spec", spec, status=1).startswith("GH-403: ")
+    edit(bundle, linux={"resources": {}})
+    (bundle / "rootfs/run/gpu-hook/mine").mkdir(parents=True)
+    assert install.text("explain", "--spec", spec, status=1).startswith("GH-402: /run/gpu-hook in the image exists")
+    (bundle / "config.json").write_text("{")
+    assert install.text("explain", "--spec", spec, status=1).startswith("GH-401: ")
+    assert install.text("explain", "--spec", "/no/config.json", status=1).startswith("GH-401: ")

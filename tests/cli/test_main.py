@@ -1,0 +1,146 @@
+"""The command table, what all commands share, and the program as a process."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from oci_hook import __version__
+from oci_hook.cli import main, output
+from oci_hook.errors import Problem, SettingsError
+from tests.cli.box import Install
+
+
+def test_every_command_has_a_summary_and_is_there() -> None:
+    assert set(main.SUMMARIES) == set(main.COMMANDS)
+    for name, where in main.COMMANDS.items():
+        module, _, attribute = where.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command) and command.name == name
+
+
+def subcommands() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name in main.COMMANDS:
+        command = main.cli.get_command(click.Context(main.cli), name)
+        if isinstance(command, click.Group):
+            found += [(name, below) for below in command.commands]
+        else:
+            found.append((name,))
+    return found
+
+
+@pytest.mark.parametrize("names", subcommands(), ids=" ".join)
+def test_every_command_takes_prefix_and_json(names: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main.cli, [*names, "--help"])
+    assert result.exit_code == 0
+    assert "--prefix DIR" in result.output and "--json" in result.output
+
+
+def test_help() -> None:
+    result = CliRunner().invoke(main.cli, ["--help"])
+    assert result.exit_code == 0
+    for name, summary in main.SUMMARIES.items():
+        assert f"  {name} " in result.output and summary in result.output
+
+
+def test_help_loads_no_command() -> None:
+    code = (
+        "import sys; from oci_hook.cli.main import cli; cli(['--help'], standalone_mode=False);"
+        "print([m for m in sys.modules if m.startswith('oci_hook.cli.') and m != 'oci_hook.cli.main'])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_version_and_unknown_command() -> None:
+    assert CliRunner().invoke(main.cli, ["--version"]).output == f"gpu-hook {__version__}\n"
+    result = CliRunner().invoke(main.cli, ["bogus"])
+    assert result.exit_code == 2 and "No such command 'bogus'" in result.output
+
+
+# One place that prints and exits
+
+
+@click.command()
+@output.answers
+def answering(prefix: str) -> output.Report:
+    """Answer with a warning."""
+    return output.Report({"a": 1}, ["one", "two"], [Problem("GH-502", "w")], exit_status=3)
+
+
+@click.command()
+@output.answers
+def failing(prefix: str) -> output.Report:
+    """Fail with two problems."""
+    raise SettingsError(Problem("GH-501", "first\nline"), Problem("GH-503", "second"))
+
+
+def test_a_report_for_people_and_as_json() -> None:
+    plain = CliRunner().invoke(answering, [])
+    assert (plain.exit_code, plain.stdout, plain.stderr) == (3, "one\ntwo\n", "warning: GH-502: w\n")
+    as_json = CliRunner().invoke(answering, ["--json"])
+    assert json.loads(as_json.stdout) == {"a": 1, "warnings": [{"code": "GH-502", "message": "w"}]}
+
+
+def test_problems_for_people_and_as_json() -> None:
+    plain = CliRunner().invoke(failing, [])
+    assert (plain.exit_code, plain.stdout, plain.stderr) == (1, "", "GH-501: first?line\nGH-503: second\n")
+    as_json = CliRunner().invoke(failing, ["--json"])
+    assert as_json.exit_code == 1 and as_json.stderr == ""
+    assert json.loads(as_json.stdout) == {
+        "errors": [{"code": "GH-501", "message": "first?line"}, {"code": "GH-503", "message": "second"}]
+    }
+
+
+def test_tables() -> None:
+    assert output.table(("A", "LONG"), [("xyz", ""), (1, "e\x1bf")]) == ["A    LONG", "xyz  -", "1    e?f"]
+    assert output.table(("A", "B"), []) == ["A  B"]
+
+
+def test_sizes() -> None:
+    assert [output.size(n) for n in (0, 1, 1023, 1024, 1025, 24576)] == [
+        "0Mi",
+        "1Mi",
+        "1023Mi",
+        "1Gi",
+        "1025Mi",
+        "24Gi",
+    ]
+
+
+# The program
+
+
+def program(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "oci_hook", *args]
+    return subprocess.run(argv, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **env})
+
+
+def test_the_prefix_comes_from_the_option_or_the_environment(install: Install) -> None:
+    prefix = str(install.prefix)
+    assert program("ps", "--prefix", prefix).stdout == "no container holds a share\n"
+    assert program("ps", GPU_HOOK_PREFIX=prefix).stdout == "no container holds a share\n"
+    other = program("ps", "--prefix", "/no/prefix", GPU_HOOK_PREFIX=prefix)
+    assert other.returncode == 1 and other.stderr.startswith("GH-501: settings /no/prefix/etc/settings.json: ")
+    assert len(other.stderr.splitlines()) == 1
+
+
+def test_exit_status_of_the_process(install: Install) -> None:
+    args = ["explain", "--prefix", str(install.prefix), "-a", "gpu-hook.io/memory=x"]
+    p = program(*args)
+    assert (p.returncode, p.stdout) == (1, "") and p.stderr.startswith("GH-101: ")
+    p = program(*args, "--json")
+    assert (p.returncode, p.stderr) == (1, "") and json.loads(p.stdout)["errors"][0]["code"] == "GH-101"
+
+
+def test_a_reader_that_leaves_early_is_no_error(install: Install, tmp_path: Path) -> None:
+    err = tmp_path / "err"
+    command = f"{sys.executable} -m oci_hook settings check --json --prefix {install.prefix} 2>{err} | true"
+    subprocess.run(["bash", "-c", command], check=True)
+    assert "Traceback" not in err.read_text() and "BrokenPipe" not in err.read_text()

@@ -1,0 +1,217 @@
+"""`gpu-hook ps`: living grants as a table and as JSON; use read from the account page without trusting it."""
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from oci_hook.cli import used
+from oci_hook.core.grant import Life, Share
+from oci_hook.node.life import boot_id, process_life
+from tests.cli.box import Install
+
+POD = {"namespace": "ns", "pod": "shop", "container": "web", "pod_uid": "u-1", "engine": "containerd"}
+
+
+def test_nothing(install: Install) -> None:
+    assert install.text("ps") == "no container holds a share\n"
+    assert install.data("ps") == {"grants": []}
+
+
+def test_table(install: Install) -> None:
+    install.grant("a" * 64, Share("GPU-0", 4096, 30, 80), Share("GPU-1", 1000), policy="burst-share", who=POD)
+    install.grant("whole", Share("GPU-1", 24576, whole=True), exclusive=True, priority_class="online")
+    install.grant("files", policy="best-effort")
+    assert sorted(install.text("ps").splitlines()[1:]) == sorted(
+        [
+            "aaaaaaaaaaaa  ns/shop/web  0     GPU-0  4Gi     -     30-80%   burst-share  default  2027-01-15 08:00:00",
+            "aaaaaaaaaaaa  ns/shop/web  1     GPU-1  1000Mi  -     -        burst-share  default  2027-01-15 08:00:00",
+            "files         -            -     -      -       -     -        best-effort  default  2027-01-15 08:00:00",
+            "whole         -            1     GPU-1  whole   -     -        burst-share  online   2027-01-15 08:00:00",
+        ]
+    )
+    assert install.text("ps").splitlines()[0] == (
+        "CONTAINER     NAME         CARD  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    SINCE"
+    )
+
+
+def test_json(install: Install) -> None:
+    grant = install.grant("c1", Share("GPU-1", 4096, 30, 100), who=POD, driver_version="1.2")
+    assert install.data("ps") == {
+        "grants": [
+            {
+                "key": grant.key,
+                "container": "c1",
+                "root": "/run/runc",
+                "bundle": "/bundles/c1",
+                "engine": "containerd",
+                "pod_uid": "u-1",
+                "namespace": "ns",
+                "pod": "shop",
+                "name": "web",
+                "pid": None,
+                "cards": [
+                    {
+                        "index": 1,
+                        "uuid": "GPU-1",
+                        "memory_mib": 4096,
+                        "compute": 30,
+                        "compute_limit": 100,
+                        "whole": False,
+                        "used_mib": None,
+                    }
+                ],
+                "policy": "burst-share",
+                "class": "default",
+                "exclusive": False,
+                "capabilities": ["compute", "utility"],
+                "driver_version": "1.2",
+                "since": "2027-01-15T08:00:00Z",
+            }
+        ]
+    }
+
+
+def test_the_dead_are_not_listed_and_nothing_is_written(install: Install) -> None:
+    dead = subprocess.Popen(["sleep", "60"])
+    install.grant("dead", Share("GPU-0", 1), life=Life(boot_id(), creator=process_life(dead.pid)))
+    dead.kill()
+    dead.wait()
+    before = install.ledger()
+    assert install.data("ps") == {"grants": []}
+    assert install.ledger() == before
+
+
+def test_names_from_tenants_cannot_speak_to_the_terminal(install: Install) -> None:
+    install.grant("c", Share("GPU-0", 1), who={"container": "\x1b[2Jx"})
+    assert "\x1b" not in install.text("ps")
+    assert "  ?[2Jx  " in install.text("ps")
+
+
+def test_without_an_inventory_the_holders_are_still_told(install: Install) -> None:
+    install.grant("c", Share("GPU-0", 1024))
+    (install.state / "inventory.json").unlink()
+    result = install.run("ps")
+    assert result.exit_code == 0 and result.stderr.startswith("warning: GH-301: ")
+    assert result.stdout.splitlines()[1].startswith("c          -     -     GPU-0  1Gi ")
+    assert install.data("ps")["grants"][0]["cards"][0]["index"] is None
+
+
+def test_a_ledger_that_cannot_be_read(install: Install) -> None:
+    install.grant("c", Share("GPU-0", 1))
+    [file] = (install.state / "ledger").glob("*.json")
+    file.write_text("{")
+    assert install.data("ps", status=1)["errors"][0]["code"] == "GH-303"
+
+
+# What is in use
+
+
+def page(*totals_mib: float) -> bytes:
+    """An account page with these totals."""
+    data = bytearray(used.CARDS_OFFSET + used.CARD_SIZE * 16)
+    used.HEAD.pack_into(data, 0, used.MAGIC, used.VERSION)
+    for i, mib in enumerate(totals_mib):
+        value = int(mib * used.MIB) // used.UNIT
+        used.TOTAL.pack_into(data, used.CARDS_OFFSET + used.CARD_SIZE * i, value << used.VALUE_SHIFT | 5 << 20 | 7)
+    return bytes(data)
+
+
+@contextmanager
+def container(setup: str) -> Iterator[Life]:
+    """A process with a /run of its own, made by a shell script, as a life."""
+    script = f"mount -t tmpfs none /run && mkdir -p /run/gpu-hook/account && cd /run/gpu-hook/account && {setup}"
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"{script} && echo ready && exec sleep 60"]
+    p = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        assert p.stdout and p.stdout.readline() == "ready\n"
+        yield Life(boot_id(), init=process_life(p.pid))
+    finally:
+        p.kill()
+        p.communicate()
+
+
+@pytest.mark.root
+def test_use_is_read_from_the_containers_page(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(page(100, 2048, 0.5))
+    with container(f"cp {tmp_path}/page page") as life:
+        shares = (Share("GPU-0", 4096), Share("GPU-1", 4096))
+        grant = install.grant("c", *shares, life=life)
+        assert used.used_mib(grant) == [100, 2048]
+        assert used.used_mib(grant.replace(shares=shares * 2)) == [100, 2048, 1, 0]  # rounded up
+        entry = install.data("ps")["grants"][0]
+        assert [card["used_mib"] for card in entry["cards"]] == [100, 2048]
+        assert life.init and entry["pid"] == life.init[0]
+        assert "  GPU-0  4Gi     100Mi  " in install.text("ps")
+
+
+HOSTILE = [
+    "true",
+    "mkfifo page",
+    "mkdir page",
+    "ln -s page page",
+    "ln -s /dev/zero page",
+    "ln -s /proc/self/root/etc/passwd page",
+    "ln -s ../../../../../../etc/hostname page",
+    "echo short >page",
+    "truncate -s 1M page",
+    "yes | head -c 100000 >page",
+    "cd .. && rmdir account && ln -s /proc account",
+]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("setup", HOSTILE)
+def test_a_page_that_is_none_says_nothing(install: Install, setup: str) -> None:
+    with container(setup) as life:
+        assert used.used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
+
+
+@pytest.mark.root
+def test_a_page_of_the_host_is_never_read(install: Install, tmp_path: Path) -> None:
+    """A link in the container to a valid page leads nowhere, even where the host has one at that path."""
+    (tmp_path / "page").write_bytes(page(7))
+    with container(f"mount -t tmpfs none {tmp_path} && ln -s {tmp_path}/page page") as life:
+        assert used.used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
+
+
+@pytest.mark.root
+def test_a_pid_that_is_another_process_now(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(page(7))
+    with container(f"cp {tmp_path}/page page") as life:
+        assert life.init
+        grant = install.grant("c", Share("GPU-0", 1), life=life)
+        other = life.replace(init=(life.init[0], life.init[1] + 1))
+        assert used.used_mib(grant.replace(life=other)) == [None]
+        assert used.used_mib(grant) == [7]
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
+    shim = Path(used.__file__).parents[1] / "shim"
+    (tmp_path / "x.c").write_text(
+        '#include <stddef.h>\n#include <stdio.h>\n#include "account_page.h"\n'
+        "typedef struct gh_account_page P;\n"
+        'int main(void) { printf("%llu %u %zu %zu %zu %llu %d", (unsigned long long)GH_ACCOUNT_MAGIC,\n'
+        "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, card), sizeof(struct gh_account_card),\n"
+        "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT); }\n"
+    )
+    subprocess.run(["cc", "-I", str(shim), "-o", str(tmp_path / "x"), str(tmp_path / "x.c")], check=True)
+    said = subprocess.run([str(tmp_path / "x")], capture_output=True, text=True, check=True).stdout.split()
+    assert [int(n) for n in said] == [
+        used.MAGIC,
+        used.VERSION,
+        struct.calcsize("<Q"),
+        used.CARDS_OFFSET,
+        used.CARD_SIZE,
+        1 << used.VALUE_SHIFT,
+        used.UNIT,
+    ]
+
+
+def test_a_grant_without_an_init_says_nothing(install: Install) -> None:
+    assert used.used_mib(install.grant("c", Share("GPU-0", 1))) == [None]
