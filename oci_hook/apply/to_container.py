@@ -154,7 +154,7 @@ def _is_socket(st: os.stat_result) -> bool:
 
 
 def _tmpfs_tree(step: Tmpfs) -> int:
-    settings = {"size": str(step.size), "nr_inodes": str(step.inodes), "mode": f"{step.mode:o}"}
+    settings = {"source": "tmpfs", "size": str(step.size), "nr_inodes": str(step.inodes), "mode": f"{step.mode:o}"}
     return mount.new_tmpfs(settings, ("nosuid", "nodev", "noexec"), step.destination)
 
 

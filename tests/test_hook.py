@@ -1,0 +1,679 @@
+"""oci-gpu-hook in plain runc: a container gets its share and nothing else, or does not start and nothing is booked."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.core.pages import policy_page
+from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, busybox_rootfs
+
+pytestmark = pytest.mark.root
+SNIPPET = REPO / "runtime-config/runc/config.json"
+LIBDIR = "/usr/lib64"
+ASK = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}
+DEVICES = Path("/sys/fs/cgroup/devices")
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def install(prefix: Install) -> Install:
+    prefix.set(driver_root=str(prefix.driver))
+    return prefix
+
+
+def hooks(install: Install, *stages: str) -> dict[str, Any]:
+    """The snippet that users copy, with this install's prefix; only these stages if any are named."""
+    text = SNIPPET.read_text().replace("/opt/gpu-hook", str(install.prefix))
+    return {k: v for k, v in json.loads(text)["hooks"].items() if not stages or k in stages}
+
+
+def hooked(install: Install, *stages: str, edit: Edit = lambda spec: None) -> Edit:
+    """An edit of a bundle's config.json that adds our hooks."""
+
+    def change(spec: dict[str, Any]) -> None:
+        spec["hooks"] = hooks(install, *stages)
+        edit(spec)
+
+    return change
+
+
+def mounts(pid: int, rootfs: Path) -> list[tuple[str, str, str]]:
+    """(mount point, what is mounted, options) in the container, seen from the host."""
+    found = []
+    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        fields = line.split(" ")
+        dash = fields.index("-")
+        source = fields[3] if fields[dash + 1] == "ext4" else fields[dash + 1]
+        found.append((fields[4], source, fields[5]))
+    return found
+
+
+def mount_points(runc: Runc, id: str) -> list[str]:
+    return [line.split(" ")[4] for line in Path(f"/proc/{runc.pid(id)}/mountinfo").read_text().splitlines()]
+
+
+def device_rules(runc: Runc, id: str) -> set[str]:
+    return set((DEVICES / id / "devices.list").read_text().splitlines())
+
+
+def started(runc: Runc, folder: Path) -> str:
+    done = runc.create(folder)
+    assert done.returncode == 0, done.stderr
+    id = runc.ids[-1]
+    done = runc("start", id)
+    assert done.returncode == 0, done.stderr
+    return id
+
+
+def refused(runc: Runc, folder: Path, code: str, install: Install) -> str:
+    """The message of a container that must not come into being; nothing may be booked."""
+    log = folder / "log.json"
+    done = runc.create(folder, flags=("--log", str(log), "--log-format", "json"))
+    assert done.returncode == 1
+    message = json.loads(log.read_text().splitlines()[-1])["msg"]
+    assert f"stderr: {code}: " in message, message
+    assert runc.ids[-1] not in runc.living()
+    nothing_is_booked(install)
+    return message
+
+
+def nothing_is_booked(install: Install) -> None:
+    """On disk, not only for readers that sweep."""
+    assert list((install.state / "ledger").glob("*.json")) == []
+    assert list((install.state / "pages").glob("*")) == []
+
+
+@pytest.fixture(autouse=True)
+def empty_ledger(install: Install) -> None:
+    for name in ("ledger", "pages"):
+        (install.state / name).mkdir(mode=0o700)
+
+
+# --- the first acceptance test ---
+
+
+@pytest.mark.parametrize("stages", [("prestart",), ("createRuntime", "poststop"), ()], ids=["prestart", "new", "all"])
+@pytest.mark.parametrize(
+    ("ask", "memory"), [({"T9K_GPU_PERCENT": "30"}, MEMORY_MIB * 30 // 100), ({"T9K_GPU_MEMORY": "4096"}, 4096)]
+)
+def test_a_container_gets_its_share_and_nothing_else(install, bundle, runc, tmp_path, stages, ask, memory):
+    plain = started(runc, bundle(rootfs=busybox_rootfs(tmp_path / "plain")))
+    id = started(runc, bundle({"NVIDIA_VISIBLE_DEVICES": "0", **ask}, edit=hooked(install, *stages)))
+
+    [grant] = install.grants()
+    assert (grant.who.id, [(s.uuid, s.memory_mib) for s in grant.shares]) == (id, [(UUIDS[0], memory)])
+
+    before = mount_points(runc, plain)
+    new = mount_points(runc, id)
+    assert [p for p in new if p in before] == before
+    stand_ins = [
+        f"{LIBDIR}/{name}{end}" for name in ("libcuda.so", "libnvidia-ml.so") for end in (".1", "", f".{DRIVER}")
+    ]
+    assert [p for p in new if p not in before] == [
+        "/run/gpu-hook",
+        "/run/gpu-hook/driver/cuda",
+        "/run/gpu-hook/driver/ml",
+        "/run/gpu-hook/policy",
+        "/run/gpu-hook/account",
+        f"{LIBDIR}/libnvidia-ptxjitcompiler.so.{DRIVER}",
+        f"{LIBDIR}/libnvidia-ptxjitcompiler.so.1",
+        f"{LIBDIR}/libnvidia-cfg.so.{DRIVER}",
+        f"{LIBDIR}/libnvidia-cfg.so.1",
+        "/usr/bin/nvidia-smi",
+        "/dev/nvidia-sim/0",
+        *stand_ins,
+    ]
+    top = f"/proc/{runc.pid(id)}/root"
+    for path in stand_ins:
+        source = install.prefix / "lib/stand-in" / (Path(path).name.split(".so")[0] + ".so.1")
+        assert os.path.samefile(top + path, source)
+    assert Path(f"{top}/run/gpu-hook/driver/cuda").read_text() == "the real libcuda.so\n"
+    assert Path(f"{top}/run/gpu-hook/driver/ml").read_text() == "the real libnvidia-ml.so\n"
+    assert Path(f"{top}/run/gpu-hook/policy").read_bytes() == policy_page(grant, install.inventory)
+    assert Path(f"{top}/usr/bin/nvidia-smi").read_text() == (install.driver / "usr/bin/nvidia-smi").read_text()
+
+    nodes = set(os.listdir(f"{top}/dev")) - set(os.listdir(f"/proc/{runc.pid(plain)}/root/dev"))
+    assert nodes == {"nvidia0", "nvidiactl", "nvidia-sim"}
+    assert os.listdir(f"{top}/dev/nvidia-sim") == ["0"]
+    assert device_rules(runc, id) - device_rules(runc, plain) == {"c 195:0 rw", "c 195:255 rw"}
+
+    runc("delete", "--force", id)
+    if "prestart" not in stages:
+        nothing_is_booked(install)  # poststop did it
+    assert install.grants() == ()
+
+
+def test_other_cards_stay_closed(install, bundle, runc):
+    id = started(runc, bundle(ASK, edit=hooked(install, "prestart")))
+    # A granted node is let through by the cgroup, to find no driver: ENXIO. Another card's is not: EPERM.
+    for _ in ("before", "after update"):
+        assert "No such device or address" in runc.exec(id, "cat", "/dev/nvidia0").stderr
+        runc.exec(id, "mknod", "/dev/stolen", "c", "195", "1")
+        assert "Operation not permitted" in runc.exec(id, "cat", "/dev/stolen").stderr
+        runc.exec(id, "rm", "/dev/stolen")
+        assert runc("update", "--cpu-share", "512", "--memory", "100000000", id).returncode == 0
+    assert "c 195:0 rw" in device_rules(runc, id)
+    top = f"/proc/{runc.pid(id)}/root"
+    assert not os.path.exists(f"{top}/dev/nvidia1") and not os.path.exists(f"{top}/dev/nvidia-sim/1")
+
+
+def test_private_files_are_read_only(install, bundle, runc):
+    id = started(runc, bundle(ASK, edit=hooked(install, "prestart")))
+    for path in ("/run/gpu-hook/policy", f"{LIBDIR}/libcuda.so.1", "/run/gpu-hook/driver/cuda", "/run/gpu-hook/new"):
+        done = runc.exec(id, "sh", "-c", f"echo x > {path}")
+        assert "Read-only file system" in done.stderr, path
+    assert runc.exec(id, "sh", "-c", "echo x > /run/gpu-hook/account/page").returncode == 0
+
+
+def test_asks_for_nothing(install, bundle, runc, tmp_path):
+    plain = started(runc, bundle(rootfs=busybox_rootfs(tmp_path / "plain")))
+    for asked in ({}, {"other": "1"}, {**ASK, "io.kubernetes.cri.container-type": "sandbox"}):
+        id = started(runc, bundle(asked, edit=hooked(install)))
+        assert mount_points(runc, id) == mount_points(runc, plain)
+        assert device_rules(runc, id) == device_rules(runc, plain)
+        runc("delete", "--force", id)
+    nothing_is_booked(install)
+
+
+def test_an_image_cannot_ask(install, bundle, runc):
+    env = ["NVIDIA_VISIBLE_DEVICES=all", "T9K_GPU_PERCENT=100", "GPU_HOOK_MEMORY_MIB=99999"]
+    started(runc, bundle(env=env, edit=hooked(install)))
+    nothing_is_booked(install)
+
+
+def test_no_card_but_the_driver(install, bundle, runc):
+    id = started(runc, bundle({"NVIDIA_VISIBLE_DEVICES": "none"}, edit=hooked(install)))
+    top = f"/proc/{runc.pid(id)}/root"
+    if install.grants():  # driver files and no node
+        assert os.path.exists(f"{top}{LIBDIR}/libcuda.so.1")
+    assert not [name for name in os.listdir(f"{top}/dev") if name.startswith("nvidia")]
+    assert not [rule for rule in device_rules(runc, id) if "195" in rule]
+
+
+# --- requests, nodes and bundles that are refused ---
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        ({"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "130"}, "GH-101"),
+        ({**ASK, "gpu-hook.io/memori": "1Gi"}, "GH-102"),
+        ({**ASK, "gpu-hook.io/memory": "1Gi\n2Gi"}, "GH-105"),
+        ({**ASK, "gpu-hook.io/memory": "9" * 100_000}, "GH-105"),
+        ({"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "999999"}, "GH-201"),
+        ({"NVIDIA_VISIBLE_DEVICES": "7", "T9K_GPU_MEMORY": "1"}, "GH-202"),
+    ],
+)
+def test_bad_requests(install, bundle, runc, annotations, code):
+    assert len(refused(runc, bundle(annotations, edit=hooked(install)), code, install)) < 600
+
+
+def test_all_problems_at_once(install, bundle, runc):
+    bad = {"gpu-hook.io/memory": "x", "gpu-hook.io/compute": "900", "gpu-hook.io/gpu": "1"}
+    done = runc.create(bundle(bad, edit=hooked(install)))
+    message = done.stderr
+    assert done.returncode == 1 and message.count("GH-10") == 3
+    nothing_is_booked(install)
+
+
+def test_a_full_card(install, bundle, runc, tmp_path):
+    ask = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "60"}
+    id = started(runc, bundle(ask, edit=hooked(install)))
+    folder = bundle(ask, rootfs=busybox_rootfs(tmp_path / "second"), edit=hooked(install))
+    done = runc.create(folder)
+    assert done.returncode == 1 and "GH-201: " in done.stderr
+    [grant] = install.grants()
+    assert grant.who.id == id
+    runc("delete", "--force", id)
+    started(runc, folder)
+
+
+def stale(install: Install) -> None:
+    (install.state / "inventory.json").unlink()
+
+
+def no_stand_in(install: Install) -> None:
+    (install.prefix / "lib/stand-in/libcuda.so.1").unlink()
+
+
+def loose_stand_in(install: Install) -> None:
+    (install.prefix / "lib/stand-in/libcuda.so.1").chmod(0o777)
+
+
+def no_driver_file(install: Install) -> None:
+    (install.driver / f"usr/lib64/libcuda.so.{DRIVER}").unlink()
+
+
+def bad_settings(install: Install) -> None:
+    (install.prefix / "etc/settings.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("fault", "codes"),
+    [
+        (stale, ["GH-301"]),
+        (no_stand_in, ["GH-305"]),
+        (loose_stand_in, ["GH-305"]),
+        (no_driver_file, ["GH-301", "GH-302"]),
+        (bad_settings, ["GH-501"]),
+    ],
+)
+def test_a_node_that_is_not_fit(install, bundle, runc, fault, codes):
+    fault(install)
+    done = runc.create(bundle(ASK, edit=hooked(install, "createRuntime")))
+    assert done.returncode == 1 and any(f"stderr: {code}: " in done.stderr for code in codes), done.stderr
+    nothing_is_booked(install)
+
+
+def all_devices(spec: dict[str, Any]) -> None:
+    spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
+
+
+def other_card(spec: dict[str, Any]) -> None:
+    spec["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"})
+
+
+@pytest.mark.parametrize("edit", [all_devices, other_card])
+def test_a_container_that_reaches_other_cards(install, bundle, runc, edit):
+    refused(runc, bundle(ASK, edit=hooked(install, edit=edit)), "GH-403", install)
+
+
+def test_a_cgroup_that_is_shared(install, bundle, runc, tmp_path):
+    """What is allowed for one would be allowed for all of them."""
+
+    def shared(spec: dict[str, Any]) -> None:
+        spec["linux"]["cgroupsPath"] = f"/gh-test-shared-{os.getpid()}"
+
+    first = started(runc, bundle(edit=shared, rootfs=busybox_rootfs(tmp_path / "first")))
+    message = refused(runc, bundle(ASK, edit=hooked(install, edit=shared)), "GH-403", install)
+    assert f"process {runc.pid(first)}" in message
+
+
+def test_a_volume_at_the_libraries(install, bundle, runc, tmp_path):
+    (tmp_path / "volume").mkdir()
+
+    def volume(spec: dict[str, Any]) -> None:
+        spec["mounts"].append(
+            {"destination": LIBDIR, "type": "bind", "source": str(tmp_path / "volume"), "options": ["rbind", "rw"]}
+        )
+
+    refused(runc, bundle(ASK, edit=hooked(install, edit=volume)), "GH-402", install)
+    assert os.listdir(tmp_path / "volume") == []
+
+
+def test_an_empty_tmpfs_at_run_is_fine(install, bundle, runc):
+    """As docker --tmpfs, podman and systemd images have it."""
+
+    def tmpfs(spec: dict[str, Any]) -> None:
+        spec["mounts"].append({"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]})
+
+    id = started(runc, bundle(ASK, edit=hooked(install, edit=tmpfs)))
+    assert os.path.exists(f"/proc/{runc.pid(id)}/root/run/gpu-hook/policy")
+
+
+def test_cgroup_v2_is_refused(install, bundle, runc, tmp_path):
+    folder = bundle(ASK, edit=hooked(install, "prestart"))
+    script = (
+        "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && "
+        f"exec runc --root {runc.root} create --bundle {folder} {runc.new_id()}"
+    )
+    # A file, since a container that comes into being would keep a pipe open.
+    with open(tmp_path / "out", "w") as out:
+        command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+        status = subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL).returncode
+    said = (tmp_path / "out").read_text()
+    assert status == 1 and "GH-404: this node has cgroup v2" in said and "gpu-hook-runtime" in said
+    nothing_is_booked(install)
+
+
+# --- the state on standard input ---
+
+
+def call(install: Install, stage: str, state: object, **kw: Any) -> "subprocess.CompletedProcess[str]":
+    data = state if isinstance(state, str) else json.dumps(state)
+    command = [str(install.prefix / "bin/oci-gpu-hook"), *stage.split()]
+    return subprocess.run(command, input=data, text=True, capture_output=True, **kw)
+
+
+@pytest.fixture
+def state(bundle: Bundle) -> dict[str, Any]:
+    """A state document whose pid is nobody's."""
+    done = subprocess.Popen(["true"])
+    done.wait()
+    return {
+        "ociVersion": "1.0.2",
+        "id": "box",
+        "pid": done.pid,
+        "status": "creating",
+        "bundle": str(bundle(ASK)),
+        "annotations": ASK,
+    }
+
+
+def test_bad_states(install, state, runc, bundle, tmp_path):
+    other = started(runc, bundle(rootfs=busybox_rootfs(tmp_path / "other")))
+    before = mount_points(runc, other)
+    rootless = {**state, "bundle": str(tmp_path / "nowhere"), "pid": os.getpid()}
+    states: list[object] = ["", "garbage", "{", "[]", '{"pid": 1}', " " * (1 << 20) + "x", json.dumps(state)[:-9]]
+    states += [state, *({**state, "pid": pid} for pid in (0, 1, 2, os.getpid(), runc.pid(other), "7", -1, None))]
+    states += [{**state, "id": 7}, {**state, "bundle": "."}, {**state, "annotations": ["x"]}]
+    for stage in ("prestart", "createRuntime"):
+        for document in states:
+            done = call(install, stage, document)
+            [line] = done.stderr.splitlines()
+            assert done.returncode == 1 and line.startswith("GH-406: ") and len(line) < 300, (document, line)
+        done = call(install, stage, rootless)
+        assert done.returncode == 1 and done.stderr.startswith("GH-401: "), done.stderr
+    assert mount_points(runc, other) == before
+    nothing_is_booked(install)
+
+
+@pytest.mark.parametrize("stage", ["", "startContainer", "prestart extra", "create", "poststart"])
+def test_bad_stages(install, state, stage):
+    done = call(install, stage, state)
+    assert done.returncode == 1 and done.stderr.startswith("GH-406: ")
+
+
+def test_poststop_never_fails(install, state, bundle, runc):
+    for document in ("", "garbage", state, {**state, "pid": None}):
+        assert call(install, "poststop", document).returncode == 0
+    (install.prefix / "etc/settings.json").unlink()
+    assert call(install, "poststop", state).returncode == 0
+
+
+def test_poststop_of_a_living_container_frees_nothing(install, bundle, runc):
+    folder = bundle(ASK, edit=hooked(install))
+    id = started(runc, folder)
+    said = {"ociVersion": "1.0.2", "id": id, "pid": 0, "status": "stopped", "bundle": str(folder)}
+    assert call(install, "poststop", said).returncode == 0
+    assert runc("delete", id).returncode != 0  # it runs
+    assert len(install.grants()) == 1
+
+
+# --- after the wrapper ---
+
+
+def test_the_wrappers_work_is_found(install, bundle, runc):
+    folder = bundle(ASK, edit=hooked(install))
+    done = runc.create(folder, install)
+    assert done.returncode == 0, done.stderr
+    [grant] = install.grants()
+    assert grant.who.root == str(runc.root)
+    points = mount_points(runc, runc.ids[-1])
+    assert len(points) == len(set(points))  # nothing was mounted twice
+    assert runc("start", runc.ids[-1]).returncode == 0
+
+
+@pytest.mark.parametrize("path", [f"{LIBDIR}/libcuda.so.1", f"{LIBDIR}/libnvidia-ml.so", "/run/gpu-hook/policy"])
+@pytest.mark.parametrize("how", ["umount {}", "mount --bind /etc/hostname {}"])
+def test_the_wrappers_work_is_undone(install, bundle, runc, tmp_path, path, how):
+    """Something between wrapper and hook (another hook, here) took the stand-in or the limits away."""
+    rootfs = busybox_rootfs(tmp_path / "image")
+    vandal = tmp_path / "vandal"
+    command = how.format(f"{rootfs}{path}")
+    vandal.write_text(f"#!/bin/sh\nread state\npid=${{state#*'\"pid\":'}}\nnsenter -m -t ${{pid%%,*}} {command}\n")
+    vandal.chmod(0o755)
+
+    def edit(spec: dict[str, Any]) -> None:
+        spec["hooks"]["prestart"].insert(0, {"path": str(vandal), "env": ["PATH=/usr/bin:/bin"]})
+
+    done = runc.create(bundle(ASK, rootfs=rootfs, edit=hooked(install, edit=edit)), install)
+    assert done.returncode == 1 and "stderr: GH-405: " in done.stderr and path in done.stderr, done.stderr
+    assert install.grants() == ()
+
+
+def test_a_marker_alone_is_not_believed(install, bundle, runc):
+    id = started(runc, bundle({**ASK, "gpu-hook.io/grant": "0" * 32}, edit=hooked(install)))
+    assert len(install.grants()) == 1
+    assert f"{LIBDIR}/libcuda.so.1" in mount_points(runc, id)
+
+
+# --- attacks by the image ---
+
+
+@pytest.fixture(scope="session")
+def evil(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that leaves a file beside itself wherever it is loaded."""
+    folder = tmp_path_factory.mktemp("evil")
+    source = f"""
+        #include <fcntl.h>
+        __attribute__((constructor)) static void pwn(void) {{ open("{folder}/pwned", O_CREAT | O_WRONLY, 0600); }}
+    """
+    (folder / "evil.c").write_text(source)
+    zig = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-o", str(folder / "evil.so")]
+    subprocess.run([*zig, str(folder / "evil.c")], check=True, env={**os.environ, "HOME": str(folder)})
+    (folder / "evil.py").write_text(f"open('{folder}/pwned', 'w')\n")
+    for name in ("sitecustomize.py", "usercustomize.py", "os.py", "oci_hook.py", "ctypes.py"):
+        (folder / name).symlink_to("evil.py")
+    return folder
+
+
+def hostile(folder: Path) -> dict[str, str]:
+    return {
+        "LD_PRELOAD": f"{folder}/evil.so",
+        "LD_LIBRARY_PATH": str(folder),
+        "LD_AUDIT": f"{folder}/evil.so",
+        "PATH": str(folder),
+        "PYTHONPATH": str(folder),
+        "PYTHONHOME": str(folder),
+        "PYTHONSTARTUP": f"{folder}/evil.py",
+        "PYTHONINSPECT": "1",
+    }
+
+
+def test_hostile_environment_of_the_hook(install, bundle, runc, evil, state):
+    """As a runtime that gives hooks the image's environment would start us, in a directory of the image."""
+    assert subprocess.run(["/bin/true"], env=hostile(evil)).returncode == 0
+    assert (evil / "pwned").exists()  # the trap works
+    (evil / "pwned").unlink()
+    done = call(install, "prestart", state, env=hostile(evil), cwd=evil)
+    assert done.stderr.startswith("GH-406: ")
+    assert not (evil / "pwned").exists()
+
+
+def test_hostile_environment_of_the_image(install, bundle, runc, evil):
+    def edit(spec: dict[str, Any]) -> None:
+        for entries in spec["hooks"].values():
+            for entry in entries:
+                del entry["env"]  # even then
+
+    env = [f"{k}={v}" for k, v in hostile(evil).items() if k != "PATH"]
+    id = started(runc, bundle(ASK, env=env, edit=hooked(install, edit=edit)))
+    assert f"{LIBDIR}/libcuda.so.1" in mount_points(runc, id)
+    assert not (evil / "pwned").exists()
+
+
+def test_nothing_is_inherited(install, state):
+    """Descriptors beside the standard ones are closed before a byte of the state is read (CVE-2024-21626)."""
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    command = [str(install.prefix / "bin/oci-gpu-hook"), "prestart"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, close_fds=False) as hook:
+        os.close(writer)
+        assert os.read(reader, 1) == b""
+        assert hook.poll() is None
+        assert os.readlink(f"/proc/{hook.pid}/cwd") == "/"
+        assert b"GH-406" in hook.communicate(json.dumps(state).encode())[1]
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    "target", ["../../../../../../..", "/proc/1/root/dev", "/", "/dev", "/run/gpu-hook/driver/cuda"]
+)
+@pytest.mark.parametrize(
+    "path", [f"{LIBDIR}/libcuda.so.1", LIBDIR, "/run/gpu-hook", "/usr/bin/nvidia-smi", "/usr", "/run"]
+)
+def test_images_of_links(install, bundle, runc, tmp_path, path, target):
+    rootfs = busybox_rootfs(tmp_path / "image")
+    where = Path(f"{rootfs}{path}")
+    if where.is_dir():
+        subprocess.run(["rm", "-r", str(where)], check=True)
+    where.symlink_to(target)
+    before = host_view(install, tmp_path)
+    done = runc.create(bundle(ASK, rootfs=rootfs, edit=hooked(install)))
+    if done.returncode == 0:
+        top = f"/proc/{runc.pid(runc.ids[-1])}/root"
+        found = runc.exec(runc.ids[-1], "md5sum", f"{LIBDIR}/libcuda.so.1", f"{LIBDIR}/libcuda.so").stdout.split()
+        assert found[0] == found[2] == md5(install.prefix / "lib/stand-in/libcuda.so.1"), top
+    else:
+        assert "stderr: GH-40" in done.stderr, done.stderr
+        nothing_is_booked(install)
+    assert host_view(install, tmp_path) == before
+
+
+def md5(path: Path) -> str:
+    return subprocess.run(["md5sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+def host_view(install: Install, tmp_path: Path) -> object:
+    """What an escape would change: mounts, names in directories, files of the install and the driver."""
+    files = [
+        (str(path), path.lstat().st_ino, path.lstat().st_mode, path.lstat().st_mtime_ns)
+        for top in (install.prefix, install.driver)
+        for path in sorted(top.rglob("*"))
+    ]
+    names = [sorted(os.listdir(top)) for top in ("/", "/usr", "/usr/lib", "/usr/bin", "/dev", "/run")]
+    table = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(tmp_path) in line]
+    return files, names, table
+
+
+# --- death and delay ---
+
+KILLER = """
+import sys
+prefix, stage, limit, report = sys.argv[1:]
+sys.path.insert(0, prefix + "/lib/gpu-hook")
+import os
+from oci_hook import hook
+
+count = 0
+def step(frame, event, argument):
+    global count
+    if "oci_hook" in frame.f_code.co_filename:
+        count += 1
+        if count == int(limit):
+            os.kill(os.getpid(), 9)
+
+sys.setprofile(step)
+status = hook.main(prefix, [stage])
+sys.setprofile(None)
+open(report, "w").write(str(count))
+sys.exit(status)
+"""
+
+
+def killed_at(install: Install, folder: Path, limit: int) -> Edit:
+    """Our hook, killed at this step: a call or return of a function of ours, or of C from ours."""
+    script = folder / "killer.py"
+    script.write_text(KILLER)
+
+    def edit(spec: dict[str, Any]) -> None:
+        arguments = [
+            "python3",
+            "-I",
+            "-S",
+            str(script),
+            str(install.prefix),
+            "prestart",
+            str(limit),
+            str(folder / "steps"),
+        ]
+        spec["hooks"] = {"prestart": [{"path": "/usr/bin/python3", "args": arguments, "env": ["PATH=/usr/bin:/bin"]}]}
+
+    return edit
+
+
+@pytest.mark.slow
+def test_killed_at_every_step(install, bundle, runc, tmp_path):
+    """After the next sweep nothing is booked, nothing is left on disk, and the same container can be created."""
+    started(runc, bundle(ASK, edit=killed_at(install, tmp_path, 0)))
+    steps = int((tmp_path / "steps").read_text())
+    assert steps > 500
+    runc("delete", "--force", runc.ids[-1])
+    booked = 0
+    for limit in range(1, steps, steps // 60):
+        done = runc.create(bundle(ASK, edit=killed_at(install, tmp_path, limit)))
+        assert done.returncode == 1, limit
+        booked += len(list((install.state / "ledger").glob("*.json")))
+        assert install.grants() == ()
+        with_hook = bundle(ASK, edit=hooked(install, "prestart"))
+        done = runc.create(with_hook, id=runc.ids[-1])
+        assert done.returncode == 0, (limit, done.stderr)
+        [grant] = install.grants()
+        assert [p.stem for p in (install.state / "ledger").glob("*.json")] == [grant.key]
+        assert [p.name for p in (install.state / "pages").iterdir()] == [grant.key]
+        runc("delete", "--force", runc.ids[-1])
+    assert booked > 5  # some were killed while they held a grant
+
+
+@pytest.mark.slow
+def test_a_ledger_that_is_busy(install, bundle, runc):
+    """The hook gives up by itself, and says so, before the runtime's own timeout."""
+    import fcntl
+
+    with open(install.state / "ledger/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = runc.create(bundle(ASK, edit=hooked(install, "prestart")))
+    assert done.returncode == 1
+    assert "stderr: GH-303: " in done.stderr or "stderr: GH-405: " in done.stderr, done.stderr
+    nothing_is_booked(install)
+
+
+def test_the_containers_init_dies_meanwhile(install, bundle, runc, tmp_path):
+    """A hook before ours kills it: our hook refuses, and books nothing that lives."""
+    vandal = tmp_path / "vandal"
+    vandal.write_text("#!/bin/sh\nread state\npid=${state#*'\"pid\":'}\nkill -9 ${pid%%,*}\n")
+    vandal.chmod(0o755)
+
+    def edit(spec: dict[str, Any]) -> None:
+        spec["hooks"]["prestart"].insert(0, {"path": str(vandal), "env": ["PATH=/usr/bin:/bin"]})
+
+    done = runc.create(bundle(ASK, edit=hooked(install, edit=edit)))
+    assert done.returncode == 1
+    nothing_is_booked(install)
+
+
+# --- what it loads ---
+
+SLOW_IMPORTS = {
+    "typing", "dataclasses", "json", "re", "argparse", "pathlib", "subprocess", "logging", "enum", "collections",
+    "signal", "socket", "hashlib", "traceback", "contextlib", "functools", "inspect",
+}  # fmt: skip
+LOADED = """
+import sys
+sys.path.insert(0, {package!r})
+import oci_hook.hook
+status = oci_hook.hook.main({prefix!r}, ["prestart"])
+import os
+os.write(1, " ".join(sys.modules).encode())
+"""
+
+
+def loaded(install: Install, document: dict[str, Any]) -> set[str]:
+    code = LOADED.format(package=str(install.prefix / "lib/gpu-hook"), prefix=str(install.prefix))
+    command = [install.settings.python, "-I", "-S", "-c", code]
+    return set(subprocess.run(command, input=json.dumps(document), text=True, capture_output=True).stdout.split())
+
+
+def test_what_it_loads(install, bundle, runc, tmp_path, state):
+    nothing = loaded(install, {**state, "annotations": {}})
+    assert "oci_hook.core.request" in nothing
+    assert not nothing & (SLOW_IMPORTS | {"ctypes", "_socket", "oci_hook.node.store"})
+    assert not loaded(install, state) & SLOW_IMPORTS  # refused for its pid
+
+
+# --- the snippet ---
+
+
+def test_the_snippet_is_complete():
+    for stage, entries in json.loads(SNIPPET.read_text())["hooks"].items():
+        [entry] = entries
+        assert entry["path"].startswith("/") and entry["args"] == ["oci-gpu-hook", stage]
+        assert entry["env"] and all(e.startswith("PATH=") for e in entry["env"])
+        assert entry["timeout"] == 10
