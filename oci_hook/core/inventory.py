@@ -1,4 +1,4 @@
-"""What exists on the node: cards and driver files, as values; discovery is node/, reading the cache is node/inventory."""
+"""What exists on the node: cards and driver files, as values. Discovery and the cache are in node/."""
 
 from oci_hook.core.value import Value
 

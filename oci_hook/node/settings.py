@@ -1,4 +1,4 @@
-"""The compiled settings of one install: PREFIX/etc/settings.json -> Settings. Written by `gpu-hook settings compile`."""
+"""The compiled settings of an install: PREFIX/etc/settings.json -> Settings. Written by `gpu-hook settings compile`."""
 
 import os
 

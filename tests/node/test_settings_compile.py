@@ -122,8 +122,9 @@ def test_nothing_is_written_when_something_is_wrong(prefix: Path) -> None:
 def test_every_problem_at_once_with_its_line(prefix: Path) -> None:
     text = base(
         prefix,
-        "mode: sideways\ncolour: red\nmode: below\nrules:\n  memory_step: -1\n  trust_env: 'yes'\n  dialects: [klingon]\n"
-        "  placement: [[1]]\n  compute_step: 1.5\n  max_shares_per_card: 65\n  default_policy:\n",
+        "mode: sideways\ncolour: red\nmode: below\nrules:\n  memory_step: -1\n  trust_env: 'yes'\n"
+        "  dialects: [klingon]\n  placement: [[1]]\n  compute_step: 1.5\n"
+        "  max_shares_per_card: 65\n  default_policy:\n",
     )
     assert problems(prefix, text) == [
         "GH-501: FILE:3: mode: 'sideways' is not one of standalone, on-top, below",
@@ -167,7 +168,7 @@ def test_settings_are_keys_and_values(prefix: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [\n", "a: b: c\n", "\tmode: x\n", "a: \0\n", "---\na: 1\n---\nb: 2\n", "[" * 5000]
+    "text", ["a: [\n", "a: b: c\n", "\tmode: x\n", "a: \0\n", "---\na: 1\n---\nb: 2\n", "[" * 1000]
 )
 def test_not_yaml(prefix: Path, text: str) -> None:
     [line] = problems(prefix, text)
