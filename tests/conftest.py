@@ -3,7 +3,6 @@
 Everything lives below tmp_path; containers that a test leaves behind are killed and deleted at its end.
 """
 
-import importlib
 import itertools
 import json
 import os
@@ -17,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
 from oci_hook.engines import prefix as installs
+from oci_hook.node import inventory, settings_compile, store
+from oci_hook.node.life import boot_id
 from oci_hook.node.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent
@@ -51,15 +54,11 @@ class Install:
         )
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.inventory = make_inventory(self.driver, self.state)
-        # By name: this fixture is read by type checkers before every part of the node is there.
-        importlib.import_module("oci_hook.node.inventory").save(self.settings, self.inventory)
+        self.set(driver_root=str(self.driver))
+        inventory.save(self.settings, self.inventory)
 
     def set(self, **changes: object) -> None:
         """Change settings.yaml (top-level keys, or rules) and compile it."""
-        import yaml
-
-        from oci_hook.node import settings_compile
-
         file = self.prefix / "etc/settings.yaml"
         data = yaml.safe_load(file.read_text())
         for key, value in changes.items():
@@ -67,16 +66,12 @@ class Install:
         file.write_text(yaml.safe_dump(data))
         self.settings = settings_compile.compile(str(self.prefix))
 
-    def grants(self) -> tuple[Any, ...]:
-        from oci_hook.node import store
-
+    def grants(self) -> tuple[Grant, ...]:
         return store.snapshot(str(self.state))
 
 
 def make_inventory(driver: Path, state: Path) -> Inventory:
     """Two simulated cards and a driver root with files that say what they are, each with contents of its own."""
-    from oci_hook.node.life import boot_id
-
     libs = driver / "usr/lib64"
     libs.mkdir(parents=True)
     (driver / "usr/bin").mkdir()
