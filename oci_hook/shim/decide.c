@@ -198,7 +198,7 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     const struct gh_rules *r = &card->rules;
     const struct gh_share *share = &card->share[me];
     const struct gh_slot *mine = &card->slot[me];
-    struct gh_decision d = {.distrust_until = own->distrust_until};
+    struct gh_decision d = {.distrust_until = own->distrust_until, .ahead = own->ahead};
 
     if (share->freeze) {
         d.mode = GH_FROZEN;
@@ -251,7 +251,8 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
         return go(d, GH_OPEN);
 
     uint64_t window = registered ? r->window_guarded : r->window;
-    int fits = empty || add(mine->inflight, cost) <= window;
+    uint64_t run = min64(age(now, own->running_since), min64(own->running_cost, mine->inflight));
+    int fits = empty || add(mine->inflight - run, cost) <= window;
     struct crowd c = crowd_of(card, me, now);
 
     if (now < d.distrust_until ||
@@ -297,8 +298,9 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     uint64_t probe = p == me ? 0 : min64(card->slot[p].probe_until, add(card->slot[p].start, r->probe));
     uint64_t lead = mine->v - card->slot[c.least].v; /* least is me or has less */
     uint64_t slack = as_v(&c, r->mix_slack);
+    d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
     d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
-    if (alone || p == me || (!c.saturated && lead <= slack && now >= probe)) {
+    if (alone || p == me || (!c.saturated && !d.ahead && now >= probe)) {
         if (fits)
             return go(d, (enum gh_mode)d.mode);
         d.held = 1;
@@ -310,8 +312,8 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     const struct gh_slot *s = &card->slot[p];
     if (now < probe)
         until = min64(until, probe);
-    else if (!c.saturated && lead > slack) /* until the least could have caught up, had it the card to itself */
-        until = min64(until, add(now, max64((lead - slack) / GH_WEIGHT_ONE * weight_of(&card->share[c.least]),
+    else if (d.ahead) /* until the least could have caught up, had it the card to itself */
+        until = min64(until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&card->share[c.least]),
                                             r->pacer_min)));
     if (woken)
         until = min64(until, max64(add(s->start, r->wake_hold), add(s->woke_at, r->quantum)));
@@ -336,8 +338,32 @@ uint64_t gh_wake_v(const struct gh_card *card, unsigned me, uint64_t now) {
     return least == UINT64_MAX || least < bank ? card->slot[me].v : max64(card->slot[me].v, least - bank);
 }
 
-uint64_t gh_charge(uint64_t v, uint64_t charge, uint16_t weight) {
-    return add(v, mul(charge, GH_WEIGHT_ONE) / (weight ? weight : 1));
+uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight) {
+    return add(v, mul(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
+}
+
+uint32_t gh_weight(const struct gh_card *card, unsigned me, uint64_t now) {
+    struct crowd c = crowd_of(card, me, now);
+    uint64_t left = c.mask, part = GH_PPM, weights = c.weights; /* water-filling: serve those who need least */
+    for (;;) {
+        uint64_t sated = 0, need = 0, theirs = 0;
+        EACH_SLOT(left, i) {
+            uint64_t duty = card->slot[i].saturated ? GH_PPM : clamp64(card->slot[i].duty, GH_PPM / 100, GH_PPM);
+            uint64_t weight = weight_of(&card->share[i]);
+            if (duty * weights >= part * weight)
+                continue;
+            if (i == me)
+                return (uint32_t)max64(duty * c.weights / (GH_PPM / 1000), 1);
+            sated |= 1ull << i;
+            need += duty;
+            theirs += weight;
+        }
+        if (!sated)
+            return (uint32_t)(part * weight_of(&card->share[me]) * c.weights / weights / (GH_PPM / 1000));
+        left &= ~sated;
+        part -= need;
+        weights -= theirs;
+    }
 }
 
 uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *d, uint64_t now) {
@@ -409,7 +435,11 @@ uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa) {
     return best;
 }
 
-void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed) {
+void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean) {
+    if (!clean && cost->clean)
+        return;
+    if (clean && !cost->clean)
+        *cost = (struct gh_cost){.clean = 1};
     if (cost->samples < GH_LEARN)
         cost->samples++;
     int64_t sample = (int64_t)(min64(elapsed, 1000 * GH_S) * 256);

@@ -28,9 +28,12 @@ struct gh_bucket {
 /* What a tenant knows of itself and does not publish. */
 struct gh_own {
     struct gh_bucket bucket;
+    uint64_t running_since;  /* since when the oldest command in flight can have been running, */
+    uint64_t running_cost;   /* and its estimated GPU time */
     uint64_t held_since;     /* begin of the present wait at the gate, 0 when not held */
     uint64_t distrust_until; /* gates of equals are ignored until then */
     uint64_t probed_at;      /* last claim with a probe_until */
+    uint8_t ahead;           /* was stopped for its lead, and stays so until most of it is gone */
 };
 
 struct gh_decision {
@@ -42,7 +45,8 @@ struct gh_decision {
     uint8_t held;  /* publish as the own slot's `held` */
     uint64_t until;
     uint64_t epoch, start, end, probe_until;
-    uint64_t distrust_until; /* to be kept in gh_own */
+    uint64_t distrust_until; /* these two to be kept in gh_own */
+    uint8_t ahead;
 };
 
 void gh_rules_default(struct gh_rules *rules);
@@ -55,8 +59,12 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
 /* The own slot's v after idle time: at most `bank` behind the least v of the peers that were active of late. */
 uint64_t gh_wake_v(const struct gh_card *card, unsigned me, uint64_t now);
 
-/* v after `charge` ns of GPU time. Never less than before. */
-uint64_t gh_charge(uint64_t v, uint64_t charge, uint16_t weight);
+/* v after `charge` ns of GPU time at gh_weight(). Never less than before. */
+uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight);
+
+/* The weight v is kept by, in thousandths: what the tenant is owed now. A tenant that cannot use its part (duty) is
+ * owed only its duty, the others the rest by weight: so it does not hold them back, nor they it. */
+uint32_t gh_weight(const struct gh_card *card, unsigned me, uint64_t now);
 
 /* gh_own.held_since after a decision: time that others, not the own window, cap or a freeze, keep me waiting. */
 uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *decision, uint64_t now);
@@ -65,7 +73,7 @@ uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *decis
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now);
 struct gh_bucket gh_bucket_take(struct gh_bucket bucket, uint64_t charge);
 
-/* Saturation in ppm after `length` ns of tenure of which `pending` had work; the flag has hysteresis. */
+/* Duty in ppm after `length` ns of tenure of which `pending` had work; the flag has hysteresis. */
 uint32_t gh_saturation(uint32_t before, uint64_t pending, uint64_t length);
 uint8_t gh_saturated(uint8_t before, uint32_t saturation);
 
@@ -82,14 +90,16 @@ void gh_gap_seen(struct gh_gaps *gaps, uint64_t gap);
 /* The candidate T with the least expected idle time + kappa x loss x P(gap > T); loss is one re-preemption's, in ns. */
 uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa);
 
-/* Learned cost of a command key: running mean over the last GH_LEARN samples. */
+/* Learned cost of a command key: running mean over the last GH_LEARN samples. Clean samples were measured while nobody
+ * else had work; the others, elapsed time shared out among those with work, serve until there is a clean one. */
 #define GH_LEARN 256u
 #define GH_COST_UNKNOWN (100 * GH_US)
 struct gh_cost {
     uint64_t mean; /* ns x 256 */
     uint32_t samples;
+    uint32_t clean;
 };
-void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed);
+void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean);
 uint64_t gh_cost_of(const struct gh_cost *cost);
 
 #endif

@@ -35,13 +35,14 @@ struct gh_slot {
     uint64_t woke_at;    /* when it last came back from an idle time longer than gh_rules.wake_idle */
     uint64_t v;          /* virtual time */
     uint64_t inflight;   /* estimated GPU time of launched, not done commands */
+    uint32_t duty;       /* ppm of the card it keeps busy when it has it for itself (learned) */
     uint64_t epoch;      /* the slot's last claim of tenure: serial number, */
     uint64_t start;      /* begin */
     uint64_t end;        /* and end; shortened to "now" to yield */
     uint64_t probe_until; /* nobody fills the tenure before: costs and saturation are learned undisturbed */
     uint32_t linger;     /* adaptive linger of this slot, used when its share leaves the choice */
     uint8_t held;        /* a thread of it waits at a gate (for its turn, not for its own cap or a freeze) */
-    uint8_t saturated;   /* given the whole card it keeps it busy */
+    uint8_t saturated;   /* duty is as good as all, with hysteresis */
     uint8_t dead;        /* set by the reader: the owner's lock is free */
 };
 

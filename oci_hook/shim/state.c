@@ -40,7 +40,7 @@ static bool wait_step(unsigned step, time_t *until) {
     return now.tv_sec < *until;
 }
 
-bool gh_lock(struct gh_lock *lock) {
+bool gh_lock_wait(struct gh_lock *lock) {
     time_t until = 0;
     for (unsigned step = 0; atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire); step++)
         if (!wait_step(step, &until))

@@ -17,7 +17,10 @@ struct gh_lock {
 };
 
 /* Held for nanoseconds, never across a driver call. False after seconds of waiting: the caller does without. */
-bool gh_lock(struct gh_lock *lock);
+bool gh_lock_wait(struct gh_lock *lock);
+static inline bool gh_lock(struct gh_lock *lock) {
+    return !atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire) || gh_lock_wait(lock);
+}
 static inline void gh_unlock(struct gh_lock *lock) { atomic_store_explicit(&lock->taken, 0, memory_order_release); }
 
 struct gh_mine { /* this process's share of one card; the page's copy is for others */

@@ -1,0 +1,95 @@
+/* Times calls through the stand-in and of the bare driver, in turns, in one process: client ROUNDS CALLS LIVE.
+ * Prints one line per call: name, bare ns, ns through the stand-in (medians over the rounds). */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef unsigned long long u64;
+struct api {
+    int (*init)(unsigned);
+    int (*alloc)(u64 *, size_t);
+    int (*free)(u64);
+    int (*info)(size_t *, size_t *);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+};
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* whatever else runs on the machine */
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static struct api load(const char *path) {
+    void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!h) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(1);
+    }
+    struct api a = {(int (*)(unsigned))dlsym(h, "cuInit"), (int (*)(u64 *, size_t))dlsym(h, "cuMemAlloc_v2"),
+                    (int (*)(u64))dlsym(h, "cuMemFree_v2"), (int (*)(size_t *, size_t *))dlsym(h, "cuMemGetInfo_v2"), NULL};
+    *(void **)&a.launch = dlsym(h, "cuLaunchKernel");
+    return a;
+}
+
+static int failed;
+static double launches(const struct api *a, int n) {
+    double t = now();
+    for (int i = 0; i < n; i++)
+        failed |= a->launch(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    return (now() - t) / n;
+}
+static double pairs(const struct api *a, int n) {
+    u64 p;
+    double t = now();
+    for (int i = 0; i < n; i++) {
+        failed |= a->alloc(&p, 4096);
+        failed |= a->free(p);
+    }
+    return (now() - t) / n;
+}
+static double infos(const struct api *a, int n) {
+    size_t f, all;
+    double t = now();
+    for (int i = 0; i < n; i++)
+        failed |= a->info(&f, &all);
+    return (now() - t) / n;
+}
+
+static int order(const void *a, const void *b) { return (*(double *)a > *(double *)b) - (*(double *)a < *(double *)b); }
+
+static void compare(const char *name, double (*what)(const struct api *, int), const struct api *bare,
+                    const struct api *ours, int rounds, int calls) {
+    double *b = calloc((size_t)rounds, sizeof *b), *o = calloc((size_t)rounds, sizeof *o);
+    what(ours, calls);
+    for (int i = 0; i < rounds; i++) {
+        b[i] = what(bare, calls);
+        o[i] = what(ours, calls);
+    }
+    qsort(b, (size_t)rounds, sizeof *b, order);
+    qsort(o, (size_t)rounds, sizeof *o, order);
+    printf("%s %.2f %.2f\n", name, b[rounds / 2], o[rounds / 2]);
+    free(b);
+    free(o);
+}
+
+int main(int argc, char **argv) {
+    int rounds = argc > 1 ? atoi(argv[1]) : 11, calls = argc > 2 ? atoi(argv[2]) : 20000, live = argc > 3 ? atoi(argv[3]) : 1;
+    u64 p;
+    double start = now();
+    struct api ours = load("libcuda.so.1");
+    ours.init(0);
+    double loaded = now();
+    failed |= ours.alloc(&p, 512);
+    double first = now() - loaded;
+    struct api bare = load("/run/gpu-hook/driver/cuda");
+    for (int i = 1; i < live; i++)
+        failed |= ours.alloc(&p, 512);
+    printf("load %.0f %.0f\n", 0.0, loaded - start);
+    printf("first %.0f %.0f\n", 0.0, first);
+    compare("launch", launches, &bare, &ours, rounds, calls);
+    compare("alloc_free", pairs, &bare, &ours, rounds, calls);
+    compare("meminfo", infos, &bare, &ours, rounds, calls);
+    return failed;
+}
