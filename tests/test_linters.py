@@ -34,16 +34,6 @@ def tracked_text() -> list[Path]:
     return [REPO / n for n in names.split("\0") if n and (REPO / n).is_file()]
 
 
-def test_print_only_in_the_command_line() -> None:
-    offenders = []
-    for path in (REPO / "oci_hook").rglob("*.py"):
-        if "cli" in path.relative_to(REPO / "oci_hook").parts:
-            continue
-        if re.search(r"^\s*print\(", path.read_text(), re.M):
-            offenders.append(str(path))
-    assert offenders == []
-
-
 def test_shell_scripts_parse() -> None:
     for path in [*(REPO / "scripts").iterdir(), REPO / ".ci/run"]:
         if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash"):
