@@ -172,7 +172,8 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
     values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.capabilities)
     values["TRITON_LIBCUDA_PATH"] = libdir
     if shares:
-        percent = [share.memory_mib * 100 // inventory.card(share.uuid).memory_mib for share in shares]
+        # The inverse of how a percentage becomes MiB (rounded down): who asked for 30 reads 30.
+        percent = [((share.memory_mib + 1) * 100 - 1) // inventory.card(share.uuid).memory_mib for share in shares]
         memory = [share.memory_mib for share in shares]
         values["T9K_GPU_PERCENT"] = per_card(percent)
         values["T9K_GPU_MEMORY"] = per_card(memory)

@@ -156,3 +156,12 @@ def test_a_whole_card_has_the_stand_ins_as_well() -> None:
 def test_every_step_describes_itself() -> None:
     for step in plan(grant(SHARE), simulated=True):
         assert "\n" not in step.describe() and len(step.describe()) > 5
+
+
+def test_a_percentage_comes_back_as_it_was_asked() -> None:
+    """Whatever the card's size; MiB are rounded down on the way."""
+    for total in (1000, 24576, 81559, 143771):
+        node = inventory().replace(cards=(inventory().cards[1].replace(memory_mib=total),))
+        for percent in range(1, 101):
+            steps = make_plan(grant(Share("GPU-1", total * percent // 100)), node, IMAGE, "/opt/g", "/run/g")
+            assert env(steps)["T9K_GPU_PERCENT"] == str(percent)
