@@ -40,6 +40,12 @@ CODES = {
     "GH-502": "settings changed since they were compiled",
     "GH-503": "the real runtime is missing or is gpu-hook itself",
     "GH-504": "the install prefix is not usable",
+    "GH-505": "an engine is not on this machine",
+    "GH-506": "an engine's configuration is not valid, or not one that can be changed safely",
+    "GH-507": "an engine's configuration cannot be read or written",
+    "GH-508": "the name gpu-hook is taken in an engine's configuration",
+    "GH-509": "an engine did not take its new configuration",
+    "GH-510": "an engine is registered incompletely (said by doctor)",
 }
 
 MAX_LINE = 300
