@@ -49,10 +49,12 @@ def main(prefix: str, args: "Sequence[str]") -> int:
             _start(given, settings)
         return 0
     except GhError as e:
+        _set_deadline(0)
         _tell(container, str(e))
     except Exception as e:  # a mistake of ours: refused in one line as well, the journal has all of it
         import traceback
 
+        _set_deadline(0)
         log.journal(traceback.format_exc())
         _tell(container, str(refuse("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details")))
     return 0 if stage == "poststop" else 1
@@ -86,6 +88,8 @@ def _start(given: "State", settings: "Settings") -> None:
         to_container.apply(steps, container, _sources(settings))
         to_container.verify(plan, container)
         to_cgroup_v1.apply(plan, devices)
+        if settings.stale:  # standard error of a hook that succeeds is shown to nobody
+            log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
         _set_deadline(0)
         release(grant.key, settings, force=True)

@@ -538,7 +538,12 @@ def host_view(install: Install, tmp_path: Path) -> object:
         for top in (install.prefix, install.driver)
         for path in sorted(top.rglob("*"))
     ]
-    names = [sorted(os.listdir(top)) for top in ("/", "/usr", "/usr/lib", "/usr/bin", "/dev", "/run")]
+    names = [
+        (top, name)
+        for top in ("/", "/usr", "/usr/lib", "/usr/bin", "/usr/lib64", "/dev", "/run")
+        for name in sorted(os.listdir(top))
+        if any(word in name for word in ("nvidia", "cuda", "gpu-hook"))  # this machine does other things as well
+    ]
     table = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(tmp_path) in line]
     return files, names, table
 

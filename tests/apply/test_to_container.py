@@ -24,14 +24,6 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-@pytest.fixture(autouse=True)
-def no_descriptor_is_lost():
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    after = len(os.listdir("/proc/self/fd"))
-    assert after <= before + 400  # Container holds two for the program's life
-
-
 def give(host: Host, box: Box, plan=None, checked: bool = True, sources=None) -> None:
     """What the hook does with a plan."""
     plan = host.plan() if plan is None else plan
