@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # what CUDA's own libraries ask for on x86-64 and arm64
-FLAGS = ["-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread"]
+FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, "card.c", "device.c", "memory.c", "launch.c", "proc_address.c", "cuda-rest.c"],

@@ -1,0 +1,108 @@
+"""Simulated cards for one test: a driver root and card files below tmp_path, used by real processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from oci_hook.node.driver_files import MULTIARCH
+from oci_hook.sim import driver_root
+
+HERE = Path(__file__).resolve().parent
+MEMORY_MIB = 1024
+CONTEXT_MIB = 64
+
+
+class Sim:
+    """Two cards of 1 GiB. Programs see them through the environment that `env` gives."""
+
+    def __init__(self, place: Path, native: Path, memory_mib: int = MEMORY_MIB, cards: int = 2) -> None:
+        self.prefix, self.state = place / "prefix", place / "state"
+        self.root = driver_root.make(str(self.prefix), str(self.state), cards, memory_mib)
+        self.cards = driver_root.cards_of(str(self.state))
+        self.libraries = self.root / "usr/lib" / MULTIARCH[os.uname().machine]
+        self.probe = str(native / "sim/gpu-probe")
+        self.started: list[subprocess.Popen[str]] = []
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        return {**kept, "GPU_HOOK_SIM_CARDS": str(self.cards), "LD_LIBRARY_PATH": str(self.libraries)}
+
+    def run(self, *command: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env={**self.env, **env}, input=stdin, capture_output=True, text=True, timeout=60)
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """A process that runs beside the test; its input and output are pipes. Killed at the end of the test."""
+        child = subprocess.Popen(
+            command, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.started.append(child)
+        return child
+
+    def holder(self, mib: int, *before: str) -> subprocess.Popen[str]:
+        """A process that holds so much memory on card 0 until it is killed or its input ends."""
+        child = self.start(*before, self.probe, "alloc", str(mib), "pause")
+        assert child.stdout
+        lines = [child.stdout.readline(), child.stdout.readline()]
+        assert lines == [f"alloc {mib} MiB: ok\n", "pause\n"], lines
+        return child
+
+    def python(self, code: str, **env: str) -> str:
+        """Run Python with `cuda` (ctypes, calls that must succeed) and `nvml` (pynvml); its standard output."""
+        r = self.run(sys.executable, "-", stdin=f"from client import *\n{code}", PYTHONPATH=str(HERE), **env)
+        assert r.returncode == 0, r.stdout + r.stderr
+        return r.stdout
+
+    def start_python(self, code: str) -> subprocess.Popen[str]:
+        """The same beside the test; returns when it has printed "ready"."""
+        start = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom client import *\n{code}"
+        child = self.start(sys.executable, "-c", start)
+        assert child.stdout and child.stdout.readline() == "ready\n"
+        return child
+
+    def free(self) -> int:
+        """Free memory of card 0 in MiB, as NVML says: no context is needed for the question."""
+        return int(self.python("nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(card(0)).free >> 20)"))
+
+    @staticmethod
+    def tell(child: subprocess.Popen[str], words: str = "\n") -> None:
+        assert child.stdin
+        child.stdin.write(words)
+        child.stdin.flush()
+
+    @staticmethod
+    def line(child: subprocess.Popen[str]) -> str:
+        assert child.stdout
+        return child.stdout.readline()
+
+    def close(self) -> None:
+        for child in self.started:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe:
+                    pipe.close()
+
+
+@pytest.fixture
+def sim(tmp_path: Path, native: Path) -> Iterator[Sim]:
+    made = Sim(tmp_path, native)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_sim(tmp_path: Path, native: Path) -> Iterator[Callable[..., Sim]]:
+    made: list[Sim] = []
+
+    def make(**options: int) -> Sim:
+        made.append(Sim(tmp_path / f"sim{len(made)}", native, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,153 @@
+"""The simulated libnvidia-ml, as real tools use it."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
+
+BIN = Path(sys.executable).parent
+
+
+def test_what_it_says_of_a_card(sim: Sim) -> None:
+    out = sim.python(
+        """
+nvml.nvmlInit(); h = card(1); p = nvml.nvmlDeviceGetPciInfo(h); u = nvml.nvmlDeviceGetUUID(h)
+print(nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(h), nvml.nvmlDeviceGetMinorNumber(h), p.busId, p.bus)
+v2 = nvml.nvmlDeviceGetMemoryInfo(h, version=nvml.nvmlMemory_v2)
+print(nvml.nvmlDeviceGetMemoryInfo(h).total >> 20, v2.free >> 20)
+print(nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion(), u[:12])
+same = [nvml.nvmlDeviceGetHandleByUUID(u), nvml.nvmlDeviceGetHandleByPciBusId(p.busId)]
+print([nvml.nvmlDeviceGetIndex(x) for x in same], nvml.nvmlDeviceGetTopologyCommonAncestor(h, card(0)))
+for call in (lambda: nvml.nvmlDeviceGetHandleByIndex(2), lambda: nvml.nvmlDeviceGetPowerUsage(h),
+             lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-x")):
+    try: call()
+    except nvml.NVMLError as e: print(e.value)
+nvml.nvmlShutdown()
+try: nvml.nvmlDeviceGetCount()
+except nvml.NVMLError as e: print(e.value)
+"""
+    )
+    assert out.splitlines() == [
+        "2 Simulated GPU 1 GiB 1 00000000:52:00.0 82",
+        "1024 1024",
+        "550.0.0 12040 GPU-51de0001",
+        "[1, 1] 40",
+        "2",
+        "3",
+        "6",
+        "1",
+    ]
+
+
+def test_no_card_is_driver_not_loaded(sim: Sim) -> None:
+    code = "try: nvml.nvmlInit()\nexcept nvml.NVMLError as e: print(e.value)"
+    assert sim.python(code, GPU_HOOK_SIM_CARDS="/nowhere") == "9\n"
+
+
+PROCESSES = """
+nvml.nvmlInit()
+print([(p.pid, p.usedGpuMemory >> 20) for p in nvml.nvmlDeviceGetComputeRunningProcesses(card(0))])
+"""
+
+
+def test_processes_by_their_number_here(sim: Sim) -> None:
+    holder = sim.holder(100)
+    assert sim.python(PROCESSES) == f"[({holder.pid}, {100 + CONTEXT_MIB})]\n"
+    holder.kill()
+    holder.wait()
+    assert sim.python(PROCESSES) == "[]\n"
+
+
+def test_own_process_is_listed_by_both_libraries_in_one(sim: Sim) -> None:
+    code = "import os\ncontext(); alloc(5 * MIB)\n" + PROCESSES + "print(os.getpid())"
+    listed, pid = sim.python(code).splitlines()
+    assert listed == f"[({pid}, {5 + CONTEXT_MIB})]"
+
+
+@pytest.mark.root
+def test_process_of_another_pid_namespace_is_counted_not_listed(sim: Sim) -> None:
+    sim.holder(100)
+    inside = "unshare", "--pid", "--fork", sys.executable, "-c"
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom client import *\n{PROCESSES}"
+    used = "print(nvml.nvmlDeviceGetMemoryInfo(card(0)).used >> 20)"
+    assert sim.run(*inside, code + used).stdout == f"[]\n{100 + CONTEXT_MIB}\n"
+
+
+def test_nvml_does_not_disturb_the_owner(sim: Sim) -> None:
+    """Both libraries open the card's file; closing either must not drop the owner's lock on its slot."""
+    code = """
+context(); alloc(700 * MIB)
+for _ in range(3): nvml.nvmlInit(); nvml.nvmlDeviceGetMemoryInfo(card(0)); nvml.nvmlShutdown()
+print("ready", flush=True); input()
+"""
+    sim.start_python(code)
+    assert "OUT_OF_MEMORY" in sim.run(sim.probe, "alloc", "700").stdout
+
+
+def test_utilisation_is_of_the_last_sampling_period(sim: Sim) -> None:
+    """Read from the running engine: a card with hours of work queued is busy all the time."""
+    child = sim.start(sim.probe, "-")
+    sim.tell(child, "free launch 60000000 100 ")
+    assert sim.line(child) == "free: ok\n"
+    out = sim.python(
+        """
+import time
+nvml.nvmlInit()
+def look():
+    s = nvml.nvmlDeviceGetUtilizationRates(card(0)).gpu
+    try: p = [(x.pid, x.smUtil) for x in nvml.nvmlDeviceGetProcessUtilization(card(0), 0)]
+    except nvml.NVMLError: p = []
+    return s, p
+for _ in range(200):
+    seen = look()
+    if seen[0] == 100 and seen[1]: break
+    time.sleep(0.05)
+print(seen, nvml.nvmlDeviceGetUtilizationRates(card(1)).gpu)
+"""
+    )
+    assert out == f"(100, [({child.pid}, 100)]) 0\n"
+
+
+def test_gpustat(sim: Sim) -> None:
+    tool = shutil.which("gpustat", path=str(BIN))
+    if not tool:
+        pytest.skip("gpustat is not installed")
+    holder = sim.holder(300)
+    r = sim.run(tool, "--show-pid")
+    assert r.returncode == 0, r.stderr
+    assert "Simulated GPU 1 GiB" in r.stdout
+    assert f"{300 + CONTEXT_MIB} /  {MEMORY_MIB} MB" in r.stdout
+    assert f"/{holder.pid}(" in r.stdout
+
+
+def test_nvitop(sim: Sim) -> None:
+    tool = shutil.which("nvitop", path=str(BIN))
+    if not tool:
+        pytest.skip("nvitop is not installed")
+    holder = sim.holder(300)
+    r = sim.run(tool, "--once", "--no-unicode")
+    assert r.returncode == 0, r.stderr
+    assert "Driver Version: 550.0.0" in r.stdout
+    assert f"{300 + CONTEXT_MIB}.0MiB / 1024MiB" in r.stdout or f"{300 + CONTEXT_MIB}MiB / 1024MiB" in r.stdout
+    assert f" {holder.pid} C " in r.stdout
+    assert "Traceback" not in r.stderr
+
+
+def test_cuda_bindings(sim: Sim) -> None:
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    code = """
+from cuda.bindings import driver as d
+def ok(r):
+    assert r[0] == 0, r
+    return r[1] if len(r) == 2 else r[1:]
+ok(d.cuInit(0)); dev = ok(d.cuDeviceGet(0)); ctx = ok(d.cuDevicePrimaryCtxRetain(dev)); ok(d.cuCtxSetCurrent(ctx))
+before = ok(d.cuMemGetInfo())[0]; p = ok(d.cuMemAlloc(10 << 20)); print(before - ok(d.cuMemGetInfo())[0])
+s = ok(d.cuStreamCreate(0)); m = ok(d.cuModuleLoadData(b".entry k_50us()\\0"))
+f = ok(d.cuModuleGetFunction(m, b"k_50us"))
+ok(d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, 0, 0)); ok(d.cuStreamSynchronize(s)); ok(d.cuMemFree(p))
+print(before - ok(d.cuMemGetInfo())[0], d.cuMemAlloc(2 << 30)[0].name)
+"""
+    assert sim.python(code).split() == [str(10 << 20), "0", "CUDA_ERROR_OUT_OF_MEMORY"]
