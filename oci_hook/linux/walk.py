@@ -15,14 +15,13 @@ _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 class Tree:
     """A root directory. `with Tree(path) as tree:` closes what it opened. Results are remembered: one look per name."""
 
-    __slots__ = ("_seen", "_fds", "stops")
+    __slots__ = ("_seen", "_fds")
 
     def __init__(self, root: str) -> None:
         """Raises OSError when `root` is no directory."""
         fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._fds = [fd]
         self._seen: dict[str, tuple[int, int, str]] = {"": (os.fstat(fd).st_mode, fd, "")}
-        self.stops: set[str] = set()  # canonical paths that something else is mounted on: what is below is unknown
 
     def __enter__(self) -> "Tree":
         return self
@@ -40,7 +39,7 @@ class Tree:
             return known
         at = self._seen[parent][1]
         found = (0, -1, "")
-        if path not in self.stops and at >= 0:
+        if at >= 0:
             try:
                 mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
                 if S_ISLNK(mode):
@@ -55,6 +54,13 @@ class Tree:
                 pass
         self._seen[path] = found
         return found
+
+    def hide(self, path: str) -> None:
+        """Something is mounted on this canonical path: what the root has there and below is not seen any more."""
+        path = "" if path == "/" else path
+        for below in [p for p in self._seen if p.startswith(path + "/")]:
+            del self._seen[below]
+        self._seen[path] = (0, -1, "")
 
     def resolve(self, path: str) -> tuple[str, int]:
         """(canonical path, st_mode of what is there or 0). Raises OSError ELOOP, ENOTDIR, ENAMETOOLONG, EACCES."""

@@ -119,7 +119,7 @@ def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
         kind = mount.get("type") or "bind"
         options = mount.get("options") or ()
         kinds[path] = "bind" if "bind" in options or "rbind" in options else kind
-        tree.stops.add(path)
+        tree.hide(path)
     return kinds
 
 

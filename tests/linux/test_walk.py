@@ -84,11 +84,18 @@ def test_errors(root: Path, path: str) -> None:
         tree.resolve(path)
 
 
-def test_stops_are_not_looked_into(root: Path) -> None:
+@pytest.mark.parametrize("known", [[], ["/a"], ["/abs", "/a/file"]])
+def test_what_is_mounted_on_is_not_looked_into(root: Path, known: list[str]) -> None:
     with Tree(str(root)) as tree:
-        tree.stops.add("/a")
+        for path in known:
+            tree.resolve(path)
+        tree.hide("/a")
         assert tree.resolve("/abs/deep") == ("/a/b/deep", 0)
+        assert tree.resolve("/a/back") == ("/a/back", 0)
+        assert tree.resolve("/a/file/x") == ("/a/file/x", 0)
         assert tree.names("/a") == []
+        tree.hide("/")
+        assert tree.resolve("/abs/../x") == ("/x", 0)
 
 
 def test_names(root: Path) -> None:

@@ -295,6 +295,15 @@ def test_nodes_without_a_tmpfs_at_dev(rootfs: Path) -> None:
     refused(rootfs, [PROC])
 
 
+def test_what_a_tmpfs_hides_does_not_count(rootfs: Path) -> None:
+    link(rootfs, "dev/nvidia-sim/0", "/dev/null")
+    link(rootfs, "dev/nvidia0", "/usr/lib64/libcuda.so.1")
+    assert "/dev/nvidia-sim/0" in final(checked(rootfs))
+    link(rootfs, "usr/lib64/libcuda.so.1", "/bin/sh")
+    mounts = [*MOUNTS, {"destination": "/usr/lib64", "type": "tmpfs"}]
+    assert "/usr/lib64/libcuda.so.1" in final(checked(rootfs, mounts))
+
+
 def test_dev_as_a_link(rootfs: Path) -> None:
     (rootfs / "dev").rmdir()
     link(rootfs, "dev", "/etc")

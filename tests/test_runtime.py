@@ -1,0 +1,721 @@
+"""The runtime wrapper with real runc: what a container gets, and that everything else is as if we were not there."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.core.layout import MARKER, PAGES_DIR
+from oci_hook.node import store
+from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, busybox_rootfs
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+ASK = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}
+
+
+def config(bundle: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bundle / "config.json").read_text())
+    return found
+
+
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def sums(output: str) -> dict[str, str]:
+    return {name: digest for digest, name in (line.split(None, 1) for line in output.splitlines() if "  " in line)}
+
+
+def start(runc: Runc, install: Install, bundle: Path) -> str:
+    """Create and start; the id."""
+    r = runc.create(bundle, install)
+    assert r.returncode == 0, r.stderr
+    assert runc("start", runc.ids[-1]).returncode == 0
+    return runc.ids[-1]
+
+
+def refused(runc: Runc, install: Install, bundle: Path, *codes: str, flags: tuple[str, ...] = ()) -> str:
+    """`create` fails with exactly these codes, one line each; nothing is granted and nothing changed."""
+    file = bundle / "config.json"
+    before = file.read_bytes() if file.is_file() else b""
+    grants, files = install.grants(), sorted(os.listdir(bundle))
+    r = runc.create(bundle, install, flags=flags)
+    assert r.returncode == 1, r
+    assert [line[line.index("GH-") :][:6] for line in r.stderr.splitlines()] == list(codes), r.stderr
+    assert "Traceback" not in r.stderr
+    assert (file.read_bytes() if file.is_file() else b"") == before
+    assert install.grants() == grants and sorted(os.listdir(bundle)) == files
+    assert not (runc.root / runc.ids[-1]).exists()
+    consistent(install)
+    return r.stderr
+
+
+def consistent(install: Install) -> None:
+    """The ledger and its pages agree, once swept."""
+    with store.open_ledger(str(install.state)) as ledger:
+        held = sorted(g.key for g in ledger.grants)
+    assert sorted(os.listdir(install.state / PAGES_DIR)) == held
+
+
+# --- what a container gets ---
+
+
+def test_a_container_gets_its_share_and_nothing_else(prefix: Install, bundle: Bundle, runc: Runc, rootfs: Path) -> None:
+    b = bundle(ASK, env=["USER=me", "NVIDIA_VISIBLE_DEVICES=all", "T9K_GPU_MEMORY=99"])
+    before = config(b)
+    id = start(runc, prefix, b)
+    (grant,) = prefix.grants()
+    assert (grant.who.root, grant.who.id, grant.who.bundle) == (str(runc.root), id, str(b))
+    assert [(s.uuid, s.memory_mib) for s in grant.shares] == [(UUIDS[0], 4096)]
+
+    found = sums(
+        runc.exec(id, "sh", "-c", "cd /usr/lib64; md5sum *; md5sum /run/gpu-hook/*/* /usr/bin/nvidia-smi").stdout
+    )
+    stand_in = prefix.prefix / "lib/stand-in"
+    for library in ("libcuda.so", "libnvidia-ml.so"):
+        for name in (library, f"{library}.1", f"{library}.{DRIVER}"):
+            assert found.pop(name) == md5(stand_in / f"{library}.1")
+    for name, path in (("cuda", "libcuda.so"), ("ml", "libnvidia-ml.so")):
+        assert found.pop(f"/run/gpu-hook/driver/{name}") == md5(prefix.driver / f"usr/lib64/{path}.{DRIVER}")
+    for soname in ("libnvidia-ptxjitcompiler.so", "libnvidia-cfg.so"):
+        for name in (f"{soname}.1", f"{soname}.{DRIVER}"):
+            assert found.pop(name) == md5(prefix.driver / f"usr/lib64/{soname}.{DRIVER}")
+    assert found.pop("/usr/bin/nvidia-smi") == md5(prefix.driver / "usr/bin/nvidia-smi")
+    assert found == {}
+
+    script = "ls /dev/nvidia*; ls -ln /dev/nvidia0; ls /run/gpu-hook; cat /proc/1/mountinfo"
+    out = runc.exec(id, "sh", "-c", script).stdout
+    assert out.split("crw")[0].split() == ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-sim:", "0"]
+    assert "crw-rw-rw-" in out and "195,   0" in out
+    mounts = {line.split()[4]: line.split()[5].split(",") for line in out.splitlines() if " - " in line}
+    for path, options in mounts.items():
+        if path.startswith("/usr") or path.startswith("/run/gpu-hook/driver"):
+            assert {"ro", "nosuid", "nodev"} <= set(options), path
+    assert {"ro", "nosuid", "nodev", "noexec"} <= set(mounts["/run/gpu-hook"])
+    assert {"ro", "nosuid", "nodev", "noexec"} <= set(mounts["/run/gpu-hook/policy"])
+    assert {"rw", "nosuid", "nodev", "noexec"} <= set(mounts["/run/gpu-hook/account"])
+
+    env = runc.exec(id, "env").stdout
+    assert f"NVIDIA_VISIBLE_DEVICES={UUIDS[0]}\n" in env and "T9K_GPU_MEMORY=4096\n" in env
+    assert f"T9K_GPU_PERCENT={4096 * 100 // MEMORY_MIB}\n" in env and "TRITON_LIBCUDA_PATH=/usr/lib64\n" in env
+
+    after = config(b)
+    assert after["process"]["env"][: len(before["process"]["env"]) - 2] == before["process"]["env"][:-2]
+    assert after["mounts"][: len(before["mounts"])] == before["mounts"]
+    assert after["root"] == before["root"] and after["linux"]["namespaces"] == before["linux"]["namespaces"]
+
+    assert runc("delete", "--force", id, program=prefix.program).returncode == 0
+    assert prefix.grants() == ()
+    consistent(prefix)
+
+
+def test_debian_layout(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    image = busybox_rootfs(tmp_path / "debian", debian=True)
+    (multiarch,) = (image / "usr/lib").iterdir()
+    id = start(runc, prefix, bundle(ASK, rootfs=image))
+    folder = f"/usr/lib/{multiarch.name}"
+    found = sums(runc.exec(id, "md5sum", f"{folder}/libcuda.so", f"{folder}/libcuda.so.1").stdout)
+    assert set(found.values()) == {md5(prefix.prefix / "lib/stand-in/libcuda.so.1")}
+    assert f"TRITON_LIBCUDA_PATH={folder}\n" in runc.exec(id, "env").stdout
+
+
+def test_run_gets_it_too_and_frees_it(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    r = runc.run(bundle(ASK, args=["sh", "-c", "env; ls /dev"]), prefix)
+    assert r.returncode == 0 and "T9K_GPU_MEMORY=4096" in r.stdout and "nvidia0" in r.stdout
+    assert prefix.grants() == ()
+
+
+def test_bundle_in_the_current_directory(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    r = runc("create", runc.new_id(), program=prefix.program, cwd=bundle(ASK))
+    assert r.returncode == 0, r.stderr
+    assert len(prefix.grants()) == 1
+
+
+def test_no_card_but_the_driver(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    script = "ls /usr/lib64; env; ls /dev"
+    r = runc.run(bundle({"NVIDIA_VISIBLE_DEVICES": "none"}, args=["sh", "-c", script]), prefix)
+    assert r.returncode == 0, r.stderr
+    assert "libcuda.so.1" in r.stdout and "NVIDIA_VISIBLE_DEVICES=none\n" in r.stdout
+    assert "nvidia0" not in r.stdout and "nvidiactl" not in r.stdout
+
+
+def test_a_whole_card(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    id = start(runc, prefix, bundle({"gpu-hook.io/gpus": "1", "gpu-hook.io/exclusive": "true"}))
+    (grant,) = prefix.grants()
+    assert grant.exclusive and [s.whole for s in grant.shares] == [True]
+    found = sums(runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout)
+    assert found["/usr/lib64/libcuda.so.1"] == md5(prefix.prefix / "lib/stand-in/libcuda.so.1")
+    refused(runc, prefix, bundle({"NVIDIA_VISIBLE_DEVICES": grant.shares[0].uuid, "T9K_GPU_MEMORY": "1"}), "GH-201")
+
+
+def test_who_is_who_in_kubernetes(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    cri = "io.kubernetes.cri."
+    pod = {
+        cri + "container-type": "container",
+        cri + "container-name": "train",
+        cri + "sandbox-name": "pod-1",
+        cri + "sandbox-namespace": "ns",
+        cri + "sandbox-uid": "uid-1",
+    }
+    assert runc.create(bundle({**pod, "gpu-hook.io/memory.train": "1Gi"}), prefix).returncode == 0
+    who = prefix.grants()[0].who
+    assert (who.pod_uid, who.namespace, who.pod, who.container) == ("uid-1", "ns", "pod-1", "train")
+    sandbox = bundle({**ASK, cri + "container-type": "sandbox"})
+    before = config(sandbox)
+    assert runc.create(sandbox, prefix).returncode == 0
+    assert config(sandbox) == before and len(prefix.grants()) == 1
+    # the same where the launcher leaves the judgement to Python
+    odd = bundle({**ASK, cri + "container-type": "sandbox"})
+    assert runc("create", "--bundle", str(odd), "--", runc.new_id(), program=prefix.program).returncode == 0
+    assert len(prefix.grants()) == 1
+
+
+def test_an_edited_bundle_again(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    b = bundle(ASK, env=["NVIDIA_VISIBLE_DEVICES=0"])
+    assert runc.create(b, prefix).returncode == 0
+    first, id = config(b), runc.ids[-1]
+    runc("delete", "--force", id)
+    assert runc.create(b, prefix, id=id).returncode == 0  # the mount points of the first are in the image now
+    assert config(b) == first
+    assert len(prefix.grants()) == 1
+
+
+def test_env_baked_into_an_image_grants_nothing(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    b = bundle(env=["NVIDIA_VISIBLE_DEVICES=all", "T9K_GPU_MEMORY=100"], args=["sh", "-c", "ls /dev /usr/lib64"])
+    before = config(b)
+    r = runc.run(b, prefix)
+    assert r.returncode == 0 and "nvidia" not in r.stdout and "libcuda" not in r.stdout
+    assert config(b) == before and prefix.grants() == ()
+
+
+def test_trust_env(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    prefix.set(trust_env=True)
+    r = runc.run(bundle(env=["NVIDIA_VISIBLE_DEVICES=0", "T9K_GPU_MEMORY=100"], args=["ls", "/dev"]), prefix)
+    assert r.returncode == 0 and "nvidia0" in r.stdout
+
+
+# --- as if we were not there ---
+
+
+def test_other_calls_are_runcs_own(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    id = start(runc, prefix, bundle(ASK))
+    for args in (
+        ["state", id],
+        ["list"],
+        ["--version"],
+        ["features"],
+        ["exec", id, "env"],
+        ["state", "none"],
+        ["bogus"],
+    ):
+        ours, plain = runc(*args, program=prefix.program), runc(*args)
+        assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout), args
+        assert _untimed(ours.stderr) == _untimed(plain.stderr)
+    assert runc("kill", id, "KILL", program=prefix.program).returncode == 0
+
+
+def _untimed(text: str) -> str:
+    return "\n".join(line.partition(" ")[2] for line in text.splitlines())
+
+
+def test_a_container_that_asks_nothing(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    b = bundle({"other": "x"})
+    before = (b / "config.json").stat()
+    id = start(runc, prefix, b)
+    after = (b / "config.json").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert "nvidia" not in runc.exec(id, "ls", "/dev").stdout
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"ociVersion": "1.0.2"}'])
+def test_a_broken_config_without_our_keys_is_runcs_business(
+    prefix: Install, bundle: Bundle, runc: Runc, text: str
+) -> None:
+    b = bundle()
+    (b / "config.json").write_text(text)
+    ours, plain = runc.create(b, prefix), runc.create(b)
+    assert (ours.returncode, _untimed(ours.stderr)) == (plain.returncode, _untimed(plain.stderr))
+    assert ours.returncode != 0 and "GH-" not in ours.stderr
+    (b / "config.json").unlink()
+    assert "GH-" not in runc.create(b, prefix).stderr
+
+
+def test_the_runtime_gets_signals_and_environment_as_given(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """Python ignores SIGPIPE and may add LC_CTYPE; neither reaches the runtime."""
+    seen = prefix.prefix.parent / "seen"
+    script = prefix.prefix.parent / "runtime"
+    script.write_text(
+        f"#!/bin/sh\ntr '\\0' '\\n' < /proc/$$/environ > {seen}\ngrep Sig /proc/$$/status >> {seen}\n"
+        f"cat /proc/$$/cmdline | tr '\\0' '\\n' >> {seen}\n"
+    )
+    script.chmod(0o755)
+    prefix.set(runtime=str(script))
+    b = bundle(ASK)
+    odd = os.fsdecode(b"\xff\xfe")
+    env = {"A": "1", "ODD": odd, "PYTHONPATH": "/evil", "LD_LIBRARY_PATH": ""}
+    command = [prefix.program, "--root", "/nowhere", "create", "--bundle", str(b), "--pid-file", odd, "some-id"]
+    assert subprocess.run(command, env=env).returncode == 0
+    said = os.fsdecode(seen.read_bytes())
+    assert sorted(said.split("Sig")[0].split()) == sorted(f"{k}={v}" for k, v in env.items())
+    ignored = int(said.split("SigIgn:")[1].split()[0], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1)) and not ignored & (1 << (signal.SIGXFSZ - 1))
+    assert said.splitlines()[-8:] == command[1:]
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_refusals_reach_the_log(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path, form: str) -> None:
+    log = tmp_path / "log"
+    b = bundle({"gpu-hook.io/memory": "much", "gpu-hook.io/compute": "7x", "gpu-hook.io/unknown": "1"})
+    flags = ("--log", str(log), "--log-format", form)
+    r = runc.create(b, prefix, flags=flags)
+    assert r.returncode == 1
+    lines = log.read_text().splitlines()
+    assert len(lines) == len(r.stderr.splitlines()) == 3
+    for line, shown in zip(lines, r.stderr.splitlines(), strict=True):
+        if form == "json":
+            entry = json.loads(line)
+            assert entry["level"] == "error" and entry["msg"] == shown and "time" in entry
+        else:
+            assert "level=error" in line and shown.replace('"', '\\"') in line
+    assert {line[:6] for line in r.stderr.splitlines()} == {"GH-101", "GH-102"}
+    assert prefix.grants() == ()
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"gpu-hook.io/memory": "0"},
+        {"gpu-hook.io/memory": "9" * 5000},
+        {"gpu-hook.io/memory": "1Gi\n"},
+        {"gpu-hook.io/memory": "1Gi\0"},
+        {"gpu-hook.io/memory": "1Gi", "gpu-hook.io/x": "y" * (1 << 20)},
+        {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "-1"},
+        {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "1", "T9K_GPU_PERCENT": "99"},
+        {"NVIDIA_VISIBLE_DEVICES": "7", "T9K_GPU_MEMORY": "1"},
+        {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": str(MEMORY_MIB + 1)},
+        {"gpu-hook.io/gpus": "9"},
+    ],
+)
+def test_bad_requests(prefix: Install, bundle: Bundle, runc: Runc, annotations: dict[str, str]) -> None:
+    b = bundle(annotations)
+    r = runc.create(b, prefix)
+    assert r.returncode == 1
+    for line in r.stderr.splitlines():
+        assert 'msg="GH-1' in line or 'msg="GH-2' in line
+        assert len(line) < 500
+    assert prefix.grants() == () and MARKER not in config(b)["annotations"]
+
+
+def _truncate(b: Path) -> None:
+    data = (b / "config.json").read_bytes()
+    (b / "config.json").write_bytes(data[: len(data) - 3])
+
+
+def _link(b: Path) -> None:
+    (b / "config.json").rename(b / "other.json")
+    (b / "config.json").symlink_to("other.json")
+
+
+def _big(b: Path) -> None:
+    with open(b / "config.json", "ab") as f:
+        f.write(b" " * (17 << 20))
+
+
+def _directory(b: Path) -> None:
+    (b / "config.json").unlink()
+    (b / "config.json").mkdir()
+
+
+def _fifo(b: Path) -> None:
+    (b / "config.json").unlink()
+    os.mkfifo(b / "config.json")
+
+
+def _wrong_types(b: Path) -> None:
+    (b / "config.json").write_text('{"annotations": {"gpu-hook.io/memory": 5}}')
+
+
+def _read_only(b: Path) -> None:
+    (b / "config.json").chmod(0o444)
+
+
+BREAK: list[Callable[[Path], None]] = [_truncate, _link, _big, _directory, _fifo, _wrong_types, _read_only]
+
+
+@pytest.mark.parametrize("how", BREAK)
+def test_hostile_config_json(prefix: Install, bundle: Bundle, runc: Runc, how: Callable[[Path], None]) -> None:
+    b = bundle(ASK)
+    how(b)
+    refused(runc, prefix, b, "GH-401")
+
+
+def test_read_only_bundle(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    b = bundle(ASK)
+    subprocess.run(["mount", "--bind", str(b), str(b)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(b)], check=True)
+        refused(runc, prefix, b, "GH-401")
+    finally:
+        subprocess.run(["umount", str(b)], check=True)
+
+
+def test_unknown_fields_are_kept(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    b = bundle(ASK, edit=lambda s: s.update({"x-new": {"deep": [1, 18446744073709551615, 1.5, None]}}))
+    assert runc.create(b, prefix).returncode == 0
+    assert config(b)["x-new"] == {"deep": [1, 18446744073709551615, 1.5, None]}
+
+
+def test_privileged_containers_are_refused(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    def rule(spec: dict[str, Any], **more: Any) -> None:
+        spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm", **more})
+
+    for more in ({}, {"type": "c", "major": 195}, {"type": "c", "major": 195, "minor": 1}, {"type": "c", "minor": 1}):
+        said = refused(runc, prefix, bundle(ASK, edit=lambda s, more=more: rule(s, **more)), "GH-403")
+        assert "195:1" in said or "every card" in said
+    assert runc.create(bundle(ASK, edit=lambda s: rule(s, type="c", major=195, minor=0)), prefix).returncode == 0
+
+
+def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """Each: the container does not start, with the code of what is wrong; when it is mended, it does."""
+    stand_in = prefix.prefix / "lib/stand-in/libcuda.so.1"
+    driver = prefix.driver / "usr/lib64" / f"libnvidia-cfg.so.{DRIVER}"
+    inventory = prefix.state / "inventory.json"
+    for file, code in ((stand_in, "GH-305"), (driver, "GH-302"), (inventory, "GH-301")):
+        away = file.with_name(file.name + ".away")
+        file.rename(away)
+        refused(runc, prefix, bundle(ASK), code)
+        away.rename(file)
+    stand_in.chmod(0o666)
+    refused(runc, prefix, bundle(ASK), "GH-305")
+    stand_in.chmod(0o644)
+    settings = prefix.prefix / "etc/settings.json"
+    text = settings.read_text()
+    settings.write_text("{")
+    refused(runc, prefix, bundle(ASK), "GH-501")
+    settings.write_text(text)
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+
+
+def test_the_real_runtime_is_missing_or_ourselves(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """Also where only Python sees it: the launcher's conf is right, the compiled settings are not."""
+    settings = prefix.prefix / "etc/settings.json"
+    data = json.loads(settings.read_text())
+    for runtime in ("/nowhere/runc", prefix.program, "/etc/passwd"):
+        settings.write_text(json.dumps({**data, "runtime": runtime}))
+        r = runc.create(bundle(ASK), prefix)
+        assert r.returncode == 1 and "GH-503" in r.stderr
+        assert prefix.grants() == ()
+        consistent(prefix)
+
+
+def test_changed_settings_are_one_warning(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    yaml = prefix.prefix / "etc/settings.yaml"
+    yaml.write_text(yaml.read_text() + "# changed\n")
+    r = runc.create(bundle(ASK), prefix)
+    assert r.returncode == 0 and r.stderr.count("GH-502") == 1 and "level=warning" in r.stderr
+
+
+def test_an_unexpected_exception_is_one_line(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    lib = prefix.prefix / "lib/gpu-hook"
+    (pack,) = lib.glob("*.pack")
+    pack.unlink()  # now the sources are run: slower, and this test can break one
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+    file = lib / "oci_hook/core/plan.py"
+    file.write_text(file.read_text() + "\ndef make_plan(*_):\n    raise RuntimeError('secret\\nplan')\n")
+    held = prefix.grants()
+    r = runc.create(bundle(ASK), prefix)
+    assert r.returncode == 1 and prefix.grants() == held
+    assert r.stderr.count("\n") == 1 and "GH-405" in r.stderr and "RuntimeError" in r.stderr
+
+
+# --- hostile images ---
+
+
+def test_image_environment_runs_nothing(prefix: Install, bundle: Bundle, runc: Runc, rootfs: Path) -> None:
+    mark = rootfs / "ran"
+    (rootfs / "evil").mkdir()
+    (rootfs / "evil/os.py").write_text(f"open({str(mark)!r}, 'w')")
+    (rootfs / "evil/runc").write_text(f"#!/bin/sh\necho > {mark}\n")
+    (rootfs / "evil/runc").chmod(0o755)
+    env = [
+        "LD_PRELOAD=/evil/x.so",
+        f"PYTHONPATH={rootfs}/evil",
+        f"PATH={rootfs}/evil:/bin",
+        "PYTHONSTARTUP=/evil/os.py",
+    ]
+    id = start(runc, prefix, bundle(ASK, env=env))
+    assert not mark.exists()
+    assert "LD_PRELOAD=/evil/x.so" in runc.exec(id, "env").stdout
+
+
+def links(prefix: Install) -> list[str]:
+    return [
+        "/usr/lib64/libcuda.so.1",
+        "/usr/lib64/libcuda.so",
+        f"/usr/lib64/libcuda.so.{DRIVER}",
+        "/usr/lib64/libnvidia-ml.so.1",
+        "/usr/lib64/libnvidia-cfg.so.1",
+        "/usr/bin/nvidia-smi",
+        "/run/gpu-hook",
+        "/run/gpu-hook/driver/cuda",
+        "/dev/nvidia-sim/0",
+    ]
+
+
+@pytest.mark.slow
+def test_every_destination_as_a_link(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    """Refused with GH-402, or the program finds the stand-in under every name; the host's files are as before."""
+    outside = tmp_path / "outside"
+    outside.write_text("host")
+    ours = md5(prefix.prefix / "lib/stand-in/libcuda.so.1")
+    targets = [
+        *links(prefix),
+        "../../../..",
+        str(outside),
+        "/proc/1/root/dev",
+        "/proc/self/exe",
+        "/",
+        "/dev/null",
+        "/etc",
+    ]
+    started = 0
+    for n, (at, to) in enumerate((at, to) for at in links(prefix) for to in targets if at != to):
+        image = busybox_rootfs(tmp_path / f"image{n}")
+        place = image / at.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(to)
+        names = ["/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so", f"/usr/lib64/libcuda.so.{DRIVER}"]
+        r = runc.run(bundle(ASK, rootfs=image, args=["md5sum", *names]), prefix)
+        if r.returncode == 0:
+            started += 1
+            assert set(sums(r.stdout).values()) == {ours}, (at, to)
+        else:
+            assert "GH-402" in r.stderr, (at, to, r.stderr)
+        assert outside.read_text() == "host" and prefix.grants() == ()
+    assert 10 < started < n
+
+
+def test_copies_in_the_image_are_covered(prefix: Install, bundle: Bundle, runc: Runc, rootfs: Path) -> None:
+    compat = rootfs / "usr/local/cuda-12.4/compat"
+    compat.mkdir(parents=True)
+    (compat / "libcuda.so.999.1").write_text("another driver")
+    (compat / "libcuda.so.1").symlink_to("libcuda.so.999.1")
+    (rootfs / "usr/local/cuda").symlink_to("cuda-12.4")
+    id = start(runc, prefix, bundle(ASK))
+    found = sums(runc.exec(id, "md5sum", "/usr/local/cuda/compat/libcuda.so.1").stdout)
+    assert set(found.values()) == {md5(prefix.prefix / "lib/stand-in/libcuda.so.1")}
+    assert (compat / "libcuda.so.999.1").read_text() == "another driver"
+
+
+# --- isolation of cards ---
+
+
+def reach(runc: Runc, id: str) -> list[bool]:
+    """For cards 0, 1 and the control node: whether the kernel let the open reach the (missing) driver."""
+    script = """
+    for n in 0 1 255; do
+        [ -e /probe$n ] || mknod /probe$n c 195 $n || echo no mknod
+        for how in '<' '>'; do sh -c ": $how /probe$n" 2>&1; done
+    done
+    """
+    said = [line.rpartition(": ")[2] for line in runc.exec(id, "sh", "-c", script).stdout.splitlines()]
+    assert len(said) == 6, said
+    assert set(said) <= {"No such device or address", "Operation not permitted"}, said
+    assert said[0::2] == said[1::2]
+    return [line == "No such device or address" for line in said[0::2]]
+
+
+def test_the_other_card_is_out_of_reach(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    id = start(runc, prefix, bundle(ASK))
+    assert reach(runc, id) == [True, False, True]
+    assert runc("update", "--memory", "200000000", id, program=prefix.program).returncode == 0
+    assert reach(runc, id) == [True, False, True]
+    plain = bundle()
+    assert runc.create(plain).returncode == 0
+    runc("start", runc.ids[-1])
+    assert reach(runc, runc.ids[-1]) == [False, False, False]
+
+
+def test_rules_that_the_spec_lacks_are_closed(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    def none(spec: dict[str, Any]) -> None:
+        spec["linux"]["resources"].pop("devices")
+
+    assert reach(runc, start(runc, prefix, bundle(ASK, edit=none))) == [True, False, True]
+
+
+UNIFIED = """
+set -e
+umount -R /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_cgroup_v2(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    if "cgroup2" not in Path("/proc/filesystems").read_text():
+        pytest.skip("no cgroup v2")
+    code = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.test_runtime import reach\nfrom tests.conftest import Runc\n"
+        "runc = Runc(pathlib.Path(sys.argv[2])); runc.ids = ['gh-test-v2']\n"
+        "r = runc('create', '--bundle', sys.argv[3], 'gh-test-v2', program=sys.argv[4])\n"
+        "assert r.returncode == 0, r.stderr\n"
+        "try:\n"
+        "    assert runc('start', 'gh-test-v2').returncode == 0\n"
+        "    print(reach(runc, 'gh-test-v2'))\n"
+        "    r = runc('update', '--pids-limit', '100', 'gh-test-v2')\n"
+        "    print(r.returncode, r.stderr)\n"
+        "    print(reach(runc, 'gh-test-v2'))\n"
+        "finally:\n"
+        "    runc.close()\n"
+    )
+    command = ["unshare", "-m", "sh", "-c", UNIFIED, "sh", sys.executable, "-c", code]
+    r = subprocess.run(
+        [*command, str(REPO), str(runc.folder), str(bundle(ASK)), prefix.program], capture_output=True, text=True
+    )
+    lines = r.stdout.splitlines()
+    assert r.returncode == 0 and lines[0] == lines[-1] == "[True, False, True]", r.stdout + r.stderr
+
+
+# --- many at once, and killed ones ---
+
+
+@pytest.mark.slow
+def test_32_creates_at_once_with_room_for_10(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    ask = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": str(MEMORY_MIB // 10)}
+    jobs = []
+    for n in range(32):
+        out = open(tmp_path / f"err{n}", "w+")  # noqa: SIM115
+        b = bundle(ask, args=["sleep", "1000"])
+        p = runc.popen("create", "--bundle", str(b), runc.new_id(), program=prefix.program, stdout=out, stderr=out)
+        jobs.append((p, out))
+    said = []
+    for p, out in jobs:
+        p.wait(timeout=120)
+        out.seek(0)
+        said.append((p.returncode, out.read()))
+        out.close()
+    good = [text for status, text in said if status == 0]
+    bad = [text for status, text in said if status != 0]
+    assert len(good) == 10 and all("GH-201" in text for text in bad), bad
+    grants = prefix.grants()
+    assert len(grants) == 10 and {g.who.id for g in grants} == runc.living()
+    assert sum(s.memory_mib for g in grants for s in g.shares) <= MEMORY_MIB
+    consistent(prefix)
+
+
+# Runs the wrapper's Python half and kills it at the Nth line that it executes (or says how many there were).
+KILLER = """
+import os, signal, sys
+prefix, limit, *args = sys.argv[1:]
+sys.path.insert(0, prefix + "/lib/gpu-hook")
+import oci_hook.runtime as runtime
+from oci_hook.node import admit, inventory, image
+lines, limit = 0, int(limit)
+def trace(frame, event, arg):
+    global lines
+    if event == "line" and "oci_hook" in frame.f_code.co_filename:
+        lines += 1
+        if lines == limit:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+def execve(path, argv, env):
+    sys.settrace(None)
+    print(lines, flush=True)
+    real(path, argv, env)
+real, os.execve = os.execve, execve
+sys.settrace(trace)
+sys.exit(runtime.main(prefix, args))
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_step(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """kill -9 at some forty of the wrapper's lines: nothing stays booked, and a second create works."""
+
+    def go(limit: int, b: Path) -> "subprocess.CompletedProcess[str]":
+        args = ["--root", str(runc.root), "create", "--bundle", str(b), runc.ids[-1]]
+        command = ["/usr/bin/python3", "-I", "-S", "-c", KILLER, str(prefix.prefix), str(limit), *args]
+        with open(runc.folder / "out", "w+") as out:
+            r = subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            out.seek(0)
+            return subprocess.CompletedProcess(command, r.returncode, out.read())
+
+    runc.new_id()
+    first = go(0, bundle(ASK))
+    assert first.returncode == 0, first.stdout
+    total = int(first.stdout.split()[0])
+    assert total > 300
+    runc("delete", "--force", runc.ids[-1])
+    # The interesting lines are after the grant is written, the last two thirds.
+    for limit in [*range(1, total, total // 40), *range(total - 8, total + 1)]:
+        b = bundle(ASK)
+        runc.new_id()
+        assert go(limit, b).returncode == -signal.SIGKILL, limit
+        assert prefix.grants() == (), limit
+        consistent(prefix)
+        r = runc.create(b, prefix, id=runc.ids[-1])
+        assert r.returncode == 0, (limit, r.stderr)
+        assert [g.who.id for g in prefix.grants()] == [runc.ids[-1]]
+        assert [f for f in os.listdir(b) if f != "config.json"] in ([], [".gpu-hook.config.json"]), limit
+        runc("delete", "--force", runc.ids[-1])
+        assert prefix.grants() == ()
+
+
+@pytest.mark.slow
+def test_runc_killed_after_the_exec(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """kill -9 of the process a while into runc's own work: the ledger is what lives, and a second create works."""
+    for n in range(12):
+        b = bundle(ASK)
+        p = runc.popen("create", "--bundle", str(b), runc.new_id(), program=prefix.program, stdout=subprocess.DEVNULL)
+        time.sleep(0.02 + 0.01 * n)
+        p.kill()
+        p.wait()
+        held = {g.who.id for g in prefix.grants()}
+        alive = {id for id in runc.ids if (runc.root / id / "state.json").exists() and _runs(runc.pid(id))}
+        assert held == alive, n
+        runc("delete", "--force", runc.ids[-1])
+        assert prefix.grants() == ()
+        assert runc.create(b, prefix).returncode == 0
+        runc("delete", "--force", runc.ids[-1])
+        consistent(prefix)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_failing_runc_leaves_no_grant(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    b = bundle(ASK, edit=lambda s: s["process"].update(cwd="relative"))
+    r = runc.create(b, prefix)
+    assert r.returncode != 0 and "GH-" not in r.stderr
+    assert prefix.grants() == ()
+
+
+def test_the_same_id_twice(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+    b = bundle(ASK)
+    r = runc.create(b, prefix, id=runc.ids[-1])
+    assert r.returncode == 1 and "GH-407" in r.stderr
+    assert [g.who.id for g in prefix.grants()] == [runc.ids[-1]]
+
+
+def test_delete_of_a_running_container_frees_nothing(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    id = start(runc, prefix, bundle(ASK))
+    assert runc("delete", id, program=prefix.program).returncode != 0
+    assert [g.who.id for g in prefix.grants()] == [id]
