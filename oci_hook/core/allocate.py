@@ -49,9 +49,7 @@ class Usage(Value):
 
     __slots__ = ("card", "free_mib", "free_compute", "containers", "alone", "whole")
 
-    def __init__(
-        self, card: Card, free_mib: int, free_compute: int, containers: int, alone: bool, whole: bool
-    ) -> None:
+    def __init__(self, card: Card, free_mib: int, free_compute: int, containers: int, alone: bool, whole: bool) -> None:
         self.card = card
         self.free_mib = free_mib
         self.free_compute = free_compute
@@ -65,9 +63,7 @@ def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tupl
     return tuple(_usage(card, grants, rules) for card in inventory.cards)
 
 
-def allocate(
-    request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules
-) -> "Allocation | Refusal":
+def allocate(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> "Allocation | Refusal":
     """Find cards with room for the request beside the (living) grants."""
     if not request.cards or request.narrow_to == ():
         return Allocation((), False, tuple((c.uuid, "no card is asked for") for c in inventory.cards))
@@ -83,7 +79,7 @@ def allocate(
         [i for i in order if not blocked[w][i] and (i == only if only is not None else i in allowed)]
         for w, (_, only) in enumerate(wishes)
     ]
-    chosen = _choose(options, [w for w, _ in wishes], _distances(inventory))
+    chosen = _choose(options, [w for w, _ in wishes], inventory)
     if chosen is None:
         return _refusal(request, uses, wishes, allowed, blocked)
     shares = tuple(_share(uses[i].card, wish, request, rules) for i, (wish, _) in zip(chosen, wishes, strict=True))
@@ -274,11 +270,14 @@ def _distances(inventory: Inventory) -> list[list[int]]:
     return table
 
 
-def _choose(options: list[list[int]], wishes: list[CardRequest], distance: list[list[int]]) -> "list[int] | None":
+def _choose(options: list[list[int]], wishes: list[CardRequest], inventory: Inventory) -> "list[int] | None":
     """One card per wish, no card twice: the nearest set, the preferred one among equals; None if there is none."""
+    if len(options) == 1:
+        return options[0][:1] or None
     best = _match(options)
-    if best is None or len(options) == 1:
-        return [options[0][0]] if best else None
+    if best is None:
+        return None
+    distance = _distances(inventory)
     # Wishes with few options first, so that dead ends show early; equal wishes take cards in order of preference.
     turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
     nearest = min(d for i, row in enumerate(distance) for j, d in enumerate(row) if i != j)

@@ -23,7 +23,7 @@ class Claims:
 
     def __init__(self, uuids: tuple[str, ...], state_dir: str) -> None:
         self._uuids = sorted(uuids)  # one order for all installs, so none waits for the other in a circle
-        self._owner = os.path.realpath(state_dir)
+        self._owner = os.path.realpath(state_dir) if uuids else ""
         self._held: list[int] = []
 
     def __enter__(self) -> None:

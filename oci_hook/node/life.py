@@ -105,10 +105,7 @@ def valid_id(id: str) -> bool:
     runc: `^[\\w+-\\.]+$` over ASCII, where `+-.` is the range `+ , - .` (libcontainer/factory_linux.go).
     """
     return (
-        0 < len(id) <= 1024
-        and id not in (".", "..")
-        and id.isascii()
-        and all(c.isalnum() or c in "_+,-." for c in id)
+        0 < len(id) <= 1024 and id not in (".", "..") and id.isascii() and all(c.isalnum() or c in "_+,-." for c in id)
     )
 
 

@@ -335,8 +335,7 @@ def decode(data: bytes) -> Grant:
         if version != FORMAT:
             raise ValueError("another version's format")
         boot, creator, init, cgroup, inode = life
-        if not all(type(v) is str for v in (key, boot, cgroup, policy, priority, driver, *who, *offered)):
-            raise ValueError("a name is not text")
+        "".join((key, boot, cgroup, policy, priority, driver, *who, *offered))  # TypeError unless all are text
         for share in shares:
             uuid, memory, compute, limit, whole = share
             if type(uuid) is not str or not type(memory) is type(compute) is type(limit) is int or memory < 0:
