@@ -222,18 +222,21 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
         } else if (card->share[i].class_ == share->class_) {
             contended |= active(card, (unsigned)i, now);
         } else if (busy(card, (unsigned)i, now)) {
-            residue = add(residue, card->slot[i].inflight);
+            residue = add(residue, card->slot[i].residue);
             lower = (unsigned)i;
         }
     }
 
     if (share->cap) {
         struct gh_bucket b = gh_bucket_at(own->bucket, share->cap, r->burst, now);
-        b = gh_bucket_take(b, mine->inflight); /* reserved by estimate, charged when done */
         if (b.level <= 0) {
             d.mode = GH_CAPPED;
             uint64_t refill = (uint64_t)(-(b.level + 1)) / share->cap + 2;
             return wait_for(d, GH_ON_TIME, me, add(now, min64(refill, r->recheck)));
+        }
+        if (cost >= GH_COST_UNKNOWN && mine->launched != mine->done) {
+            d.mode = GH_CAPPED;
+            return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, r->window)));
         }
     }
 
@@ -251,8 +254,7 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
         return go(d, GH_OPEN);
 
     uint64_t window = registered ? r->window_guarded : r->window;
-    uint64_t run = min64(age(now, own->running_since), min64(own->running_cost, mine->inflight));
-    int fits = empty || add(mine->inflight - run, cost) <= window;
+    int fits = empty || add(gh_residue(own, now), cost) <= window;
     struct crowd c = crowd_of(card, me, now);
 
     if (now < d.distrust_until ||
@@ -381,11 +383,16 @@ struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t bu
     return bucket;
 }
 
-struct gh_bucket gh_bucket_take(struct gh_bucket bucket, uint64_t charge) {
-    int64_t less = (int64_t)(min64(charge, 1000 * GH_S) * GH_PPM);
-    int64_t bottom = -(int64_t)(3000 * GH_S * GH_PPM);
-    bucket.level = bucket.level < bottom + less ? bottom : bucket.level - less;
+struct gh_bucket gh_bucket_take(struct gh_bucket bucket, int64_t charge) {
+    const int64_t most = 1000 * (int64_t)GH_S, bottom = -3 * most * (int64_t)GH_PPM, top = most * (int64_t)GH_PPM;
+    int64_t less = (charge > most ? most : charge < -most ? -most : charge) * (int64_t)GH_PPM;
+    int64_t level = bucket.level < bottom ? bottom : bucket.level > top ? top : bucket.level;
+    bucket.level = level - less < bottom ? bottom : level - less;
     return bucket;
+}
+
+uint64_t gh_residue(const struct gh_own *own, uint64_t now) {
+    return own->inflight - min64(age(now, own->running_since), min64(own->running_cost, own->inflight));
 }
 
 uint32_t gh_saturation(uint32_t before_, uint64_t pending, uint64_t length) {
@@ -436,14 +443,22 @@ uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa) {
 }
 
 void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean) {
-    if (!clean && cost->clean)
-        return;
-    if (clean && !cost->clean)
-        *cost = (struct gh_cost){.clean = 1};
-    if (cost->samples < GH_LEARN)
-        cost->samples++;
     int64_t sample = (int64_t)(min64(elapsed, 1000 * GH_S) * 256);
-    cost->mean = (uint64_t)((int64_t)cost->mean + (sample - (int64_t)cost->mean) / (int64_t)cost->samples);
+    for (int kind = 0; kind <= (clean != 0); kind++) {
+        if (cost->samples[kind] < GH_LEARN)
+            cost->samples[kind]++;
+        int64_t mean = (int64_t)cost->mean[kind];
+        cost->mean[kind] = (uint64_t)(mean + (sample - mean) / (int64_t)cost->samples[kind]);
+    }
 }
 
-uint64_t gh_cost_of(const struct gh_cost *cost) { return cost->samples ? cost->mean / 256 : GH_COST_UNKNOWN; }
+uint64_t gh_cost_of(const struct gh_cost *cost) {
+    if (!cost->samples[0])
+        return GH_COST_UNKNOWN;
+    int kind = cost->samples[1] >= GH_LEARN_CLEAN && cost->mean[0] / 256 <= GH_COST_LONG;
+    return cost->mean[kind] / 256;
+}
+
+uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean) {
+    return clean || !cost->samples[0] || cost->mean[0] / 256 > GH_COST_LONG ? elapsed : gh_cost_of(cost);
+}

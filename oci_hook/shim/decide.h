@@ -28,6 +28,7 @@ struct gh_bucket {
 /* What a tenant knows of itself and does not publish. */
 struct gh_own {
     struct gh_bucket bucket;
+    uint64_t inflight;       /* estimated GPU time of launched, not done commands */
     uint64_t running_since;  /* since when the oldest command in flight can have been running, */
     uint64_t running_cost;   /* and its estimated GPU time */
     uint64_t held_since;     /* begin of the present wait at the gate, 0 when not held */
@@ -52,7 +53,7 @@ struct gh_decision {
 void gh_rules_default(struct gh_rules *rules);
 
 /* May tenant `me` submit a command of estimated GPU time `cost` at `now`? Asked before every submission.
- * card->slot[me] is the own slot, up to date; the others are snapshots. */
+ * card->slot[me] is the own slot, up to date; the others are snapshots. A cost of GH_COST_UNKNOWN goes alone. */
 struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const struct gh_own *own, uint64_t now,
                              uint64_t cost);
 
@@ -69,9 +70,13 @@ uint32_t gh_weight(const struct gh_card *card, unsigned me, uint64_t now);
 /* gh_own.held_since after a decision: time that others, not the own window, cap or a freeze, keep me waiting. */
 uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *decision, uint64_t now);
 
-/* Bucket at `now`; then less `charge` ns of GPU time, debt allowed. */
+/* Bucket at `now`; then less `charge` ns of GPU time (negative: given back), debt allowed. The estimate is taken at
+ * submission, the difference to the charge when the command is done: so the bound on savings loses nothing meanwhile. */
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now);
-struct gh_bucket gh_bucket_take(struct gh_bucket bucket, uint64_t charge);
+struct gh_bucket gh_bucket_take(struct gh_bucket bucket, int64_t charge);
+
+/* What is left of the work in flight, taking the oldest command to run since it could. */
+uint64_t gh_residue(const struct gh_own *own, uint64_t now);
 
 /* Duty in ppm after `length` ns of tenure of which `pending` had work; the flag has hysteresis. */
 uint32_t gh_saturation(uint32_t before, uint64_t pending, uint64_t length);
@@ -90,16 +95,21 @@ void gh_gap_seen(struct gh_gaps *gaps, uint64_t gap);
 /* The candidate T with the least expected idle time + kappa x loss x P(gap > T); loss is one re-preemption's, in ns. */
 uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa);
 
-/* Learned cost of a command key: running mean over the last GH_LEARN samples. Clean samples were measured while nobody
- * else had work; the others, elapsed time shared out among those with work, serve until there is a clean one. */
+/* Learned cost of a command key: running mean over the last GH_LEARN samples. Clean samples were measured after nobody
+ * else had had work for a while; the others, elapsed time shared out among those with work, serve until there is a clean one. */
 #define GH_LEARN 256u
-#define GH_COST_UNKNOWN (100 * GH_US)
+#define GH_LEARN_CLEAN 16u /* so many before they are believed */
+#define GH_COST_UNKNOWN GH_S
 struct gh_cost {
-    uint64_t mean; /* ns x 256 */
-    uint32_t samples;
-    uint32_t clean;
+    uint64_t mean[2]; /* ns x 256; of all samples, of clean ones */
+    uint32_t samples[2];
 };
 void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean);
 uint64_t gh_cost_of(const struct gh_cost *cost);
+/* What a finished command is charged: its own elapsed time where that is clean, else its key's cost. Long ones are
+ * rarely undisturbed from begin to end, and learning from the short ones among them would be unfair: always their own
+ * elapsed time, shared out. */
+#define GH_COST_LONG (2 * GH_MS)
+uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean);
 
 #endif

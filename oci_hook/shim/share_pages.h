@@ -34,7 +34,7 @@ struct gh_slot {
     uint64_t idle_since; /* when it last became not busy */
     uint64_t woke_at;    /* when it last came back from an idle time longer than gh_rules.wake_idle */
     uint64_t v;          /* virtual time */
-    uint64_t inflight;   /* estimated GPU time of launched, not done commands */
+    uint64_t residue;    /* estimated GPU time to the end of what was launched, as of the heartbeat */
     uint32_t duty;       /* ppm of the card it keeps busy when it has it for itself (learned) */
     uint64_t epoch;      /* the slot's last claim of tenure: serial number, */
     uint64_t start;      /* begin */

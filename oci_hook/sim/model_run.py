@@ -143,7 +143,7 @@ def figures(scenario: Scenario, policy: str, result: "Json") -> "Json":
         "jain": jain([g / o for g, o in zip(rate, owed, strict=True) if o]),
         "longest_hold_ms": [t["longest_hold"] / 1e6 for t in result["tenants"]],
         "violations": result["violations"],
-        "saturation": [t["saturation"] / 1e6 for t in result["tenants"]],
+        "duty": [t["duty"] / 1e6 for t in result["tenants"]],
     }
     if any(caps):
         window = 10  # 1 s of the 100 ms windows

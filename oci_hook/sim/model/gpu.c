@@ -36,11 +36,6 @@ static void set_work(struct gpu *gpu, uint64_t work, uint64_t now) {
         if ((gpu->work & ~work) >> i & 1)
             c->clear_at_idle = c->clear;
     }
-    int lone = __builtin_popcountll(work) == 1;
-    if (!lone)
-        gpu->lone_since = NEVER;
-    else if (gpu->lone_since == NEVER || work != gpu->work)
-        gpu->lone_since = now;
     gpu->work = work;
 }
 
@@ -70,6 +65,11 @@ static void plan_event(struct gpu *gpu) {
 }
 
 static void run(struct gpu *gpu, uint64_t now) {
+    struct kernel *k = front(gpu, gpu->current);
+    if (!k->began) {
+        k->began = now;
+        k->shared = gpu_shared(gpu, gpu->current, now);
+    }
     gpu->phase = GPU_RUN;
     gpu->run_from = now;
     plan_event(gpu);
@@ -95,7 +95,7 @@ static void account(struct gpu *gpu, uint64_t now) {
 
 void gpu_submit(struct gpu *gpu, unsigned i, uint64_t duration, uint32_t key, uint64_t now) {
     struct context *c = &gpu->context[i];
-    c->queue[c->tail++ % QUEUE_SIZE] = (struct kernel){duration, duration, now, key};
+    c->queue[c->tail++ % QUEUE_SIZE] = (struct kernel){.duration = duration, .left = duration, .submitted = now, .key = key};
     if (gpu->work >> i & 1)
         return;
     set_work(gpu, gpu->work | 1ull << i, now);
@@ -131,8 +131,11 @@ void gpu_step(struct gpu *gpu) {
     struct kernel *k = front(gpu, i);
     struct context *c = &gpu->context[i];
     int finished = !k->left;
+    if (finished) {
+        k->shared = gpu_shared(gpu, i, now) - k->shared;
+        k->clean = gpu->context[i].clear_from <= k->began;
+    }
     struct kernel copy = *k;
-    gpu->lone_for = gpu->lone_since == NEVER ? 0 : now - gpu->lone_since;
     if (finished) {
         c->head++;
         c->completed += copy.duration;

@@ -13,6 +13,9 @@ struct kernel {
     uint64_t duration;  /* alone, ns */
     uint64_t left;      /* not yet executed, ns */
     uint64_t submitted; /* when */
+    uint64_t shared;    /* time since it began to run, shared out among the contexts with work */
+    uint64_t began;     /* when it first ran, 0 before */
+    int clean;          /* others had had no work for CLEAR_AFTER when it began */
     uint32_t key;       /* what its cost is learned by */
 };
 
@@ -39,8 +42,6 @@ struct gpu {
     uint64_t run_from; /* begin of the present piece of execution */
     uint64_t slice_end;
     uint64_t changed;  /* when `work` last changed */
-    uint64_t lone_since; /* since when exactly one context has had work, NEVER otherwise */
-    uint64_t lone_for;   /* with finished(): for how long the kernel's context had been the only one with work */
     uint64_t busy;       /* executing, ns in all */
     uint64_t switching;
     /* Called for each executed piece, then for each finished kernel. */

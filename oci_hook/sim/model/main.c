@@ -143,11 +143,11 @@ static void print_windows(const struct sim *sim, const struct tenant *t) {
 static void print_tenant(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     printf("{\"completed\":%" PRIu64 ",\"executed\":%" PRIu64 ",\"charged\":%" PRIu64 ",\"requests\":%" PRIu64
-           ",\"longest_hold\":%" PRIu64 ",\"longest_kernel\":%" PRIu64 ",\"saturation\":%" PRIu32
+           ",\"longest_hold\":%" PRIu64 ",\"longest_kernel\":%" PRIu64 ",\"duty\":%" PRIu32
            ",\"linger\":%" PRIu32 ",\"learned\":%" PRIu64,
            sim->gpu.context[i].completed - t->completed0, sim->gpu.context[i].executed - t->executed0,
-           t->charged - t->charged0, t->requests, t->longest_hold, t->longest_kernel, t->saturation,
-           sim->card.slot[i].linger, t->cost[0].mean / 256);
+           t->charged - t->charged0, t->requests, t->longest_hold, t->longest_kernel, sim->card.slot[i].duty,
+           sim->card.slot[i].linger, gh_cost_of(&t->cost[0]));
     print_samples("latency", &t->latency);
     print_windows(sim, t);
     printf("}");
@@ -187,9 +187,9 @@ static void run(const struct config *config, const char *name) {
     print_samples("low_free", &sim.low_free);
     print_samples("release", &sim.release);
     printf(",\"violations\":{\"v_went_back\":%" PRIu64 ",\"late_low_submit\":%" PRIu64 ",\"late_release\":%" PRIu64
-           ",\"no_progress\":%" PRIu64 "}}\n",
+           ",\"no_progress\":%" PRIu64 ",\"distrust\":%" PRIu64 ",\"cap_exceeded\":%" PRIu64 "}}\n",
            sim.violations.v_went_back, sim.violations.late_low_submit, sim.violations.late_release,
-           sim.violations.no_progress);
+           sim.violations.no_progress, sim.violations.distrust, sim.violations.cap_exceeded);
     fflush(stdout);
     sim_release(&sim);
 }

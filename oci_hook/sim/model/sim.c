@@ -143,7 +143,8 @@ static void note_submission(struct sim *sim, unsigned i) {
                 uint64_t linger = c->share[k].linger ? c->share[k].linger : sim->card.slot[k].linger;
                 uint64_t took = sim->now - sim->high_idle;
                 samples_add(&sim->release, took);
-                if (sim->tenant[i].mode != GH_CAPPED && took > linger + GH_MS)
+                uint64_t due = max64(sim->high_idle + linger, sim->tenant[i].last_finished);
+                if (sim->tenant[i].mode != GH_CAPPED && sim->now > due + GH_MS)
                     sim->violations.late_release++;
                 break;
             }
@@ -225,8 +226,8 @@ static void finished(void *who, unsigned i, const struct kernel *kernel, uint64_
     struct sim *sim = who;
     struct tenant *t = &sim->tenant[i];
     sim->now = now;
-    if (sim->gpu.lone_for >= kernel->duration)
-        gh_cost_learn(&t->cost[kernel->key], kernel->duration);
+    gh_cost_learn(&t->cost[kernel->key], kernel->shared, kernel->clean);
+    t->last_finished = now;
     uint64_t low = low_mask(sim);
     if (sim->high_from && !sim->low_gone && !(sim->gpu.work & low)) {
         sim->low_gone = 1;
@@ -286,6 +287,22 @@ static void watch_progress(struct sim *sim) {
     }
 }
 
+/* Invariant I8 on the grid of windows: GPU time in any L >= 100 ms is at most cap x L + savings + window + kernel. */
+static int cap_exceeded(const struct sim *sim, unsigned i) {
+    const struct tenant *t = &sim->tenant[i];
+    if (!sim->config.share[i].cap || sim->config.policy != LEDGER || sim->config.charge != EXACT)
+        return 0;
+    int64_t bound = (int64_t)(sim->config.rules.burst + sim->config.rules.window + t->longest_kernel), excess = 0;
+    for (unsigned w = 0; w < WINDOWS && w < sim->config.length / WINDOW_LENGTH; w++) {
+        excess += (int64_t)t->window[w] - (int64_t)(WINDOW_LENGTH / GH_PPM * sim->config.share[i].cap);
+        if (excess < 0)
+            excess = 0;
+        if (excess > bound)
+            return 1;
+    }
+    return 0;
+}
+
 static void warm_up_done(struct sim *sim) {
     for (unsigned i = 0; i < sim->config.count; i++) {
         struct tenant *t = &sim->tenant[i];
@@ -304,7 +321,6 @@ void sim_run(struct sim *sim, const struct config *config) {
                             .switch_idle = config->switch_idle,
                             .count = config->count,
                             .event = NEVER,
-                            .lone_since = NEVER,
                             .ran = ran,
                             .finished = finished,
                             .who = sim};
@@ -324,10 +340,10 @@ void sim_run(struct sim *sim, const struct config *config) {
         t->next_request = t->at;
         t->pacer = NEVER;
         t->waits_on = GH_SLOTS;
-        t->saturation = GH_PPM;
         t->own.bucket.at = start;
         sim->card.share[i] = config->share[i];
         sim->card.slot[i].saturated = 1;
+        sim->card.slot[i].duty = GH_PPM;
     }
     for (unsigned i = 0; i < config->count; i++)
         sim->tenant[i].view = sim->card;
@@ -370,6 +386,8 @@ void sim_run(struct sim *sim, const struct config *config) {
     sim->now = config->length;
     if (sim->stalled_from)
         sim->longest_stall = max64(sim->longest_stall, sim->now - sim->stalled_from);
+    for (unsigned i = 0; i < config->count; i++)
+        sim->violations.cap_exceeded += cap_exceeded(sim, i);
     sim->violations.no_progress = sim->longest_stall > 5 * GH_MS;
 }
 

@@ -70,8 +70,9 @@ struct tenant {
     struct gh_gaps gaps;
     int tenure;               /* has it; counters at its begin: */
     uint64_t tenure_clear, tenure_pending;
-    uint32_t saturation;
     uint64_t stopped_until; /* SIGSTOP: nothing of it runs before */
+
+    uint64_t last_finished;
 
     uint64_t submitted, charged, requests; /* results */
     uint64_t completed0, executed0, charged0;
@@ -81,7 +82,7 @@ struct tenant {
 
 /* What must never happen, counted. */
 struct violations {
-    uint64_t v_went_back, late_low_submit, late_release, no_progress;
+    uint64_t v_went_back, late_low_submit, late_release, no_progress, distrust, cap_exceeded;
 };
 
 struct sim {

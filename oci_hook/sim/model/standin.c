@@ -28,8 +28,9 @@ static void tenure_observe(struct sim *sim, unsigned i, int idle) {
     gpu_count(&sim->gpu, sim->now);
     uint64_t until = idle ? c->clear_at_idle : c->clear;
     if (until > t->tenure_clear) {
-        t->saturation = gh_saturation(t->saturation, c->clear_pending - t->tenure_pending, until - t->tenure_clear);
-        sim->card.slot[i].saturated = gh_saturated(sim->card.slot[i].saturated, t->saturation);
+        struct gh_slot *s = &sim->card.slot[i];
+        s->duty = gh_saturation(s->duty, c->clear_pending - t->tenure_pending, until - t->tenure_clear);
+        s->saturated = gh_saturated(s->saturated, s->duty);
     }
     t->tenure_clear = c->clear;
     t->tenure_pending = c->clear_pending;
@@ -48,10 +49,11 @@ void standin_poll(struct sim *sim, unsigned i) {
     int was_busy = s->launched != s->done;
     s->heartbeat = now;
     if (s->done != c->head) {
-        uint64_t charge = 0;
+        uint64_t charge = 0, reserved = 0;
         for (uint64_t k = s->done; k != c->head; k++) {
-            s->inflight -= min64(s->inflight, t->estimate[k % QUEUE_SIZE]);
-            charge += gh_cost_of(&t->cost[c->queue[k % QUEUE_SIZE].key]);
+            reserved += t->estimate[k % QUEUE_SIZE];
+            charge += gh_cost_charge(&t->cost[c->queue[k % QUEUE_SIZE].key], c->queue[k % QUEUE_SIZE].shared,
+                                     c->queue[k % QUEUE_SIZE].clean);
         }
         if (sim->config.charge == EXACT)
             charge = c->completed - t->charged_completed;
@@ -61,17 +63,21 @@ void standin_poll(struct sim *sim, unsigned i) {
         t->charged_shared = gpu_shared(&sim->gpu, i, now);
         s->done = c->head;
         s->done_at = now;
-        uint64_t v = gh_charge(s->v, charge, sim->card.share[i].weight);
+        uint64_t v = gh_charge(s->v, charge, gh_weight(&t->view, i, now));
         sim->violations.v_went_back += v < s->v;
         s->v = v;
         t->charged += charge;
         t->own.bucket = gh_bucket_at(t->own.bucket, sim->card.share[i].cap, sim->config.rules.burst, now);
-        t->own.bucket = gh_bucket_take(t->own.bucket, charge);
+        t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)(charge - reserved));
+        t->own.inflight -= min64(t->own.inflight, reserved);
     }
     if (was_busy || s->held)
         s->active_at = now;
+    t->own.running_since = max64(s->done_at, c->queue[s->done % QUEUE_SIZE].submitted);
+    t->own.running_cost = t->estimate[s->done % QUEUE_SIZE];
+    s->residue = gh_residue(&t->own, now);
     if (s->launched == s->done) {
-        s->inflight = 0;
+        t->own.inflight = s->residue = 0;
         if (was_busy) {
             s->idle_since = now;
             wake_waiters(sim, i); /* lower classes count their linger from here */
@@ -138,7 +144,9 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
     t->view.slot[i] = *s;
     uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
     struct gh_decision d = gh_decide(&t->view, i, &t->own, now, estimate);
+    sim->violations.distrust += t->own.distrust_until != d.distrust_until;
     t->own.distrust_until = d.distrust_until;
+    t->own.ahead = d.ahead;
     t->own.held_since = gh_held_since(&t->own, &d, now);
     t->mode = d.mode;
     s->held = d.held;
@@ -155,6 +163,8 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
     } else if (!d.go && d.on == GH_ON_SLOT && t->tenure) {
         tenure_end(sim, i, 0);
     }
+    if (d.mode == GH_CAPPED && t->tenure) /* what its cap costs it says nothing of its need */
+        tenure_end(sim, i, s->launched == s->done);
     if (d.go)
         return 1;
     t->waits_on = d.on == GH_ON_SLOT ? d.slot : GH_SLOTS;
@@ -175,7 +185,13 @@ void standin_submitted(struct sim *sim, unsigned i) {
         t->charged_shared = gpu_shared(&sim->gpu, i, sim->now);
     }
     s->launched++;
-    s->inflight += estimate;
+    if (s->launched == s->done + 1) {
+        t->own.running_since = sim->now;
+        t->own.running_cost = estimate;
+    }
+    t->own.inflight += estimate;
+    t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)estimate);
+    s->residue = gh_residue(&t->own, sim->now);
     s->active_at = sim->now;
     if (t->pacer == NEVER)
         t->pacer = sim->now + gh_pacer_step(&sim->config.rules, gh_window(&sim->card, i));
@@ -215,7 +231,7 @@ int strict_gate(struct sim *sim, unsigned i) {
         if (sim->now < sim->lease.end || !sim->lease.waiting) {
             standin_poll(sim, i);
             const struct gh_slot *s = &sim->card.slot[i];
-            if (s->launched == s->done || s->inflight + t->duration <= sim->config.rules.window)
+            if (s->launched == s->done || t->own.inflight + t->duration <= sim->config.rules.window)
                 return 1;
             t->at = sim->now + gh_pacer_step(&sim->config.rules, sim->config.rules.window);
             return 0;
