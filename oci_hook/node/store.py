@@ -378,8 +378,8 @@ def _read(folder: str, key: str) -> Grant:
         why = str(e)
         raise refuse(
             "GH-303",
-            f"grant file {path} is damaged: {why[:80]}; nothing is granted until it is gone: make sure that its"
-            f" container is stopped, then `gpu-hook release --force --key {key[:32]}`",
+            f"grant file {path} is damaged ({why[:50]}): nothing is granted until its container is stopped and"
+            f" `gpu-hook release --force --key {key[:32]}` removed it",
         ) from None
     return grant
 
@@ -409,12 +409,17 @@ def _unlink(path: str) -> None:
 
 
 def _drop_folder(path: str) -> None:
-    """Remove a folder of files, as far as it is there."""
+    """Remove a folder of files, as far as it is there; a link or file in its place is removed itself."""
     try:
-        for name in os.listdir(path):
-            os.unlink(f"{path}/{name}")
-        os.rmdir(path)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        pass
-    except NotADirectoryError:
+        return
+    except NotADirectoryError:  # also what O_DIRECTORY says of a link
         os.unlink(path)
+        return
+    try:
+        for name in os.listdir(fd):
+            os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(path)
