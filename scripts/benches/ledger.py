@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import struct
 import sys
 import tempfile
@@ -351,7 +352,9 @@ def campaign(kills: int, seed: int, installs: int = 1) -> Campaign:
 
 
 def run(short: bool) -> dict[str, dict[str, object]]:
-    times = sorted(commit_times(60 if short else 400))
+    # The median of several batches: a machine's other work hits some of them.
+    batches = [sorted(commit_times(20 if short else 80)) for _ in range(5)]
+    p50, p99 = (statistics.median(b[int(len(b) * q)] for b in batches) / 1e6 for q in (0.5, 0.99))
     seed = random.randrange(1 << 32)
     parts = [campaign(200 if short else 9_000, seed), campaign(100 if short else 1_000, seed, installs=2)]
     for problem in (problem for part in parts for problem in part.problems):
@@ -359,7 +362,6 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     kills = sum(part.kills for part in parts)
     twice = sum(part.double_bookings for part in parts)
     leaks = sum(part.leaks for part in parts)
-    p50, p99 = (times[int(len(times) * q)] / 1e6 for q in (0.5, 0.99))
     return {
         "commit_p50_ms": {"value": round(p50, 3), "unit": "ms", "budget": None, "ok": True},
         "commit_p99_ms": {"value": round(p99, 3), "unit": "ms", "budget": 10, "ok": p99 <= 10},
