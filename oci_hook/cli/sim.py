@@ -49,8 +49,12 @@ def up(prefix: str, cards: int, memory: str, force: bool) -> output.Report:
     root = driver_root.make(prefix, settings.state_dir, cards, memory_mib)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
-    settings = set_driver_root(prefix, str(root))
-    found = discover(settings.driver_root)
+    try:
+        found = discover(str(root))
+        settings = set_driver_root(prefix, str(root))
+    except Exception:
+        driver_root.remove(prefix, settings.state_dir)
+        raise
     cache.save(settings, found)
     lines = [f"simulated driver {found.driver_version} in {root}; driver_root in {prefix}/{SETTINGS_YAML} is set to it"]
     lines += [f"simulated card {c.index}: {c.uuid}, {output.size(c.memory_mib)}" for c in found.cards]

@@ -16,6 +16,7 @@ from oci_hook.node.life import boot_id
 
 SIMULATED_MARK = "gpu-hook-simulated.json"  # at the top of a simulated driver root: {"version", "cards": directory}
 NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every card, about 2 s each
+LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
 PROC = "/proc"
 
 
@@ -57,7 +58,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         links = tuple((str(a), str(b), int(d)) for a, b, d in answer["links"])
     elif simulated:
         raise refuse("GH-306", f"the simulated driver does not answer: {answer['error']}; run `gpu-hook sim up` anew")
-    elif "mismatch" in answer["error"].lower():
+    elif answer.get("code") == LIB_RM_VERSION_MISMATCH:
         raise refuse("GH-302", f"NVML: {answer['error']}; the driver was updated while loaded: reboot, or reload it")
     else:
         cards, links = cards_from_proc(proc, files.libcuda, environment, nvml_seconds, answer["error"]), ()

@@ -24,7 +24,8 @@ MAX_SIZE = 1 << 20
 
 
 def load(settings: Settings) -> Inventory:
-    """The cached inventory. Raises NodeError GH-301 when it is missing, damaged, or of another driver or boot."""
+    """The cached inventory. Raises NodeError GH-301 when it is missing, damaged, or of another driver or boot, GH-302
+    when the driver is gone."""
     path = f"{settings.state_dir}/{INVENTORY}"
     try:
         st = os.stat(path)
@@ -40,7 +41,12 @@ def load(settings: Settings) -> Inventory:
     if inventory.driver_root != settings.driver_root:
         raise _stale(settings, f"the setting driver_root changed from {inventory.driver_root}")
     for mark in inventory.stamp:
-        if stamp(mark[0]) != mark:
+        now = stamp(mark[0])
+        if now[1:] == (0, 0, 0) != mark[1:]:
+            raise refuse(
+                "GH-302", f"{mark[0][:150]} is gone; install or load the driver again, {_look_again(settings)}"
+            )
+        if now != mark:
             raise _stale(settings, f"{mark[0]} changed since the cards were listed")
     return inventory
 
@@ -84,8 +90,12 @@ def stamp(path: str) -> tuple[str, int, int, int]:
 
 
 def _stale(settings: Settings, why: str) -> GhError:
+    return refuse("GH-301", f"{why[:150]}; {_look_again(settings)}")
+
+
+def _look_again(settings: Settings) -> str:
     prefix = f" --prefix {settings.prefix}" if settings.prefix != "/opt/gpu-hook" else ""
-    return refuse("GH-301", f"{why[:150]}; run `gpu-hook gpus --refresh{prefix}`")
+    return f"run `gpu-hook gpus --refresh{prefix}`"
 
 
 def _to_data(inventory: Inventory) -> "dict[str, Any]":

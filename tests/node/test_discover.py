@@ -1,0 +1,226 @@
+"""Discovery: simulated and real-looking driver roots, NVML's answers and failures, the kernel's view in /proc."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_hook.core.inventory import DeviceFile
+from oci_hook.errors import NodeError
+from oci_hook.node import discover, inventory
+from oci_hook.sim import driver_root
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 12.3.0"
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue Apr  8 12:41:17 UTC 2025\nGCC version:  gcc 12.2.0"
+)
+INFORMATION = """Model: 		 NVIDIA H200
+IRQ:   		 {irq}
+GPU UUID: 	 {uuid}
+Video BIOS: 	 96.00.a0.00.01
+Bus Type: 	 PCIe
+DMA Size: 	 52 bits
+DMA Mask: 	 0xfffffffffffff
+Bus Location: 	 {pci}
+Device Minor: 	 {minor}
+GPU Firmware: 	 {version}
+GPU Excluded:	 No
+"""
+
+
+class Node:
+    """A machine of which this process can invent /proc; its cards are simulated ones."""
+
+    def __init__(self, place: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = driver_root.make(str(place / "prefix"), str(place / "state"), 2, 1024)
+        self.cards = driver_root.cards_of(str(place / "state"))
+        self.libraries = next(self.root.glob("usr/lib/*"))
+        self.proc = place / "proc"
+        self.proc.mkdir()
+        self.monkeypatch = monkeypatch
+
+    def look_real(self) -> None:
+        """Take the mark away: now it is a driver root like any other, whose libraries happen to be ours."""
+        (self.root / discover.SIMULATED_MARK).unlink()
+        self.monkeypatch.setenv("GPU_HOOK_SIM_CARDS", str(self.cards))
+        self.kernel(driver_root.VERSION)
+        (self.proc / "devices").write_text(
+            "Character devices:\n  1 mem\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n  7 loop\n"
+        )
+
+    def kernel(self, version: str) -> None:
+        (self.proc / "driver/nvidia").mkdir(parents=True, exist_ok=True)
+        (self.proc / "driver/nvidia/version").write_text(CLOSED.replace("550.163.01", version))
+
+    def uuids(self) -> list[str]:
+        return [(self.cards / str(i)).read_bytes()[16:64].rstrip(b"\0").decode() for i in range(2)]
+
+    def discover(self, seconds: float = 30.0) -> "discover.Inventory":
+        return discover.discover(str(self.root), str(self.proc), seconds)
+
+    def refused(self, code: str, seconds: float = 30.0) -> str:
+        with pytest.raises(NodeError) as e:
+            self.discover(seconds)
+        assert [p.code for p in e.value.problems] == [code], str(e.value)
+        return str(e.value)
+
+    def nvml(self, source: str) -> None:
+        """Replace libnvidia-ml by this C source."""
+        file = self.root.parent / "nvml.c"
+        file.write_text(source)
+        cc = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+        target = self.libraries / f"libnvidia-ml.so.{driver_root.VERSION}"
+        subprocess.run([*cc, "-o", str(target), str(file)], check=True)
+
+
+@pytest.fixture
+def node(tmp_path: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.delenv("GPU_HOOK_SIM_CARDS", raising=False)
+    return Node(tmp_path, simulated, monkeypatch)
+
+
+def test_simulated_root(node: Node) -> None:
+    said = node.discover()
+    assert said.simulated and said.driver_version == driver_root.VERSION
+    assert [c.uuid for c in said.cards] == node.uuids()
+    assert [(c.index, c.minor, c.memory_mib, c.simulated) for c in said.cards] == [
+        (0, 0, 1024, True),
+        (1, 1, 1024, True),
+    ]
+    assert said.libcuda == f"{node.libraries}/libcuda.so.{driver_root.VERSION}"
+    assert said.libnvml == f"{node.libraries}/libnvidia-ml.so.{driver_root.VERSION}"
+    assert said.control == (DeviceFile("/dev/nvidiactl", 195, 255),)
+    assert said.links == ((node.uuids()[0], node.uuids()[1], 40),)
+    assert said.stamp == tuple(inventory.stamp(mark[0]) for mark in said.stamp)
+
+
+def test_a_new_simulated_driver_makes_the_inventory_stale(node: Node) -> None:
+    before = node.discover()
+    driver_root.make(str(node.root.parent.parent), str(node.cards.parent.parent), 2, 1024)
+    assert any(inventory.stamp(mark[0]) != mark for mark in before.stamp)
+
+
+def test_simulated_cards_are_gone(node: Node) -> None:
+    shutil.rmtree(node.cards)
+    assert "Driver Not Loaded" in node.refused("GH-306")
+
+
+def test_damaged_mark(node: Node) -> None:
+    (node.root / discover.SIMULATED_MARK).write_text("{")
+    node.refused("GH-306")
+
+
+def test_real_looking_node(node: Node) -> None:
+    node.look_real()
+    said = node.discover()
+    assert not said.simulated and [c.simulated for c in said.cards] == [False, False]
+    assert said.control == (
+        DeviceFile("/dev/nvidiactl", 195, 255),
+        DeviceFile("/dev/nvidia-uvm", 511, 0),
+        DeviceFile("/dev/nvidia-uvm-tools", 511, 1),
+    )
+    assert said.stamp[-1][0] == f"{node.proc}/driver/nvidia/version"
+
+
+def test_visible_devices_of_the_caller_do_not_narrow_the_node(node: Node) -> None:
+    node.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert len(node.discover().cards) == 2
+
+
+def test_driver_is_not_loaded(node: Node) -> None:
+    node.look_real()
+    shutil.rmtree(node.proc / "driver")
+    assert "no NVIDIA kernel driver is loaded" in node.refused("GH-302")
+
+
+def test_files_of_another_version_than_the_loaded_driver(node: Node) -> None:
+    node.look_real()
+    node.kernel("535.1")
+    assert "the loaded driver is 535.1" in node.refused("GH-302")
+
+
+def test_nvml_of_another_version_than_its_file(node: Node) -> None:
+    node.look_real()
+    node.kernel("550.0.9")
+    for name in ("libcuda.so", "libnvidia-ml.so"):
+        (node.libraries / f"{name}.{driver_root.VERSION}").rename(node.libraries / f"{name}.550.0.9")
+    assert "NVML speaks of driver 550.0.0" in node.refused("GH-302")
+
+
+def with_proc(node: Node, uuids: list[str]) -> None:
+    node.look_real()
+    for minor, uuid in enumerate(uuids):
+        folder = node.proc / f"driver/nvidia/gpus/0000:{0x51 + minor:02x}:00.0"
+        folder.mkdir(parents=True)
+        values = {"irq": 40 + minor, "uuid": uuid, "pci": folder.name, "minor": minor, "version": driver_root.VERSION}
+        (folder / "information").write_text(INFORMATION.format(**values))
+
+
+HANGS = "#include <unistd.h>\nint nvmlInitWithFlags(unsigned flags) { for (;;) pause(); return flags; }\n"
+CRASHES = "#include <stdlib.h>\nint nvmlInitWithFlags(unsigned flags) { abort(); return flags; }\n"
+REFUSES = (
+    "int nvmlInitWithFlags(unsigned flags) { return 999 + 0 * flags; }\n"
+    'const char *nvmlErrorString(int e) { return "Unknown Error"; }\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [(HANGS, "no answer within 2 s"), (CRASHES, "no answer (exit status -6)"), (REFUSES, "Unknown Error")],
+    ids=["hangs", "crashes", "refuses"],
+)
+def test_without_nvml_the_cards_come_from_proc_and_their_memory_from_libcuda(
+    node: Node, source: str, word: str
+) -> None:
+    with_proc(node, node.uuids())
+    node.nvml(source)
+    said = node.discover(seconds=2.0)
+    assert [(c.uuid, c.index, c.minor, c.memory_mib, c.name) for c in said.cards] == [
+        (uuid, i, i, 1024, "NVIDIA H200") for i, uuid in enumerate(node.uuids())
+    ]
+    why = discover.ask_nvml(said.libnvml, dict(os.environ), 2.0)["error"]
+    assert why.startswith(word)
+    assert [c.pci for c in said.cards] == ["0000:51:00.0", "0000:52:00.0"]
+
+
+def test_neither_answers(node: Node) -> None:
+    with_proc(node, node.uuids())
+    node.nvml(REFUSES)
+    node.monkeypatch.setenv("GPU_HOOK_SIM_CARDS", "/nowhere")
+    said = node.refused("GH-302")
+    assert "Unknown Error" in said and "CUDA error 100" in said
+
+
+def test_version_mismatch_says_what_to_do(node: Node) -> None:
+    with_proc(node, node.uuids())
+    node.nvml(REFUSES.replace("999", "18"))  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    assert "reboot" in node.refused("GH-302")
+
+
+def test_no_cards(node: Node) -> None:
+    node.look_real()
+    node.nvml(REFUSES)
+    assert "lists no card" in node.refused("GH-301")
+
+
+@pytest.mark.parametrize(("text", "version"), [(OPEN, "580.95.05"), (CLOSED, "550.163.01"), ("nonsense", ""), ("", "")])
+def test_kernel_version(tmp_path: Path, text: str, version: str) -> None:
+    (tmp_path / "driver/nvidia").mkdir(parents=True)
+    (tmp_path / "driver/nvidia/version").write_text(text)
+    assert discover.kernel_version(str(tmp_path)) == version
+
+
+def test_kernel_version_without_a_driver(tmp_path: Path) -> None:
+    assert discover.kernel_version(str(tmp_path)) == ""
+
+
+@pytest.mark.gpu
+def test_this_machines_driver() -> None:
+    if not os.path.exists("/proc/driver/nvidia/version"):
+        pytest.skip("no NVIDIA driver here")
+    said = discover.discover("/")
+    assert said.cards and all(c.uuid.startswith("GPU-") and c.memory_mib > 0 for c in said.cards)
+    assert all(os.path.exists(f.path) for f in said.files)

@@ -1,0 +1,136 @@
+"""`gpu-hook sim up|down` and `gpus` on an install: settings, inventory, refusals."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from oci_hook.cli.main import cli
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.pages import policy_page
+from oci_hook.errors import NodeError
+from oci_hook.node import inventory, settings_compile, store
+from oci_hook.node.life import boot_id, process_life
+from oci_hook.node.settings import load
+
+REAL_ROOT = "/srv/driver"
+
+
+class Install:
+    def __init__(self, place: Path) -> None:
+        self.prefix = place / "prefix"
+        (self.prefix / "etc").mkdir(parents=True)
+        (place / "state").mkdir(mode=0o700)
+        runtime = place / "runc"
+        runtime.write_text("#!/bin/sh\n")
+        runtime.chmod(0o755)
+        text = settings_compile.default_settings_yaml(
+            prefix=str(self.prefix), runtime=str(runtime), driver_root=REAL_ROOT, state_dir=str(place / "state")
+        )
+        self.yaml = self.prefix / "etc/settings.yaml"
+        self.yaml.write_text(text)
+        self.settings = settings_compile.compile(str(self.prefix))
+
+    def run(self, *args: str, status: int = 0) -> str:
+        r = CliRunner().invoke(cli, [*args, "--prefix", str(self.prefix)], catch_exceptions=False)
+        assert r.exit_code == status, r.output
+        return r.output
+
+    def data(self, *args: str, status: int = 0) -> Any:
+        return json.loads(self.run(*args, "--json", status=status))
+
+    def grant(self, share: Share) -> None:
+        life = Life(boot_id(), creator=process_life(os.getpid()))
+        grant = Grant(store.grant_key("/run/runc", "box"), Identity("/run/runc", "box", "/b"), life, (share,))
+        with store.open_ledger(self.settings.state_dir) as ledger:
+            ledger.put(grant, policy_page(grant, inventory.load(load(str(self.prefix)))))
+
+
+@pytest.fixture
+def install(tmp_path: Path, simulated: Path) -> Install:
+    return Install(tmp_path)
+
+
+def test_up_shows_cards_and_down_undoes_it(install: Install) -> None:
+    before = install.yaml.read_text()
+    said = install.run("sim", "up", "--cards", "2", "--memory", "2Gi")
+    assert all("simulated" in line for line in said.splitlines())
+    root = install.prefix / "sim/root"
+    assert install.yaml.read_text() == before.replace(REAL_ROOT, str(root))
+    assert load(str(install.prefix)).driver_root == str(root)
+    table = install.run("gpus")
+    assert "simulated" in table.splitlines()[0] and table.count("Simulated GPU 2 GiB") == 2
+    assert install.run("sim", "down").startswith("simulated cards removed")
+    assert install.yaml.read_text() == before
+    assert not (install.prefix / "sim").exists()
+    assert os.listdir(install.settings.state_dir) == []
+    assert "there are no simulated cards" in install.run("sim", "down")
+
+
+def test_data(install: Install) -> None:
+    said = install.data("sim", "up", "--cards", "3", "--memory", "1Gi")
+    assert [card["minor"] for card in said["cards"]] == [0, 1, 2]
+    assert len({card["uuid"] for card in said["cards"]}) == 3
+    assert all(card["uuid"].startswith("GPU-51de") for card in said["cards"])
+    listed = install.data("gpus")
+    assert listed["simulated"] and [c["uuid"] for c in listed["cards"]] == [c["uuid"] for c in said["cards"]]
+    assert install.data("sim", "down") == {"removed": True, "driver_root": REAL_ROOT}
+
+
+def test_up_again_makes_new_cards_and_remembers_the_first_root(install: Install) -> None:
+    first = install.data("sim", "up")["cards"][0]["uuid"]
+    assert install.data("sim", "up", "--cards", "2")["cards"][0]["uuid"] != first
+    assert len(install.data("gpus")["cards"]) == 2
+    assert install.data("sim", "down")["driver_root"] == REAL_ROOT
+
+
+def test_containers_on_the_cards_keep_them(install: Install) -> None:
+    card = install.data("sim", "up", "--memory", "2Gi")["cards"][0]
+    install.grant(Share(card["uuid"], 512, compute=30))
+    row = install.run("gpus").splitlines()[-1].split()
+    assert row[-3:] == ["512Mi", "30%", "1"]
+    assert install.data("gpus")["cards"][0]["granted_memory_mib"] == 512
+    for command in ("up", "down"):
+        error = install.data("sim", command, status=1)["errors"][0]
+        assert error["code"] == "GH-306" and "box" in error["message"] and f"sim {command} --force" in error["message"]
+    assert install.data("gpus")["cards"][0]["uuid"] == card["uuid"]
+    install.run("sim", "down", "--force")
+    assert not (install.prefix / "sim").exists()
+
+
+@pytest.mark.parametrize("memory", ["0", "4G", "much", "-1", "99999Ti"])
+def test_memory_that_is_no_size(install: Install, memory: str) -> None:
+    assert install.data("sim", "up", f"--memory={memory}", status=1)["errors"][0]["code"] == "GH-101"
+    assert not (install.prefix / "sim").exists()
+
+
+def test_nothing_stays_when_up_fails(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = install.yaml.read_text()
+    monkeypatch.setattr("oci_hook.sim.driver_root.native_parts", lambda: install.prefix)
+    error = install.data("sim", "up", status=1)["errors"][0]
+    assert error["code"] == "GH-306" and "scripts/build" in error["message"]
+    assert install.yaml.read_text() == before
+    assert not (install.prefix / "sim").exists()
+
+
+def test_without_an_install(tmp_path: Path) -> None:
+    for command in (["sim", "up"], ["sim", "down"], ["gpus"]):
+        r = CliRunner().invoke(cli, [*command, "--prefix", str(tmp_path)])
+        assert r.exit_code == 1 and "GH-501" in r.output
+
+
+def test_gpus_before_the_first_refresh_and_without_a_driver(install: Install) -> None:
+    assert "GH-301" in install.run("gpus", status=1)
+    assert "GH-302" in install.run("gpus", "--refresh", status=1)
+
+
+def test_gpus_refresh_after_the_cards_changed(install: Install) -> None:
+    install.run("sim", "up")
+    (Path(install.settings.state_dir) / "inventory.json").unlink()
+    with pytest.raises(NodeError, match="GH-301"):
+        inventory.load(load(str(install.prefix)))
+    assert "Simulated GPU" in install.run("gpus", "--refresh")
+    inventory.load(load(str(install.prefix)))
