@@ -230,7 +230,7 @@ print(len(names))
 
 
 def test_killed_at_every_step_of_an_admission(settings, other):
-    """By a counter over the steps. What is left is no grant, or one that the next look sweeps; the next create works."""
+    """By a counter over the steps. What is left is no grant, or one that the next look sweeps; create works again."""
     held = admit.admit(SHARE, who("here"), Life(BOOT, life.process_life(other.pid)), settings).grant
     whole = Request((CardRequest(memory_mib=20480 - 2048),))
     for step in range(1, 100):
