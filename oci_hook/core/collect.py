@@ -189,9 +189,8 @@ def is_name(text: str) -> bool:
 
 
 def nameless(key: str) -> Problem:
-    return Problem(
-        "GH-102", f"{show_key(key)} speaks of a container by name, but this engine names none; use the key without it"
-    )
+    why = "speaks of a container by name, and this one has none (docker and runc give none)"
+    return Problem("GH-102", f"{show_key(key)} {why}; use the key without a name, or `explain --container NAME`")
 
 
 def unknown(key: str, native: "ModuleType") -> Problem:

@@ -276,6 +276,23 @@ def test_contradictions(keys: dict[str, str]) -> None:
     assert codes({P + k: v for k, v in keys.items()}) == ["GH-103"]
 
 
+def test_a_ceiling_needs_burst_share_whoever_says_the_policy() -> None:
+    keys = {P + "compute": "50", P + "compute-limit": "60"}
+    [line] = refused(keys, rules=Rules(default_policy="fixed-share"))
+    assert line == (
+        "GH-103: gpu-hook.io/compute-limit='60' is for the policy burst-share, here it is fixed-share;"
+        " drop or change one"
+    )
+    equal = ask(compute="50", compute_limit="50")
+    assert equal and equal.compute_limit == 50
+
+
+def test_a_contradiction_names_both_and_why() -> None:
+    both = "GH-103: gpu-hook.io/gpus='2' and gpu-hook.io/devices='{}' contradict each other: the second names {}"
+    assert refused({P + "gpus": "2", P + "devices": "0"}) == [both.format("0", "1; drop or change one")]
+    assert refused({P + "gpus": "2", P + "devices": "all"}) == [both.format("all", "every card; drop or change one")]
+
+
 @pytest.mark.parametrize("capability", ["graphics", "display", "ngx", "compat32"])
 def test_capabilities_that_pass_by_the_limits(capability: str) -> None:
     assert codes({P + "memory": "1Gi", P + "capabilities": f"compute,{capability}"}) == ["GH-106"]
@@ -312,10 +329,61 @@ def test_sizes_are_bounded() -> None:
     assert codes({P + "devices": ",".join(str(i) for i in range(17))}) == ["GH-101"]
 
 
+def test_the_bounds_of_sizes_exactly() -> None:
+    key = P + "devices"
+    fits = "0," + " " * (collect.MAX_OURS - len(key) - 3) + "1"
+    assert ask(devices=fits) == ask(devices="0,1")
+    assert codes({key: fits[:2] + " " + fits[2:]}) == ["GH-105"]
+    rest = {P + "memory": "1Gi", "k": ""}
+    rest["k"] = "x" * (collect.MAX_ALL - sum(len(k) + len(v) for k, v in rest.items()))
+    assert parse(rest, {}, "", RULES) == ask(memory="1Gi")
+    rest["k"] += "x"
+    assert codes(rest) == ["GH-105"]
+    env = "0," + " " * (collect.MAX_OURS - 3) + "1"
+    assert ask(gpus="1", env={"NVIDIA_VISIBLE_DEVICES": env}) == ask(gpus="1", env={"NVIDIA_VISIBLE_DEVICES": "0,1"})
+    assert codes({P + "gpus": "1"}, NVIDIA_VISIBLE_DEVICES=env + " ") == ["GH-105"]
+    longest = "c" * 253
+    assert parse({P + "memory." + longest: "1Gi"}, {}, longest, RULES) == ask(memory="1Gi")
+    assert codes({P + "memory." + longest + "c": "1Gi"}, longest + "c") == ["GH-102"]
+
+
+@pytest.mark.parametrize("character", "\0\x01\t\n\r\x1b\x1f\x7f\x80\x85\x9f")
+def test_control_characters(character: str) -> None:
+    assert codes({P + "memory": "1Gi" + character}) == ["GH-105"]
+
+
+@pytest.mark.parametrize("character", " ~\xa0\u2028\u202e\ufeff\U000e0001")
+def test_other_odd_characters_are_no_part_of_a_value_either(character: str) -> None:
+    [line] = refused({P + "memory": "1Gi" + character})
+    assert line.startswith("GH-101: ") and line.isascii()
+
+
+def test_an_odd_key_is_shown_escaped() -> None:
+    assert refused({P + "x\u202e": ""})[0].startswith(r"GH-102: 'gpu-hook.io/x\u202e' is not a key")
+    long = P + "k" * (80 - len(P))
+    assert refused({long: ""})[0].startswith(f"GH-102: {long} is not a key")
+    assert refused({long + "k": ""})[0].startswith("GH-102: 'gpu-hook.io/kkkk")
+
+
+def test_a_uuid_fits_the_policy_page() -> None:
+    longest = "GPU-" + "a" * 43
+    request = ask(devices=longest)
+    assert request and request.cards[0].device == longest
+    assert codes({P + "devices": longest + "a"}) == ["GH-101"]
+
+
+def test_whole_is_neither_memory_nor_compute() -> None:
+    assert CardRequest("0").whole
+    for part in (CardRequest(memory_mib=1), CardRequest(memory_percent=1), CardRequest(compute=1)):
+        assert not part.whole
+
+
 def test_many_problems_are_cut() -> None:
     lines = refused({P + f"k{i}": "" for i in range(1000)})
     assert len(lines) == 21
     assert lines[-1] == "GH-105: and 980 more problems; mend these first"
+    assert len(refused({P + f"k{i}": "" for i in range(20)})) == 20
+    assert refused({P + f"k{i}": "" for i in range(21)})[-1] == "GH-105: and 1 more problems; mend these first"
 
 
 def test_a_value_that_is_not_text() -> None:
