@@ -326,7 +326,8 @@ def test_sizes_are_bounded() -> None:
     assert codes({P + f"memory.c{i}": "1" * 1000 for i in range(100)}, "c1") == ["GH-105"]
     assert parse({"other": "x" * collect.MAX_ALL}, {}, "", RULES) is None
     assert codes({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="0," * collect.MAX_OURS) == ["GH-105"]
-    assert codes({P + "devices": ",".join(str(i) for i in range(17))}) == ["GH-101"]
+    sixteen = ",".join(str(i) for i in range(16))
+    assert ask(devices=sixteen) and codes({P + "devices": sixteen + ",16"}) == ["GH-101"]
 
 
 def test_the_bounds_of_sizes_exactly() -> None:
