@@ -43,10 +43,29 @@ def install_pack(folder: str) -> None:
     sys.meta_path.insert(0, Pack)
 
 
+def damaged(why: Exception) -> int:
+    """The one error that no module of ours can tell, since they cannot be loaded."""
+    message = f"GH-504: {folder} cannot be loaded ({type(why).__name__}); run `gpu-hook install` again"
+    sys.stderr.write(f'level=error msg="{message}"\n')
+    flags = dict(zip(sys.argv, [*sys.argv[1:], ""], strict=True))
+    flags.update((arg.partition("=")[0], arg.partition("=")[2]) for arg in sys.argv if "=" in arg)
+    as_json = flags.get("--log-format") == "json"
+    line = f'{{"level":"error","msg":"{message}"}}' if as_json else f'level=error msg="{message}"'
+    try:
+        with open(flags.get("--log") or "/dev/null", "a") as log:
+            log.write(line + "\n")
+    except OSError:
+        pass
+    return 1
+
+
 folder, _, name = sys.argv[0].rpartition("/")
-install_pack(folder)
-if name == "hook.py":
-    from oci_hook.hook import main
-else:
-    from oci_hook.runtime import main
+try:
+    install_pack(folder)
+    if name == "hook.py":
+        from oci_hook.hook import main
+    else:
+        from oci_hook.runtime import main
+except Exception as e:
+    sys.exit(damaged(e))
 sys.exit(main(folder[: -len("/lib/gpu-hook")], sys.argv[1:]))

@@ -69,6 +69,7 @@ def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "
     with _open(rootfs) as tree:
         kinds = _mounted(tree, mounts)
         private = _private(tree, kinds)
+        read_only = os.statvfs(rootfs).f_flag & os.ST_RDONLY
         taken: dict[str, str] = {}
         out: list[Step] = []
         for step in steps:
@@ -77,6 +78,8 @@ def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "
                     destination = private + step.destination[len(PRIVATE) :]
                 else:
                     destination = _file(tree, kinds, private, step.destination)
+                if read_only and not destination.startswith(private + "/"):
+                    _exists(tree, kinds, destination)
                 source = step.source if isinstance(step, Bind) else "tmpfs"
                 if _take(taken, private, destination, source, step.destination):
                     out.append(step.replace(destination=destination))
@@ -119,7 +122,8 @@ def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
         kind = mount.get("type") or "bind"
         options = mount.get("options") or ()
         kinds[path] = "bind" if "bind" in options or "rbind" in options else kind
-        tree.hide(path)
+        if "tmpcopyup" not in options:  # runc and crun copy what the image has there into the tmpfs, links and all
+            tree.hide(path)
     return kinds
 
 
@@ -163,6 +167,12 @@ def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> 
     if where == path or mode and not S_ISREG(mode):
         raise _collision(destination, "is not a regular file" if where != path else "is a mount point already")
     return path
+
+
+def _exists(tree: Tree, kinds: dict[str, str], path: str) -> None:
+    """What is missing, the runtime makes, empty, to mount on; in a read-only file system it cannot."""
+    if not tree.resolve(path)[1] and not _on_top(kinds, path)[0]:
+        raise refuse("GH-402", f"{path} is missing in the image, whose file system is read-only; add it, empty")
 
 
 def _node(tree: Tree, node: DeviceNode) -> None:

@@ -258,6 +258,14 @@ def test_the_hook_program(place: Place) -> None:
     assert said == ["python", f"{place.root}/python", "-I", "-S", f"{place.prefix}/lib/gpu-hook/hook.py", "prestart"]
 
 
+def test_the_hook_keeps_nothing_of_its_environment(place: Place) -> None:
+    """runc 1.1 gives a createContainer hook the environment of the container."""
+    (place.root / "python").write_text(f"#!/bin/sh\ntr '\\0' '\\n' < /proc/$$/environ > {place.root}/said\n")
+    env = {"LD_PRELOAD": "/evil.so", "PYTHONHOME": "/evil", "PATH": "/evil"}
+    place.call("prestart", program=place.prefix / "bin/oci-gpu-hook", env=env)
+    assert (place.root / "said").read_text().split() == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+
+
 def refused(place: Place, code: str, *args: str) -> str:
     said, r = place.call(*(args or ("state", "x")))
     assert r.returncode == 1 and said == []

@@ -3,6 +3,7 @@
 import itertools
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,35 @@ def test_what_a_tmpfs_hides_does_not_count(rootfs: Path) -> None:
     link(rootfs, "usr/lib64/libcuda.so.1", "/bin/sh")
     mounts = [*MOUNTS, {"destination": "/usr/lib64", "type": "tmpfs"}]
     assert "/usr/lib64/libcuda.so.1" in final(checked(rootfs, mounts))
+
+
+def test_a_tmpfs_that_copies_hides_nothing(rootfs: Path) -> None:
+    """podman's --read-only: /run, /tmp and /var/tmp are tmpfs with what the image has there."""
+    link(rootfs, "run/gpu-hook", "/etc")
+    (rootfs / "etc/x").write_text("")
+    checked(rootfs, [*MOUNTS, {"destination": "/run", "type": "tmpfs"}])
+    refused(rootfs, [*MOUNTS, {"destination": "/run", "type": "tmpfs", "options": ["rw", "tmpcopyup"]}])
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mount needs root")
+def test_a_read_only_file_system(rootfs: Path) -> None:
+    def remount(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,bind,{how}", str(rootfs)], check=True)
+
+    subprocess.run(["mount", "--bind", str(rootfs), str(rootfs)], check=True)
+    try:
+        remount("ro")
+        assert "read-only" in refused(rootfs)
+        remount("rw")
+        for step in plan(look(str(rootfs), MOUNTS)):
+            if isinstance(step, Bind) and not step.destination.startswith(("/run", "/dev")):
+                (rootfs / step.destination.lstrip("/")).write_text("")
+        (rootfs / "run/gpu-hook").mkdir()
+        remount("ro")
+        checked(rootfs)
+    finally:
+        subprocess.run(["umount", str(rootfs)], check=True)
 
 
 def test_dev_as_a_link(rootfs: Path) -> None:

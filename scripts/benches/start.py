@@ -1,0 +1,177 @@
+"""What gpu-hook adds to the start of a container, and to every other runtime call; rounds of everything, interleaved.
+
+An added time is the median over rounds of (through gpu-hook - plain runc) in the same round; its p90 likewise. The yard
+stick is the start of a Python that imports json, in the same rounds: machines differ, ratios less so.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPO), str(REPO / "scripts")]
+
+import tiny_image  # noqa: E402
+
+from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory  # noqa: E402
+from oci_hook.engines import prefix as installs  # noqa: E402
+from oci_hook.node import inventory, settings_compile  # noqa: E402
+from oci_hook.node.life import boot_id  # noqa: E402
+from oci_hook.node.settings import Settings  # noqa: E402
+
+PYTHON = ("/usr/bin/python3", "-I", "-S", "-c", "import json")
+DRIVER = "550.163.01"
+# What a driver of the 550 series has for the capabilities compute and utility.
+LIBRARIES = "cudadebugger nvidia-gpucomp nvidia-ptxjitcompiler nvidia-allocator nvidia-pkcs11 nvidia-nvvm nvidia-cfg"
+BINARIES = "nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control nvidia-cuda-mps-server"
+RATIO_BUDGET = 1.7
+OTHER_BUDGET = 1.0  # ms
+COLLECT = 20  # containers are deleted in batches, outside of what is timed
+
+
+def run(short: bool) -> dict[str, dict[str, object]]:
+    rounds = 40 if short else 200
+    folder = Path(tempfile.mkdtemp(prefix="gpu-hook-bench-"))
+    state = Path(tempfile.mkdtemp(prefix="gpu-hook-bench-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    try:
+        return _figures(_measure(_Place(folder, state), rounds))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+class _Place:
+    """An install with one simulated card, an image, and a bundle to copy."""
+
+    def __init__(self, folder: Path, state: Path) -> None:
+        self.folder, self.root = folder, folder / "runc"
+        settings = installs.lay(str(folder / "prefix"), state_dir=str(state))
+        self.runtime, self.wrapper = settings.runtime, str(folder / "prefix/bin/gpu-hook-runtime")
+        self.inventory(settings, folder / "driver", state)
+        tiny_image.busybox(folder / "rootfs")
+        subprocess.run([self.runtime, "spec"], cwd=folder, check=True)
+        self.spec = json.loads((folder / "config.json").read_text())
+        self.spec["process"].update(terminal=False, args=["/bin/true"])
+        self.spec["root"]["path"] = str(folder / "rootfs")
+        self.numbers = itertools.count()
+        self.ids: list[str] = []
+
+    def inventory(self, settings: Settings, driver: Path, state: Path) -> None:
+        (driver / "lib").mkdir(parents=True)
+        files = []
+        for name in LIBRARIES.split():
+            path = driver / f"lib/lib{name}.so.{DRIVER}"
+            files.append(DriverFile(str(path), "library", "compute", (path.name, f"lib{name}.so.1")))
+        files += [DriverFile(str(driver / "lib" / name), "binary", "utility") for name in BINARIES.split()]
+        for file in (*(f.path for f in files), driver / "lib/libcuda.so", driver / "lib/libnvidia-ml.so"):
+            Path(file).write_text("")
+        (state / "sim/cards").mkdir(parents=True)
+        (state / "sim/cards/0").write_text("")
+        yaml = Path(settings.prefix, "etc/settings.yaml")
+        yaml.write_text(yaml.read_text().replace("driver_root: /", f"driver_root: {driver}"))
+        compiled = settings_compile.compile(settings.prefix)
+        found = Inventory(
+            boot_id=boot_id(),
+            driver_version=DRIVER,
+            driver_root=str(driver),
+            simulated=True,
+            cards=(Card("GPU-0000", 0, 0, 1 << 20, simulated=True),),
+            control=(DeviceFile("/dev/nvidiactl", 195, 255), DeviceFile("/dev/nvidia-uvm", 510, 0)),
+            files=tuple(files),
+            libcuda=str(driver / "lib/libcuda.so"),
+            libnvml=str(driver / "lib/libnvidia-ml.so"),
+        )
+        inventory.save(compiled, found)
+
+    def bundle(self, asks: bool) -> tuple[str, str]:
+        id = f"gh-bench-{os.getpid()}-{next(self.numbers)}"
+        folder = self.folder / id
+        folder.mkdir()
+        annotations = {"gpu-hook.io/memory": "16", "gpu-hook.io/compute": "1"} if asks else {}
+        (folder / "config.json").write_text(json.dumps({**self.spec, "annotations": annotations}))
+        self.ids.append(id)
+        return str(folder), id
+
+    def create(self, program: str, asks: bool) -> float:
+        bundle, id = self.bundle(asks)
+        return _time((program, "--root", str(self.root), "create", "--bundle", bundle, id))
+
+    def state(self, program: str) -> float:
+        return _time((program, "--root", str(self.root), "state", self.ids[-1]))
+
+    def collect(self) -> None:
+        for id in self.ids:
+            subprocess.run([self.runtime, "--root", str(self.root), "delete", "--force", id], check=False)
+            shutil.rmtree(self.folder / id)
+        self.ids.clear()
+
+
+def _time(command: Sequence[str]) -> float:
+    """Milliseconds from spawn to end. Raises SystemExit when the command fails: then nothing was measured."""
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1)]
+    begin = time.perf_counter_ns()
+    pid = os.posix_spawn(command[0], command, os.environ, file_actions=quiet)
+    _, status = os.waitpid(pid, 0)
+    took = time.perf_counter_ns() - begin
+    if status:
+        raise SystemExit(f"{' '.join(command)}: status {os.waitstatus_to_exitcode(status)}")
+    return took / 1e6
+
+
+def _measure(place: _Place, rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {}
+    try:
+        for i in range(rounds):
+            work = [
+                ("python", lambda: _time(PYTHON)),
+                ("create", lambda: place.create(place.runtime, False)),
+                ("create_with_share", lambda: place.create(place.wrapper, True)),
+                ("create_unasked", lambda: place.create(place.wrapper, False)),
+                ("state", lambda: place.state(place.runtime)),
+                ("state_through", lambda: place.state(place.wrapper)),
+            ]
+            # Each in turn comes first: what runs after a create finds the machine busy with its remains.
+            for name, measure in work[i % 4 : 4] + work[: i % 4] + work[4:]:
+                times.setdefault(name, []).append(measure())
+            if i % COLLECT == COLLECT - 1:
+                place.collect()
+    finally:
+        place.collect()
+    return times
+
+
+def _figures(times: dict[str, list[float]]) -> dict[str, dict[str, object]]:
+    def figure(value: float, unit: str, budget: float | None = None) -> dict[str, object]:
+        return {"value": value, "unit": unit, "budget": budget, "ok": budget is None or value <= budget}
+
+    def p90(values: list[float]) -> float:
+        return statistics.quantiles(values, n=10)[-1]
+
+    def added(name: str, plain: str) -> list[float]:
+        return [a - b for a, b in zip(times[name], times[plain], strict=True)]
+
+    python = statistics.median(times["python"])
+    create, unasked = added("create_with_share", "create"), added("create_unasked", "create")
+    other = added("state_through", "state")
+    return {
+        "create_added_ratio": figure(statistics.median(create) / python, "x python", RATIO_BUDGET),
+        "create_added_ratio_p90": figure(p90(create) / p90(times["python"]), "x python"),
+        "create_added_ms": figure(statistics.median(create), "ms"),
+        "create_added_ms_p90": figure(p90(create), "ms"),
+        "other_call_added_ms": figure(statistics.median(other), "ms", OTHER_BUDGET),
+        "other_call_added_ms_p90": figure(p90(other), "ms"),
+        "create_unasked_added_ms": figure(statistics.median(unasked), "ms", OTHER_BUDGET),
+        "runc_create_ms": figure(statistics.median(times["create"]), "ms"),
+        "runc_create_ms_p90": figure(p90(times["create"]), "ms"),
+        "runc_state_ms": figure(statistics.median(times["state"]), "ms"),
+        "python_json_ms": figure(python, "ms"),
+        "python_json_ms_p90": figure(p90(times["python"]), "ms"),
+    }

@@ -1,0 +1,171 @@
+"""What the hot path loads, exactly: one more import costs every container start. (Times are scripts/bench's.)"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Bundle, Install
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+PYTHON = ["/usr/bin/python3", "-X", "importtime", "-I", "-S"]
+ASK = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}
+
+# Of the standard library, beside what the interpreter loads for an empty program.
+STANDARD = {
+    "_blake2",
+    "_collections_abc",
+    "_json",
+    "_signal",
+    "_stat",
+    "_struct",
+    "binascii",
+    "fcntl",
+    "genericpath",
+    "os",
+    "posixpath",
+    "stat",
+    "struct",
+}
+OURS = {
+    "",
+    "apply",
+    "apply.to_spec",
+    "core",
+    "core.allocate",
+    "core.collect",
+    "core.device_rules",
+    "core.dialects",
+    "core.dialects.native",
+    "core.dialects.t9k",
+    "core.grant",
+    "core.inventory",
+    "core.judge",
+    "core.layout",
+    "core.pages",
+    "core.plan",
+    "core.request",
+    "core.rules",
+    "core.units",
+    "core.value",
+    "core.wishes",
+    "errors",
+    "linux",
+    "linux.walk",
+    "node",
+    "node.admit",
+    "node.claims",
+    "node.image",
+    "node.inventory",
+    "node.life",
+    "node.settings",
+    "node.sources",
+    "node.store",
+    "oci",
+    "oci.annotations",
+    "oci.bundle",
+    "oci.fastjson",
+    "oci.log",
+    "oci.spec",
+    "runtime",
+}
+NEVER = {"argparse", "collections", "ctypes", "dataclasses", "enum", "importlib", "json", "logging", "pathlib", "re"}
+NEVER |= {"shutil", "socket", "subprocess", "tempfile", "traceback", "typing", "yaml", "click"}
+
+
+def imported(*args: str) -> set[str]:
+    r = subprocess.run([*PYTHON, *args], capture_output=True, text=True, check=True)
+    lines = [line.rpartition("|")[2].strip() for line in r.stderr.splitlines() if line.startswith("import time:")]
+    return set(lines) - {"imported package"}
+
+
+@pytest.fixture
+def install(prefix: Install) -> Install:
+    prefix.set(runtime="/bin/true")
+    return prefix
+
+
+def loaded(install: Install, *args: str) -> set[str]:
+    start = install.prefix / "lib/gpu-hook/runtime.py"
+    return imported(str(start), *args) - imported("-c", "pass")
+
+
+def test_a_container_with_a_share(install: Install, bundle: Bundle) -> None:
+    found = loaded(install, "create", "--bundle", str(bundle(ASK)), "x")
+    ours = {m.removeprefix("oci_hook").removeprefix(".") for m in found if m.split(".")[0] == "oci_hook"}
+    assert ours == OURS
+    assert {m for m in found if not m.startswith("oci_hook")} <= STANDARD
+    assert not found & NEVER
+
+
+def test_a_container_that_is_refused_or_asks_for_nothing(install: Install, bundle: Bundle) -> None:
+    nothing = loaded(install, "create", "--bundle", str(bundle({"x": "gpu-hook.io/"})), "x")
+    assert nothing <= {f"oci_hook.{m}".rstrip(".") for m in OURS} | STANDARD
+    r = subprocess.run(
+        [*PYTHON, install.prefix / "lib/gpu-hook/runtime.py", "create", "-b", bundle({"gpu-hook.io/memory": "x"}), "x"],
+        capture_output=True,
+        text=True,
+    )
+    assert r.returncode == 1 and "GH-101" in r.stderr
+    assert not {line.rpartition("|")[2].strip() for line in r.stderr.splitlines()} & NEVER
+
+
+def test_the_pack_is_used_and_does_without(install: Install, bundle: Bundle) -> None:
+    """With the pack no source is opened; without it the same modules come from the files beside it."""
+    lib = install.prefix / "lib/gpu-hook"
+    (pack,) = lib.glob("*.pack")
+    sources = lib / "oci_hook"
+    sources.rename(lib / "away")
+    with_pack = loaded(install, "create", "--bundle", str(bundle(ASK)), "x")
+    (lib / "away").rename(sources)
+    pack.rename(lib / "cpython-00.pack")
+    assert with_pack == loaded(install, "create", "--bundle", str(bundle(ASK)), "y")
+    (lib / "cpython-00.pack").rename(pack)
+    pack.write_bytes(b"\0\0\0\0" + pack.read_bytes()[4:])  # of another Python
+    assert with_pack == loaded(install, "create", "--bundle", str(bundle(ASK)), "z")
+
+
+def test_a_damaged_install_is_one_line(install: Install, bundle: Bundle, tmp_path: Path) -> None:
+    lib = install.prefix / "lib/gpu-hook"
+    (pack,) = lib.glob("*.pack")
+    data = pack.read_bytes()
+    pack.write_bytes(data[: len(data) // 2])
+    b, log = bundle(ASK), tmp_path / "log"
+    flags = ["--log", str(log), "--log-format=json", "create", "-b", str(b), "x"]
+    before = (b / "config.json").read_text()
+    r = subprocess.run([install.program, *flags], capture_output=True, text=True)
+    assert r.returncode == 1 and r.stderr.count("\n") == 1 and "GH-504" in r.stderr
+    assert json.loads(log.read_text())["msg"].startswith("GH-504: ")
+    assert (b / "config.json").read_text() == before
+    pack.unlink()
+    (lib / "oci_hook/core/plan.py").unlink()
+    r = subprocess.run([install.program, "create", "-b", str(b), "x"], capture_output=True, text=True)
+    assert r.returncode == 1 and r.stderr.count("\n") == 1 and "GH-504" in r.stderr
+
+
+def test_the_launcher_alone_handles_the_rest(install: Install, bundle: Bundle) -> None:
+    """No Python is started for what asks for nothing: it would fail here."""
+    conf = install.prefix / "etc/launcher.conf"
+    text = conf.read_text().replace("python=/usr/bin/python3", "python=/bin/false")
+    assert "/bin/false" in text
+    conf.write_text(text)
+    plain = bundle(edit=lambda s: s["process"].update(args=["sh", "-c", "a && b > c"]))
+    for args in (["state", "x"], ["create", "-b", str(plain), "x"], ["delete", "x"], ["--version"]):
+        assert subprocess.run([install.program, *args]).returncode == 0
+    assert subprocess.run([install.program, "create", "-b", str(bundle(ASK)), "x"]).returncode == 1
+
+
+def test_a_newer_python_without_its_json_core(install: Install, bundle: Bundle, tmp_path: Path) -> None:
+    """`_json` is CPython's own affair; the fallback gives the same document."""
+    hide = "import sys; sys.modules['_json'] = None; sys.argv[0] = sys.argv[1]; del sys.argv[1]; "
+    hide += "exec(compile(open(sys.argv[0]).read(), sys.argv[0], 'exec'), {'__name__': '__main__'})"
+    docs = []
+    for flags in ([], ["-c", hide]):
+        b = bundle(ASK)
+        start = str(install.prefix / "lib/gpu-hook/runtime.py")
+        command = ["/usr/bin/python3", "-I", "-S", *flags, start, "create", "-b", str(b), "x"]
+        subprocess.run(command, check=True)
+        docs.append(json.loads((b / "config.json").read_text()))
+    assert docs[0] == docs[1]
