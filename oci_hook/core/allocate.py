@@ -20,7 +20,7 @@ from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 
 FAR = 1000  # distance of two cards that the inventory has no link for
-SEARCH_STEPS = 20_000  # sets of cards tried for the nearest ones; beyond, the best so far is taken
+SEARCH_STEPS = 5_000  # sets of cards tried for the nearest ones; beyond, the best so far is taken
 
 
 class Allocation(Value):
@@ -280,6 +280,8 @@ def _choose(options: list[list[int]], wishes: list[CardRequest], inventory: Inve
     distance = _distances(inventory)
     # Wishes with few options first, so that dead ends show early; equal wishes take cards in order of preference.
     turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
+    # Whether the wish at this turn and the next one are alike: the next one then takes a later card.
+    equal = [_same(wishes[a], wishes[b]) and options[a] == options[b] for a, b in zip(turn, turn[1:], strict=False)]
     nearest = min(d for i, row in enumerate(distance) for j, d in enumerate(row) if i != j)
     pairs = len(options) * (len(options) - 1) // 2
     best_sum: int | None = None
@@ -295,9 +297,11 @@ def _choose(options: list[list[int]], wishes: list[CardRequest], inventory: Inve
             best = [taken[turn.index(w)] for w in range(len(turn))]
             return
         choices = options[turn[depth]]
-        if depth and options[turn[depth - 1]] == choices and _same(wishes[turn[depth - 1]], wishes[turn[depth]]):
-            choices = choices[choices.index(taken[-1]) + 1 :]
-        for card in choices:
+        first = choices.index(taken[-1]) + 1 if depth and equal[depth - 1] else 0
+        behind = 0
+        while depth + behind < len(equal) and equal[depth + behind]:
+            behind += 1
+        for card in choices[first : len(choices) - behind]:
             if card not in taken:
                 steps += 1
                 extend(depth + 1, [*taken, card], total + sum(distance[card][t] for t in taken))

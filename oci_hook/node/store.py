@@ -6,6 +6,8 @@ STATE/pages/KEY/policy   its policy page, written before the grant and removed a
 
 A crash at any instruction leaves either no grant, or one whose creator is dead, which the next sweep removes together
 with half-made files. A grant file that cannot be understood stops the node's new grants (GH-303): it may book anything.
+The state directory is root's alone (0700); page folders and pages are open (0755, 0644) for runtimes that open bind
+sources as a user namespace's root. Such a runtime must still have been handed the way there (runc >= 1.1 and crun are).
 """
 
 import _thread
