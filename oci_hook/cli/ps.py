@@ -24,7 +24,7 @@ def ps(prefix: str) -> output.Report:
     USED is what the container itself accounts ("-": nothing yet). COMPUTE is booked, not enforced yet.
     """
     settings = node_settings.load(prefix)
-    grants = store.snapshot(settings.state_dir)
+    grants = sorted(store.snapshot(settings.state_dir), key=lambda grant: (grant.created, grant.who.id))
     indices, warnings = card_indices(settings)
     data = [as_data(grant, indices) for grant in grants]
     rows = [row for grant, entry in zip(grants, data, strict=True) for row in as_rows(grant, entry)]

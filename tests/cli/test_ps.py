@@ -26,16 +26,12 @@ def test_table(install: Install) -> None:
     install.grant("a" * 64, Share("GPU-0", 4096, 30, 80), Share("GPU-1", 1000), policy="burst-share", who=POD)
     install.grant("whole", Share("GPU-1", 24576, whole=True), exclusive=True, priority_class="online")
     install.grant("files", policy="best-effort")
-    assert sorted(install.text("ps").splitlines()[1:]) == sorted(
-        [
-            "aaaaaaaaaaaa  ns/shop/web  0     GPU-0  4Gi     -     30-80%   burst-share  default  2027-01-15 08:00:00",
-            "aaaaaaaaaaaa  ns/shop/web  1     GPU-1  1000Mi  -     -        burst-share  default  2027-01-15 08:00:00",
-            "files         -            -     -      -       -     -        best-effort  default  2027-01-15 08:00:00",
-            "whole         -            1     GPU-1  whole   -     -        burst-share  online   2027-01-15 08:00:00",
-        ]
-    )
-    assert install.text("ps").splitlines()[0] == (
-        "CONTAINER     NAME         CARD  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    SINCE"
+    assert install.text("ps") == (
+        "CONTAINER     NAME         CARD  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    SINCE\n"
+        "aaaaaaaaaaaa  ns/shop/web  0     GPU-0  4Gi     -     30-80%   burst-share  default  2027-01-15 08:00:00\n"
+        "aaaaaaaaaaaa  ns/shop/web  1     GPU-1  1000Mi  -     -        burst-share  default  2027-01-15 08:00:00\n"
+        "files         -            -     -      -       -     -        best-effort  default  2027-01-15 08:00:00\n"
+        "whole         -            1     GPU-1  whole   -     -        burst-share  online   2027-01-15 08:00:00\n"
     )
 
 
