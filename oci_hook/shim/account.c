@@ -122,6 +122,7 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
                           int64_t delta, uint64_t limit) {
     struct gh_account_entry *e = &page->entry[slot][card];
     _Atomic uint64_t *total = &page->card[card].total;
+    uint64_t more = delta > 0 && limit < GH_UNLIMITED ? LOAD(&page->card[card].surcharge) : 0;
     uint64_t tag = next_tag(page, slot, card, mine->tag), w;
     enum gh_booked done = GH_NO_BOOKS;
     STORE(&e->announce, (uint64_t)delta << GH_TAG_BITS | tag);
@@ -130,7 +131,7 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
         int64_t value = (int64_t)gh_word_value(w) + delta;
         if (value < 0)
             value = 0; /* someone scribbled; the next sweep repairs it */
-        if (delta > 0 && (uint64_t)value > limit) {
+        if (delta > 0 && ((uint64_t)value > limit || more > limit - (uint64_t)value)) {
             done = GH_NO_ROOM;
             break;
         }
@@ -280,10 +281,25 @@ void gh_release(struct gh_state *st, unsigned card, uint64_t units) {
 
 uint64_t gh_total(struct gh_state *st, unsigned card) {
     struct gh_account_page *page = gh_account_page(st);
-    return page && card < GH_ACCOUNT_CARDS ? gh_word_value(LOAD(&page->card[card].total)) : GH_VALUE_MAX;
+    if (!page || card >= GH_ACCOUNT_CARDS)
+        return GH_VALUE_MAX;
+    uint64_t total = gh_word_value(LOAD(&page->card[card].total)), more = LOAD(&page->card[card].surcharge);
+    return more < GH_VALUE_MAX - total ? total + more : GH_VALUE_MAX;
 }
 
 uint64_t gh_own(struct gh_state *st, unsigned card) { return __atomic_load_n(&st->mine[card].units, __ATOMIC_RELAXED); }
+
+void gh_press(struct gh_state *st, unsigned card) {
+    struct gh_account_page *page = gh_account_page(st);
+    if (page)
+        atomic_store(&st->pressure_seen[card], atomic_fetch_add(&page->card[card].pressure, 1) + 1);
+}
+
+bool gh_pressed(struct gh_state *st, unsigned card) {
+    struct gh_account_page *page = gh_account_page(st);
+    uint64_t now = page ? LOAD(&page->card[card].pressure) : 0;
+    return now != atomic_exchange(&st->pressure_seen[card], now);
+}
 
 void gh_count_contexts(struct gh_state *st, unsigned card, int more) {
     if (card < GH_ACCOUNT_CARDS && gh_account_attach(st))

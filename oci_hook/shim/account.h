@@ -26,7 +26,7 @@ struct gh_account_page *gh_account_page(struct gh_state *st);
 enum gh_booked gh_reserve(struct gh_state *st, unsigned card, uint64_t units, uint64_t limit);
 /* Gives units back; never fails. */
 void gh_release(struct gh_state *st, unsigned card, uint64_t units);
-/* The container's total on a card, in units. */
+/* What counts against the limit on a card, in units: the total and the surcharge. */
 uint64_t gh_total(struct gh_state *st, unsigned card);
 /* Our own share of it. */
 uint64_t gh_own(struct gh_state *st, unsigned card);
@@ -36,6 +36,9 @@ void gh_sweep(struct gh_state *st);
 void gh_sweep_now_and_then(struct gh_state *st);
 /* A process's share as its slot says, an operation under way included; used for sums and process lists. */
 uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned card);
+/* Tells the container's other processes that memory is short, and whether they told us since the last call. */
+void gh_press(struct gh_state *st, unsigned card);
+bool gh_pressed(struct gh_state *st, unsigned card);
 void gh_count_contexts(struct gh_state *st, unsigned card, int more);
 
 #endif

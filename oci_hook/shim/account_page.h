@@ -8,6 +8,7 @@
  * announce         delta:44 (signed) | tag:20     what the owner is about to do
  * committed        value:34 | tag:20              the owner's share after its operation `tag`
  * ack              tag                            the last operation of this slot that others saw take effect
+ * surcharge[card]  units                          contexts, modules: what NVML sees beyond the total
  * owner[slot]      pid:22 | sweep:1 | ns:10 | start:31   0 free */
 #ifndef GPU_HOOK_ACCOUNT_PAGE_H
 #define GPU_HOOK_ACCOUNT_PAGE_H
@@ -30,7 +31,9 @@ struct gh_account_entry { /* one slot's share of one card */
 
 struct gh_account_card {
     _Atomic uint64_t total;
-    uint8_t reserved[56]; /* a cache line of its own */
+    _Atomic uint64_t surcharge; /* units beyond the total that NVML sees in use; written by the node's agent */
+    _Atomic uint64_t pressure;  /* counts refusals: processes with idle pool memory then give it back */
+    uint8_t reserved[40];       /* a cache line of its own */
 };
 
 struct gh_account_page {

@@ -31,6 +31,123 @@ CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
 
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct CUmemPool_st *CUmemoryPool;
+typedef struct CUarray_st *CUarray;
+typedef struct CUmipmappedArray_st *CUmipmappedArray;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUextMemory_st *CUexternalMemory;
+typedef unsigned long long CUmemHandle;
+
+typedef struct {
+    int type; /* 1 device, 2..4 host */
+    int id;
+} CUmemLocation;
+
+typedef struct {
+    int type, handle_types;
+    CUmemLocation location;
+    void *security;
+    unsigned char flags[8];
+} CUmemAllocationProp;
+
+typedef struct {
+    int type, handle_types;
+    CUmemLocation location;
+    void *security;
+    size_t max_size;
+    unsigned char reserved[56];
+} CUmemPoolProps;
+
+typedef struct {
+    CUmemPoolProps pool;
+    const void *access;
+    size_t access_count, bytes;
+    CUdeviceptr pointer;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+typedef struct {
+    int type; /* CUgraphNodeType */
+    int reserved[3];
+    union {
+        CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+        long long room[29];
+    };
+    long long reserved2;
+} CUgraphNodeParams;
+
+typedef struct { /* before 3.2, lengths were 32 bits */
+    unsigned width, height;
+    int format;
+    unsigned channels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+typedef struct {
+    size_t width, height;
+    int format;
+    unsigned channels;
+} CUDA_ARRAY_DESCRIPTOR;
+typedef struct {
+    unsigned width, height, depth;
+    int format;
+    unsigned channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
+typedef struct {
+    size_t width, height, depth;
+    int format;
+    unsigned channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+typedef struct {
+    size_t size, alignment;
+    unsigned reserved[4];
+} CUDA_ARRAY_MEMORY_REQUIREMENTS;
+
+typedef struct {
+    int type;
+    union {
+        int fd;
+        void *win32[2];
+    } handle;
+    unsigned long long size;
+    unsigned flags;
+    unsigned reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
+enum {
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
+    CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CUDA_ARRAY3D_LAYERED = 1,
+    CUDA_ARRAY3D_CUBEMAP = 4,
+    CUDA_ARRAY3D_SPARSE = 0x40,
+    CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
+};
+
+CUresult cuDeviceGetCount(int *count);
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device);
+CUresult cuCtxDestroy(CUcontext context);
+CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxSynchronize(void);
+CUresult cuCtxSynchronize_v2(CUcontext context);
+CUresult cuEventSynchronize(CUevent event);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease(CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuDevicePrimaryCtxReset(CUdevice device);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active);
+
 CUresult cuMemAlloc(unsigned *pointer, unsigned bytes);
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
 CUresult cuMemFree(unsigned pointer);
@@ -39,5 +156,80 @@ CUresult cuMemGetInfo(unsigned *free, unsigned *total);
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
 CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device);
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
+CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element);
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
+
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuStreamSynchronize_ptsz(CUstream stream);
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
+CUresult cuStreamIsCapturing(CUstream stream, int *status);
+CUresult cuThreadExchangeStreamCaptureMode(int *mode);
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
+CUresult cuMemPoolDestroy(CUmemoryPool pool);
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *os, int type, uint64_t flags);
+CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device);
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
+
+CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAllocationProp *prop, uint64_t flags);
+CUresult cuMemRelease(CUmemHandle handle);
+CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handle, uint64_t flags);
+CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
+CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address);
+CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, uint64_t flags);
+CUresult cuMemMapArrayAsync(void *list, unsigned count, CUstream stream);
+CUresult cuMemMapArrayAsync_ptsz(void *list, unsigned count, CUstream stream);
+
+CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d);
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d);
+CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d);
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d);
+CUresult cuArrayDestroy(CUarray array);
+CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r, CUarray array, CUdevice device);
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels);
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
+CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r, CUmipmappedArray array,
+                                               CUdevice device);
+
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *params);
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                        CUgraphNodeParams *params);
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
+                           CUgraphNodeParams *params);
+CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
+                           CUgraphNodeParams *params);
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
+CUresult cuGraphNodeGetType(CUgraphNode node, int *type);
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params);
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph);
+CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags);
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, void *params);
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, void *params);
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
+CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *info);
+CUresult cuGraphExecDestroy(CUgraphExec exec);
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
+CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream);
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream);
+CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream);
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value);
+CUresult cuDeviceGraphMemTrim(CUdevice device);
+
+CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d);
+CUresult cuDestroyExternalMemory(CUexternalMemory memory);
+
+_Static_assert(sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "node parameters");
+_Static_assert(sizeof(CUgraphNodeParams) == 256, "node parameters");
 
 #endif

@@ -1,5 +1,6 @@
 #include "cuda_card.h"
 
+#include "cuda_pool.h"
 #include "real.h"
 
 static int find_card(struct gh_state *st, CUdevice device) {
@@ -60,6 +61,17 @@ struct place current_place(struct gh_state *st) {
     return (struct place){card_of_device(st, device), 0};
 }
 
+/* Refuses only after the dead were swept and our own pools gave back what they keep for later. */
+static CUresult reserve(struct gh_state *st, int card, uint64_t units, const struct gh_limit *limit) {
+    uint64_t most = limit->whole ? GH_UNLIMITED : limit->bytes >> GH_UNIT_SHIFT;
+    enum gh_booked done = gh_reserve(st, (unsigned)card, units, most);
+    if (done == GH_NO_ROOM && units <= most && pools_trim(st, card))
+        done = gh_reserve(st, (unsigned)card, units, most);
+    if (done == GH_NO_ROOM)
+        gh_press(st, (unsigned)card);
+    return done == GH_BOOKED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes) {
     struct gh_limit limit;
     *c = (struct charge){st, at, gh_units(bytes)};
@@ -74,8 +86,7 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
     }
     if (!gh_policy_limit(st, (unsigned)at.card, &limit))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t most = limit.whole ? GH_UNLIMITED : limit.bytes >> GH_UNIT_SHIFT;
-    return gh_reserve(st, (unsigned)at.card, c->units, most) == GH_BOOKED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return reserve(st, at.card, c->units, &limit);
 }
 
 CUresult charge(struct charge *c, uint64_t bytes) {
@@ -85,39 +96,49 @@ CUresult charge(struct charge *c, uint64_t bytes) {
     return charge_at(c, st, current_place(st), bytes);
 }
 
+CUresult recharge(struct charge *c, uint64_t bytes) {
+    uint64_t units = gh_units(bytes);
+    struct gh_limit limit;
+    if (c->at.card < 0 || units == c->units)
+        return CUDA_SUCCESS;
+    if (units < c->units)
+        gh_release(c->st, (unsigned)c->at.card, c->units - units);
+    else if (!gh_policy_limit(c->st, (unsigned)c->at.card, &limit) ||
+             reserve(c->st, c->at.card, units - c->units, &limit))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    c->units = units;
+    return CUDA_SUCCESS;
+}
+
 void uncharge(struct charge *c) {
     if (c->units)
         gh_release(c->st, (unsigned)c->at.card, c->units);
     c->units = 0;
 }
 
-/* units:34 | card:4 | context:10 | kind:4 */
-static uint64_t pack(const struct charge *c, enum kind kind) {
-    return c->units << 18 | (uint64_t)c->at.card << 14 | c->at.context << 4 | kind;
-}
-static uint64_t units_of(uint64_t value) { return value >> 18; }
-static unsigned card_of(uint64_t value) { return value >> 14 & 15; }
-
-CUresult settle_alloc(struct charge *c, CUresult r, uint64_t key, enum kind kind) {
+CUresult settle_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle) {
     if (r == CUDA_SUCCESS && c->at.card >= 0) /* not noted for lack of memory: booked until the process ends */
-        gh_pointers_put(&c->st->pointers, key, pack(c, kind));
+        gh_pointers_put(&c->st->pointers, key_of(kind, handle), pack(c->units, c->at.card, c->at.context, kind));
     else
         uncharge(c);
     return r;
 }
 
-struct owed begin_free(uint64_t key) {
+struct owed begin_free(enum kind kind, uint64_t handle) {
     struct gh_state *st = gh_here();
+    uint64_t key = key_of(kind, handle);
     return (struct owed){st, key, st ? gh_pointers_take(&st->pointers, key) : 0};
 }
 
 CUresult end_free(struct owed *o, CUresult r) {
     if (!o->value)
         return r;
-    if (r == CUDA_SUCCESS)
-        gh_release(o->st, card_of(o->value), units_of(o->value));
-    else
+    if (r != CUDA_SUCCESS)
         gh_pointers_put(&o->st->pointers, o->key, o->value);
+    else if (kind_of(o->value) == POOLED)
+        pool_freed(o->st, context_of(o->value), units_of(o->value));
+    else
+        gh_release(o->st, card_of(o->value), units_of(o->value));
     return r;
 }
 

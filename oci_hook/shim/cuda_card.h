@@ -9,6 +9,8 @@
 #define NO_CARD (-1)    /* a card that is not granted, or nothing can be known: refuse */
 #define NO_CONTEXT (-2) /* the driver itself will refuse: let it */
 
+#define NOT_CHARGED (-3) /* host memory, or charged to another process */
+
 struct place {
     int card;
     unsigned context; /* 1 + its place in st->contexts, 0 not known */
@@ -27,20 +29,39 @@ struct charge {
 /* Reserve bytes on the current context's card. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult charge(struct charge *c, uint64_t bytes);
 CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes);
+/* More or less of the same: after the driver said how much it was. */
+CUresult recharge(struct charge *c, uint64_t bytes);
 void uncharge(struct charge *c);
 
-enum kind { LINEAR = 1 };
+enum kind { LINEAR = 1, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, EXEC, CONTEXT };
 
-/* The driver's answer `r` to an allocation of `key`: keep the charge with it, or undo it. Returns r. */
-CUresult settle_alloc(struct charge *c, CUresult r, uint64_t key, enum kind kind);
+/* What an allocation is known by: device pointers and each kind of handle have ranges of their own. */
+static inline uint64_t key_of(enum kind kind, uint64_t handle) {
+    return kind <= POOLED ? handle : handle ^ (uint64_t)kind << 58;
+}
+
+/* units:34 | card:4 | context or pool:10 | kind:4 */
+static inline uint64_t pack(uint64_t units, int card, unsigned of, enum kind kind) {
+    return units << 18 | (uint64_t)card << 14 | (uint64_t)of << 4 | kind;
+}
+static inline uint64_t units_of(uint64_t value) { return value >> 18; }
+static inline unsigned card_of(uint64_t value) { return value >> 14 & 15; }
+static inline unsigned context_of(uint64_t value) { return value >> 4 & 0x3ff; }
+static inline enum kind kind_of(uint64_t value) { return (enum kind)(value & 15); }
+
+/* The driver's answer `r` to an allocation of `handle`: keep the charge with it, or undo it. Returns r. */
+CUresult settle_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle);
 
 /* An allocation that is about to be freed; the pair of calls around the driver's. */
 struct owed {
     struct gh_state *st;
     uint64_t key, value;
 };
-struct owed begin_free(uint64_t key);
+struct owed begin_free(enum kind kind, uint64_t handle);
 CUresult end_free(struct owed *o, CUresult r);
+
+/* Whether memory at this location is the host's. */
+static inline bool on_host(const CUmemLocation *l) { return l->type >= 2 && l->type <= 4; }
 
 /* What the container may have on a card, and what of that is free, in bytes. False: no valid page. */
 bool card_memory(struct gh_state *st, int card, uint64_t *free, uint64_t *total, bool *whole);

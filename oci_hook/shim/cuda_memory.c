@@ -1,5 +1,5 @@
 /* Linear memory, and what a program is told about its memory. */
-#include "cuda_card.h"
+#include "cuda_pool.h"
 #include "real.h"
 
 GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
@@ -8,7 +8,7 @@ GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     if (r)
         return r;
     r = REAL(cuMemAlloc_v2)(pointer, bytes);
-    return settle_alloc(&c, r, r ? 0 : *pointer, LINEAR);
+    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
 GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
@@ -17,16 +17,66 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     if (r)
         return r;
     r = REAL(cuMemAlloc)(pointer, bytes);
-    return settle_alloc(&c, r, r ? 0 : *pointer, LINEAR);
+    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+}
+
+/* Managed memory may lie on the card as a whole, so all of it counts. */
+GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
+    struct charge c;
+    CUresult r = charge(&c, bytes);
+    if (r)
+        return r;
+    r = REAL(cuMemAllocManaged)(pointer, bytes, flags);
+    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+}
+
+#define PITCH 512ull /* what every card so far rounds a row up to; the driver's answer is what counts */
+
+static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
+    return !__builtin_mul_overflow((pitch + PITCH - 1) & ~(PITCH - 1), height, bytes);
+}
+
+GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                                      unsigned element) {
+    struct charge c;
+    uint64_t bytes;
+    if (!rows(width, height, &bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult r = charge(&c, bytes);
+    if (r)
+        return r;
+    r = REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {
+        REAL(cuMemFree_v2)(*pointer);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+}
+
+GH_EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height,
+                                   unsigned element) {
+    struct charge c;
+    uint64_t bytes;
+    if (!rows(width, height, &bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult r = charge(&c, bytes);
+    if (r)
+        return r;
+    r = REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
+    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {
+        REAL(cuMemFree)(*pointer);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
 GH_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
-    struct owed o = begin_free(pointer);
+    struct owed o = begin_free(LINEAR, pointer);
     return end_free(&o, REAL(cuMemFree_v2)(pointer));
 }
 
 GH_EXPORT CUresult cuMemFree(unsigned pointer) {
-    struct owed o = begin_free(pointer);
+    struct owed o = begin_free(LINEAR, pointer);
     return end_free(&o, REAL(cuMemFree)(pointer));
 }
 
@@ -51,8 +101,10 @@ GH_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (r)
         return r;
     struct gh_state *st = gh_here();
-    if (st)
+    if (st) {
         gh_sweep_now_and_then(st);
+        pools_look(st);
+    }
     uint64_t f64 = f, t64 = total ? t : UINT64_MAX;
     narrow(st, st ? current_place(st).card : NO_CARD, &f64, &t64);
     if (free)

@@ -25,7 +25,6 @@ void gh_rules_default(struct gh_rules *rules) {
         .quantum = 10 * GH_MS,
         .tenure_min = 2 * GH_MS,
         .tenure_sum = 100 * GH_MS,
-        .grace = 2 * GH_MS,
         .recheck = 2 * GH_MS,
         .idle_release = 200 * GH_US,
         .mix_slack = 5 * GH_MS,
@@ -37,7 +36,7 @@ void gh_rules_default(struct gh_rules *rules) {
         .probe_every = GH_S,
         .active_within = GH_S,
         .heartbeat_stale = 50 * GH_MS,
-        .primary_stale = 2500 * GH_US,
+        .silent = 2500 * GH_US,
         .progress_stale = GH_S,
         .linger_max = 100 * GH_MS,
         .drain_max = 350 * GH_US,
@@ -64,6 +63,12 @@ static int wants(const struct gh_card *card, unsigned i, uint64_t now) {
     const struct gh_slot *s = &card->slot[i];
     return busy(card, i, now) ||
            (s->held && alive(card, i) && age(now, s->heartbeat) < card->rules.heartbeat_stale);
+}
+
+/* Shows work and no sign of life: stopped, or without a CPU. Its equals go on without it. */
+static int silent(const struct gh_card *card, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &card->slot[i];
+    return age(now, s->heartbeat) > card->rules.silent && age(now, s->done_at) > card->rules.silent;
 }
 
 /* A tenant that leaves small gaps is still served in them: who fills them stays within the slack behind it. */
@@ -134,7 +139,8 @@ static struct crowd crowd_of(const struct gh_card *card, unsigned me, uint64_t n
     EACH_SLOT(card->present, i) {
         if (card->share[i].class_ != card->share[me].class_ || card->share[i].freeze)
             continue;
-        if (i != me && !wants(card, (unsigned)i, now) && !in_small_gap(card, (unsigned)i, now))
+        if (i != me && (!wants(card, (unsigned)i, now) || silent(card, (unsigned)i, now)) &&
+            !in_small_gap(card, (unsigned)i, now))
             continue;
         c.mask |= 1ull << i;
         c.n++;
@@ -159,7 +165,7 @@ static uint64_t tenure_of(const struct gh_card *card, const struct crowd *c, uns
 
 static int claim_stands(const struct gh_card *card, unsigned i, uint64_t now) {
     const struct gh_slot *s = &card->slot[i];
-    return s->end > s->start && s->start <= add(now, card->rules.grace) &&
+    return s->end > s->start && s->start <= now &&
            s->end - s->start <= max64(card->rules.tenure_sum, card->rules.tenure_min);
 }
 
@@ -183,8 +189,7 @@ static int tenure_over(const struct gh_card *card, unsigned p, unsigned me, uint
         return 1;
     if (s->launched == s->done && !s->held)
         return age(now, s->idle_since) > card->rules.idle_release;
-    return p != me && age(now, s->heartbeat) > card->rules.primary_stale &&
-           age(now, s->done_at) > card->rules.primary_stale;
+    return p != me && silent(card, p, now);
 }
 
 /* How long equals may hold me before I stop believing them: several rounds of honest tenures. */
@@ -257,8 +262,9 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     int fits = empty || add(gh_residue(own, now), cost) <= window;
     struct crowd c = crowd_of(card, me, now);
 
-    if (now < d.distrust_until ||
-        (own->held_since && age(now, own->held_since) > patience(card, &c, me))) {
+    /* Work of mine in flight is work that is done: starving is to be held with nothing. */
+    uint64_t starving = own->held_since && empty ? age(now, max64(own->held_since, mine->idle_since)) : 0;
+    if (now < d.distrust_until || starving > patience(card, &c, me)) {
         if (now >= d.distrust_until)
             d.distrust_until = add(now, r->distrust);
         if (fits)
@@ -277,15 +283,7 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     }
     if (over) {
         uint64_t last = p == GH_SLOTS ? 0 : card->slot[p].epoch;
-        uint64_t ended = p == GH_SLOTS ? now : min64(card->slot[p].end, now);
-        p = c.least;
-        /* The successor should have claimed by now: those who gave no sign of life since are passed over. */
-        if (p != me && age(now, ended) > r->grace) {
-            p = me;
-            EACH_SLOT(c.mask, i)
-                if (i != me && card->slot[i].heartbeat >= ended && before(card, (unsigned)i, p))
-                    p = (unsigned)i;
-        }
+        p = c.least; /* who does not take it falls silent and is passed over */
         if (p == me) {
             d.claim = 1;
             d.epoch = last + 1 ? last + 1 : 1;

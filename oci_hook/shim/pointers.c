@@ -53,7 +53,7 @@ static void remove_at(struct gh_shard *s, uint32_t hole) {
     s->used--;
 }
 
-bool gh_pointers_put(struct gh_pointers *map, uint64_t key, uint64_t value) {
+static bool put(struct gh_pointers *map, uint64_t key, uint64_t value, bool replace) {
     uint64_t hash = mix(key);
     struct gh_shard *s = shard_of(map, hash);
     if (!key || !take(s))
@@ -61,12 +61,17 @@ bool gh_pointers_put(struct gh_pointers *map, uint64_t key, uint64_t value) {
     bool room = (s->bits && s->used + 1 <= (1u << s->bits) / 4 * 3) || grow(s);
     if (room) {
         struct gh_pointer *cell = find(s, key, hash);
+        room = replace || !cell->key;
         s->used += !cell->key;
-        *cell = (struct gh_pointer){key, value};
+        if (room)
+            *cell = (struct gh_pointer){key, value};
     }
     give(s);
     return room;
 }
+
+bool gh_pointers_put(struct gh_pointers *map, uint64_t key, uint64_t value) { return put(map, key, value, true); }
+bool gh_pointers_put_new(struct gh_pointers *map, uint64_t key, uint64_t value) { return put(map, key, value, false); }
 
 uint64_t gh_pointers_get(struct gh_pointers *map, uint64_t key) {
     uint64_t hash = mix(key), value = 0;

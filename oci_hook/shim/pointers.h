@@ -26,6 +26,8 @@ struct gh_pointers {
 
 /* False when there is no memory: then the allocation stays booked until the process ends. */
 bool gh_pointers_put(struct gh_pointers *map, uint64_t key, uint64_t value);
+/* The same, unless the key is there: then false. */
+bool gh_pointers_put_new(struct gh_pointers *map, uint64_t key, uint64_t value);
 /* Removes and returns; 0 when unknown. */
 uint64_t gh_pointers_take(struct gh_pointers *map, uint64_t key);
 uint64_t gh_pointers_get(struct gh_pointers *map, uint64_t key);

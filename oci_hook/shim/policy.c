@@ -75,6 +75,7 @@ bool gh_policy_limit(struct gh_state *st, unsigned card, struct gh_limit *out) {
         uint32_t seq = sequence(page);
         if (!(seq & 1) && gh_policy_valid(page) && card < page->ncards) {
             out->bytes = __atomic_load_n(&page->card[card].memory_limit, __ATOMIC_RELAXED);
+            out->context_bytes = __atomic_load_n(&page->card[card].context_bytes, __ATOMIC_RELAXED);
             out->whole = __atomic_load_n(&page->card[card].flags, __ATOMIC_RELAXED) & GH_CARD_WHOLE;
             __atomic_thread_fence(__ATOMIC_ACQUIRE);
             if (sequence(page) == seq)
@@ -85,7 +86,7 @@ bool gh_policy_limit(struct gh_state *st, unsigned card, struct gh_limit *out) {
     uint32_t ncards;
     if (!snapshot(st, card, &record, &ncards) || card >= ncards)
         return false;
-    *out = (struct gh_limit){record.memory_limit, record.flags & GH_CARD_WHOLE};
+    *out = (struct gh_limit){record.memory_limit, record.context_bytes, record.flags & GH_CARD_WHOLE};
     return true;
 }
 

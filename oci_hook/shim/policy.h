@@ -6,7 +6,8 @@
 
 struct gh_limit {
     uint64_t bytes; /* of this card for this container */
-    bool whole;     /* nothing is limited */
+    uint64_t context_bytes;
+    bool whole; /* nothing is limited */
 };
 
 /* The granted card of that UUID ("GPU-..."), or -1: not granted, or no valid page (then a line was written). */

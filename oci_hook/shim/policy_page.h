@@ -24,7 +24,8 @@ struct gh_card_policy {
     uint32_t compute_limit; /* ceiling per cent */
     uint32_t flags;         /* enum gh_card_flags */
     uint32_t minor;         /* /dev/nvidiaN */
-    uint8_t reserved[48];
+    uint64_t context_bytes; /* what a CUDA context takes on this card; 0 not known */
+    uint8_t reserved[40];
 };
 
 struct gh_policy_page {

@@ -53,7 +53,6 @@ struct gh_rules {
     uint64_t quantum;        /* mean tenure */
     uint64_t tenure_min;
     uint64_t tenure_sum;     /* the wanting tenants' tenures together stay below */
-    uint64_t grace;          /* after an announced end the waiters act on their own */
     uint64_t recheck;        /* a waiter looks again after this, whatever it waits for */
     uint64_t idle_release;   /* idle for longer: the tenure is over */
     uint64_t mix_slack;      /* lead of v over the least that a filling tenant may have */
@@ -65,12 +64,12 @@ struct gh_rules {
     uint64_t probe_every;    /* this often */
     uint64_t active_within;  /* a peer active this recently keeps the windows on */
     uint64_t heartbeat_stale;
-    uint64_t primary_stale;  /* a primary that shows work and no sign of life for this long is passed over */
+    uint64_t silent;         /* who shows work and no sign of life for this long is passed over */
     uint64_t progress_stale; /* work that has not moved for this long does not count as work */
     uint64_t linger_max;
     uint64_t drain_max;      /* a high tenant waits at most this for lower residues, if they promise to be shorter */
     uint64_t pacer_min, pacer_max; /* bounds of the step at which own completions are looked for */
-    uint64_t starve;         /* held this long by equals: go on as without gates for distrust */
+    uint64_t starve;         /* held this long by equals with nothing in flight: go on as without gates for distrust */
     uint64_t distrust;
     uint64_t burst;          /* bound of a capped tenant's saved-up time */
 };

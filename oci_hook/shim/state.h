@@ -31,14 +31,35 @@ struct gh_mine { /* this process's share of one card; the page's copy is for oth
 
 /* CUDA contexts seen: which card each is on. A place, once given to a handle, stays its own. */
 #define GH_CONTEXTS 512
+#define GH_DEVICES 64
 struct gh_contexts {
     struct {
         void *_Atomic context;
         _Atomic uint32_t card; /* 1 + card; 0 not known (again) */
     } place[GH_CONTEXTS];
+    void *_Atomic primary[GH_DEVICES]; /* each device's primary context, once retained */
 };
 
-#define GH_DEVICES 64
+
+/* Memory pools seen. What is booked for a pool is what the driver has reserved for it, not what is handed out. */
+#define GH_POOLS 64
+struct gh_pool {
+    void *_Atomic handle; /* CUmemoryPool; or 1 + device for a device's graph memory */
+    _Atomic int32_t card; /* < 0: not charged here (host memory, imported) */
+    int32_t device;
+    _Atomic uint32_t kind;     /* enum pool_kind */
+    _Atomic uint32_t inflight; /* operations that may be changing it */
+    _Atomic uint64_t booked;   /* units:40 | changes:24 */
+};
+struct gh_pools {
+    struct gh_lock lock;
+    _Atomic uint32_t count;
+    _Atomic uint32_t dirty;         /* memory was freed: the driver may give some back by itself */
+    _Atomic uint32_t graphs_allocate; /* some graph of this process has memory nodes */
+    struct gh_pool pool[GH_POOLS];
+};
+
+struct vmm;
 
 struct gh_state {
     _Atomic uint32_t phase; /* 0 fresh, 1 being set up, 2 ready */
@@ -56,6 +77,9 @@ struct gh_state {
     const struct gh_policy_page *_Atomic policy;
     struct gh_pointers pointers;
     struct gh_contexts contexts;
+    struct gh_pools pools;
+    _Atomic uint64_t pressure_seen[GH_ACCOUNT_CARDS];
+    struct vmm *_Atomic vmm;
     _Atomic uint32_t device_card[GH_DEVICES]; /* 1 + card of a CUDA device; 0 not known yet */
 };
 

@@ -1,7 +1,7 @@
 """What a program of the tests does with libcuda, by ctypes: runs inside a box."""
 
 import ctypes
-from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 MIB = 1 << 20
 OOM = 2
@@ -57,4 +57,88 @@ def address(symbol: str, version: int = 12000, flags: int = 0, v2: bool = True) 
     return p.value or 0 if r == 0 else 0
 
 
-__all__ = ["MIB", "OOM", "c_float", "c_uint", "address", "alloc", "free", "info", "init", "lib", "total", "use"]
+class D3(ctypes.Structure):
+    """CUDA_ARRAY3D_DESCRIPTOR."""
+
+    _fields_ = [
+        ("width", c_size_t), ("height", c_size_t), ("depth", c_size_t),
+        ("format", c_int), ("channels", c_uint), ("flags", c_uint),
+    ]  # fmt: skip
+
+
+class Prop(ctypes.Structure):
+    """CUmemAllocationProp; CUmemPoolProps begins the same way."""
+
+    _fields_ = [
+        ("type", c_int), ("handles", c_int), ("where", c_int), ("id", c_int),
+        ("security", c_void_p), ("max", c_size_t), ("rest", ctypes.c_char * 56),
+    ]  # fmt: skip
+
+
+def prop(device: int = 0, where: int = 1) -> Prop:
+    """Pinned memory of a device."""
+    return Prop(type=1, where=where, id=device)
+
+
+def create(size: int, device: int = 0, where: int = 1) -> "tuple[int, int]":
+    """cuMemCreate: (result, handle)."""
+    h = c_uint64()
+    r = lib.cuMemCreate(byref(h), c_size_t(size), byref(prop(device, where)), c_uint64(0))
+    return r, h.value
+
+
+def async_alloc(size: int, stream: int = 0, suffix: str = "") -> "tuple[int, int]":
+    """cuMemAllocAsync."""
+    p = c_uint64()
+    return getattr(lib, "cuMemAllocAsync" + suffix)(byref(p), c_size_t(size), c_void_p(stream)), p.value
+
+
+def async_free(pointer: int, suffix: str = "") -> int:
+    """cuMemFreeAsync."""
+    return getattr(lib, "cuMemFreeAsync" + suffix)(c_uint64(pointer), c_void_p(0))
+
+
+def pool(device: int = 0, where: int = 1) -> int:
+    """cuMemPoolCreate."""
+    h = c_void_p()
+    assert lib.cuMemPoolCreate(byref(h), byref(prop(device, where))) == 0
+    return h.value or 0
+
+
+def pool_alloc(handle: int, size: int, suffix: str = "") -> "tuple[int, int]":
+    """cuMemAllocFromPoolAsync."""
+    p = c_uint64()
+    call = getattr(lib, "cuMemAllocFromPoolAsync" + suffix)
+    return call(byref(p), c_size_t(size), c_void_p(handle), c_void_p(0)), p.value
+
+
+def array(width: int, height: int = 0, depth: int = 0, levels: int = 0, **more: int) -> "tuple[int, int]":
+    """cuArray3DCreate, or with levels cuMipmappedArrayCreate: (result, handle)."""
+    d = D3(width, height, depth, more.get("format", 0x20), more.get("channels", 4), more.get("flags", 0))
+    h = c_void_p()
+    if levels:
+        return lib.cuMipmappedArrayCreate(byref(h), byref(d), c_uint(levels)), h.value or 0
+    return lib.cuArray3DCreate_v2(byref(h), byref(d)), h.value or 0
+
+
+def used() -> int:
+    """Bytes in use, as cuMemGetInfo shows them."""
+    f, t = info()
+    return t - f
+
+
+def graph(size: int) -> int:
+    """An executable graph with one memory node."""
+    g, e, node = c_void_p(), c_void_p(), c_void_p()
+    params = (c_uint64 * 15)()
+    params[1] = 1  # pool properties: location {device, 0}
+    params[13] = size
+    assert lib.cuGraphCreate(byref(g), 0) == 0
+    assert lib.cuGraphAddMemAllocNode(byref(node), g, None, c_size_t(0), params) == 0
+    assert lib.cuGraphInstantiateWithFlags(byref(e), g, c_uint64(0)) == 0
+    return e.value or 0
+
+
+def launch(exec_: int, suffix: str = "") -> int:
+    """cuGraphLaunch."""
+    return getattr(lib, "cuGraphLaunch" + suffix)(c_void_p(exec_), c_void_p(0))

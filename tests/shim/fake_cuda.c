@@ -33,10 +33,10 @@ struct card_file {
     } slot[SLOTS];
 };
 
-enum what { LINEAR = 1, POOLED, ARRAY, MIPMAP, HANDLE, IMPORTED };
+enum what { LINEAR = 1, POOLED, ARRAY, MIPMAP, HANDLE, IMPORTED, EXTERNAL };
 
 struct piece {
-    u64 key, size;
+    u64 key, size, want;
     int device, live, maps, refs;
     enum what what;
     void *owner; /* context or pool */
@@ -46,6 +46,8 @@ struct piece {
 struct pool {
     int device;
     u64 used, reserved, threshold;
+    int dying;
+    struct pool *next;
 };
 
 struct context {
@@ -70,6 +72,7 @@ static struct piece *pieces;
 static struct mapping *mappings;
 static struct pool default_pool[DEVICES], graph_pool[DEVICES];
 static struct pool *current_pool[DEVICES];
+static struct pool *pools;
 static struct context primary[DEVICES];
 static int primary_refs[DEVICES];
 static __thread struct context *stack[16];
@@ -329,7 +332,7 @@ CUresult cuMemAllocPitch(unsigned *out, unsigned *pitch, unsigned width, unsigne
     }
     return r;
 }
-CUresult cuMemFreeAsync(u64 pointer, void *stream);
+static void pool_trim(struct pool *pool, u64 keep);
 CUresult cuMemFree_v2(u64 pointer) {
     CONTEXT();
     LOCKED;
@@ -337,9 +340,12 @@ CUresult cuMemFree_v2(u64 pointer) {
     if (!p)
         DONE(pointer ? INVALID : OK);
     p->live = 0;
-    if (p->what == POOLED)
-        ((struct pool *)p->owner)->used -= p->size;
-    else
+    if (p->what == POOLED) {
+        struct pool *pool = p->owner;
+        pool->used -= p->size;
+        if (pool->dying)
+            pool_trim(pool, 0);
+    } else
         give(p->device, p->size);
     DONE(OK);
 }
@@ -367,10 +373,11 @@ CUresult cuMemAllocHost_v2(void **p, size_t n) { return (*p = malloc(n)) ? OK : 
 
 /* ---- pools ---- */
 
+static u64 chunk(const struct pool *pool);
 static CUresult pool_take(struct pool *pool, u64 bytes) {
     u64 size = up(bytes, 512);
     if (pool->used + size > pool->reserved) {
-        u64 more = up(pool->used + size - pool->reserved, CHUNK);
+        u64 more = up(pool->used + size - pool->reserved, chunk(pool));
         if (take(pool->device, more))
             return OOM;
         pool->reserved += more;
@@ -378,8 +385,9 @@ static CUresult pool_take(struct pool *pool, u64 bytes) {
     pool->used += size;
     return OK;
 }
+static u64 chunk(const struct pool *pool) { return pool->dying ? 512 : getenv("FAKE_CHUNK") ? strtoull(getenv("FAKE_CHUNK"), NULL, 0) : CHUNK; }
 static void pool_trim(struct pool *pool, u64 keep) {
-    u64 want = up(pool->used > keep ? pool->used : keep, CHUNK);
+    u64 want = up(pool->used > keep ? pool->used : keep, chunk(pool));
     if (want < pool->reserved) {
         give(pool->device, pool->reserved - want);
         pool->reserved = want;
@@ -403,8 +411,9 @@ CUresult cuStreamGetCtx(void *stream, void **out) {
 }
 CUresult cuStreamIsCapturing(void *stream, int *status) { return *status = stream == (void *)0x99 ? 1 : 0, OK; }
 CUresult cuMemAllocAsync(u64 *out, size_t bytes, void *stream) {
-    (void)stream;
     CONTEXT();
+    if (stream == (void *)0x99) /* captured: a node */
+        return *out = next_pointer += 1 << 20, OK;
     return pool_alloc(out, bytes, current_pool[device]);
 }
 CUresult cuMemAllocAsync_ptsz(u64 *out, size_t bytes, void *stream) { return cuMemAllocAsync(out, bytes, stream); }
@@ -420,14 +429,12 @@ CUresult cuMemFreeAsync_ptsz(u64 pointer, void *stream) { return cuMemFreeAsync(
 CUresult cuMemPoolCreate(void **out, const int *props) {
     struct pool *pool = calloc(1, sizeof *pool);
     pool->device = visible(props[3]); /* type, handle types, location {type, id} */
-    return *out = pool, OK;
+    pool->next = pools;
+    return *out = pools = pool, OK;
 }
 CUresult cuMemPoolDestroy(void *pool) {
     LOCKED;
-    for (struct piece *p = pieces; p; p = p->next)
-        if (p->live && p->owner == pool)
-            p->live = 0;
-    ((struct pool *)pool)->used = 0;
+    ((struct pool *)pool)->dying = 1; /* what is handed out lives until it is freed */
     pool_trim(pool, 0);
     DONE(OK);
 }
@@ -453,7 +460,10 @@ CUresult cuDeviceSetMemPool(int device, void *pool) { return current_pool[visibl
 CUresult cuCtxSynchronize(void) {
     CONTEXT();
     LOCKED;
-    pool_trim(current_pool[device], current_pool[device]->threshold);
+    for (struct pool *p = pools; p; p = p->next)
+        pool_trim(p, p->threshold);
+    for (int i = 0; i < DEVICES; i++)
+        pool_trim(&default_pool[i], default_pool[i].threshold);
     DONE(OK);
 }
 CUresult cuStreamSynchronize(void *stream) { return (void)stream, cuCtxSynchronize(); }
@@ -545,26 +555,28 @@ static u64 element_bits(unsigned format, unsigned channels) {
     return format < sizeof bits ? bits[format] * (u64)channels : 8ull * channels;
 }
 static u64 level_size(u64 w, u64 h, u64 d, unsigned format, unsigned channels) {
-    return up(up(w * element_bits(format, channels) / 8, 64) * up(h ? h : 1, 8) * (d ? d : 1), 512);
+    return up(up(w * element_bits(format, channels) / 8, 64) * (h ? up(h, 8) : 1) * (d ? d : 1), 512);
 }
-static CUresult array_new(void **out, u64 size, enum what what) {
+/* An array with deferred mapping has no memory of its own; it tells what it would need. */
+static CUresult array_new(void **out, u64 size, unsigned flags, enum what what) {
     CONTEXT();
-    if (!out)
+    if (!out || (flags & 0x80 && getenv("FAKE_NO_DEFERRED")))
         return INVALID;
     LOCKED;
-    if (take(device, size))
+    u64 own = flags & 0xc0 ? 0 : size;
+    if (own && take(device, own))
         DONE(OOM);
     *out = malloc(16);
-    add((u64)*out, size, device, what, ctx);
+    add((u64)*out, own, device, what, ctx)->want = size;
     DONE(OK);
 }
 struct d2 { size_t w, h; unsigned format, channels; };
 struct d3 { size_t w, h, d; unsigned format, channels, flags; };
 CUresult cuArrayCreate_v2(void **out, const struct d2 *d) {
-    return array_new(out, level_size(d->w, d->h, 1, d->format, d->channels), ARRAY);
+    return array_new(out, level_size(d->w, d->h, 1, d->format, d->channels), 0, ARRAY);
 }
 CUresult cuArray3DCreate_v2(void **out, const struct d3 *d) {
-    return array_new(out, d->flags & 0xc0 ? 0 : level_size(d->w, d->h, d->d, d->format, d->channels), ARRAY);
+    return array_new(out, level_size(d->w, d->h, d->d, d->format, d->channels), d->flags, ARRAY);
 }
 CUresult cuMipmappedArrayCreate(void **out, const struct d3 *d, unsigned levels) {
     u64 size = 0, w = d->w, h = d->h, depth = d->d;
@@ -574,7 +586,22 @@ CUresult cuMipmappedArrayCreate(void **out, const struct d3 *d, unsigned levels)
         h = h > 1 ? h / 2 : h;
         depth = depth > 1 && !(d->flags & 1) ? depth / 2 : depth;
     }
-    return array_new(out, d->flags & 0xc0 ? 0 : size, MIPMAP);
+    return array_new(out, size, d->flags, MIPMAP);
+}
+static CUresult array_needs(u64 *out, void *array, enum what what) {
+    LOCKED;
+    struct piece *p = find((u64)array, what, what);
+    if (!p || p->size)
+        DONE(INVALID);
+    out[0] = p->want;
+    out[1] = 512;
+    DONE(OK);
+}
+CUresult cuArrayGetMemoryRequirements(u64 *out, void *array, int device) {
+    return (void)device, array_needs(out, array, ARRAY);
+}
+CUresult cuMipmappedArrayGetMemoryRequirements(u64 *out, void *array, int device) {
+    return (void)device, array_needs(out, array, MIPMAP);
 }
 static CUresult array_drop(void *array, enum what what) {
     LOCKED;
@@ -587,9 +614,6 @@ static CUresult array_drop(void *array, enum what what) {
 }
 CUresult cuArrayDestroy(void *array) { return array_drop(array, ARRAY); }
 CUresult cuMipmappedArrayDestroy(void *array) { return array_drop(array, MIPMAP); }
-CUresult cuArrayGetMemoryRequirements(u64 *out, void *array, int device) {
-    return (void)array, (void)device, (void)out, INVALID;
-}
 
 /* ---- graphs: memory nodes only ---- */
 
@@ -682,3 +706,14 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, u64 fl
     return lookup(symbol, pfn, version, flags, status);
 }
 CUresult cuGetExportTable(const void **out, const void *id) { return (void)id, *out = NULL, NOT_FOUND; }
+
+CUresult cuImportExternalMemory(void **out, const u64 *d) {
+    CONTEXT();
+    LOCKED;
+    if (take(device, d[3]))
+        DONE(OOM);
+    *out = malloc(16);
+    add((u64)*out, d[3], device, EXTERNAL, ctx);
+    DONE(OK);
+}
+CUresult cuDestroyExternalMemory(void *memory) { return array_drop(memory, EXTERNAL); }

@@ -1,0 +1,126 @@
+/* Contexts: what they take themselves, and that their memory goes with them. */
+#include "cuda_pool.h"
+#include "real.h"
+
+/* What a context takes is charged by the figure of the policy page, where it has one; the agent corrects it. */
+static CUresult charge_context(struct charge *c, CUdevice device) {
+    struct gh_state *st = gh_here();
+    struct gh_limit limit = {0};
+    *c = (struct charge){0};
+    c->at.card = NO_CONTEXT;
+    if (!st)
+        return CUDA_SUCCESS;
+    int card = card_of_device(st, device);
+    if (card >= 0)
+        gh_policy_limit(st, (unsigned)card, &limit);
+    if (card < 0 || !limit.context_bytes) { /* without a card nothing can be allocated in it later */
+        *c = (struct charge){st, {card, 0}, 0};
+        return CUDA_SUCCESS;
+    }
+    return charge_at(c, st, (struct place){card, 0}, limit.context_bytes);
+}
+
+static CUresult made(struct charge *c, CUresult r, const CUcontext *context) {
+    if (r != CUDA_SUCCESS || c->at.card < 0) {
+        uncharge(c);
+        return r;
+    }
+    if (gh_pointers_put_new(&c->st->pointers, key_of(CONTEXT, (uintptr_t)*context),
+                            pack(c->units, c->at.card, 0, CONTEXT)))
+        gh_count_contexts(c->st, (unsigned)c->at.card, 1);
+    else
+        uncharge(c); /* known already: a primary context that is retained again */
+    return r;
+}
+
+struct leaving {
+    struct gh_state *st;
+    unsigned context;
+};
+
+static bool lives_in(uint64_t key, uint64_t value, void *with) {
+    const struct leaving *l = with;
+    enum kind kind = kind_of(value);
+    (void)key;
+    if (context_of(value) != l->context || (kind != LINEAR && kind != ARRAY && kind != MIPMAP))
+        return false;
+    gh_release(l->st, card_of(value), units_of(value));
+    return true;
+}
+
+static void gone(struct gh_state *st, CUcontext context, bool with_itself) {
+    for (unsigned i = 0; i < GH_CONTEXTS; i++)
+        if (atomic_load(&st->contexts.place[i].context) == context) {
+            struct leaving l = {st, i + 1};
+            atomic_store(&st->contexts.place[i].card, 0);
+            gh_pointers_filter(&st->pointers, lives_in, &l);
+        }
+    uint64_t value = with_itself ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context)) : 0;
+    if (value) {
+        gh_release(st, card_of(value), units_of(value));
+        gh_count_contexts(st, card_of(value), -1);
+    }
+    atomic_store(&st->pools.dirty, 1);
+    pools_look(st);
+}
+
+#define CREATE(name, parameters, arguments)                                                                          \
+    GH_EXPORT CUresult name parameters {                                                                             \
+        struct charge c;                                                                                             \
+        CUresult r = charge_context(&c, device);                                                                     \
+        return r ? r : made(&c, REAL(name) arguments, context);                                                      \
+    }
+CREATE(cuCtxCreate, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
+CREATE(cuCtxCreate_v2, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
+CREATE(cuCtxCreate_v3, (CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device),
+       (context, affinity, count, flags, device))
+CREATE(cuCtxCreate_v4, (CUcontext *context, void *parameters, unsigned flags, CUdevice device),
+       (context, parameters, flags, device))
+
+#define DESTROY(name)                                                                                                \
+    GH_EXPORT CUresult name(CUcontext context) {                                                                     \
+        CUresult r = REAL(name)(context);                                                                            \
+        struct gh_state *st = gh_here();                                                                             \
+        if (r == CUDA_SUCCESS && st)                                                                                 \
+            gone(st, context, true);                                                                                 \
+        return r;                                                                                                    \
+    }
+DESTROY(cuCtxDestroy)
+DESTROY(cuCtxDestroy_v2)
+
+GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    struct charge c = {.at = {NO_CONTEXT, 0}};
+    unsigned flags;
+    int active = 0;
+    CUresult r = CUDA_SUCCESS;
+    if (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) || !active)
+        r = charge_context(&c, device);
+    if (r)
+        return r;
+    r = made(&c, REAL(cuDevicePrimaryCtxRetain)(context, device), context);
+    struct gh_state *st = gh_here();
+    if (r == CUDA_SUCCESS && st && device >= 0 && device < GH_DEVICES)
+        atomic_store(&st->contexts.primary[device], *context);
+    return r;
+}
+
+/* Released by its last holder, or reset: its memory is gone. The handle stays the same. */
+static CUresult released(CUresult r, CUdevice device, bool reset) {
+    struct gh_state *st = gh_here();
+    unsigned flags;
+    int active = 1;
+    if (r != CUDA_SUCCESS || !st || device < 0 || device >= GH_DEVICES ||
+        (!reset && (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) || active)))
+        return r;
+    CUcontext context = atomic_load(&st->contexts.primary[device]);
+    if (context)
+        gone(st, context, !reset);
+    return r;
+}
+
+#define RELEASE(name, reset)                                                                                         \
+    GH_EXPORT CUresult name(CUdevice device) { return released(REAL(name)(device), device, reset); }
+RELEASE(cuDevicePrimaryCtxRelease, false)
+RELEASE(cuDevicePrimaryCtxRelease_v2, false)
+RELEASE(cuDevicePrimaryCtxReset, true)
+RELEASE(cuDevicePrimaryCtxReset_v2, true)

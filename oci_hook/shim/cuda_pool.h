@@ -1,0 +1,30 @@
+/* Memory pools: the driver takes memory for a pool in large pieces, hands parts of it out, and keeps what is freed. So
+ * the books follow what a pool has reserved: booked before it may grow, corrected by the driver's own figure after. */
+#ifndef GPU_HOOK_CUDA_POOL_H
+#define GPU_HOOK_CUDA_POOL_H
+
+#include "cuda_card.h"
+
+enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_DESTROYED, POOL_GRAPH };
+
+/* A pool's growth, between the decision and the driver's answer. */
+struct growth {
+    struct gh_state *st;
+    struct gh_pool *pool; /* NULL: nothing is charged */
+    uint64_t units;
+};
+
+/* Book what the pool may grow by for `bytes` more. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes);
+/* Correct by what it did grow. CUDA_ERROR_OUT_OF_MEMORY: more than there is room for; the caller undoes the call. */
+CUresult pool_end(struct growth *g);
+/* The pool of graph memory of a device. */
+struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int card);
+/* A part of a pool was freed. */
+void pool_freed(struct gh_state *st, unsigned pool, uint64_t units);
+/* Our pools gave memory back, or may have: look. */
+void pools_look(struct gh_state *st);
+/* Makes our pools on a card give back what they keep. False: there are none. */
+bool pools_trim(struct gh_state *st, int card);
+
+#endif

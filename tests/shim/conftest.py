@@ -1,0 +1,56 @@
+"""The shipped stand-ins, built once, and boxes to run programs in."""
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from box import ROOT, Box  # noqa: E402
+
+HERE = Path(__file__).parent
+CC = [sys.executable, "-m", "ziglang", "cc", "-O1", "-fno-sanitize=undefined"]
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> Path:
+    """The folder of the stand-in libraries as they are shipped."""
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "build")], check=True, stdout=subprocess.DEVNULL)
+    return ROOT / "build" / platform.machine()
+
+
+def compile_c(out: Path, *args: str) -> Path:
+    """Compile something of the tests' own."""
+    subprocess.run([*CC, "-o", str(out), *args], check=True)
+    return out
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tests' driver."""
+    out = tmp_path_factory.mktemp("fake") / "fake_cuda.so"
+    link = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"]
+    return compile_c(out, *link, str(HERE / "fake_cuda.c"), "-ldl", "-lpthread")
+
+
+@pytest.fixture(scope="session")
+def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tests' NVML."""
+    out = tmp_path_factory.mktemp("fake") / "fake_nvml.so"
+    link = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1"]
+    return compile_c(out, *link, str(HERE / "fake_nvml.c"))
+
+
+@pytest.fixture
+def make_box(tmp_path: Path, stand_in: Path, fake_cuda: Path, fake_nvml: Path) -> Callable[[str], Box]:
+    """Several boxes in one test."""
+    return lambda name: Box(tmp_path / name, stand_in, fake_cuda, fake_nvml)
+
+
+@pytest.fixture
+def box(make_box: Callable[[str], Box]) -> Iterator[Box]:
+    """A container with 1 GiB of card 0 (8 GiB)."""
+    yield make_box("box")

@@ -1,0 +1,294 @@
+"""Every way to get device memory counts, and what is freed counts no longer. box.peak() is the fake card's own count:
+what the driver really handed out, at its worst instant."""
+
+import pytest
+from box import MIB, Box
+
+pytestmark = pytest.mark.root
+
+ROUND = {  # a call that takes about 300 MiB -> (result, handle); how to free the handle
+    "cuMemAlloc_v2": ("cu.alloc(300 * M)", "cu.free(h)"),
+    "cuMemAllocManaged": ("managed(300 * M)", "cu.free(h)"),
+    "cuMemAllocPitch_v2": ("pitch(300 * M // 4096 - 8, 4096)", "cu.free(h)"),
+    "cuMemAllocAsync": ("cu.async_alloc(300 * M)", "cu.async_free(h)"),
+    "cuMemAllocAsync_ptsz": ("cu.async_alloc(300 * M, 0, '_ptsz')", "cu.async_free(h, '_ptsz')"),
+    "cuMemAllocFromPoolAsync": ("cu.pool_alloc(P, 300 * M)", "cu.async_free(h)"),
+    "cuMemAllocFromPoolAsync_ptsz": ("cu.pool_alloc(P, 300 * M, '_ptsz')", "cu.free(h)"),
+    "cuMemCreate": ("cu.create(300 * M)", "cu.lib.cuMemRelease(cu.c_uint64(h))"),
+    "cuArrayCreate_v2": ("plain_array(5120, 3840)", "cu.lib.cuArrayDestroy(cu.c_void_p(h))"),
+    "cuArray3DCreate_v2": ("cu.array(256, 240, 320)", "cu.lib.cuArrayDestroy(cu.c_void_p(h))"),
+    "cuMipmappedArrayCreate": ("cu.array(4096, 3600, 0, 12)", "cu.lib.cuMipmappedArrayDestroy(cu.c_void_p(h))"),
+    "cuImportExternalMemory": ("external(300 * M)", "cu.lib.cuDestroyExternalMemory(cu.c_void_p(h))"),
+}
+
+CALLS = """
+import ctypes
+M = cu.MIB
+cu.init()
+P = cu.pool()
+def managed(n):
+    p = cu.c_uint64()
+    return cu.lib.cuMemAllocManaged(cu.byref(p), cu.c_size_t(n), 1), p.value
+def pitch(width, height):
+    p, wide = cu.c_uint64(), cu.c_size_t()
+    return cu.lib.cuMemAllocPitch_v2(cu.byref(p), cu.byref(wide), cu.c_size_t(width), cu.c_size_t(height), 4), p.value
+def plain_array(w, h):
+    d = (cu.c_size_t * 3)(w, h, 0x20 | 4 << 32)
+    a = cu.c_void_p()
+    return cu.lib.cuArrayCreate_v2(cu.byref(a), d), a.value or 0
+def external(n):
+    d = (cu.c_uint64 * 13)(1, 5, 0, n)
+    m = cu.c_void_p()
+    return cu.lib.cuImportExternalMemory(cu.byref(m), d), m.value or 0
+"""
+
+
+@pytest.mark.parametrize("route", ROUND)
+def test_a_route_is_limited_and_gives_back(box: Box, route: str) -> None:
+    take, free = ROUND[route]
+    box.python(
+        CALLS
+        + f"""
+got = [{take} for _ in range(5)]
+assert [r for r, _ in got] == [0, 0, 0, cu.OOM, cu.OOM], got
+assert 850 * M <= cu.used() <= 1024 * M, cu.used()
+rest = cu.info()[0]
+assert cu.alloc(rest + 1)[0] == cu.OOM
+r, p = cu.alloc(rest)
+assert r == 0, "what is shown as free is granted"
+assert cu.free(p) == 0
+for r, h in got[:3]:
+    assert {free} == 0
+cu.lib.cuCtxSynchronize()
+assert cu.used() == 0, cu.used()
+assert {take}[0] == 0
+"""
+    )
+    assert 850 * MIB < box.peak() <= 1024 * MIB
+
+
+def test_what_the_driver_reserves_for_a_pool_counts_both_ways(box: Box) -> None:
+    box.python("""
+M = cu.MIB
+cu.init()
+r, a = cu.async_alloc(1000)
+assert r == 0 and cu.used() == 32 * M, cu.used()
+r, b = cu.async_alloc(40 * M)
+assert cu.used() == 64 * M
+cu.async_free(b); cu.async_free(a)
+assert cu.used() == 64 * M, "kept until a synchronisation"
+cu.lib.cuStreamSynchronize(None)
+assert cu.used() == 0
+P = cu.pool()
+keep = cu.c_uint64(2**63)
+assert cu.lib.cuMemPoolSetAttribute(cu.c_void_p(P), 4, cu.byref(keep)) == 0
+r, c = cu.pool_alloc(P, 500 * M)
+cu.async_free(c)
+cu.lib.cuCtxSynchronize()
+assert cu.used() == 512 * M, "below its release threshold a pool keeps all"
+assert cu.alloc(900 * M)[0] == 0, "but gives it back when memory is short"
+assert cu.used() == 900 * M
+""")
+    assert box.peak() <= 1024 * MIB
+
+
+def test_a_pool_near_the_limit_reuses_what_it_has(box: Box) -> None:
+    box.python("""
+M = cu.MIB
+cu.init()
+P = cu.pool()
+for _ in range(20):
+    r, c = cu.pool_alloc(P, 600 * M)
+    assert r == 0
+    cu.async_free(c)
+r, c = cu.pool_alloc(P, 600 * M)
+assert cu.pool_alloc(P, 600 * M)[0] == cu.OOM
+assert cu.used() == 608 * M
+assert cu.lib.cuMemPoolDestroy(cu.c_void_p(P)) == 0
+assert cu.used() == 600 * M, "handed-out parts outlive their pool"
+assert cu.async_free(c) == 0
+assert cu.used() == 0
+""")
+
+
+def test_pressure_makes_another_process_give_idle_pool_memory_back(box: Box) -> None:
+    code = """
+import sys, client as cu
+cu.init()
+P = cu.pool()
+keep = cu.c_uint64(2**63)
+cu.lib.cuMemPoolSetAttribute(cu.c_void_p(P), 4, cu.byref(keep))
+r, c = cu.pool_alloc(P, 800 * cu.MIB)
+cu.async_free(c)
+print(r, flush=True)
+for line in sys.stdin:
+    cu.lib.cuStreamSynchronize(None)
+    print(cu.used() // cu.MIB, flush=True)
+"""
+    with box.start(["python3", "-c", code]) as p:
+        assert p.stdin and p.stdout and p.stdout.readline() == "0\n"
+        box.python("cu.init(); assert cu.alloc(500 * cu.MIB)[0] == cu.OOM")
+        print(file=p.stdin, flush=True)
+        assert p.stdout.readline() == "0\n"
+        box.python("cu.init(); assert cu.alloc(500 * cu.MIB)[0] == 0")
+
+
+def test_host_memory_and_host_pools_are_not_charged(box: Box) -> None:
+    box.python("""
+cu.init()
+p = cu.c_void_p()
+assert cu.lib.cuMemAllocHost_v2(cu.byref(p), cu.c_size_t(64 * cu.MIB)) == 0
+assert cu.lib.cuMemHostRegister_v2(p, cu.c_size_t(4096), 0) == 0
+assert cu.create(2048 * cu.MIB, 0, 3)[0] == 0
+assert cu.used() == 0
+""")
+
+
+def test_created_memory_lives_while_anything_holds_it(box: Box) -> None:
+    box.python("""
+M, u64, size = cu.MIB, cu.c_uint64, cu.c_size_t
+lib = cu.lib
+cu.init()
+r, h = cu.create(600 * M)
+AT = 0x500000000000
+assert lib.cuMemMap(u64(AT), size(600 * M), size(0), u64(h), u64(0)) == 0
+assert lib.cuMemRelease(u64(h)) == 0
+assert cu.used() == 600 * M, "mapped"
+again = u64()
+assert lib.cuMemRetainAllocationHandle(cu.byref(again), cu.c_void_p(AT + 5 * M)) == 0
+assert lib.cuMemUnmap(u64(AT), size(600 * M)) == 0
+assert cu.used() == 600 * M, "retained"
+assert cu.create(600 * M)[0] == cu.OOM
+assert lib.cuMemRelease(again) == 0
+assert cu.used() == 0
+assert lib.cuMemRelease(again) != 0
+# many pieces side by side, unmapped by one call
+handles = [cu.create(2 * M)[1] for _ in range(100)]
+for i, h in enumerate(handles):
+    assert lib.cuMemMap(u64(AT + 2 * M * i), size(2 * M), size(0), u64(h), u64(0)) == 0
+    assert lib.cuMemRelease(u64(h)) == 0
+assert cu.used() == 200 * M
+assert lib.cuMemUnmap(u64(AT + 20 * M), size(180 * M)) == 0
+assert cu.used() == 20 * M
+assert lib.cuMemUnmap(u64(AT), size(20 * M)) == 0
+assert cu.used() == 0
+""")
+
+
+def test_exported_memory_stays_charged_to_its_maker_and_imports_are_not_charged(box: Box) -> None:
+    box.python("""
+M, u64 = cu.MIB, cu.c_uint64
+cu.init()
+r, h = cu.create(400 * M)
+fd = cu.c_int()
+assert cu.lib.cuMemExportToShareableHandle(cu.byref(fd), u64(h), 1, u64(0)) == 0
+imported = u64()
+assert cu.lib.cuMemImportFromShareableHandle(cu.byref(imported), cu.c_void_p(200), 1) == 0
+assert cu.used() == 400 * M
+assert cu.lib.cuMemRelease(u64(h)) == 0
+assert cu.used() == 400 * M, "an importer may still hold it"
+assert cu.lib.cuMemRelease(imported) == 0
+""")
+    box.python("cu.init(); assert cu.used() == 0")
+
+
+def test_arrays_count_at_their_true_size(box: Box) -> None:
+    code = """
+cu.init()
+def real():  # what the driver took, behind the stand-in's back
+    import struct
+    return sum(struct.unpack("<256Q", b"".join(slot[:8] for slot in
+        [open("/run/gpu-hook/card", "rb").read()[64 + 32 * i: 96 + 32 * i] for i in range(256)])))
+shapes = [dict(width=1000), dict(width=1000, height=7), dict(width=100, height=100, depth=9),
+          dict(width=64, height=0, depth=33, flags=1), dict(width=33, height=33, depth=6, flags=4),
+          dict(width=500, height=300, levels=9), dict(width=40, height=40, depth=40, levels=6),
+          dict(width=31, height=31, channels=1, format=1), dict(width=31, height=31, channels=2, format=0x10),
+          dict(width=100, height=50, flags=0x40)]
+for shape in shapes:
+    before, shown = real(), cu.used()
+    r, h = cu.array(**shape)
+    assert r == 0
+    took, counted = real() - before, cu.used() - shown
+    print(shape, took, counted)
+    assert CHECK, (shape, took, counted)
+    drop = cu.lib.cuMipmappedArrayDestroy if "levels" in shape else cu.lib.cuArrayDestroy
+    assert drop(cu.c_void_p(h)) == 0
+    assert cu.used() == shown
+"""
+    box.python(code.replace("CHECK", "took == counted"))
+    box.python(code.replace("CHECK", "took <= counted <= 20 * took + 8192"), FAKE_NO_DEFERRED="1")
+
+
+def test_memory_goes_with_its_context(box: Box) -> None:
+    box.python("""
+cu.init()
+assert cu.alloc(100 * cu.MIB)[0] == 0
+ctx = cu.c_void_p()
+assert cu.lib.cuCtxCreate_v2(cu.byref(ctx), 0, 0) == 0
+mine = [cu.alloc(10 * cu.MIB)[1] for _ in range(50)] + [cu.array(1024, 1024)[1]]
+assert cu.used() == (600 + 16) * cu.MIB
+assert cu.lib.cuCtxDestroy_v2(ctx) == 0
+assert cu.used() == 100 * cu.MIB, cu.used() / cu.MIB
+assert cu.lib.cuDevicePrimaryCtxReset_v2(0) == 0
+assert cu.used() == 0
+assert cu.alloc(cu.MIB)[0] == 0
+assert cu.lib.cuDevicePrimaryCtxRelease_v2(0) == 0
+cu.use(0)
+assert cu.used() == 0
+""")
+
+
+def test_graph_memory_is_charged_when_launched(box: Box) -> None:
+    box.python("""
+M = cu.MIB
+cu.init()
+g = cu.graph(600 * M)
+assert cu.used() == 0
+assert cu.launch(g) == 0 and cu.launch(g, "_ptsz") == 0
+assert cu.used() == 608 * M, cu.used() / M
+assert cu.alloc(900 * M)[0] == 0, "the graph pool was trimmed"
+assert cu.launch(g) == cu.OOM
+assert cu.lib.cuGraphExecDestroy(cu.c_void_p(g)) == 0
+""")
+    assert box.peak() <= 1024 * MIB
+
+
+def test_what_a_capture_allocates_is_no_growth_of_the_pool(box: Box) -> None:
+    box.python("""
+cu.init()
+assert cu.async_alloc(2000 * cu.MIB, stream=0x99)[0] == 0
+assert cu.used() == 0
+""")
+
+
+def test_a_context_is_charged_by_the_policy_pages_figure(box: Box) -> None:
+    import struct
+
+    from box import policy
+
+    page = bytearray(policy({0: 1024 * MIB}))
+    struct.pack_into("<Q", page, 128 + 80, 300 * MIB)
+    box.write_policy(bytes(page))
+    box.python("""
+cu.init()
+assert cu.used() == 300 * cu.MIB, cu.used()
+cu.use(0)
+ctx = [cu.c_void_p() for _ in range(3)]
+assert [cu.lib.cuCtxCreate_v2(cu.byref(c), 0, 0) for c in ctx] == [0, 0, cu.OOM]
+assert cu.used() == 900 * cu.MIB
+assert cu.lib.cuCtxDestroy_v2(ctx[1]) == 0
+assert cu.used() == 600 * cu.MIB
+""")
+
+
+def test_the_agents_surcharge_counts(box: Box) -> None:
+    box.python("cu.init(); assert cu.alloc(1)[0] == 0")
+    with open(box.place / "account" / "page", "r+b") as f:
+        f.seek(1024 + 8)
+        f.write((100 * MIB >> 9).to_bytes(8, "little"))
+    box.python("""
+cu.init()
+assert cu.info() == (924 * cu.MIB, 1024 * cu.MIB), cu.info()
+assert cu.alloc(924 * cu.MIB + 1)[0] == cu.OOM
+assert cu.alloc(924 * cu.MIB)[0] == 0
+""")
