@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.pages import policy_page
+from tests.apply.box import Box
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, busybox_rootfs
 
 pytestmark = pytest.mark.root
@@ -84,7 +85,7 @@ def refused(runc: Runc, folder: Path, code: str, install: Install) -> str:
 
 
 def nothing_is_booked(install: Install) -> None:
-    """On disk, not only for readers that sweep."""
+    """On disk, not only for readers that sweep. (Where poststop is hooked too, it may be that which did it.)"""
     assert list((install.state / "ledger").glob("*.json")) == []
     assert list((install.state / "pages").glob("*")) == []
 
@@ -281,7 +282,7 @@ def other_card(spec: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("edit", [all_devices, other_card])
 def test_a_container_that_reaches_other_cards(install, bundle, runc, edit):
-    refused(runc, bundle(ASK, edit=hooked(install, edit=edit)), "GH-403", install)
+    refused(runc, bundle(ASK, edit=hooked(install, "prestart", edit=edit)), "GH-403", install)
 
 
 def test_a_cgroup_that_is_shared(install, bundle, runc, tmp_path):
@@ -303,7 +304,7 @@ def test_a_volume_at_the_libraries(install, bundle, runc, tmp_path):
             {"destination": LIBDIR, "type": "bind", "source": str(tmp_path / "volume"), "options": ["rbind", "rw"]}
         )
 
-    refused(runc, bundle(ASK, edit=hooked(install, edit=volume)), "GH-402", install)
+    refused(runc, bundle(ASK, edit=hooked(install, "prestart", edit=volume)), "GH-402", install)
     assert os.listdir(tmp_path / "volume") == []
 
 
@@ -372,6 +373,18 @@ def test_bad_states(install, state, runc, bundle, tmp_path):
         assert done.returncode == 1 and done.stderr.startswith("GH-401: "), done.stderr
     assert mount_points(runc, other) == before
     nothing_is_booked(install)
+
+
+def test_a_container_of_another_runtime(install, state, rootfs):
+    """Its process and root directory fit, but the one who calls the hook did not make it."""
+    with Box(rootfs) as box:
+        document = {**state, "pid": box.pid}
+        ours = call(install, "prestart", document)
+        assert ours.stderr.startswith("GH-403: "), ours.stderr  # one step further: it has no cgroup of its own
+        command = ["sh", "-c", f"{install.prefix}/bin/oci-gpu-hook prestart; exit $?"]
+        foreign = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True)
+        assert foreign.returncode == 1 and foreign.stderr.startswith("GH-406: "), foreign.stderr
+        assert f"process {box.pid} " in foreign.stderr
 
 
 @pytest.mark.parametrize("stage", ["", "startContainer", "prestart extra", "create", "poststart"])
@@ -628,6 +641,15 @@ def test_a_ledger_that_is_busy(install, bundle, runc):
     assert done.returncode == 1
     assert "stderr: GH-303: " in done.stderr or "stderr: GH-405: " in done.stderr, done.stderr
     nothing_is_booked(install)
+
+
+@pytest.mark.slow
+def test_a_state_that_never_ends(install, bundle):
+    with subprocess.Popen(
+        [str(install.prefix / "bin/oci-gpu-hook"), "prestart"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as hook:
+        assert hook.wait(20) == 1
+        assert hook.stderr and hook.stderr.read().startswith(b"GH-405: ")
 
 
 def test_the_containers_init_dies_meanwhile(install, bundle, runc, tmp_path):

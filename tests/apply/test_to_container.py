@@ -12,7 +12,7 @@ import pytest
 from oci_hook.apply import to_container
 from oci_hook.core.plan import Bind, DeviceNode, Tmpfs
 from oci_hook.errors import GhError
-from oci_hook.linux import libc, process
+from oci_hook.linux import libc, namespace, process
 from oci_hook.node.image import check_destinations
 from tests.apply.box import LIBDIR, MS_RDONLY, MS_SHARED, Box, Host
 
@@ -182,9 +182,12 @@ def test_ordinary_links_work(host, target):
     link = host.rootfs / LIBDIR[1:] / ("libcuda.so" if target == "libcuda.so.1" else "libcuda.so.1")
     link.unlink()
     link.symlink_to(target)
-    with Box(host.rootfs) as box:
-        give(host, box)
-        assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "stand-in"
+    for checked in (True, False) if "/" not in target else (True,):
+        with Box(host.rootfs) as box:
+            give(host, box, checked=checked)
+            assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "stand-in"
+            points = [point for point, _ in box.mounts()]
+            assert len(points) == len(set(points))
 
 
 @pytest.mark.slow
@@ -444,6 +447,27 @@ def test_a_child_that_is_killed(host, monkeypatch):
     monkeypatch.setattr(process, "die_with_parent", lambda parent: os.kill(os.getpid(), signal.SIGKILL))
     with Box(host.rootfs) as box:
         refused(host, box, "GH-405")
+
+
+def test_the_child_goes_with_a_hook_that_is_killed(host, monkeypatch):
+    reader, writer = os.pipe()
+
+    def stuck(*_: object) -> None:
+        os.write(writer, b"x")
+        signal.pause()
+
+    monkeypatch.setattr(namespace, "setns", stuck)
+    with Box(host.rootfs) as box:
+        hook = os.fork()
+        if hook == 0:
+            give(host, box)
+            os._exit(0)
+        os.close(writer)
+        assert os.read(reader, 1) == b"x"
+        os.kill(hook, signal.SIGKILL)
+        os.waitpid(hook, 0)
+        assert os.read(reader, 1) == b""  # nobody holds the other end: the child is gone
+    os.close(reader)
 
 
 # --- user namespaces ---

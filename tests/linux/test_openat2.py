@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.linux import libc
+from oci_hook.linux import openat2 as openat2_module
 from oci_hook.linux.libc import SyscallError
 from oci_hook.linux.openat2 import (
     RESOLVE_IN_ROOT,
@@ -72,6 +73,25 @@ def test_a_kernel_without_it(root, monkeypatch):
     with pytest.raises(SyscallError, match=r"openat2: Function not implemented \(Linux 5\.6 or newer has it\)") as e:
         openat2(root[1], "outside", os.O_RDONLY, INSIDE)
     assert e.value.errno == errno.ENOSYS
+
+
+def test_a_race_is_tried_again_but_not_for_ever(root, monkeypatch):
+    real, calls = openat2_module.syscall, []
+
+    def racing(*arguments, path):
+        calls.append(1)
+        if len(calls) <= failures:
+            raise SyscallError(errno.EAGAIN, "openat2", path)
+        return real(*arguments, path=path)
+
+    monkeypatch.setattr(openat2_module, "syscall", racing)
+    failures = 5
+    os.close(openat2(root[1], "outside", os.O_RDONLY, INSIDE))
+    assert len(calls) == 6
+    failures = 10_000
+    with pytest.raises(SyscallError, match="Resource temporarily unavailable"):
+        openat2(root[1], "outside", os.O_RDONLY, INSIDE)
+    assert len(calls) == 6 + openat2_module.TRIES
 
 
 def test_swapped_while_resolving(root):
