@@ -1,9 +1,12 @@
 """Admission: request to committed grant in one transaction, with many at once and a crash at every step."""
 
+import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -270,3 +273,30 @@ def test_a_container_that_runc_will_not_delete_keeps_its_grant(settings, runc, b
 
 def _create(runc, bundle):
     return ["runc", "--root", str(runc.root), "--log", "/dev/null", "create", "--bundle", str(bundle), runc.new_id()]
+
+
+@pytest.mark.root
+def test_a_container_in_a_user_namespace_reads_its_page(settings, runc, bundle, rootfs):
+    grant = admit.admit(SHARE, who("c1"), me(), settings).grant
+    page = Path(settings.state_dir, "pages", grant.key, "policy")
+    assert os.stat(settings.state_dir).st_mode & 0o077 == 0, "nobody else may look"
+
+    def userns(spec):
+        mapped = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+        spec["linux"] |= {"uidMappings": mapped, "gidMappings": mapped}
+        spec["linux"]["namespaces"].append({"type": "user"})
+        # What the default spec mounts and a user namespace without a network namespace of its own may not.
+        spec["mounts"] = [m for m in spec["mounts"] if m["destination"] not in ("/sys", "/sys/fs/cgroup")]
+        options = ["bind", "ro", "nosuid", "nodev", "noexec"]
+        spec["mounts"].append({"destination": "/tmp/policy", "type": "bind", "source": str(page), "options": options})
+
+    # The image's path must be open to the namespace's root; pytest's folders and the state directory are not.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        image = Path(shutil.copytree(rootfs, Path(folder, "image"), symlinks=True))
+        (image / "tmp/policy").touch()
+        for path in (image, *image.rglob("*")):
+            os.lchown(path, 100000, 100000)
+        done = runc.run(bundle(args=["md5sum", "/tmp/policy"], rootfs=image, edit=userns))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == hashlib.md5(page.read_bytes()).hexdigest()
