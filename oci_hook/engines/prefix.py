@@ -160,11 +160,12 @@ def _empty_state(state_dir: str, force: bool) -> None:
 
 
 def _folder(path: Path) -> None:
+    new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
     st = path.stat()
     if st.st_uid not in (0, os.geteuid()) or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise refuse("GH-504", f"{path} can be changed by others than its owner root; chmod go-w, chown root")
-    if path.name in ("bin", "etc", "lib") or path.parent.name == "lib":
+    if new:
         path.chmod(0o755)  # whatever the umask: containers map these files as any user
 
 

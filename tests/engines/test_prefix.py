@@ -1,0 +1,172 @@
+"""Laying an install, laying it anew, taking it away: nothing of it stays, nothing of others goes."""
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oci_hook.core import layout
+from oci_hook.engines import prefix as installs
+from oci_hook.errors import GhError
+from tests.conftest import Bundle, Install, Runc
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")
+
+
+@pytest.fixture
+def place(native: Path, tmp_path: Path) -> Path:
+    return tmp_path / "prefix"
+
+
+def lay(place: Path, **chosen: str) -> object:
+    return installs.lay(str(place), state_dir=str(place.parent / "state"), **chosen)
+
+
+def code(error: pytest.ExceptionInfo[GhError]) -> str:
+    (problem,) = error.value.problems
+    assert len(str(problem)) < 300
+    return problem.code
+
+
+def test_what_is_laid(place: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        settings = installs.lay(str(place), state_dir=str(place.parent / "state"))
+    finally:
+        os.umask(umask)
+    assert settings.runtime in ("/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/bin/crun")
+    for path in sorted(place.rglob("*")):
+        st = path.lstat()
+        assert st.st_uid == 0 and not st.st_mode & 0o022 and not path.is_symlink(), path
+        if path != place:  # containers and rootless engines read all of it, whatever the umask was
+            assert st.st_mode & 0o004 and (not path.is_dir() or st.st_mode & 0o001), path
+    assert not list(place.rglob("*.new"))
+    for program in ("gpu-hook-runtime", "oci-gpu-hook"):
+        assert os.access(place / "bin" / program, os.X_OK)
+    skeleton = place / layout.CONTAINER_DIR
+    assert sorted(str(p.relative_to(skeleton)) for p in skeleton.rglob("*")) == [
+        "account",
+        "driver",
+        "driver/cuda",
+        "driver/ml",
+        "policy",
+    ]
+    package = place / layout.LIB_DIR / "oci_hook"
+    assert (package / "runtime.py").exists() and (package / "hook.py").exists()
+    assert not (package / "cli").exists() and not (package / "node/settings_compile.py").exists()
+    assert len(list((place / layout.LIB_DIR).glob("*.pack"))) == 1
+
+
+def test_the_library_needs_nothing_that_is_not_there(place: Path) -> None:
+    """Each module of the hot path is imported by the install's own Python, without this checkout and its packages."""
+    lay(place)
+    lib = place / layout.LIB_DIR
+    files = sorted(p.relative_to(lib) for p in (lib / "oci_hook").rglob("*.py"))
+    names = [str(f).removesuffix(".py").replace("/", ".").removesuffix(".__init__") for f in files]
+    code = f"import sys; sys.path.insert(0, {str(lib)!r}); [__import__(n) for n in {names!r}]"
+    subprocess.run(["/usr/bin/python3", "-I", "-S", "-B", "-W", "error", "-c", code], check=True)
+
+
+def test_again_keeps_the_settings_and_renews_the_rest(place: Path) -> None:
+    lay(place)
+    yaml = place / layout.SETTINGS_YAML
+    yaml.write_text(yaml.read_text().replace("placement: binpack", "placement: spread"))
+    stale = place / layout.LIB_DIR / "oci_hook/core/gone.py"
+    stale.write_text("")
+    program = place / "bin/gpu-hook-runtime"
+    program.write_bytes(b"old")
+    old = program.stat().st_ino
+    settings = installs.lay(str(place))
+    assert settings.rules.placement == "spread"
+    assert json.loads((place / layout.SETTINGS_JSON).read_text())["rules"]["placement"] == "spread"
+    assert not stale.exists()
+    assert program.stat().st_ino != old and program.read_bytes() != b"old"
+    with pytest.raises(GhError) as e:
+        installs.lay(str(place), state_dir="/run/other")
+    assert code(e) == "GH-504" and "state_dir" in str(e.value)
+
+
+def test_a_first_try_with_wrong_values_leaves_no_settings(place: Path) -> None:
+    with pytest.raises(GhError) as e:
+        lay(place, runtime="/nowhere/runc")
+    assert code(e) == "GH-503"
+    lay(place, runtime="/bin/true")
+    with pytest.raises(GhError) as e:
+        lay(place.parent / "other", python="/bin/true/python")
+    assert code(e) == "GH-501"
+
+
+def test_not_built(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installs, "native", lambda: tmp_path / "none")
+    with pytest.raises(GhError) as e:
+        lay(place)
+    assert code(e) == "GH-504" and "scripts/build" in str(e.value)
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_prefix_that_others_can_change(place: Path, mode: int) -> None:
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(GhError) as e:
+        lay(place)
+    assert code(e) == "GH-504"
+
+
+def test_a_prefix_that_is_a_file(place: Path) -> None:
+    place.write_text("")
+    with pytest.raises(GhError) as e:
+        lay(place)
+    assert code(e) == "GH-504"
+
+
+def test_remove_leaves_nothing_of_ours(place: Path) -> None:
+    lay(place)
+    (place.parent / "state").mkdir()
+    assert installs.remove(str(place)) == []
+    assert os.listdir(place.parent) == []
+    with pytest.raises(GhError) as e:
+        installs.remove(str(place))
+    assert code(e) == "GH-504"
+
+
+def test_remove_leaves_what_is_not_ours(place: Path) -> None:
+    lay(place)
+    (place / "bin/other").write_text("x")
+    (place / "notes").write_text("x")
+    left = installs.remove(str(place))
+    assert left == [str(place / "bin"), str(place / "bin/other"), str(place / "notes")]
+    assert (place / "bin/other").read_text() == "x"
+
+
+def test_a_directory_that_is_no_install_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/stand-in").mkdir()
+    with pytest.raises(GhError) as e:
+        installs.remove(str(tmp_path))
+    assert code(e) == "GH-504" and (tmp_path / "lib/stand-in").is_dir()
+
+
+@pytest.mark.root
+def test_remove_while_a_container_holds_a_share(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    assert runc.create(bundle({"gpu-hook.io/memory": "1Gi"}), prefix).returncode == 0
+    with pytest.raises(GhError) as e:
+        installs.remove(str(prefix.prefix))
+    assert code(e) == "GH-504" and runc.ids[-1][:40] in str(e.value)
+    assert len(prefix.grants()) == 1
+    assert installs.remove(str(prefix.prefix), force=True) == []
+    assert runc.living() == {runc.ids[-1]}  # it runs on with what it has mounted
+
+
+def test_a_running_container_keeps_its_library(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    assert runc.create(bundle({"gpu-hook.io/memory": "1Gi"}), prefix).returncode == 0
+    id = runc.ids[-1]
+    assert runc("start", id).returncode == 0
+    before = runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout
+    installs.lay(str(prefix.prefix))
+    (prefix.prefix / "lib/stand-in/libcuda.so.1").write_text("a newer one")
+    assert runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout == before
+    assert stat.S_ISREG((prefix.prefix / "lib/stand-in/libcuda.so.1").stat().st_mode)
