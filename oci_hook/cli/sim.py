@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from oci_hook.cli import output
+from oci_hook.cli import output, sim_model
 from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML
 from oci_hook.errors import refuse
@@ -26,6 +26,9 @@ DRIVER_ROOT_LINE = re.compile(r"^driver_root:.*$", re.MULTILINE)
 @click.group()
 def sim() -> None:
     """Start or stop simulated cards."""
+
+
+sim.add_command(sim_model.model)
 
 
 @sim.command()

@@ -3,6 +3,7 @@
  *   set KEY VALUE        a figure of the card, the laws or the run; times in ns
  *   tenant KEY=VALUE ... a tenant; kernel= host= rare= gap= period= on= off= linger= in ns, cap= in ppm
  *   run NAME             each tenant alone (native), then all together; ends the scenario, `set` lines stay
+ *   trial NAME           all together only
  *   clear                back to the defaults
  */
 #include <errno.h>
@@ -37,9 +38,9 @@ static const struct key config_keys[] = {
 #define R(x) {#x, offsetof(struct config, rules.x)}
     C(seed), C(length), C(warm), C(slice), C(switch_loaded), C(switch_idle), C(depth), C(wake), C(snapshot), C(spin),
     C(strict_quantum), C(fault_at), C(fault_for),
-    R(window), R(window_guarded), R(quantum), R(tenure_min), R(tenure_sum), R(grace), R(recheck), R(idle_release),
+    R(window), R(window_guarded), R(quantum), R(tenure_min), R(tenure_sum), R(recheck), R(idle_release),
     R(mix_slack), R(bank), R(wake_idle), R(wake_lag), R(wake_hold), R(probe), R(probe_every), R(active_within), R(heartbeat_stale),
-    R(primary_stale), R(progress_stale), R(linger_max), R(drain_max), R(pacer_min), R(pacer_max), R(starve),
+    R(silent), R(progress_stale), R(linger_max), R(drain_max), R(pacer_min), R(pacer_max), R(starve),
     R(distrust), R(burst),
 #undef C
 #undef R
@@ -47,7 +48,7 @@ static const struct key config_keys[] = {
 
 static const struct key program_keys[] = {
 #define P(x) {#x, offsetof(struct program, x)}
-    P(count), P(kernel), P(host), P(rare), P(rare_ppm), P(gap), P(period), P(on), P(off), P(on_from),
+    P(count), P(kernel), P(host), P(rare), P(rare_ppm), P(gap), P(period), P(begin), P(on), P(off),
 #undef P
 };
 
@@ -153,12 +154,12 @@ static void print_tenant(struct sim *sim, unsigned i) {
     printf("}");
 }
 
-static void run(const struct config *config, const char *name) {
+static void run(const struct config *config, const char *name, int alone_too) {
     static struct sim sim;
     if (!config->count || config->length <= config->warm || !config->slice)
         fail("scenario without tenants or time", name);
     printf("{\"name\":\"%s\",\"simulated\":true,\"policy\":\"%s\",\"alone\":[", name, policies[config->policy]);
-    for (unsigned i = 0; i < config->count; i++) {
+    for (unsigned i = 0; alone_too && i < config->count; i++) {
         struct config alone = *config;
         alone.policy = NATIVE;
         alone.fault = NO_FAULT;
@@ -208,9 +209,9 @@ int main(void) {
             set(&config, name, value);
         } else if (!strcmp(line, "tenant")) {
             tenant(&config, rest);
-        } else if (!strcmp(line, "run")) {
+        } else if (!strcmp(line, "run") || !strcmp(line, "trial")) {
             rest[strcspn(rest, "\n\"\\")] = 0;
-            run(&config, rest);
+            run(&config, rest, line[0] == 'r');
             config.count = 0;
         } else if (!strcmp(line, "clear")) {
             config_default(&config);

@@ -167,11 +167,11 @@ def sweeps() -> "tuple[Scenario, ...]":
 
 
 def others() -> "tuple[Scenario, ...]":
-    step = 1000000
-    on_off = saturated(80, weight=30, on=step, off=step, on_from=0)
+    second = 1000000
+    in_phases = saturated(80, weight=30, on=second, off=second)
     return (
-        Scenario("burst-30-70", "burst shares 30 + 70, the 30 in phases of 1 s", (on_off, w(70, saturated()))),
-        Scenario("4-equal", "4 saturated x 25", tuple(saturated() for _ in range(4))),
+        Scenario("burst-30-70", "30 + 70, both saturated, the 30 in phases of 1 s", (in_phases, w(70, saturated()))),
+        Scenario("4-equal", "4 saturated, equal", tuple(saturated() for _ in range(4))),
         Scenario("90-10", "2 saturated, 90/10", (w(90, saturated()), w(10, saturated()))),
         Scenario("graph-10ms", "10 ms graphs against 80 us kernels", (saturated(10000, sigma=0.1), saturated())),
         Scenario(
@@ -179,9 +179,43 @@ def others() -> "tuple[Scenario, ...]":
             "synchronise after each 80 us kernel, against saturated",
             ({"count": 1, "kernel": 80, "sigma": 0.5, "host": 5, "sync": 1}, saturated()),
         ),
+        Scenario(
+            "late-comer",
+            "saturated 5 ms kernels; another comes 0.5 s later and meets what was queued alone",
+            (saturated(5000), saturated(80, begin=500000)),
+        ),
     )
 
 
-def all_scenarios() -> "dict[str, Scenario]":
-    rows = (*TABLE, *others(), *sweeps(), *capped(), *priority())
-    return {s.name: s for s in rows}
+def faults() -> "tuple[Scenario, ...]":
+    crowds = {
+        "2-saturated": (saturated(), saturated()),
+        "3-weighted": (w(50, saturated(30)), w(30, saturated(200)), w(20, saturated(600))),
+        "mixed": (saturated(), launch_bound()),
+    }
+    return tuple(
+        Scenario(f"{fault}-{name}", title, tenants, {"fault": fault, "trials": 1000}, ("ledger", "learned"))
+        for fault, title in (("kill", "SIGKILL of whoever has the tenure"), ("stop", "SIGSTOP of whoever has the tenure"))
+        for name, tenants in crowds.items()
+    )
+
+
+GROUPS = {
+    "table": TABLE,
+    "others": others(),
+    "sweeps": sweeps(),
+    "caps": capped(),
+    "priority": priority(),
+    "faults": faults(),
+}
+
+
+def find(name: str) -> "tuple[Scenario, ...]":
+    """The scenario of this name, or all of a group. Raises KeyError."""
+    if name in GROUPS:
+        return GROUPS[name]
+    for group in GROUPS.values():
+        for scenario in group:
+            if scenario.name == name:
+                return (scenario,)
+    raise KeyError(name)

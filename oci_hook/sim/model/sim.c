@@ -86,8 +86,8 @@ static uint64_t low_mask(const struct sim *sim) {
 static void burst(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     const struct program *p = &t->program;
-    if (p->off && sim->now >= p->on_from) {
-        uint64_t phase = (sim->now - p->on_from) % (p->on + p->off);
+    if (p->off) {
+        uint64_t phase = sim->now % (p->on + p->off);
         if (phase >= p->on) {
             t->at = sim->now + p->on + p->off - phase;
             return;
@@ -336,7 +336,7 @@ void sim_run(struct sim *sim, const struct config *config) {
         t->rng.state = config->seed * 0x9e3779b97f4a7c15ull + i * 0xda942042e4dd58b5ull;
         rng_next(&t->rng);
         t->durations = t->program.sigma > 0 ? lognormal_table(t->program.sigma) : NULL;
-        t->at = start + rng_next(&t->rng) % (10 * GH_US);
+        t->at = start + t->program.begin + rng_next(&t->rng) % (10 * GH_US);
         t->next_request = t->at;
         t->pacer = NEVER;
         t->waits_on = GH_SLOTS;

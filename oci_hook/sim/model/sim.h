@@ -21,7 +21,8 @@ struct program {
     uint64_t gap;    /* ns after a burst */
     uint64_t period; /* open loop: mean ns between requests, instead of a gap */
     enum gap_kind spread;
-    uint64_t on, off, on_from; /* runs in the first `on` of each on + off, from on_from */
+    uint64_t begin;   /* starts so late */
+    uint64_t on, off; /* runs in the first `on` of each on + off */
 };
 
 enum fault { NO_FAULT, KILL, STOP };
