@@ -1,40 +1,79 @@
-"""`gpu-hook install|uninstall`: the install under a prefix. Engines are not told; that is done by hand for now."""
+"""`gpu-hook install|uninstall`: the install under a prefix, and the container engines that are told of it."""
 
 import click
 
-from oci_hook.cli import output
+from oci_hook.cli import output, registration
 from oci_hook.engines import prefix as installs
-
-BY_HAND = "no engine was changed: runtime-config/ has what docker, containerd and runc need to be told"
-NOT_UNDONE = "no engine was changed: take gpu-hook out of the configuration of docker, containerd, podman by hand"
+from oci_hook.engines import register
+from oci_hook.engines.edits import Registration
 
 
 @click.command()
 @click.option("--runtime", metavar="PATH", help="The real runtime. [default: this machine's runc, else crun]")
 @click.option("--python", metavar="PATH", help="Python 3.10 or newer. [default: /usr/bin/python3]")
 @click.option("--state-dir", metavar="DIR", help="Ledger and inventory, on tmpfs. [default: /run/gpu-hook]")
+@click.option("--no-engines", is_flag=True, help="Change no engine's configuration.")
+@registration.options(registration.default, registration.printing)
 @output.answers
-def install(prefix: str, runtime: str | None, python: str | None, state_dir: str | None) -> output.Report:
-    """Put gpu-hook under a prefix, or renew what is there.
+def install(
+    prefix: str,
+    runtime: str | None,
+    python: str | None,
+    state_dir: str | None,
+    no_engines: bool,
+    names: tuple[str, ...],
+    dry_run: bool,
+    restart: bool,
+    config: str | None,
+    host_root: str,
+    set_default: bool,
+    printing: bool,
+) -> output.Report:
+    """Put gpu-hook under a prefix and tell the container engines.
 
-    Programs, libraries and settings, in one directory. An existing settings.yaml is kept. No engine's configuration
-    is changed: see runtime-config/ for what to add there.
+    Programs, libraries and settings go into one directory; an existing settings.yaml is kept. Each engine's
+    configuration gets what it needs to know, printed as a diff, and nothing else in it changes. A second run changes
+    nothing.
     """
-    settings = installs.lay(prefix, runtime, python, state_dir)
-    return output.Report(
-        {"prefix": prefix, "runtime": settings.runtime, "state_dir": settings.state_dir, "engines": []},
-        [f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}", BY_HAND],
-    )
+    wanted = Registration(prefix, set_default, host_root, config)
+    if printing:
+        data, lines = registration.pages(names, wanted)
+        return output.Report({"prefix": prefix, "engines": data}, lines)
+    head, lines = {"prefix": prefix, "dry_run": dry_run}, []
+    if not dry_run:
+        settings = installs.lay(prefix, runtime, python, state_dir)
+        head.update(runtime=settings.runtime, state_dir=settings.state_dir)
+        lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")
+    results = [] if no_engines else register.install(names, wanted, dry_run, restart)
+    data, told = registration.told(results, dry_run)
+    return output.Report({**head, "engines": data}, [*lines, *([] if no_engines else told)])
 
 
 @click.command()
 @click.option("--force", is_flag=True, help="Even while containers hold shares; they run on, unaccounted.")
+@registration.options()
 @output.answers
-def uninstall(prefix: str, force: bool) -> output.Report:
+def uninstall(
+    prefix: str,
+    force: bool,
+    names: tuple[str, ...],
+    dry_run: bool,
+    restart: bool,
+    config: str | None,
+    host_root: str,
+) -> output.Report:
     """Remove an install with its settings and ledger.
 
-    Takes away only what `install` put there. No engine's configuration is changed: take gpu-hook out of it first.
+    Takes out of the engines' configuration what `install` put there, and then the install itself. With --engine only
+    that engine forgets it.
     """
-    left = installs.remove(prefix, force)
-    lines = [f"removed {prefix}", *(f"not ours, left: {path}" for path in left), NOT_UNDONE]
-    return output.Report({"prefix": prefix, "left": left, "engines": []}, lines)
+    wanted = Registration(prefix, False, host_root, config)
+    if not names:
+        registration.refuse_while_held(prefix, force)
+    results = register.uninstall(names, wanted, dry_run, restart)
+    data, lines = registration.told(results, dry_run, remove=True)
+    left: list[str] = []
+    if not names and not dry_run:
+        left = installs.remove(prefix, force)
+        lines = [*lines, f"removed {prefix}", *(f"not ours, left: {path}" for path in left)]
+    return output.Report({"prefix": prefix, "dry_run": dry_run, "left": left, "engines": data}, lines)

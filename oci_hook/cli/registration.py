@@ -1,0 +1,86 @@
+"""What `install` and `uninstall` say about engines: their options, and the lines of what was changed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from oci_hook.engines import NAMES, register
+from oci_hook.engines.edits import Registration
+from oci_hook.errors import refuse
+
+engines = click.option(
+    "--engine",
+    "names",
+    multiple=True,
+    type=click.Choice(NAMES),
+    help="Only this engine; may be given several times. [default: every one that is found]",
+)
+dry_run = click.option("--dry-run", is_flag=True, help="Print the changes, and change nothing.")
+restart = click.option("--restart", is_flag=True, help="Let engines whose files changed read them; containers run on.")
+config = click.option("--config", metavar="FILE", help="The engine's file, where it is not the usual one.")
+host_root = click.option(
+    "--host-root", metavar="DIR", default="/", help="Where the machine's / is, for an install from a container."
+)
+default = click.option("--set-default", is_flag=True, help="Also for containers that name no runtime.")
+printing = click.option("--print", "printing", is_flag=True, help="Only print what each engine needs to be told.")
+
+
+def options(*more: Callable[..., Any]) -> Callable[..., Any]:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (*more, host_root, config, restart, dry_run, engines):
+            command = option(command)
+        return command
+
+    return add
+
+
+def told(results: Sequence[register.Result], dry_run: bool, remove: bool = False) -> tuple[list[Any], list[str]]:
+    """(the "engines" part of the document, the lines)."""
+    data, lines = [], []
+    for result in results:
+        lines += _lines(result, dry_run, remove)
+        files = [{"path": str(c.path), "change": c.what, "diff": c.diff()} for c in result.changes]
+        data.append({"engine": result.engine, "files": files, "command": result.command, "restarted": result.restarted})
+    if not results:
+        lines.append("no engine was registered" if remove else "no engine was found; --print shows what one needs")
+    return data, lines
+
+
+def _lines(result: register.Result, dry_run: bool, remove: bool) -> list[str]:
+    if not result.changes:
+        return [f"{result.engine}: nothing to change; see `gpu-hook install --print --engine {result.engine}`"]
+    lines = []
+    for change in result.changes:
+        word = {"created": "create", "changed": "change", "removed": "remove"}.get(change.what, "")
+        what = f"would {word}" if dry_run and word else change.what
+        lines += [f"{result.engine}: {what} {change.path}", *change.diff()]
+    if result.restarted:
+        lines.append(f"{result.engine}: has read its new configuration")
+    elif result.command:
+        lines.append(f"{result.engine}: takes effect with `{result.command}`")
+    return lines
+
+
+def pages(names: Sequence[str], registration: Registration) -> tuple[list[Any], list[str]]:
+    data, lines = [], []
+    for name, place, files in register.printed(names, registration):
+        data.append({"engine": name, "place": place, "files": [{"path": p, "text": t} for p, t in files]})
+        lines.append(f"# {name}: {place}")
+        for path, text in files:
+            lines += [f"# {path}", *text.splitlines(), ""]
+    return data, lines
+
+
+def refuse_while_held(prefix: str, force: bool) -> None:
+    """Before any engine is told: the install will not go away under living containers."""
+    from oci_hook.node import store
+    from oci_hook.node.settings import load
+
+    try:
+        living = store.snapshot(load(prefix).state_dir)
+    except Exception:  # whatever is wrong, removing the install says it
+        return
+    if living and not force:
+        names = ", ".join(grant.who.id[:40] for grant in living[:3])
+        raise refuse("GH-504", f"{len(living)} containers hold shares ({names}); stop them, or uninstall with --force")

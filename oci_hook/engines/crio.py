@@ -1,0 +1,46 @@
+"""CRI-O: a runtime handler in crio.conf.d, and the hooks in hooks.d, which serve pods of the usual handler."""
+
+from pathlib import Path
+
+from oci_hook.engines import drop_in, hooks_dir
+from oci_hook.engines.edits import NAME, Registration, Target, read, text_of
+from oci_hook.engines.toml_text import get, parse, value
+
+PROGRAMS = ("crio",)
+MAIN = "/etc/crio/crio.conf"
+DROP_INS = "/etc/crio/crio.conf.d"
+FILE = DROP_INS + "/99-gpu-hook.conf"
+HOOKS = "/usr/share/containers/oci/hooks.d"  # what CRI-O reads unless it is told otherwise
+RELOAD = ("crio", "restart")  # containers run on
+
+
+def paths(registration: Registration) -> list[Path]:
+    return [registration.main(FILE), *hooks_dir.paths(registration.host(hooks(registration)))]
+
+
+def hooks(registration: Registration) -> str:
+    """The last directory of hooks_dir, whose files win; where / is an image, /usr cannot be written to."""
+    found: list[str] = [HOOKS]
+    for file in (registration.host(MAIN), *sorted(registration.host(DROP_INS).glob("*"))):
+        real, data = read(file)
+        if data is not None:
+            listed = get(parse(text_of(real, data), real), ("crio", "runtime", "hooks_dir"))
+            if isinstance(listed, list) and listed and all(isinstance(name, str) for name in listed):
+                found = listed
+    return found[-1]
+
+
+def target(path: Path, registration: Registration) -> Target:
+    if path.suffix == ".json":
+        return hooks_dir.target(path, registration)
+    handler = [
+        f"[crio.runtime.runtimes.{NAME}]",
+        f"runtime_path = {value(registration.program)}",
+        'runtime_type = "oci"',
+    ]
+    default = ["[crio.runtime]", f'default_runtime = "{NAME}"']
+    return drop_in.target(path, handler, default, registration)
+
+
+def place(registration: Registration) -> str:
+    return f"{FILE}, and the files of {HOOKS}"

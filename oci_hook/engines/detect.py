@@ -1,0 +1,57 @@
+"""Which engines a machine has, and whether an install may be registered with them."""
+
+import os
+import stat
+from pathlib import Path
+
+from oci_hook.engines import NAMES, engine
+from oci_hook.engines.edits import Registration
+from oci_hook.errors import refuse
+
+FOLDERS = (
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+    "/opt/bin",
+    "/snap/bin",
+)
+
+
+def found(registration: Registration) -> dict[str, str]:
+    """Engine -> what it was found by, in the order of NAMES."""
+    return {name: path for name in NAMES if (path := where(name, registration))}
+
+
+def where(name: str, registration: Registration) -> str | None:
+    module = engine(name)
+    for folder in FOLDERS:
+        for program in module.PROGRAMS:
+            path = registration.host(f"{folder}/{program}")
+            if os.path.lexists(path):  # a link may lead nowhere when seen from a container
+                return f"{folder}/{program}"
+    return None
+
+
+def require(name: str, registration: Registration) -> None:
+    """Raises SettingsError GH-505 for an engine that is not here, unless its file was named."""
+    if registration.config is None and where(name, registration) is None:
+        programs = " or ".join(engine(name).PROGRAMS)
+        raise refuse("GH-505", f"{name} is not on this machine: no {programs} in {', '.join(FOLDERS)}; see --print")
+
+
+def check_prefix(prefix: str) -> None:
+    """An engine will run PREFIX's programs as root: nobody else may be able to change them. Raises GH-504."""
+    for program in ("gpu-hook-runtime", "oci-gpu-hook"):
+        path = Path(prefix, "bin", program)
+        if not path.is_file():
+            raise refuse("GH-504", f"{path} does not exist; `gpu-hook install --prefix {prefix}` first")
+        for part in (path, *path.parents):
+            st = part.stat()
+            shared = st.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not st.st_mode & stat.S_ISVTX
+            if shared or st.st_uid not in (0, os.geteuid()):
+                raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
+    if os.statvfs(prefix).f_flag & os.ST_NOEXEC:
+        raise refuse("GH-504", f"{prefix} is on a file system without execution; choose another --prefix")

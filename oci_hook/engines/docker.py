@@ -1,0 +1,70 @@
+"""docker: `runtimes` and, on request, `default-runtime` in daemon.json. dockerd reads no drop-in files."""
+
+from pathlib import Path
+
+from oci_hook.engines import json_text
+from oci_hook.engines.edits import NAME, Notes, Registration, Target
+from oci_hook.errors import refuse
+
+PROGRAMS = ("dockerd",)
+FILE = "/etc/docker/daemon.json"
+RELOAD = ("docker", "reload")  # dockerd reads both keys anew on SIGHUP; containers run on
+
+
+def paths(registration: Registration) -> list[Path]:
+    return [registration.main(FILE)]
+
+
+def target(path: Path, registration: Registration) -> Target:
+    return Target(
+        path,
+        lambda text, notes: add(text, notes, registration, path),
+        lambda text, notes: strip(text, notes, registration, path),
+        json_text.parse,
+    )
+
+
+def place(registration: Registration) -> str:
+    return "merge into /etc/docker/daemon.json (docker from snap: /var/snap/docker/current/config/daemon.json)"
+
+
+def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:
+    if text is None or not text.strip():
+        text = "{}\n"
+    data = json_text.parse(text, path)
+    runtimes = data.get("runtimes", {})
+    if not isinstance(runtimes, dict):
+        raise refuse("GH-506", f'{path}: "runtimes" is not an object in braces; correct it first')
+    there = runtimes.get(NAME)
+    if there is not None:
+        whose = there.get("path") if isinstance(there, dict) else there
+        raise refuse("GH-508", f'{path}: "runtimes" has {NAME} already, which is {whose!r:.100}; remove it first')
+    notes["runtimes"] = "runtimes" in data
+    text = json_text.put(text, ("runtimes", NAME), {"path": registration.program})
+    if registration.default or "default" in notes:
+        former = data.get("default-runtime")
+        notes["default"] = former if former != NAME else None
+        text = json_text.put(text, ("default-runtime",), NAME)
+    return text
+
+
+def strip(text: str, notes: Notes, registration: Registration, path: Path) -> str | None:
+    """Also without notes: a runtime of that name whose program is ours is ours."""
+    if not text.strip():
+        return text
+    data = json_text.parse(text, path)
+    runtimes = data.get("runtimes")
+    if not isinstance(runtimes, dict) or not isinstance(runtimes.get(NAME), dict):
+        return text
+    if runtimes[NAME].get("path") != registration.program:
+        return text
+    if data.get("default-runtime") == NAME:
+        former = notes.get("default")
+        text = (
+            json_text.take(text, ("default-runtime",))
+            if former is None
+            else json_text.put(text, ("default-runtime",), former)
+        )
+    alone = len(runtimes) == 1 and not notes.get("runtimes")
+    text = json_text.take(text, ("runtimes",) if alone else ("runtimes", NAME))
+    return text if json_text.parse(text, path) or notes.get("file") else None

@@ -1,0 +1,28 @@
+"""A TOML drop-in file of our own, in a directory that the engine reads whole."""
+
+from pathlib import Path
+
+from oci_hook.engines import toml_text
+from oci_hook.engines.edits import Notes, Registration, Target, fenced, without_fences
+from oci_hook.errors import refuse
+
+
+def target(path: Path, lines: list[str], default: list[str], registration: Registration) -> Target:
+    """`lines`, and `default` after them when the runtime shall be, or already is, the default."""
+
+    def add(text: str | None, notes: Notes) -> str:
+        if text is not None and text.strip():
+            raise refuse("GH-508", f"{path} is there already, with lines of somebody else; remove it first")
+        if registration.default or "default" in notes:
+            notes["default"] = None
+            return fenced(lines + default)
+        return fenced(lines)
+
+    def strip(text: str, notes: Notes) -> str | None:
+        toml_text.parse(text, path)
+        if registration.program not in text:
+            return text  # of another install
+        rest = without_fences(text)
+        return rest if rest.strip() or notes.get("file") else None
+
+    return Target(path, add, strip, toml_text.parse)

@@ -1,0 +1,345 @@
+"""Changes to configuration files that belong to others: shown as a diff, kept beside a backup, taken back exactly.
+
+Every engine's change is a Target: a file and two pure functions, `add` and `strip`. `strip(add(text))` is `text`, also
+when the administrator changed other parts in between. What was written is remembered in PREFIX/etc/engines.json, the
+bytes from before in PREFIX/etc/before/; an untouched file is given back from there.
+"""
+
+import difflib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from oci_hook.core import dialects
+from oci_hook.core.layout import PREFIX_KEY
+from oci_hook.errors import refuse
+
+NAME = "gpu-hook"  # of the runtime, in every engine
+RECORD = "etc/engines.json"
+BACKUPS = "etc/before"
+LOCK = "/run/lock/gpu-hook-engines.lock"
+MAX_SIZE = 4 << 20
+BEGIN = "# gpu-hook: begin (written by `gpu-hook install`, removed by `gpu-hook uninstall`)"
+END = "# gpu-hook: end"
+
+Notes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What an engine is to be told. host_root: where the machine's / is seen. config: a file of its own instead of the
+    engine's usual one. default: the runtime becomes the one for containers that name none."""
+
+    prefix: str
+    default: bool = False
+    host_root: str = "/"
+    config: str | None = None
+
+    @property
+    def program(self) -> str:
+        return f"{self.prefix}/bin/gpu-hook-runtime"
+
+    @property
+    def hook(self) -> str:
+        return f"{self.prefix}/bin/oci-gpu-hook"
+
+    def host(self, path: str) -> Path:
+        return Path(self.host_root, path.lstrip("/"))
+
+    def main(self, path: str) -> Path:
+        """The engine's main file: the one that was named, or its usual one."""
+        return Path(self.config) if self.config else self.host(path)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One file, which `parse` reads.
+
+    add(text or None, notes) -> text: None when there is no file yet; it may leave notes for strip.
+    strip(text, notes) -> text, or None when nothing of the administrator's is in the file.
+    notes["file"]: whether there was a file before.
+    """
+
+    path: Path
+    add: Callable[[str | None, Notes], str]
+    strip: Callable[[str, Notes], str | None]
+    parse: Callable[[str, Path], Any]
+
+
+@dataclass
+class Change:
+    """A file as it is (`old`), without us (`before`) and as it shall be (`new`); None: no such file."""
+
+    path: Path  # with links followed: the file that is replaced
+    old: bytes | None
+    before: bytes | None
+    new: bytes | None
+    notes: Notes = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        if self.old == self.new:
+            return "unchanged"
+        return "created" if self.old is None else "removed" if self.new is None else "changed"
+
+    def diff(self) -> list[str]:
+        old, new = ((text or b"").decode("utf-8", "replace").splitlines() for text in (self.old, self.new))
+        was, will = ("/dev/null" if text is None else str(self.path) for text in (self.old, self.new))
+        return list(difflib.unified_diff(old, new, was, will, lineterm=""))
+
+
+class Record:
+    """PREFIX/etc/engines.json: engine -> {file: {"before": sha256 or None, "after": sha256, "notes": {...}}}, and the
+    folders that were made for the files."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = Path(prefix)
+        self.path = self.prefix / RECORD
+        self.engines: dict[str, dict[str, dict[str, Any]]] = {}
+        self.folders: set[str] = set()
+        try:
+            data = json.loads(self.path.read_bytes())
+            self.engines, self.folders = data["engines"], set(data["folders"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise refuse("GH-506", f"{self.path}: {e}; remove it, then gpu-hook knows no backups") from None
+
+    def entry(self, engine: str, path: Path) -> dict[str, Any]:
+        return self.engines.get(engine, {}).get(str(path), {})
+
+    def backup(self, engine: str, path: Path) -> Path:
+        return self.prefix / BACKUPS / engine / str(path).strip("/").replace("/", "%")
+
+    def shared(self, engine: str, path: Path) -> bool:
+        """Whether another engine needs this file as well."""
+        return any(str(path) in files for name, files in self.engines.items() if name != engine)
+
+    def keep(self, engine: str, change: Change) -> None:
+        """Remember a change that is about to be made; its backup comes first."""
+        backup = self.backup(engine, change.path)
+        if change.before is not None:
+            backup.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write(backup, change.before, mode=0o600)
+        entry: dict[str, Any] = {"before": digest(change.before), "after": digest(change.new), "notes": change.notes}
+        self.folders.update(str(folder) for folder in change.path.parents if not folder.exists())
+        self.engines.setdefault(engine, {})[str(change.path)] = entry
+        self.save()
+
+    def forget(self, engine: str, path: Path) -> None:
+        self.engines.get(engine, {}).pop(str(path), None)
+        for made in sorted(self.folders, key=len, reverse=True):
+            remove_empty(Path(made))
+        if not self.engines.get(engine):
+            self.engines.pop(engine, None)
+        self.backup(engine, path).unlink(missing_ok=True)
+        for folder in (self.prefix / BACKUPS / engine, self.prefix / BACKUPS):
+            remove_empty(folder)
+        self.save()
+
+    def save(self) -> None:
+        if self.engines:
+            self.path.parent.mkdir(exist_ok=True)
+            data = {"engines": self.engines, "folders": sorted(self.folders)}
+            write(self.path, (json.dumps(data, indent=2) + "\n").encode(), mode=0o644)
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+def plan(target: Target, record: Record, engine: str, remove: bool = False) -> Change:
+    """What install (or uninstall) would do to one file; changes nothing. Raises SettingsError GH-50x."""
+    path, old = read(target.path)
+    if remove and record.shared(engine, path):
+        return Change(path, old, old, old)
+    entry = record.entry(engine, path)
+    notes: Notes = dict(entry.get("notes", {}))
+    if old is None:
+        before = None
+    elif entry and digest(old) == entry["after"]:
+        before = saved(record, engine, path, entry)
+    else:
+        stripped = target.strip(text_of(path, old), notes)
+        before = None if stripped is None else stripped.encode()
+    if remove:
+        return Change(path, old, before, before, notes)
+    # Only the choice to be the default outlives a second install; what was found at the first try may have changed.
+    notes = {"default": notes["default"]} if "default" in notes else {}
+    notes["file"] = before is not None
+    new = target.add(None if before is None else text_of(path, before), notes)
+    if old is not None and old.strip() and target.parse(text_of(path, old), path) == target.parse(new, path):
+        return Change(path, old, before, old, notes)  # the administrator put it into another order
+    return Change(path, old, before, new.encode(), notes)
+
+
+def saved(record: Record, engine: str, path: Path, entry: dict[str, Any]) -> bytes | None:
+    if entry["before"] is None:
+        return None
+    backup = record.backup(engine, path)
+    try:
+        data = backup.read_bytes()
+    except OSError as e:
+        raise refuse("GH-507", f"{backup}, the backup of {path.name}: {e.strerror}; edit {path.name} by hand") from None
+    if digest(data) != entry["before"]:
+        raise refuse("GH-506", f"{backup}, the backup of {path.name}, was changed; edit {path.name} by hand")
+    return data
+
+
+def carry_out(changes: list[Change], record: Record, engine: str, remove: bool = False) -> None:
+    """Write what `plan` said. Raises SettingsError GH-507; files that were not reached are as they were."""
+    for change in changes:
+        if change.old != change.new:
+            writable(change.path)
+    for change in changes:
+        entry = record.entry(engine, change.path)
+        if not remove and (change.old != change.new or not entry):
+            record.keep(engine, change)
+        if change.old != change.new:
+            put_in_place(change)
+        if remove:
+            record.forget(engine, change.path)
+
+
+def put_in_place(change: Change) -> None:
+    if change.new is not None:
+        replace_file(change.path, change.new)
+        return
+    try:
+        change.path.unlink(missing_ok=True)
+    except OSError as e:
+        raise refuse("GH-507", f"{change.path}: {e.strerror}; remove it by hand") from None
+
+
+def undone(change: Change) -> Change:
+    """The change that takes this one back."""
+    return replace(change, old=change.new, new=change.old)
+
+
+@contextmanager
+def lock() -> Iterator[None]:
+    """One install or uninstall at a time on this machine: waits for the other."""
+    try:
+        os.makedirs(os.path.dirname(LOCK), exist_ok=True)
+        fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as e:
+        raise refuse("GH-507", f"{LOCK}: {e.strerror}; run as root") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def read(path: Path) -> tuple[Path, bytes | None]:
+    """(the file with links followed, its bytes or None). A link is kept: the file that it names is what changes."""
+    try:
+        real = path.resolve()
+        st = os.stat(real)
+        if not stat.S_ISREG(st.st_mode):
+            raise refuse("GH-507", f"{path} is not a regular file; name the right one with --config")
+        if st.st_size > MAX_SIZE:
+            raise refuse("GH-506", f"{path} has {st.st_size} bytes; this is not a configuration file")
+        return real, real.read_bytes()
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise refuse("GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; mend it") from None
+        return real, None
+    except (OSError, RuntimeError) as e:  # RuntimeError: a loop of links
+        raise refuse("GH-507", f"{path}: {getattr(e, 'strerror', None) or e}") from None
+
+
+def text_of(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise refuse("GH-506", f"{path}:{line}: byte {data[e.start]:#04x} is not UTF-8; correct it first") from None
+
+
+def writable(path: Path) -> None:
+    folder = next(folder for folder in path.parents if folder.exists())
+    if not os.access(folder, os.W_OK):
+        why = "is read-only" if os.statvfs(folder).f_flag & os.ST_RDONLY else "cannot be written to"
+        raise refuse("GH-507", f"{folder} {why}, so {path.name} stays as it is; run as root, or use --print")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file in one step, with the owner and mode that it has. Raises SettingsError GH-507."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            st = os.stat(path)
+            write(path, data, stat.S_IMODE(st.st_mode), (st.st_uid, st.st_gid))
+        except FileNotFoundError:
+            write(path, data, 0o644)
+    except OSError as e:
+        raise refuse("GH-507", f"{path}: {e.strerror}; nothing was changed in it") from None
+
+
+def write(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
+    """Write beside the file and rename. The new file never has a name that an engine reads: drop-in directories are
+    read whole by some, so there it is made one directory up."""
+    folder = path.parent.parent if path.parent.name.endswith(".d") else path.parent
+    if os.stat(folder).st_dev != os.stat(path.parent).st_dev:
+        folder = path.parent
+    temporary = folder / f".{path.name}.gpu-hook-new"
+    temporary.unlink(missing_ok=True)  # of an install that was killed; the lock is ours
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as f:
+            f.write(data)
+            f.flush()
+            if owner is not None:
+                os.fchown(fd, *owner)
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+        os.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass
+
+
+def digest(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()
+
+
+def annotation_patterns() -> list[str]:
+    """What an engine must let through for every dialect, in Go's path.Match form, where * does not cross a slash."""
+    patterns = [PREFIX_KEY + "*"]
+    for name in dialects.NAMES:
+        for key in dialects.table(name).KEYS:
+            domain, slash, _ = key.rpartition("/")
+            patterns.append(domain + slash + "*" if slash else key)
+    return list(dict.fromkeys(patterns))
+
+
+def fenced(lines: list[str]) -> str:
+    return "\n".join((BEGIN, *lines, END)) + "\n"
+
+
+def without_fences(text: str) -> str:
+    """The text without the blocks that `fenced` made, each with the blank line before it."""
+    while (start := text.find(BEGIN + "\n")) >= 0:
+        end = text.find(END, start)
+        if end < 0:
+            break
+        end += len(END)
+        if text[end : end + 1] == "\n":
+            end += 1
+        if text[:start].endswith("\n\n"):
+            start -= 1
+        text = text[:start] + text[end:]
+    return text

@@ -1,0 +1,57 @@
+"""hooks.d of podman and CRI-O: a hook that the engine puts into every container whose annotations match."""
+
+import json
+import re
+from pathlib import Path
+
+from oci_hook.engines import json_text
+from oci_hook.engines.edits import Notes, Registration, Target, annotation_patterns
+from oci_hook.errors import refuse
+
+STAGES = ("createRuntime", "poststop")
+TIMEOUT = 10  # seconds; the hook's own deadline is shorter
+
+
+def paths(folder: Path) -> list[Path]:
+    """A file for each stage: a file's hook has the same arguments at each of its stages, and ours says which it is."""
+    return [folder / f"gpu-hook-{stage}.json" for stage in STAGES]
+
+
+def target(path: Path, registration: Registration) -> Target:
+    stage = path.stem.rpartition("-")[2]
+
+    def add(text: str | None, notes: Notes) -> str:
+        if text is not None:
+            raise refuse("GH-508", f"{path} is there already, and not of {registration.prefix}; remove it first")
+        return document(stage, registration)
+
+    def strip(text: str, notes: Notes) -> str | None:
+        try:
+            return None if json.loads(text)["hook"]["path"] == registration.hook else text
+        except (ValueError, KeyError, TypeError):
+            return text
+
+    return Target(path, add, strip, json_text.parse)
+
+
+def document(stage: str, registration: Registration) -> str:
+    hook = {
+        "version": "1.0.0",
+        "hook": {
+            "path": registration.hook,
+            "args": ["oci-gpu-hook", stage],
+            "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],  # without any, a runtime may pass on the container's own
+            "timeout": TIMEOUT,
+        },
+        "when": {"annotations": {matching(): ".*"}},
+        "stages": [stage],
+    }
+    return json.dumps(hook, indent=2) + "\n"
+
+
+def matching() -> str:
+    """One regular expression for every annotation that we read; several would all have to match."""
+    words = []
+    for pattern in annotation_patterns():
+        words.append(re.escape(pattern[:-1]) if pattern.endswith("*") else re.escape(pattern) + "$")
+    return "^(" + "|".join(word.replace(r"\-", "-").replace(r"\/", "/") for word in words) + ")"

@@ -1,0 +1,173 @@
+"""Telling engines of an install, and taking it back: all of them are planned before the first file changes."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oci_hook.engines import NAMES, detect, engine
+from oci_hook.engines.edits import (
+    Change,
+    Record,
+    Registration,
+    carry_out,
+    lock,
+    plan,
+    put_in_place,
+    undone,
+)
+from oci_hook.errors import GhError, refuse
+
+DOCKER_PID = "/run/docker.pid"
+SYSTEMD = "/run/systemd/system"
+
+
+@dataclass
+class Result:
+    """What happened, or with dry_run would happen, to one engine's files. command: what makes the running engine take
+    it, "" where nothing needs to. restarted: that this was done."""
+
+    engine: str
+    changes: list[Change]
+    command: str = ""
+    restarted: bool = False
+
+    @property
+    def changed(self) -> bool:
+        return any(change.old != change.new for change in self.changes)
+
+
+def install(
+    names: Sequence[str], registration: Registration, dry_run: bool = False, restart: bool = False
+) -> list[Result]:
+    """Register with these engines, or with every one that is found. Raises SettingsError GH-50x."""
+    if not dry_run:
+        detect.check_prefix(registration.prefix)
+    if registration.config and len(names) != 1:
+        raise refuse("GH-506", "--config names one engine's file; name that engine with --engine, and only it")
+    for name in names:
+        detect.require(name, registration)
+    with lock():
+        record = Record(registration.prefix)
+        results = []
+        for name in names or detect.found(registration):
+            module = engine(name)
+            targets = [module.target(path, registration) for path in module.paths(registration)]
+            results.append(Result(name, [plan(target, record, name) for target in targets]))
+        _finish(results, record, dry_run, restart, remove=False)
+    return results
+
+
+def uninstall(
+    names: Sequence[str], registration: Registration, dry_run: bool = False, restart: bool = False
+) -> list[Result]:
+    """Take back what was written for these engines, or for all. Files without anything of ours are left alone."""
+    with lock():
+        record = Record(registration.prefix)
+        results = []
+        for name in names or NAMES:
+            recorded = [Path(path) for path in record.engines.get(name, {})]
+            try:
+                changes = _removal(name, recorded, registration, record)
+            except GhError:
+                if names or recorded:
+                    raise
+                continue  # never registered there, and what is wrong with that engine is not ours to judge
+            if changes:
+                results.append(Result(name, changes))
+        _finish(results, record, dry_run, restart, remove=True)
+    return results
+
+
+def _removal(name: str, recorded: list[Path], registration: Registration, record: Record) -> list[Change]:
+    module = engine(name)
+    try:
+        usual = module.paths(registration)
+    except GhError:
+        if not recorded:
+            raise
+        usual = []  # the file that says which one counts is broken: what was written is known all the same
+    paths = dict.fromkeys([*recorded, *(path.resolve() for path in usual)])
+    changes = [plan(module.target(path, registration), record, name, remove=True) for path in paths]
+    return [c for c in changes if c.old != c.new or c.path in recorded]
+
+
+def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool, remove: bool) -> None:
+    for result in results:
+        reload = engine(result.engine).RELOAD
+        if result.changed and reload is not None:
+            unit, verb = reload
+            result.command = f"systemctl {verb} {unit}"
+    if dry_run:
+        return
+    for result in results:
+        former = record.engines.get(result.engine, {}).copy()
+        carry_out(result.changes, record, result.engine, remove)
+        if restart and result.command:
+            _restart(result, record, former)
+
+
+def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]]) -> None:
+    """Raises SettingsError GH-509 when the engine does not come back; its files are as they were then."""
+    unit, verb = engine(result.engine).RELOAD
+    try:
+        result.restarted = _take_effect(unit, verb)
+    except OSError as e:
+        for change in result.changes:
+            if change.old != change.new:
+                put_in_place(undone(change))
+        for path in [path for path in record.engines.get(result.engine, {}) if path not in former]:
+            record.forget(result.engine, Path(path))
+        record.engines.update({result.engine: former} if former else {})
+        record.save()
+        try:
+            _take_effect(unit, verb)
+        except OSError as again:
+            raise refuse(
+                "GH-509", f"{result.command}: {e}; its files are as before, and still: {again}; see its log"
+            ) from None
+        raise refuse("GH-509", f"{result.command}: {e}; its files are as before and it runs; see its log") from None
+
+
+def _take_effect(unit: str, verb: str) -> bool:
+    """Whether a running engine was told. Raises OSError with what it said."""
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or not os.path.isdir(SYSTEMD):
+        return unit == "docker" and _hang_up(DOCKER_PID)
+    if subprocess.run([systemctl, "is-active", "--quiet", unit]).returncode != 0:
+        return False
+    for command in ((verb, unit), ("is-active", unit)):
+        done = subprocess.run([systemctl, *command], capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            raise OSError((done.stderr or done.stdout).strip().splitlines()[-1:] or f"status {done.returncode}")
+    return True
+
+
+def _hang_up(pid_file: str) -> bool:
+    """SIGHUP, by which dockerd reads daemon.json anew."""
+    try:
+        pid = int(Path(pid_file).read_text())
+        if Path(f"/proc/{pid}/comm").read_text().strip() != "dockerd":
+            return False
+        os.kill(pid, signal.SIGHUP)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def printed(names: Sequence[str], registration: Registration) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """(engine, where it belongs, [(file, text)]) as it would be on a machine without any configuration."""
+    empty = replace(registration, host_root="/nonexistent", config=None)
+    pages = []
+    for name in names or NAMES:
+        module = engine(name)
+        files = []
+        for path in module.paths(empty):
+            text = module.target(path, empty).add(None, {})
+            files.append(("/" + str(path.relative_to("/nonexistent")), text))
+        pages.append((name, module.place(registration), files))
+    return pages

@@ -1,0 +1,21 @@
+"""runc and crun called directly: they have no configuration. gpu-hook-runtime is called in their place, or the hooks
+are in the bundle's own config.json (runtime-config/runc)."""
+
+from pathlib import Path
+
+from oci_hook.engines.edits import Registration, Target
+
+PROGRAMS = ("runc", "crun")
+RELOAD = None
+
+
+def paths(registration: Registration) -> list[Path]:
+    return []
+
+
+def target(path: Path, registration: Registration) -> Target:
+    raise ValueError(path)
+
+
+def place(registration: Registration) -> str:
+    return f"call {registration.program} in place of runc, with the same arguments"

@@ -1,0 +1,151 @@
+"""`gpu-hook install` and `uninstall` with engines, as a user calls them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from oci_hook.cli.main import cli
+from oci_hook.engines import edits, register
+
+
+class Machine:
+    """A root directory with docker and podman, an install to be, and the command line run in this process."""
+
+    def __init__(self, root: Path) -> None:
+        self.prefix, self.state, self.root = root / "prefix", root / "state", root / "host"
+        for program in ("dockerd", "podman"):
+            path = self.root / "usr/bin" / program
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        self.daemon_json = self.root / "etc/docker/daemon.json"
+
+    def run(self, *args: str, status: int = 0) -> str:
+        where = ["--prefix", str(self.prefix)]
+        if args[0] == "install" and "--print" not in args:
+            where += ["--state-dir", str(self.state)]
+        if "--print" not in args:
+            where += ["--host-root", str(self.root)]
+        result = CliRunner().invoke(cli, [*args, *where], catch_exceptions=False)
+        assert result.exit_code == status, result.output
+        return result.output
+
+    def data(self, *args: str, status: int = 0) -> Any:
+        return json.loads(self.run(*args, "--json", status=status))
+
+
+@pytest.fixture
+def machine(native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(edits, "LOCK", str(tmp_path / "lock"))
+    return Machine(tmp_path)
+
+
+def test_from_nothing_and_back(machine: Machine) -> None:
+    output = machine.run("install")
+    assert f"docker: created {machine.daemon_json}" in output
+    assert "+++ " in output and f'+      "path": "{machine.prefix}/bin/gpu-hook-runtime"' in output
+    assert "docker: takes effect with `systemctl reload docker`" in output
+    assert "podman: created" in output and "podman: takes effect" not in output
+    again = machine.run("install")
+    assert "unchanged" in again and "+++" not in again and "takes effect" not in again
+    output = machine.run("uninstall")
+    assert f"docker: removed {machine.daemon_json}" in output
+    assert not (machine.root / "etc").exists() and not machine.prefix.exists()
+
+
+def test_dry_run_lays_nothing(machine: Machine) -> None:
+    data = machine.data("install", "--dry-run")
+    assert data["dry_run"] and [e["engine"] for e in data["engines"]] == ["docker", "podman"]
+    assert data["engines"][0]["files"][0]["change"] == "created"
+    assert "docker: would create " in machine.run("install", "--dry-run", "--engine", "docker")
+    assert not machine.prefix.exists() and not (machine.root / "etc").exists()
+    machine.run("install")
+    assert "docker: would remove " in machine.run("uninstall", "--dry-run")
+    assert machine.daemon_json.exists() and machine.prefix.exists()
+
+
+def test_one_engine(machine: Machine) -> None:
+    machine.run("install", "--engine", "docker", "--set-default")
+    assert json.loads(machine.daemon_json.read_text())["default-runtime"] == "gpu-hook"
+    assert not (machine.root / "etc/containers").exists()
+    machine.run("uninstall", "--engine", "docker")
+    assert machine.prefix.exists() and not machine.daemon_json.exists()
+    machine.run("install", "--no-engines")
+    assert not machine.daemon_json.exists()
+
+
+def test_a_file_of_its_own(machine: Machine, tmp_path: Path) -> None:
+    mine = tmp_path / "rootless.json"
+    mine.write_text("{}")
+    machine.run("install", "--engine", "docker", "--config", str(mine))
+    assert "gpu-hook" in mine.read_text() and not machine.daemon_json.exists()
+    machine.run("uninstall")  # knows by itself which file it was
+    assert mine.read_text() == "{}"
+    errors = machine.data("install", "--config", str(mine), status=1)["errors"]
+    assert errors[0]["code"] == "GH-506" and "--engine" in errors[0]["message"]
+
+
+def test_refusals_have_codes(machine: Machine) -> None:
+    assert machine.run("install", "--engine", "crio", status=1).startswith("GH-505: crio is not on this machine")
+    machine.daemon_json.parent.mkdir(parents=True)
+    machine.daemon_json.write_text('{"a": 1,}')
+    assert f"GH-506: {machine.daemon_json}:1:9: not JSON" in machine.run("install", status=1)
+    assert not (machine.root / "etc/containers").exists()
+
+
+def test_print_is_what_install_writes(machine: Machine) -> None:
+    data = machine.data("install", "--print", "--engine", "docker", "--engine", "containerd", "--engine", "crio")
+    docker, containerd, crio = data["engines"]
+    assert not machine.prefix.exists()
+    machine.run("install", "--engine", "docker")
+    assert docker["files"] == [{"path": "/etc/docker/daemon.json", "text": machine.daemon_json.read_text()}]
+    assert containerd["files"][0]["path"] == "/etc/containerd/config.toml" and "k3s" in containerd["place"]
+    assert len(crio["files"]) == 3
+    assert "runtimes.gpu-hook]" in machine.run("install", "--print")
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> {log}
+case "$1" in
+  is-active) [ -e {bad} ] && [ "$2" != --quiet ] && grep -q gpu-hook {file} && exit 3; exit 0;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def systemd(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose systemctl writes down its arguments; a docker that dies of our entry while BAD exists."""
+    log, bad = tmp_path / "calls", tmp_path / "bad"
+    program = tmp_path / "bin/systemctl"
+    program.parent.mkdir()
+    program.write_text(SYSTEMCTL.format(log=log, bad=bad, file=machine.daemon_json))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(register, "SYSTEMD", str(tmp_path))
+    return log
+
+
+def test_restart_only_what_changed(machine: Machine, systemd: Path) -> None:
+    assert "docker: has read its new configuration" in machine.run("install", "--restart")
+    assert systemd.read_text().splitlines() == ["is-active --quiet docker", "reload docker", "is-active docker"]
+    systemd.unlink()
+    machine.run("install", "--restart")
+    assert not systemd.exists()
+
+
+def test_a_restart_that_fails_is_rolled_back(machine: Machine, systemd: Path, tmp_path: Path) -> None:
+    machine.daemon_json.parent.mkdir(parents=True)
+    machine.daemon_json.write_text('{"debug": true}')
+    (tmp_path / "bad").touch()
+    output = machine.run("install", "--engine", "docker", "--restart", status=1)
+    assert output.startswith("GH-509: systemctl reload docker: ") and "its files are as before and it runs" in output
+    assert machine.daemon_json.read_text() == '{"debug": true}'
+    assert systemd.read_text().count("reload docker") == 2
+    (tmp_path / "bad").unlink()
+    machine.run("install", "--engine", "docker", "--restart")
+    machine.run("uninstall")
+    assert machine.daemon_json.read_text() == '{"debug": true}'

@@ -1,0 +1,537 @@
+"""Telling engines of an install: what is written, that it is idempotent, and that it is taken back byte for byte."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from oci_hook.core import layout
+from oci_hook.engines import edits, register
+from oci_hook.engines.edits import Registration
+from oci_hook.errors import SettingsError
+
+DEBIAN = """\
+version = 2
+
+# the administrator's own comment
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+    [plugins."io.containerd.grpc.v1.cri".containerd]
+      default_runtime_name = "runc" # as ever
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+        runtime_type = "io.containerd.runc.v2"
+        privileged_without_host_devices = true
+        [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+          SystemdCgroup = true
+          BinaryName = "/usr/sbin/runc"
+
+[debug]
+  level = "info"
+"""
+CRI = ("plugins", "io.containerd.grpc.v1.cri", "containerd")
+
+
+class Host:
+    """A machine's root directory with every engine's program, and an install's programs, none of which is run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "host"
+        self.prefix = root / "prefix"
+        for name in ("usr/bin/dockerd", "usr/bin/containerd", "usr/bin/podman", "usr/bin/crio", "usr/sbin/runc"):
+            self.file(name, "")
+        (self.prefix / "bin").mkdir(parents=True)
+        for name in ("gpu-hook-runtime", "oci-gpu-hook"):
+            (self.prefix / "bin" / name).touch(0o755)
+        self.program = f"{self.prefix}/bin/gpu-hook-runtime"
+
+    def file(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def registration(self, **more: Any) -> Registration:
+        return Registration(**{"prefix": str(self.prefix), "host_root": str(self.root), **more})
+
+    def install(self, *names: str, dry_run: bool = False, **more: Any) -> list[register.Result]:
+        return register.install(names, self.registration(**more), dry_run)
+
+    def uninstall(self, *names: str, dry_run: bool = False, **more: Any) -> list[register.Result]:
+        return register.uninstall(names, self.registration(**more), dry_run)
+
+    def tree(self) -> dict[str, object]:
+        """Every file and folder of the machine: contents, mode, where a link leads."""
+        found: dict[str, object] = {}
+        for path in sorted(self.root.rglob("*")):
+            name = str(path.relative_to(self.root))
+            if path.is_symlink():
+                found[name] = os.readlink(path)
+            else:
+                found[name] = (stat.S_IMODE(path.stat().st_mode), path.is_file() and path.read_bytes())
+        return found
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(edits, "LOCK", str(tmp_path / "lock"))
+    return Host(tmp_path)
+
+
+def toml(path: Path) -> Any:
+    return tomlkit.parse(path.read_text()).unwrap()
+
+
+def at(data: Any, *keys: str) -> Any:
+    for key in keys:
+        data = data[key]
+    return data
+
+
+ENGINE_FILES = {
+    "docker": {"etc/docker/daemon.json": '{\n    "log-driver": "journald"\n}\n'},
+    "containerd": {"etc/containerd/config.toml": DEBIAN},
+    "podman": {"etc/containers/containers.conf": '[engine]\nevents_logger = "file"\n'},
+    "crio": {"etc/crio/crio.conf": "[crio]\n"},
+}
+
+
+@pytest.mark.parametrize("default", (False, True))
+@pytest.mark.parametrize("files", (True, False), ids=("configured", "bare"))
+def test_a_second_install_changes_nothing_and_uninstall_leaves_no_trace(host: Host, files: bool, default: bool) -> None:
+    if files:
+        for each in ENGINE_FILES.values():
+            for name, text in each.items():
+                host.file(name, text).chmod(0o640)
+    before = host.tree()
+    first = host.install(default=default)
+    assert [r.engine for r in first] == ["docker", "containerd", "podman", "crio", "runc"]
+    assert [r.changed for r in first] == [True, True, True, True, False]
+    installed = host.tree()
+    assert {k: v for k, v in installed.items() if k in before and v != before[k]} or not files
+    again = host.install(default=default)
+    assert not any(r.changed or r.command for r in again)
+    assert host.tree() == installed
+    host.uninstall()
+    assert host.tree() == before
+    assert not (host.prefix / "etc/engines.json").exists() and not (host.prefix / "etc/before").exists()
+    assert host.uninstall() == []
+
+
+def test_dry_run_changes_nothing_and_shows_everything(host: Host) -> None:
+    for name, text in ENGINE_FILES["containerd"].items():
+        host.file(name, text)
+    before = host.tree()
+    (result,) = host.install("containerd", dry_run=True)
+    assert host.tree() == before and not (host.prefix / "etc").exists()
+    diff = result.changes[0].diff()
+    assert f'+    BinaryName = "{host.program}"' in diff
+    assert not [line for line in diff[2:] if line.startswith("-")]  # only additions
+    host.install("containerd")
+    installed = host.tree()
+    (result,) = host.uninstall("containerd", dry_run=True)
+    assert host.tree() == installed
+    assert {line[0] for line in result.changes[0].diff()[2:]} == {"-", " ", "@"}
+
+
+# docker
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "{}",
+        "",
+        "\n",
+        "{\n}\n",
+        '{"debug": true}',
+        '{"runtimes": {}}',
+        '{\n\t"debug": true,\n\t"runtimes": {\n\t\t"x": {"path": "/x"}\n\t}\n}',
+        '{ "a" : [1, {"b": "}"}] , "runtimes" : {"x":{"path":"/x"}} }',
+        '{\n  "default-runtime": "x",\n  "runtimes": {"x": {"path": "/x"}}\n}\n',
+    ),
+)
+@pytest.mark.parametrize("default", (False, True))
+def test_docker_gets_a_runtime_and_keeps_the_rest(host: Host, text: str, default: bool) -> None:
+    path = host.file("etc/docker/daemon.json", text)
+    host.install("docker", default=default)
+    data = json.loads(path.read_text())
+    was = json.loads(text or "{}") if text.strip() else {}
+    assert data["runtimes"] == {**was.get("runtimes", {}), "gpu-hook": {"path": host.program}}
+    assert data.get("default-runtime") == ("gpu-hook" if default else was.get("default-runtime"))
+    kept = {"runtimes", "default-runtime"}
+    assert {k: v for k, v in data.items() if k not in kept} == {k: v for k, v in was.items() if k not in kept}
+    host.uninstall("docker")
+    assert path.read_text() == text
+
+
+def test_docker_writes_as_the_file_is_written(host: Host) -> None:
+    path = host.file("etc/docker/daemon.json", '{\n    "log-driver": "journald"\n}\n')
+    host.install("docker")
+    assert path.read_text() == (
+        '{\n    "log-driver": "journald",\n    "runtimes": {\n        "gpu-hook": {\n'
+        f'            "path": "{host.program}"\n        }}\n    }}\n}}\n'
+    )
+
+
+def test_docker_edited_by_the_administrator_in_between(host: Host) -> None:
+    """What is taken back is only ours: the rest is what the administrator made of it."""
+    path = host.file("etc/docker/daemon.json", '{\n  "debug": true,\n  "default-runtime": "x"\n}\n')
+    host.install("docker", default=True)
+    text = path.read_text().replace('"debug": true', '"debug": false').replace("\n}\n", ',\n  "mtu": 1400\n}\n')
+    path.write_text(text)
+    assert not host.install("docker")[0].changed
+    host.uninstall("docker")
+    assert path.read_text() == '{\n  "debug": false,\n  "default-runtime": "x",\n  "mtu": 1400\n}\n'
+
+
+def test_docker_edited_beside_our_runtime(host: Host) -> None:
+    path = host.file("etc/docker/daemon.json", "{}\n")
+    host.install("docker")
+    data = json.loads(path.read_text())
+    data["runtimes"]["kata"] = {"path": "/kata"}
+    path.write_text(json.dumps(data, indent=1))
+    host.uninstall("docker")
+    assert json.loads(path.read_text()) == {"runtimes": {"kata": {"path": "/kata"}}}
+
+
+def test_docker_default_runtime_of_the_administrator_stays(host: Host) -> None:
+    path = host.file("etc/docker/daemon.json", '{"default-runtime": "x"}')
+    host.install("docker", default=True)
+    path.write_text(path.read_text().replace('"default-runtime": "gpu-hook"', '"default-runtime": "y"'))
+    host.uninstall("docker")
+    assert json.loads(path.read_text()) == {"default-runtime": "y"}
+
+
+# containerd
+
+
+def handler(path: Path, *keys: str) -> Any:
+    return at(toml(path), *(keys or CRI), "runtimes", "gpu-hook")
+
+
+def test_containerd_handler(host: Host) -> None:
+    path = host.file("etc/containerd/config.toml", DEBIAN)
+    host.install("containerd", default=True)
+    ours = handler(path)
+    assert ours["runtime_type"] == "io.containerd.runc.v2"
+    assert ours["options"] == {"BinaryName": host.program, "SystemdCgroup": True}
+    assert ours["privileged_without_host_devices"] is True
+    for key in ("pod_annotations", "container_annotations"):
+        assert ours[key][0] == layout.PREFIX_KEY + "*"
+        assert {"NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY", "tensorstack.dev/*"} <= set(ours[key])
+    assert 'default_runtime_name = "gpu-hook" # as ever\n' in path.read_text()
+    assert path.read_text().startswith(DEBIAN.split("default_runtime_name")[0])
+
+
+@pytest.mark.parametrize(
+    "head, plugin",
+    (
+        ("", ("plugins", "cri")),
+        ("version = 1\n", ("plugins", "cri")),
+        ("version = 2\n", ("plugins", "io.containerd.grpc.v1.cri")),
+        ("version = 3\n", ("plugins", "io.containerd.cri.v1.runtime")),
+        ("version = 4\n", ("plugins", "io.containerd.cri.v1.runtime")),
+    ),
+)
+def test_containerd_tables_follow_the_version_of_the_root_file(host: Host, head: str, plugin: tuple[str, ...]) -> None:
+    path = host.file("etc/containerd/config.toml", head + '[debug]\nlevel = "info"')
+    host.install("containerd", default=True)
+    assert handler(path, *plugin, "containerd")["options"]["BinaryName"] == host.program
+    assert at(toml(path), *plugin, "containerd", "default_runtime_name") == "gpu-hook"
+    host.uninstall("containerd")
+    assert path.read_text() == head + '[debug]\nlevel = "info"'
+
+
+def test_containerd_without_a_file_gets_one_that_every_release_reads(host: Host) -> None:
+    host.install("containerd")
+    data = toml(host.root / "etc/containerd/config.toml")
+    assert data["version"] == 2 and set(data) == {"version", "plugins"}
+
+
+def test_containerd_1_changes_the_import_that_counts(host: Host) -> None:
+    """There a plugin's table in a later file replaces the whole one of an earlier file."""
+    root = host.file("etc/containerd/config.toml", 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN)
+    drop_in = host.file("etc/containerd/conf.d/99-nvidia.toml", DEBIAN.replace("true", "false"))
+    before = root.read_text()
+    host.install("containerd")
+    assert root.read_text() == before
+    assert handler(drop_in)["options"]["SystemdCgroup"] is False
+
+
+def test_containerd_2_gets_a_drop_in(host: Host) -> None:
+    text = DEBIAN.replace("version = 2", 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]')
+    text = text.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+    root = host.file("etc/containerd/config.toml", text)
+    before = host.tree()
+    host.install("containerd")
+    assert root.read_text() == text
+    drop_in = host.root / "etc/containerd/conf.d/99-gpu-hook.toml"
+    assert toml(drop_in)["version"] == 3
+    options = handler(drop_in, "plugins", "io.containerd.cri.v1.runtime", "containerd")["options"]
+    assert options == {"BinaryName": host.program, "SystemdCgroup": True}
+    root.write_text(text.replace("imports", "# imports"))  # what was written is found all the same
+    host.uninstall("containerd")
+    root.write_text(text)
+    assert host.tree() == before
+
+
+def test_containerd_edited_by_the_administrator_in_between(host: Host) -> None:
+    path = host.file("etc/containerd/config.toml", DEBIAN)
+    host.install("containerd", default=True)
+    more = '\n[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/containerd/certs.d"\n'
+    path.write_text(path.read_text().replace('level = "info"', 'level = "debug"') + more)
+    assert not host.install("containerd")[0].changed
+    host.uninstall("containerd")
+    assert path.read_text() == DEBIAN.replace('level = "info"', 'level = "debug"') + more
+
+
+def test_containerd_without_the_comments_of_our_block(host: Host) -> None:
+    path = host.file("etc/containerd/config.toml", DEBIAN)
+    host.install("containerd")
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "# gpu-hook" not in line))
+    host.uninstall("containerd")
+    assert path.read_text().rstrip() == DEBIAN.rstrip()
+
+
+def test_containerd_keys_that_would_change_their_table_are_left_to_the_administrator(host: Host) -> None:
+    path = host.file("etc/containerd/config.toml", DEBIAN)
+    host.install("containerd")
+    text = path.read_text() + "NoPivotRoot = true\n"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="GH-506: .*by hand"):
+        host.uninstall("containerd")
+    assert path.read_text() == text
+
+
+# podman and CRI-O
+
+
+def test_podman_runtime_and_hooks(host: Host) -> None:
+    host.install("podman")
+    data = toml(host.root / "etc/containers/containers.conf.d/gpu-hook.conf")
+    assert data == {"engine": {"runtimes": {"gpu-hook": [host.program]}}}
+    for stage in ("createRuntime", "poststop"):
+        hook = json.loads((host.root / f"etc/containers/oci/hooks.d/gpu-hook-{stage}.json").read_text())
+        assert hook["stages"] == [stage] and hook["hook"]["args"] == ["oci-gpu-hook", stage]
+        assert hook["hook"]["path"] == f"{host.prefix}/bin/oci-gpu-hook" and hook["hook"]["env"]
+        ((pattern, values),) = hook["when"]["annotations"].items()
+        assert values == ".*"
+        for key in ("gpu-hook.io/memory", "NVIDIA_VISIBLE_DEVICES", "tensorstack.dev/nvidia-gpu", "T9K_GPU_PERCENT"):
+            assert re.search(pattern, key)
+        for key in ("gpu-hookXio/memory", "org.gpu-hook.io/memory", "NVIDIA_VISIBLE_DEVICES2", "other"):
+            assert not re.search(pattern, key)
+
+
+def test_podman_default(host: Host) -> None:
+    host.install("podman", default=True)
+    engine = toml(host.root / "etc/containers/containers.conf.d/gpu-hook.conf")["engine"]
+    assert engine["runtime"] == "gpu-hook"
+    assert not host.install("podman")[0].changed  # stays the default
+
+
+def test_crio_handler_and_hooks_where_crio_reads_them(host: Host) -> None:
+    host.file("etc/crio/crio.conf.d/10-x.conf", '[crio.runtime]\nhooks_dir = ["/etc/containers/oci/hooks.d"]\n')
+    host.install("podman", "crio", default=True)
+    runtime = toml(host.root / "etc/crio/crio.conf.d/99-gpu-hook.conf")["crio"]["runtime"]
+    assert runtime["runtimes"] == {"gpu-hook": {"runtime_path": host.program, "runtime_type": "oci"}}
+    assert runtime["default_runtime"] == "gpu-hook"
+    hook = host.root / "etc/containers/oci/hooks.d/gpu-hook-createRuntime.json"
+    assert not (host.root / "usr/share").exists()
+    host.uninstall("podman")
+    assert hook.exists()  # CRI-O has need of it
+    host.uninstall("crio")
+    assert not hook.exists()
+
+
+# What is wrong, and what happens then
+
+
+@pytest.mark.parametrize(
+    "name, engine, text, where",
+    (
+        ("etc/docker/daemon.json", "docker", '{\n  "debug": true,\n}\n', ":3:1: not JSON"),
+        ("etc/docker/daemon.json", "docker", '{"runtimes": {},\n "runtimes": {}}', "'runtimes' is there twice"),
+        ("etc/docker/daemon.json", "docker", "[]", ":1:1: not an object"),
+        ("etc/docker/daemon.json", "docker", '{"runtimes": []}', "not an object"),
+        ("etc/docker/daemon.json", "docker", "[" * 100_000, "nested"),
+        ("etc/docker/daemon.json", "docker", "\x00", ":1:1: not JSON"),
+        ("etc/containerd/config.toml", "containerd", "version = 2\n[plugins\n", ":2:"),
+        ("etc/containerd/config.toml", "containerd", "version = 5\n", "version = 5 is not one of 1 to 4"),
+        ("etc/containerd/config.toml", "containerd", 'version = "2"\n', "version = '2' is not"),
+        ("etc/containerd/config.toml", "containerd", "version = 2\nplugins = {}\n", "cannot be added to safely"),
+        ("etc/containerd/config.toml", "containerd", "imports = 3\n", "imports is not a list"),
+        ("etc/crio/crio.conf", "crio", "[crio\n", ":1:"),
+    ),
+)
+def test_a_broken_file_is_refused_with_its_place_and_nothing_changes(
+    host: Host, name: str, engine: str, text: str, where: str
+) -> None:
+    host.file(name, text)
+    before = host.tree()
+    with pytest.raises(SettingsError) as refused:
+        host.install("podman", engine)
+    assert str(refused.value).startswith("GH-506: ") and where in str(refused.value)
+    assert name.rpartition("/")[2] in str(refused.value)
+    assert host.tree() == before
+
+
+def test_not_utf8(host: Host) -> None:
+    host.file("etc/docker/daemon.json", "").write_bytes(b'{\n"a": "\xff"}')
+    with pytest.raises(SettingsError, match=r"GH-506: .*daemon.json:2: byte 0xff"):
+        host.install("docker")
+
+
+def test_an_engine_that_is_not_there(host: Host) -> None:
+    (host.root / "usr/bin/dockerd").unlink()
+    with pytest.raises(SettingsError, match="GH-505: docker is not on this machine"):
+        host.install("docker")
+    assert "docker" not in [r.engine for r in host.install()]
+
+
+def test_the_name_taken_by_somebody_else(host: Host, tmp_path: Path) -> None:
+    host.file("etc/docker/daemon.json", '{"runtimes": {"gpu-hook": {"path": "/elsewhere/bin/gpu-hook-runtime"}}}')
+    host.file("etc/containerd/config.toml", DEBIAN)
+    host.install("containerd", "podman")
+    other = Host(tmp_path / "other")
+    other.root = host.root
+    before = host.tree()
+    for engine in ("docker", "containerd", "podman"):
+        with pytest.raises(SettingsError, match="GH-508: "):
+            other.install(engine)
+        assert other.uninstall(engine) == []  # not ours to take away
+    assert host.tree() == before
+
+
+def test_a_link_is_followed_and_stays(host: Host) -> None:
+    real = host.file("etc/real/docker.json", "{}")
+    link = host.root / "etc/docker/daemon.json"
+    link.parent.mkdir()
+    link.symlink_to("../real/docker.json")
+    before = host.tree()
+    host.install("docker")
+    assert link.is_symlink() and "gpu-hook" in real.read_text()
+    host.uninstall("docker")
+    assert host.tree() == before
+    real.unlink()
+    with pytest.raises(SettingsError, match="GH-507: .*is a link to .*does not exist"):
+        host.install("docker")
+
+
+def test_a_file_that_is_no_file(host: Host) -> None:
+    (host.root / "etc/docker/daemon.json").mkdir(parents=True)
+    with pytest.raises(SettingsError, match="GH-507: .*not a regular file"):
+        host.install("docker")
+
+
+def test_owner_and_mode_stay(host: Host) -> None:
+    path = host.file("etc/docker/daemon.json", "{}")
+    path.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 12, 34)
+    host.install("docker")
+    st = path.stat()
+    assert stat.S_IMODE(st.st_mode) == 0o600
+    assert os.geteuid() or (st.st_uid, st.st_gid) == (12, 34)
+
+
+@pytest.mark.parametrize("part", ("bin/gpu-hook-runtime", "bin", ""))
+def test_a_prefix_that_others_can_change_is_refused(host: Host, part: str) -> None:
+    (host.prefix / part).chmod(0o775)
+    with pytest.raises(SettingsError, match="GH-504: .*can be changed by others"):
+        host.install("docker")
+
+
+def test_a_lost_or_changed_backup_is_said(host: Host) -> None:
+    path = host.file("etc/docker/daemon.json", "{}")
+    host.install("docker")
+    installed = path.read_text()
+    (backup,) = (host.prefix / "etc/before/docker").iterdir()
+    backup.write_text("{ }")
+    with pytest.raises(SettingsError, match="GH-506: .*, the backup of daemon.json, was changed"):
+        host.uninstall("docker")
+    backup.unlink()
+    with pytest.raises(SettingsError, match="GH-507: .*, the backup of daemon.json: No such"):
+        host.uninstall("docker")
+    assert path.read_text() == installed
+
+
+def test_without_the_record_what_is_ours_is_still_known(host: Host) -> None:
+    host.file("etc/docker/daemon.json", '{"debug": true}')
+    host.file("etc/containerd/config.toml", DEBIAN)
+    before = host.tree()
+    host.install()
+    (host.prefix / "etc/engines.json").unlink()
+    host.uninstall()
+    left = {k: v for k, v in host.tree().items() if isinstance(v, tuple) and v[1] is not False}
+    assert left == {k: v for k, v in before.items() if isinstance(v, tuple) and v[1] is not False}
+
+
+# Crashes and races
+
+
+@pytest.mark.slow
+def test_killed_at_any_write(host: Host) -> None:
+    """The install dies at its n-th write: each file is whole, the next run mends, uninstall leaves no trace."""
+    names = ("docker", "containerd", "podman")
+    for engine in names:
+        for name, text in ENGINE_FILES[engine].items():
+            host.file(name, text)
+    before = host.tree()
+    for step in itertools.count(1):
+        pid = os.fork()
+        if pid == 0:
+            die_at(step)
+            host.install(*names)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status in (0, 9)
+        json.loads((host.root / "etc/docker/daemon.json").read_text())
+        tomlkit.parse((host.root / "etc/containerd/config.toml").read_text())
+        whole_folders = [*host.root.rglob("containers.conf.d/*"), *host.root.rglob("hooks.d/*")]
+        assert not [path for path in whole_folders if path.name.startswith(".")]
+        host.install(*names)
+        host.uninstall(*names)
+        left = {k: v for k, v in host.tree().items() if not k.endswith("gpu-hook-new")}
+        assert left == before, f"killed at change {step}"
+        if status == 0:
+            break
+    assert step > 20
+
+
+def die_at(step: int) -> None:
+    """End this process at its `step`-th call that makes a change of a file last."""
+    count = itertools.count(1)
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **kw: Any) -> Any:
+            if next(count) == step:
+                os._exit(9)
+            return real(*args, **kw)
+
+        return call
+
+    for name in ("rename", "fsync", "fchmod"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def test_two_at_once(host: Host) -> None:
+    host.file("etc/docker/daemon.json", "{}")
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=host.install) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert not any(r.changed for r in host.install())
+    host.uninstall()
+    assert (host.root / "etc/docker/daemon.json").read_text() == "{}"
