@@ -44,7 +44,7 @@ pack = {}
 for name in names:
     path = f"{folder}/{name}"
     with open(path, "rb") as f:
-        code = compile(f.read(), path, "exec", dont_inherit=True)
+        code = compile(f.read(), path, "exec", dont_inherit=True, optimize=2)  # no docstrings: less to read
     module = name[: -len(".py")].replace("/", ".")
     package = module.endswith(".__init__")
     pack[module.removesuffix(".__init__")] = (package, marshal.dumps(code))
@@ -216,4 +216,5 @@ def _pack(folder: Path, python: str, names: Iterable[str]) -> None:
     tag = r.stdout.strip()
     for old in folder.glob("*.pack"):
         old.unlink()
+    (folder / f"{tag}.pack.new").chmod(0o644)
     (folder / f"{tag}.pack.new").rename(folder / f"{tag}.pack")
