@@ -371,6 +371,7 @@ def test_not_the_containers_init(host):
             (host.folder / "plain").mkdir()
             for pid, rootfs in (
                 (os.getpid(), host.rootfs),
+                (os.getpid(), Path("/")),
                 (sleeper.pid, host.rootfs),
                 (gone.pid, host.rootfs),
                 (0, host.rootfs),
