@@ -50,8 +50,9 @@ def known(lists: str) -> list[str]:
 
 def _names_header(library: Library, private: str) -> tuple[str, list[str]]:
     taken = table(library.taken)
+    refused = table("GH_NVML_REFUSED")
     called = taken + [name for name in table(library.uses) if name not in taken]
-    stubs = [name for name in known(library.lists) if name not in taken]
+    stubs = [name for name in known(library.lists) if name not in taken and name not in refused]
     names = called + [name for name in stubs if name not in called]
     offsets, at = [], 0
     for name in names:

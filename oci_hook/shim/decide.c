@@ -126,6 +126,12 @@ static int before(const struct gh_card *card, unsigned a, unsigned b) {
     return card->slot[a].v < card->slot[b].v || (card->slot[a].v == card->slot[b].v && a < b);
 }
 
+static int competes(const struct gh_card *card, unsigned i, unsigned me, uint64_t now) {
+    if (card->share[i].class_ != card->share[me].class_ || card->share[i].freeze)
+        return 0;
+    return (wants(card, i, now) && !silent(card, i, now)) || in_small_gap(card, i, now);
+}
+
 /* Those of my class that want the card, me included, with what the laws need to know of them. */
 struct crowd {
     uint64_t mask;
@@ -137,10 +143,7 @@ struct crowd {
 static struct crowd crowd_of(const struct gh_card *card, unsigned me, uint64_t now) {
     struct crowd c = {.least = me, .saturated = 1};
     EACH_SLOT(card->present, i) {
-        if (card->share[i].class_ != card->share[me].class_ || card->share[i].freeze)
-            continue;
-        if (i != me && (!wants(card, (unsigned)i, now) || silent(card, (unsigned)i, now)) &&
-            !in_small_gap(card, (unsigned)i, now))
+        if (i != me && !competes(card, (unsigned)i, me, now))
             continue;
         c.mask |= 1ull << i;
         c.n++;

@@ -1,8 +1,6 @@
 /* NVML's view of memory: the container's share. */
-#include "account.h"
 #include "nvml.h"
 #include "nvml_card.h"
-#include "policy.h"
 #include "real.h"
 
 GH_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
@@ -21,6 +19,18 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemor
         memory->reserved = 0; /* the driver's own share is no part of ours */
         memory->free = v.free;
         memory->used = v.used;
+    }
+    return r;
+}
+
+/* The window through which the host reaches device memory: no wider than the share. */
+GH_EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {
+    nvmlReturn_t r = REAL(nvmlDeviceGetBAR1MemoryInfo)(device, memory);
+    struct gh_share_view v;
+    if (r == NVML_SUCCESS && share_view(device, &v)) {
+        memory->total = v.total < memory->total ? v.total : memory->total;
+        memory->used = v.used < memory->total ? v.used : memory->total;
+        memory->free = memory->total - memory->used;
     }
     return r;
 }

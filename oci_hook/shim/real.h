@@ -3,6 +3,8 @@
 #ifndef GPU_HOOK_REAL_H
 #define GPU_HOOK_REAL_H
 
+#include <stddef.h>
+
 #include "real_names.h" /* generated: enum gh_real_index { GH_REAL_<symbol>..., GH_REALS }; GH_MISSING */
 
 extern void *gh_real_pointer[GH_REALS] __attribute__((visibility("hidden")));

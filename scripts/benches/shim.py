@@ -1,4 +1,4 @@
-"""What a call costs through the stand-in beside the bare driver, one that does nothing. Medians, in one process each."""
+"""What a call costs through the stand-in beside a driver that does nothing. Medians, both in one process."""
 
 import platform
 import struct

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from box import ROOT, Box  # noqa: E402
+from box import ROOT, Box
 
 HERE = Path(__file__).parent
 CC = [sys.executable, "-m", "ziglang", "cc", "-O1", "-fno-sanitize=undefined"]

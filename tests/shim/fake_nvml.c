@@ -1,6 +1,7 @@
 /* NVML for the tests: four cards of 8 GiB, most of it in use by others, with processes that are not ours. */
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 typedef struct {
     unsigned pid;
@@ -9,6 +10,11 @@ typedef struct {
 } process;
 
 int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned flags) { return (void)flags, 0; }
+int nvmlDeviceGetAccountingBufferSize(void *d, unsigned *n) { return (void)d, *n = 10, 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlSystemGetDriverVersion(char *out, unsigned n) { return snprintf(out, n, "550.163.01"), 0; }
+int nvmlDeviceGetIndex(void *d, unsigned *i) { return *i = (unsigned)(unsigned long)d & 0xf, 0; }
 int nvmlDeviceGetCount_v2(unsigned *n) { return *n = 4, 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **out) { return *out = (void *)(0x100ul + i), i < 4 ? 0 : 2; }
 int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
@@ -65,7 +71,7 @@ int nvmlDeviceGetProcessUtilization(void *d, sample *s, unsigned *n, unsigned lo
     if (!s || *n < 2)
         return *n = 2, 7;
     *n = 2;
-    s[0] = (sample){4242, 1, 40, 10, 0, 0};
+    s[0] = (sample){getenv("FAKE_OWN_PID") ? (unsigned)getpid() : 4242, 1, 40, 10, 0, 0};
     s[1] = (sample){4343, 1, 37, 10, 0, 0};
     return 0;
 }

@@ -1,0 +1,9 @@
+/* What changes a card for everybody (clocks, modes, counters, MIG layout) is refused, on whole cards as well: such
+ * changes outlive the container. */
+#include "nvml.h"
+#include "real.h"
+
+#define GH_NVML_REFUSED(symbol)                                                                                      \
+    GH_EXPORT nvmlReturn_t symbol(void);                                                                             \
+    GH_EXPORT nvmlReturn_t symbol(void) { return NVML_ERROR_NO_PERMISSION; }
+#include "intercepts.def"

@@ -1,0 +1,152 @@
+"""What NVML shows a container: its share, its processes, its load; and what it refuses. By the real nvidia-ml-py."""
+
+import pytest
+from box import MIB, Box
+
+pytestmark = pytest.mark.root
+
+OPEN = """
+import pynvml as nv
+nv.nvmlInit()
+card = nv.nvmlDeviceGetHandleByIndex(0)
+"""
+
+
+def test_memory_is_the_share(box: Box) -> None:
+    box.python(
+        OPEN
+        + """
+M = cu.MIB
+for version in (None, nv.nvmlMemory_v2):
+    m = nv.nvmlDeviceGetMemoryInfo(card, version)
+    assert (m.total, m.free, m.used) == (1024 * M, 1024 * M, 0), m
+cu.init()
+cu.alloc(300 * M)
+for version in (None, nv.nvmlMemory_v2):
+    m = nv.nvmlDeviceGetMemoryInfo(card, version)
+    assert (m.total, m.free, m.used) == (1024 * M, 724 * M, 300 * M), m
+    assert (m.free, m.total) == cu.info()
+b = nv.nvmlDeviceGetBAR1MemoryInfo(card)
+assert (b.bar1Total, b.bar1Used) == (1024 * M, 300 * M)
+other = nv.nvmlDeviceGetHandleByIndex(1)
+m = nv.nvmlDeviceGetMemoryInfo(other)
+assert (m.total, m.free, m.used) == (0, 0, 0), "a card that is not granted"
+"""
+    )
+
+
+def test_a_whole_card_shows_the_drivers_figures(box: Box) -> None:
+    box.grant({0: 100 * MIB}, whole=(0,))
+    box.python(
+        OPEN
+        + """
+assert nv.nvmlDeviceGetMemoryInfo(card).used == 7 << 30
+assert len(nv.nvmlDeviceGetComputeRunningProcesses(card)) == 2
+assert nv.nvmlDeviceGetUtilizationRates(card).gpu == 77
+"""
+    )
+
+
+def test_processes_are_the_containers_own(box: Box) -> None:
+    hold = """
+import sys, client as cu
+cu.init()
+print(cu.alloc(200 * cu.MIB)[0], flush=True)
+sys.stdin.read()
+"""
+    with box.start(["python3", "-c", hold]) as other:
+        assert other.stdout and other.stdout.readline() == "0\n"
+        box.python(
+            OPEN
+            + f"""
+import os
+assert [(p.pid, p.usedGpuMemory) for p in nv.nvmlDeviceGetComputeRunningProcesses(card)] == [({other.pid}, 200 * cu.MIB)]
+cu.init()
+lists = [nv.nvmlDeviceGetComputeRunningProcesses_v2, nv.nvmlDeviceGetComputeRunningProcesses_v3]
+for get in lists:
+    got = sorted((p.pid, p.usedGpuMemory) for p in get(card))
+    assert got == sorted([({other.pid}, 200 * cu.MIB), (os.getpid(), 0)]), got
+assert nv.nvmlDeviceGetGraphicsRunningProcesses(card) == []
+assert nv.nvmlDeviceGetMPSComputeRunningProcesses_v3(card) == []
+# the calls themselves: too little room, and version 1
+ml = cu.ctypes.CDLL("libnvidia-ml.so.1")
+n = cu.c_uint(1)
+handle = cu.ctypes.cast(card, cu.c_void_p)
+array = (cu.c_uint64 * 16)()
+assert ml.nvmlDeviceGetComputeRunningProcesses(handle, cu.byref(n), array) == 7 and n.value == 2
+n.value = 8
+assert ml.nvmlDeviceGetComputeRunningProcesses(handle, cu.byref(n), array) == 0 and n.value == 2
+assert sorted(array[:4]) == sorted([{other.pid}, 200 * cu.MIB, os.getpid(), 0])
+"""
+        )
+        assert other.stdin
+        other.stdin.close()
+        other.wait(10)
+    box.python(OPEN + "assert nv.nvmlDeviceGetComputeRunningProcesses(card) == []")
+
+
+def test_load_is_the_containers_own_or_nothing(box: Box) -> None:
+    box.python(
+        OPEN
+        + """
+r = nv.nvmlDeviceGetUtilizationRates(card)
+assert (r.gpu, r.memory) == (0, 0), "no process of ours, no load of ours"
+cu.init()
+for call in (lambda: nv.nvmlDeviceGetUtilizationRates(card), lambda: nv.nvmlDeviceGetSamples(card, 1, 0),
+             lambda: nv.nvmlDeviceGetAccountingPids(card)):
+    try:
+        call()
+    except nv.NVMLError as e:
+        assert e.value == nv.NVML_ERROR_NOT_SUPPORTED, e
+    else:
+        raise AssertionError("shows the neighbours' load")
+try:
+    got = nv.nvmlDeviceGetProcessUtilization(card, 0)
+except nv.NVMLError as e:
+    assert e.value == nv.NVML_ERROR_NOT_FOUND
+else:
+    raise AssertionError(got)
+"""
+    )
+    # a driver that numbers processes as we do: then our own samples are shown
+    box.python(
+        OPEN
+        + """
+cu.init()
+assert [(p.pid, p.smUtil) for p in nv.nvmlDeviceGetProcessUtilization(card, 0)] == [(cu.ctypes.CDLL(None).getpid(), 40)]
+r = nv.nvmlDeviceGetUtilizationRates(card)
+assert (r.gpu, r.memory) == (40, 10)
+""",
+        FAKE_OWN_PID="1",
+    )
+
+
+def test_what_changes_the_card_is_refused(box: Box) -> None:
+    box.python(
+        OPEN
+        + """
+for call in (lambda: nv.nvmlDeviceSetPersistenceMode(card, 1), lambda: nv.nvmlDeviceSetComputeMode(card, 0),
+             lambda: nv.nvmlDeviceSetPowerManagementLimit(card, 1000), lambda: nv.nvmlDeviceResetGpuLockedClocks(card)):
+    try:
+        call()
+    except nv.NVMLError as e:
+        assert e.value == nv.NVML_ERROR_NO_PERMISSION, e
+    else:
+        raise AssertionError("the card was changed")
+assert nv.nvmlDeviceGetName(card) == "Fake"
+"""
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["gpustat", "nvitop"])
+def test_real_clients_run(box: Box, tool: str) -> None:
+    import sys
+    from pathlib import Path
+
+    path = Path(sys.executable).parent / tool
+    if not path.exists():
+        pytest.skip(f"{tool} is not installed here")
+    argv = [str(path), "--json"] if tool == "gpustat" else [str(path), "--once"]
+    out = box.run(argv, check=False, TERM="dumb", COLUMNS="120", LINES="50")
+    assert "1024" in out.stdout or "1.00GiB" in out.stdout or "1024MiB" in out.stdout, out.stdout + out.stderr
