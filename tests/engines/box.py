@@ -1,0 +1,174 @@
+"""Real engines with directories of their own, in a mount namespace that hides what of the machine they would write to."""
+
+import io
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from oci_hook.core.grant import Grant
+from oci_hook.node import store
+from tests.conftest import REPO
+
+sys.path.append(str(REPO / "scripts"))
+import tiny_image  # noqa: E402
+
+MEMORY_MIB = 8192  # of each of the two simulated cards
+IMAGE = "gpu-hook.test/probe:1"
+PAUSE = "gpu-hook.test/pause:1"
+WAIT = 60  # seconds for a daemon to answer or end; on a busy machine it takes a while
+
+# Says what the container sees: its cards, its limit, and whether card 1's node can be opened.
+LOOK = """
+gpu-probe info
+gpu-probe fill 256
+mknod /tmp/card1 c 195 1
+cat </tmp/card1
+cat </dev/nvidia0
+true
+"""
+
+
+class Place:
+    """A short path (unix sockets) with an install, its simulated cards and an image's root file system."""
+
+    def __init__(self, native: Path) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
+        self.prefix, self.state = self.dir / "prefix", self.dir / "state"
+        self.program = str(self.prefix / "bin/gpu-hook-runtime")
+        self.cgroup = f"gh-{self.dir.name}"
+        self.gpu_hook("install", "--no-engines", "--state-dir", str(self.state))
+        self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{MEMORY_MIB}Mi")
+        self.rootfs = tiny_image.with_c_library(self.dir / "image")
+        shutil.copy(native / "sim/gpu-probe", self.rootfs / "bin/gpu-probe")
+        self.archive = self.dir / "images.tar"
+        pack(self.archive, self.rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
+
+    def gpu_hook(self, *args: str) -> str:
+        command = [sys.executable, "-m", "oci_hook", *args, "--prefix", str(self.prefix)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def rules(self, **changes: object) -> None:
+        file = self.prefix / "etc/settings.yaml"
+        data = yaml.safe_load(file.read_text())
+        data["rules"].update(changes)
+        file.write_text(yaml.safe_dump(data))
+        self.gpu_hook("settings", "compile")
+
+    def grants(self) -> tuple[Grant, ...]:
+        return store.snapshot(str(self.state))
+
+    def no_grants(self) -> bool:
+        return until(lambda: not self.grants())
+
+    def close(self) -> None:
+        for folder, _, _ in sorted(os.walk("/sys/fs/cgroup"), reverse=True):
+            if f"/{self.cgroup}" in folder:
+                until(lambda folder=folder: removed(folder), 10)  # type: ignore[misc]
+        shutil.rmtree(self.dir)
+
+
+def removed(folder: str) -> bool:
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    return True
+
+
+def until(true: Callable[[], bool], seconds: float = WAIT) -> bool:
+    """Whether it became true in that time."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
+    """An archive as `docker save` writes it: one layer, and an image for each name with that command."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        tar.add(rootfs, ".")
+    from hashlib import sha256
+
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    manifest = []
+    files = {"layer.tar": layer.getvalue()}
+    for name, command in images.items():
+        diff = "sha256:" + sha256(files["layer.tar"]).hexdigest()
+        config = {
+            "architecture": arch,
+            "os": "linux",
+            "config": {"Env": ["PATH=/bin:/usr/bin"], "Cmd": command},
+            "rootfs": {"type": "layers", "diff_ids": [diff]},
+            "history": [{"created_by": "test"}],
+        }
+        data = json.dumps(config).encode()
+        file = sha256(data).hexdigest() + ".json"
+        files[file] = data
+        manifest.append({"Config": file, "RepoTags": [name], "Layers": ["layer.tar"]})
+    files["manifest.json"] = json.dumps(manifest).encode()
+    with tarfile.open(archive, "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def private(command: Sequence[str], hidden: Sequence[str] = (), binds: Sequence[tuple[Path, str]] = ()) -> list[str]:
+    """The command in mount and network namespaces of its own, with fresh tmpfs on `hidden` and (source, target) binds."""
+    mounts = [f"mount -t tmpfs -o mode=755 tmpfs {path}" for path in hidden if os.path.isdir(path)]
+    mounts += [f"mount --bind {source} {target}" for source, target in binds]
+    script = " && ".join([*mounts, "ip link set lo up 2>/dev/null || true", 'exec "$@"'])
+    return ["unshare", "-m", "-n", "--propagation", "private", "sh", "-c", script, "sh", *command]
+
+
+@contextmanager
+def daemon(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that serves until the end of the block, and its children with it."""
+    with open(log, "ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        assert until(lambda: process.poll() is not None or ready()), log.read_text()[-4000:]
+        assert process.poll() is None, log.read_text()[-4000:]
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(WAIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def run(*command: str, **more: object) -> "subprocess.CompletedProcess[str]":
+    """To its end; output through files, since what a container inherits may outlive the command."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        done = subprocess.run(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, timeout=120, **more)  # type: ignore
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, done.returncode, out.read(), err.read())
+
+
+def saw_its_share(output: str, mib: int) -> None:
+    """What LOOK prints in a container that has `mib` of card 0 and nothing of card 1."""
+    assert f"fill: {mib} MiB allocated in pieces of 256, then CUDA_ERROR_OUT_OF_MEMORY" in output, output
+    assert "card1: Operation not permitted" in output, output
+    assert "nvidia0: No such device or address" in output, output  # allowed; no driver answers for a simulated card

@@ -1,0 +1,175 @@
+"""docker for real: dockerd with directories of its own, told by `gpu-hook install`, limits seen from inside."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engines import box
+from tests.engines.box import IMAGE, LOOK, Place
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+ONE_GIB = ("-e", "NVIDIA_VISIBLE_DEVICES=0", "-e", "T9K_GPU_MEMORY=1024")
+
+
+class Docker:
+    """The docker command line, talking to a dockerd of the test's own."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.config = place.dir / "daemon.json"
+        self.socket = f"unix://{place.dir}/sock"
+        self.log = place.dir / "dockerd.log"
+        self.command = box.private(
+            [
+                "dockerd",
+                f"--config-file={self.config}",
+                f"--data-root={place.dir}/data",
+                f"--exec-root={place.dir}/exec",
+                f"--pidfile={place.dir}/pid",
+                f"--host={self.socket}",
+                f"--cgroup-parent=/{place.cgroup}",
+                "--iptables=false",
+                "--ip-forward=false",
+                "--bridge=none",
+            ],
+            hidden=("/run", "/etc/docker"),
+        )
+
+    def __call__(self, *args: str) -> "subprocess.CompletedProcess[str]":
+        return box.run("docker", "--host", self.socket, *args)
+
+    def run(self, *args: str, script: str = LOOK) -> "subprocess.CompletedProcess[str]":
+        flags = ("--rm", "--runtime=gpu-hook", "--network=none")
+        return self("run", *flags, *args, IMAGE, "sh", "-c", f"exec 2>&1; {script}")
+
+    def answers(self) -> bool:
+        return self("version").returncode == 0
+
+    def remove_all(self) -> None:
+        if ids := self("ps", "-aq").stdout.split():
+            self("rm", "-f", *ids)
+
+
+@pytest.fixture(scope="module")
+def dockerd(place: Place) -> Iterator[Docker]:
+    docker = Docker(place)
+    docker.config.write_text('{\n  "live-restore": true\n}\n')
+    place.gpu_hook("install", "--engine", "docker", "--config", str(docker.config))
+    place.rules(trust_env=True)
+    with box.daemon(docker.command, docker.log, docker.answers):
+        loaded = docker("load", "--input", str(place.archive))
+        assert loaded.returncode == 0, loaded.stderr
+        yield docker
+        docker.remove_all()
+
+
+@pytest.fixture
+def docker(dockerd: Docker) -> Iterator[Docker]:
+    yield dockerd
+    dockerd.remove_all()
+    assert dockerd.place.no_grants()
+
+
+def started(docker: Docker, *args: str, command: str = "exec sleep 1000") -> str:
+    done = docker("run", "-d", "--runtime=gpu-hook", "--network=none", *ONE_GIB, *args, IMAGE, "sh", "-c", command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def inspect(docker: Docker, id: str) -> object:
+    return json.loads(docker("inspect", id).stdout)[0]
+
+
+def test_registered_beside_what_was_there(docker: Docker) -> None:
+    assert json.loads(docker.config.read_text())["live-restore"] is True
+    info = json.loads(docker("info", "--format", "{{json .}}").stdout)
+    assert "gpu-hook" in info["Runtimes"] and info["DefaultRuntime"] == "runc"
+
+
+def test_a_container_has_its_share_and_nothing_else(docker: Docker) -> None:
+    done = docker.run(*ONE_GIB)
+    assert done.returncode == 0, done.stdout + done.stderr
+    box.saw_its_share(done.stdout, 1024)
+
+
+def test_a_container_that_asks_nothing_has_no_card(docker: Docker) -> None:
+    done = docker.run(script="ls /dev; ls /run")
+    assert done.returncode == 0 and "nvidia" not in done.stdout and "gpu-hook" not in done.stdout
+
+
+def test_what_cannot_be_given_is_said_by_docker_run(docker: Docker) -> None:
+    done = docker.run("-e", "NVIDIA_VISIBLE_DEVICES=0", "-e", "T9K_GPU_MEMORY=99999")
+    assert done.returncode == 125 and "OCI runtime create failed" in done.stderr and "GH-201: " in done.stderr
+
+
+def test_privileged_is_refused(docker: Docker) -> None:
+    done = docker.run("--privileged", *ONE_GIB)
+    assert done.returncode == 125 and "GH-403: " in done.stderr
+
+
+def test_exec_sees_the_same(docker: Docker) -> None:
+    id = started(docker)
+    done = docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}")
+    box.saw_its_share(done.stdout, 1024)
+    (grant,) = docker.place.grants()
+    assert grant.who.id == id
+
+
+def test_a_second_container_finds_the_first_ones_memory_taken(docker: Docker) -> None:
+    started(docker, "-e", "T9K_GPU_MEMORY=6144")
+    done = docker.run("-e", "NVIDIA_VISIBLE_DEVICES=0", "-e", "T9K_GPU_MEMORY=4096")
+    assert "GH-201: " in done.stderr
+    docker.remove_all()
+    assert docker.place.no_grants()
+
+
+def test_stop_start_and_restart_policy(docker: Docker) -> None:
+    """A restarted container is created anew: it gets its share again, and once."""
+    id = started(docker, "--restart=always", "--stop-timeout=0")
+    assert docker("restart", id).returncode == 0
+    box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
+    assert len(docker.place.grants()) == 1
+    (first,) = docker.place.grants()
+    assert first.life.init is not None
+    os.kill(first.life.init[0], 9)
+    again = box.until(lambda: [g.life.init for g in docker.place.grants()] not in ([], [first.life.init], [None]))
+    assert again
+    box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
+    assert docker("stop", id).returncode == 0
+    assert docker.place.no_grants()
+    assert docker("start", id).returncode == 0
+    assert len(docker.place.grants()) == 1
+
+
+def test_kill(docker: Docker) -> None:
+    id = started(docker)
+    assert docker("kill", id).returncode == 0
+    assert docker.place.no_grants()
+
+
+def test_update_keeps_the_device_rules(docker: Docker) -> None:
+    id = started(docker)
+    done = docker("update", "--memory=64m", "--memory-swap=64m", "--cpu-shares=200", id)
+    assert done.returncode == 0, done.stderr
+    box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
+
+
+def test_health_checks(docker: Docker) -> None:
+    """They are `exec`s, which go past our code to the real runtime."""
+    id = started(docker, "--health-cmd=gpu-probe info", "--health-interval=1s")
+    state = "{{.State.Health.Status}}"
+    assert box.until(lambda: docker("inspect", "--format", state, id).stdout.strip() == "healthy")
+
+
+def test_reload_keeps_containers(docker: Docker) -> None:
+    """What `install --restart` does to a running dockerd: SIGHUP, which also brings in a new default."""
+    id = started(docker)
+    docker.place.gpu_hook("install", "--engine", "docker", "--config", str(docker.config), "--set-default")
+    os.kill(int((docker.place.dir / "pid").read_text()), 1)
+    assert box.until(lambda: docker("info", "--format", "{{.DefaultRuntime}}").stdout.strip() == "gpu-hook")
+    box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
+    done = docker("run", "--rm", "--network=none", *ONE_GIB, IMAGE, "sh", "-c", f"exec 2>&1; {LOOK}")
+    box.saw_its_share(done.stdout, 1024)
