@@ -31,9 +31,18 @@ def read_file(path: str, limit: int = 1 << 16) -> bytes:
         os.close(fd)
 
 
+def read_once(path: str, limit: int) -> bytes:
+    """What one read() gives: all of a regular file, or of a record of /proc that the kernel writes at once."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, limit)
+    finally:
+        os.close(fd)
+
+
 def boot_id() -> str:
     """This boot's random id. Raises OSError when /proc is not mounted."""
-    return read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()
+    return read_once("/proc/sys/kernel/random/boot_id", 64).decode().strip()
 
 
 def start_time(pid: int) -> int:
@@ -42,7 +51,7 @@ def start_time(pid: int) -> int:
     proc_pid_stat(5): the name in field 2 may hold anything, so fields are counted from the last ')'.
     """
     try:
-        data = read_file(f"/proc/{pid}/stat", 4096)
+        data = read_once(f"/proc/{pid}/stat", 1024)
     except (FileNotFoundError, ProcessLookupError):
         return 0
     fields = data[data.rindex(b")") + 2 :].split(None, 20)

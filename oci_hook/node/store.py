@@ -13,10 +13,10 @@ sources as a user namespace's root. Such a runtime must still have been handed t
 import _thread
 import fcntl
 import os
+from _operator import attrgetter
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.layout import LEDGER_DIR, PAGES_DIR
-from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import life as liveness
 from oci_hook.oci import fastjson
@@ -25,11 +25,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any
 
 PAGE_FILE = "policy"
 LOCK_SECONDS = 8.0
 FORMAT = 1
+GRANT_MAX = 1 << 15  # bytes of a grant file; names in it are the tenant's
+
+_GRANT, _WHO, _LIFE, _SHARE = (attrgetter(*kind.__slots__) for kind in (Grant, Identity, Life, Share))
 
 # Tests stop or kill the process at a step of a transaction: called with the step's name where it is set.
 step: "Callable[[str], None] | None" = None
@@ -70,9 +72,10 @@ class Ledger:
         try:
             for folder in (self._state, self._folder, self._pages):
                 own_dir(folder)
+            boot = liveness.boot_id()
             self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX)
             at("locked")
-            self._sweep()
+            self._sweep(boot)
             at("swept")
         except BaseException as e:
             self._unlock()
@@ -87,7 +90,10 @@ class Ledger:
         self._unlock()
 
     def put(self, grant: Grant, page: bytes) -> None:
-        """Commit a grant. Raises NodeError GH-303 and leaves nothing behind; GH-407 if its key is held."""
+        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large."""
+        data = encode(grant)
+        if len(data) > GRANT_MAX:
+            raise refuse("GH-105", f"names and paths of the container take {len(data)} bytes, at most {GRANT_MAX}")
         if any(g.key == grant.key for g in self.grants):
             raise refuse("GH-407", f"container {grant.who.id} already holds a grant ({grant.key})")
         folder = f"{self._pages}/{grant.key}"
@@ -97,7 +103,7 @@ class Ledger:
             at("page folder")
             _write(f"{folder}/{PAGE_FILE}", page, 0o644)
             at("page")
-            self._save(grant)
+            self._save(grant.key, data)
         except BaseException as e:
             try:
                 for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
@@ -120,8 +126,7 @@ class Ledger:
             raise unusable(self._state, e) from None
         return found
 
-    def _sweep(self) -> None:
-        boot = liveness.boot_id()
+    def _sweep(self, boot: str) -> None:
         living = []
         names = sorted(os.listdir(self._folder))
         for name in names:
@@ -141,7 +146,7 @@ class Ledger:
             living.append(new)
             if new is not old:
                 try:
-                    self._save(new)
+                    self._save(new.key, encode(new))
                 except OSError:  # disk full: the grant counts all the same, and the next sweep learns it again
                     _unlink(f"{self._folder}/{new.key}.tmp")
         held = {g.key for g in living}
@@ -150,9 +155,9 @@ class Ledger:
                 _drop_folder(f"{self._pages}/{key}")
         self.grants = tuple(living)
 
-    def _save(self, grant: Grant) -> None:
-        path = f"{self._folder}/{grant.key}"
-        _write(path + ".tmp", encode(grant), 0o600)
+    def _save(self, key: str, data: bytes) -> None:
+        path = f"{self._folder}/{key}"
+        _write(path + ".tmp", data, 0o600)
         at("grant written")
         os.rename(path + ".tmp", path + ".json")
         at("grant")
@@ -326,8 +331,8 @@ def encode(grant: Grant) -> bytes:
 
     (Names in the file would cost every reader four times as long per grant.)
     """
-    key, who, life, shares, *rest = _values(grant)
-    return fastjson.dumps([FORMAT, key, _values(who), _values(life), [_values(s) for s in shares], *rest]).encode()
+    key, who, life, shares, *rest = _GRANT(grant)
+    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), [_SHARE(s) for s in shares], *rest]).encode()
 
 
 def decode(data: bytes) -> Grant:
@@ -358,10 +363,6 @@ def decode(data: bytes) -> Grant:
         raise ValueError(f"not a grant ({e})") from None
 
 
-def _values(value: Value) -> "list[Any]":
-    return list(value.fields().values())
-
-
 def _process(pair: "list[int] | None") -> tuple[int, int] | None:
     if pair is None:
         return None
@@ -371,7 +372,7 @@ def _process(pair: "list[int] | None") -> tuple[int, int] | None:
 
 def _read(folder: str, key: str) -> Grant:
     path = f"{folder}/{key}.json"
-    data = liveness.read_file(path)
+    data = liveness.read_once(path, 2 * GRANT_MAX)
     try:
         grant = decode(data)
         if grant.key != key:

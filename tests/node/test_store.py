@@ -152,6 +152,14 @@ def test_a_key_is_held_once(state):
     assert Path(state, "pages", one.key, "policy").read_bytes() == b"page of c1"
 
 
+def test_a_grant_too_large_to_be_read_again_is_not_written(state):
+    with store.open_ledger(state) as ledger, pytest.raises(GhError, match="GH-105: names and paths .* at most 32768"):
+        ledger.put(make(who=Identity("/run/runc", "c1", "/b", pod="p" * 40_000)), b"")
+    assert files(state) == ["ledger/lock"]
+    put(state, large := make(who=Identity("/run/runc", "c1", "/b", pod="p" * 32_000)))
+    assert store.snapshot(state) == (large,)
+
+
 def test_remove(state):
     put(state, one := make("c1"), two := make("c2"))
     with store.open_ledger(state) as ledger:
