@@ -318,13 +318,13 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     else if (d.ahead) /* until the least could have caught up, had it the card to itself */
         until = min64(until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&card->share[c.least]),
                                             r->pacer_min)));
-    if (woken)
+    if (woken && !over)
         until = min64(until, max64(add(s->start, r->wake_hold), add(s->woke_at, r->quantum)));
     if (s->launched == s->done && !s->held)
         until = min64(until, add(s->idle_since, r->idle_release + 1));
     if (s->end > now)
         until = min64(until, s->end);
-    return wait_for(d, GH_ON_SLOT, p, max64(until, now + 1));
+    return wait_for(d, GH_ON_SLOT, p, max64(until, add(now, r->pacer_min))); /* a neighbour's words make nobody spin */
 }
 
 uint64_t gh_wake_v(const struct gh_card *card, unsigned me, uint64_t now) {

@@ -44,6 +44,8 @@ struct gh_decision {
     uint8_t slot;  /* with GH_ON_SLOT */
     uint8_t claim; /* publish epoch, start, end, probe_until in the own slot, then wake its waiters */
     uint8_t held;  /* publish as the own slot's `held` */
+    /* The owner of a tenure that is told to wait for a slot or for its cap yields: it sets its `end` to now at the
+     * latest and wakes its waiters, since they may have reckoned with an older v of its. */
     uint64_t until;
     uint64_t epoch, start, end, probe_until;
     uint64_t distrust_until; /* these two to be kept in gh_own */

@@ -4,6 +4,11 @@ uint64_t gpu_pending(const struct gpu *gpu, unsigned i, uint64_t now) {
     return gpu->context[i].pending + (gpu->work >> i & 1 ? now - gpu->changed : 0);
 }
 
+uint64_t gpu_executed(const struct gpu *gpu, unsigned i, uint64_t now) {
+    int running = gpu->phase == GPU_RUN && gpu->current == i;
+    return gpu->context[i].executed + (running ? now - gpu->run_from : 0);
+}
+
 uint64_t gpu_shared(const struct gpu *gpu, unsigned i, uint64_t now) {
     uint64_t n = (uint64_t)__builtin_popcountll(gpu->work);
     return gpu->context[i].shared + (gpu->work >> i & 1 ? (now - gpu->changed) / n : 0);

@@ -55,6 +55,8 @@ void gpu_submit(struct gpu *gpu, unsigned context, uint64_t duration, uint32_t k
 void gpu_step(struct gpu *gpu);
 /* The context's process died: its work is gone. */
 void gpu_destroy(struct gpu *gpu, unsigned context, uint64_t now);
+/* Its GPU time up to now, with the piece that is being executed. */
+uint64_t gpu_executed(const struct gpu *gpu, unsigned context, uint64_t now);
 uint64_t gpu_pending(const struct gpu *gpu, unsigned context, uint64_t now);
 /* Bring the counters of `struct context` up to now. */
 void gpu_count(struct gpu *gpu, uint64_t now);

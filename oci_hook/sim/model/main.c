@@ -146,7 +146,7 @@ static void print_tenant(struct sim *sim, unsigned i) {
     printf("{\"completed\":%" PRIu64 ",\"executed\":%" PRIu64 ",\"charged\":%" PRIu64 ",\"requests\":%" PRIu64
            ",\"longest_hold\":%" PRIu64 ",\"longest_kernel\":%" PRIu64 ",\"duty\":%" PRIu32
            ",\"linger\":%" PRIu32 ",\"learned\":%" PRIu64,
-           sim->gpu.context[i].completed - t->completed0, sim->gpu.context[i].executed - t->executed0,
+           sim->gpu.context[i].completed - t->completed0, gpu_executed(&sim->gpu, i, sim->config.length) - t->executed0,
            t->charged - t->charged0, t->requests, t->longest_hold, t->longest_kernel, sim->card.slot[i].duty,
            sim->card.slot[i].linger, gh_cost_of(&t->cost[0]));
     print_samples("latency", &t->latency);

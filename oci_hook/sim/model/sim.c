@@ -143,8 +143,10 @@ static void note_submission(struct sim *sim, unsigned i) {
                 uint64_t linger = c->share[k].linger ? c->share[k].linger : sim->card.slot[k].linger;
                 uint64_t took = sim->now - sim->high_idle;
                 samples_add(&sim->release, took);
-                uint64_t due = max64(sim->high_idle + linger, sim->tenant[i].last_finished);
-                if (sim->tenant[i].mode != GH_CAPPED && sim->now > due + GH_MS)
+                uint64_t due = max64(sim->high_idle + linger, sim->low_ended);
+                const struct tenant *t = &sim->tenant[i];
+                int served = (sim->gpu.work & low_mask(sim)) != 0; /* low work is on the card: released already */
+                if (!served && t->state == GATE && t->held_from <= due && t->mode != GH_CAPPED && sim->now > due + GH_MS)
                     sim->violations.late_release++;
                 break;
             }
@@ -227,8 +229,10 @@ static void finished(void *who, unsigned i, const struct kernel *kernel, uint64_
     struct tenant *t = &sim->tenant[i];
     sim->now = now;
     gh_cost_learn(&t->cost[kernel->key], kernel->shared, kernel->clean);
-    t->last_finished = now;
+
     uint64_t low = low_mask(sim);
+    if (low >> i & 1 && !(sim->gpu.work & low))
+        sim->low_ended = now;
     if (sim->high_from && !sim->low_gone && !(sim->gpu.work & low)) {
         sim->low_gone = 1;
         if (measured(sim))
@@ -307,7 +311,7 @@ static void warm_up_done(struct sim *sim) {
     for (unsigned i = 0; i < sim->config.count; i++) {
         struct tenant *t = &sim->tenant[i];
         t->completed0 = sim->gpu.context[i].completed;
-        t->executed0 = sim->gpu.context[i].executed;
+        t->executed0 = gpu_executed(&sim->gpu, i, sim->config.warm);
         t->charged0 = t->charged;
         t->requests = 0;
     }

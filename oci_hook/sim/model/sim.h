@@ -73,8 +73,6 @@ struct tenant {
     uint64_t tenure_clear, tenure_pending;
     uint64_t stopped_until; /* SIGSTOP: nothing of it runs before */
 
-    uint64_t last_finished;
-
     uint64_t submitted, charged, requests; /* results */
     uint64_t completed0, executed0, charged0;
     struct samples latency;
@@ -104,6 +102,7 @@ struct sim {
     /* Seen from the high class: */
     uint64_t high_from, high_idle; /* its request began, its work ended; 0 when not so */
     int low_gone;
+    uint64_t low_ended;
     struct samples low_free, release;
     struct violations violations;
     uint64_t events;

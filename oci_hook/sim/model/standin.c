@@ -10,6 +10,13 @@ static void wake_waiters(struct sim *sim, unsigned i) {
             sim->tenant[k].at = min64(sim->tenant[k].at, sim->now + sim->config.wake);
 }
 
+/* The tenure is over before its time, or at its time with the successor's own reckoning in doubt: say so. */
+static void yield(struct sim *sim, unsigned i) {
+    struct gh_slot *s = &sim->card.slot[i];
+    s->end = min64(s->end, sim->now);
+    wake_waiters(sim, i);
+}
+
 /* Saturation is learned in own tenures, from times in which nobody else had work for a while: only then the pending
  * time is the tenant's own doing. The idle time that ends a tenure is no part of it. */
 static void tenure_begin(struct sim *sim, unsigned i) {
@@ -104,10 +111,7 @@ void standin_pacer(struct sim *sim, unsigned i) {
         } else {
             if (t->tenure)
                 tenure_end(sim, i, 1);
-            if (s->end > sim->now) { /* yield */
-                s->end = sim->now;
-                wake_waiters(sim, i);
-            }
+            yield(sim, i);
         }
     }
 }
@@ -160,11 +164,10 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
         if (d.probe_until)
             t->own.probed_at = now;
         tenure_begin(sim, i);
-    } else if (!d.go && d.on == GH_ON_SLOT && t->tenure) {
-        tenure_end(sim, i, 0);
+    } else if (!d.go && t->tenure && (d.on == GH_ON_SLOT || d.mode == GH_CAPPED)) {
+        tenure_end(sim, i, s->launched == s->done); /* what its cap costs it says nothing of its need */
+        yield(sim, i);
     }
-    if (d.mode == GH_CAPPED && t->tenure) /* what its cap costs it says nothing of its need */
-        tenure_end(sim, i, s->launched == s->done);
     if (d.go)
         return 1;
     t->waits_on = d.on == GH_ON_SLOT ? d.slot : GH_SLOTS;
