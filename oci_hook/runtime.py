@@ -59,7 +59,8 @@ def main(prefix: str, args: "Sequence[str]") -> int:
 
 def give(call: Call, settings: "Settings") -> Admission | None:
     """Edit the bundle so that the container gets its share; None when it asks for none."""
-    doc = to_spec.scrub(spec.load(call.config))
+    found = spec.load(call.config)
+    doc = to_spec.scrub(found)
     annotations = doc.get("annotations") or {}
     if is_sandbox(annotations) and settings.mode == "standalone":
         return None
@@ -67,6 +68,8 @@ def give(call: Call, settings: "Settings") -> Admission | None:
     if settings.mode != "standalone":
         raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
+        if doc is not found:  # it asked when it was edited, and may not now
+            spec.save(call.config, doc)
         return None
     who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
     admission = admit(request, who, Life(boot_id(), creator=process_life(os.getpid())), settings)

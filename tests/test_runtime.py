@@ -1,8 +1,10 @@
 """The runtime wrapper with real runc: what a container gets, and that everything else is as if we were not there."""
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.layout import MARKER, PAGES_DIR
-from oci_hook.node import store
+from oci_hook.node import inventory, store
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, busybox_rootfs
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -186,6 +188,16 @@ def test_an_edited_bundle_again(prefix: Install, bundle: Bundle, runc: Runc) -> 
     assert runc.create(b, prefix, id=id).returncode == 0  # the mount points of the first are in the image now
     assert config(b) == first
     assert len(prefix.grants()) == 1
+
+
+def test_an_edited_bundle_that_asks_no_more(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    b = bundle(ASK, args=["ls", "/dev", "/usr/lib64"])
+    before = config(b)
+    assert "nvidia0" in runc.run(b, prefix).stdout
+    prefix.set(dialects=[])
+    r = runc.run(b, prefix)
+    assert r.returncode == 0 and "nvidia0" not in r.stdout
+    assert config(b)["mounts"] == before["mounts"] and MARKER not in config(b)["annotations"]
 
 
 def test_env_baked_into_an_image_grants_nothing(prefix: Install, bundle: Bundle, runc: Runc) -> None:
@@ -407,6 +419,27 @@ def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     assert runc.create(bundle(ASK), prefix).returncode == 0
 
 
+def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    state = prefix.state
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k,mode=700", "tmpfs", str(state)], check=True)
+    try:
+        (state / "sim/cards").mkdir(parents=True)
+        (state / "sim/cards/0").write_text("")
+        inventory.save(prefix.settings, prefix.inventory)
+        assert runc.create(bundle(ASK), prefix).returncode == 0
+        filler = os.open(state / "filler", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while os.write(filler, bytes(4096)):
+                pass
+        os.close(filler)
+        refused(runc, prefix, bundle(ASK), "GH-303")
+        (state / "filler").unlink()
+        assert runc.create(bundle(ASK), prefix).returncode == 0
+        runc.close()
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)
+
+
 def test_the_real_runtime_is_missing_or_ourselves(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     """Also where only Python sees it: the launcher's conf is right, the compiled settings are not."""
     settings = prefix.prefix / "etc/settings.json"
@@ -521,7 +554,7 @@ def test_copies_in_the_image_are_covered(prefix: Install, bundle: Bundle, runc: 
 # --- isolation of cards ---
 
 
-def reach(runc: Runc, id: str) -> list[bool]:
+def reach(runc: Runc, id: str, program: str = "runc") -> list[bool]:
     """For cards 0, 1 and the control node: whether the kernel let the open reach the (missing) driver."""
     script = """
     for n in 0 1 255; do
@@ -529,7 +562,9 @@ def reach(runc: Runc, id: str) -> list[bool]:
         for how in '<' '>'; do sh -c ": $how /probe$n" 2>&1; done
     done
     """
-    said = [line.rpartition(": ")[2] for line in runc.exec(id, "sh", "-c", script).stdout.splitlines()]
+    said = [
+        line.rpartition(": ")[2] for line in runc("exec", id, "sh", "-c", script, program=program).stdout.splitlines()
+    ]
     assert len(said) == 6, said
     assert set(said) <= {"No such device or address", "Operation not permitted"}, said
     assert said[0::2] == said[1::2]
@@ -554,11 +589,28 @@ def test_rules_that_the_spec_lacks_are_closed(prefix: Install, bundle: Bundle, r
     assert reach(runc, start(runc, prefix, bundle(ASK, edit=none))) == [True, False, True]
 
 
-UNIFIED = """
-set -e
-umount -R /sys/fs/cgroup
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
-exec "$@"
+def in_namespace(script: str, code: str, *args: object) -> list[str]:
+    """The lines that Python `code` prints in a mount namespace of its own, prepared by shell `script`."""
+    imports = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); from tests.test_runtime import *\n"
+    command = ["unshare", "-m", "sh", "-c", f'set -e\n{script}\nexec "$@"', "sh", sys.executable, "-c", imports + code]
+    r = subprocess.run([*command, str(REPO), *map(str, args)], capture_output=True, text=True)
+    assert r.returncode == 0, r.stdout + r.stderr
+    return r.stdout.splitlines()
+
+
+# Starts a container, and says what it reaches, before and after an update.
+THERE = """
+runc, program, b = Runc(pathlib.Path(sys.argv[2])), sys.argv[3], sys.argv[4]
+id = runc.new_id()
+try:
+    r = runc("create", "--bundle", b, id, program=program)
+    assert r.returncode == 0, r.stderr
+    assert runc("start", id, program=program).returncode == 0
+    print(reach(runc, id, program))
+    runc("update", "--pids-limit", "100", id, program=program)  # fails where v1 has the pids controller
+    print(reach(runc, id, program))
+finally:
+    runc("delete", "--force", id, program=program)
 """
 
 
@@ -566,27 +618,24 @@ exec "$@"
 def test_cgroup_v2(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     if "cgroup2" not in Path("/proc/filesystems").read_text():
         pytest.skip("no cgroup v2")
-    code = (
-        "import sys, pathlib; sys.path.insert(0, sys.argv[1])\n"
-        "from tests.test_runtime import reach\nfrom tests.conftest import Runc\n"
-        "runc = Runc(pathlib.Path(sys.argv[2])); runc.ids = ['gh-test-v2']\n"
-        "r = runc('create', '--bundle', sys.argv[3], 'gh-test-v2', program=sys.argv[4])\n"
-        "assert r.returncode == 0, r.stderr\n"
-        "try:\n"
-        "    assert runc('start', 'gh-test-v2').returncode == 0\n"
-        "    print(reach(runc, 'gh-test-v2'))\n"
-        "    r = runc('update', '--pids-limit', '100', 'gh-test-v2')\n"
-        "    print(r.returncode, r.stderr)\n"
-        "    print(reach(runc, 'gh-test-v2'))\n"
-        "finally:\n"
-        "    runc.close()\n"
-    )
-    command = ["unshare", "-m", "sh", "-c", UNIFIED, "sh", sys.executable, "-c", code]
-    r = subprocess.run(
-        [*command, str(REPO), str(runc.folder), str(bundle(ASK)), prefix.program], capture_output=True, text=True
-    )
-    lines = r.stdout.splitlines()
-    assert r.returncode == 0 and lines[0] == lines[-1] == "[True, False, True]", r.stdout + r.stderr
+    script = "umount -R /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup"
+    lines = in_namespace(script, THERE, runc.folder, prefix.program, bundle(ASK))
+    assert lines == ["[True, False, True]"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("crun"), reason="no crun")
+def test_crun(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """crun 1.8 needs a machine that is all cgroup v1 or all v2."""
+    prefix.set(runtime=shutil.which("crun"))
+
+    def mknod(spec: dict[str, Any]) -> None:
+        spec["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "access": "m"})
+
+    script = "if [ -d /sys/fs/cgroup/unified ]; then umount /sys/fs/cgroup/unified; fi"
+    lines = in_namespace(script, THERE, runc.folder, prefix.program, bundle(ASK, edit=mknod))
+    assert lines == ["[True, False, True]"] * 2
+    assert prefix.grants() == ()
 
 
 # --- many at once, and killed ones ---
