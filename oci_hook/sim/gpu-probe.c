@@ -7,7 +7,8 @@
  *   alloc MIB        allocate MIB mebibytes and write to the first and last byte
  *   fill MIB         allocate pieces of MIB mebibytes until one is refused
  *   free             free everything allocated so far
- *   launch US COUNT  launch COUNT kernels of US microseconds each (simulated driver only) and wait for them
+ *   launch US COUNT  launch COUNT kernels that each keep the card busy for US microseconds, and wait for them
+ *   bench COUNT      what launch, alloc+free and cuMemGetInfo cost on the host, in ns per call
  *   hold SECONDS     keep everything for a while
  *   pause            keep everything until standard input ends
  * exit status: 0 every step did what it says; 1 a call was refused; 2 usage; 3 no libcuda.so.1 or no device
@@ -179,17 +180,45 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
+/* Spins until the card's clock has moved on by its parameter. The simulated driver reads the comment instead. */
+static const char KERNEL[] = ".version 6.3\n.target %s\n.address_size 64\n// sim_us=%lu\n"
+                             ".visible .entry work(.param .u64 ns) {\n"
+                             ".reg .u64 %%t<4>;\n.reg .pred %%p;\n"
+                             "mov.u64 %%t0, %%globaltimer;\nld.param.u64 %%t1, [ns];\n"
+                             "again: mov.u64 %%t2, %%globaltimer;\nsub.u64 %%t3, %%t2, %%t0;\n"
+                             "setp.lt.u64 %%p, %%t3, %%t1;\n@%%p bra again;\nret;\n}\n";
+
+static void *kernel(unsigned long us)
+{
+    /* The oldest architecture that a driver still compiles for differs: CUDA 13 dropped those before sm_75. */
+    static const char *const targets[] = {"sm_75", "sm_50", "sm_30"};
+    char image[640];
+    void *module, *function = NULL;
+    CUresult r = 0;
+    for (unsigned i = 0; i < sizeof targets / sizeof *targets; i++) {
+        snprintf(image, sizeof image, KERNEL, targets[i], us);
+        if (!(r = cuModuleLoadData(&module, image)) && !(r = cuModuleGetFunction(&function, module, "work")))
+            return function;
+    }
+    refused("cuModuleLoadData", r);
+    return NULL;
+}
+
+static CUresult start(void *function, unsigned long us)
+{
+    unsigned long long ns = us * 1000ull;
+    void *parameters[] = {&ns};
+    return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+}
+
 static void launch(unsigned long us, unsigned long n)
 {
-    char image[160];
-    void *module, *function;
-    snprintf(image, sizeof image, "// a kernel for the simulated driver\n.visible .entry work()\n// sim_us=%lu\n", us);
-    if (refused("cuModuleLoadData", cuModuleLoadData(&module, image)) ||
-        refused("cuModuleGetFunction", cuModuleGetFunction(&function, module, "work")))
+    void *function = kernel(us);
+    if (!function)
         return;
     double begin = seconds();
     for (unsigned long i = 0; i < n; i++)
-        if (refused("cuLaunchKernel", cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL)))
+        if (refused("cuLaunchKernel", start(function, us)))
             return;
     if (refused("cuCtxSynchronize", cuCtxSynchronize()))
         return;
@@ -197,11 +226,42 @@ static void launch(unsigned long us, unsigned long n)
     printf("launch %lu x %lu us: %.1f ms (alone it takes %.1f ms)\n", n, us, ms, (double)us * (double)n / 1e3);
 }
 
+/* Batches far below the launch queue's depth, so that no call waits for the card. */
+static void bench(unsigned long n)
+{
+    void *function = kernel(0);
+    double launches = 0, allocs = 0, infos = 0, begin;
+    size_t free_bytes, total;
+    CUdeviceptr address;
+    for (unsigned long done = 0; function && done < n; done += 100) {
+        begin = seconds();
+        for (int i = 0; i < 100; i++)
+            if (refused("cuLaunchKernel", start(function, 0)))
+                return;
+        launches += seconds() - begin;
+        if (refused("cuCtxSynchronize", cuCtxSynchronize()))
+            return;
+        begin = seconds();
+        for (int i = 0; i < 100; i++)
+            if (refused("cuMemAlloc", cuMemAlloc_v2(&address, 1 << 16)) || refused("cuMemFree", cuMemFree_v2(address)))
+                return;
+        allocs += seconds() - begin;
+        begin = seconds();
+        for (int i = 0; i < 100; i++)
+            cuMemGetInfo_v2(&free_bytes, &total);
+        infos += seconds() - begin;
+    }
+    n = (n + 99) / 100 * 100;
+    if (function)
+        printf("bench: launch %.0f ns, alloc+free %.0f ns, meminfo %.0f ns\n", launches / (double)n * 1e9,
+               allocs / (double)n * 1e9, infos / (double)n * 1e9);
+}
+
 /* Does one command; next() gives the words after it. Returns 2 for what is not understood. */
 static int command(const char *word, char *(*next)(void))
 {
     char *a = NULL, *b = NULL;
-    int takes = !strcmp(word, "launch") ? 2 : strchr("adfh", word[0]) && strcmp(word, "free") ? 1 : 0;
+    int takes = !strcmp(word, "launch") ? 2 : strchr("abdfh", word[0]) && strcmp(word, "free") ? 1 : 0;
     if ((takes > 0 && !(a = next())) || (takes > 1 && !(b = next())))
         return 2;
     if (!strcmp(word, "device")) {
@@ -233,6 +293,8 @@ static int command(const char *word, char *(*next)(void))
         free_all();
     } else if (!strcmp(word, "launch")) {
         launch(strtoul(a, NULL, 10), strtoul(b, NULL, 10));
+    } else if (!strcmp(word, "bench")) {
+        bench(strtoul(a, NULL, 10));
     } else {
         return 2;
     }
@@ -255,6 +317,7 @@ int main(int argc, char **argv)
 {
     if (argc < 2) {
         fprintf(stderr, "usage: gpu-probe info | device N | alloc MIB | fill MIB | free | launch US COUNT | "
+                        "bench COUNT | "
                         "hold SECONDS | pause ...\n       gpu-probe -   (commands from standard input)\n");
         return 2;
     }

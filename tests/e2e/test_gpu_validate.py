@@ -1,0 +1,46 @@
+"""The script for a real card runs to its end on the simulated one, and refuses politely where there is none."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+SCRIPT = REPO / "scripts/gpu-validate"
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_runs_to_its_end_on_a_simulated_card(native: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    r = subprocess.run(
+        [sys.executable, SCRIPT, "--simulated", "--out", out], capture_output=True, text=True, timeout=300
+    )
+    assert r.returncode == 0, r.stdout + r.stderr
+    results = json.loads(out.read_text())
+    assert results["simulated"] is True
+    phases = results["phases"]
+    assert list(phases)[:3] == ["environment", "inventory", "container"]
+    assert phases["limit"]["filled_mib"] == phases["limit"]["total_mib"] == 4096
+    assert all(
+        f <= t for f, t in zip(phases["two tenants"]["filled_mib"], phases["two tenants"]["total_mib"], strict=True)
+    )
+    assert set(phases["overhead"]["added_ns"]) == {"launch", "alloc+free", "meminfo"}
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a card")
+def test_refuses_politely_without_a_card(tmp_path: Path) -> None:
+    r = subprocess.run([sys.executable, SCRIPT, "--out", tmp_path / "x"], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 2
+    assert "no NVIDIA driver is loaded here" in r.stderr
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/driver/nvidia/version").exists(), reason="needs a real NVIDIA driver and card")
+def test_holds_on_a_real_card(native: Path, tmp_path: Path) -> None:
+    r = subprocess.run([sys.executable, SCRIPT, "--out", tmp_path / "x"], capture_output=True, text=True, timeout=600)
+    assert r.returncode == 0, r.stdout + r.stderr
