@@ -1,5 +1,6 @@
 """`gpu-hook sim model`: the compute-sharing laws in a virtual-time model of one card."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,7 +16,9 @@ NOTE = "simulated: a model of scheduling, not of a card's speed; nothing in a co
 @click.command()
 @click.argument("scenario", required=False)
 @click.option("--list", "list_", is_flag=True, help="List scenarios and groups of them.")
-@click.option("--policy", type=click.Choice(model_run.POLICIES), help="Only this one. [default: what the scenario compares]")
+@click.option(
+    "--policy", type=click.Choice(model_run.POLICIES), help="Only this one, not all that the scenario compares."
+)
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0, 2**31), help="Of the random draws.")
 @output.json_option
 def model(scenario: str | None, list_: bool, policy: str | None, seed: int, as_json: bool) -> None:
@@ -73,7 +76,7 @@ def latencies(result: dict[str, Any]) -> str:
     return " ".join(f"{x['p50_ratio']:.2f}/{x['p99_ratio']:.2f}" for x in some)
 
 
-COLUMNS = {
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "SUM": lambda r: number(r, "efficiency", 3),
     "EACH": lambda r: " ".join(f"{x:.2f}" for x in r.get("throughput", ())),
     "ERROR": lambda r: number(r, "share_error_points", 1),

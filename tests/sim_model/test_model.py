@@ -60,11 +60,12 @@ def check_invariants(scenario: Scenario, charge: str, result: dict[str, Any]) ->
         if charge == "exact" and "fault" not in scenario.settings and len(scenario.tenants) > 1:
             assert abs(tenant["charged"] - tenant["completed"]) <= slack + span * 0.01, told
         if shape.get("cap") and charge == "exact":
-            assert tenant["executed"] <= shape["cap"] / 100 * span + 10e6 + 1e6 + tenant["longest_kernel"], told
+            most = 10e6 + 1e6 + tenant["longest_kernel"]  # savings, window, kernel
+            assert tenant["executed"] <= shape["cap"] / 100 * (span + most) + most, told
 
 
 @pytest.mark.parametrize("policy", ["ledger", "learned", "split"])
-@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(1500, marks=pytest.mark.slow)])
 def test_invariants_on_random_scenarios(policy: str, count: int) -> None:
     """v never goes back, no GPU time from nowhere, caps hold, low classes keep out and come back, nobody is stuck."""
     draw = random.Random(count)
@@ -129,7 +130,16 @@ def test_share_error_and_jain() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["run nobody", "tenant kernel=x", "tenant weight=0\nrun a", "tenant colour=1", "set window -1", "set slices 1", "hello", "tenant"],
+    [
+        "run nobody",
+        "tenant kernel=x",
+        "tenant weight=0\nrun a",
+        "tenant colour=1",
+        "set window -1",
+        "set slices 1",
+        "hello",
+        "tenant",
+    ],
 )
 def test_bad_input_is_refused(line: str) -> None:
     if line == "tenant":

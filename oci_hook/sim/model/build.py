@@ -8,7 +8,17 @@ SHIM = HERE.parent.parent / "shim"
 SOURCES = ("main.c", "sim.c", "standin.c", "gpu.c", "rng.c")
 DECISION = ("decide.c", "decide.h", "share_pages.h")
 # No fused multiply-add: the same scenario and seed give the same figures on every machine.
-FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-static", "-s")
+FLAGS = (
+    "-std=c11",
+    "-O2",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fno-sanitize=undefined",
+    "-static",
+    "-s",
+)
 
 
 def build(out: Path, arch: str, cc: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Share error, fairness, efficiency and latencies from what the model counted. Pure arithmetic.
 
-Throughput of a tenant: GPU time of its finished kernels, over the same when it runs alone. Share error: its part of the
-GPU time given out, less the part it was owed, in points (per cent of the card). Owed: by weight, but nobody more than it
-can use alone; the rest goes to the others by weight.
+Throughput of a tenant: GPU time of its finished kernels, over the same when it runs alone. Share error: its part of
+the GPU time given out, less the part it was owed, in points (per cent of the card). Owed: by weight, but nobody more
+than it can use alone; the rest goes to the others by weight.
 """
 
 from oci_hook.sim.model.scenarios import DEFAULT, Scenario

@@ -100,7 +100,9 @@ def capped() -> "tuple[Scenario, ...]":
             only = ("ledger", "learned")
             name = f"cap-{cap}-{kernel}us"
             rows.append(Scenario(f"{name}-alone", f"cap {cap} %, {kernel} us, alone", (tenant,), None, only))
-            rows.append(Scenario(f"{name}-beside", f"cap {cap} %, {kernel} us, rest capped", (tenant, other), None, only))
+            rows.append(
+                Scenario(f"{name}-beside", f"cap {cap} %, {kernel} us, rest capped", (tenant, other), None, only)
+            )
     return tuple(rows)
 
 
@@ -108,7 +110,16 @@ def priority() -> "tuple[Scenario, ...]":
     rows = []
     only = ("native", "ledger")
     run = {"length": 21e6}
-    for kernel, window in ((80, 200), (80, 300), (80, 500), (80, 1000), (300, 300), (700, 300), (1000, 300), (5000, 300)):
+    for kernel, window in (
+        (80, 200),
+        (80, 300),
+        (80, 500),
+        (80, 1000),
+        (300, 300),
+        (700, 300),
+        (1000, 300),
+        (5000, 300),
+    ):
         settings = {**run, "window_guarded": window}
         low = saturated(kernel, **{"class": OFFLINE})
         rows.append(
@@ -141,7 +152,16 @@ def priority() -> "tuple[Scenario, ...]":
                     ("ledger",),
                 )
             )
-    training = {"count": 300, "kernel": 40, "sigma": 0.4, "host": 6, "sync": 1, "gap": 300, "class": ONLINE, "linger": 2000}
+    training = {
+        "count": 300,
+        "kernel": 40,
+        "sigma": 0.4,
+        "host": 6,
+        "sync": 1,
+        "gap": 300,
+        "class": ONLINE,
+        "linger": 2000,
+    }
     rows.append(
         Scenario(
             "online-training",
@@ -157,7 +177,8 @@ def priority() -> "tuple[Scenario, ...]":
 def sweeps() -> "tuple[Scenario, ...]":
     pair = (saturated(), saturated())
     rows = [
-        Scenario(f"quantum-{q}ms", f"2 saturated, Q {q} ms", pair, {"quantum": q * 1000}, ("ledger",)) for q in (5, 10, 20)
+        Scenario(f"quantum-{q}ms", f"2 saturated, Q {q} ms", pair, {"quantum": q * 1000}, ("ledger",))
+        for q in (5, 10, 20)
     ]
     rows += [
         Scenario(f"window-{window}us", f"2 saturated, W {window} us", pair, {"window": window}, ("ledger",))
@@ -195,7 +216,10 @@ def faults() -> "tuple[Scenario, ...]":
     }
     return tuple(
         Scenario(f"{fault}-{name}", title, tenants, {"fault": fault, "trials": 1000}, ("ledger", "learned"))
-        for fault, title in (("kill", "SIGKILL of whoever has the tenure"), ("stop", "SIGSTOP of whoever has the tenure"))
+        for fault, title in (
+            ("kill", "SIGKILL of whoever has the tenure"),
+            ("stop", "SIGSTOP of whoever has the tenure"),
+        )
         for name, tenants in crowds.items()
     )
 

@@ -146,7 +146,7 @@ static void note_submission(struct sim *sim, unsigned i) {
                 uint64_t due = max64(sim->high_idle + linger, sim->low_ended);
                 const struct tenant *t = &sim->tenant[i];
                 int served = (sim->gpu.work & low_mask(sim)) != 0; /* low work is on the card: released already */
-                if (!served && t->state == GATE && t->held_from <= due && t->mode != GH_CAPPED && sim->now > due + GH_MS)
+                if (!served && t->state == GATE && t->held_from <= due && t->waited != GH_CAPPED && sim->now > due + GH_MS)
                     sim->violations.late_release++;
                 break;
             }
@@ -281,7 +281,7 @@ static void watch_progress(struct sim *sim) {
     if (!sim->gpu.work)
         for (unsigned k = 0; k < sim->config.count; k++) {
             uint8_t mode = sim->tenant[k].mode;
-            stalled |= sim->tenant[k].state == GATE && mode != GH_FROZEN && mode != GH_CAPPED;
+            stalled |= sim->tenant[k].state == GATE && sim->tenant[k].stopped_until <= sim->now && mode != GH_FROZEN && mode != GH_CAPPED;
         }
     if (stalled && !sim->stalled_from)
         sim->stalled_from = sim->now;
@@ -291,12 +291,14 @@ static void watch_progress(struct sim *sim) {
     }
 }
 
-/* Invariant I8 on the grid of windows: GPU time in any L >= 100 ms is at most cap x L + savings + window + kernel. */
+/* Invariant I8 on the grid of windows: what is charged in any L >= 100 ms is at most cap x L + savings + window +
+ * kernel; what is executed may lag behind its charge, so that cap x (these three) more can fall into the same L. */
 static int cap_exceeded(const struct sim *sim, unsigned i) {
     const struct tenant *t = &sim->tenant[i];
     if (!sim->config.share[i].cap || sim->config.policy != LEDGER || sim->config.charge != EXACT)
         return 0;
     int64_t bound = (int64_t)(sim->config.rules.burst + sim->config.rules.window + t->longest_kernel), excess = 0;
+    bound += bound / GH_PPM * sim->config.share[i].cap;
     for (unsigned w = 0; w < WINDOWS && w < sim->config.length / WINDOW_LENGTH; w++) {
         excess += (int64_t)t->window[w] - (int64_t)(WINDOW_LENGTH / GH_PPM * sim->config.share[i].cap);
         if (excess < 0)

@@ -65,7 +65,7 @@ struct tenant {
     struct gh_card view;    /* and what it has read */
     uint64_t viewed, pacer; /* when; next pacer step or NEVER */
     unsigned waits_on;      /* slot, or GH_SLOTS */
-    uint8_t mode;
+    uint8_t mode, waited; /* of the last decision, of the last one that was to wait */
     struct gh_cost cost[2];
     uint64_t estimate[QUEUE_SIZE], charged_completed, charged_shared;
     struct gh_gaps gaps;

@@ -170,6 +170,7 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
     }
     if (d.go)
         return 1;
+    t->waited = d.mode;
     t->waits_on = d.on == GH_ON_SLOT ? d.slot : GH_SLOTS;
     if (d.mode == GH_DRAIN)
         t->at = min64(d.until, now + sim->config.spin);
