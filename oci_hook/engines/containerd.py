@@ -32,6 +32,7 @@ DROP_INS = "/etc/containerd/conf.d"
 DROP_IN = DROP_INS + "/99-gpu-hook.toml"
 RELOAD = ("containerd", "restart")  # containers run on
 RUNC = "io.containerd.runc.v2"
+USUAL = {"runtime_type": RUNC}  # what containerd has for runc where the file has no runtimes at all
 
 # Config version -> the table of the CRI plugin's runtime part.
 PLUGIN: dict[int, Keys] = {
@@ -120,6 +121,15 @@ def where(files: list[File], version: int, registration: Registration) -> Path:
     return defining[-1] if defining else root.path
 
 
+def tables(files: list[File], version: int, registration: Registration) -> dict[str, dict[str, Any]]:
+    """The runtimes to add. Any table of runtimes replaces containerd's own, so runc's comes with ours if it is missing:
+    else the CRI plugin does not start."""
+    keys = (*PLUGIN[version], "containerd", "runtimes")
+    configured = {name for file in files for name in toml_text.get(file.data, keys) or ()}
+    usual = {} if configured - {NAME} else {"runc": USUAL}
+    return {**usual, NAME: wanted(files, version, registration)}
+
+
 def wanted(files: list[File], version: int, registration: Registration) -> dict[str, Any]:
     """Our handler: as the one that is now the default, but with our program and the annotations that we read."""
     table: dict[str, Any] = {}
@@ -152,8 +162,11 @@ def wanted(files: list[File], version: int, registration: Registration) -> dict[
 
 def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:
     files = load(registration)
+    for file in files:
+        if file.path.resolve() == path.resolve():  # without us, whatever it says on the disk
+            file.text, file.data = text, toml_text.parse(text or "", path)
     version = version_of(files[0], registration)
-    handler = wanted(files, version, registration)
+    added = tables(files, version, registration)
     text = text or ""
     data = toml_text.parse(text, path)
     containerd = (*PLUGIN[version], "containerd")
@@ -162,7 +175,9 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
     if there is not None:
         whose = toml_text.get(there, ("options", "BinaryName"))
         raise refuse("GH-508", f"{path} has a runtime {NAME} already, which is {whose!r:.100}; remove it first")
-    expected = toml_text.put(data, keys, handler)
+    expected = data
+    for name, table in added.items():
+        expected = toml_text.put(expected, (*keys[:-1], name), table)
     lines = []
     if not text.strip():
         lines.append(f"version = {version}")
@@ -178,7 +193,8 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
     if text and not text.endswith("\n"):
         notes["newline"] = True
         text += "\n"
-    lines += toml_text.table_lines(keys, handler)
+    for name, table in added.items():
+        lines += toml_text.table_lines((*keys[:-1], name), table)
     new = text + ("\n" if text else "") + fenced(lines)
     try:
         right = toml_text.parse(new, path) == expected
@@ -211,7 +227,10 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
                 text = toml_text.set_string(text, containerd, default[-1], former)
         rest = toml_text.parse(text, path)
         if "version" not in rest:
-            expected.pop("version", None)  # it was in our fence
+            expected.pop("version", None)  # it was in our fence, as may be runc's table
+        runc = (*keys[:-1], "runc")
+        if toml_text.get(rest, runc) is None and toml_text.get(data, runc) == USUAL:
+            expected = toml_text.put(expected, runc, None)
         if toml_text.pruned(rest) != toml_text.pruned(expected):
             raise refuse("GH-506", f"{path} was changed around the table of {NAME}; remove that table by hand")
         if notes.get("newline") and text.endswith("\n"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from oci_hook.engines import drop_in, hooks_dir
 from oci_hook.engines.edits import NAME, Registration, Target, read, text_of
-from oci_hook.engines.toml_text import get, parse, value
+from oci_hook.engines.toml_text import get, parse, table_lines
 
 PROGRAMS = ("crio",)
 MAIN = "/etc/crio/crio.conf"
@@ -33,13 +33,13 @@ def hooks(registration: Registration) -> str:
 def target(path: Path, registration: Registration) -> Target:
     if path.suffix == ".json":
         return hooks_dir.target(path, registration)
-    handler = [
-        f"[crio.runtime.runtimes.{NAME}]",
-        f"runtime_path = {value(registration.program)}",
-        'runtime_type = "oci"',
-    ]
-    default = ["[crio.runtime]", f'default_runtime = "{NAME}"']
-    return drop_in.target(path, handler, default, registration)
+    return drop_in.target(path, lambda default: lines(default, registration), registration)
+
+
+def lines(default: bool, registration: Registration) -> list[str]:
+    handler = {"runtime_path": registration.program, "runtime_type": "oci"}
+    head = ["[crio.runtime]", f'  default_runtime = "{NAME}"'] if default else []
+    return head + table_lines(("crio", "runtime", "runtimes", NAME), handler)
 
 
 def place(registration: Registration) -> str:

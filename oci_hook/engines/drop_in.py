@@ -1,5 +1,6 @@
 """A TOML drop-in file of our own, in a directory that the engine reads whole."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from oci_hook.engines import toml_text
@@ -7,16 +8,16 @@ from oci_hook.engines.edits import Notes, Registration, Target, fenced, without_
 from oci_hook.errors import refuse
 
 
-def target(path: Path, lines: list[str], default: list[str], registration: Registration) -> Target:
-    """`lines`, and `default` after them when the runtime shall be, or already is, the default."""
+def target(path: Path, lines: Callable[[bool], list[str]], registration: Registration) -> Target:
+    """What `lines` gives for a runtime that is the default (shall be, or already is), or not."""
 
     def add(text: str | None, notes: Notes) -> str:
         if text is not None and text.strip():
             raise refuse("GH-508", f"{path} is there already, with lines of somebody else; remove it first")
         if registration.default or "default" in notes:
             notes["default"] = None
-            return fenced(lines + default)
-        return fenced(lines)
+            return fenced(lines(True))
+        return fenced(lines(False))
 
     def strip(text: str, notes: Notes) -> str | None:
         toml_text.parse(text, path)

@@ -4,25 +4,49 @@ serve containers that run with the usual runtime. podman has no daemon: the next
 from pathlib import Path
 
 from oci_hook.engines import drop_in, hooks_dir
-from oci_hook.engines.edits import NAME, Registration, Target
-from oci_hook.engines.toml_text import value
+from oci_hook.engines.edits import NAME, Registration, Target, read, text_of
+from oci_hook.engines.toml_text import get, parse, table_lines, value
 
 PROGRAMS = ("podman",)
-FILE = "/etc/containers/containers.conf.d/gpu-hook.conf"
+MAIN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
+DROP_INS = "/etc/containers/containers.conf.d"
+FILE = DROP_INS + "/gpu-hook.conf"
+USUAL_HOOKS = "/usr/share/containers/oci/hooks.d"  # what podman reads unless it is told otherwise
 HOOKS = "/etc/containers/oci/hooks.d"
 RELOAD = None
 
 
 def paths(registration: Registration) -> list[Path]:
-    return [registration.main(FILE), *hooks_dir.paths(registration.host(HOOKS))]
+    folders = configured_hooks(registration)
+    hooks = folders[-1] if folders else HOOKS
+    return [registration.main(FILE), *hooks_dir.paths(registration.host(hooks))]
+
+
+def configured_hooks(registration: Registration) -> list[str] | None:
+    """The administrator's hooks_dir: the files' own, the last one wins. None: podman's default holds."""
+    found = None
+    drop_ins = sorted(registration.host(DROP_INS).glob("*.conf"))
+    for file in (*map(registration.host, MAIN), *(f for f in drop_ins if f != registration.host(FILE))):
+        real, data = read(file)
+        if data is not None:
+            listed = get(parse(text_of(real, data), real), ("engine", "hooks_dir"))
+            if isinstance(listed, list) and all(isinstance(name, str) for name in listed):
+                found = listed
+    return found
 
 
 def target(path: Path, registration: Registration) -> Target:
     if path.suffix == ".json":
         return hooks_dir.target(path, registration)
-    runtime = ["[engine.runtimes]", f"{NAME} = {value([registration.program])}"]
-    default = ["[engine]", f'runtime = "{NAME}"']
-    return drop_in.target(path, runtime, default, registration)
+    return drop_in.target(path, lambda default: lines(default, registration), registration)
+
+
+def lines(default: bool, registration: Registration) -> list[str]:
+    engine = [f'  runtime = "{NAME}"'] if default else []
+    if not configured_hooks(registration):
+        engine.insert(0, f"  hooks_dir = {value([USUAL_HOOKS, HOOKS])}")
+    head = ["[engine]", *engine] if engine else []
+    return head + table_lines(("engine", "runtimes"), {NAME: [registration.program]})
 
 
 def place(registration: Registration) -> str:

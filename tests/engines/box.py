@@ -1,4 +1,4 @@
-"""Real engines with directories of their own, in a mount namespace that hides what of the machine they would write to."""
+"""Real engines with directories of their own, in a mount namespace that hides what they would write to."""
 
 import io
 import json
@@ -11,8 +11,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -22,7 +21,7 @@ from oci_hook.node import store
 from tests.conftest import REPO
 
 sys.path.append(str(REPO / "scripts"))
-import tiny_image  # noqa: E402
+import tiny_image
 
 MEMORY_MIB = 8192  # of each of the two simulated cards
 IMAGE = "gpu-hook.test/probe:1"
@@ -132,30 +131,43 @@ def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
             tar.addfile(member, io.BytesIO(data))
 
 
-def private(command: Sequence[str], hidden: Sequence[str] = (), binds: Sequence[tuple[Path, str]] = ()) -> list[str]:
-    """The command in mount and network namespaces of its own, with fresh tmpfs on `hidden` and (source, target) binds."""
-    mounts = [f"mount -t tmpfs -o mode=755 tmpfs {path}" for path in hidden if os.path.isdir(path)]
-    mounts += [f"mount --bind {source} {target}" for source, target in binds]
-    script = " && ".join([*mounts, "ip link set lo up 2>/dev/null || true", 'exec "$@"'])
-    return ["unshare", "-m", "-n", "--propagation", "private", "sh", "-c", script, "sh", *command]
+class Hideout:
+    """Mount and network namespaces with tmpfs on `hidden` and (source, target) binds, kept by a process that sleeps."""
+
+    def __init__(self, hidden: Sequence[str] = (), binds: Sequence[tuple[Path, str]] = ()) -> None:
+        mounts = [f"mount -t tmpfs -o mode=755 tmpfs {path}" for path in hidden if os.path.isdir(path)]
+        mounts += [f"mount --bind {source} {target}" for source, target in binds]
+        script = " && ".join([*mounts, "echo ready", "exec sleep 100000"])
+        unshare = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-c", script]
+        self.keeper = subprocess.Popen(unshare, stdout=subprocess.PIPE, text=True)
+        assert self.keeper.stdout is not None and self.keeper.stdout.readline() == "ready\n"
+
+    def command(self, *command: str) -> list[str]:
+        return ["nsenter", f"--target={self.keeper.pid}", "--mount", "--net", "--", *command]
+
+    def close(self) -> None:
+        """Whoever still uses these namespaces ends."""
+        for name in ("mnt", "net"):
+            own = os.readlink(f"/proc/{self.keeper.pid}/ns/{name}")
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    if int(pid) != self.keeper.pid and os.readlink(f"/proc/{pid}/ns/{name}") == own:
+                        os.kill(int(pid), signal.SIGKILL)
+                except OSError:
+                    pass
+        self.keeper.kill()
+        self.keeper.wait()
+        assert self.keeper.stdout is not None
+        self.keeper.stdout.close()
 
 
-@contextmanager
-def daemon(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that serves until the end of the block, and its children with it."""
+def serve(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> "subprocess.Popen[bytes]":
+    """A process that serves."""
     with open(log, "ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        assert until(lambda: process.poll() is not None or ready()), log.read_text()[-4000:]
-        assert process.poll() is None, log.read_text()[-4000:]
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(WAIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    assert until(lambda: process.poll() is not None or ready()), log.read_text()[-4000:]
+    assert process.poll() is None, log.read_text()[-4000:]
+    return process
 
 
 def run(*command: str, **more: object) -> "subprocess.CompletedProcess[str]":

@@ -22,20 +22,18 @@ class Docker:
         self.config = place.dir / "daemon.json"
         self.socket = f"unix://{place.dir}/sock"
         self.log = place.dir / "dockerd.log"
-        self.command = box.private(
-            [
-                "dockerd",
-                f"--config-file={self.config}",
-                f"--data-root={place.dir}/data",
-                f"--exec-root={place.dir}/exec",
-                f"--pidfile={place.dir}/pid",
-                f"--host={self.socket}",
-                f"--cgroup-parent=/{place.cgroup}",
-                "--iptables=false",
-                "--ip-forward=false",
-                "--bridge=none",
-            ],
-            hidden=("/run", "/etc/docker"),
+        self.hideout = box.Hideout(hidden=("/run", "/etc/docker"))
+        self.command = self.hideout.command(
+            "dockerd",
+            f"--config-file={self.config}",
+            f"--data-root={place.dir}/data",
+            f"--exec-root={place.dir}/exec",
+            f"--pidfile={place.dir}/pid",
+            f"--host={self.socket}",
+            f"--cgroup-parent=/{place.cgroup}",
+            "--iptables=false",
+            "--ip-forward=false",
+            "--bridge=none",
         )
 
     def __call__(self, *args: str) -> "subprocess.CompletedProcess[str]":
@@ -48,6 +46,13 @@ class Docker:
     def answers(self) -> bool:
         return self("version").returncode == 0
 
+    def start(self) -> None:
+        self.process = box.serve(self.command, self.log, self.answers)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(box.WAIT)
+
     def remove_all(self) -> None:
         if ids := self("ps", "-aq").stdout.split():
             self("rm", "-f", *ids)
@@ -59,11 +64,15 @@ def dockerd(place: Place) -> Iterator[Docker]:
     docker.config.write_text('{\n  "live-restore": true\n}\n')
     place.gpu_hook("install", "--engine", "docker", "--config", str(docker.config))
     place.rules(trust_env=True)
-    with box.daemon(docker.command, docker.log, docker.answers):
+    docker.start()
+    try:
         loaded = docker("load", "--input", str(place.archive))
         assert loaded.returncode == 0, loaded.stderr
         yield docker
         docker.remove_all()
+    finally:
+        docker.stop()
+        docker.hideout.close()
 
 
 @pytest.fixture
@@ -162,6 +171,17 @@ def test_health_checks(docker: Docker) -> None:
     id = started(docker, "--health-cmd=gpu-probe info", "--health-interval=1s")
     state = "{{.State.Health.Status}}"
     assert box.until(lambda: docker("inspect", "--format", state, id).stdout.strip() == "healthy")
+
+
+def test_live_restore(docker: Docker) -> None:
+    """dockerd ends and comes back while a container runs."""
+    id = started(docker)
+    before = docker.place.grants()
+    docker.stop()
+    assert docker.place.grants() == before
+    docker.start()
+    box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
+    assert docker.place.grants() == before
 
 
 def test_reload_keeps_containers(docker: Docker) -> None:

@@ -251,10 +251,24 @@ def test_containerd_tables_follow_the_version_of_the_root_file(host: Host, head:
     assert path.read_text() == head + '[debug]\nlevel = "info"'
 
 
+def test_containerd_file_without_runtimes_gets_the_usual_one_too(host: Host) -> None:
+    """containerd has runc only while the file names no runtime at all; Debian's own file is such a one."""
+    text = DEBIAN[: DEBIAN.index("    [plugins", DEBIAN.index("bin_dir"))]
+    path = host.file("etc/containerd/config.toml", text)
+    host.install("containerd")
+    assert at(toml(path), *CRI, "runtimes", "runc") == {"runtime_type": "io.containerd.runc.v2"}
+    assert not host.install("containerd")[0].changed
+    path.write_text("# edited\n" + path.read_text())
+    assert not host.install("containerd")[0].changed
+    host.uninstall("containerd")
+    assert path.read_text() == "# edited\n" + text
+
+
 def test_containerd_without_a_file_gets_one_that_every_release_reads(host: Host) -> None:
     host.install("containerd")
     data = toml(host.root / "etc/containerd/config.toml")
     assert data["version"] == 2 and set(data) == {"version", "plugins"}
+    assert set(at(data, *CRI, "runtimes")) == {"runc", "gpu-hook"}
 
 
 def test_containerd_1_changes_the_import_that_counts(host: Host) -> None:
@@ -318,7 +332,8 @@ def test_containerd_keys_that_would_change_their_table_are_left_to_the_administr
 def test_podman_runtime_and_hooks(host: Host) -> None:
     host.install("podman")
     data = toml(host.root / "etc/containers/containers.conf.d/gpu-hook.conf")
-    assert data == {"engine": {"runtimes": {"gpu-hook": [host.program]}}}
+    folders = ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]  # podman's own, and the next
+    assert data == {"engine": {"hooks_dir": folders, "runtimes": {"gpu-hook": [host.program]}}}
     for stage in ("createRuntime", "poststop"):
         hook = json.loads((host.root / f"etc/containers/oci/hooks.d/gpu-hook-{stage}.json").read_text())
         assert hook["stages"] == [stage] and hook["hook"]["args"] == ["oci-gpu-hook", stage]
@@ -329,6 +344,13 @@ def test_podman_runtime_and_hooks(host: Host) -> None:
             assert re.search(pattern, key)
         for key in ("gpu-hookXio/memory", "org.gpu-hook.io/memory", "NVIDIA_VISIBLE_DEVICES2", "other"):
             assert not re.search(pattern, key)
+
+
+def test_podman_hooks_where_the_administrator_wants_them(host: Host) -> None:
+    host.file("etc/containers/containers.conf", '[engine]\nhooks_dir = ["/etc/a", "/etc/b"]\n')
+    host.install("podman")
+    assert "hooks_dir" not in toml(host.root / "etc/containers/containers.conf.d/gpu-hook.conf")["engine"]
+    assert (host.root / "etc/b/gpu-hook-poststop.json").exists() and not (host.root / "etc/a").exists()
 
 
 def test_podman_default(host: Host) -> None:

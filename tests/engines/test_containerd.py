@@ -1,0 +1,253 @@
+"""containerd for real: a runtime handler as the kubelet uses it, over CRI, and `ctr`; limits seen from inside."""
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.engines import box
+from tests.engines.box import IMAGE, LOOK, PAUSE, Place
+from tests.engines.cri import NODE, Cri
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+CONFIG = """\
+version = 2
+root = "{dir}/root"
+state = "{dir}/run"
+
+[grpc]
+  address = "{dir}/sock"
+
+# as Debian's, with what a machine without a network needs
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    sandbox_image = "{pause}"
+    restrict_oom_score_adj = true
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "{dir}/cni"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        Root = "{dir}/runc"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "{dir}/opt"
+"""
+ONE_CARD = {"gpu-hook.io/devices": "0"}
+
+
+# Files that people have, and how a runtime handler must be told there.
+SOCKET = """[grpc]\n  address = "{dir}/sock"\n"""
+DIRS = """root = "{dir}/root"\nstate = "{dir}/run"\n"""
+OPT = """[plugins."io.containerd.internal.v1.opt"]\n  path = "{dir}/opt"\n"""
+CNI = """[plugins."io.containerd.grpc.v1.cri".cni]\n  bin_dir = "/usr/lib/cni"\n"""
+OTHERS = {
+    "debian": "version = 2\n" + DIRS + SOCKET + CNI + OPT,
+    "version-1": DIRS + SOCKET + '[plugins.opt]\n  path = "{dir}/opt"\n[plugins.cri]\n  stats_collect_period = 20\n',
+    "import": 'version = 2\nimports = ["{dir}/more/*.toml"]\n' + DIRS + SOCKET + CNI + OPT,
+    "no-newline": ("version = 2\n" + DIRS + SOCKET + OPT).rstrip("\n"),
+}
+IMPORTED = """version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "other"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.other]
+  runtime_type = "io.containerd.runc.v2"
+"""
+
+
+class Containerd:
+    def __init__(self, place: Place, folder: str = "c", config: str = CONFIG) -> None:
+        self.place = place
+        self.dir = place.dir / folder
+        self.dir.mkdir()
+        self.config = self.dir / "config.toml"
+        self.config.write_text(config.format(dir=self.dir, pause=PAUSE))
+        self.log = self.dir / "log"
+        self.hideout = box.Hideout(hidden=("/run",))
+        self.cri = Cri(f"{self.dir}/sock")
+        self.pods: list[str] = []
+
+    def ctr(self, *args: str) -> "subprocess.CompletedProcess[str]":
+        flags = ("--address", f"{self.dir}/sock", "--namespace", "k8s.io")
+        return box.run(*self.hideout.command("ctr", *flags, *args))
+
+    def start(self) -> None:
+        command = self.hideout.command("containerd", "--config", str(self.config))
+        self.process = box.serve(command, self.log, self.answers)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(box.WAIT)
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.cri.call("Version", version="v1"))
+        except grpc.RpcError:
+            return False
+
+    def pod(self, annotations: dict[str, str], handler: str = "gpu-hook", name: str = "pod") -> dict[str, Any]:
+        """A running sandbox: its configuration, with its id."""
+        n = len(self.pods)
+        config = {
+            "metadata": {"name": name, "uid": f"uid-{n}", "namespace": "default", "attempt": n},
+            "annotations": annotations,
+            "linux": {
+                "cgroup_parent": f"/{self.place.cgroup}",
+                "security_context": {"namespace_options": {"network": NODE}},
+            },
+        }
+        answer = self.cri.call("RunPodSandbox", config=config, runtime_handler=handler)
+        self.pods.append(answer[1][0].decode())
+        return config
+
+    def container(self, pod: dict[str, Any], name: str, env: dict[str, str] | None = None) -> str:
+        """A started container of the pod that ran last; its id. Raises grpc.RpcError."""
+        config = {
+            "metadata": {"name": name},
+            "image": {"image": IMAGE},
+            "command": ["sleep", "1000"],
+            "envs": [{"key": k, "value": v} for k, v in (env or {}).items()],
+            "linux": {"security_context": {"capabilities": {"add": ["MKNOD"]}}},
+        }
+        answer = self.cri.call("CreateContainer", sandbox=self.pods[-1], config=config, sandbox_config=pod)
+        id = str(answer[1][0].decode())
+        self.cri.call("StartContainer", id=id)
+        return id
+
+    def look(self, id: str) -> str:
+        return self.cri.exec(id, "sh", "-c", f"exec 2>&1; {LOOK}")[1]
+
+    def remove_pods(self) -> None:
+        for id in self.pods:
+            self.cri.call("StopPodSandbox", id=id)
+            self.cri.call("RemovePodSandbox", id=id)
+        self.pods.clear()
+
+
+@pytest.fixture(scope="module")
+def daemon(place: Place) -> Iterator[Containerd]:
+    containerd = Containerd(place)
+    place.gpu_hook("install", "--engine", "containerd", "--config", str(containerd.config))
+    containerd.start()
+    try:
+        loaded = containerd.ctr("images", "import", str(place.archive))
+        assert loaded.returncode == 0, loaded.stderr
+        yield containerd
+        containerd.remove_pods()
+    finally:
+        containerd.stop()
+        containerd.hideout.close()
+
+
+@pytest.fixture
+def containerd(daemon: Containerd) -> Iterator[Containerd]:
+    yield daemon
+    daemon.remove_pods()
+    assert daemon.place.no_grants()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_cri_plugin_starts_and_has_the_handler(place: Place, name: str) -> None:
+    """Whatever the administrator's file looks like: containerd says itself what it understood."""
+    containerd = Containerd(place, name, OTHERS[name])
+    imported = containerd.dir / "more/50-other.toml"
+    imported.parent.mkdir()
+    imported.write_text(IMPORTED)
+    before = containerd.config.read_text()
+    default = ["--set-default"] if name == "debian" else []
+    place.gpu_hook("install", "--engine", "containerd", "--config", str(containerd.config), *default)
+    containerd.start()
+    try:
+        config = containerd.cri.config()["containerd"]
+    finally:
+        containerd.stop()
+        containerd.hideout.close()
+    other = {"other"} if name == "import" else {"runc"}
+    assert set(config["runtimes"]) == {"gpu-hook"} | other
+    handler = config["runtimes"]["gpu-hook"]
+    assert handler["options"]["BinaryName"] == place.program and "gpu-hook.io/*" in handler["PodAnnotations"]
+    assert config["defaultRuntimeName"] == ("gpu-hook" if default else other.pop())
+    place.gpu_hook("uninstall", "--engine", "containerd")
+    assert containerd.config.read_text() == before and imported.read_text() == IMPORTED
+
+
+def test_two_containers_of_a_pod_have_limits_of_their_own(containerd: Containerd) -> None:
+    asked = {**ONE_CARD, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/memory.trainer": "2Gi"}
+    pod = containerd.pod(asked)
+    assert containerd.place.grants() == ()  # the pause container has the same annotations, and no share
+    server, trainer = containerd.container(pod, "server"), containerd.container(pod, "trainer")
+    box.saw_its_share(containerd.look(server), 1024)
+    box.saw_its_share(containerd.look(trainer), 2048)
+    who = {g.who.container: g.who for g in containerd.place.grants()}
+    assert set(who) == {"server", "trainer"}
+    assert (who["server"].engine, who["server"].namespace, who["server"].pod) == ("containerd", "default", "pod")
+    assert who["server"].pod_uid == "uid-0" and who["server"].id == server
+
+
+def test_every_spelling_reaches_the_runtime(containerd: Containerd) -> None:
+    pod = containerd.pod({"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "25"})
+    box.saw_its_share(containerd.look(containerd.container(pod, "main")), box.MEMORY_MIB // 4)
+
+
+def test_a_pod_that_asks_nothing_has_no_card(containerd: Containerd) -> None:
+    pod = containerd.pod({"somebody.else/key": "1"})
+    id = containerd.container(pod, "main", env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert "nvidia" not in containerd.cri.exec(id, "ls", "/dev", "/run")[1]
+
+
+def test_the_usual_handler_is_as_before(containerd: Containerd) -> None:
+    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "1Gi"}, handler="")
+    id = containerd.container(pod, "main")
+    assert "nvidia" not in containerd.cri.exec(id, "ls", "/dev")[1]
+    assert containerd.place.grants() == ()
+
+
+def test_a_refusal_reaches_the_kubelet(containerd: Containerd) -> None:
+    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "99Gi"})
+    with pytest.raises(grpc.RpcError) as refused:
+        containerd.container(pod, "main")
+    details = str(refused.value.details())  # type: ignore[attr-defined]
+    assert "OCI runtime create failed" in details and "GH-201: " in details
+
+
+def test_two_pods_share_the_card_until_it_is_full(containerd: Containerd) -> None:
+    for _ in range(2):
+        pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "3Gi"})
+        box.saw_its_share(containerd.look(containerd.container(pod, "main")), 3072)
+    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "3Gi"})
+    with pytest.raises(grpc.RpcError, match="GH-201"):
+        containerd.container(pod, "main")
+
+
+def test_a_restarted_container_gets_its_share_again(containerd: Containerd) -> None:
+    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "5Gi"})
+    first = containerd.container(pod, "main")
+    containerd.cri.call("StopContainer", id=first, timeout=0)
+    containerd.cri.call("RemoveContainer", id=first)
+    again = containerd.container(pod, "main")
+    box.saw_its_share(containerd.look(again), 5120)
+    assert [g.who.id for g in containerd.place.grants()] == [again]
+
+
+def test_restart_of_containerd_keeps_containers(containerd: Containerd) -> None:
+    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "1Gi"})
+    id = containerd.container(pod, "main")
+    before = containerd.place.grants()
+    containerd.stop()
+    containerd.start()
+    box.saw_its_share(containerd.look(id), 1024)
+    assert containerd.place.grants() == before
+
+
+def test_ctr(containerd: Containerd) -> None:
+    flags = ["--rm", "--runc-binary", containerd.place.program, "--runc-root", f"{containerd.dir}/ctr"]
+    flags += ["--cgroup", f"/{containerd.place.cgroup}/ctr"]
+    asked = ["--annotation", "gpu-hook.io/devices=0", "--annotation", "gpu-hook.io/memory=1Gi"]
+    done = containerd.ctr("run", *flags, *asked, IMAGE, "ctr-probe", "sh", "-c", f"exec 2>&1; {LOOK}")
+    assert done.returncode == 0, done.stderr
+    box.saw_its_share(done.stdout, 1024)
+    refused = containerd.ctr("run", *flags, "--annotation", "gpu-hook.io/memory=x", IMAGE, "ctr-bad", "true")
+    assert refused.returncode == 1 and "GH-101: " in refused.stderr
