@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from oci_hook.engines import prefix as installs
 from tests.conftest import Bundle, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -18,6 +20,7 @@ STANDARD = {
     "_blake2",
     "_collections_abc",
     "_json",
+    "_operator",
     "_signal",
     "_stat",
     "_struct",
@@ -155,6 +158,39 @@ def test_the_launcher_alone_handles_the_rest(install: Install, bundle: Bundle) -
     for args in (["state", "x"], ["create", "-b", str(plain), "x"], ["delete", "x"], ["--version"]):
         assert subprocess.run([install.program, *args]).returncode == 0
     assert subprocess.run([install.program, "create", "-b", str(bundle(ASK)), "x"]).returncode == 1
+
+
+def pythons() -> list[str]:
+    """Other supported interpreters of this machine, the system's and pyenv's, one per minor version."""
+    found = [shutil.which(f"python3.{minor}", path="/usr/local/bin:/usr/bin") for minor in range(10, 15)]
+    found += sorted(map(str, Path.home().glob(".pyenv/versions/3.1?.*/bin/python3")))
+    return list({Path(p).resolve().name: p for p in found if p}.values())
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_every_supported_python(install: Install, bundle: Bundle, python: str) -> None:
+    """Laid for it, with a pack of its own; and laid for another, from the sources."""
+    docs = []
+    for laid in (True, False):
+        if laid:
+            install.set(python=python)
+            installs.lay(str(install.prefix))
+        else:
+            for pack in (install.prefix / "lib/gpu-hook").glob("*.pack"):
+                pack.unlink()
+        b = bundle(ASK)
+        r = subprocess.run([install.program, "create", "-b", b, "x"], capture_output=True, text=True)
+        assert r.returncode == 0 and r.stderr == ""
+        docs.append(json.loads((b / "config.json").read_text()))
+        assert len(docs[-1]["mounts"]) > 15
+        r = subprocess.run(
+            [install.program, "create", "-b", bundle({"gpu-hook.io/memory": "x"}), "y"], capture_output=True
+        )
+        assert r.returncode == 1 and b"GH-101" in r.stderr
+        (b / "config.json").write_text("{gpu-hook.io/")
+        r = subprocess.run([install.program, "create", "-b", b, "z"], capture_output=True)
+        assert r.returncode == 1 and b"GH-401" in r.stderr and r.stderr.count(b"\n") == 1
+    assert docs[0] == docs[1]
 
 
 def test_a_newer_python_without_its_json_core(install: Install, bundle: Bundle, tmp_path: Path) -> None:
