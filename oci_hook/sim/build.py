@@ -12,8 +12,10 @@ SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # what CUDA's own libraries ask for on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
+CUDA = ["card.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
+CUDA += ["launch.c", "graph.c", "capture.c", "proc_address.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
-    "libcuda.so.1": [*LIBRARY, "card.c", "device.c", "memory.c", "launch.c", "proc_address.c", "cuda-rest.c"],
+    "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
     "libnvidia-ml.so.1": [*LIBRARY, "card.c", "nvml.c", "nvml-rest.c"],
     "gpu-probe": ["gpu-probe.c", "-ldl"],
     "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],

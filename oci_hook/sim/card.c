@@ -160,7 +160,7 @@ static void reap(struct card *card, int slot)
 
 static void reap_all(struct card *card)
 {
-    for (int i = 0; i < CARD_SLOTS; i++)
+    for (int i = 0; i < card_slots(card->file); i++)
         reap(card, i);
 }
 
@@ -183,6 +183,9 @@ bool card_claim(struct card *card)
         }
         s->pid = getpid();
         card->slot = i;
+        _Atomic uint32_t *slots = &card->file->head.engine.slots;
+        if (atomic_load(slots) <= (uint32_t)i)
+            atomic_store(slots, (uint32_t)i + 1);
     }
     record_lock(card->fd, F_UNLCK, LOCK_ENGINE, false);
     pthread_mutex_unlock(&card->mutex);
@@ -192,7 +195,7 @@ bool card_claim(struct card *card)
 static uint64_t sum_used(const struct card_file *file)
 {
     uint64_t sum = 0;
-    for (int i = 0; i < CARD_SLOTS; i++)
+    for (int i = 0, n = card_slots(file); i < n; i++)
         sum += atomic_load(&file->slot[i].used);
     return sum;
 }
@@ -239,7 +242,7 @@ uint64_t card_used(struct card *card, bool do_reap)
         return sum_used(card->file);
     }
     uint64_t sum = 0;
-    for (int i = 0; i < CARD_SLOTS; i++) {
+    for (int i = 0, n = card_slots(card->file); i < n; i++) {
         uint64_t used = atomic_load(&card->file->slot[i].used);
         if (used && card_owner(card, i) >= 0)
             sum += used;
@@ -283,9 +286,10 @@ static uint64_t ready_at(struct card_slot *s)
 /* The next slot in turn that has work at time t, beginning after `after`; else -1 and *next = when there is some. */
 static int pick(struct card_file *f, int after, uint64_t t, uint64_t *next)
 {
+    int n = card_slots(f);
     *next = UINT64_MAX;
-    for (int k = 1; k <= CARD_SLOTS; k++) {
-        int i = (after + k + CARD_SLOTS) % CARD_SLOTS;
+    for (int k = 1; k <= n; k++) {
+        int i = (after + k) % n;
         uint64_t at = ready_at(&f->slot[i]);
         if (at <= t)
             return i;
@@ -299,7 +303,7 @@ void card_advance(struct card_file *f, uint64_t now)
 {
     struct card_engine *e = &f->head.engine;
     uint64_t t = e->now_ns, next;
-    if (e->current < -1 || e->current >= CARD_SLOTS)
+    if (e->current < -1 || e->current >= card_slots(f))
         e->current = -1;
     for (;;) {
         if (t >= now)
@@ -352,7 +356,7 @@ void card_advance(struct card_file *f, uint64_t now)
 static void advance_locked(struct card *card)
 {
     record_lock(card->fd, F_WRLCK, LOCK_ENGINE, true);
-    for (int i = 0; i < CARD_SLOTS; i++)
+    for (int i = 0, n = card_slots(card->file); i < n; i++)
         if (i != card->slot && ready_at(&card->file->slot[i]) != UINT64_MAX)
             reap(card, i);
     card_advance(card->file, card_now());

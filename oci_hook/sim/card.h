@@ -22,7 +22,7 @@
 
 #define CARD_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
 #define CARD_VERSION 1u
-#define CARD_SLOTS 64
+#define CARD_SLOTS 256
 #define CARD_RING 1024 /* a launch beyond this many unfinished ones blocks, as on real channels */
 #define CARD_MAX 32
 #define CARD_PERIOD_NS 166666667ull /* NVML's sampling period: utilisation is that of the last full period */
@@ -64,7 +64,7 @@ struct card_engine {
     uint64_t slice_left_ns;
     uint64_t switch_left_ns;
     int32_t current;        /* the slot whose turn it is, -1 none yet */
-    uint32_t reserved0;
+    _Atomic uint32_t slots; /* how many slots were ever taken: nothing is beyond */
     struct card_busy busy;
 };
 
@@ -118,6 +118,13 @@ uint64_t card_now(void);
 bool card_owned_by_me(const struct card_slot *slot);
 /* The living owner of a slot in our pid namespace: > 0 its pid, 0 alive but not visible from here, -1 dead or free. */
 int card_owner(const struct card *card, int slot);
+
+/* How many slots to look at. */
+static inline int card_slots(const struct card_file *file)
+{
+    uint32_t n = atomic_load_explicit(&file->head.engine.slots, memory_order_acquire);
+    return n < CARD_SLOTS ? (int)n : CARD_SLOTS;
+}
 
 /* Take a slot for this process. False: all are taken. */
 bool card_claim(struct card *card);

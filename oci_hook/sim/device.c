@@ -1,6 +1,6 @@
 /* Simulated libcuda: initialisation, devices, contexts, errors. */
 #define _GNU_SOURCE
-#include "driver.h"
+#include "heap.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -325,7 +325,8 @@ static void destroy_context(CUcontext ctx)
             *p = ctx->next;
             break;
         }
-    sim_free_all(ctx);
+    heap_free_all(ctx);
+    pool_release(ctx->device, true);
     card_release(card, card->file->head.context_bytes);
     card->file->slot[card->slot].contexts--;
     ctx->magic = 0;

@@ -38,11 +38,19 @@ enum {
     CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
     CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
+    CUDA_ERROR_CAPTURED_EVENT = 907,
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
     CUDA_ERROR_UNKNOWN = 999,
 };
 
+struct capture;
 struct stream {
     CUcontext ctx;
+    struct capture *capture; /* not NULL: what is submitted becomes nodes of a graph */
     _Atomic uint64_t last; /* 1 + sequence number of the last work, 0 none yet */
     unsigned flags;
     int priority;
@@ -68,9 +76,36 @@ bool sim_context_valid(CUcontext ctx);
 CUresult sim_device(CUdevice dev);
 static inline struct card *sim_card_of(CUcontext ctx) { return &sim_card[ctx->device]; }
 
-/* memory.c: free everything a context allocated */
-void sim_free_all(CUcontext ctx);
+/* graph.c: what a stream that is being captured does instead; capture_forbids: CUDA_SUCCESS unless this thread must
+ * not do what cannot be captured. */
+static inline bool capture_active(const struct stream *s) { return s->capture != NULL; }
+struct copy3d;
+CUresult capture_forbids(void);
+CUresult capture_unsupported(struct stream *s);
+CUresult capture_kernel(struct stream *s, uint64_t duration_ns);
+CUresult capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes);
+CUresult capture_box(struct stream *s, const struct copy3d *copy);
+CUresult capture_fill(struct stream *s, uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n, size_t rows);
+CUresult capture_host(struct stream *s, void (*function)(void *), void *data);
+CUresult capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device);
+CUresult capture_free(struct stream *s, CUdeviceptr address);
+CUresult capture_record(struct stream *s, CUevent event);
+CUresult capture_wait(struct stream *s, CUevent event);
+bool capture_holds(const struct capture *capture);
+
 /* launch.c */
+struct event {
+    uint64_t magic;
+    unsigned flags;
+    struct card *card; /* NULL: never recorded */
+    uint64_t seq, done_ns;
+    bool retired;
+    struct capture *captured; /* recorded last in a stream that was being captured */
+};
+CUresult event_record(CUevent event, CUstream stream);
+CUresult event_wait(CUstream stream, CUevent event);
+CUresult stream_submit(struct stream *stream, uint64_t duration_ns);
+uint64_t function_duration(CUfunction function, int device);
 CUresult sim_stream(CUstream handle, struct stream **stream);
 CUresult sim_stream_wait(struct stream *stream);
 

@@ -29,7 +29,7 @@ LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQ")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
 FORMAT = 1
-FILE_SIZE = 2130944
+FILE_SIZE = 8511488
 # compute-sharing studies: a context's time slice is 1024 us, changing between loaded contexts costs about 90 us.
 SLICE_NS, SWITCH_NS, KERNEL_NS = 1_024_000, 90_000, 10_000
 CONTEXT_MIB = 64

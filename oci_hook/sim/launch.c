@@ -1,6 +1,6 @@
 /* Simulated libcuda: modules, kernels, streams, events. A kernel is a duration; it computes nothing. */
 #define _GNU_SOURCE
-#include "driver.h"
+#include "heap.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -265,6 +265,7 @@ CUresult sim_stream_wait(struct stream *s)
     uint64_t last = last_work(s);
     if (last)
         card_wait(sim_card_of(s->ctx), last - 1);
+    pool_release(s->ctx->device, false);
     return CUDA_SUCCESS;
 }
 
@@ -306,13 +307,15 @@ static CUresult synchronise(CUstream handle)
 {
     struct stream *s;
     TRY(sim_stream(handle, &s));
-    return sim_stream_wait(s);
+    return capture_active(s) ? capture_unsupported(s) : sim_stream_wait(s);
 }
 
 static CUresult query(CUstream handle)
 {
     struct stream *s;
     TRY(sim_stream(handle, &s));
+    if (capture_active(s))
+        return capture_unsupported(s);
     uint64_t last = last_work(s);
     return !last || card_done(sim_card_of(s->ctx), last - 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -341,14 +344,6 @@ static CUresult get_context(CUstream handle, CUcontext *ctx)
     return CUDA_SUCCESS;
 }
 
-static CUresult capturing(CUstream handle, int *status)
-{
-    struct stream *s;
-    TRY(sim_stream(handle, &s));
-    *status = 0; /* CU_STREAM_CAPTURE_STATUS_NONE */
-    return CUDA_SUCCESS;
-}
-
 API CUresult cuStreamSynchronize(CUstream s) { return synchronise(s); }
 API CUresult cuStreamSynchronize_ptsz(CUstream s) { return synchronise(s); }
 API CUresult cuStreamQuery(CUstream s) { return query(s); }
@@ -359,13 +354,12 @@ API CUresult cuStreamGetPriority(CUstream s, int *priority) { return get_priorit
 API CUresult cuStreamGetPriority_ptsz(CUstream s, int *priority) { return get_priority(s, priority); }
 API CUresult cuStreamGetCtx(CUstream s, CUcontext *ctx) { return get_context(s, ctx); }
 API CUresult cuStreamGetCtx_ptsz(CUstream s, CUcontext *ctx) { return get_context(s, ctx); }
-API CUresult cuStreamIsCapturing(CUstream s, int *status) { return capturing(s, status); }
-API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) { return capturing(s, status); }
 
 API CUresult cuCtxSynchronize(void)
 {
     CUcontext ctx;
     TRY(sim_context(&ctx));
+    TRY(capture_forbids());
     return sim_stream_wait(&ctx->null_stream);
 }
 
@@ -378,14 +372,6 @@ API CUresult cuCtxSynchronize_v2(CUcontext ctx)
 }
 
 /* --- events: a work of no duration; its time is kept here before the ring's cell is used again --- */
-
-struct event {
-    uint64_t magic;
-    unsigned flags;
-    struct card *card; /* NULL: never recorded */
-    uint64_t seq, done_ns;
-    bool retired;
-};
 
 #define EVENT_MAGIC 0x6576656e74212121ull
 static struct event *pending[CARD_MAX][CARD_RING]; /* written under the card's mutex */
@@ -453,40 +439,49 @@ static void note_event(struct card *card, uint64_t seq, void *argument)
     pending[card - sim_card][seq % CARD_RING] = e;
 }
 
-static CUresult record(CUevent e, CUstream handle)
+CUresult event_record(CUevent e, CUstream handle)
 {
     struct stream *s;
     TRY(event_valid(e));
     TRY(sim_stream(handle, &s));
+    if (capture_active(s))
+        return capture_record(s, e);
+    e->captured = NULL;
     uint64_t seq = card_submit(sim_card_of(s->ctx), 0, retire, note_event, e);
     atomic_store(&s->last, seq + 1);
     return CUDA_SUCCESS;
 }
 
-API CUresult cuEventRecord(CUevent e, CUstream s) { return record(e, s); }
-API CUresult cuEventRecord_ptsz(CUevent e, CUstream s) { return record(e, s); }
+API CUresult cuEventRecord(CUevent e, CUstream s) { return event_record(e, s); }
+API CUresult cuEventRecord_ptsz(CUevent e, CUstream s) { return event_record(e, s); }
 
 API CUresult cuEventRecordWithFlags(CUevent e, CUstream s, unsigned flags)
 {
-    return flags ? CUDA_ERROR_NOT_SUPPORTED : record(e, s);
+    return flags ? CUDA_ERROR_NOT_SUPPORTED : event_record(e, s);
 }
 
 API CUresult cuEventRecordWithFlags_ptsz(CUevent e, CUstream s, unsigned flags)
 {
-    return flags ? CUDA_ERROR_NOT_SUPPORTED : record(e, s);
+    return flags ? CUDA_ERROR_NOT_SUPPORTED : event_record(e, s);
 }
 
 API CUresult cuEventQuery(CUevent e)
 {
     TRY(event_valid(e));
+    if (capture_holds(e->captured))
+        return CUDA_ERROR_CAPTURED_EVENT;
     return !e->card || e->retired || card_done(e->card, e->seq) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 API CUresult cuEventSynchronize(CUevent e)
 {
     TRY(event_valid(e));
+    if (capture_holds(e->captured))
+        return CUDA_ERROR_CAPTURED_EVENT;
     if (e->card && !e->retired)
         card_wait(e->card, e->seq);
+    if (e->card)
+        pool_release((int)(e->card - sim_card), false);
     return CUDA_SUCCESS;
 }
 
@@ -517,20 +512,36 @@ API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) { return el
 API CUresult cuEventElapsedTime_v2(float *ms, CUevent from, CUevent to) { return elapsed(ms, from, to); }
 
 /* A context's work runs in order of submission, so what was recorded before is done before. */
-static CUresult wait_event(CUstream handle, CUevent e)
+CUresult event_wait(CUstream handle, CUevent e)
 {
     struct stream *s;
     TRY(event_valid(e));
     TRY(sim_stream(handle, &s));
+    if (capture_holds(e->captured))
+        return capture_wait(s, e);
+    if (capture_active(s))
+        return capture_unsupported(s);
     if (e->card && e->card != sim_card_of(s->ctx))
         return cuEventSynchronize(e);
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) { return (void)flags, wait_event(s, e); }
-API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags) { return (void)flags, wait_event(s, e); }
+API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) { return (void)flags, event_wait(s, e); }
+API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags) { return (void)flags, event_wait(s, e); }
 
 /* --- launches --- */
+
+uint64_t function_duration(CUfunction f, int device)
+{
+    return f->duration_ns ? f->duration_ns : sim_card[device].file->head.kernel_ns;
+}
+
+CUresult stream_submit(struct stream *s, uint64_t duration_ns)
+{
+    uint64_t seq = card_submit(sim_card_of(s->ctx), duration_ns, retire, NULL, NULL);
+    atomic_store_explicit(&s->last, seq + 1, memory_order_relaxed);
+    return CUDA_SUCCESS;
+}
 
 static CUresult submit(CUfunction f, CUstream handle, unsigned grid, unsigned block)
 {
@@ -540,10 +551,8 @@ static CUresult submit(CUfunction f, CUstream handle, unsigned grid, unsigned bl
         return CUDA_ERROR_INVALID_HANDLE;
     if (!grid || !block || block > 1024)
         return CUDA_ERROR_INVALID_VALUE;
-    struct card *card = sim_card_of(s->ctx);
-    uint64_t ns = f->duration_ns ? f->duration_ns : card->file->head.kernel_ns;
-    atomic_store_explicit(&s->last, card_submit(card, ns, retire, NULL, NULL) + 1, memory_order_relaxed);
-    return CUDA_SUCCESS;
+    uint64_t ns = function_duration(f, s->ctx->device);
+    return capture_active(s) ? capture_kernel(s, ns) : stream_submit(s, ns);
 }
 
 #define LAUNCH(name)                                                                                              \
@@ -586,9 +595,13 @@ LAUNCH_EX(cuLaunchKernelEx_ptsz)
 /* Host functions run at once, when what came before them is done: the caller waits, unlike with the real driver. */
 static CUresult host_function(CUstream handle, void (*function)(void *), void *data)
 {
+    struct stream *s;
     if (!function)
         return CUDA_ERROR_INVALID_VALUE;
-    TRY(synchronise(handle));
+    TRY(sim_stream(handle, &s));
+    if (capture_active(s))
+        return capture_host(s, function, data);
+    TRY(sim_stream_wait(s));
     function(data);
     return CUDA_SUCCESS;
 }

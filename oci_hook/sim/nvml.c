@@ -304,7 +304,7 @@ static struct card_file *picture(nvmlDevice_t d, uint64_t now)
     if (!copy)
         return NULL;
     memcpy(copy->page, d->file->page, sizeof copy->page);
-    for (int i = 0; i < CARD_SLOTS; i++) {
+    for (int i = 0, n_slots = card_slots(d->file); i < n_slots; i++) {
         const struct card_slot *s = &d->file->slot[i];
         copy->slot[i].head = copy->slot[i].tail = 0;
         if (s->pid && card_owner(d, i) >= 0)
@@ -341,7 +341,7 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1)
     if (!n)
         return NVML_ERROR_INVALID_ARGUMENT;
     unsigned room = *n, found = 0;
-    for (int i = 0; i < CARD_SLOTS; i++) {
+    for (int i = 0, n_slots = card_slots(d->file); i < n_slots; i++) {
         const struct card_slot *s = &d->file->slot[i];
         int pid = s->pid && s->contexts ? card_owner(d, i) : -1;
         if (pid <= 0)
@@ -398,7 +398,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct process_
     if (!copy)
         return NVML_ERROR_MEMORY;
     unsigned room = *n, found = 0;
-    for (int i = 0; i < CARD_SLOTS; i++) {
+    for (int i = 0, n_slots = card_slots(d->file); i < n_slots; i++) {
         int pid = copy->slot[i].tail ? card_owner(d, i) : -1;
         unsigned busy = pid > 0 ? card_utilisation(&copy->slot[i].busy, now) : 0;
         if (!busy)

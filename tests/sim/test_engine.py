@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oci_hook.sim import driver_root
 
 SIM = Path(driver_root.__file__).parent
-SLOTS, RING, SLOT_SIZE = 64, 1024, 33232
+SLOTS, RING, SLOT_SIZE = 256, 1024, 33232
 SLICE, SWITCH = 1_000_000, 100_000
 MS = 1_000_000
 HEAD_PAGE = 4096
@@ -40,6 +40,7 @@ class Card:
         self.u64(264).value = SLICE
         self.u64(272).value = SWITCH
         ctypes.c_int32.from_buffer(self.data, 512 + 24).value = -1
+        ctypes.c_uint32.from_buffer(self.data, 512 + 28).value = 8
 
     def submit(self, slot: int, at: int, duration: int) -> int:
         base = HEAD_PAGE + slot * SLOT_SIZE

@@ -148,7 +148,7 @@ cuda.cuMemFree_v2(at); print(took())
 cuda.cuMemAllocManaged(byref(at), c_size_t(MIB), 1); print(took()); ctypes.memset(at.value, 1, MIB)
 cuda.cuMemFree_v2(at); print(took())
 cuda.cuMemAllocAsync(byref(at), c_size_t(MIB), NONE); print(took())
-cuda.cuMemFreeAsync(at, NONE); print(took())
+cuda.cuMemFreeAsync(at, NONE); cuda.cuCtxSynchronize(); print(took())
 h = c_uint64(); prop = Prop(1, 1, 1, 0)
 cuda.cuMemCreate(byref(h), c_size_t(4 * MIB), byref(prop), c_uint64(0)); print(took())
 m = map_handle(h, 4 * MIB); cuda.cuMemRelease(h); print(took())
@@ -156,7 +156,7 @@ cuda.cuMemUnmap(m, c_size_t(4 * MIB)); print(took())
 print(code("cuMemFree_v2", c_uint64(12345)), code("cuMemFree_v2", c_uint64(0)))
 """
     )
-    assert out.split() == ["512", "1024", "1024", "0", "1024", "0", "1024", "0", "4096", "4096", "0", "1", "0"]
+    assert out.split() == ["512", "1024", "1024", "0", "1024", "0", "32768", "0", "4096", "4096", "0", "1", "0"]
 
 
 def test_bytes_are_kept(sim: Sim) -> None:
@@ -186,8 +186,7 @@ def test_shared_handle_is_the_same_memory_in_two_processes(sim: Sim) -> None:
 import os, socket
 left, right = socket.socketpair()
 if os.fork() == 0:
-    context()
-    fd = socket.recv_fds(right, 1, 1)[1][0]
+    context(); fd = socket.recv_fds(right, 1, 1)[1][0]
     h = c_uint64(); cuda.cuMemImportFromShareableHandle(byref(h), c_void_p(fd), 1)
     before = free_bytes()
     m = map_handle(h, 2 * MIB)
