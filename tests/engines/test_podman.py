@@ -33,7 +33,7 @@ class Podman:
         shutil.copy("/etc/containers/policy.json", etc)
         place.gpu_hook("install", "--engine", "podman", "--host-root", str(host))
         self.etc = etc
-        self.hideout = box.Hideout(hidden=("/run",), binds=[(etc, "/etc/containers")])
+        self.hideout = box.Hideout(hidden=("/run", "/var/lib"), binds=[(etc, "/etc/containers")])
         self.flags = (
             f"--root={place.dir}/root",
             f"--runroot={place.dir}/runroot",
