@@ -54,8 +54,8 @@ class Place:
         self.archive = self.dir / "images.tar"
         pack(self.archive, self.rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
 
-    def gpu_hook(self, *args: str) -> str:
-        command = [sys.executable, "-m", "oci_hook", *args, "--prefix", str(self.prefix)]
+    def gpu_hook(self, *args: str, prefix: Path | None = None) -> str:
+        command = [sys.executable, "-m", "oci_hook", *args, "--prefix", str(prefix or self.prefix)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -132,12 +132,15 @@ def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
 
 
 class Hideout:
-    """Mount and network namespaces with tmpfs on `hidden` and (source, target) binds, kept by a process that sleeps."""
+    """Mount and network namespaces with tmpfs on `hidden`, (source, target) binds and what `first` does there, kept by
+    a process that sleeps."""
 
-    def __init__(self, hidden: Sequence[str] = (), binds: Sequence[tuple[Path, str]] = ()) -> None:
+    def __init__(
+        self, hidden: Sequence[str] = (), binds: Sequence[tuple[Path, str]] = (), first: Sequence[str] = ()
+    ) -> None:
         mounts = [f"mount -t tmpfs -o mode=755 tmpfs {path}" for path in hidden if os.path.isdir(path)]
         mounts += [f"mount --bind {source} {target}" for source, target in binds]
-        script = " && ".join([*mounts, "echo ready", "exec sleep 100000"])
+        script = " && ".join([*mounts, *first, "echo ready", "exec sleep 100000"])
         unshare = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-c", script]
         self.keeper = subprocess.Popen(unshare, stdout=subprocess.PIPE, text=True)
         assert self.keeper.stdout is not None and self.keeper.stdout.readline() == "ready\n"
