@@ -460,7 +460,7 @@ def evil(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     (folder / "evil.c").write_text(source)
     zig = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-o", str(folder / "evil.so")]
-    subprocess.run([*zig, str(folder / "evil.c")], check=True, env={**os.environ, "HOME": str(folder)})
+    subprocess.run([*zig, str(folder / "evil.c")], check=True, env={**os.environ, "ZIG_LOCAL_CACHE_DIR": str(folder)})
     (folder / "evil.py").write_text(f"open('{folder}/pwned', 'w')\n")
     for name in ("sitecustomize.py", "usercustomize.py", "os.py", "oci_hook.py", "ctypes.py"):
         (folder / name).symlink_to("evil.py")
