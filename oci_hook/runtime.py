@@ -4,6 +4,7 @@ request -> grant -> plan -> edited config.json -> the real runtime, by exec, wit
 Whatever fails, the container does not start, nothing stays booked, and the user gets coded lines.
 """
 
+import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
 import os
 
 from oci_hook.apply import to_spec
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 def main(prefix: str, args: "Sequence[str]") -> int:
     """Does not return when all is well: the process is the real runtime then. `args`: without the program's name."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends us as it would end the runtime; the sweep tidies
     call = read_call(args)
     try:
         settings = node_settings.load(prefix)
@@ -59,6 +62,8 @@ def main(prefix: str, args: "Sequence[str]") -> int:
 
 def give(call: Call, settings: "Settings") -> Admission | None:
     """Edit the bundle so that the container gets its share; None when it asks for none."""
+    if not os.path.lexists(call.config):
+        return None  # the runtime says what is wrong with it
     found = spec.load(call.config)
     doc = to_spec.scrub(found)
     annotations = doc.get("annotations") or {}
@@ -119,8 +124,6 @@ def take_back(admission: Admission | None, settings: "Settings") -> None:
 
 def run_real(settings: "Settings", args: "Sequence[str]") -> "NoReturn":
     """Become the real runtime. Raises SettingsError GH-503."""
-    import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
-
     path = settings.runtime
     try:
         st, own = os.stat(path), os.stat(f"{settings.prefix}/bin/gpu-hook-runtime")

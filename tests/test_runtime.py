@@ -258,6 +258,8 @@ def test_a_broken_config_without_our_keys_is_runcs_business(
     assert ours.returncode != 0 and "GH-" not in ours.stderr
     (b / "config.json").unlink()
     assert "GH-" not in runc.create(b, prefix).stderr
+    odd = runc("create", "--unknown", "--bundle", str(b), runc.new_id(), program=prefix.program)  # by way of Python
+    assert odd.returncode != 0 and "GH-" not in odd.stderr and "flag provided but not defined" in odd.stderr
 
 
 def test_the_runtime_gets_signals_and_environment_as_given(prefix: Install, bundle: Bundle, runc: Runc) -> None:

@@ -25,6 +25,7 @@ STANDARD = {
     "_stat",
     "_struct",
     "binascii",
+    "errno",
     "fcntl",
     "genericpath",
     "os",
@@ -146,6 +147,17 @@ def test_a_damaged_install_is_one_line(install: Install, bundle: Bundle, tmp_pat
     (lib / "oci_hook/core/plan.py").unlink()
     r = subprocess.run([install.program, "create", "-b", str(b), "x"], capture_output=True, text=True)
     assert r.returncode == 1 and r.stderr.count("\n") == 1 and "GH-504" in r.stderr
+
+
+def test_closed_standard_files(install: Install, bundle: Bundle) -> None:
+    """Messages must not land in the first file that happens to be opened."""
+    b = bundle({"gpu-hook.io/memory": "x"})
+    before = (b / "config.json").read_bytes()
+    for closed in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        command = f"exec {install.program} create -b {b} x {closed}"
+        assert subprocess.run(["sh", "-c", command], stderr=subprocess.DEVNULL).returncode == 1
+    assert (b / "config.json").read_bytes() == before
+    assert not [p for p in install.state.rglob("*") if p.is_file() and b"GH-101" in p.read_bytes()]
 
 
 def test_the_launcher_alone_handles_the_rest(install: Install, bundle: Bundle) -> None:

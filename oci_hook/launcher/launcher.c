@@ -169,6 +169,9 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv)
 {
 	/* -I: no PYTHON* variable, no user site, no script folder in sys.path. -S: no site-packages. */
 	static char start[PATH_MAX + sizeof START + 1];
+	for (int fd = 0; fd <= STDERR_FILENO; fd++) /* else the first file that Python opens becomes its stderr */
+		if (fcntl(fd, F_GETFD) < 0)
+			open("/dev/null", O_RDWR);
 	char **args = calloc((size_t)argc + 5, sizeof *args);
 	if (!args)
 		refuse("GH-504: out of memory");
@@ -200,13 +203,13 @@ struct known {
 /* runc, crun and youki together. STOP: the runtime prints something and ends, whatever follows. */
 static const struct known before_command[] = {
 	{"root", VALUE}, {"log", VALUE}, {"log-format", VALUE}, {"criu", VALUE}, {"rootless", VALUE},
-	{"cgroup-manager", VALUE}, {"debug", SWITCH}, {"systemd-cgroup", SWITCH}, {"version", STOP}, {"v", STOP},
-	{"help", STOP}, {"h", STOP}, {0},
+	{"cgroup-manager", VALUE}, {"log-level", VALUE}, {"debug", SWITCH}, {"systemd-cgroup", SWITCH},
+	{"version", STOP}, {"v", STOP}, {"help", STOP}, {"h", STOP}, {0},
 };
 static const struct known of_create[] = {
 	{"bundle", VALUE}, {"b", VALUE}, {"console-socket", VALUE}, {"pid-file", VALUE}, {"preserve-fds", VALUE},
 	{"no-pivot", SWITCH}, {"no-new-keyring", SWITCH}, {"no-subreaper", SWITCH}, {"keep", SWITCH},
-	{"detach", SWITCH}, {"d", SWITCH}, {0},
+	{"detach", SWITCH}, {"d", SWITCH}, {"help", STOP}, {"h", STOP}, {0},
 };
 
 /* Reads argv[*i] as a flag: its kind, its name's place and its value (NULL for a switch). Moves *i to the last word. */
@@ -259,15 +262,16 @@ static struct call read_call(char **argv)
 	for (i++; argv[i]; i++) {
 		if (argv[i][0] != '-' || !argv[i][1])
 			continue; /* the container's id: runtimes take flags after it as well */
-		if (read_flag(of_create, argv, &i, &name, &value) == UNKNOWN) {
-			call.what = DOUBT; /* "--" too */
+		enum flag kind = read_flag(of_create, argv, &i, &name, &value);
+		if (kind == UNKNOWN || kind == STOP) {
+			call.what = kind == STOP ? PASS : DOUBT; /* "--" is unknown, too */
 			return call;
 		}
 		if (name[0] == 'b') {
 			if (seen)
 				call.what = DOUBT;
 			seen = true;
-			call.bundle = value;
+			call.bundle = *value ? value : "."; /* as the runtimes take it */
 		}
 	}
 	return call;

@@ -9,6 +9,8 @@ import os
 from stat import S_ISDIR, S_ISLNK
 
 MAX_LINKS = 40  # path_resolution(7)
+MAX_PATH = 4095
+MAX_NAMES = 10000  # looked at by one Tree: a hostile tree of long links must not cost the node its memory
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -37,6 +39,8 @@ class Tree:
         known = self._seen.get(path)
         if known is not None:
             return known
+        if len(path) > MAX_PATH or len(self._seen) >= MAX_NAMES:
+            raise OSError(36, "path too long", path[:100])
         at = self._seen[parent][1]
         found = (0, -1, "")
         if at >= 0:

@@ -1,6 +1,7 @@
 """What an image brings and where the plan's destinations lead in it. The image is hostile: everything by descriptor."""
 
 import os
+from errno import ELOOP, ENOTDIR
 from stat import S_ISCHR, S_ISDIR, S_ISREG
 
 from oci_hook.core.layout import PRIVATE
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from oci_hook.core.plan import Step
 
+MAX_COPIES = 64
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
@@ -56,6 +58,10 @@ def look(rootfs: str, mounts: "Sequence[dict[str, Any]]") -> ImageFacts:
                     cuda.append(f"{place}/{name}")
                 elif name.startswith("libnvidia-ml.so"):
                     nvml.append(f"{place}/{name}")
+    if len(cuda) + len(nvml) > MAX_COPIES:
+        raise refuse(
+            "GH-402", f"the image has {len(cuda) + len(nvml)} copies of driver libraries, more than {MAX_COPIES}"
+        )
     libdir = f"/usr/lib/{multiarch}" if debian else "/usr/lib64"
     return ImageFacts(libdir, tuple(sorted(cuda)), tuple(sorted(nvml)))
 
@@ -106,8 +112,10 @@ def _collision(path: str, why: str) -> GhError:
 def _canonical(tree: Tree, path: str) -> str:
     try:
         return tree.resolve(path)[0]
-    except OSError:  # a loop, a file in the middle: nothing is there
-        return ""
+    except OSError as e:
+        if e.errno in (ELOOP, ENOTDIR):  # nothing is there
+            return ""
+        raise _collision(path, f"cannot be looked at: {e.strerror}") from None
 
 
 def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
@@ -141,6 +149,8 @@ def _private(tree: Tree, kinds: dict[str, str]) -> str:
         path, mode = tree.resolve(PRIVATE)
     except OSError as e:
         raise _collision(PRIVATE, f"cannot be used: {e.strerror}") from None
+    if not path.isascii() or not path.isprintable():
+        raise _collision(PRIVATE, f"leads to {path}, a name with odd characters")
     where, kind = _on_top(kinds, path)
     if where and kind != "tmpfs":
         raise _collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
@@ -157,6 +167,8 @@ def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> 
         path, mode = tree.resolve(destination)
     except OSError as e:
         raise _collision(destination, f"cannot be mounted on: {e.strerror}") from None
+    if not path.isascii() or not path.isprintable():  # it would not survive config.json
+        raise _collision(destination, f"leads to {path}, a name with odd characters")
     if path == private or path.startswith(private + "/"):
         raise _collision(destination, f"leads into {private}")
     where, kind = _on_top(kinds, path)

@@ -85,6 +85,8 @@ def place(tmp_path: Path, native: Path) -> Place:
         ["-", "create"],
         ["--", "create"],
         ["--cgroup-manager", "cgroupfs", "start", "a\nb", "*"],
+        ["create", "--help"],
+        ["run", "-b", "/x", "-h", "x"],
     ],
 )
 def test_what_is_no_create_goes_to_the_runtime_untouched(place: Place, args: list[str]) -> None:
@@ -106,6 +108,8 @@ def test_what_is_no_create_goes_to_the_runtime_untouched(place: Place, args: lis
         ["create", "-b", "{b}", "x"],
         ["create", "-b={b}", "x"],
         ["create", "x", "--bundle", "{b}"],
+        ["create", "--bundle=", "x"],
+        ["--log-level", "debug", "create", "x"],
         [
             "--root",
             "/r",

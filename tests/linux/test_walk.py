@@ -98,6 +98,19 @@ def test_what_is_mounted_on_is_not_looked_into(root: Path, known: list[str]) -> 
         assert tree.resolve("/abs/../x") == ("/x", 0)
 
 
+def test_a_tree_that_is_meant_to_be_expensive(root: Path) -> None:
+    """Links that each name hundreds of folders, thousands together: without a bound this takes gigabytes."""
+    for n in range(60):
+        os.symlink(f"y{n}/" * 600, root / f"m{n}")
+    with Tree(str(root)) as tree:
+        assert tree.resolve("/m0/../m1")[1] == 0
+        with pytest.raises(OSError):
+            for n in range(60):
+                tree.resolve(f"/m{n}")
+    with Tree(str(root)) as tree, pytest.raises(OSError):
+        tree.resolve("/a/" + "z/" * 2100)
+
+
 def test_names(root: Path) -> None:
     with Tree(str(root)) as tree:
         assert sorted(tree.names(tree.resolve("/a")[0])) == ["b", "back", "file"]

@@ -340,6 +340,24 @@ def test_dev_as_a_link(rootfs: Path) -> None:
     refused(rootfs)
 
 
+@pytest.mark.parametrize("name", [b"libcuda.so.\xff", b"libcuda.so.\n", "libcuda.so.ü".encode()])
+def test_names_that_config_json_cannot_hold(rootfs: Path, name: bytes) -> None:
+    (rootfs / "usr/lib64" / os.fsdecode(name)).write_text("")
+    assert "odd characters" in refused(rootfs)
+
+
+def test_too_many_copies(rootfs: Path) -> None:
+    for n in range(65):
+        (rootfs / f"usr/lib64/libcuda.so.{n}").write_text("")
+    assert "65 copies" in refused(rootfs)
+
+
+def test_a_place_that_cannot_be_looked_at_is_not_skipped(rootfs: Path) -> None:
+    link(rootfs, "usr/local/lib", "x/" * 2040)
+    link(rootfs, "x", "y/" * 2040)
+    refused(rootfs)
+
+
 def test_no_rootfs(tmp_path: Path) -> None:
     with pytest.raises(ApplyError, match="GH-402"):
         look(str(tmp_path / "none"), MOUNTS)
