@@ -4,6 +4,7 @@ Each library exports every name that the real ones are known to have: what is no
 answers "not supported".
 """
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -41,10 +42,12 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
             continue
         for word in REST.keys() & set(parts):
             lists, code = REST[word]
-            (out / word).write_text(rest(lists, code))
+            text = rest(lists, code)
+            if not (out / word).exists() or (out / word).read_text() != text:
+                (out / word).write_text(text)
         words = [str(HERE / w) if (HERE / w).is_file() else str(out / w) if w in PARTS | REST else w for w in parts]
         soname = [f"-Wl,-soname,{name}"] if "-shared" in parts else []
-        partial = out / f".{name}.new"
+        partial = out / f".{name}.{os.getpid()}"  # several may build at once
         subprocess.run(
             [*cc, "-target", f"{arch}-linux-gnu.{GLIBC_FLOOR}", *FLAGS, *soname, "-o", str(partial), *words],
             check=True,

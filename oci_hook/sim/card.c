@@ -32,6 +32,8 @@ static bool node_refuses(unsigned minor)
     return fd < 0 && (errno == EPERM || errno == EACCES);
 }
 
+static bool ends(const char *text, size_t size) { return memchr(text, 0, size) != NULL; }
+
 static bool map_card(struct card *card, const char *path, bool writable)
 {
     int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
@@ -43,8 +45,10 @@ static bool map_card(struct card *card, const char *path, bool writable)
         file = mmap(NULL, sizeof *file, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
     if (file == MAP_FAILED)
         return false; /* fd stays open: closing it could drop a lock that this process holds on the same file */
-    if (file->head.magic != (CARD_MAGIC) || file->head.version != CARD_VERSION ||
-        file->head.file_size != sizeof *file) {
+    const struct card_head *h = &file->head;
+    if (h->magic != (CARD_MAGIC) || h->version != CARD_VERSION || h->file_size != sizeof *file ||
+        !ends(h->uuid, sizeof h->uuid) || !ends(h->name, sizeof h->name) || !ends(h->pci, sizeof h->pci) ||
+        !ends(h->driver_version, sizeof h->driver_version)) {
         munmap(file, sizeof *file);
         return false;
     }
@@ -116,7 +120,7 @@ static uint64_t my_start_ticks(void)
     return p ? strtoull(p, NULL, 10) : 0;
 }
 
-bool card_owned_by_me(const struct card_slot *slot)
+static bool owned_by_me(const struct card_slot *slot)
 {
     return slot->pid == getpid() && slot->start_ticks == my_start_ticks();
 }
@@ -132,7 +136,7 @@ int card_owner(const struct card *card, int slot)
     if (l.l_type != F_UNLCK)
         return l.l_pid > 0 ? l.l_pid : 0;
     /* Our own locks are not reported to us; the other library of this process may hold this one. */
-    return s->pid && card_owned_by_me(s) ? getpid() : -1;
+    return s->pid && owned_by_me(s) ? getpid() : -1;
 }
 
 static void clear_slot(struct card_slot *s)
@@ -152,7 +156,8 @@ static void clear_slot(struct card_slot *s)
 static void reap(struct card *card, int slot)
 {
     struct card_slot *s = &card->file->slot[slot];
-    if (slot == card->slot || !s->pid || record_lock(card->fd, F_WRLCK, LOCK_SLOT + slot, false) < 0)
+    bool empty = !s->pid && !atomic_load(&s->used) && atomic_load(&s->head) == atomic_load(&s->tail);
+    if (slot == card->slot || empty || record_lock(card->fd, F_WRLCK, LOCK_SLOT + slot, false) < 0)
         return;
     clear_slot(s);
     record_lock(card->fd, F_UNLCK, LOCK_SLOT + slot, false);
@@ -252,6 +257,8 @@ uint64_t card_used(struct card *card, bool do_reap)
 
 /* --- the engine --- */
 
+#define SHORTEST_SLICE_NS 10000ull /* bounds the steps from one look to the next */
+
 static void account(struct card_busy *b, uint64_t from, uint64_t ns)
 {
     b->total_ns += ns;
@@ -276,11 +283,11 @@ unsigned card_utilisation(const struct card_busy *b, uint64_t now_ns)
     return b->period[cell] == period ? (unsigned)((b->ns[cell] * 100 + CARD_PERIOD_NS / 2) / CARD_PERIOD_NS) : 0;
 }
 
-/* When the slot's next work may start; UINT64_MAX: it has none. */
+/* When the slot's next work may start; UINT64_MAX: it has none, or scribbled over its own figures. */
 static uint64_t ready_at(struct card_slot *s)
 {
-    uint64_t head = atomic_load(&s->head);
-    return head < atomic_load(&s->tail) ? s->ring[head % CARD_RING].submit_ns : UINT64_MAX;
+    uint64_t head = atomic_load(&s->head), waiting = atomic_load(&s->tail) - head;
+    return waiting && waiting <= CARD_RING ? s->ring[head % CARD_RING].submit_ns : UINT64_MAX;
 }
 
 /* The next slot in turn that has work at time t, beginning after `after`; else -1 and *next = when there is some. */
@@ -302,9 +309,14 @@ static int pick(struct card_file *f, int after, uint64_t t, uint64_t *next)
 void card_advance(struct card_file *f, uint64_t now)
 {
     struct card_engine *e = &f->head.engine;
-    uint64_t t = e->now_ns, next;
+    uint64_t t = e->now_ns < now ? e->now_ns : now, next;
+    uint64_t slice = f->head.slice_ns > SHORTEST_SLICE_NS ? f->head.slice_ns : SHORTEST_SLICE_NS;
     if (e->current < -1 || e->current >= card_slots(f))
         e->current = -1;
+    if (e->switch_left_ns > f->head.switch_ns)
+        e->switch_left_ns = f->head.switch_ns;
+    if (e->slice_left_ns > slice)
+        e->slice_left_ns = slice;
     for (;;) {
         if (t >= now)
             break;
@@ -323,7 +335,7 @@ void card_advance(struct card_file *f, uint64_t now)
             if (turn != e->current && e->current >= 0)
                 e->switch_left_ns = f->head.switch_ns;
             e->current = turn;
-            e->slice_left_ns = f->head.slice_ns ? f->head.slice_ns : 1000000;
+            e->slice_left_ns = slice;
             continue;
         }
         struct card_slot *s = &f->slot[e->current];
@@ -367,7 +379,7 @@ static void advance_locked(struct card *card)
 static uint64_t work_left(const struct card_slot *s, uint64_t seq)
 {
     uint64_t head = atomic_load(&s->head), left = 0;
-    for (uint64_t i = head; i <= seq; i++)
+    for (uint64_t i = head; i <= seq && i - head < CARD_RING; i++)
         left += i == head && s->head_started ? s->head_left_ns : s->ring[i % CARD_RING].duration_ns;
     return left;
 }

@@ -10,7 +10,10 @@
  * in order of submission), and is computed up to "now" by card_advance, under the record lock on byte LOCK_ENGINE,
  * by whoever waits. Times are CLOCK_MONOTONIC nanoseconds.
  *
- * Python twin of the head: driver_root.py (offsets up to `card_head.mutable`); tests/sim compares the two. */
+ * Whoever may use a card may write to its file, as to the registers of a real one: a process that scribbles there
+ * spoils the simulation for its neighbours. The library only sees to it that nobody hangs or crashes by it.
+ *
+ * Python twin of the head: driver_root.py (what is before `engine`); tests/sim compares the two. */
 #ifndef GPU_HOOK_SIM_CARD_H
 #define GPU_HOOK_SIM_CARD_H
 
@@ -115,7 +118,6 @@ struct card {
 int cards_open(struct card *cards, int max, bool writable);
 
 uint64_t card_now(void);
-bool card_owned_by_me(const struct card_slot *slot);
 /* The living owner of a slot in our pid namespace: > 0 its pid, 0 alive but not visible from here, -1 dead or free. */
 int card_owner(const struct card *card, int slot);
 

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -151,3 +152,28 @@ ok(d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, 0, 0)); ok(d.cuStreamSynchronize(
 print(before - ok(d.cuMemGetInfo())[0], d.cuMemAlloc(2 << 30)[0].name)
 """
     assert sim.python(code).split() == [str(10 << 20), "0", "CUDA_ERROR_OUT_OF_MEMORY"]
+
+
+def test_a_card_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
+    """Whoever is granted a simulated card may write to its file; what NVML says is then wrong, no more."""
+    random = Random(3)
+    whole = (sim.cards / "0").read_bytes()
+    for _ in range(12):
+        data = bytearray(whole)
+        for _ in range(200):
+            at = random.randrange(512, len(data) - 8)
+            data[at : at + 8] = random.randbytes(8)
+        for slot in range(4):  # and where it hurts: figures of the engine and of the first slots
+            at = 4096 + slot * 33232
+            data[at : at + 64] = random.randbytes(64)
+        data[512:560] = random.randbytes(48)
+        (sim.cards / "0").write_bytes(data)
+        sim.python(
+            """
+nvml.nvmlInit(); h = card(0)
+nvml.nvmlDeviceGetMemoryInfo(h); nvml.nvmlDeviceGetUtilizationRates(h); nvml.nvmlDeviceGetComputeRunningProcesses(h)
+try: nvml.nvmlDeviceGetProcessUtilization(h, 0)
+except nvml.NVMLError: pass
+"""
+        )
+        assert sim.run(sim.probe, "alloc", "10", "launch", "100", "20").returncode in (0, 1)
