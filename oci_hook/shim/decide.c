@@ -44,6 +44,7 @@ void gh_rules_default(struct gh_rules *rules) {
         .pacer_max = 200 * GH_US,
         .starve = 200 * GH_MS,
         .distrust = GH_S,
+        .distrust_max = 64 * GH_S,
         .burst = 10 * GH_MS,
     };
 }
@@ -71,10 +72,16 @@ static int silent(const struct gh_card *card, unsigned i, uint64_t now) {
     return age(now, s->heartbeat) > card->rules.silent && age(now, s->done_at) > card->rules.silent;
 }
 
-/* A tenant that leaves small gaps is still served in them: who fills them stays within the slack behind it. */
+/* Idle for longer than a small gap, as far as the reader knows: what happened since it looked does not count. */
+static int released(const struct gh_card *card, unsigned i) {
+    return age(card->seen, card->slot[i].idle_since) > card->rules.idle_release;
+}
+
+/* In a small gap a tenant is still served if it is known to leave such gaps or has the tenure: then others fill within
+ * the slack, or wait until it is clear that the gap is none. */
 static int in_small_gap(const struct gh_card *card, unsigned i, uint64_t now) {
     const struct gh_slot *s = &card->slot[i];
-    return !s->saturated && s->idle_since && alive(card, i) && age(now, s->idle_since) <= card->rules.idle_release;
+    return (!s->saturated || s->end > now) && s->idle_since && alive(card, i) && !released(card, i);
 }
 
 static int active(const struct gh_card *card, unsigned i, uint64_t now) {
@@ -191,7 +198,7 @@ static int tenure_over(const struct gh_card *card, unsigned p, unsigned me, uint
     if (!alive(card, p) || card->share[p].freeze || s->end <= now)
         return 1;
     if (s->launched == s->done && !s->held)
-        return age(now, s->idle_since) > card->rules.idle_release;
+        return released(card, p);
     return p != me && silent(card, p, now);
 }
 
@@ -206,7 +213,8 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     const struct gh_rules *r = &card->rules;
     const struct gh_share *share = &card->share[me];
     const struct gh_slot *mine = &card->slot[me];
-    struct gh_decision d = {.distrust_until = own->distrust_until, .ahead = own->ahead};
+    struct gh_decision d = {
+        .distrust_until = own->distrust_until, .distrust_for = own->distrust_for, .ahead = own->ahead};
 
     if (share->freeze) {
         d.mode = GH_FROZEN;
@@ -268,8 +276,11 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     /* Work of mine in flight is work that is done: starving is to be held with nothing. */
     uint64_t starving = own->held_since && empty ? age(now, max64(own->held_since, mine->idle_since)) : 0;
     if (now < d.distrust_until || starving > patience(card, &c, me)) {
-        if (now >= d.distrust_until)
-            d.distrust_until = add(now, r->distrust);
+        if (now >= d.distrust_until) {
+            int again = d.distrust_until && now - d.distrust_until < d.distrust_for;
+            d.distrust_for = again ? min64(mul(d.distrust_for, 2), r->distrust_max) : r->distrust;
+            d.distrust_until = add(now, d.distrust_for);
+        }
         if (fits)
             return go(d, GH_MIX);
         d.mode = GH_MIX;

@@ -32,7 +32,8 @@ struct gh_own {
     uint64_t running_since;  /* since when the oldest command in flight can have been running, */
     uint64_t running_cost;   /* and its estimated GPU time */
     uint64_t held_since;     /* begin of the present wait at the gate, 0 when not held */
-    uint64_t distrust_until; /* gates of equals are ignored until then */
+    uint64_t distrust_until; /* gates of equals are ignored until then, */
+    uint64_t distrust_for;   /* which is so long */
     uint64_t probed_at;      /* last claim with a probe_until */
     uint8_t ahead;           /* was stopped for its lead, and stays so until most of it is gone */
 };
@@ -48,7 +49,7 @@ struct gh_decision {
      * latest and wakes its waiters, since they may have reckoned with an older v of its. */
     uint64_t until;
     uint64_t epoch, start, end, probe_until;
-    uint64_t distrust_until; /* these two to be kept in gh_own */
+    uint64_t distrust_until, distrust_for; /* these three to be kept in gh_own */
     uint8_t ahead;
 };
 

@@ -70,12 +70,14 @@ struct gh_rules {
     uint64_t drain_max;      /* a high tenant waits at most this for lower residues, if they promise to be shorter */
     uint64_t pacer_min, pacer_max; /* bounds of the step at which own completions are looked for */
     uint64_t starve;         /* held this long by equals with nothing in flight: go on as without gates for distrust */
-    uint64_t distrust;
+    uint64_t distrust;       /* for twice as long each time that it follows soon on the last, up to distrust_max */
+    uint64_t distrust_max;
     uint64_t burst;          /* bound of a capped tenant's saved-up time */
 };
 
 struct gh_card {
     uint64_t present; /* bit i: slot i is granted */
+    uint64_t seen;    /* when the others' slots were read */
     struct gh_rules rules;
     struct gh_share share[GH_SLOTS];
     struct gh_slot slot[GH_SLOTS];

@@ -27,7 +27,7 @@ EXECUTABLE = "share-model"
 POLICIES = ("native", "strict", "ledger", "split", "learned")
 # Keys that are no times; all others are microseconds here and nanoseconds in the executable.
 PLAIN = {"count", "sync", "class", "weight", "freeze", "seed", "depth", "kappa", "rare_ppm"}
-WORDS = {"spread", "fault"}
+WORDS = {"spread", "fault", "lie"}
 SCALE = {"sigma": 1000, "cap": 10000}  # per cent of the card in ppm
 
 

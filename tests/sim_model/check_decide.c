@@ -154,7 +154,7 @@ static void idle_primary_loses_its_tenure(void) {
     claim(0, 1, now - GH_MS, 10 * GH_MS);
     idle(0, now - 100 * GH_US);
     struct gh_decision d = ask(1);
-    MUST(d.go && d.mode == GH_GUARDED && !d.claim); /* nobody else wants: go, but the tenure stays its own */
+    MUST(!d.go && d.until <= now + 100 * GH_US + 1); /* it may be back at once */
     idle(0, now - 201 * GH_US);
     d = ask(1);
     MUST(d.go && d.claim && d.epoch == 2);
@@ -293,6 +293,10 @@ static void starved_stops_believing(void) {
     own.held_since = 0;
     own.distrust_until = d.distrust_until;
     MUST(ask(1).go);
+    own.held_since = now - 300 * GH_MS; /* once more, soon after: for longer */
+    own.distrust_until = now - 400 * GH_MS;
+    own.distrust_for = GH_S;
+    MUST(ask(1).distrust_until == now + 2 * GH_S);
 }
 
 static void weight_is_what_one_is_owed(void) {
@@ -363,7 +367,7 @@ int main(int argc, char **argv) {
             continue;
         memset(&card, 0, sizeof card);
         memset(&own, 0, sizeof own);
-        own.probed_at = 0;
+        card.seen = now;
         gh_rules_default(&card.rules);
         all[i].check();
         puts(all[i].name);

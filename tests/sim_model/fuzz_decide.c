@@ -114,6 +114,7 @@ static struct gh_own own_of(uint64_t now, int hostile) {
         .running_cost = below(GH_MS),
         .held_since = below(2) ? near(now, 0) : 0,
         .distrust_until = below(8) ? 0 : now + below(GH_S),
+        .distrust_for = below(4) ? below(64 * GH_S) : draw(),
         .probed_at = near(now, 0),
         .ahead = (uint8_t)below(2),
     };
@@ -124,6 +125,7 @@ static int same(const struct gh_decision *a, const struct gh_decision *b) {
     return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->claim == b->claim &&
            a->held == b->held && a->until == b->until && a->epoch == b->epoch && a->start == b->start &&
            a->end == b->end && a->probe_until == b->probe_until && a->distrust_until == b->distrust_until &&
+           a->distrust_for == b->distrust_for &&
            a->ahead == b->ahead;
 }
 
@@ -134,6 +136,7 @@ static void any_neighbours(void) {
     gh_rules_default(&card.rules);
     uint64_t now = below(16) ? 10 * GH_S + below(1000 * GH_S) : below(2) ? below(GH_MS) : UINT64_MAX - below(10 * GH_S);
     card.present = below(8) ? below(256) : draw();
+    card.seen = near(now, 0);
     unsigned me = (unsigned)below(GH_SLOTS);
     card.present |= 1ull << me;
     for (unsigned i = 0; i < GH_SLOTS; i++) {
@@ -228,6 +231,7 @@ static void honest_equals(void) {
     memset(&card, 0, sizeof card);
     gh_rules_default(&card.rules);
     uint64_t now = 100 * GH_S + below(GH_S);
+    card.seen = now - below(100 * GH_US);
     unsigned n = 2 + (unsigned)below(6);
     int saturated = 1;
     for (unsigned i = 0; i < n; i++) {
@@ -260,6 +264,7 @@ static void idle_high(void) {
     gh_rules_default(&card.rules);
     uint64_t now = 100 * GH_S + below(GH_S), linger = 1 + below(100 * GH_MS), idle = below(200 * GH_MS);
     card.present = 3;
+    card.seen = now;
     card.share[0] = (struct gh_share){.class_ = 2, .weight = 100, .linger = (uint32_t)linger};
     card.share[1] = (struct gh_share){.class_ = 0, .weight = 100};
     card.slot[0] = (struct gh_slot){.launched = 7, .done = 7, .heartbeat = now - idle, .active_at = now - idle,

@@ -1,5 +1,14 @@
 #include "gpu.h"
 
+#include <stddef.h>
+#include <string.h>
+
+void gpu_reset(struct gpu *gpu, unsigned count) {
+    memset(gpu, 0, offsetof(struct gpu, context) + count * sizeof *gpu->context);
+    gpu->count = count;
+    gpu->event = NEVER;
+}
+
 uint64_t gpu_pending(const struct gpu *gpu, unsigned i, uint64_t now) {
     return gpu->context[i].pending + (gpu->work >> i & 1 ? now - gpu->changed : 0);
 }

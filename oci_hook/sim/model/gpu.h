@@ -33,7 +33,6 @@ struct context {
 
 struct gpu {
     uint64_t slice, switch_loaded, switch_idle; /* physics, ns */
-    struct context context[MAX_TENANTS];
     unsigned count;
     uint64_t work;     /* bit i: context i has kernels */
     unsigned current;
@@ -48,7 +47,11 @@ struct gpu {
     void (*ran)(void *who, unsigned context, uint64_t from, uint64_t to);
     void (*finished)(void *who, unsigned context, const struct kernel *kernel, uint64_t now);
     void *who;
+    struct context context[MAX_TENANTS]; /* last: only those in use are cleared */
 };
+
+/* An idle card of `count` contexts; physics and callbacks are the caller's to set. */
+void gpu_reset(struct gpu *gpu, unsigned count);
 
 void gpu_submit(struct gpu *gpu, unsigned context, uint64_t duration, uint32_t key, uint64_t now);
 /* Handle gpu->event. */

@@ -40,7 +40,7 @@ static const struct key config_keys[] = {
     C(strict_quantum), C(fault_at), C(fault_for),
     R(window), R(window_guarded), R(quantum), R(tenure_min), R(tenure_sum), R(recheck), R(idle_release),
     R(mix_slack), R(bank), R(wake_idle), R(wake_lag), R(wake_hold), R(probe), R(probe_every), R(active_within), R(heartbeat_stale),
-    R(silent), R(progress_stale), R(linger_max), R(drain_max), R(pacer_min), R(pacer_max), R(starve),
+    R(silent), R(progress_stale), R(linger_max), R(drain_max), R(pacer_min), R(pacer_max), R(starve), R(distrust_max),
     R(distrust), R(burst),
 #undef C
 #undef R
@@ -70,6 +70,7 @@ static int choice(const char *value, const char *const *names) {
 static const char *const policies[] = {"native", "strict", "ledger", NULL};
 static const char *const charges[] = {"exact", "split", "learned", NULL};
 static const char *const spreads[] = {"fixed", "uniform", "exponential", NULL};
+static const char *const lies[] = {"none", "bypass", "greedy", "ghost", NULL};
 static const char *const faults[] = {"none", "kill", "stop", NULL};
 
 static void set(struct config *c, const char *name, const char *value) {
@@ -109,6 +110,8 @@ static void tenant(struct config *c, char *words) {
             p->sync = number(value) != 0;
         else if (!strcmp(word, "spread"))
             p->spread = (enum gap_kind)choice(value, spreads);
+        else if (!strcmp(word, "lie"))
+            p->lie = (enum lie)choice(value, lies);
         else if (!strcmp(word, "class"))
             s->class_ = (uint8_t)number(value);
         else if (!strcmp(word, "weight"))

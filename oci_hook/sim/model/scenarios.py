@@ -224,6 +224,18 @@ def faults() -> "tuple[Scenario, ...]":
     )
 
 
+def liars() -> "tuple[Scenario, ...]":
+    titles = {
+        "bypass": "2 honest saturated, one without gates and with nothing in its slot",
+        "greedy": "2 honest saturated, one without gates that claims tenure for ever",
+        "ghost": "2 honest saturated, one that claims tenure for ever and does nothing",
+    }
+    return tuple(
+        Scenario(f"liar-{lie}", title, (saturated(), saturated(), saturated(lie=lie)), None, ("native", "ledger"))
+        for lie, title in titles.items()
+    )
+
+
 GROUPS = {
     "table": TABLE,
     "others": others(),
@@ -231,6 +243,7 @@ GROUPS = {
     "caps": capped(),
     "priority": priority(),
     "faults": faults(),
+    "liars": liars(),
 }
 
 

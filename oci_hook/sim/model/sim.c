@@ -67,19 +67,14 @@ static void draw_kernel(struct tenant *t) {
     t->longest_kernel = max64(t->longest_kernel, t->duration);
 }
 
-static int is_high(const struct sim *sim, unsigned i) {
-    for (unsigned k = 0; k < sim->config.count; k++)
-        if (sim->config.share[k].class_ < sim->config.share[i].class_)
-            return 1;
-    return 0;
-}
+static int is_high(const struct sim *sim, unsigned i) { return sim->low && !(sim->low >> i & 1); }
 
-static uint64_t low_mask(const struct sim *sim) {
+static uint64_t low_mask(const struct config *config) {
     uint64_t mask = 0, top = 0;
-    for (unsigned k = 0; k < sim->config.count; k++)
-        top = max64(top, sim->config.share[k].class_);
-    for (unsigned k = 0; k < sim->config.count; k++)
-        mask |= (uint64_t)(sim->config.share[k].class_ < top) << k;
+    for (unsigned k = 0; k < config->count; k++)
+        top = max64(top, config->share[k].class_);
+    for (unsigned k = 0; k < config->count; k++)
+        mask |= (uint64_t)(config->share[k].class_ < top) << k;
     return mask;
 }
 
@@ -118,13 +113,12 @@ static void begin_hold(struct sim *sim, unsigned i) {
     t->state = GATE;
 }
 
-static void seen_from_high(struct sim *sim, unsigned i, int first_of_request) {
-    uint64_t low = low_mask(sim);
-    if (!is_high(sim, i) || !low || !first_of_request)
+static void request_begins(struct sim *sim, unsigned i) {
+    if (!is_high(sim, i))
         return;
     sim->high_from = sim->now;
     sim->high_idle = 0;
-    sim->low_gone = !(sim->gpu.work & low);
+    sim->low_gone = !(sim->gpu.work & sim->low);
     if (sim->low_gone && measured(sim))
         samples_add(&sim->low_free, 0);
 }
@@ -133,7 +127,7 @@ static void note_submission(struct sim *sim, unsigned i) {
     const struct config *c = &sim->config;
     if (sim->victim != GH_SLOTS && i != sim->victim && sim->takeover == NEVER)
         sim->takeover = sim->now - c->fault_at;
-    if (c->policy != LEDGER || !(low_mask(sim) >> i & 1))
+    if (c->policy != LEDGER || !(sim->low >> i & 1))
         return;
     if (sim->high_from && !sim->high_idle && sim->now > sim->high_from + c->snapshot)
         sim->violations.late_low_submit++;
@@ -145,7 +139,7 @@ static void note_submission(struct sim *sim, unsigned i) {
                 samples_add(&sim->release, took);
                 uint64_t due = max64(sim->high_idle + linger, sim->low_ended);
                 const struct tenant *t = &sim->tenant[i];
-                int served = (sim->gpu.work & low_mask(sim)) != 0; /* low work is on the card: released already */
+                int served = (sim->gpu.work & sim->low) != 0; /* low work is on the card: released already */
                 if (!served && t->state == GATE && t->held_from <= due && t->waited != GH_CAPPED && sim->now > due + GH_MS)
                     sim->violations.late_release++;
                 break;
@@ -159,13 +153,14 @@ static void launch(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     int first = t->state == LAUNCH;
     if (first && t->left == t->program.count)
-        seen_from_high(sim, i, 1);
+        request_begins(sim, i);
     if (gpu_queued(&sim->gpu, i) >= sim->config.depth) {
         t->state = FULL;
         t->at = NEVER;
         return;
     }
-    int go = sim->config.policy == LEDGER   ? standin_gate(sim, i, first)
+    int go = t->program.lie                 ? 1
+             : sim->config.policy == LEDGER ? standin_gate(sim, i, first)
              : sim->config.policy == STRICT ? strict_gate(sim, i)
                                             : 1;
     if (!go) {
@@ -174,7 +169,7 @@ static void launch(struct sim *sim, unsigned i) {
     }
     if (t->state == GATE && measured(sim))
         t->longest_hold = max64(t->longest_hold, sim->now - t->held_from);
-    if (sim->config.policy != NATIVE)
+    if (sim->config.policy != NATIVE && !t->program.lie)
         standin_submitted(sim, i);
     note_submission(sim, i);
     gpu_submit(&sim->gpu, i, t->duration, t->key, sim->now);
@@ -203,7 +198,7 @@ static void host(struct sim *sim, unsigned i) {
         launch(sim, i);
         break;
     case SYNCED:
-        if (sim->config.policy != NATIVE)
+        if (sim->config.policy != NATIVE && !sim->tenant[i].program.lie)
             standin_poll(sim, i);
         after_burst(sim, i);
         break;
@@ -230,7 +225,7 @@ static void finished(void *who, unsigned i, const struct kernel *kernel, uint64_
     sim->now = now;
     gh_cost_learn(&t->cost[kernel->key], kernel->shared, kernel->clean);
 
-    uint64_t low = low_mask(sim);
+    uint64_t low = sim->low;
     if (low >> i & 1 && !(sim->gpu.work & low))
         sim->low_ended = now;
     if (sim->high_from && !sim->low_gone && !(sim->gpu.work & low)) {
@@ -320,16 +315,17 @@ static void warm_up_done(struct sim *sim) {
 }
 
 void sim_run(struct sim *sim, const struct config *config) {
-    memset(sim, 0, sizeof *sim);
+    memset(sim, 0, offsetof(struct sim, gpu));
+    memset(sim->tenant, 0, config->count * sizeof *sim->tenant);
+    gpu_reset(&sim->gpu, config->count);
     sim->config = *config;
-    sim->gpu = (struct gpu){.slice = config->slice,
-                            .switch_loaded = config->switch_loaded,
-                            .switch_idle = config->switch_idle,
-                            .count = config->count,
-                            .event = NEVER,
-                            .ran = ran,
-                            .finished = finished,
-                            .who = sim};
+    sim->gpu.slice = config->slice;
+    sim->gpu.switch_loaded = config->switch_loaded;
+    sim->gpu.switch_idle = config->switch_idle;
+    sim->gpu.ran = ran;
+    sim->gpu.finished = finished;
+    sim->gpu.who = sim;
+    sim->low = low_mask(config);
     sim->card.rules = config->rules;
     sim->card.present = (1ull << config->count) - 1;
     sim->lease.owner = GH_SLOTS;
@@ -346,6 +342,10 @@ void sim_run(struct sim *sim, const struct config *config) {
         t->next_request = t->at;
         t->pacer = NEVER;
         t->waits_on = GH_SLOTS;
+        if (t->program.lie == GHOST && config->policy == LEDGER)
+            t->at = NEVER;
+        if (t->program.lie >= GREEDY && config->policy == LEDGER)
+            t->pacer = start;
         t->own.bucket.at = start;
         sim->card.share[i] = config->share[i];
         sim->card.slot[i].saturated = 1;

@@ -12,6 +12,9 @@ enum policy { NATIVE, STRICT, LEDGER };
 enum charge { EXACT, SPLIT, LEARNED };
 enum gap_kind { GAP_FIXED, GAP_UNIFORM, GAP_EXPONENTIAL };
 
+/* A tenant that does not play by the rules: without gates and silent; the same and claiming all; claiming all, idle. */
+enum lie { HONEST, BYPASS, GREEDY, GHOST };
+
 /* What a tenant's program does, for ever: `count` kernels, then perhaps a synchronise, then a gap. */
 struct program {
     uint64_t count, kernel, host; /* kernels per burst, mean ns each, host ns per launch */
@@ -21,6 +24,7 @@ struct program {
     uint64_t gap;    /* ns after a burst */
     uint64_t period; /* open loop: mean ns between requests, instead of a gap */
     enum gap_kind spread;
+    enum lie lie;
     uint64_t begin;   /* starts so late */
     uint64_t on, off; /* runs in the first `on` of each on + off */
 };
@@ -86,9 +90,7 @@ struct violations {
 
 struct sim {
     struct config config;
-    struct gpu gpu;
     struct gh_card card; /* as published */
-    struct tenant tenant[MAX_TENANTS];
     uint64_t now;
     struct { /* strict lease */
         unsigned owner;
@@ -105,7 +107,9 @@ struct sim {
     uint64_t low_ended;
     struct samples low_free, release;
     struct violations violations;
-    uint64_t events;
+    uint64_t events, low; /* counted; mask of tenants below the highest class */
+    struct gpu gpu;       /* these two last: only tenants in use are cleared */
+    struct tenant tenant[MAX_TENANTS];
 };
 
 /* Runs config into sim (which the caller allocates; released by sim_release). */

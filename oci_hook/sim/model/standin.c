@@ -97,8 +97,22 @@ void standin_poll(struct sim *sim, unsigned i) {
     }
 }
 
+/* Busy, behind everybody, and in tenure for as long as a claim may be; again before that is over. */
+static void forge(struct sim *sim, unsigned i) {
+    uint64_t now = sim->now;
+    struct gh_slot *s = &sim->card.slot[i];
+    *s = (struct gh_slot){.launched = s->done + 2, .done = s->done + 1, .done_at = now, .heartbeat = now, .active_at = now,
+                          .residue = NEVER, .duty = GH_PPM, .epoch = s->epoch + 1000, .start = now,
+                          .end = now + sim->config.rules.tenure_sum, .probe_until = NEVER, .held = 1, .saturated = 1};
+    sim->tenant[i].pacer = now + GH_MS / 2;
+}
+
 void standin_pacer(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
+    if (t->program.lie) {
+        forge(sim, i);
+        return;
+    }
     struct gh_slot *s = &sim->card.slot[i];
     const struct gh_rules *r = &sim->config.rules;
     standin_poll(sim, i);
@@ -123,7 +137,7 @@ static void look(struct sim *sim, unsigned i) {
         t->view.slot[k] = sim->card.slot[k];
         t->view.slot[k].v = max64(before, t->view.slot[k].v); /* no step back is believed */
     }
-    t->viewed = sim->now;
+    t->viewed = t->view.seen = sim->now;
 }
 
 int standin_gate(struct sim *sim, unsigned i, int first) {
@@ -150,6 +164,7 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
     struct gh_decision d = gh_decide(&t->view, i, &t->own, now, estimate);
     sim->violations.distrust += t->own.distrust_until != d.distrust_until;
     t->own.distrust_until = d.distrust_until;
+    t->own.distrust_for = d.distrust_for;
     t->own.ahead = d.ahead;
     t->own.held_since = gh_held_since(&t->own, &d, now);
     t->mode = d.mode;
