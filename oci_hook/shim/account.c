@@ -13,6 +13,8 @@
 
 #define TRIES 1000000 /* of a compare-and-add; each failure is another's success, so this is never reached */
 #define SWEEP_EVERY_MS 100
+#define OFD_GETLK 36 /* Linux 3.15; not in the headers of old C libraries */
+#define OFD_SETLK 37
 
 #define LOAD(p) atomic_load_explicit(p, memory_order_acquire)
 #define STORE(p, v) atomic_store_explicit(p, v, memory_order_release)
@@ -188,6 +190,39 @@ static void bury(struct gh_state *st, struct gh_account_page *page, unsigned slo
     STORE(&page->owner[slot], 0);
 }
 
+/* For processes of other pid namespaces, to whom our pid says nothing: a lock that the kernel drops when we die or
+ * exec. Its descriptor stays open; should the program close it, only those processes take us for dead. */
+static void hold_lock(struct gh_state *st, unsigned slot) {
+    int fd = open_page();
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    struct stat old, now;
+    if (fd < 0)
+        return;
+    /* A slot that we lost: its lock must not speak for its next owner. Unless the number is another file's by now. */
+    if (st->lock_fd && !fstat(fd, &now) && !fstat(st->lock_fd, &old) && old.st_ino == now.st_ino &&
+        old.st_dev == now.st_dev)
+        syscall(SYS_close, st->lock_fd);
+    st->lock_fd = 0;
+    int high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 100); /* out of the way of programs that count on low ones */
+    if (high >= 0) {
+        syscall(SYS_close, fd);
+        fd = high;
+    }
+    if (syscall(SYS_fcntl, fd, OFD_SETLK, &lock))
+        syscall(SYS_close, fd);
+    else
+        st->lock_fd = fd;
+}
+
+bool gh_slot_locked(unsigned slot) {
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    bool held = fd < 0 || syscall(SYS_fcntl, fd, OFD_GETLK, &lock) || lock.l_type != F_UNLCK; /* in doubt: alive */
+    if (fd >= 0)
+        syscall(SYS_close, fd);
+    return held;
+}
+
 static unsigned claim(struct gh_state *st, struct gh_account_page *page) {
     unsigned from = gh_owner_pid(st->me);
     for (unsigned i = 0; i < GH_ACCOUNT_SLOTS; i++) {
@@ -195,6 +230,7 @@ static unsigned claim(struct gh_state *st, struct gh_account_page *page) {
         uint64_t nobody = 0;
         if (slot && !LOAD(&page->owner[slot]) && CAS(&page->owner[slot], &nobody, st->me)) {
             STORE(&page->stack[slot], st->stack);
+            hold_lock(st, slot);
             settle(page, slot);
             return slot;
         }
@@ -352,7 +388,7 @@ void gh_sweep(struct gh_state *st) {
         uint64_t owner = LOAD(&page->owner[slot]), stack = LOAD(&page->stack[slot]);
         if (!owner || owner == (st->me | GH_OWNER_SWEEP) || (owner == st->me && slot == LOAD(&st->slot)))
             continue;
-        if (!gh_alive(st, owner, stack))
+        if (!gh_alive(st, slot, owner, stack))
             bury(st, page, slot, owner);
     }
     restate(st, page);

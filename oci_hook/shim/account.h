@@ -15,8 +15,10 @@ static inline uint64_t gh_bytes(uint64_t units) { return units << GH_UNIT_SHIFT;
 
 /* Fills in st->me and st->stack. */
 void gh_identify(struct gh_state *st);
-/* Whether the process that this owner word names still has the address space that took the slot. */
-bool gh_alive(const struct gh_state *st, uint64_t owner, uint64_t stack);
+/* Whether the process that a slot's owner word names still has the address space that took the slot. */
+bool gh_alive(const struct gh_state *st, unsigned slot, uint64_t owner, uint64_t stack);
+/* Whether anyone holds the lock of a slot's owner. */
+bool gh_slot_locked(unsigned slot);
 
 /* Maps the page and takes a slot. False: no books, the caller refuses (a line was written). */
 bool gh_account_attach(struct gh_state *st);

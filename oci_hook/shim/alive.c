@@ -86,14 +86,14 @@ static void stat_path(char *out, uint32_t pid) {
     strcpy(out, "/stat");
 }
 
-bool gh_alive(const struct gh_state *st, uint64_t owner, uint64_t stack) {
+bool gh_alive(const struct gh_state *st, unsigned slot, uint64_t owner, uint64_t stack) {
     char path[32];
     struct stat_line now;
     uint32_t pid = gh_owner_pid(owner);
     if (!pid)
         return false;
     if (gh_owner_ns(owner) != gh_owner_ns(st->me))
-        return true; /* a nested pid namespace: its numbers say nothing here */
+        return gh_slot_locked(slot); /* a nested pid namespace: its numbers say nothing here */
     if (syscall(SYS_kill, pid, 0) && errno == ESRCH)
         return false;
     stat_path(path, pid);

@@ -2,7 +2,8 @@
 
 #include "real.h"
 
-#define GRAIN (2ull << 20) /* a pool grows by multiples of the card's page */
+#define GRAIN (2ull << 20)       /* a card's page: no pool grows by less */
+#define FIRST_GRAIN (32ull << 20) /* what drivers grow a pool by, until one is seen to do with less */
 #define CHANGES ((1ull << 24) - 1)
 
 static uint64_t booked_units(uint64_t booked) { return booked >> 24; }
@@ -34,6 +35,7 @@ static struct gh_pool *note(struct gh_state *st, void *handle, enum pool_kind ki
             atomic_store(&pool->card, card);
             pool->device = device;
             atomic_store(&pool->booked, 0);
+            atomic_store(&pool->grain, FIRST_GRAIN);
             atomic_store_explicit(&pool->kind, kind, memory_order_release);
             if (i == n)
                 atomic_store_explicit(&st->pools.count, n + 1, memory_order_release);
@@ -77,6 +79,14 @@ static bool figures(const struct gh_pool *pool, uint64_t *reserved, uint64_t *us
     return true;
 }
 
+/* What is reserved is a multiple of the grain, so its lowest bit bounds that from above. */
+static void learn_grain(struct gh_pool *pool, uint64_t reserved) {
+    uint64_t low = reserved & -reserved, grain = atomic_load(&pool->grain);
+    low = low > GRAIN ? low : GRAIN;
+    if (reserved && low < grain)
+        atomic_store(&pool->grain, low);
+}
+
 static uint64_t limit_of(struct gh_state *st, unsigned card) {
     struct gh_limit limit;
     if (!gh_policy_limit(st, card, &limit))
@@ -95,6 +105,7 @@ static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held
         if (!figures(pool, &reserved, &used))
             break;
         alone = alone && atomic_load(&pool->inflight) == 1;
+        learn_grain(pool, reserved);
         uint64_t have = booked_units(was), want = gh_units(reserved), now = want;
         if (want > have + held && !alone)
             now = have + held;
@@ -127,7 +138,7 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
         return CUDA_SUCCESS;
     }
     int card = atomic_load(&pool->card);
-    uint64_t reserved, used, units = gh_units((bytes + GRAIN - 1) & ~(GRAIN - 1));
+    uint64_t grain = atomic_load(&pool->grain), units = gh_units((bytes + grain - 1) & ~(grain - 1)), reserved, used;
     if (card < 0 || bytes > UINT64_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t limit = limit_of(st, (unsigned)card);

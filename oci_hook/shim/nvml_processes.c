@@ -29,7 +29,7 @@ static unsigned own_processes(struct gh_state *st, int card, struct process *out
             continue;
         uint64_t bytes = gh_bytes(gh_slot_share(page, slot, (unsigned)card));
         if ((bytes || atomic_load(&page->entry[slot][card].contexts)) &&
-            gh_alive(st, owner, atomic_load(&page->stack[slot])))
+            gh_alive(st, slot, owner, atomic_load(&page->stack[slot])))
             out[n++] = (struct process){gh_owner_pid(owner), bytes};
     }
     return n;

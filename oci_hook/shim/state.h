@@ -50,6 +50,7 @@ struct gh_pool {
     _Atomic uint32_t kind;     /* enum pool_kind */
     _Atomic uint32_t inflight; /* operations that may be changing it */
     _Atomic uint64_t booked;   /* units:40 | changes:24 */
+    _Atomic uint64_t grain;    /* it grows by multiples of this, as far as was seen */
 };
 struct gh_pools {
     struct gh_lock lock;
@@ -71,6 +72,7 @@ struct gh_state {
     struct gh_lock attach;
     struct gh_account_page *_Atomic account;
     _Atomic uint32_t slot; /* 0 none yet */
+    int lock_fd;           /* 0 none; holds the lock of the slot */
     _Atomic int64_t swept_ms;
     struct gh_mine mine[GH_ACCOUNT_CARDS];
     /* policy */

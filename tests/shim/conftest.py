@@ -18,7 +18,9 @@ CC = [sys.executable, "-m", "ziglang", "cc", "-O1", "-fno-sanitize=undefined"]
 @pytest.fixture(scope="session")
 def stand_in() -> Path:
     """The folder of the stand-in libraries as they are shipped."""
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "build")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "build"), "--part", "shim"], check=True, stdout=subprocess.DEVNULL
+    )
     return ROOT / "build" / platform.machine()
 
 

@@ -8,6 +8,8 @@ static _Atomic u64 next = 0x700000000000ull;
 
 int cuInit(unsigned flags) { return (void)flags, 0; }
 int cuCtxGetCurrent(void **out) { return *out = (void *)0x1000, 0; }
+int cuDevicePrimaryCtxRetain(void **out, int device) { return (void)device, *out = (void *)0x1000, 0; }
+int cuCtxSetCurrent(void *context) { return (void)context, 0; }
 int cuCtxGetDevice(int *out) { return *out = 0, 0; }
 int cuDeviceGetUuid_v2(void *uuid, int device) { return (void)device, memset(uuid, 0xa0, 16), 0; }
 int cuMemAlloc_v2(u64 *out, size_t bytes) { return (void)bytes, *out = next += 512, 0; }

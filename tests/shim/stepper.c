@@ -1,0 +1,180 @@
+/* Kills a process of the container after each single instruction of a booking, and checks the books.
+ *
+ * stepper alloc|free|refuse|sweep [other]: for k = 1, 2, ...: a child attaches, warms up and stops before the call; it
+ * is traced k instructions into the call and killed there. With "other", the observer books something between the
+ * last step and the kill, so that the total is overwritten and the operation must be found in the acknowledgement.
+ * After the kill one sweep must leave exactly what the observer holds. For "sweep" the call is a sweep over a
+ * process that was killed with memory; only the instructions at which the slot is held by the sweeper are tried.
+ * stepper pause: the child is not killed but held at instruction k while the observer books and sweeps; a sweep must
+ * not take an operation for undone that took effect, nor the other way round, and after the child went on the books
+ * must be exact.
+ * Runs over the driver that does nothing, which does not mind forks. Prints how many instructions were tried. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "account_page.h"
+
+typedef unsigned long long u64;
+int cuInit(unsigned);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuCtxSetCurrent(void *);
+int cuMemAlloc_v2(u64 *, size_t);
+int cuMemFree_v2(u64);
+int cuMemGetInfo_v2(size_t *, size_t *);
+
+#define MIB (1ull << 20)
+static struct gh_account_page *page;
+
+static void die(const char *what, unsigned k) {
+    fprintf(stderr, "step %u: %s (errno %d)\n", k, what, errno);
+    exit(1);
+}
+static void start(void) {
+    void *ctx;
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&ctx, 0) || cuCtxSetCurrent(ctx))
+        die("no context", 0);
+}
+static u64 take(size_t n) {
+    u64 p;
+    return cuMemAlloc_v2(&p, n) ? 0 : p;
+}
+static u64 used(void) {
+    size_t f, t;
+    if (cuMemGetInfo_v2(&f, &t))
+        die("no figures", 0);
+    return t - f;
+}
+
+static void swept(u64 expected, unsigned k) {
+    /* An allocation that is refused, though the limit would allow it, sweeps. */
+    if (take(1ull << 30))
+        die("the whole limit was granted", k);
+    for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
+        if (atomic_load(&page->owner[slot]) && gh_owner_pid(atomic_load(&page->owner[slot])) != (uint32_t)getpid())
+            die("a dead process keeps a slot", k);
+    if (used() != expected) {
+        fprintf(stderr, "used %llu, expected %llu\n", used(), expected);
+        die("the books are wrong", k);
+    }
+}
+
+static int sweeping(void) {
+    for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
+        if (atomic_load(&page->owner[slot]) & GH_OWNER_SWEEP)
+            return 1;
+    return 0;
+}
+
+static pid_t spawn(const char *what, pid_t dead) {
+    pid_t child = fork();
+    if (child)
+        return child;
+    ptrace(PTRACE_TRACEME, 0, 0, 0);
+    start();
+    u64 held = take(3 * MIB), p = take(2 * MIB);
+    cuMemFree_v2(p);
+    if (!held)
+        _exit(3);
+    if (dead) { /* its parent reaps it only after us: a zombie is dead enough */
+        kill(dead, SIGKILL);
+        usleep(20000);
+    }
+    raise(SIGSTOP);
+    if (!strcmp(what, "alloc") || !strcmp(what, "pause"))
+        take(5 * MIB);
+    else if (!strcmp(what, "free"))
+        cuMemFree_v2(held);
+    else
+        take(1ull << 30); /* refused; sweeps */
+    if (!strcmp(what, "pause"))
+        raise(SIGSTOP);
+    _exit(0);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argv[1];
+    int other = argc > 2, sweep = !strcmp(what, "sweep"), status;
+    unsigned stride = sweep ? 7 : 1, tried = 0, most = !strcmp(what, "refuse") ? 1000 : 100000; /* a refusal goes on to sweep */
+    start();
+    u64 mine = take(7 * MIB);
+    int fd = open("/run/gpu-hook/account/page", O_RDWR);
+    page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (!mine || page == MAP_FAILED)
+        die("no page", 0);
+    for (unsigned k = 1; k < most; k += stride) {
+        pid_t victim = 0;
+        if (sweep && !(victim = fork())) {
+            start();
+            take(11 * MIB);
+            for (;;)
+                pause();
+        }
+        if (victim)
+            usleep(20000);
+        pid_t child = spawn(what, victim);
+        if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status) || WSTOPSIG(status) != SIGSTOP)
+            die("the child did not stop", k);
+        unsigned steps = 0;
+        int ended = 0;
+        for (int started = !sweep; !ended && steps < k;) {
+            ptrace(PTRACE_SINGLESTEP, child, 0, 0);
+            if (waitpid(child, &status, 0) != child)
+                die("lost the child", k);
+            ended = WIFEXITED(status) || (WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
+            if (!started && sweeping())
+                started = 1;
+            if (started)
+                steps++;
+            if (sweep && started && steps > 1 && !sweeping())
+                ended = 1;
+        }
+        u64 extra = other ? take(MIB) : 0;
+        if (other && !extra)
+            die("no room for the other", k);
+        if (!strcmp(what, "pause")) {
+            extra = take(MIB);
+            u64 now = gh_word_value(atomic_load(&page->card[0].total)) << 9, before = (7 + 3 + 1) * MIB;
+            if (!extra || take(1ull << 30))
+                die("not as much room as there is", k);
+            if (now != before && now != before + 5 * MIB)
+                die("the total is wrong", k);
+            if (now != gh_word_value(atomic_load(&page->card[0].total)) << 9)
+                die("a sweep beside an operation changes the total", k);
+            if (!ended) {
+                ptrace(PTRACE_CONT, child, 0, 0);
+                if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+                    die("the child did not go on", k);
+            }
+            if (take(1ull << 30) || used() != before + 5 * MIB)
+                die("the books are wrong after both went on", k);
+        }
+        kill(child, SIGKILL);
+        waitpid(child, &status, 0);
+        if (!strcmp(what, "pause")) {
+            cuMemFree_v2(extra);
+            extra = 0;
+        }
+        swept(7 * MIB + (other ? MIB : 0), k);
+        if (extra)
+            cuMemFree_v2(extra);
+        if (victim)
+            waitpid(victim, &status, 0);
+        tried++;
+        if (ended)
+            break;
+    }
+    printf("%u\n", tried);
+    return 0;
+}

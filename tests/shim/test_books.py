@@ -1,0 +1,243 @@
+"""The account page: right after forks, execs, kills at any instruction, and whatever is written over it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from box import MIB, Box
+from conftest import HERE, ROOT, compile_c
+
+pytestmark = pytest.mark.root
+PAGE, OWNERS, STACKS, ENTRIES = 4096 + 2 * 8192 + 512 * 1024, 4096, 4096 + 8192, 4096 + 2 * 8192
+
+HOLD = """
+import sys, client as cu
+cu.init()
+print(cu.alloc({mib} * cu.MIB)[0], flush=True)
+for line in sys.stdin:
+    exec(line)
+"""
+
+
+def hold(box: Box, mib: int) -> "subprocess.Popen[str]":
+    p = box.start([sys.executable, "-c", HOLD.format(mib=mib)])
+    assert p.stdout and p.stdout.readline() == "0\n"
+    return p
+
+
+def test_a_killed_process_gives_its_memory_back(box: Box) -> None:
+    with hold(box, 700) as p:
+        p.kill()
+        p.wait()
+    box.python("cu.init(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
+    with hold(box, 700) as p:
+        p.kill()  # a zombie until the end of this block
+        box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info()")
+
+
+def test_forked_children_have_books_of_their_own(box: Box) -> None:
+    box.python("""
+import os
+def child(code):
+    pid = os.fork()
+    if not pid:
+        try:
+            code()
+            os._exit(0)
+        except BaseException as e:
+            print("child:", repr(e))
+            os._exit(1)
+    return pid
+def small():
+    cu.init()
+    assert cu.alloc(100 * cu.MIB)[0] == 0
+for pid in [child(small) for _ in range(8)]:
+    assert os.waitpid(pid, 0)[1] == 0
+cu.init()
+assert cu.info()[0] == 1024 * cu.MIB
+r, p = cu.alloc(600 * cu.MIB)
+def unusable():
+    assert cu.alloc(1)[0] == 3, "CUDA does not survive a fork"
+    assert cu.free(p) == 3
+    child(small)
+    os.wait()
+for pid in [child(unusable) for _ in range(5)]:
+    assert os.waitpid(pid, 0)[1] == 0
+assert cu.info()[0] == 424 * cu.MIB, cu.info()
+assert cu.free(p) == 0
+assert cu.info()[0] == 1024 * cu.MIB
+""")
+    assert box.peak() <= 1024 * MIB
+
+
+def test_exec_gives_the_old_programs_memory_back(box: Box) -> None:
+    again = "import client as cu; cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info()"
+    box.python(f"""
+import os, sys
+cu.init()
+assert cu.alloc(600 * cu.MIB)[0] == 0
+os.execv(sys.executable, [sys.executable, "-c", {again!r}])
+""")
+    code = 'import os, client as cu; cu.init(); cu.alloc(600 * cu.MIB); os.execvp("sh", ["sh", "-c", "echo; read x"])'
+    with box.start([sys.executable, "-c", code]) as p:
+        assert p.stdout and p.stdout.readline() == "\n"
+        box.python("cu.init(); assert cu.alloc(1000 * cu.MIB)[0] == 0")
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory, stand_in: Path) -> Path:
+    """stepper and worker, linked against the stand-in."""
+    out = tmp_path_factory.mktemp("tools")
+    link = [f"-I{ROOT / 'oci_hook' / 'shim'}", str(stand_in / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
+    for name in ("stepper", "worker"):
+        compile_c(out / name, str(HERE / f"{name}.c"), *link)
+    return out
+
+
+@pytest.fixture(scope="session")
+def noop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver that does nothing."""
+    source = ROOT / "scripts" / "benches" / "shim_c" / "noop.c"
+    return compile_c(tmp_path_factory.mktemp("noop") / "noop.so", "-shared", "-fPIC", str(source))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [[], ["other"]], ids=["alone", "overwritten"])
+@pytest.mark.parametrize("what", ["alloc", "free", "refuse", "sweep", "pause"])
+def test_killed_at_every_instruction(
+    tmp_path: Path, stand_in: Path, tools: Path, noop: Path, what: str, other: list[str]
+) -> None:
+    box = Box(tmp_path / "box", stand_in, noop)
+    out = box.run([str(tools / "stepper"), what, *other], timeout=100)
+    assert int(out.stdout) > (20 if what == "sweep" else 200), out.stdout
+
+
+def test_hundreds_of_short_processes(box: Box, tools: Path) -> None:
+    out = box.run([str(tools / "worker"), "short", "400"], timeout=120)
+    assert out.stdout == "0\n"
+    box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    running: list[subprocess.Popen[str]] = []
+    end = time.monotonic() + 8
+    started = 0
+    while time.monotonic() < end:
+        while len(running) < 6:
+            running.append(box.start([str(tools / "worker"), "busy", str(rng.randrange(1 << 30))]))
+            started += 1
+        time.sleep(rng.random() * 0.05)
+        victim = running.pop(rng.randrange(len(running)))
+        victim.kill()
+        victim.communicate()
+    for p in running:
+        p.send_signal(signal.SIGTERM)
+        p.communicate()
+    assert started > 30
+    assert 900 * MIB < box.peak() <= 1024 * MIB
+    box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
+
+
+def test_a_full_page_refuses_with_a_line(box: Box) -> None:
+    box.python("cu.init(); assert cu.alloc(1)[0] == 0")
+    stat = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    start, stack = int(stat[19]), int(stat[25])
+    inode = os.stat("/proc/self/ns/pid").st_ino
+    me = os.getpid() << 42 | ((inode ^ inode >> 10 ^ inode >> 20) & 0x3FF) << 31 | start & 0x7FFFFFFF
+    with open(box.place / "account" / "page", "r+b") as f:
+        before = f.read()
+        f.seek(OWNERS)
+        f.write(me.to_bytes(8, "little") * 1024 + stack.to_bytes(8, "little") * 1024)
+        f.flush()
+        out = box.python("cu.init(); assert cu.alloc(1)[0] == cu.OOM and cu.alloc(1)[0] == cu.OOM")
+        assert out.stderr.count("GH-308") == 1 and out.stderr.count("\n") == 1
+        f.seek(0)
+        f.write(before)
+    box.python("cu.init(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_scribbled_page_is_right_again_after_a_sweep(box: Box, seed: int) -> None:
+    rng = random.Random(seed)
+    with hold(box, 200) as p:
+        assert p.stdin and p.stdout
+        with open(box.place / "account" / "page", "r+b") as f:
+            first, size = (4096, PAGE - 4096) if seed % 2 else (1024, 1024)
+            f.seek(first)
+            f.write(rng.randbytes(size))
+        print("cu.alloc(1 << 30); print(cu.info()[0], flush=True)", file=p.stdin, flush=True)
+        if seed % 2 == 0:  # totals, surcharges and pressure: the surcharge is the agent's to write, so take it back
+            with open(box.place / "account" / "page", "r+b") as f:
+                for card in range(16):
+                    f.seek(1024 + 64 * card + 8)
+                    f.write(bytes(8))
+        p.stdout.readline()
+        print("cu.alloc(1 << 30); print(cu.info()[0] // cu.MIB, flush=True)", file=p.stdin, flush=True)
+        assert p.stdout.readline() == "824\n"
+        box.python("cu.init(); assert cu.info()[0] == 824 * cu.MIB, cu.info(); assert cu.alloc(824 * cu.MIB)[0] == 0")
+        p.stdin.close()
+        assert p.wait(10) == 0
+    box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info()")
+
+
+@pytest.mark.parametrize("damage", [b"x", b"\0" * 8 + b"\x07", b""], ids=["magic", "version", "missing folder"])
+def test_books_that_cannot_be_used_refuse_with_a_line(box: Box, damage: bytes) -> None:
+    page = box.place / "account" / "page"
+    if damage:
+        page.write_bytes(damage)
+    else:
+        page.parent.rmdir()
+    out = box.python(
+        "cu.init(); assert cu.alloc(1)[0] == cu.OOM; f, t = cu.info(); assert (f, t) == (0, 1 << 30), (f, t)"
+    )
+    assert out.stderr.count("GH-308") == 1 and out.stderr.count("\n") == 1
+    if damage:
+        page.unlink()
+    else:
+        page.parent.mkdir()
+    box.python("cu.init(); assert cu.alloc(1)[0] == 0")
+
+
+def test_users_of_different_ids_and_masks_share_the_page(box: Box) -> None:
+    box.place.chmod(0o755)
+    for parent in list(box.place.parents)[:4]:
+        if parent != Path("/tmp"):
+            parent.chmod(0o755)
+    (box.place / "card").chmod(0o666)
+    code = "import os; os.umask(0o077); os.setgid({0}); os.setuid({0}); cu.init(); r, p = cu.alloc(100 * cu.MIB); assert r == 0"
+    box.python(code.format(1001))
+    box.python(code.format(1002) + "; assert cu.used() == 100 * cu.MIB, cu.used()")
+    box.python(code.format(0))
+
+
+def test_a_nested_pid_namespace_is_counted_and_swept(box: Box) -> None:
+    code = HOLD.format(mib=600).replace("import sys", "import sys, os")
+    with box.start(["unshare", "-pf", "--mount-proc", "--kill-child", sys.executable, "-c", code]) as p:
+        assert p.stdin and p.stdout and p.stdout.readline() == "0\n"
+        box.python(
+            "cu.init(); assert cu.info()[0] == 424 * cu.MIB, cu.info(); assert cu.alloc(500 * cu.MIB)[0] == cu.OOM"
+        )
+        p.kill()
+        p.wait(10)
+        time.sleep(0.2)
+        box.python("cu.init(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
+
+
+def test_closing_every_descriptor_is_survived(box: Box) -> None:
+    with hold(box, 600) as p:
+        assert p.stdin and p.stdout
+        print(
+            "import os; os.closerange(3, 4096); cu.alloc(1 << 30); print(cu.used() // cu.MIB, flush=True)",
+            file=p.stdin,
+            flush=True,
+        )
+        assert p.stdout.readline() == "600\n"
+        box.python("cu.init(); assert cu.alloc(500 * cu.MIB)[0] == cu.OOM")
