@@ -97,9 +97,9 @@ static int record_lock(int fd, short type, off_t byte, bool wait)
 {
     struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     int r;
-    do
-        r = fcntl(fd, wait ? F_SETLKW : F_SETLK, &l);
-    while (r < 0 && errno == EINTR);
+    while ((r = fcntl(fd, wait ? F_SETLKW : F_SETLK, &l)) < 0 && (errno == EINTR || (wait && errno == EDEADLK)))
+        if (errno == EDEADLK) /* the kernel takes threads that wait for two cards' locks for a circle of processes */
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     return r;
 }
 

@@ -47,6 +47,15 @@ def test_file_that_is_no_card_is_not_used(sim: Sim) -> None:
     assert "1 device\n" in sim.run(sim.probe, "info").stdout
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(("option", "seen"), [("dev", "2 devices"), ("nodev", "1 device")])
+def test_card_whose_node_may_not_be_opened_is_not_there(sim: Sim, option: str, seen: str) -> None:
+    """A node that may be opened has no driver behind it here (ENXIO): that is no refusal."""
+    script = f"mount -t tmpfs -o {option} none /dev && mknod /dev/nvidia0 c 195 0 && exec {sim.probe} info"
+    r = sim.run("unshare", "--mount", "sh", "-c", script)
+    assert r.stdout.splitlines()[0] == seen, r.stdout + r.stderr
+
+
 @pytest.mark.parametrize("visible", ["1", "uuid"])
 def test_cuda_visible_devices(sim: Sim, visible: str) -> None:
     code = "context(); d = c_int(); n = c_int(); cuda.cuDeviceGetCount(byref(n)); "
