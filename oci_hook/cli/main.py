@@ -8,6 +8,7 @@ import click
 from oci_hook import __version__
 
 COMMANDS = {
+    "doctor": "oci_hook.cli.doctor:doctor",
     "explain": "oci_hook.cli.explain:explain",
     "gpus": "oci_hook.cli.gpus:gpus",
     "install": "oci_hook.cli.install:install",
@@ -20,14 +21,15 @@ COMMANDS = {
 
 # Beside the table, so that --help imports no command.
 SUMMARIES = {
+    "doctor": "Say what is wrong on this node, and the command that mends it.",
     "explain": "Show what a container would get and why; change nothing.",
     "gpus": "List the node's cards; --refresh looks for them anew.",
-    "install": "Put gpu-hook under a prefix.",
+    "install": "Put gpu-hook under a prefix and tell the container engines.",
     "ps": "List the containers that hold a share now.",
     "release": "Take back the share of a container that is gone.",
     "settings": "Check or compile the settings of an install.",
     "sim": "Start or stop simulated cards.",
-    "uninstall": "Remove an install.",
+    "uninstall": "Remove an install, also from the engines.",
 }
 
 

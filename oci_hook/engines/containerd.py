@@ -160,6 +160,12 @@ def wanted(files: list[File], version: int, registration: Registration) -> dict[
     return {"runtime_type": table.pop("runtime_type"), **table}
 
 
+def handlers(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Our handler's table, wherever a file has one."""
+    found = [toml_text.get(data, (*plugin, "containerd", "runtimes", NAME)) for plugin in {*PLUGIN.values()}]
+    return [table for table in found if isinstance(table, dict)]
+
+
 def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:
     files = load(registration)
     for file in files:
@@ -180,8 +186,8 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
         expected = toml_text.put(expected, (*keys[:-1], name), table)
     lines = []
     if not text.strip():
-        lines.append(f"version = {version}")
-        expected["version"] = version
+        text = f"version = {version}\n"  # outside of the fence: the administrator's later lines are of that version
+        expected = {**expected, "version": version}
     if registration.default or "default" in notes:
         former = toml_text.get(data, (*containerd, "default_runtime_name"))
         notes["default"] = former
@@ -226,8 +232,6 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
             elif toml_text.has_header(text, containerd):
                 text = toml_text.set_string(text, containerd, default[-1], former)
         rest = toml_text.parse(text, path)
-        if "version" not in rest:
-            expected.pop("version", None)  # it was in our fence, as may be runc's table
         runc = (*keys[:-1], "runc")
         if toml_text.get(rest, runc) is None and toml_text.get(data, runc) == USUAL:
             expected = toml_text.put(expected, runc, None)
@@ -235,5 +239,6 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
             raise refuse("GH-506", f"{path} was changed around the table of {NAME}; remove that table by hand")
         if notes.get("newline") and text.endswith("\n"):
             text = text[:-1]
-        return text if text.strip() or notes.get("file") else None
+        nothing = not set(rest) - {"version"}
+        return None if nothing and not notes.get("file") and "#" not in text else text
     return text

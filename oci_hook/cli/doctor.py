@@ -1,0 +1,33 @@
+"""`gpu-hook doctor`: what is wrong on this node, in one screen."""
+
+import click
+
+from oci_hook.cli import output, registration
+from oci_hook.engines.doctor import FAIL, OK, STATES, WARN, Finding, examine
+
+
+@click.command()
+@registration.host_root
+@output.answers
+def doctor(prefix: str, host_root: str) -> output.Report:
+    """Say what is wrong on this node, and the command that mends it.
+
+    Exit status 0: all is well. 1: something to look at. 2: containers will not start, or not as they should.
+    """
+    findings = examine(prefix, host_root)
+    worst = max((f.state for f in findings), key=STATES.index, default=OK)
+    status = {WARN: 1, FAIL: 2}.get(worst, 0)
+    width = max(len(f.check) for f in findings)
+    lines = [line for finding in findings for line in as_lines(finding, width)]
+    count = sum(f.state in (WARN, FAIL) for f in findings)
+    lines.append(f"{count} thing(s) to mend" if count else "all is well")
+    data = {"state": worst, "findings": [vars(f) for f in findings]}
+    return output.Report(data, lines, exit_status=status)
+
+
+def as_lines(finding: Finding, width: int) -> list[str]:
+    code = f"{finding.code}: " if finding.code else ""
+    lines = [f"{finding.state:4}  {finding.check:{width}}  {code}{output.printable(finding.message)}"]
+    if finding.mend and finding.state != OK:
+        lines.append(f"{'':4}  {'':{width}}  mend: {finding.mend}")
+    return lines

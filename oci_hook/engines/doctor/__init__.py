@@ -1,0 +1,56 @@
+"""What is wrong on this node, and the command that mends it. Looks only, changes nothing.
+
+Every check is a function that yields findings; one that fails by itself becomes a finding too.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator
+
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, STATES, WARN, Finding
+from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_ledger
+from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_stand_in
+from oci_hook.engines.doctor.registered import check_engines
+from oci_hook.engines.edits import Registration
+from oci_hook.errors import GhError
+from oci_hook.node.settings import Settings, load
+
+__all__ = ["FAIL", "NOTE", "OK", "STATES", "WARN", "Finding", "examine"]
+
+DEFAULT_PREFIX = "/opt/gpu-hook"
+
+
+def examine(prefix: str, host_root: str = "/") -> list[Finding]:
+    """All findings, in the order in which one would look. host_root: where the machine's / is seen."""
+    option = "" if prefix == DEFAULT_PREFIX else f" --prefix {shlex.quote(prefix)}"
+    try:
+        settings: Settings | None = load(prefix)
+    except GhError:
+        settings = None
+    checks = [("prefix", check_prefix(prefix, option))]
+    if os.path.isdir(prefix):
+        checks += [
+            ("settings", check_settings(prefix, option)),
+            ("stand-in", check_stand_in(prefix, option)),
+        ]
+    if settings is not None:
+        checks += [
+            ("driver", check_driver(settings, option)),
+            ("inventory", check_inventory(settings, option)),
+            ("ledger", check_ledger(settings, option)),
+        ]
+    checks += [
+        ("kernel", check_kernel()),
+        ("engine", check_engines(Registration(prefix, host_root=host_root), option, settings)),
+    ]
+    return [finding for name, findings in checks for finding in guarded(name, findings)]
+
+
+def guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    try:
+        yield from findings
+    except GhError as e:
+        for problem in e.problems:
+            yield Finding(name, FAIL, str(problem).partition(": ")[2], problem.code)
+    except OSError as e:
+        yield Finding(name, WARN, f"cannot be looked at: {e}; run as root")

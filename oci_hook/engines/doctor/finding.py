@@ -1,0 +1,17 @@
+"""One thing that was looked at."""
+
+from dataclasses import dataclass
+
+OK, NOTE, WARN, FAIL = STATES = ("ok", "note", "warn", "fail")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: ok; note (good to know); warn (works, or not for everybody); fail (containers will not start, or not as
+    they should). code: of docs/errors.md, "" where nothing is wrong. mend: the command that helps, or ""."""
+
+    check: str
+    state: str
+    message: str
+    code: str = ""
+    mend: str = ""

@@ -1,0 +1,130 @@
+"""The machine: driver, device nodes, inventory, ledger, kernel, cgroups."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import LEDGER_DIR, NVIDIA_MAJOR
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
+from oci_hook.errors import GhError
+from oci_hook.linux import cgroup, mount, openat2
+from oci_hook.node import discover, driver_files, inventory, store
+from oci_hook.node.settings import Settings
+
+PERSISTENCED = "/run/nvidia-persistenced/socket"
+FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
+
+
+def check_driver(settings: Settings, option: str) -> Iterator[Finding]:
+    if Path(settings.driver_root, discover.SIMULATED_MARK).exists():
+        yield Finding("driver", NOTE, f"simulated, in {settings.driver_root}; `gpu-hook sim down{option}` ends it")
+        return
+    loaded = discover.kernel_version()
+    if not loaded:
+        message = "no NVIDIA kernel driver is loaded; without a card, `gpu-hook sim up` simulates one"
+        yield Finding("driver", FAIL, message, "GH-302", "modprobe nvidia")
+        return
+    found = driver_files.find(settings.driver_root, loaded)
+    yield Finding("driver", OK, f"{found.version}, files in {settings.driver_root}")
+    if os.path.exists(PERSISTENCED):
+        yield Finding("persistence", OK, "nvidia-persistenced runs")
+    else:
+        message = "nvidia-persistenced does not run: the first use of an idle card takes seconds"
+        yield Finding("persistence", WARN, message, "", "systemctl enable --now nvidia-persistenced")
+
+
+def check_inventory(settings: Settings, option: str) -> Iterator[Finding]:
+    try:
+        cards = inventory.load(settings)
+    except GhError as e:
+        message = str(e.problems[0]).partition(": ")[2]
+        yield Finding("inventory", FAIL, message, e.problems[0].code, f"gpu-hook gpus --refresh{option}")
+        return
+    simulated = ", simulated" if cards.simulated else ""
+    yield Finding("inventory", OK, f"{len(cards.cards)} cards{simulated}, driver {cards.driver_version}")
+    if not cards.simulated:
+        yield from check_devices(cards)
+
+
+def check_devices(cards: Inventory) -> Iterator[Finding]:
+    """Nodes that the driver makes on first use, and their /dev/char links, by which an older systemd knows them."""
+    wanted = [(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards.cards]
+    wanted += [(device.path, device.major, device.minor) for device in cards.control]
+    absent = [path for path, major, minor in wanted if not is_device(path, major, minor)]
+    if absent:
+        yield Finding("devices", WARN, f"{', '.join(absent)} missing or of another number", "GH-302", "nvidia-smi")
+    else:
+        yield Finding("devices", OK, f"{len(wanted)} nodes")
+    unlinked = [(p, f"{a}:{b}") for p, a, b in wanted if p not in absent and not os.path.exists(f"/dev/char/{a}:{b}")]
+    if unlinked:
+        path, number = unlinked[0]
+        message = (
+            f"/dev/char/{number} and {len(unlinked) - 1} more links are missing: systemd before 240 drops the rules"
+        )
+        mend = " && ".join(f"ln -s ..{p.removeprefix('/dev')} /dev/char/{n}" for p, n in unlinked)
+        yield Finding("devices", WARN, message, "GH-302", mend)
+
+
+def is_device(path: str, major: int, minor: int) -> bool:
+    try:
+        st = os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISCHR(st.st_mode) and st.st_rdev == os.makedev(major, minor)
+
+
+def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
+    living = store.snapshot(settings.state_dir)
+    folder = Path(settings.state_dir, LEDGER_DIR)
+    written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
+    dead = f", {written - len(living)} of ended ones that the next start removes" if written > len(living) else ""
+    yield Finding("ledger", OK, f"{len(living)} containers hold shares{dead}")
+    if os.path.isdir(settings.state_dir):
+        fd = os.open(settings.state_dir, os.O_PATH | os.O_CLOEXEC)
+        try:
+            volatile = mount.fstatfs_type(fd) == mount.TMPFS_MAGIC
+        finally:
+            os.close(fd)
+        if not volatile:
+            message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it; set it to one"
+            yield Finding("ledger", WARN, message, "GH-303")
+    try:
+        known = {card.uuid for card in inventory.load(settings).cards}
+    except GhError:
+        return  # said by another check
+    for grant in living:
+        for share in grant.shares:
+            if share.uuid not in known:
+                message = f"container {grant.who.id[:40]} holds {share.uuid}, which this node does not have"
+                yield Finding("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
+
+
+def check_kernel() -> Iterator[Finding]:
+    release = os.uname().release
+    try:
+        os.close(openat2.openat2(-100, "/", os.O_PATH, openat2.RESOLVE_IN_ROOT | openat2.RESOLVE_NO_MAGICLINKS))
+        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            tree = mount.open_tree(root, "/")
+            try:
+                mount.mount_setattr(tree, ("ro", "nosuid", "nodev"), "/")
+            finally:
+                os.close(tree)
+        finally:
+            os.close(root)
+        yield Finding("kernel", OK, f"{release} has what the hooks need")
+    except PermissionError as e:
+        yield Finding("kernel", WARN, f"cannot be tried: {e}; run as root")
+    except OSError as e:
+        message = f"{release} lacks {e}; the hooks need {FEATURES}; gpu-hook-runtime works without"
+        yield Finding("kernel", WARN, message, "GH-404")
+    hierarchy = cgroup.v1_path(os.getpid(), "devices")
+    if hierarchy is not None:
+        yield Finding("cgroup", OK, "version 1, with the devices controller")
+    elif os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+        message = "version 2: gpu-hook-runtime works, the hooks refuse (GH-404) to give a share to a live container"
+        yield Finding("cgroup", NOTE, message)
+    else:
+        yield Finding("cgroup", FAIL, "neither the devices controller nor version 2 is mounted", "GH-404")

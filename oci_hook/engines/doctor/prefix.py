@@ -1,0 +1,106 @@
+"""The install itself: who may change it, its settings, its stand-in libraries."""
+
+import os
+import platform
+import re
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from oci_hook import __version__
+from oci_hook.core import layout
+from oci_hook.engines import detect
+from oci_hook.engines.doctor.finding import FAIL, OK, WARN, Finding
+from oci_hook.engines.prefix import STAND_INS
+from oci_hook.errors import GhError
+from oci_hook.node import elf, settings_compile
+from oci_hook.node.settings import load
+
+GLIBC_FLOOR = (2, 17)  # the oldest C library of images that the stand-ins must load in
+
+
+def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
+    mend = f"gpu-hook install{option}"
+    try:
+        detect.check_prefix(prefix)
+    except GhError as e:
+        message = str(e.problems[0]).partition(": ")[2]
+        yield Finding("prefix", FAIL, message, e.problems[0].code, mend if "does not exist" in message else "")
+        return
+    open_to_others = [path for path in sorted(Path(prefix).rglob("*")) if changeable(path)]
+    if open_to_others:
+        more = f" and {len(open_to_others) - 1} more" if len(open_to_others) > 1 else ""
+        yield Finding(
+            "prefix",
+            FAIL,
+            f"{open_to_others[0]}{more} can be changed by others than root",
+            "GH-504",
+            f"chown -R root: {prefix} && chmod -R go-w {prefix}",
+        )
+        return
+    conf = Path(prefix, layout.LAUNCHER_CONF)
+    laid = re.match(r"# gpu-hook (\S+),", conf.read_text()) if conf.exists() else None
+    if laid is None or laid[1] != __version__:
+        what = f"is of gpu-hook {laid[1]}" if laid else "has no launcher.conf"
+        yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", mend)
+    else:
+        yield Finding("prefix", OK, f"gpu-hook {__version__} in {prefix}")
+
+
+def changeable(path: Path) -> bool:
+    st = path.lstat()
+    if stat.S_ISLNK(st.st_mode):
+        return False
+    return bool(st.st_uid not in (0, os.geteuid()) or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def check_settings(prefix: str, option: str) -> Iterator[Finding]:
+    said = settings_compile.check(prefix)  # GhError: its problems are the findings
+    try:
+        used = load(prefix)
+    except GhError as e:
+        yield Finding(
+            "settings",
+            FAIL,
+            str(e.problems[0]).partition(": ")[2],
+            e.problems[0].code,
+            f"gpu-hook settings compile{option}",
+        )
+        return
+    used.stale = False
+    if used.fields() != said.fields():
+        message = "settings.yaml differs from what is in use"
+        yield Finding("settings", WARN, message, "GH-502", f"gpu-hook settings compile{option}")
+    else:
+        yield Finding("settings", OK, f"valid and in use, mode {used.mode}")
+    done = subprocess.run(
+        [used.runtime, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20
+    )
+    if done.returncode == 0:
+        yield Finding("runtime", OK, f"{used.runtime}, {done.stdout.strip().splitlines()[0]}")
+    else:
+        yield Finding("runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503")
+
+
+def check_stand_in(prefix: str, option: str) -> Iterator[Finding]:
+    """Of this machine's architecture, with the right names, and for every image's C library."""
+    mend = f"gpu-hook install{option}"
+    for name in STAND_INS:
+        path = Path(prefix, layout.STAND_IN_DIR, name)
+        try:
+            with open(path, "rb") as f:
+                facts, data = elf.read(f.fileno()), f.read()
+        except FileNotFoundError:
+            yield Finding("stand-in", FAIL, f"{path} is missing", "GH-305", mend)
+            continue
+        if facts is None or facts.machine != elf.MACHINES.get(platform.machine()) or facts.soname != name:
+            yield Finding("stand-in", FAIL, f"{path} is no {name} for {platform.machine()}", "GH-305", mend)
+            continue
+        needs = {tuple(map(int, m.split(b"."))) for m in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)}
+        newest = max(needs, default=GLIBC_FLOOR)
+        if newest > GLIBC_FLOOR:
+            wanted = ".".join(map(str, newest))
+            yield Finding("stand-in", WARN, f"{name} needs glibc {wanted}: older images cannot load it", "GH-305", mend)
+        else:
+            yield Finding("stand-in", OK, f"{name} loads with glibc {'.'.join(map(str, newest))} and newer")

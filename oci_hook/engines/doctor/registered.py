@@ -1,0 +1,150 @@
+"""Each engine that is here: is it told of this install, completely, and has it read what it was told."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oci_hook.engines import containerd, crio, detect, engine, json_text, toml_text
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
+from oci_hook.engines.edits import NAME, Change, Record, Registration, annotation_patterns, plan, read
+from oci_hook.errors import GhError
+from oci_hook.node.settings import Settings
+
+ANNOTATIONS_SINCE = 24  # docker run --annotation
+
+
+def check_engines(registration: Registration, option: str, settings: Settings | None) -> Iterator[Finding]:
+    prefix = registration.prefix
+    record = Record(prefix)
+    here = detect.found(registration)
+    names = [name for name in here if name != "runc"] + [name for name in record.engines if name not in here]
+    if not names:
+        yield Finding("engine", NOTE, f"none found; call {registration.program} in place of runc")
+    for name in names:
+        try:
+            yield from check_engine(name, registration, record, option, settings)
+        except GhError as e:
+            for problem in e.problems:
+                yield Finding(name, FAIL, str(problem).partition(": ")[2], problem.code)
+
+
+def check_engine(
+    name: str, registration: Registration, record: Record, option: str, settings: Settings | None
+) -> Iterator[Finding]:
+    module = engine(name)
+    mend = f"gpu-hook install --engine {name}{option}"
+    recorded = [Path(path) for path in record.engines.get(name, {})]
+    paths = list(dict.fromkeys([*recorded, *([] if recorded else module.paths(registration))]))
+    if len(recorded) == 1 and name in ("docker", "containerd"):
+        # A file of its own (--config), unless it is a drop-in of the usual one.
+        usual = {read(path)[0] for path in module.paths(registration)}
+        if recorded[0] not in usual:
+            registration = replace(registration, config=str(recorded[0]))
+            mend += f" --config {recorded[0]}"
+    changes = [plan(module.target(path, registration), record, name) for path in paths]
+    if all(change.old == change.before for change in changes):
+        state = WARN if recorded else NOTE
+        lost = "was registered, and its configuration has nothing of it any more" if recorded else "is not registered"
+        yield Finding(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", mend)
+        return
+    incomplete = [change for change in changes if change.old != change.new]
+    for change in incomplete:
+        yield Finding(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", mend)
+    if not incomplete:
+        yield Finding(name, OK, f"registered in {', '.join(str(change.path) for change in changes[:1])}")
+    yield from extra(name, changes[0], registration, settings, option)
+
+
+def missing(name: str, change: Change) -> str:
+    """What a user would want to know of a difference, instead of a diff."""
+    if change.old is None:
+        return "is missing"
+    if name == "containerd":
+        for handler in containerd.handlers(toml_text.parse(change.old.decode(), change.path)):
+            for key in ("pod_annotations", "container_annotations"):
+                passed = handler.get(key, [])
+                lost = [p for p in annotation_patterns() if p not in passed]
+                if lost:
+                    return f"{key} of {NAME} lacks {', '.join(lost)}: containerd hands such annotations to nobody"
+    return "differs from what this install writes"
+
+
+def extra(
+    name: str, change: Change, registration: Registration, settings: Settings | None, option: str
+) -> Iterator[Finding]:
+    text = (change.old or b"").decode("utf-8", "replace")
+    if name == "docker":
+        data = json_text.parse(text, change.path) if text.strip() else {}
+        yield from nvidia_default(name, data.get("default-runtime"))
+        major = version("dockerd")
+        if major and major < ANNOTATIONS_SINCE and settings is not None and not settings.rules.trust_env:
+            message = f"docker {major} passes no annotations; `trust_env: true` lets -e ask, for images that you trust"
+            yield Finding(name, NOTE, message)
+        for pid, words in running("dockerd"):
+            file = flag_value(words, "--config-file")
+            if file and os.path.realpath(file) != str(change.path):
+                mend = f"gpu-hook install --engine docker --config {file}{option}"
+                yield Finding(name, WARN, f"the running dockerd ({pid}) reads {file}", "GH-510", mend)
+    if name == "containerd":
+        data = toml_text.parse(text, change.path)
+        disabled = {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", []))
+        if disabled:
+            message = f"{change.path}: disabled_plugins has {disabled.pop()}: there is no kubelet to serve then"
+            yield Finding(name, WARN, message, "GH-510")
+        for plugin in containerd.PLUGIN.values():
+            yield from nvidia_default(name, toml_text.get(data, (*plugin, "containerd", "default_runtime_name")))
+    reload = engine(name).RELOAD
+    if reload in (containerd.RELOAD, crio.RELOAD):
+        for pid, _ in running(reload[0]):
+            if started_before(pid, change.path):
+                message = f"process {pid} runs since before {change.path} was changed"
+                yield Finding(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
+
+
+def nvidia_default(name: str, runtime: Any) -> Iterator[Finding]:
+    if isinstance(runtime, str) and "nvidia" in runtime:
+        message = f"the default runtime is {runtime}: an image's own NVIDIA_VISIBLE_DEVICES gives it every card"
+        yield Finding(name, WARN, message, "GH-403")
+
+
+def version(program: str) -> int | None:
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    number = re.search(r"(\d+)\.\d", said)
+    return int(number[1]) if number else None
+
+
+def running(program: str) -> Iterator[tuple[int, list[str]]]:
+    """(pid, arguments) of the machine's own processes of that name: not those of containers or of other namespaces."""
+    own = os.stat("/proc/self/ns/mnt").st_ino
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if (
+                Path(f"/proc/{pid}/comm").read_text().strip() == program
+                and os.stat(f"/proc/{pid}/ns/mnt").st_ino == own
+            ):
+                yield int(pid), Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue
+
+
+def flag_value(words: list[str], flag: str) -> str:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == flag:
+            return following
+        if word.startswith(flag + "="):
+            return word.partition("=")[2]
+    return ""
+
+
+def started_before(pid: int, path: Path) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_mtime < os.stat(path).st_mtime
+    except OSError:
+        return False

@@ -1,0 +1,289 @@
+"""`gpu-hook doctor`: each thing that can be wrong is found, and its mending command mends it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from oci_hook.cli.main import cli
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.pages import policy_page
+from oci_hook.engines import edits
+from oci_hook.engines.doctor import node, registered
+from oci_hook.node import inventory, store
+from oci_hook.node.life import boot_id, process_life
+from oci_hook.node.settings import load
+from tests.conftest import REPO
+
+Finding = dict[str, str]
+
+
+class Node:
+    """An install with a simulated card, its state on tmpfs, on a machine with docker and containerd, all well."""
+
+    def __init__(self, root: Path, state: Path) -> None:
+        self.prefix, self.state, self.root = root / "prefix", state, root / "host"
+        for program in ("dockerd", "containerd"):
+            path = self.root / "usr/bin" / program
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        self.containerd = self.root / "etc/containerd/config.toml"
+        self.docker = self.root / "etc/docker/daemon.json"
+        self.run("install", "--state-dir", str(state), "--host-root", str(self.root))
+        self.run("sim", "up")
+
+    def run(self, *args: str) -> str:
+        result = CliRunner().invoke(cli, [*args, "--prefix", str(self.prefix)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def doctor(self) -> tuple[int, list[Finding]]:
+        args = ["doctor", "--json", "--prefix", str(self.prefix), "--host-root", str(self.root)]
+        result = CliRunner().invoke(cli, args, catch_exceptions=False)
+        return result.exit_code, json.loads(result.output)["findings"]
+
+    def wrong(self) -> list[Finding]:
+        return [f for f in self.doctor()[1] if f["state"] in ("warn", "fail")]
+
+    def mend(self, finding: Finding) -> None:
+        """Run the command that it prints, as a user does."""
+        folder = self.prefix.parent / "bin"
+        folder.mkdir(exist_ok=True)
+        program = folder / "gpu-hook"
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m oci_hook "$@"\n')
+        program.chmod(0o755)
+        command = finding["mend"]
+        if "install" in command:
+            command += f" --host-root {self.root}"
+        env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, command + "\n" + done.stderr
+
+
+@pytest.fixture
+def well(native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(edits, "LOCK", str(tmp_path / "lock"))
+    state = Path(tempfile.mkdtemp(prefix="gh-doctor-", dir="/dev/shm"))
+    yield Node(tmp_path, state)
+    shutil.rmtree(state)
+
+
+def test_all_is_well(well: Node) -> None:
+    status, findings = well.doctor()
+    assert status == 0 and not [f for f in findings if f["state"] in ("warn", "fail")], findings
+    checks = {f["check"] for f in findings}
+    assert checks >= {"prefix", "settings", "runtime", "stand-in", "driver", "inventory", "ledger", "kernel", "cgroup"}
+    assert {f["check"]: f["state"] for f in findings if f["check"] in ("docker", "containerd")}["containerd"] == "ok"
+    (driver,) = [f for f in findings if f["check"] == "driver"]
+    assert driver["state"] == "note" and "simulated" in driver["message"]
+    text = CliRunner().invoke(cli, ["doctor", "--prefix", str(well.prefix), "--host-root", str(well.root)]).output
+    assert text.splitlines()[-1] == "all is well" and "mend:" not in text
+
+
+def drop(name: str) -> Callable[[Node], object]:
+    return lambda n: (n.prefix / name).unlink()
+
+
+def edit(file: str, old: str, new: str) -> Callable[[Node], object]:
+    def change(node: Node) -> None:
+        path = node.prefix / file if not file.startswith("/") else node.root / file[1:]
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return change
+
+
+TOML = "/etc/containerd/config.toml"
+TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
+    "no launcher": (drop("bin/gpu-hook-runtime"), "prefix", "fail", "GH-504", "does not exist"),
+    "older install": (edit("etc/launcher.conf", "# gpu-hook ", "# gpu-hook 0."), "prefix", "warn", "GH-504", "is of"),
+    "writable library": (
+        lambda n: (n.prefix / "lib/stand-in/libcuda.so.1").chmod(0o666),
+        "prefix",
+        "fail",
+        "GH-504",
+        "can be changed by others",
+    ),
+    "settings changed": (edit("etc/settings.yaml", "binpack", "spread"), "settings", "warn", "GH-502", "differs"),
+    "settings not compiled": (drop("etc/settings.json"), "settings", "fail", "GH-501", "settings.json"),
+    "no stand-in": (drop("lib/stand-in/libcuda.so.1"), "stand-in", "fail", "GH-305", "is missing"),
+    "a wrong stand-in": (
+        lambda n: shutil.copy(n.prefix / "lib/stand-in/libcuda.so.1", n.prefix / "lib/stand-in/libnvidia-ml.so.1"),
+        "stand-in",
+        "fail",
+        "GH-305",
+        "is no libnvidia-ml.so.1",
+    ),
+    "no inventory": (lambda n: (n.state / "inventory.json").unlink(), "inventory", "fail", "GH-301", "does not exist"),
+    "docker forgot": (lambda n: n.docker.unlink(), "docker", "warn", "GH-510", "nothing of it any more"),
+    "another program": (
+        edit(
+            "/etc/containerd/config.toml", 'runtime_type = "io.containerd.runc.v2"\n  pod', 'runtime_type = "x"\n  pod'
+        ),
+        "containerd",
+        "fail",
+        "GH-510",
+        "differs",
+    ),
+    "annotations": (
+        edit("/etc/containerd/config.toml", 'pod_annotations = ["gpu-hook.io/*", ', "pod_annotations = ["),
+        "containerd",
+        "fail",
+        "GH-510",
+        "pod_annotations of gpu-hook lacks gpu-hook.io/*",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_found_and_mended(well: Node, name: str) -> None:
+    trouble, check, state, code, words = TROUBLES[name]
+    trouble(well)
+    status, findings = well.doctor()
+    found = [f for f in findings if f["state"] in ("warn", "fail")]
+    assert found, findings
+    first = found[0]
+    assert (first["check"], first["state"], first["code"]) == (check, state, code) and words in first["message"], first
+    assert status == (2 if "fail" in {f["state"] for f in found} else 1)
+    for _ in range(3):  # one mended thing may have hidden another
+        for finding in well.wrong()[:1]:
+            well.mend(finding)
+    assert well.wrong() == []
+
+
+def test_settings_that_are_not_valid_name_their_line(well: Node) -> None:
+    edit("etc/settings.yaml", "compute_step: 1", "compute_step: 0")(well)
+    (finding,) = well.wrong()
+    assert finding["code"] == "GH-501" and "settings.yaml:" in finding["message"] and finding["state"] == "fail"
+
+
+def test_a_broken_engine_file_names_its_place(well: Node) -> None:
+    well.docker.write_text('{"a": 1,}')
+    (finding,) = well.wrong()
+    assert (finding["check"], finding["code"]) == ("docker", "GH-506") and ":1:9:" in finding["message"]
+
+
+def test_no_install(native: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["doctor", "--prefix", str(tmp_path / "none")])
+    assert result.exit_code == 2
+    assert "GH-504" in result.output and "mend: gpu-hook install --prefix" in result.output
+
+
+def test_an_engine_that_was_never_told_is_a_note(well: Node) -> None:
+    (well.root / "usr/bin/podman").touch()
+    status, findings = well.doctor()
+    (podman,) = [f for f in findings if f["check"] == "podman"]
+    assert status == 0 and podman["state"] == "note" and "install --engine podman" in podman["mend"]
+
+
+def test_nvidia_as_the_default(well: Node) -> None:
+    data = json.loads(well.docker.read_text())
+    well.docker.write_text(json.dumps({**data, "default-runtime": "nvidia"}))
+    (finding,) = well.wrong()
+    assert finding["code"] == "GH-403" and "every card" in finding["message"]
+
+
+def test_cri_switched_off(well: Node) -> None:
+    well.containerd.write_text('disabled_plugins = ["cri"]\n' + well.containerd.read_text())
+    (finding,) = well.wrong()
+    assert finding["check"] == "containerd" and "disabled_plugins" in finding["message"]
+
+
+def grant(well: Node, uuid: str) -> None:
+    settings = load(str(well.prefix))
+    life = Life(boot_id(), creator=process_life(os.getpid()))
+    one = Grant(store.grant_key("/run/runc", "c"), Identity("/run/runc", "c", "/b"), life, (Share(uuid, 1024),))
+    with store.open_ledger(settings.state_dir) as ledger:
+        ledger.put(one, policy_page(one, inventory.load(settings)))
+
+
+def test_ledger_beside_the_cards(well: Node) -> None:
+    grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+    (ledger,) = [f for f in well.doctor()[1] if f["check"] == "ledger"]
+    assert (ledger["state"], ledger["message"]) == ("ok", "1 containers hold shares")
+    well.run("sim", "up", "--force")
+    (ledger,) = [f for f in well.wrong() if f["check"] == "ledger"]
+    assert ledger["code"] == "GH-202" and "container c holds" in ledger["message"]
+
+
+def test_a_damaged_ledger(well: Node) -> None:
+    grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+    (file,) = (well.state / "ledger").glob("*.json")
+    file.write_text("{")
+    (finding,) = well.wrong()
+    assert (finding["check"], finding["code"], finding["state"]) == ("ledger", "GH-303", "fail")
+
+
+def test_state_on_a_disk(well: Node, tmp_path: Path) -> None:
+    edit("etc/settings.yaml", str(well.state), str(tmp_path / "state"))(well)
+    (tmp_path / "state").mkdir(mode=0o700)
+    well.run("settings", "compile")
+    volatile = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout.strip()
+    found = [f for f in well.wrong() if "not on tmpfs" in f["message"]]
+    assert len(found) == (volatile != "tmpfs")
+
+
+# What this machine has not: looked at with files in its place.
+
+
+def cards(*minors: int) -> Any:
+    card = inventory.Card
+    device = inventory.DeviceFile
+    return inventory.Inventory(
+        boot_id="",
+        driver_version="1",
+        driver_root="/",
+        simulated=False,
+        cards=tuple(card(f"GPU-{m}", m, m, 1024) for m in minors),
+        control=(device("/dev/null", 1, 3),),
+        files=(),
+        libcuda="",
+        libnvml="",
+    )
+
+
+def test_device_nodes() -> None:
+    findings = list(node.check_devices(cards()))
+    assert findings[0].state == "ok" and findings[0].message == "1 nodes"
+    absent = list(node.check_devices(cards(77)))[0]
+    assert (absent.state, absent.code) == ("warn", "GH-302") and "/dev/nvidia77" in absent.message
+    assert not node.is_device("/dev/null", 1, 5) and not node.is_device("/etc/passwd", 1, 3)
+
+
+def test_a_real_driver(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    well.run("sim", "down")
+    monkeypatch.setattr(node.discover, "kernel_version", lambda: "")
+    (driver,) = [f for f in well.wrong() if f["check"] == "driver"]
+    assert (driver["code"], driver["state"], driver["mend"]) == ("GH-302", "fail", "modprobe nvidia")
+
+
+def test_daemons_of_this_machine(tmp_path: Path) -> None:
+    """A process is known by its name, its arguments and whether it was there before the file."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.touch()
+    program = tmp_path / "dockerd"
+    shutil.copy("/bin/sleep", program)
+    process = subprocess.Popen([program, "100"])
+    try:
+        (found,) = [words for pid, words in registered.running("dockerd") if pid == process.pid]
+        assert found[1] == "100"
+        os.utime(before, (1, 1))
+        after.touch()
+        os.utime(after, (4_000_000_000, 4_000_000_000))
+        assert registered.started_before(process.pid, after)
+        assert not registered.started_before(process.pid, before)
+    finally:
+        process.kill()
+        process.wait()
+    assert registered.flag_value(["dockerd", "--config-file", "/a"], "--config-file") == "/a"
+    assert registered.flag_value(["dockerd", "--config-file=/a"], "--config-file") == "/a"
+    assert registered.flag_value(["dockerd", "--config-files=/a", "--config-file"], "--config-file") == ""
