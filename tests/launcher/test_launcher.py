@@ -7,9 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY, PRIVATE
+from oci_hook.oci.bundle import read_call
 
 ASKS = '{"annotations": {"gpu-hook.io/memory": "1Gi"}}'
 SANDBOX = '{"annotations": {"gpu-hook.io/memory": "1Gi", "io.kubernetes.cri.container-type":"sandbox"}}'
@@ -346,3 +349,24 @@ def test_outside_of_an_install(native: Path, tmp_path: Path) -> None:
     shutil.copy(native / "gpu-hook-runtime", alone)
     r = subprocess.run([alone, "state", "x"], capture_output=True, text=True)
     assert r.returncode == 1 and "GH-504" in r.stderr
+
+
+WORDS = ["create", "run", "state", "x", "--", "-", "--root", "--root=create", "--log", "--debug", "--systemd-cgroup"]
+WORDS += ["--bundle", "-b", "-bundle=ASKS", "--bundle=ELSE", "ASKS", "ELSE", "--no-pivot", "--pid-file", "--detach"]
+WORDS += ["--keep", "", "-d", "--unknown", "--unknown=v", "--config", "--config=c", "--debug=false"]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(WORDS), max_size=7))
+def test_launcher_and_python_read_the_same_command_line(place: Place, words: list[str]) -> None:
+    """What the launcher lets pass, Python (oci/bundle.py) would not take for a container that asks."""
+    asks, other = place.root / "asks", place.root / "else"
+    for folder, text in ((asks, ASKS), (other, "{}")):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(text)
+    place.spec("{}")  # the current directory's
+    args = [w.replace("ASKS", str(asks)).replace("ELSE", str(other)) for w in words]
+    call = read_call(args)
+    wanted = call.command in ("create", "run") and call.bundle == str(asks)
+    if place.goes_to(*args) == "runtime":
+        assert not wanted
