@@ -1,4 +1,5 @@
-"""The README's commands, one by one as a newcomer types them, in a mount namespace whose /opt, /run and /tmp are empty."""
+"""The README's commands, one by one as a newcomer types them, in a mount namespace whose /opt, /run and /tmp are
+empty and whose /etc is a copy."""
 
 import re
 import subprocess
@@ -8,6 +9,9 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 NAMESPACE = "set -eu; for d in /opt /run /tmp; do mount -t tmpfs tmpfs $d; done; mkdir -p /run/lock; "
+# `install` tells the engines of the machine: of a copy of /etc.
+NAMESPACE += "mkdir -p /run/e/up /run/e/work; "
+NAMESPACE += "mount -t overlay -o lowerdir=/etc,upperdir=/run/e/up,workdir=/run/e/work overlay /etc; "
 
 
 def commands() -> list[str]:
