@@ -441,6 +441,27 @@ def test_the_wrappers_work_is_undone(install, bundle, runc, tmp_path, path, how)
     assert install.grants() == ()
 
 
+@pytest.mark.parametrize("ask", [{"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"}, {}], ids=["keys", "env"])
+def test_the_wrappers_work_where_env_is_trusted(install, bundle, runc, ask):
+    """The env that the wrapper wrote is its answer, not another request."""
+    install.set(trust_env=True)
+    env = () if ask else ("NVIDIA_VISIBLE_DEVICES=0", "T9K_GPU_PERCENT=30")
+    done = runc.create(bundle(ask, env, edit=hooked(install)), install)
+    assert done.returncode == 0, done.stderr
+    assert len(install.grants()) == 1
+
+
+def test_modes_that_are_not_built(install, bundle, runc):
+    install.set(mode="on-top")
+    refused(runc, bundle(ASK, edit=hooked(install, "prestart")), "GH-501", install)
+
+
+def test_without_standard_input(install):
+    command = ["sh", "-c", f"{install.prefix}/bin/oci-gpu-hook prestart <&-"]
+    done = subprocess.run(command, text=True, capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith("GH-406: "), done.stderr
+
+
 def test_a_marker_alone_is_not_believed(install, bundle, runc):
     id = started(runc, bundle({**ASK, "gpu-hook.io/grant": "0" * 32}, edit=hooked(install)))
     assert len(install.grants()) == 1
@@ -586,6 +607,24 @@ sys.exit(status)
 """
 
 
+SWAPPER = """
+import ctypes, os, random, select, sys
+rootfs, link, seed = sys.argv[1:]
+libc, rng = ctypes.CDLL(None), random.Random(int(seed))
+renameat2 = 316 if os.uname().machine == "x86_64" else 276
+
+def exchange(name):
+    paths = (link + name.replace("/", "-")).encode(), f"{rootfs}/{name}".encode()
+    assert libc.syscall(renameat2, -100, paths[0], -100, paths[1], 2) == 0
+
+while not select.select([0], [], [], rng.random() / 500)[0]:
+    name = rng.choice(["usr/lib64", "run", "usr/bin"])
+    exchange(name)
+    select.select([0], [], [], rng.random() / 500)
+    exchange(name)
+"""
+
+
 def killed_at(install: Install, folder: Path, limit: int) -> Edit:
     """Our hook, killed at this step: a call or return of a function of ours, or of C from ours."""
     script = folder / "killer.py"
@@ -628,6 +667,40 @@ def test_killed_at_every_step(install, bundle, runc, tmp_path):
         assert [p.name for p in (install.state / "pages").iterdir()] == [grant.key]
         runc("delete", "--force", runc.ids[-1])
     assert booked > 5  # some were killed while they held a grant
+
+
+@pytest.mark.slow
+def test_swapped_while_the_hook_runs(install, bundle, runc, tmp_path):
+    """A process of the host exchanges folders of the image for links out of it, while real runc calls real hooks."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "libcuda.so.1").write_text("the host's own")
+    swapper = tmp_path / "swapper.py"
+    swapper.write_text(SWAPPER)
+    stand_in = md5(install.prefix / "lib/stand-in/libcuda.so.1")
+    outcomes = []
+    for number in range(30):
+        rootfs = busybox_rootfs(tmp_path / f"image{number}")
+        (rootfs / "usr/lib64/libcuda.so.1").write_text("the image's own")
+        for name in ("usr/lib64", "run", "usr/bin"):
+            (rootfs.parent / f"link{number}-{name.replace('/', '-')}").symlink_to(
+                "../../../../../../../.." + str(outside)
+            )
+        arguments = [sys.executable, str(swapper), str(rootfs), str(rootfs.parent / f"link{number}-"), str(number)]
+        before = host_view(install, tmp_path), sorted(os.listdir(outside))
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
+            done = runc.create(bundle(ASK, rootfs=rootfs, edit=hooked(install, "prestart")))
+            process.communicate(b"\n")
+        outcomes.append(done.returncode)
+        if done.returncode == 0:
+            found = runc.exec(runc.ids[-1], "md5sum", f"{LIBDIR}/libcuda.so.1").stdout.split()
+            assert not found or found[0] == stand_in
+            runc("delete", "--force", runc.ids[-1])
+        else:
+            assert "stderr: GH-40" in done.stderr, done.stderr
+            nothing_is_booked(install)
+        assert (host_view(install, tmp_path), sorted(os.listdir(outside))) == before
+    assert set(outcomes) == {0, 1}
 
 
 @pytest.mark.slow

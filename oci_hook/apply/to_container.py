@@ -131,8 +131,8 @@ def _bind_tree(step: Bind, sources: tuple[tuple[str, str], ...]) -> int:
         raise refuse(code, f"cannot open {step.source}: {e.strerror}") from None
     try:
         st = os.fstat(fd)
-        loose = st.st_mode & 0o002 or (st.st_mode & 0o020 and st.st_gid != 0)
-        if stat.S_ISLNK(st.st_mode) or st.st_uid != 0 or (loose and "ro" in step.options and not _is_socket(st)):
+        shared = stat.S_ISSOCK(st.st_mode) or "rw" in step.options  # its mode says who may use it
+        if stat.S_ISLNK(st.st_mode) or st.st_uid != 0 or (st.st_mode & 0o022 and not shared):
             raise refuse(code, f"{step.source} must be no link, root's, and writable by root alone; it is not")
         tree = mount.open_tree(fd, step.source)
     finally:
@@ -147,10 +147,6 @@ def _source_code(source: str, sources: tuple[tuple[str, str], ...]) -> str:
             if source.startswith(directory.rstrip("/") + "/"):
                 return code
     raise refuse("GH-405", f"{source} is none of the places that gpu-hook mounts from")
-
-
-def _is_socket(st: os.stat_result) -> bool:
-    return stat.S_ISSOCK(st.st_mode)  # a socket's mode says who may connect, not who may change it
 
 
 def _tmpfs_tree(step: Tmpfs) -> int:
