@@ -9,6 +9,7 @@ Exit status 1 and a coded line on standard error: the container does not start a
 import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
 import os
 
+from oci_hook.core.layout import MARKER
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, refuse
@@ -65,13 +66,16 @@ def _start(given: "State", settings: "Settings") -> None:
         return
     config = spec.load(os.path.join(given.bundle, "config.json"))
     name = annotations.container_name(given.annotations)
-    request = parse(given.annotations, spec.environment(config), name, settings.rules)
+    request = parse(given.annotations, spec.environment(_unedited(config)), name, settings.rules)
+    if settings.mode != "standalone":
+        raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
         return
 
     # Below: what a container that asks for nothing need not load.
     from oci_hook.apply import to_cgroup_v1, to_container
     from oci_hook.node.admit import admit, release
+    from oci_hook.node.sources import check_sources
 
     container = to_container.open_container(given.pid, spec.rootfs(config, given.bundle))
     to_container.check_child_of(container, os.getppid())
@@ -84,6 +88,7 @@ def _start(given: "State", settings: "Settings") -> None:
     grant, inventory = admission.grant, admission.inventory
     try:
         plan, steps = _plan(grant, inventory, config, container, settings)
+        check_sources(plan, settings)
         to_cgroup_v1.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
         to_container.apply(steps, container, _sources(settings))
         to_container.verify(plan, container)
@@ -94,6 +99,15 @@ def _start(given: "State", settings: "Settings") -> None:
         _set_deadline(0)
         release(grant.key, settings, force=True)
         raise
+
+
+def _unedited(config: "Any") -> "Any":
+    """The spec as it was before gpu-hook-runtime, if it did, wrote into its env what it granted."""
+    if MARKER in (config.get("annotations") or {}):
+        from oci_hook.apply.to_spec import scrub
+
+        config = scrub(config)
+    return config
 
 
 def _plan(grant: "Grant", inventory: "Any", config: "Any", container: "Container", settings: "Settings") -> "Any":
