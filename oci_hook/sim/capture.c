@@ -241,3 +241,22 @@ API CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream s, int *st, uint64_t *id, s
 {
     return info(s, st, id, g, l, n);
 }
+
+static CUresult info3(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l, const void **edges, size_t *n)
+{
+    static const uint8_t plain[8]; /* CUgraphEdgeData of a dependency without particulars */
+    if (edges)
+        *edges = plain;
+    return info(s, st, id, g, l, n);
+}
+
+API CUresult cuStreamGetCaptureInfo_v3(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
+                                       const void **edges, size_t *n)
+{
+    return info3(s, st, id, g, l, edges, n);
+}
+API CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
+                                            const void **edges, size_t *n)
+{
+    return info3(s, st, id, g, l, edges, n);
+}

@@ -423,7 +423,7 @@ API CUresult cuGraphMemFreeNodeGetParams(struct node *node, CUdeviceptr *out)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphAddDependencies(struct graph *g, nodes from, nodes to, size_t n)
+static CUresult add_dependencies(struct graph *g, nodes from, nodes to, size_t n)
 {
     TRY(valid(g));
     for (size_t i = 0; i < n; i++) {
@@ -436,6 +436,16 @@ API CUresult cuGraphAddDependencies(struct graph *g, nodes from, nodes to, size_
         to[i]->before = more;
     }
     return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphAddDependencies(struct graph *g, nodes from, nodes to, size_t n)
+{
+    return add_dependencies(g, from, to, n);
+}
+
+API CUresult cuGraphAddDependencies_v2(struct graph *g, nodes from, nodes to, const void *edges, size_t n)
+{
+    return (void)edges, add_dependencies(g, from, to, n);
 }
 
 /* --- executable graphs --- */

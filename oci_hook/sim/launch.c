@@ -355,6 +355,16 @@ API CUresult cuStreamGetPriority_ptsz(CUstream s, int *priority) { return get_pr
 API CUresult cuStreamGetCtx(CUstream s, CUcontext *ctx) { return get_context(s, ctx); }
 API CUresult cuStreamGetCtx_ptsz(CUstream s, CUcontext *ctx) { return get_context(s, ctx); }
 
+static CUresult get_contexts(CUstream s, CUcontext *ctx, void **green)
+{
+    if (green)
+        *green = NULL;
+    return get_context(s, ctx);
+}
+
+API CUresult cuStreamGetCtx_v2(CUstream s, CUcontext *ctx, void **green) { return get_contexts(s, ctx, green); }
+API CUresult cuStreamGetCtx_v2_ptsz(CUstream s, CUcontext *ctx, void **green) { return get_contexts(s, ctx, green); }
+
 API CUresult cuCtxSynchronize(void)
 {
     CUcontext ctx;

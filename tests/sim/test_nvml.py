@@ -137,23 +137,6 @@ def test_nvitop(sim: Sim) -> None:
     assert "Traceback" not in r.stderr
 
 
-def test_cuda_bindings(sim: Sim) -> None:
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    code = """
-from cuda.bindings import driver as d
-def ok(r):
-    assert r[0] == 0, r
-    return r[1] if len(r) == 2 else r[1:]
-ok(d.cuInit(0)); dev = ok(d.cuDeviceGet(0)); ctx = ok(d.cuDevicePrimaryCtxRetain(dev)); ok(d.cuCtxSetCurrent(ctx))
-before = ok(d.cuMemGetInfo())[0]; p = ok(d.cuMemAlloc(10 << 20)); print(before - ok(d.cuMemGetInfo())[0])
-s = ok(d.cuStreamCreate(0)); m = ok(d.cuModuleLoadData(b".entry k_50us()\\0"))
-f = ok(d.cuModuleGetFunction(m, b"k_50us"))
-ok(d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, 0, 0)); ok(d.cuStreamSynchronize(s)); ok(d.cuMemFree(p))
-print(before - ok(d.cuMemGetInfo())[0], d.cuMemAlloc(2 << 30)[0].name)
-"""
-    assert sim.python(code).split() == [str(10 << 20), "0", "CUDA_ERROR_OUT_OF_MEMORY"]
-
-
 def test_a_card_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
     """Whoever is granted a simulated card may write to its file; what NVML says is then wrong, no more."""
     random = Random(3)
