@@ -51,30 +51,31 @@ void gh_rules_default(struct gh_rules *rules) {
 
 static int alive(const struct gh_card *card, unsigned i) { return (card->present >> i & 1) && !card->slot[i].dead; }
 
+/* Signs of life are as old as they were when the reader looked: a late reader takes nobody for dead. */
+static uint64_t quiet(const struct gh_card *card, uint64_t then) { return age(card->seen, then); }
+
 /* Has work, and either its owner or its work has moved of late. */
-static int busy(const struct gh_card *card, unsigned i, uint64_t now) {
+static int busy(const struct gh_card *card, unsigned i) {
     const struct gh_slot *s = &card->slot[i];
-    if (s->launched == s->done || !alive(card, i))
-        return 0;
-    return age(now, s->done_at) < card->rules.progress_stale &&
-           (age(now, s->heartbeat) < card->rules.heartbeat_stale || age(now, s->done_at) < card->rules.heartbeat_stale);
+    uint64_t heart = quiet(card, s->heartbeat), done = quiet(card, s->done_at);
+    return s->launched != s->done && alive(card, i) && done < card->rules.progress_stale &&
+           min64(heart, done) < card->rules.heartbeat_stale;
 }
 
-static int wants(const struct gh_card *card, unsigned i, uint64_t now) {
+static int wants(const struct gh_card *card, unsigned i) {
     const struct gh_slot *s = &card->slot[i];
-    return busy(card, i, now) ||
-           (s->held && alive(card, i) && age(now, s->heartbeat) < card->rules.heartbeat_stale);
+    return busy(card, i) || (s->held && alive(card, i) && quiet(card, s->heartbeat) < card->rules.heartbeat_stale);
 }
 
 /* Shows work and no sign of life: stopped, or without a CPU. Its equals go on without it. */
-static int silent(const struct gh_card *card, unsigned i, uint64_t now) {
+static int silent(const struct gh_card *card, unsigned i) {
     const struct gh_slot *s = &card->slot[i];
-    return age(now, s->heartbeat) > card->rules.silent && age(now, s->done_at) > card->rules.silent;
+    return min64(quiet(card, s->heartbeat), quiet(card, s->done_at)) > card->rules.silent;
 }
 
-/* Idle for longer than a small gap, as far as the reader knows: what happened since it looked does not count. */
+/* Idle for longer than a small gap. */
 static int released(const struct gh_card *card, unsigned i) {
-    return age(card->seen, card->slot[i].idle_since) > card->rules.idle_release;
+    return quiet(card, card->slot[i].idle_since) > card->rules.idle_release;
 }
 
 /* In a small gap a tenant is still served if it is known to leave such gaps or has the tenure: then others fill within
@@ -84,8 +85,9 @@ static int in_small_gap(const struct gh_card *card, unsigned i, uint64_t now) {
     return (!s->saturated || s->end > now) && s->idle_since && alive(card, i) && !released(card, i);
 }
 
-static int active(const struct gh_card *card, unsigned i, uint64_t now) {
-    return alive(card, i) && card->slot[i].active_at && age(now, card->slot[i].active_at) < card->rules.active_within;
+static int active(const struct gh_card *card, unsigned i) {
+    const struct gh_slot *s = &card->slot[i];
+    return alive(card, i) && s->active_at && quiet(card, s->active_at) < card->rules.active_within;
 }
 
 uint64_t gh_window(const struct gh_card *card, unsigned me) {
@@ -104,7 +106,7 @@ static uint64_t frozen_until(const struct gh_card *card, unsigned h, uint64_t no
     const struct gh_slot *s = &card->slot[h];
     if (!alive(card, h))
         return 0;
-    if (wants(card, h, now))
+    if (wants(card, h))
         return add(now, card->rules.recheck);
     if (!s->active_at)
         return 0;
@@ -136,7 +138,7 @@ static int before(const struct gh_card *card, unsigned a, unsigned b) {
 static int competes(const struct gh_card *card, unsigned i, unsigned me, uint64_t now) {
     if (card->share[i].class_ != card->share[me].class_ || card->share[i].freeze)
         return 0;
-    return (wants(card, i, now) && !silent(card, i, now)) || in_small_gap(card, i, now);
+    return (wants(card, i) && !silent(card, i)) || in_small_gap(card, i, now);
 }
 
 /* Those of my class that want the card, me included, with what the laws need to know of them. */
@@ -199,7 +201,7 @@ static int tenure_over(const struct gh_card *card, unsigned p, unsigned me, uint
         return 1;
     if (s->launched == s->done && !s->held)
         return released(card, p);
-    return p != me && silent(card, p, now);
+    return p != me && silent(card, p);
 }
 
 /* How long equals may hold me before I stop believing them: several rounds of honest tenures. */
@@ -236,8 +238,8 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
                 return wait_for(d, GH_ON_SLOT, i, min64(until, add(now, r->recheck)));
             }
         } else if (card->share[i].class_ == share->class_) {
-            contended |= active(card, (unsigned)i, now);
-        } else if (busy(card, (unsigned)i, now)) {
+            contended |= active(card, (unsigned)i);
+        } else if (busy(card, (unsigned)i)) {
             residue = add(residue, card->slot[i].residue);
             lower = (unsigned)i;
         }
@@ -338,10 +340,10 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     return wait_for(d, GH_ON_SLOT, p, max64(until, add(now, r->pacer_min))); /* a neighbour's words make nobody spin */
 }
 
-uint64_t gh_wake_v(const struct gh_card *card, unsigned me, uint64_t now) {
+uint64_t gh_wake_v(const struct gh_card *card, unsigned me) {
     uint64_t least = UINT64_MAX, weights = weight_of(&card->share[me]), n = 1;
     EACH_SLOT(card->present, i) {
-        if (i == me || card->share[i].class_ != card->share[me].class_ || !active(card, (unsigned)i, now))
+        if (i == me || card->share[i].class_ != card->share[me].class_ || !active(card, (unsigned)i))
             continue;
         least = min64(least, card->slot[i].v);
         weights += weight_of(&card->share[i]);

@@ -61,7 +61,7 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
                              uint64_t cost);
 
 /* The own slot's v after idle time: at most `bank` behind the least v of the peers that were active of late. */
-uint64_t gh_wake_v(const struct gh_card *card, unsigned me, uint64_t now);
+uint64_t gh_wake_v(const struct gh_card *card, unsigned me);
 
 /* v after `charge` ns of GPU time at gh_weight(). Never less than before. */
 uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight);

@@ -213,7 +213,7 @@ static void any_neighbours(void) {
     uint64_t held_since = gh_held_since(&own, &d, now);
     CHECK(17, held_since == 0 || held_since <= now);
     CHECK(18, !d.go || held_since == 0);
-    CHECK(19, gh_wake_v(&card, me, now) >= mine->v); /* I7 */
+    CHECK(19, gh_wake_v(&card, me) >= mine->v); /* I7 */
     uint32_t weight = gh_weight(&card, me, now);
     CHECK(20, weight >= 1);
     CHECK(21, gh_charge(mine->v, cost, weight) >= mine->v); /* I7 */

@@ -10,8 +10,10 @@ from oci_hook.sim.model import scenarios
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("share_model")]
 
 
-def figure(name: str, policy: str = "ledger") -> dict[str, Any]:
-    (row,) = model_run.run_scenarios(scenarios.find(name), (policy,))
+def figure(name: str, policy: str = "ledger", **changed: float) -> dict[str, Any]:
+    calibration = model_run.Calibration()
+    calibration.settings.update(changed)
+    (row,) = model_run.run_scenarios(scenarios.find(name), (policy,), calibration=calibration)
     assert row["violations"] == {}
     return row
 
@@ -125,3 +127,44 @@ def test_a_late_comer_meets_what_was_queued_alone() -> None:
     row = figure("late-comer")
     assert row["efficiency"] < 0.95
     assert row["share_error_points"] <= 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slice": 2048},
+        {"slice": 512},
+        {"switch_loaded": 120, "switch_idle": 60},
+        {"switch_idle": 200},
+        {"snapshot": 500},
+    ],
+    ids=str,
+)
+def test_shares_hold_on_other_cards(changed: dict[str, float]) -> None:
+    """The laws are not tuned to one slice length or switch cost. Costs learned; budgets as on the default card."""
+    assert figure("2-saturated-70-30", "learned", **changed)["share_error_points"] <= 1
+    assert figure("saturated-launch-bound", "learned", **changed)["share_error_points"] <= 3
+    assert figure("4-mixed", "learned", **changed)["share_error_points"] <= 3
+
+
+def liar(lie: str, policy: str) -> dict[str, Any]:
+    (row,) = model_run.run_scenarios(scenarios.find(f"liar-{lie}"), (policy,))
+    return row
+
+
+def test_who_ignores_the_gates_gains_less_than_the_others_together() -> None:
+    """Two honest in rotation against one that is sliced beside them: half of the card is theirs, not two thirds.
+
+    Nothing in a slot shows such a tenant; finding it is the agent's work, by NVML.
+    """
+    honest = liar("bypass", "ledger")["throughput"][:2]
+    assert sum(honest) >= 0.45 and min(honest) >= 0.22
+    assert sum(liar("bypass", "native")["throughput"][:2]) > sum(honest)
+
+
+def test_who_claims_for_ever_is_believed_for_a_while_only() -> None:
+    native = liar("greedy", "native")["throughput"]
+    assert min(liar("greedy", "ledger")["throughput"][:2]) >= 0.9 * native[0]
+    ghost = liar("ghost", "ledger")
+    assert sum(ghost["throughput"][:2]) >= 0.8
+    assert ghost["violations"].keys() == {"no_progress", "distrust"}

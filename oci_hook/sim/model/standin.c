@@ -155,7 +155,7 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
             s->linger = gh_linger(&t->gaps, sim->config.rules.window_guarded + 2 * sim->config.wake + GH_MS / 2,
                                   sim->config.kappa);
         s->woke_at = now;
-        uint64_t v = gh_wake_v(&t->view, i, now);
+        uint64_t v = gh_wake_v(&t->view, i);
         sim->violations.v_went_back += v < s->v;
         s->v = v;
     }
