@@ -36,6 +36,7 @@ CODES = {
     "GH-405": "a change of the container failed",
     "GH-406": "the container state on standard input is not valid",
     "GH-407": "a living container already holds this id's grant",
+    "GH-408": "the image cannot use what it is given (a warning)",
     "GH-501": "settings are missing or not valid",
     "GH-502": "settings changed since they were compiled",
     "GH-503": "the real runtime is missing or is gpu-hook itself",

@@ -112,10 +112,12 @@ def _unedited(config: "Any") -> "Any":
 
 def _plan(grant: "Grant", inventory: "Any", config: "Any", container: "Container", settings: "Settings") -> "Any":
     """(the plan as it is meant, the same with every destination where the image's links lead it)."""
-    from oci_hook.node.image import check_destinations, look
+    from oci_hook.node.image import check_destinations, look, warnings
 
     mounts = config.get("mounts") or ()
-    facts = look(container.path(), mounts)
+    facts = look(container.path(), mounts, spec.environment(config))
+    for warning in warnings(facts):
+        log.journal(str(warning))
     plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
     return plan, check_destinations(container.path(), mounts, plan)
 
@@ -144,7 +146,7 @@ def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Se
     from oci_hook.node.image import look
     from oci_hook.node.inventory import load
 
-    facts = look(container.path(), config.get("mounts") or ())
+    facts = look(container.path(), config.get("mounts") or (), spec.environment(config))
     plan = make_plan(grant, load(settings), facts, settings.prefix, settings.state_dir)
     to_container.verify(plan, container)
 

@@ -16,6 +16,7 @@ from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import Admission, admit, release
 from oci_hook.node.image import check_destinations, look
+from oci_hook.node.image import warnings as image_warnings
 from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import log, spec
@@ -91,15 +92,20 @@ def give(call: Call, settings: "Settings") -> Admission | None:
 
 def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Settings") -> None:
     """Plan and write. Raises ApplyError; the file is as it was then."""
-    plan = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
+    plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
+    if warnings:
+        log.report(warnings, call.log, call.log_format, "warning")
     check_sources(plan, settings)
     spec.save(call.config, to_spec.apply(doc, plan, admission.grant))
 
 
 def plan_for(
     doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
-) -> "tuple[Step, ...]":
-    """What will be done to this bundle; nothing is changed yet. `explain` asks the same. Raises GH-402, GH-403."""
+) -> "tuple[tuple[Step, ...], list[Problem]]":
+    """What will be done to this bundle, and warnings; nothing is changed yet. `explain` asks the same.
+
+    Raises ApplyError GH-402, GH-403.
+    """
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
     resources = (doc.get("linux") or {}).get("resources") or {}
     granted = [inventory.card(share.uuid).minor for share in grant.shares]
@@ -109,8 +115,9 @@ def plan_for(
             f"the container's device rules reach {', '.join(reachable)} beside its share; "
             "run it without --privileged and without --device of cards",
         )
-    plan = make_plan(grant, inventory, look(rootfs, mounts), settings.prefix, settings.state_dir)
-    return check_destinations(rootfs, mounts, plan)
+    facts = look(rootfs, mounts, spec.environment(doc))
+    plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
+    return check_destinations(rootfs, mounts, plan), image_warnings(facts)
 
 
 def take_back(admission: Admission | None, settings: "Settings") -> None:

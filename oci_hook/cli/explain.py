@@ -79,7 +79,7 @@ def explain(
     found = allocate(request, inventory, grants, settings.rules)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
-    plan = to_text.lines(plan_for(given, request, found, inventory, settings))
+    plan = to_text.lines(plan_for(given, request, found, inventory, settings, warnings))
     booked = any(share.compute for share in found.shares)
     notes = [NO_COMPUTE_YET] if booked else []
     cards = [card_data(uuid, why, inventory, found) for uuid, why in found.notes]
@@ -117,9 +117,17 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
 
 
 def plan_for(
-    given: Container, request: Request, found: Allocation, inventory: Inventory, settings: node_settings.Settings
+    given: Container,
+    request: Request,
+    found: Allocation,
+    inventory: Inventory,
+    settings: node_settings.Settings,
+    warnings: list[Problem],
 ) -> tuple[Step, ...]:
-    """The steps as the runtime would take them. Raises ApplyError GH-402, GH-403, NodeError GH-302, GH-305."""
+    """The steps as the runtime would take them; warnings grows by what it would warn of.
+
+    Raises ApplyError GH-402, GH-403, NodeError GH-302, GH-305.
+    """
     grant = Grant(
         KEY,
         given.who,
@@ -134,7 +142,8 @@ def plan_for(
     if given.doc is None:
         plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
     else:
-        plan = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
+        plan, more = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
+        warnings += more
     page = f"/{KEY}/{store.PAGE_FILE}"  # comes into being with the grant
     check_sources([step for step in plan if not (isinstance(step, Bind) and step.source.endswith(page))], settings)
     return plan

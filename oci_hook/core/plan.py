@@ -98,14 +98,25 @@ class ImageFacts(Value):
     """What the plan must know of the image. libdir: where its loader looks for 64-bit libraries.
 
     cover_cuda, cover_nvml: paths of every copy of these libraries that the image brings, to be covered by ours.
+    cover_other: other libraries of another driver (a cuda-compat package), which must not be loaded beside this one's.
+    c_library: "glibc", "musl" where that is all there is, "" where there is none in the usual places.
     """
 
-    __slots__ = ("libdir", "cover_cuda", "cover_nvml")
+    __slots__ = ("libdir", "cover_cuda", "cover_nvml", "cover_other", "c_library")
 
-    def __init__(self, libdir: str, cover_cuda: tuple[str, ...] = (), cover_nvml: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        libdir: str,
+        cover_cuda: tuple[str, ...] = (),
+        cover_nvml: tuple[str, ...] = (),
+        cover_other: tuple[str, ...] = (),
+        c_library: str = "glibc",
+    ) -> None:
         self.libdir = libdir
         self.cover_cuda = cover_cuda
         self.cover_nvml = cover_nvml
+        self.cover_other = cover_other
+        self.c_library = c_library
 
 
 def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str, state_dir: str) -> tuple[Step, ...]:
@@ -122,7 +133,7 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
         Bind(f"{state_dir}/{PAGES_DIR}/{grant.key}/policy", POLICY_PAGE, DATA),
         Tmpfs(ACCOUNT_DIR, 1 << 20, 16, 0o1777),
     ]
-    steps += _driver_files(grant, inventory, image.libdir)
+    steps += _driver_files(grant, inventory, image)
     nodes = [DeviceNode(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards]
     if cards:
         nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
@@ -139,19 +150,26 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
     return tuple(steps)
 
 
-def _driver_files(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
+def _driver_files(grant: Grant, inventory: Inventory, image: ImageFacts) -> list[Step]:
     steps: list[Step] = []
     governed = (inventory.libcuda, inventory.libnvml)  # these have their own, private places
     for file in inventory.files:
         if file.capability not in grant.capabilities or file.path in governed:
             continue
         if file.kind == "library":
-            steps += [Bind(file.path, f"{libdir}/{name}") for name in file.names]
+            steps += [Bind(file.path, f"{image.libdir}/{name}") for name in file.names]
+            stems = {_stem(name) for name in file.names}
+            steps += [Bind(file.path, path) for path in image.cover_other if _stem(path) in stems]
         elif file.kind == "binary":
             steps.append(Bind(file.path, "/usr/bin/" + file.path.rpartition("/")[2]))
         elif file.kind in ("firmware", "socket"):
             steps.append(Bind(file.path, _in_root(file.path, inventory.driver_root), DATA))
     return steps
+
+
+def _stem(path: str) -> str:
+    """/a/libnvidia-nvvm.so.4 -> libnvidia-nvvm"""
+    return path.rpartition("/")[2].partition(".so")[0]
 
 
 def _in_root(path: str, root: str) -> str:

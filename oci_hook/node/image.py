@@ -6,17 +6,19 @@ from stat import S_ISCHR, S_ISDIR, S_ISREG
 
 from oci_hook.core.layout import PRIVATE
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.linux.walk import Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from oci_hook.core.plan import Step
 
 MAX_COPIES = 64
+MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH
+NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
@@ -38,32 +40,52 @@ def _library_places(multiarch: str) -> tuple[str, ...]:
     )
 
 
-def look(rootfs: str, mounts: "Sequence[dict[str, Any]]") -> ImageFacts:
-    """Facts of the image at host path `rootfs`, below the spec's `mounts`. Raises ApplyError GH-402."""
-    multiarch = MULTIARCH.get(os.uname().machine, os.uname().machine + "-linux-gnu")
+def look(rootfs: str, mounts: "Sequence[dict[str, Any]]", env: "Mapping[str, str] | None" = None) -> ImageFacts:
+    """Facts of the image at host path `rootfs`, below the spec's `mounts`; `env`: the container's, for its search path.
+
+    Raises ApplyError GH-402.
+    """
+    machine = os.uname().machine
+    multiarch = MULTIARCH.get(machine, machine + "-linux-gnu")
     with _open(rootfs) as tree:
         _mounted(tree, mounts)
-        try:
-            debian = tree.resolve("/etc/debian_version")[1]
-        except OSError:
-            debian = 0
+        libdir, c_library = _libdir(tree, multiarch), "glibc"
+        if not libdir:
+            libdir = f"/usr/lib/{multiarch}" if _is(tree, "/etc/debian_version") else "/usr/lib64"
+            c_library = "musl" if _is(tree, f"/lib/ld-musl-{machine}.so.1") else ""
         places = list(_library_places(multiarch))
         local = _canonical(tree, "/usr/local")
-        places += [f"{local}/{name}/compat" for name in tree.names(local) if name.startswith("cuda")]
+        compat = [f"{local}/{name}/compat" for name in tree.names(local) if name.startswith("cuda")]
+        searched = (env or {}).get("LD_LIBRARY_PATH", "").replace(";", ":").split(":")[:MAX_SEARCHED]
+        places += compat + [place for place in searched if place.startswith("/")]
         cuda: list[str] = []
         nvml: list[str] = []
+        other: list[str] = []
+        compat = [_canonical(tree, place) for place in compat]
         for place in dict.fromkeys(_canonical(tree, p) for p in places):
             for name in tree.names(place):
                 if name.startswith("libcuda.so"):
                     cuda.append(f"{place}/{name}")
                 elif name.startswith("libnvidia-ml.so"):
                     nvml.append(f"{place}/{name}")
-    if len(cuda) + len(nvml) > MAX_COPIES:
-        raise refuse(
-            "GH-402", f"the image has {len(cuda) + len(nvml)} copies of driver libraries, more than {MAX_COPIES}"
-        )
-    libdir = f"/usr/lib/{multiarch}" if debian else "/usr/lib64"
-    return ImageFacts(libdir, tuple(sorted(cuda)), tuple(sorted(nvml)))
+                elif place in compat and name.startswith("lib") and ".so" in name:
+                    other.append(f"{place}/{name}")
+        nix = S_ISDIR(_is(tree, "/nix/store"))
+    copies = len(cuda) + len(nvml) + len(other)
+    if copies > MAX_COPIES:
+        raise refuse("GH-402", f"the image has {copies} copies of driver libraries, more than {MAX_COPIES}")
+    if nix:
+        cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
+        nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
+    return ImageFacts(libdir, _once(cuda), _once(nvml), _once(other), c_library)
+
+
+def warnings(facts: ImageFacts) -> list[Problem]:
+    """What the container's owner should know of the image; it starts nevertheless."""
+    if facts.c_library != "musl":
+        return []
+    text = "the image's only C library is musl: no program in it can load the driver's libraries; use a glibc image"
+    return [Problem("GH-408", text)]
 
 
 def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "Sequence[Step]") -> "tuple[Step, ...]":
@@ -107,6 +129,30 @@ def _open(rootfs: str) -> Tree:
 
 def _collision(path: str, why: str) -> GhError:
     return refuse("GH-402", f"{path} in the image {why}; use an image or volumes without it")
+
+
+def _is(tree: Tree, path: str) -> int:
+    """st_mode of what is at this path, 0 for nothing."""
+    try:
+        return tree.resolve(path)[1]
+    except OSError:
+        return 0
+
+
+def _libdir(tree: Tree, multiarch: str) -> str:
+    """The folder of 64-bit libraries that the image's loader searches by itself: it has the C library. "" for none.
+
+    The 64-bit folders come first: /usr/lib may hold 32-bit libraries. Where /lib and /usr/lib are two folders, both
+    are searched, and ours go below /usr.
+    """
+    for folder in (f"/usr/lib/{multiarch}", f"/lib/{multiarch}", "/usr/lib64", "/lib64", "/usr/lib", "/lib"):
+        if S_ISREG(_is(tree, f"{folder}/libc.so.6")):
+            return folder if folder.startswith("/usr") else "/usr" + folder
+    return ""
+
+
+def _once(paths: list[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(paths)))
 
 
 def _canonical(tree: Tree, path: str) -> str:
