@@ -19,7 +19,7 @@ from oci_hook.node.image import check_destinations, look
 from oci_hook.node.image import warnings as image_warnings
 from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.sources import check_sources
-from oci_hook.oci import log, spec
+from oci_hook.oci import asked, log, spec
 from oci_hook.oci.annotations import container_name, identity, is_sandbox
 from oci_hook.oci.bundle import Call, default_root, read_call
 
@@ -70,7 +70,8 @@ def give(call: Call, settings: "Settings") -> Admission | None:
     annotations = doc.get("annotations") or {}
     if is_sandbox(annotations) and settings.mode == "standalone":
         return None
-    request = parse(annotations, spec.environment(doc), container_name(annotations), settings.rules)
+    name = container_name(annotations)
+    request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
     if settings.mode != "standalone":
         raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:

@@ -69,6 +69,7 @@ OURS = {
     "node.store",
     "oci",
     "oci.annotations",
+    "oci.asked",
     "oci.bundle",
     "oci.fastjson",
     "oci.log",

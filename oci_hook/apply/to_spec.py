@@ -2,9 +2,9 @@
 environment, and that no `systemctl daemon-reload` takes back. Pure: dicts in, a dict out."""
 
 from oci_hook.core.device_rules import starts_closed
-from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, SIM_CARDS
+from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_CARDS
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
-from oci_hook.oci import fastjson
+from oci_hook.oci import asked, fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,18 +25,21 @@ def _gpu_mount(mount: "dict[str, Any]") -> bool:
 
 
 def _remembered(marker: str) -> list[str]:
-    """What the container's own env said where we wrote over it: it may narrow the request (core/request.py)."""
+    """What we took out: the container's own env where we wrote over it, and requests by mount, by destination."""
     try:
         entries = fastjson.loads(marker.partition(" ")[2].encode())
     except ValueError:
         return []
-    if not isinstance(entries, list):
-        return []
-    return [e for e in entries if isinstance(e, str) and e.partition("=")[0] in ENV_SET]
+    return [e for e in entries if isinstance(e, str)] if isinstance(entries, list) else []
+
+
+def _request_mount(destination: str) -> "dict[str, Any]":
+    return {"destination": destination, "type": "bind", "source": "/dev/null", "options": ["bind", "ro"]}
 
 
 def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
-    """The spec without our earlier edits, if it carries our marker. A forged marker can only take GPU things away."""
+    """The spec as it was before our edit, if it carries our marker. A forged marker can only take GPU things away, and
+    ask, as its author could in any annotation."""
     annotations = spec.get("annotations") or {}
     if MARKER not in annotations:
         return spec
@@ -54,11 +57,14 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
     linux["resources"] = resources
     process = dict(spec.get("process") or {})
     ours_out = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
-    process["env"] = ours_out + _remembered(annotations[MARKER])
+    remembered = _remembered(annotations[MARKER])
+    process["env"] = ours_out + [e for e in remembered if e.partition("=")[0] in ENV_SET]
+    mounts = [m for m in spec.get("mounts") or () if asked.is_request(m) or not _gpu_mount(m)]
+    mounts += [_request_mount(e) for e in remembered if e.startswith(REQUEST_DIR + "/") and asked.plain(e) == e]
     return {
         **spec,
         "annotations": {k: v for k, v in annotations.items() if k != MARKER},
-        "mounts": [m for m in spec.get("mounts") or () if not _gpu_mount(m)],
+        "mounts": mounts,
         "process": process,
         "linux": linux,
     }
@@ -71,7 +77,12 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant") -> "di
     resources = dict(linux.get("resources") or {})
     replaced = [e for e in process.get("env") or () if e.partition("=")[0] in ENV_SET]
     env: list[str] = list(process.get("env") or ())
-    mounts: list[dict[str, Any]] = list(spec.get("mounts") or ())
+    mounts: list[dict[str, Any]] = []
+    for mount in spec.get("mounts") or ():
+        if asked.is_request(mount):  # all that it has to say is said
+            replaced.append(asked.plain(mount["destination"]))
+        else:
+            mounts.append(mount)
     devices: list[dict[str, Any]] = list(linux.get("devices") or ())
     rules: list[dict[str, Any]] = list(resources.get("devices") or ())
     if not starts_closed(rules):

@@ -13,7 +13,7 @@ from oci_hook.core.collect import container_names
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
-from oci_hook.core.request import Request, parse
+from oci_hook.core.request import CardRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.errors import NoRoomError, Problem
@@ -22,6 +22,7 @@ from oci_hook.node import settings as node_settings
 from oci_hook.node import store
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import annotations as oci_annotations
+from oci_hook.oci import asked
 from oci_hook.oci import spec as oci_spec
 
 KEY = "KEY"  # stands in paths for the key that a real grant has
@@ -29,12 +30,22 @@ NO_COMPUTE_YET = "compute is booked in the ledger but not enforced yet"
 
 
 class Container:
-    """What is known of the container that is explained. doc: its config.json, or None when options describe it."""
+    """What is known of the container that is explained. doc: its config.json, or None when options describe it.
+    mounts: (destination, source) of those that may ask."""
 
-    def __init__(self, name: str, annotations: dict[str, str], env: dict[str, str], bundle: str, doc: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        annotations: dict[str, str],
+        env: dict[str, str],
+        mounts: list[tuple[str, str]],
+        bundle: str,
+        doc: Any,
+    ) -> None:
         self.name = name
         self.annotations = annotations
         self.env = env
+        self.mounts = mounts
         self.bundle = bundle
         self.doc = doc
 
@@ -49,10 +60,16 @@ class Container:
 )
 @click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Explain a container with this annotation.")
 @click.option("--env", "-e", multiple=True, metavar="K=V", help="... and with this environment variable.")
+@click.option("--volume", "-v", multiple=True, metavar="/dev/null:PATH", help="... and with this mount, which may ask.")
 @click.option("--container", default="", metavar="NAME", help="... called so in its pod. [default: what the spec says]")
 @output.answers
 def explain(
-    prefix: str, spec: str | None, annotation: tuple[str, ...], env: tuple[str, ...], container: str
+    prefix: str,
+    spec: str | None,
+    annotation: tuple[str, ...],
+    env: tuple[str, ...],
+    volume: tuple[str, ...],
+    container: str,
 ) -> output.Report:
     """Show what a container would get and why; change nothing.
 
@@ -60,9 +77,9 @@ def explain(
     Options add to what the spec says. Exit status 1 when the container would be refused.
     """
     settings = node_settings.load(prefix)
-    given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), container)
+    given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     grants = store.snapshot(settings.state_dir)
-    named = container_names(given.annotations)
+    named = container_names(given.annotations, asked.decode)
     warnings = strangers(given, named, grants)
     if settings.stale:
         warnings.append(Problem("GH-502", "settings.yaml changed since; run `gpu-hook settings compile`"))
@@ -70,7 +87,7 @@ def explain(
 
     request = None
     if not oci_annotations.is_sandbox(given.annotations):
-        request = parse(given.annotations, given.env, given.name, settings.rules)
+        request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, asked.decode)
     if request is None:
         return output.Report(
             {**data, "request": None, "cards": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
@@ -97,15 +114,23 @@ def explain(
     return output.Report(data, lines, warnings)
 
 
-def describe(spec: str | None, annotations: dict[str, str], env: dict[str, str], container: str) -> Container:
+def describe(
+    spec: str | None,
+    annotations: dict[str, str],
+    env: dict[str, str],
+    mounts: list[dict[str, str]],
+    container: str,
+) -> Container:
     """The container of the options; those win over the spec. Raises ApplyError GH-401."""
     if spec is None:
-        return Container(container or oci_annotations.container_name(annotations), annotations, env, "", None)
+        name = container or oci_annotations.container_name(annotations)
+        return Container(name, annotations, env, asked.mounts({"mounts": mounts}), "", None)
     doc = to_spec.scrub(oci_spec.load(spec))
     annotations = {**(doc.get("annotations") or {}), **annotations}
     env = {**oci_spec.environment(doc), **env}
     name = container or oci_annotations.container_name(annotations)
-    return Container(name, annotations, env, os.path.dirname(os.path.abspath(spec)), doc)
+    found = asked.mounts({"mounts": [*(doc.get("mounts") or ()), *mounts]})
+    return Container(name, annotations, env, found, os.path.dirname(os.path.abspath(spec)), doc)
 
 
 def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
@@ -114,6 +139,17 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
         if "=" not in pair:
             raise click.UsageError(f"{option} {pair}: write it as K=V")
     return dict(pair.split("=", 1) for pair in given)
+
+
+def volumes(given: tuple[str, ...]) -> list[dict[str, str]]:
+    """Mounts as docker's -v has them."""
+    found = []
+    for text in given:
+        source, _, destination = text.partition(":")
+        if not destination.startswith("/"):
+            raise click.UsageError(f"--volume {text}: write it as /dev/null:/run/gpu-hook/request/KEY=VALUE")
+        found.append({"source": source, "destination": destination.removesuffix(":ro")})
+    return found
 
 
 def plan_for(
@@ -179,11 +215,8 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
         asked = f"{len(cards)}: {', '.join(names) if names else 'any'}"
     lines = [("cards", asked)]
     if cards:
-        card = cards[0]
-        memory = "all of it" if card.whole else f"{card.memory_percent}% of the card"
-        if card.memory_mib is not None:
-            memory = output.size(card.memory_mib)
-        compute = f"{card.compute}%" if card.compute is not None else "all of it" if card.whole else "no guarantee"
+        memory = each([memory_words(card) for card in cards])
+        compute = each([compute_words(card) for card in cards])
         ceiling = f", at most {request.compute_limit}%" if request.compute_limit is not None else ""
         lines += [
             ("memory", memory),
@@ -197,6 +230,23 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     if request.narrow_to is not None:
         lines.append(("narrowed to", ", ".join(request.narrow_to) or "no card"))
     return lines
+
+
+def memory_words(card: CardRequest) -> str:
+    if card.memory_mib is not None:
+        return output.size(card.memory_mib)
+    return "all of it" if card.whole else f"{card.memory_percent}% of the card"
+
+
+def compute_words(card: CardRequest) -> str:
+    if card.compute is not None:
+        return f"{card.compute}%"
+    return "all of it" if card.whole else "no guarantee"
+
+
+def each(words: list[str]) -> str:
+    """Once where it is the same for every card."""
+    return words[0] if len(set(words)) == 1 else ", ".join(words)
 
 
 def card_data(uuid: str, why: str, inventory: Inventory, found: Allocation) -> dict[str, Any]:

@@ -198,6 +198,15 @@ def _share(card: Card, wish: CardRequest, request: Request, rules: Rules) -> Sha
     return Share(card.uuid, memory, compute, limit)
 
 
+def _places(card: Card, rules: Rules) -> int:
+    """Containers that may share a card. A card's memory is a little less than its name says, so 15109 MiB are four
+    times 4 GiB."""
+    if not rules.memory_per_share:
+        return rules.max_shares_per_card
+    fit = (card.memory_mib + rules.memory_per_share // 2) // rules.memory_per_share
+    return max(1, min(fit, rules.max_shares_per_card))
+
+
 def _round_up(n: int, step: int) -> int:
     return -(-n // step) * step
 
@@ -213,8 +222,8 @@ def _obstacle(use: Usage, wish: CardRequest, request: Request, rules: Rules) -> 
         return f"{name} is asked for alone and has {containers}" if use.containers else ""
     if need.whole and use.containers and not use.whole:
         return f"{name} is asked for without limits and has {use.containers} limited ones"
-    if use.containers >= rules.max_shares_per_card:
-        return f"{name} has {containers}, at most {rules.max_shares_per_card} may share it"
+    if use.containers >= (most := _places(use.card, rules)):
+        return f"{name} has {containers}, at most {most} may share it"
     if need.whole:
         return ""
     if use.whole:

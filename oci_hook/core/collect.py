@@ -1,17 +1,20 @@
-"""Annotations and environment of one container -> its wishes, and what is wrong with them. No judgement here."""
+"""Annotations, mounts and environment of one container -> its wishes, and what is wrong with them; no judgement."""
 
 from oci_hook.core import dialects, wishes
-from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY
+from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, REQUEST_DIR
 from oci_hook.core.units import names, show
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
     from oci_hook.core.dialects import Row
     from oci_hook.core.rules import Rules
+
+    Decode = Callable[[str], object]  # JSON text -> plain data; ValueError: it is none
 
 MAX_OURS = 64 << 10
 MAX_ALL = 1 << 20
@@ -41,12 +44,16 @@ class Wish(Value):
         return f"{show_key(self.key)}={show(self.text)}"
 
 
+def no_json(text: str) -> object:
+    raise ValueError("cannot be read here")
+
+
 def from_annotations(
-    annotations: dict[str, str], container: str, rules: "Rules", problems: list[Problem]
+    annotations: dict[str, str], container: str, rules: "Rules", problems: list[Problem], decode: "Decode"
 ) -> list[Wish]:
     """The wishes that concern the container called `container` ("" where the engine names none)."""
-    tables = [(name, dialects.table(name)) for name in rules.dialects]
-    foreign = [(name, module, key) for name, module in tables for key in module.KEYS if key in annotations]
+    tables = [(name, dialects.rows(name, rules)) for name in dialects.spoken(rules.dialects, annotations)]
+    foreign = [(name, rows, key) for name, rows in tables for key in rows if key in annotations]
     ours = [key for key in annotations if key.startswith(PREFIX_KEY) and key not in (MARKER, ALLOC)]
     if not ours and not foreign:
         return []
@@ -59,7 +66,9 @@ def from_annotations(
         if key == CONTAINERS:
             continue
         name, suffix = split(key)
-        if name not in native.KEYS:
+        if name == "request":
+            read_request(key, annotations[key], container, addressed, decode, found, problems)
+        elif name not in native.KEYS:
             problems.append(unknown(key, native))
         elif suffix is None:
             if addressed:
@@ -67,15 +76,102 @@ def from_annotations(
         elif is_suffix(key, suffix, container, problems) and suffix == container:
             read(native.KEYS[name], key, annotations[key], True, dialects.NATIVE, found, problems)
     if addressed:
-        for dialect, module, key in foreign:
-            read(module.KEYS[key], key, annotations[key], False, dialect, found, problems)
+        for dialect, rows, key in foreign:
+            read(rows[key], key, annotations[key], False, dialect, found, problems)
     return found
+
+
+def read_request(
+    key: str,
+    text: object,
+    container: str,
+    addressed: bool,
+    decode: "Decode",
+    found: list[Wish],
+    problems: list[Problem],
+) -> None:
+    """What `request` says of this container; nothing if it speaks of others only."""
+    from oci_hook.core import unequal  # here, as few containers need it
+
+    suffix = split(key)[1]
+    if suffix is not None and not (is_suffix(key, suffix, container, problems) and suffix == container):
+        return
+    if isinstance(text, str):
+        text = text.replace("\n", " ").replace("\t", " ")  # people write JSON in several lines
+    seen = len(problems)
+    plain: list[Wish] = []
+    read(("cards", decode, {}), key, text, suffix is not None, dialects.NATIVE, plain, problems)
+    if not plain:  # the JSON word null
+        problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} is no list of cards"))
+        return
+    wish = plain[0]
+    if len(problems) > seen:
+        found.append(wish)
+        return
+    cards = wish.value
+    if isinstance(cards, dict) and suffix is None:
+        for name in cards:
+            if not is_name(name):
+                problems.append(Problem("GH-102", f"{key}: {show(name)} is not a container name"))
+        if cards and not container:
+            problems.append(nameless(key))
+        if container not in cards:
+            return
+        wish = wish.replace(own=True)
+        cards = cards[container]
+    elif not addressed and suffix is None:
+        return
+    try:
+        found.append(wish.replace(value=unequal.cards(cards)))
+    except ValueError as e:
+        problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}"))
+        found.append(wish.replace(value=None))
+
+
+def from_mounts(
+    mounts: "Iterable[tuple[str, str]]", container: str, rules: "Rules", problems: list[Problem]
+) -> list[Wish]:
+    """The wishes that are written as mounts: (destination, source), the source being /dev/null.
+
+    A mount is of one container, so where containers have names it counts as said of this one by name.
+    """
+    found: list[Wish] = []
+    native = dialects.table(dialects.NATIVE)
+    cards = []
+    for destination, source in mounts:
+        entry = below(REQUEST_DIR, destination)
+        if entry is not None:
+            name, equals, text = entry.partition("=")
+            where = f"mount {REQUEST_DIR}/{name}"
+            if source != "/dev/null":
+                why = f"what is mounted there asks for a GPU and must be /dev/null, not {show(source)}"
+                problems.append(Problem("GH-102", f"{show_key('mount ' + destination)}: {why}"))
+            elif not equals or name not in native.KEYS:
+                keys = ", ".join(native.KEYS)
+                problems.append(Problem("GH-102", f"{show_key(where)} is not KEY=VALUE with a key of {keys}"))
+            else:
+                read(native.KEYS[name], where, text, bool(container), dialects.NATIVE, found, problems)
+        elif "nvidia-volumes" in rules.dialects and source == "/dev/null":
+            volumes = dialects.table("nvidia-volumes")
+            if (card := below(volumes.FOLDER, destination)) is not None:
+                cards.append(card)
+    if cards:
+        key, text = f"mount {volumes.FOLDER}", ",".join(cards)
+        read(volumes.ROW, key, text, bool(container), "nvidia-volumes", found, problems)
+    return found
+
+
+def below(folder: str, path: str) -> str | None:
+    """The rest of a path in this folder, "" for the folder itself; None for a path elsewhere."""
+    if path != folder and not path.startswith(folder + "/"):
+        return None
+    return path[len(folder) + 1 :]
 
 
 def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> list[Wish]:
     """The same wishes from environment variables: only for nodes that trust them (rules.trust_env)."""
     found: list[Wish] = []
-    for dialect in (dialects.NATIVE, *rules.dialects):
+    for dialect in (dialects.NATIVE, *dialects.spoken(rules.dialects, env)):
         module = dialects.table(dialect)
         present = {key: variable for variable, key in module.ENV.items() if variable in env}
         for exact, rough in module.SAME:
@@ -97,12 +193,19 @@ def narrowing(env: dict[str, str], problems: list[Problem]) -> tuple[str, ...] |
     return value if isinstance(value, tuple) else None
 
 
-def container_names(annotations: dict[str, str]) -> dict[str, tuple[str, ...]]:
+def container_names(annotations: dict[str, str], decode: "Decode" = no_json) -> dict[str, tuple[str, ...]]:
     """The container names that our annotations speak of, each with the keys that do; for people, so nothing raises."""
     spoken: dict[str, tuple[str, ...]] = {}
     for key, text in annotations.items():
+        named: list[str] = []
         if key == CONTAINERS and isinstance(text, str):
             named = [item.strip(" ") for item in text.split(",")]
+        elif key == REQUEST:
+            try:
+                cards = decode(text)
+            except (ValueError, AttributeError):
+                cards = None
+            named = [str(name) for name in cards] if isinstance(cards, dict) else []
         elif key.startswith(PREFIX_KEY):
             named = [split(key)[1] or ""]
         else:
@@ -194,11 +297,11 @@ def nameless(key: str) -> Problem:
 
 
 def unknown(key: str, native: "ModuleType") -> Problem:
-    if key == REQUEST:
-        return Problem("GH-102", f"{key} is not supported by this version; use memory, compute, gpus and devices")
     if split(key)[0] == "containers":
         return Problem("GH-102", f"{show_key(key)}: containers takes no container name after it")
-    return Problem("GH-102", f"{show_key(key)} is not a key; the keys are {', '.join(native.KEYS)}, containers")
+    return Problem(
+        "GH-102", f"{show_key(key)} is not a key; the keys are {', '.join(native.KEYS)}, containers, request"
+    )
 
 
 def show_key(key: str) -> str:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from oci_hook.core.rules import Rules
 
 # Wishes that ask for a card; the others only say how.
-ASKING = ("memory", "compute", "gpus", "devices", "exclusive")
+ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "cards")
+PART = {"memory": 1, "compute": 2}  # in an entry of `request` (core/unequal.py)
+INSTEAD = ("memory", "compute", "gpus", "devices")  # what `request` (the wish "cards") says as well
 
 
 class Given:
@@ -27,6 +29,24 @@ class Given:
         self.wishes: dict[str, Wish] = {}
         for wish in sorted(found, key=lambda wish: not wish.own):
             self.add(wish)
+        self.settle()
+
+    def settle(self) -> None:
+        """`request` says all of INSTEAD: what is said of this container by name wins over what is said of its pod, and
+        side by side they contradict each other, even where they agree."""
+        cards = self.wishes.get("cards")
+        if cards is None:
+            return
+        rivals = [self.wishes[name] for name in INSTEAD if name in self]
+        same = [wish for wish in rivals if wish.dialect == cards.dialect]
+        if not cards.own and any(wish.own for wish in same):
+            del self.wishes["cards"]
+            return
+        for wish in rivals:
+            if wish in same and cards.own and not wish.own:
+                del self.wishes[wish.name]
+            elif None not in (wish.value, cards.value) and wish.value not in (NONE, VOID):  # `declined` says those
+                self.contradict("cards", wish.name, "request says each card's share by itself")
 
     def add(self, wish: "Wish") -> None:
         """A key for this container wins over the same dialect's key for the pod; else two must say the same."""
@@ -34,8 +54,7 @@ class Given:
         if other.dialect == wish.dialect and other.own != wish.own:
             return
         if None not in (other.value, wish.value) and other.value != wish.value:
-            code = "GH-103" if other.dialect == wish.dialect else "GH-104"
-            self.complain(code, f"{other} and {wish} disagree about {wish.name}; give one of them")
+            self.complain(code(other, wish), f"{other} and {wish} disagree about {wish.name}; give one of them")
 
     def __contains__(self, name: str) -> bool:
         return name in self.wishes
@@ -43,17 +62,33 @@ class Given:
     def value(self, name: str) -> "Any":
         return self.wishes[name].value if name in self.wishes else None
 
+    def who_says(self, name: str) -> "Wish | None":
+        """The wish that limits memory, or that asks for compute."""
+        if any(card[PART[name]] is not None for card in self.value("cards") or ()):
+            return self.wishes["cards"]
+        return self.wishes.get(name)
+
     @property
     def share(self) -> bool:
         """Whether a part of a card is asked for, not the whole."""
-        return "memory" in self or "compute" in self
+        return self.who_says("memory") is not None or self.who_says("compute") is not None
+
+    @property
+    def shares_compute(self) -> bool:
+        """Whether compute is asked for, or may be, in what could not be read."""
+        return self.who_says("compute") is not None or ("cards" in self and self.value("cards") is None)
 
     def complain(self, code: str, message: str) -> None:
         self.problems.append(Problem(code, message))
 
     def contradict(self, first: str, second: str, why: str) -> None:
-        both = f"{self.wishes[first]} and {self.wishes[second]}"
-        self.complain("GH-103", f"{both} contradict each other: {why}; drop or change one")
+        one, two = self.wishes[first], self.wishes[second]
+        self.complain(code(one, two), f"{one} and {two} contradict each other: {why}; drop or change one")
+
+
+def code(one: "Wish", two: "Wish") -> str:
+    """Of a contradiction, by whose words it is in."""
+    return "GH-103" if one.dialect == two.dialect else "GH-104"
 
 
 def asks(found: "Iterable[Wish]") -> bool:
@@ -89,7 +124,8 @@ def exclusive(given: Given, rules: "Rules") -> bool:
     if said is None:
         return not given.share and rules.whole_cards == "exclusive"
     if said and given.share:
-        given.contradict("exclusive", "memory" if "memory" in given else "compute", "an exclusive card has no limits")
+        limit = given.who_says("memory") or given.who_says("compute")
+        given.contradict("exclusive", limit.name if limit else "exclusive", "an exclusive card has no limits")
     if not said and not given.share and rules.whole_cards == "exclusive":
         why = "on this node a card without memory or compute is exclusive; ask for memory or compute"
         given.complain("GH-103", f"{given.wishes['exclusive']}: {why}")
@@ -99,27 +135,34 @@ def exclusive(given: Given, rules: "Rules") -> bool:
 def policy(given: Given, rules: "Rules") -> str:
     """Memory alone guarantees no compute, which is best-effort; else the container's word, else the node's."""
     said = given.value("policy")
-    if "memory" in given and "compute" not in given:
+    memory = given.who_says("memory")
+    if memory is not None and not given.shares_compute:
         if said not in (None, "best-effort"):
-            given.contradict("policy", "memory", "that policy divides compute, and no compute is asked")
+            given.contradict("policy", memory.name, "that policy divides compute, and no compute is asked")
         return "best-effort"
     return str(said or rules.default_policy)
 
 
 def compute_limit(given: Given, policy: str) -> int | None:
     """The ceiling of burst-share, not below the guarantee."""
-    limit, compute = given.value("compute-limit"), given.value("compute")
+    limit, asked = given.value("compute-limit"), given.who_says("compute")
     if not isinstance(limit, int):
         return None
     wish = given.wishes["compute-limit"]
-    if "compute" not in given:
+    if not given.shares_compute:
         given.complain("GH-103", f"{wish} is a ceiling above a guarantee, and no compute is asked; add compute")
     elif policy != "burst-share":
         if "policy" not in given or given.value("policy"):
             given.complain("GH-103", f"{wish} is for the policy burst-share, here it is {policy}; drop or change one")
-    elif compute is not None and limit < compute:
-        given.contradict("compute-limit", "compute", "the ceiling is below the guarantee")
+    elif asked is not None and limit < guarantee(given):
+        given.contradict("compute-limit", asked.name, "the ceiling is below the guarantee")
     return limit
+
+
+def guarantee(given: Given) -> int:
+    """The highest per cent that is asked of any card; 0 where it could not be read."""
+    each = [card[PART["compute"]] for card in given.value("cards") or ()]
+    return max((n for n in (*each, given.value("compute")) if n is not None), default=0)
 
 
 def capabilities(given: Given) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ REAL_LIBNVML = PRIVATE + "/driver/ml"
 POLICY_PAGE = PRIVATE + "/policy"  # read-only file bind
 ACCOUNT_DIR = PRIVATE + "/account"  # a small tmpfs of the container's own; the stand-in creates ACCOUNT_FILE there
 ACCOUNT_FILE = ACCOUNT_DIR + "/page"
+REQUEST_DIR = PRIVATE + "/request"  # /dev/null mounted at KEY=VALUE in it asks as an annotation does
+VISIBLE_DIR = "/var/run/nvidia-container-devices"  # the NVIDIA runtime's: /dev/null at a card's name asks for the card
 SIM_CARDS = "/dev/nvidia-sim"  # the simulated cards' memory files, by minor number
 
 # In an install prefix.

@@ -11,6 +11,8 @@ from oci_hook.errors import Problem, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from oci_hook.core.rules import Rules
 
 MAX_PROBLEMS = 20  # lines that a person would read
@@ -88,14 +90,24 @@ class Request(Value):
         self.narrow_to = narrow_to
 
 
-def parse(annotations: dict[str, str], env: dict[str, str], container: str, rules: "Rules") -> Request | None:
+def parse(
+    annotations: dict[str, str],
+    env: dict[str, str],
+    container: str,
+    rules: "Rules",
+    mounts: "Iterable[tuple[str, str]]" = (),
+    decode: "collect.Decode" = collect.no_json,
+) -> Request | None:
     """The request of the container called `container` ("" where the engine names none); None when it asks for nothing.
 
+    mounts: (destination, source) of those that may ask (oci/mount_requests.py). decode: reads the JSON of the `request`
+    annotation, or raises ValueError; without one that annotation is refused.
     Raises RequestError with every problem found (GH-101 to GH-106). env narrows a request and never makes one, unless
-    rules.trust_env: then it counts like annotations where the annotations ask for no card.
+    rules.trust_env: then it counts like annotations where annotations and mounts ask for no card.
     """
     problems: list[Problem] = []
-    found = collect.from_annotations(annotations, container, rules, problems)
+    found = collect.from_annotations(annotations, container, rules, problems, decode)
+    found += collect.from_mounts(mounts, container, rules, problems)
     if rules.trust_env and not judge.asks(found):
         said = {wish.name for wish in found}
         found += [wish for wish in collect.from_env(env, rules, problems) if wish.name not in said]
@@ -108,6 +120,12 @@ def parse(annotations: dict[str, str], env: dict[str, str], container: str, rule
         last = (Problem("GH-105", f"and {more} more problems; mend these first"),) if more > 0 else ()
         raise RequestError(*problems[:MAX_PROBLEMS], *last)
     return request
+
+
+def wanted(device: str | None, memory: tuple[str, int] | None, compute: int | None) -> CardRequest:
+    """One card. Compute alone means as much of the memory."""
+    kind, amount = memory or ("percent", compute)
+    return CardRequest(device, amount if kind == "mib" else None, amount if kind == "percent" else None, compute)
 
 
 def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules") -> Request | None:
@@ -123,15 +141,11 @@ def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules")
         return Request((), False, policy, None, priority_class, False, placement, capabilities, narrow_to)
 
     judge.check_count(given)
-    count, devices, compute = given.value("gpus"), given.value("devices"), given.value("compute")
-    # Compute alone means as much of the memory.
-    kind, amount = given.value("memory") or ("percent", compute)
-    card = CardRequest(
-        memory_mib=amount if kind == "mib" else None,
-        memory_percent=amount if kind == "percent" else None,
-        compute=compute,
-    )
-    if isinstance(devices, tuple):
+    count, devices = given.value("gpus"), given.value("devices")
+    card = wanted(None, given.value("memory"), given.value("compute"))
+    if given.value("cards") is not None:
+        cards = tuple(wanted(*entry) for entry in given.value("cards"))
+    elif isinstance(devices, tuple):
         cards = tuple(card.replace(device=device) for device in devices)
     else:
         cards = (card,) * (count if isinstance(count, int) else 1)

@@ -7,8 +7,10 @@ class Rules(Value):
     """Integers in MiB and percent points.
 
     memory_reserve: MiB of each card that is never granted. memory_step / memory_min: a share's granularity and floor.
-    compute_step: likewise for compute. max_shares_per_card: containers on one card. whole_cards: "exclusive" or
-    "shared", what a request without memory and compute means. dialects: names of the enabled dialect tables.
+    compute_step: likewise for compute. max_shares_per_card: containers on one card. memory_per_share: MiB of a card's
+    memory for each container that may share it, 0: no such bound. whole_cards: "exclusive" or "shared", what a request
+    without memory and compute means. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB", or
+    "none" where the dialect qgpu is off.
     """
 
     __slots__ = (
@@ -20,8 +22,10 @@ class Rules(Value):
         "memory_min",
         "compute_step",
         "max_shares_per_card",
+        "memory_per_share",
         "trust_env",
         "dialects",
+        "qgpu_memory_unit",
     )
 
     def __init__(
@@ -34,8 +38,10 @@ class Rules(Value):
         memory_min: int = 1,
         compute_step: int = 1,
         max_shares_per_card: int = 64,
+        memory_per_share: int = 0,
         trust_env: bool = False,
-        dialects: tuple[str, ...] = ("t9k",),
+        dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes"),
+        qgpu_memory_unit: str = "none",
     ) -> None:
         self.default_policy = default_policy
         self.placement = placement
@@ -45,5 +51,7 @@ class Rules(Value):
         self.memory_min = memory_min
         self.compute_step = compute_step
         self.max_shares_per_card = max_shares_per_card
+        self.memory_per_share = memory_per_share
         self.trust_env = trust_env
         self.dialects = dialects
+        self.qgpu_memory_unit = qgpu_memory_unit

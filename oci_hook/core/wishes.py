@@ -3,7 +3,7 @@
 A reader returns None for "as if the key were not there", and raises ValueError with the words to put after the value.
 """
 
-from oci_hook.core.units import DIGITS, integer, names
+from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, integer, names, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +64,30 @@ def gpus(text: str) -> int | str:
         return integer(text, 1, MAX_CARDS)
     except ValueError:
         raise ValueError(f"is not a number of cards from 1 to {MAX_CARDS}, and not all or none") from None
+
+
+def cards(text: str) -> int:
+    """A number of cards, in systems that have no `all`."""
+    return integer(text, 1, MAX_CARDS)
+
+
+def cores(text: str) -> dict[str, object]:
+    """A share of one card in per cent, or whole cards as 100, 200, ...: what each of the two asks for."""
+    number = integer(text, 1, 100 * MAX_CARDS)
+    if number < 100:
+        return {"compute": number}
+    if number % 100:
+        raise ValueError("is above 100 and no multiple of it; below 100 is a share, 200 are two cards")
+    return {"gpus": number // 100, "exclusive": True}
+
+
+def memory_mb(text: str) -> tuple[str, int]:
+    """What other systems call MB, and mean MiB."""
+    return ("mib", integer(text, 1, MAX_MEMORY_MIB))
+
+
+def memory_percent(text: str) -> tuple[str, int]:
+    return ("percent", percent(text))
 
 
 def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":

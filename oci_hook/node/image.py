@@ -4,10 +4,11 @@ import os
 from errno import ELOOP, ENOTDIR
 from stat import S_ISCHR, S_ISDIR, S_ISREG
 
-from oci_hook.core.layout import PRIVATE
+from oci_hook.core.layout import PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
 from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.linux.walk import Tree
+from oci_hook.oci.asked import is_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "
     """
     with _open(rootfs) as tree:
         kinds = _mounted(tree, mounts)
-        private = _private(tree, kinds)
+        private = _private(tree, kinds, mounts)
         read_only = os.statvfs(rootfs).f_flag & os.ST_RDONLY
         taken: dict[str, str] = {}
         out: list[Step] = []
@@ -168,6 +169,8 @@ def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
     """Canonical mount points of the spec and what is on top there; the tree then does not look below them."""
     kinds: dict[str, str] = {}
     for mount in mounts:
+        if is_request(mount):  # not made, or (for the hook) under what we put on PRIVATE
+            continue
         path = mount.get("destination") or "/"
         try:
             path = tree.resolve(path)[0]
@@ -190,7 +193,7 @@ def _on_top(kinds: dict[str, str], path: str) -> tuple[str, str]:
     return ("/", kinds["/"]) if "/" in kinds else ("", "")
 
 
-def _private(tree: Tree, kinds: dict[str, str]) -> str:
+def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> str:
     try:
         path, mode = tree.resolve(PRIVATE)
     except OSError as e:
@@ -202,7 +205,10 @@ def _private(tree: Tree, kinds: dict[str, str]) -> str:
         raise _collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
     if path.split("/")[1] in ("", "dev", "proc", "sys"):
         raise _collision(PRIVATE, f"leads to {path}")
-    if mode and (not S_ISDIR(mode) or tree.names(path)):
+    left = set(tree.names(path))
+    if any(is_request(mount) for mount in mounts):  # the runtime made their mount points before the hook came
+        left.discard(REQUEST_DIR.rpartition("/")[2])
+    if mode and (not S_ISDIR(mode) or left):
         raise _collision(PRIVATE, "exists already")
     return path
 

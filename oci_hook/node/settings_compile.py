@@ -13,6 +13,7 @@ import yaml
 
 from oci_hook import __version__
 from oci_hook.core import dialects, units, wishes
+from oci_hook.core.dialects import qgpu
 from oci_hook.core.layout import LAUNCHER_CONF, SETTINGS_JSON, SETTINGS_YAML
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, SettingsError, refuse
@@ -88,12 +89,19 @@ def dialect_names(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+# What a profile fixes, whatever `rules` says. qgpu: https://cloud.tencent.com/document/product/457/61448.
+PROFILES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "qgpu": {"memory_min": 1024, "memory_step": 1024, "compute_step": 5, "memory_per_share": 4096},
+}
+
 SETTINGS: dict[str, Reader] = {
     "mode": one_of(*MODES),
     "runtime": path,
     "python": path,
     "driver_root": path,
     "state_dir": state_dir,
+    "profile": one_of(*PROFILES),
 }
 RULES: dict[str, Reader] = {
     "default_policy": one_of(*wishes.POLICIES),
@@ -104,8 +112,10 @@ RULES: dict[str, Reader] = {
     "memory_min": memory(1),
     "compute_step": whole(1, 100),
     "max_shares_per_card": whole(1, 64),
+    "memory_per_share": memory(0),
     "trust_env": flag,
     "dialects": dialect_names,
+    "qgpu_memory_unit": one_of("none", *qgpu.UNITS),
 }
 
 
@@ -199,7 +209,7 @@ def checked(prefix: str, text: str) -> Settings:
         checker.complain(f"not YAML: {getattr(e, 'problem', None) or e}", mark.line + 1 if mark else None)
         raise SettingsError(*checker.problems) from None
     values = checker.section(node, SETTINGS)
-    rules = Rules(**values.pop("rules", {}))
+    rules = check_rules(checker, values.pop("profile", "none"), values.pop("rules", {}))
     settings = Settings(prefix=prefix, rules=rules, **values)
     if "runtime" in values or "runtime" not in checker.lines:
         check_program(checker, settings, "runtime", settings.runtime, "GH-503")
@@ -211,6 +221,21 @@ def checked(prefix: str, text: str) -> Settings:
     if checker.problems:
         raise SettingsError(*checker.problems)
     return settings
+
+
+def check_rules(checker: Checker, profile: str, said: dict[str, Any]) -> Rules:
+    """The rules, where a profile has its own with those; each as people wrote it is checked already."""
+    defaults = Rules().fields()
+    for name, fixed in PROFILES[profile].items():
+        if said.get(name, fixed) not in (fixed, defaults[name]):
+            line = checker.lines.get("rules." + name)
+            checker.complain(f"rules.{name} is {fixed} in profile {profile}; remove the line, or the profile", line)
+    rules = Rules(**{**said, **PROFILES[profile]})
+    unit_is_wrong = "rules.qgpu_memory_unit" in checker.lines and "qgpu_memory_unit" not in said
+    if "qgpu" in rules.dialects and rules.qgpu_memory_unit == "none" and not unit_is_wrong:
+        why = "qgpu needs rules.qgpu_memory_unit: MiB or GiB, as your manifests mean qgpu-memory"
+        checker.complain(f"rules.dialects: {why}", checker.lines.get("rules.dialects"))
+    return rules
 
 
 def check_program(checker: Checker, settings: Settings, name: str, program: str, code: str) -> None:

@@ -20,6 +20,10 @@ driver_root: {driver_root}
 # Ledger, pages and inventory; on tmpfs, so that a reboot empties it as it ends the containers.
 state_dir: {state_dir}
 
+# none, or qgpu: shares as TKE's qGPU has them. Its memory_min, memory_step, compute_step and memory_per_share then hold
+# instead of the defaults below.
+profile: none
+
 rules:
   # Who gets idle compute where a container asks for compute and names no policy:
   # burst-share, fixed-share or best-effort.
@@ -38,13 +42,16 @@ rules:
   memory_min: 1             # and at least this
   compute_step: 1
   max_shares_per_card: 64
+  memory_per_share: 0       # 4Gi: a card of 16 GiB is for at most 4 containers; 0: no such bound
 
   # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for cards as annotations do.
   # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
   trust_env: false
 
-  # Other systems' annotations that are understood as well.
-  dialects: [t9k]
+  # Other systems' words that are understood as well: of t9k, qgpu, gpu-manager, hami, nvidia-volumes.
+  # qgpu needs qgpu_memory_unit: MiB or GiB, as your manifests mean qgpu-memory.
+  dialects: [t9k, gpu-manager, hami, nvidia-volumes]
+  qgpu_memory_unit: none
 """
 
 

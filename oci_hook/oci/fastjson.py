@@ -16,11 +16,22 @@ def _no_constant(name: str) -> "Any":
 class _Context:
     strict = True
     object_hook = None
-    object_pairs_hook = None
+    object_pairs_hook: "Any" = None
     parse_float = float
     parse_int = int
     parse_constant = staticmethod(_no_constant)
     memo: "dict[str, str]" = {}
+
+
+def _unique(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+class _UniqueContext(_Context):
+    object_pairs_hook = staticmethod(_unique)
 
 
 def _no_default(value: object) -> "Any":
@@ -31,16 +42,13 @@ try:
     import _json
 
     _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # six attributes are read, whatever the class
-    _encode = _json.make_encoder(
-        None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False
-    )
+    _encode = _json.make_encoder(None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False)
 
-    def loads(data: bytes) -> "Any":
-        """One JSON text in UTF-8. Raises ValueError, also for trailing text, NaN, and nesting too deep to parse."""
+    def _loads(data: bytes, scan: "Any") -> "Any":
         text = data.decode("utf-8")
         start = len(text) - len(text.lstrip(" \t\r\n"))
         try:
-            value, end = _scan(text, start)
+            value, end = scan(text, start)
         except (StopIteration, SystemError):
             # CPython < 3.12 reports a syntax error through json.decoder, and as SystemError while that is not loaded.
             import json
@@ -53,6 +61,14 @@ try:
             raise ValueError(f"text after the JSON value at character {end}")
         return value
 
+    def loads(data: bytes) -> "Any":
+        """One JSON text in UTF-8. Raises ValueError, also for trailing text, NaN, and nesting too deep to parse."""
+        return _loads(data, _scan)
+
+    def loads_unique(data: bytes) -> "Any":
+        """The same; an object with a key twice is a ValueError too."""
+        return _loads(data, _json.make_scanner(_UniqueContext))  # type: ignore[arg-type]
+
     def dumps(value: "Any") -> str:
         """Compact ASCII JSON. Raises TypeError for what is not JSON, ValueError for NaN."""
         return "".join(_encode(value, 0))
@@ -60,11 +76,17 @@ try:
 except ImportError:  # not CPython
     import json
 
-    def loads(data: bytes) -> "Any":
+    def _parse(data: bytes, pairs: "Any") -> "Any":
         try:
-            return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+            return json.loads(data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=pairs)
         except RecursionError:
             raise ValueError("JSON is nested too deep") from None
+
+    def loads(data: bytes) -> "Any":
+        return _parse(data, None)
+
+    def loads_unique(data: bytes) -> "Any":
+        return _parse(data, _unique)
 
     def dumps(value: "Any") -> str:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)

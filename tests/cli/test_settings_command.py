@@ -8,7 +8,7 @@ def test_valid_and_in_use(install: Install) -> None:
     answer = install.data("settings", "check")
     assert answer["in_use"] is True
     assert answer["settings"]["runtime"] == "PREFIX/runc"
-    assert answer["settings"]["rules"]["dialects"] == ["t9k"]
+    assert answer["settings"]["rules"]["dialects"] == ["t9k", "gpu-manager", "hami", "nvidia-volumes"]
 
 
 def test_valid_and_not_in_use(install: Install) -> None:

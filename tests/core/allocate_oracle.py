@@ -20,7 +20,10 @@ def violations(inventory, grants, rules):
             broken.append(f"{card.uuid}: memory overbooked")
         if sum(s.compute for s in limited) > 100:
             broken.append(f"{card.uuid}: compute overbooked")
-        if len(on) > rules.max_shares_per_card and not alone:
+        most = rules.max_shares_per_card
+        if rules.memory_per_share:
+            most = min(most, max(1, int(card.memory_mib / rules.memory_per_share + 0.5)))
+        if len(on) > most and not alone:
             broken.append(f"{card.uuid}: {len(on)} containers")
     return broken
 

@@ -240,7 +240,7 @@ def test_trusted_env_yields_to_annotations() -> None:
         ("memory.", "1Gi", "GH-102: gpu-hook.io/memory.: what follows the first dot is not a container name"),
         ("memory.a b", "1Gi", "GH-102: gpu-hook.io/memory.a b: what follows the first dot is not a container name"),
         ("containers.a", "a", "GH-102: gpu-hook.io/containers.a: containers takes no container name after it"),
-        ("request", "{}", "GH-102: gpu-hook.io/request is not supported by this version"),
+        ("request", "{}", "GH-101: gpu-hook.io/request='{}' cannot be read here"),
         ("memory", "1Gi\n", r"GH-105: gpu-hook.io/memory='1Gi\n' has control characters"),
         ("memory", "1Gi\0", r"GH-105: gpu-hook.io/memory='1Gi\x00' has control characters"),
         ("memory", "\u0663", r"GH-101: gpu-hook.io/memory='\u0663' is not a size"),

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oci_hook.core import dialects
-from oci_hook.core.layout import PREFIX_KEY, PRIVATE
+from oci_hook.core.layout import PREFIX_KEY, PRIVATE, VISIBLE_DIR
 from oci_hook.oci.bundle import read_call
 
 ASKS = '{"annotations": {"gpu-hook.io/memory": "1Gi"}}'
@@ -237,7 +237,7 @@ def test_config_json_that_is_odd(place: Place) -> None:
 def test_every_key_that_python_reads_is_a_trigger(place: Place) -> None:
     """Without one of the byte strings the launcher never asks Python, so the two lists must agree."""
     keys = [PREFIX_KEY + "memory", PRIVATE + "/request/memory=1Gi"]
-    keys += dialects.table(dialects.NATIVE).ENV
+    keys += [*dialects.table(dialects.NATIVE).ENV, VISIBLE_DIR + "/0"]
     for name in dialects.NAMES:
         keys += [*dialects.table(name).KEYS, *dialects.table(name).ENV]
     for key in keys:

@@ -68,7 +68,8 @@ def test_paths_in_the_default_file_are_quoted_where_needed(prefix: Path) -> None
 def test_what_is_compiled_is_what_the_hot_path_loads(prefix: Path) -> None:
     rules = (
         "rules: {default_policy: fixed-share, placement: spread, whole_cards: shared, memory_reserve: 512Mi,"
-        " memory_step: 256, memory_min: 1Gi, compute_step: 5, max_shares_per_card: 16, trust_env: true, dialects: []}\n"
+        " memory_step: 256, memory_min: 1Gi, compute_step: 5, max_shares_per_card: 16,"
+        " memory_per_share: 2Gi, trust_env: true, dialects: [qgpu], qgpu_memory_unit: GiB}\n"
     )
     say(prefix, base(prefix, f"mode: below\ndriver_root: /run/nvidia/driver\nstate_dir: /run/x\n{rules}"))
     said = settings_compile.compile(str(prefix))
@@ -80,7 +81,7 @@ def test_what_is_compiled_is_what_the_hot_path_loads(prefix: Path) -> None:
         sys.executable,
         "/run/nvidia/driver",
         "/run/x",
-        Rules("fixed-share", "spread", "shared", 512, 256, 1024, 5, 16, True, ()),
+        Rules("fixed-share", "spread", "shared", 512, 256, 1024, 5, 16, 2048, True, ("qgpu",), "GiB"),
     )
 
 
@@ -128,11 +129,12 @@ def test_every_problem_at_once_with_its_line(prefix: Path) -> None:
     )
     assert problems(prefix, text) == [
         "GH-501: FILE:3: mode: 'sideways' is not one of standalone, on-top, below",
-        "GH-501: FILE:4: 'colour' is not a setting; there are mode, runtime, python, driver_root, state_dir, rules",
+        "GH-501: FILE:4: 'colour' is not a setting; there are mode, runtime, python, driver_root, state_dir,"
+        " profile, rules",
         "GH-501: FILE:5: mode is set twice, first in line 3",
         "GH-501: FILE:7: rules.memory_step: '-1' is not a size from 1Mi to 16Ti; write 4Gi, 512Mi or a number of MiB",
         "GH-501: FILE:8: rules.trust_env: 'yes' is not true or false",
-        "GH-501: FILE:9: rules.dialects is not a list of t9k",
+        "GH-501: FILE:9: rules.dialects is not a list of t9k, qgpu, gpu-manager, hami, nvidia-volumes",
         "GH-501: FILE:10: rules.placement is not a single value or a list of them",
         "GH-501: FILE:11: rules.compute_step: '1.5' is not a whole number from 1 to 100",
         "GH-501: FILE:12: rules.max_shares_per_card: '65' is not a whole number from 1 to 64",
@@ -266,3 +268,37 @@ def test_any_text_is_settings_or_coded_problems(text: str) -> None:
         settings_compile.checked("/nowhere", text)
     except SettingsError as e:
         assert e.problems and all(p.code in CODES for p in e.problems)
+
+
+# Profiles and dialects
+
+
+def test_the_profile_qgpu_has_its_own_rules(prefix: Path) -> None:
+    say(prefix, base(prefix, "profile: qgpu\nrules: {placement: spread, memory_min: 1, memory_step: 1Gi}\n"))
+    rules = settings_compile.compile(str(prefix)).rules
+    assert rules == Rules(placement="spread", memory_min=1024, memory_step=1024, compute_step=5, memory_per_share=4096)
+    assert settings.load(str(prefix)).rules == rules
+
+
+def test_a_profiles_rules_cannot_be_set_otherwise(prefix: Path) -> None:
+    assert problems(prefix, base(prefix, "profile: qgpu\nrules:\n  compute_step: 10\n  memory_min: 2Gi\n")) == [
+        "GH-501: FILE:6: rules.memory_min is 1024 in profile qgpu; remove the line, or the profile",
+        "GH-501: FILE:5: rules.compute_step is 5 in profile qgpu; remove the line, or the profile",
+    ]
+    assert problems(prefix, base(prefix, "profile: vgpu\n")) == [
+        "GH-501: FILE:3: profile: 'vgpu' is not one of none, qgpu"
+    ]
+
+
+@pytest.mark.parametrize("unit", ["", ", qgpu_memory_unit: none"])
+def test_qgpu_needs_its_unit(prefix: Path, unit: str) -> None:
+    assert problems(prefix, base(prefix, f"rules: {{dialects: [t9k, qgpu]{unit}}}\n")) == [
+        "GH-501: FILE:3: rules.dialects: qgpu needs rules.qgpu_memory_unit: MiB or GiB,"
+        " as your manifests mean qgpu-memory"
+    ]
+
+
+def test_a_wrong_unit_is_one_problem(prefix: Path) -> None:
+    assert problems(prefix, base(prefix, "rules: {dialects: [qgpu], qgpu_memory_unit: MB}\n")) == [
+        "GH-501: FILE:3: rules.qgpu_memory_unit: 'MB' is not one of none, MiB, GiB"
+    ]

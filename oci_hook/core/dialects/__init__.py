@@ -1,26 +1,53 @@
 """The systems whose words are understood, one table file each; `native` is our own and always on.
 
 A table module has
-  KEYS  annotation key (native: without our prefix) -> (wish, reader, implied wishes)
+  KEYS  annotation key (native: without our prefix) -> (wish, reader, implied wishes); the reader may also answer with
+        several wishes by name, where a key means one thing or another by its value
   ENV   environment variable -> key, for nodes that trust the environment
   SAME  pairs of keys whose system writes both for one share: in the environment the second is not read beside the first
-To add a dialect, write its file and put its name into NAMES.
+and where the node's rules decide what a key means, `rows(rules)`, which is then read instead of KEYS.
+To add a dialect, write its file and put its name into NAMES and what its keys begin with into BEGIN.
 """
 
 NATIVE = "native"
-NAMES = ("t9k",)
+NAMES = ("t9k", "qgpu", "gpu-manager", "hami", "nvidia-volumes")
+
+# What a container must have for a table to be read at all: most have nothing of most systems.
+BEGIN = {
+    "t9k": ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_", "tensorstack.dev/"),
+    "qgpu": ("tke.cloud.tencent.com/",),
+    "gpu-manager": ("tencent.com/vcuda-", "nvidia.com/vcuda-"),
+    "hami": ("nvidia.com/gpu", "nvidia.com/priority"),
+    "nvidia-volumes": (),  # mounts, which core/collect.py reads
+}
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import ModuleType
+
+    from oci_hook.core.rules import Rules
 
     Row = tuple[str, Callable[[str], object], dict[str, object]]
 
 
 def table(name: str) -> "ModuleType":
-    """The table module of a dialect, imported only where it is enabled. KeyError for an unknown name."""
+    """The table module of a dialect, imported only where it is needed. KeyError for an unknown name."""
     if name != NATIVE and name not in NAMES:
         raise KeyError(name)
-    module: ModuleType = __import__(f"{__name__}.{name}", fromlist=["KEYS"])
+    module: ModuleType = __import__(f"{__name__}.{name.replace('-', '_')}", fromlist=["KEYS"])
     return module
+
+
+def rows(name: str, rules: "Rules") -> "dict[str, Row]":
+    """What the keys of a dialect mean on a node with these rules."""
+    module = table(name)
+    by_rules = getattr(module, "rows", None)
+    found: dict[str, Row] = by_rules(rules) if by_rules else module.KEYS
+    return found
+
+
+def spoken(names: "Iterable[str]", keys: "Iterable[str]") -> list[str]:
+    """Those of the dialects that some of these keys may be words of."""
+    keys = tuple(keys)
+    return [name for name in names if BEGIN[name] and any(key.startswith(BEGIN[name]) for key in keys)]

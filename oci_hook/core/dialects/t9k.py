@@ -12,18 +12,6 @@ if TYPE_CHECKING:
     from oci_hook.core.dialects import Row
 
 
-def memory_percent(text: str) -> tuple[str, int]:
-    return ("percent", units.percent(text))
-
-
-def memory_mb(text: str) -> tuple[str, int]:
-    return ("mib", units.integer(text, 1, units.MAX_MEMORY_MIB))
-
-
-def cards(text: str) -> int:
-    return units.integer(text, 1, wishes.MAX_CARDS)
-
-
 def every_card(text: str) -> str:
     units.integer(text, 1, 1)
     return wishes.ALL
@@ -31,10 +19,10 @@ def every_card(text: str) -> str:
 
 KEYS: "dict[str, Row]" = {
     "NVIDIA_VISIBLE_DEVICES": ("devices", wishes.devices, {}),
-    "T9K_GPU_PERCENT": ("memory", memory_percent, {}),
-    "T9K_GPU_MEMORY": ("memory", memory_mb, {}),
-    "tensorstack.dev/nvidia-gpu": ("gpus", cards, {"exclusive": True}),
-    "tensorstack.dev/nvidia-gpu-percent": ("memory", memory_percent, {}),
+    "T9K_GPU_PERCENT": ("memory", wishes.memory_percent, {}),
+    "T9K_GPU_MEMORY": ("memory", wishes.memory_mb, {}),
+    "tensorstack.dev/nvidia-gpu": ("gpus", wishes.cards, {"exclusive": True}),
+    "tensorstack.dev/nvidia-gpu-percent": ("memory", wishes.memory_percent, {}),
     "tensorstack.dev/nvidia-gpu-node": ("gpus", every_card, {"exclusive": True}),
 }
 ENV = {key: key for key in ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY")}

@@ -1,0 +1,18 @@
+"""The NVIDIA runtime's request by mounts: /dev/null at FOLDER/ID for each card, or FOLDER/all, none, void.
+
+An image cannot bring a mount, so unlike NVIDIA_VISIBLE_DEVICES these may ask.
+https://docs.nvidia.com/datacenter/cloud-native/container-toolkit (accept-nvidia-visible-devices-as-volume-mounts)
+"""
+
+from oci_hook.core import wishes
+from oci_hook.core.layout import VISIBLE_DIR
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.core.dialects import Row
+
+FOLDER = VISIBLE_DIR
+ROW: "Row" = ("devices", wishes.devices, {})
+KEYS: "dict[str, Row]" = {}
+ENV: dict[str, str] = {}
+SAME = ()

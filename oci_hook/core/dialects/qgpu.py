@@ -1,0 +1,49 @@
+"""The words of TKE's qGPU: https://cloud.tencent.com/document/product/457/61448 (resources), /81107 (online, offline).
+
+qgpu-memory is in MB in one of its documents and in GiB in another, so the node must say which: rules.qgpu_memory_unit.
+qgpu-core is in per cent of one card below 100; 100, 200, ... are whole cards. An offline container's core is idle
+compute only, which is never booked: what remains of it is the class. qGPU's own steps (5 %, 1 GiB) are the node's
+business (`profile: qgpu`), so a value between them is no error here.
+"""
+
+from oci_hook.core import units, wishes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oci_hook.core.dialects import Row
+    from oci_hook.core.rules import Rules
+
+PREFIX = "tke.cloud.tencent.com/"
+MEMORY = PREFIX + "qgpu-memory"
+UNITS = {"MiB": 1, "GiB": 1 << 10}  # names of rules.qgpu_memory_unit -> MiB
+
+
+def memory(unit: str) -> "Callable[[str], tuple[str, int]]":
+    def read(text: str) -> tuple[str, int]:
+        if unit not in UNITS:
+            raise ValueError("has no unit here: set rules.qgpu_memory_unit to MiB or GiB")
+        return ("mib", units.integer(text, 1, units.MAX_MEMORY_MIB // UNITS[unit]) * UNITS[unit])
+
+    return read
+
+
+def greedy(text: str) -> str:
+    units.integer(text, 1, 100)
+    return "offline"
+
+
+KEYS: "dict[str, Row]" = {
+    MEMORY: ("memory", memory(""), {}),
+    PREFIX + "qgpu-core": ("compute", wishes.cores, {}),
+    PREFIX + "qgpu-core-greedy": ("class", greedy, {}),
+    PREFIX + "qgpu-schedule-policy": ("policy", wishes.policy, {}),
+    PREFIX + "app-class": ("class", wishes.one_of(("online", "offline")), {}),
+}
+ENV: dict[str, str] = {}
+SAME = ()
+
+
+def rows(rules: "Rules") -> "dict[str, Row]":
+    return {**KEYS, MEMORY: ("memory", memory(rules.qgpu_memory_unit), {})}
