@@ -14,6 +14,8 @@ SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC = "2.17"
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=undefined"]
 LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
+INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view"}
+EXEMPT = {"cuGetExportTable"}  # private tables without names: nothing to compare their pointers with
 COMMON = ["state.c", "pointers.c", "policy.c", "alive.c", "account.c", "real.c"]
 
 
@@ -46,6 +48,34 @@ def table(macro: str) -> list[str]:
 def known(lists: str) -> list[str]:
     """Every exported name of the drivers that we know."""
     return sorted({name for path in SYMBOLS.glob(lists) for name in path.read_text().split()})
+
+
+def classes() -> dict[str, str]:
+    """What each known function does to a card's memory: name -> class (data/driver-symbols/classes.txt)."""
+    rows = [line.split() for line in (SYMBOLS / "classes.txt").read_text().splitlines() if not line.startswith("#")]
+    return {name: kind for kind, name in rows}
+
+
+def check() -> None:
+    """Raise SystemExit when a known function has no class, or its class demands an interceptor that is not there."""
+    kinds = classes()
+    taken = {
+        "GH_CUDA": set(table("GH_CUDA")),
+        "GH_NVML": set(table("GH_NVML")),
+        "refused": set(table("GH_NVML_REFUSED")),
+    }
+    wrong = []
+    for library in LIBRARIES:
+        for name in known(library.lists):
+            kind = kinds.get(name)
+            if kind is None:
+                wrong.append(f"{name}: not classified in data/driver-symbols/classes.txt")
+            elif kind in INTERCEPTED and name not in taken[library.taken] and name not in EXEMPT:
+                wrong.append(f"{name}: {kind}, but not in intercepts.def")
+            elif (kind == "refused") != (name in taken["refused"]):
+                wrong.append(f"{name}: class {kind} and intercepts.def disagree on refusing it")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
 
 
 def _names_header(library: Library, private: str) -> tuple[str, list[str]]:
@@ -124,6 +154,7 @@ def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", f
 
     `private` is the container's private directory; only tests build with another. Raises CalledProcessError.
     """
+    check()
     work = out / "shim"
     work.mkdir(parents=True, exist_ok=True)
     compiler = [*cc, "-target", f"{arch}-linux-gnu.{GLIBC}"]

@@ -116,6 +116,11 @@ typedef struct {
 } CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
 
 enum {
+    CU_LIMIT_STACK_SIZE = 0,
+    CU_LIMIT_PRINTF_FIFO_SIZE = 1,
+    CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
     CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
@@ -138,6 +143,8 @@ CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned 
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxSetLimit(int limit, size_t value);
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuCtxSynchronize(void);
 CUresult cuCtxSynchronize_v2(CUcontext context);
 CUresult cuEventSynchronize(CUevent event);

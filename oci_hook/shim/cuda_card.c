@@ -80,8 +80,9 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
         return CUDA_SUCCESS;
     }
     if (at.card == NO_CARD) {
-        gh_say(GH_SAID_CARD, "gpu-hook: GH-309: a program uses a card that is not in its container's policy page: "
-                             "device memory is refused on it\n");
+        if (gh_policy_usable(st))
+            gh_say(GH_SAID_CARD, "gpu-hook: GH-309: a program uses a card that is not in its container's policy page: "
+                                 "device memory is refused on it\n");
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (!gh_policy_limit(st, (unsigned)at.card, &limit))

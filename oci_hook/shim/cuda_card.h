@@ -33,7 +33,7 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
 CUresult recharge(struct charge *c, uint64_t bytes);
 void uncharge(struct charge *c);
 
-enum kind { LINEAR = 1, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, EXEC, CONTEXT };
+enum kind { LINEAR = 1, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, EXEC, CONTEXT, LIMIT };
 
 /* What an allocation is known by: device pointers and each kind of handle have ranges of their own. */
 static inline uint64_t key_of(enum kind kind, uint64_t handle) {

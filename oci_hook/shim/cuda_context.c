@@ -42,7 +42,7 @@ static bool lives_in(uint64_t key, uint64_t value, void *with) {
     const struct leaving *l = with;
     enum kind kind = kind_of(value);
     (void)key;
-    if (context_of(value) != l->context || (kind != LINEAR && kind != ARRAY && kind != MIPMAP))
+    if (context_of(value) != l->context || (kind != LINEAR && kind != ARRAY && kind != MIPMAP && kind != LIMIT))
         return false;
     gh_release(l->st, card_of(value), units_of(value));
     return true;
@@ -124,3 +124,37 @@ RELEASE(cuDevicePrimaryCtxRelease, false)
 RELEASE(cuDevicePrimaryCtxRelease_v2, false)
 RELEASE(cuDevicePrimaryCtxReset, true)
 RELEASE(cuDevicePrimaryCtxReset_v2, true)
+
+/* ---- limits that make a context take memory ---- */
+
+/* What a value of a limit takes beyond its default, which is part of any context. */
+static uint64_t limit_bytes(int limit, size_t value) {
+    uint64_t usual = limit == CU_LIMIT_STACK_SIZE ? 1 << 10 : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? 1 << 20 : 8 << 20;
+    uint64_t more = value > usual ? value - usual : 0;
+    CUdevice device;
+    int processors = 0, threads = 0;
+    if (limit != CU_LIMIT_STACK_SIZE)
+        return more;
+    /* A stack for every thread that can be on the card at once. */
+    if (REAL(cuCtxGetDevice)(&device) ||
+        REAL(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) ||
+        REAL(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device))
+        return 0;
+    return more > 1 << 20 ? UINT64_MAX / 4 : more * (uint64_t)processors * (uint64_t)threads;
+}
+
+GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
+    CUcontext context = NULL;
+    struct gh_state *st = gh_here();
+    if (limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE || !st || REAL(cuCtxGetCurrent)(&context) ||
+        !context)
+        return REAL(cuCtxSetLimit)(limit, value);
+    uint64_t name = (uintptr_t)context + (uint64_t)limit; /* contexts are further apart than three bytes */
+    struct owed before = begin_free(LIMIT, name);
+    struct charge c;
+    CUresult r = charge(&c, limit_bytes(limit, value));
+    if (r == CUDA_SUCCESS)
+        r = settle_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
+    end_free(&before, CUDA_SUCCESS == r ? r : CUDA_ERROR_INVALID_VALUE);
+    return r;
+}

@@ -191,3 +191,15 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigne
     struct gh_share_view v;
     return share_view(device, &v) ? NVML_ERROR_NOT_SUPPORTED : REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
 }
+
+/* Video sessions carry the neighbours' pids. */
+#define SESSIONS(name)                                                                                               \
+    GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) {                              \
+        struct gh_share_view v;                                                                                      \
+        if (!count || !share_view(device, &v))                                                                       \
+            return REAL(name)(device, count, sessions);                                                              \
+        *count = 0;                                                                                                  \
+        return NVML_SUCCESS;                                                                                         \
+    }
+SESSIONS(nvmlDeviceGetEncoderSessions)
+SESSIONS(nvmlDeviceGetFBCSessions)

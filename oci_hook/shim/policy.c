@@ -90,6 +90,12 @@ bool gh_policy_limit(struct gh_state *st, unsigned card, struct gh_limit *out) {
     return true;
 }
 
+bool gh_policy_usable(struct gh_state *st) {
+    struct gh_card_policy record;
+    uint32_t ncards;
+    return snapshot(st, 0, &record, &ncards);
+}
+
 /* What follows the "GPU-" or "MIG-" is the identity. */
 static const char *bare(const char *uuid) {
     return strncasecmp(uuid, "GPU-", 4) && strncasecmp(uuid, "MIG-", 4) ? uuid : uuid + 4;

@@ -10,6 +10,8 @@ struct gh_limit {
     bool whole; /* nothing is limited */
 };
 
+/* Whether there is a valid page; else a line was written. */
+bool gh_policy_usable(struct gh_state *st);
 /* The granted card of that UUID ("GPU-..."), or -1: not granted, or no valid page (then a line was written). */
 int gh_policy_find(struct gh_state *st, const char *uuid);
 /* The limit as it is now. False: no valid page; the caller refuses. */

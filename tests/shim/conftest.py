@@ -1,6 +1,7 @@
 """The shipped stand-ins, built once, and boxes to run programs in."""
 
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -56,3 +57,34 @@ def make_box(tmp_path: Path, stand_in: Path, fake_cuda: Path, fake_nvml: Path) -
 def box(make_box: Callable[[str], Box]) -> Iterator[Box]:
     """A container with 1 GiB of card 0 (8 GiB)."""
     yield make_box("box")
+
+
+@pytest.fixture(scope="session")
+def real_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NVIDIA's own libraries from Debian's non-free component: {libcuda.so, libnvidia-ml.so}; skips without them."""
+    keys = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+    if not keys.exists() or not shutil.which("apt-get"):
+        pytest.skip("no Debian package tools here")
+    place = tmp_path_factory.mktemp("debian")
+    (place / "lists" / "partial").mkdir(parents=True)
+    (place / "cache").mkdir()
+    (place / "sources").write_text(f"deb [signed-by={keys}] http://deb.debian.org/debian trixie non-free\n")
+    options = {
+        "Dir::Etc::sourcelist": place / "sources",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State::lists": place / "lists",
+        "Dir::Cache": place / "cache",
+        "APT::Sandbox::User": "root",
+        "Acquire::Retries": 0,
+        "Acquire::http::Timeout": 15,
+    }
+    apt = ["apt-get", "-q", *(word for k, v in options.items() for word in ("-o", f"{k}={v}"))]
+    for step in (["update"], ["download", "libcuda1", "libnvidia-ml1"]):
+        if subprocess.run([*apt, *step], cwd=place, capture_output=True, timeout=120, check=False).returncode:
+            pytest.skip("Debian's non-free packages cannot be reached")
+    for name, library in (("libcuda1", "libcuda"), ("libnvidia-ml1", "libnvidia-ml")):
+        (deb,) = place.glob(f"{name}_*.deb")
+        subprocess.run(["dpkg", "-x", str(deb), str(place / name)], check=True)
+        (found,) = (p for p in (place / name).rglob(f"{library}.so.*.*") if not p.is_symlink())
+        found.rename(place / f"{library}.so")
+    return place

@@ -212,9 +212,14 @@ def test_users_of_different_ids_and_masks_share_the_page(box: Box) -> None:
         if parent != Path("/tmp"):
             parent.chmod(0o755)
     (box.place / "card").chmod(0o666)
-    code = "import os; os.umask(0o077); os.setgid({0}); os.setuid({0}); cu.init(); r, p = cu.alloc(100 * cu.MIB); assert r == 0"
+    code = """
+import os
+os.umask(0o077); os.setgid({0}); os.setuid({0})
+cu.init()
+assert cu.alloc(100 * cu.MIB)[0] == 0
+"""
     box.python(code.format(1001))
-    box.python(code.format(1002) + "; assert cu.used() == 100 * cu.MIB, cu.used()")
+    box.python(code.format(1002) + "assert cu.used() == 100 * cu.MIB, cu.used()")
     box.python(code.format(0))
 
 

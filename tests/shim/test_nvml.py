@@ -60,7 +60,8 @@ sys.stdin.read()
             OPEN
             + f"""
 import os
-assert [(p.pid, p.usedGpuMemory) for p in nv.nvmlDeviceGetComputeRunningProcesses(card)] == [({other.pid}, 200 * cu.MIB)]
+alone = nv.nvmlDeviceGetComputeRunningProcesses(card)
+assert [(p.pid, p.usedGpuMemory) for p in alone] == [({other.pid}, 200 * cu.MIB)]
 cu.init()
 lists = [nv.nvmlDeviceGetComputeRunningProcesses_v2, nv.nvmlDeviceGetComputeRunningProcesses_v3]
 for get in lists:

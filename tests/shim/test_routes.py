@@ -292,3 +292,21 @@ assert cu.info() == (924 * cu.MIB, 1024 * cu.MIB), cu.info()
 assert cu.alloc(924 * cu.MIB + 1)[0] == cu.OOM
 assert cu.alloc(924 * cu.MIB)[0] == 0
 """)
+
+
+def test_limits_that_make_a_context_take_memory_are_charged(box: Box) -> None:
+    box.python("""
+M = cu.MIB
+cu.init()
+limit = lambda which, n: cu.lib.cuCtxSetLimit(which, cu.c_size_t(n))
+assert limit(2, 600 * M) == 0, "device heap"
+assert cu.used() == 592 * M, cu.used() / M
+assert limit(2, 1100 * M) == cu.OOM
+assert cu.used() == 592 * M
+assert limit(2, 300 * M) == 0 and cu.used() == 292 * M
+assert limit(2, 8 * M) == 0 and cu.used() == 0
+assert limit(0, 2048) == 0 and cu.used() == 1024 * 100 * 2048, "a stack per thread"
+assert limit(5, 64) == 0
+assert cu.lib.cuDevicePrimaryCtxReset_v2(0) == 0
+assert cu.used() == 0
+""")

@@ -1,0 +1,128 @@
+"""What the build makes: names, floors, and that it refuses what nobody thought about."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from box import ROOT
+
+from oci_hook.core import layout
+from oci_hook.shim import build
+
+LIBRARIES = {library.soname: library for library in build.LIBRARIES}
+
+
+def readelf(path: Path, *options: str) -> str:
+    return subprocess.run(["readelf", "-W", *options, str(path)], capture_output=True, text=True, check=True).stdout
+
+
+def exported(path: Path) -> set[str]:
+    rows = [line.split() for line in readelf(path, "--dyn-syms").splitlines()]
+    return {r[7].split("@")[0] for r in rows if len(r) > 7 and r[4] in ("GLOBAL", "WEAK") and r[6] != "UND"}
+
+
+@pytest.mark.parametrize("soname", LIBRARIES)
+def test_every_known_name_is_exported_and_nothing_else(stand_in: Path, soname: str) -> None:
+    library = LIBRARIES[soname]
+    own = set(build.table(library.taken)) | (set(build.table("GH_NVML_REFUSED")) if "nvidia-ml" in soname else set())
+    assert exported(stand_in / soname) == set(build.known(library.lists)) | own
+
+
+@pytest.mark.parametrize("soname", LIBRARIES)
+def test_needs_only_libc_and_the_real_library(stand_in: Path, soname: str) -> None:
+    text = readelf(stand_in / soname, "-d", "-V")
+    real = layout.REAL_LIBCUDA if soname == "libcuda.so.1" else layout.REAL_LIBNVML
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", text))
+    assert needed == {real, "libc.so.6", "libdl.so.2", "libpthread.so.0"}
+    assert f"soname: [{soname}]" in text
+    assert "INIT_ARRAY" not in text and "FINI" not in text and "TEXTREL" not in text
+    floors = {tuple(int(n) for n in v.split(".")) for v in re.findall(r"GLIBC_([\d.]+)", text)}
+    assert max(floors) <= (2, 17), floors
+
+
+def test_no_signal_exit_or_abort(stand_in: Path) -> None:
+    for soname in LIBRARIES:
+        rows = [line.split() for line in readelf(stand_in / soname, "--dyn-syms").splitlines()]
+        imports = {r[7].split("@")[0] for r in rows if len(r) > 7 and r[6] == "UND"}
+        assert not imports & {"signal", "sigaction", "exit", "_exit", "abort", "raise", "getenv", "secure_getenv"}
+        assert len(imports) < 45, imports
+
+
+def test_paths_are_those_of_the_layout() -> None:
+    text = (ROOT / "oci_hook" / "shim" / "layout.h").read_text()
+    words = dict(re.findall(r"#define (GH_\w+) (.*)", text))
+
+    def value(name: str) -> str:
+        return re.sub(r"GH_PRIVATE ", lambda _: words["GH_PRIVATE"], words[name]).replace('"', "").replace(" ", "")
+
+    assert value("GH_PRIVATE") == layout.PRIVATE
+    assert value("GH_REAL_LIBCUDA") == layout.REAL_LIBCUDA
+    assert value("GH_REAL_LIBNVML") == layout.REAL_LIBNVML
+    assert value("GH_POLICY_FILE") == layout.POLICY_PAGE
+    assert value("GH_ACCOUNT_FILE") == layout.ACCOUNT_FILE
+
+
+def test_an_unclassified_function_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    build.check()
+    kinds = build.classes()
+    monkeypatch.setattr(build, "classes", lambda: {k: v for k, v in kinds.items() if k != "cuMemcpy"})
+    with pytest.raises(SystemExit, match="cuMemcpy: not classified"):
+        build.check()
+
+
+def test_an_allocating_function_without_interceptor_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build.table
+    monkeypatch.setattr(build, "table", lambda macro: [n for n in real(macro) if n != "cuArray3DCreate_v2"])
+    with pytest.raises(SystemExit, match="cuArray3DCreate_v2: allocates, but not in"):
+        build.check()
+
+
+def test_nothing_that_looks_like_an_allocation_is_called_harmless() -> None:
+    """Names are a hint: each of these was looked at by hand and is none."""
+    looked_at = {
+        "cuMemAddressReserve",  # addresses, no memory
+        "cuMemGetAllocationGranularity",
+        "cuMemGetAllocationPropertiesFromHandle",
+        "cuGraphMemAllocNodeGetParams",
+        "cuTensorMapSetAllocationClass",
+    }
+    kinds = build.classes()
+    for name, kind in kinds.items():
+        if name.startswith("cu") and re.search(r"Alloc|MemCreate|ArrayCreate|Reserve|Import.*Memory", name):
+            assert kind in ("allocates", "frees", "host", "imports") or name in looked_at, (name, kind)
+
+
+def test_every_nvml_setter_is_refused() -> None:
+    kinds = build.classes()
+    own = {
+        "nvmlDeviceSetCpuAffinity",
+        "nvmlDeviceClearCpuAffinity",
+        "nvmlDeviceClearFieldValues",
+    }  # of the caller alone
+    for name, kind in kinds.items():
+        if re.match(r"nvml(Device|System|Unit|VgpuInstance|GpuInstance)?(Set|Clear|Reset|Create|Destroy|Remove)", name):
+            assert kind == "refused" or name in own, name
+
+
+@pytest.mark.slow
+def test_arm64_is_built_too(tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        str(ROOT / "scripts" / "build"),
+        "--part",
+        "shim",
+        "--arch",
+        "aarch64",
+        "--out",
+        str(tmp_path),
+    ]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    for soname, library in LIBRARIES.items():
+        assert "AArch64" in readelf(tmp_path / soname, "-h")
+        assert set(build.known(library.lists)) <= exported(tmp_path / soname)
+        floors = {
+            tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", readelf(tmp_path / soname, "-V"))
+        }
+        assert max(floors) <= (2, 17)
