@@ -14,7 +14,7 @@ from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import settings as node_settings
-from oci_hook.oci import annotations, log, spec, state
+from oci_hook.oci import annotations, asked, log, spec, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def _start(given: "State", settings: "Settings") -> None:
         return
     config = spec.load(os.path.join(given.bundle, "config.json"))
     name = annotations.container_name(given.annotations)
-    request = parse(given.annotations, spec.environment(_unedited(config)), name, settings.rules)
+    own = _unedited(config)
+    env, mounts = spec.environment(own), asked.mounts(own)
+    request = parse(given.annotations, env, name, settings.rules, mounts, asked.decode)
     if settings.mode != "standalone":
         raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
@@ -102,7 +104,8 @@ def _start(given: "State", settings: "Settings") -> None:
 
 
 def _unedited(config: "Any") -> "Any":
-    """The spec as it was before gpu-hook-runtime, if it did, wrote into its env what it granted."""
+    """The spec as it was before gpu-hook-runtime, if it did, wrote into its env what it granted and took out the
+    requests by mount."""
     if MARKER in (config.get("annotations") or {}):
         from oci_hook.apply.to_spec import scrub
 
