@@ -184,12 +184,22 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsig
 /* Accounting keeps the neighbours' pids and use. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids) {
     struct gh_share_view v;
-    return share_view(device, &v) ? NVML_ERROR_NOT_SUPPORTED : REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
+    nvmlReturn_t r = REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
+    if (r != NVML_SUCCESS || !share_view(device, &v))
+        return r;
+    for (unsigned i = 0; pids && i < *count; i++)
+        pids[i] = 0;
+    *count = 0;
+    return NVML_ERROR_NOT_SUPPORTED;
 }
 
-GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, void *stats) {
+GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats) {
     struct gh_share_view v;
-    return share_view(device, &v) ? NVML_ERROR_NOT_SUPPORTED : REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
+    nvmlReturn_t r = REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
+    if (r != NVML_SUCCESS || !share_view(device, &v))
+        return r;
+    *stats = (nvmlAccountingStats_t){0};
+    return NVML_ERROR_NOT_SUPPORTED;
 }
 
 /* Video sessions carry the neighbours' pids. */
