@@ -11,12 +11,18 @@
 
 #include "fill.h"
 
+#ifndef RTLD_DEEPBIND /* musl has neither this nor dlvsym and dlmopen */
+#define RTLD_DEEPBIND 0
+#define NO_NAMESPACES
+#endif
+
 static void *library;
 
 static void *by_handle(const char *symbol) { return dlsym(library, symbol); }
 static void *by_next(const char *symbol) { return dlsym(RTLD_NEXT, symbol); }
 static void *by_default(const char *symbol) { return dlsym(RTLD_DEFAULT, symbol); }
 
+#ifndef NO_NAMESPACES
 static void *by_version(const char *symbol)
 {
     static const char *const versions[] = {"libcuda.so.1", "GLIBC_2.2.5", "GLIBC_2.17", "CUDA_12", NULL};
@@ -25,6 +31,7 @@ static void *by_version(const char *symbol)
         at = dlvsym(library, symbol, versions[i]);
     return at;
 }
+#endif
 
 /* cuGetProcAddress, asked as CUDA's runtime library asks: base name, version of the API, kind of default stream. */
 static int api, flags, is_v2;
@@ -90,6 +97,7 @@ int main(int argc, char **argv)
         return fill(by_next, how);
     if (!strcmp(route, "default"))
         return open_it("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) ? fill(by_default, how) : 2;
+#ifndef NO_NAMESPACES
     if (!strcmp(route, "dlvsym"))
         return open_it("libcuda.so.1", RTLD_NOW) ? fill(by_version, how) : 2;
     if (!strcmp(route, "dlmopen")) {
@@ -98,6 +106,7 @@ int main(int argc, char **argv)
             printf("unopened=%s\n", dlerror());
         return library ? fill(by_handle, how) : 2;
     }
+#endif
     if (!strcmp(route, "deepbind") || !strcmp(route, "plugin")) {
         if (!open_it("/bin/plugin.so", RTLD_NOW | (*route == 'd' ? RTLD_DEEPBIND : 0)))
             return 2;
