@@ -13,16 +13,16 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from oci_hook.core.grant import Grant
-from oci_hook.node import store
 from tests.conftest import REPO
 
 sys.path.append(str(REPO / "scripts"))
 import tiny_image
 
+PACKAGES = os.path.realpath(yaml.__path__[0] + "/..")
 MEMORY_MIB = 8192  # of each of the two simulated cards
 IMAGE = "gpu-hook.test/probe:1"
 PAUSE = "gpu-hook.test/pause:1"
@@ -40,25 +40,28 @@ true
 
 
 class Place:
-    """A short path (unix sockets) with an install, its simulated cards and an image's root file system."""
+    """A hideout with an install, its simulated cards and an image's root file system, below a short path (sockets)."""
 
-    def __init__(self, native: Path) -> None:
+    def __init__(self, native: Path, system: Path | None = None) -> None:
+        self.system = system
         self.dir = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
         self.prefix, self.state = self.dir / "prefix", self.dir / "state"
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.cgroup = f"gh-{self.dir.name}"
-        self.gpu_hook("install", "--no-engines", "--state-dir", str(self.state))
-        self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{MEMORY_MIB}Mi")
         self.rootfs = tiny_image.with_c_library(self.dir / "image")
         shutil.copy(native / "sim/gpu-probe", self.rootfs / "bin/gpu-probe")
         self.archive = self.dir / "images.tar"
         pack(self.archive, self.rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
+        self.hideout = Hideout(system)
+        try:
+            self.gpu_hook("install", "--no-engines", "--state-dir", str(self.state))
+            self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{MEMORY_MIB}Mi")
+        except BaseException:
+            self.close()
+            raise
 
-    def gpu_hook(self, *args: str, prefix: Path | None = None) -> str:
-        command = [sys.executable, "-m", "oci_hook", *args, "--prefix", str(prefix or self.prefix)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def gpu_hook(self, *args: str) -> str:
+        return self.hideout.gpu_hook(*args, "--prefix", str(self.prefix))
 
     def rules(self, **changes: object) -> None:
         file = self.prefix / "etc/settings.yaml"
@@ -67,13 +70,20 @@ class Place:
         file.write_text(yaml.safe_dump(data))
         self.gpu_hook("settings", "compile")
 
-    def grants(self) -> tuple[Grant, ...]:
-        return store.snapshot(str(self.state))
+    def grants(self) -> list[Any]:
+        """What `gpu-hook ps` says on the engine's own machine."""
+        grants: list[Any] = json.loads(self.gpu_hook("ps", "--json"))["grants"]
+        return grants
+
+    def holders(self) -> list[tuple[str, int]]:
+        """(grant's key, the container's first process)."""
+        return [(grant["key"], grant["pid"]) for grant in self.grants()]
 
     def no_grants(self) -> bool:
         return until(lambda: not self.grants())
 
     def close(self) -> None:
+        self.hideout.close()
         for folder, _, _ in sorted(os.walk("/sys/fs/cgroup"), reverse=True):
             if f"/{self.cgroup}" in folder:
                 until(lambda folder=folder: removed(folder), 10)  # type: ignore[misc]
@@ -131,22 +141,52 @@ def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
             tar.addfile(member, io.BytesIO(data))
 
 
-class Hideout:
-    """Mount and network namespaces with tmpfs on `hidden`, (source, target) binds and what `first` does there, kept by
-    a process that sleeps."""
+# In the namespaces of a Hideout: nothing that is written to these comes to the machine.
+PRIVATE = """
+mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/lock /run/etc/up /run/etc/work
+mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/up,workdir=/run/etc/work overlay /etc
+mount -t tmpfs -o mode=755 tmpfs /opt
+mount -t tmpfs -o mode=755 tmpfs /var/lib
+"""
+# Another system's root directory becomes ours.
+PIVOT = """
+mount -t tmpfs tmpfs /mnt && mkdir /mnt/up /mnt/work /mnt/root
+mount -t overlay -o lowerdir={root},upperdir=/mnt/up,workdir=/mnt/work overlay /mnt/root
+for d in /dev /proc /sys /tmp {repo}; do mkdir -p /mnt/root$d; mount --rbind $d /mnt/root$d; done
+packages=$(echo /mnt/root/usr/lib/python3.*)  # where its own Python looks for ours
+packages=/mnt/root/usr/local/lib/${{packages##*/}}/dist-packages
+mkdir -p $packages && mount --bind {packages} $packages
+cd /mnt/root && mkdir .old && pivot_root . .old && umount -l /.old && cd /
+"""
 
-    def __init__(
-        self, hidden: Sequence[str] = (), binds: Sequence[tuple[Path, str]] = (), first: Sequence[str] = ()
-    ) -> None:
-        mounts = [f"mount -t tmpfs -o mode=755 tmpfs {path}" for path in hidden if os.path.isdir(path)]
-        mounts += [f"mount --bind {source} {target}" for source, target in binds]
-        script = " && ".join([*mounts, *first, "echo ready", "exec sleep 100000"])
+
+class Hideout:
+    """Mount and network namespaces of their own, kept by a process that sleeps. root: of another system; None: this
+    machine's. first: what else is to be done there."""
+
+    def __init__(self, root: Path | None = None, first: str = "") -> None:
+        self.python = sys.executable if root is None else "/usr/bin/python3"
+        pivot = PIVOT.format(root=root, repo=REPO, packages=PACKAGES) if root else ""
+        script = f"set -e\n{pivot}{PRIVATE}{first}\necho ready\nexec sleep 100000"
         unshare = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-c", script]
         self.keeper = subprocess.Popen(unshare, stdout=subprocess.PIPE, text=True)
-        assert self.keeper.stdout is not None and self.keeper.stdout.readline() == "ready\n"
+        assert self.keeper.stdout is not None
+        ready = self.keeper.stdout.readline()
+        self.keeper.stdout.close()
+        if ready != "ready\n":
+            self.keeper.wait()
+            raise AssertionError("no namespaces")
 
     def command(self, *command: str) -> list[str]:
-        return ["nsenter", f"--target={self.keeper.pid}", "--mount", "--net", "--", *command]
+        return ["nsenter", f"--target={self.keeper.pid}", "--mount", "--net", "--", "env", f"--chdir={REPO}", *command]
+
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        return run(*self.command(*command))
+
+    def gpu_hook(self, *args: str) -> str:
+        done = self.run(self.python, "-m", "oci_hook", *args)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def close(self) -> None:
         """Whoever still uses these namespaces ends."""
@@ -160,8 +200,6 @@ class Hideout:
                     pass
         self.keeper.kill()
         self.keeper.wait()
-        assert self.keeper.stdout is not None
-        self.keeper.stdout.close()
 
 
 def serve(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> "subprocess.Popen[bytes]":

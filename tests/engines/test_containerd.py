@@ -66,16 +66,15 @@ class Containerd:
         self.config = self.dir / "config.toml"
         self.config.write_text(config.format(dir=self.dir, pause=PAUSE))
         self.log = self.dir / "log"
-        self.hideout = box.Hideout(hidden=("/run",))
         self.cri = Cri(f"{self.dir}/sock")
         self.pods: list[str] = []
 
     def ctr(self, *args: str) -> "subprocess.CompletedProcess[str]":
         flags = ("--address", f"{self.dir}/sock", "--namespace", "k8s.io")
-        return box.run(*self.hideout.command("ctr", *flags, *args))
+        return self.place.hideout.run("ctr", *flags, *args)
 
     def start(self) -> None:
-        command = self.hideout.command("containerd", "--config", str(self.config))
+        command = self.place.hideout.command("containerd", "--config", str(self.config))
         self.process = box.serve(command, self.log, self.answers)
 
     def stop(self) -> None:
@@ -139,7 +138,6 @@ def daemon(place: Place) -> Iterator[Containerd]:
         containerd.remove_pods()
     finally:
         containerd.stop()
-        containerd.hideout.close()
 
 
 @pytest.fixture
@@ -164,7 +162,6 @@ def test_the_cri_plugin_starts_and_has_the_handler(place: Place, name: str) -> N
         config = containerd.cri.config()["containerd"]
     finally:
         containerd.stop()
-        containerd.hideout.close()
     other = {"other"} if name == "import" else {"runc"}
     assert set(config["runtimes"]) == {"gpu-hook"} | other
     handler = config["runtimes"]["gpu-hook"]
@@ -177,14 +174,14 @@ def test_the_cri_plugin_starts_and_has_the_handler(place: Place, name: str) -> N
 def test_two_containers_of_a_pod_have_limits_of_their_own(containerd: Containerd) -> None:
     asked = {**ONE_CARD, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/memory.trainer": "2Gi"}
     pod = containerd.pod(asked)
-    assert containerd.place.grants() == ()  # the pause container has the same annotations, and no share
+    assert containerd.place.grants() == []  # the pause container has the same annotations, and no share
     server, trainer = containerd.container(pod, "server"), containerd.container(pod, "trainer")
     box.saw_its_share(containerd.look(server), 1024)
     box.saw_its_share(containerd.look(trainer), 2048)
-    who = {g.who.container: g.who for g in containerd.place.grants()}
+    who = {grant["name"]: grant for grant in containerd.place.grants()}
     assert set(who) == {"server", "trainer"}
-    assert (who["server"].engine, who["server"].namespace, who["server"].pod) == ("containerd", "default", "pod")
-    assert who["server"].pod_uid == "uid-0" and who["server"].id == server
+    expected = {"engine": "containerd", "namespace": "default", "pod": "pod", "pod_uid": "uid-0", "container": server}
+    assert {key: who["server"][key] for key in expected} == expected
 
 
 def test_every_spelling_reaches_the_runtime(containerd: Containerd) -> None:
@@ -202,7 +199,7 @@ def test_the_usual_handler_is_as_before(containerd: Containerd) -> None:
     pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "1Gi"}, handler="")
     id = containerd.container(pod, "main")
     assert "nvidia" not in containerd.cri.exec(id, "ls", "/dev")[1]
-    assert containerd.place.grants() == ()
+    assert containerd.place.grants() == []
 
 
 def test_a_refusal_reaches_the_kubelet(containerd: Containerd) -> None:
@@ -229,17 +226,17 @@ def test_a_restarted_container_gets_its_share_again(containerd: Containerd) -> N
     containerd.cri.call("RemoveContainer", id=first)
     again = containerd.container(pod, "main")
     box.saw_its_share(containerd.look(again), 5120)
-    assert [g.who.id for g in containerd.place.grants()] == [again]
+    assert [g["container"] for g in containerd.place.grants()] == [again]
 
 
 def test_restart_of_containerd_keeps_containers(containerd: Containerd) -> None:
     pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "1Gi"})
     id = containerd.container(pod, "main")
-    before = containerd.place.grants()
+    before = containerd.place.holders()
     containerd.stop()
     containerd.start()
     box.saw_its_share(containerd.look(id), 1024)
-    assert containerd.place.grants() == before
+    assert containerd.place.holders() == before
 
 
 def test_ctr(containerd: Containerd) -> None:

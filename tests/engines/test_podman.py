@@ -1,16 +1,10 @@
 """podman for real: `--runtime gpu-hook`, and hooks.d with the usual runtime; limits seen from inside."""
 
-import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import REPO
 from tests.engines import box
 from tests.engines.box import IMAGE, LOOK, Place
 
@@ -25,15 +19,7 @@ class Podman:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        host = place.dir / "host"
-        (host / "usr/bin").mkdir(parents=True)
-        (host / "usr/bin/podman").touch()
-        etc = host / "etc/containers"
-        etc.mkdir(parents=True)
-        shutil.copy("/etc/containers/policy.json", etc)
-        place.gpu_hook("install", "--engine", "podman", "--host-root", str(host))
-        self.etc = etc
-        self.hideout = box.Hideout(hidden=("/run", "/var/lib"), binds=[(etc, "/etc/containers")])
+        place.gpu_hook("install", "--engine", "podman")
         self.flags = (
             f"--root={place.dir}/root",
             f"--runroot={place.dir}/runroot",
@@ -42,20 +28,13 @@ class Podman:
         )
 
     def __call__(self, *args: str, flags: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
-        return box.run(*self.hideout.command("podman", *self.flags, *flags, *args))
+        return self.place.hideout.run("podman", *self.flags, *flags, *args)
 
     def run(self, *args: str, runtime: str = "gpu-hook", script: str = LOOK) -> "subprocess.CompletedProcess[str]":
         more = ("run", "--rm", "--network=none", "--cap-add=mknod", f"--cgroup-parent=/{self.place.cgroup}", *ULIMITS)
         return self(
             *more, *args, IMAGE, "sh", "-c", f"exec 2>&1; {script}", flags=(f"--runtime={runtime}",) * bool(runtime)
         )
-
-    def grants(self) -> list[Any]:
-        """As a command on podman's own machine sees them."""
-        command = (sys.executable, "-m", "oci_hook", "ps", "--json", "--prefix", str(self.place.prefix))
-        done = box.run(*self.hideout.command(*command), cwd=REPO)
-        grants: list[Any] = json.loads(done.stdout)["grants"]
-        return grants
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +46,13 @@ def engine(place: Place) -> Iterator[Podman]:
         yield podman
     finally:
         podman("rm", "--all", "--force", "--time=0")
-        podman.hideout.close()
 
 
 @pytest.fixture
 def podman(engine: Podman) -> Iterator[Podman]:
     yield engine
     engine("rm", "--all", "--force", "--time=0")
-    assert box.until(lambda: engine.grants() == [])
+    assert box.until(lambda: engine.place.grants() == [])
 
 
 def test_a_container_has_its_share_and_nothing_else(podman: Podman) -> None:
@@ -106,19 +84,20 @@ def test_a_refusal_is_said(podman: Podman, runtime: str) -> None:
 def test_detached_exec_and_end(podman: Podman) -> None:
     done = podman.run("--detach", "--name=one", *ONE_GIB, script="exec sleep 1000")
     assert done.returncode == 0, done.stderr
-    (grant,) = podman.grants()
+    (grant,) = podman.place.grants()
     assert grant["container"] == done.stdout.strip()
     seen = podman("exec", "one", "sh", "-c", f"exec 2>&1; {LOOK}", flags=("--runtime=gpu-hook",))
     box.saw_its_share(seen.stdout, 1024)
     assert podman("kill", "one", flags=("--runtime=gpu-hook",)).returncode == 0
-    assert box.until(lambda: podman.grants() == [])
+    assert box.until(lambda: podman.place.grants() == [])
 
 
 def test_set_default(podman: Podman) -> None:
-    host = podman.etc.parents[1]
-    podman.place.gpu_hook("install", "--engine", "podman", "--host-root", str(host), "--set-default")
+    place = podman.place
+    place.gpu_hook("install", "--engine", "podman", "--set-default")
     done = podman.run(*ONE_GIB, runtime="")
     assert done.returncode == 0, done.stderr
     box.saw_its_share(done.stdout, 1024)
-    podman.place.gpu_hook("uninstall", "--engine", "podman", "--host-root", str(host))
-    assert [str(p.relative_to(podman.etc)) for p in Path(podman.etc).rglob("*")] == ["policy.json"]
+    assert "GPU_HOOK_MEMORY_MIB=1024" in podman.run(*ONE_GIB, runtime="", script="env").stdout  # not by the hooks alone
+    place.gpu_hook("uninstall", "--engine", "podman")
+    assert place.hideout.run("grep", "-rl", "gpu-hook", "/etc/containers").stdout == ""

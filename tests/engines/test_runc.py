@@ -14,8 +14,8 @@ from tests.engines.box import LOOK, Place
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 CGROUPS = {
-    "v1": ("! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified",),  # crun 1.8 wants v1 alone
-    "v2": ("umount -R /sys/fs/cgroup", "mount -t cgroup2 none /sys/fs/cgroup"),
+    "v1": "! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified",  # crun 1.8 wants v1 alone
+    "v2": "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup",
 }
 
 
@@ -25,20 +25,22 @@ CGROUPS = {
 class Machine:
     """gpu-hook-runtime above one runtime, on one version of cgroups."""
 
-    def __init__(self, place: Place, runtime: str, version: str) -> None:
+    def __init__(self, place: Place, system: Path | None, runtime: str, version: str) -> None:
         self.place = place
         self.dir = place.dir / f"{runtime}-{version}"
         self.dir.mkdir()
         self.prefix = self.dir / "prefix"
-        path = subprocess.run(["which", runtime], capture_output=True, text=True, check=True).stdout.strip()
-        where = ("--state-dir", str(self.dir / "state"))
-        place.gpu_hook("install", "--no-engines", "--runtime", path, *where, prefix=self.prefix)
-        place.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{box.MEMORY_MIB}Mi", prefix=self.prefix)
-        self.hideout = box.Hideout(first=CGROUPS[version])
+        self.hideout = box.Hideout(system, CGROUPS[version])
+        path = self.hideout.run("sh", "-c", f"command -v {runtime}").stdout.strip()
+        self.gpu_hook("install", "--no-engines", "--runtime", path, "--state-dir", str(self.dir / "state"))
+        self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{box.MEMORY_MIB}Mi")
+
+    def gpu_hook(self, *args: str) -> str:
+        return self.hideout.gpu_hook(*args, "--prefix", str(self.prefix))
 
     def __call__(self, *args: str) -> "subprocess.CompletedProcess[str]":
         flags = ("--root", str(self.dir / "root"))
-        return box.run(*self.hideout.command(str(self.prefix / "bin/gpu-hook-runtime"), *flags, *args))
+        return self.hideout.run(str(self.prefix / "bin/gpu-hook-runtime"), *flags, *args)
 
     def bundle(self, name: str, annotations: dict[str, str], *args: str) -> Path:
         folder = self.dir / name
@@ -58,7 +60,7 @@ class Machine:
 
 @pytest.fixture(params=[("runc", "v1"), ("runc", "v2"), ("crun", "v1")], ids="-".join)
 def machine(place: Place, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    machine = Machine(place, *request.param)
+    machine = Machine(place, place.system, *request.param)
     yield machine
     machine.hideout.close()
 
