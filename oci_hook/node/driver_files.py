@@ -27,7 +27,15 @@ LIBRARY_PLACES = (
     "/usr/lib",
     "/usr/local/nvidia/lib64",  # where virtual machines of GPU clouds and GKE's installer put the driver
 )
-BINARY_PLACES = ("/usr/bin", "/usr/sbin", "/usr/lib/nvidia/current", "/usr/lib/nvidia", "/bin", "/sbin", "/usr/local/nvidia/bin")
+BINARY_PLACES = (
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/lib/nvidia/current",
+    "/usr/lib/nvidia",
+    "/bin",
+    "/sbin",
+    "/usr/local/nvidia/bin",
+)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 # The names that NVIDIA's own container toolkit hands to containers per capability. Left out: OpenCL, which reaches the

@@ -57,7 +57,9 @@ def root(tmp_path: Path, simulated: Path) -> Root:
     return Root(tmp_path / "root", simulated / "sim/libcuda.so.1")
 
 
-@pytest.mark.parametrize("folder", ["usr/lib64", MULTIARCH, f"{MULTIARCH}/nvidia/current", "lib64", "usr/lib"])
+@pytest.mark.parametrize(
+    "folder", ["usr/lib64", MULTIARCH, f"{MULTIARCH}/nvidia/current", "lib64", "usr/lib", "usr/local/nvidia/lib64"]
+)
 def test_layouts(root: Root, folder: str) -> None:
     root.driver(folder)
     root.add(f"{folder}/libnvidia-ptxjitcompiler.so.550.1.2")
