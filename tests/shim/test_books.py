@@ -123,6 +123,12 @@ def test_hundreds_of_short_processes(box: Box, tools: Path) -> None:
     box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB")
 
 
+@pytest.mark.parametrize("seed", [11, 12])
+def test_threads_leave_the_books_at_zero(box: Box, tools: Path, seed: int) -> None:
+    assert box.run([str(tools / "worker"), "threads", str(seed), "2000"]).stdout == "0\n"
+    assert 900 * MIB < box.peak() <= 1024 * MIB
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, seed: int) -> None:

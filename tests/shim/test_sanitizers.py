@@ -1,0 +1,55 @@
+"""The stand-in under gcc's sanitizers: threads, all routes, processes beside each other."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from box import MIB, ROOT, Box
+from conftest import HERE
+
+from oci_hook.shim import build
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+SHIM = ROOT / "oci_hook" / "shim"
+
+
+@pytest.fixture(scope="module", params=["address,undefined", "thread"])
+def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stand_in: Path) -> Path:
+    """Stand-in and worker built with a sanitizer; the jump stubs and the table of names are those of the build."""
+    out = tmp_path_factory.mktemp("sanitized")
+    gcc = shutil.which("gcc")
+    if not gcc or subprocess.run([gcc, "-dumpmachine"], capture_output=True, check=True).stdout[:6] != b"x86_64":
+        pytest.skip("gcc for x86_64 is not here")
+    made = stand_in / "shim" / "libcuda"
+    flags = ["-std=c11", "-g", "-O1", f"-fsanitize={request.param}", "-fno-sanitize-recover=undefined", "-w"]
+    sources = [str(SHIM / n) for n in build.COMMON] + [str(p) for p in sorted(SHIM.glob("cuda_*.c"))]
+    needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
+    shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
+    steps = [
+        [gcc, *flags, *shared, "-o", str(out / "libcuda.so.1"), *sources, *needed],
+        [gcc, *flags, "-D_GNU_SOURCE", "-o", str(out / "worker"), str(HERE / "worker.c"), str(out / "libcuda.so.1"),
+         "-Wl,--allow-shlib-undefined", "-lpthread"],
+    ]  # fmt: skip
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        if "cannot find" in done.stderr and "san" in done.stderr:
+            pytest.skip(f"gcc lacks the {request.param} sanitizer")
+        assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_threads_and_all_routes(sanitized: Path, tmp_path: Path, fake_cuda: Path) -> None:
+    box = Box(tmp_path / "box", sanitized, fake_cuda)
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
+    with box.start([str(sanitized / "worker"), "busy", "77"], **options) as other:
+        for seed in range(3):
+            out = box.run([str(sanitized / "worker"), "threads", str(seed), "800"], check=False, timeout=200, **options)
+            assert out.returncode == 0, out.stderr + out.stdout
+        assert other.poll() is None
+        other.kill()
+        _, said = other.communicate()
+    assert "ERROR" not in said and "WARNING" not in said, said
+    alone = box.run([str(sanitized / "worker"), "threads", "9", "800"], timeout=200, **options)
+    assert alone.stdout == "0\n"
+    assert 900 * MIB < box.peak() <= 1024 * MIB
