@@ -17,6 +17,7 @@ CODES = {
     "GH-104": "two dialects disagree about one container",
     "GH-105": "the input is too large or has forbidden characters",
     "GH-106": "a driver capability that is not offered with a share",
+    "GH-107": "a manifest that cannot be read or rewritten",
     "GH-201": "no card has room for the request",
     "GH-202": "a card that this node does not have",
     "GH-203": "more cards asked than the node has",

@@ -16,6 +16,7 @@ COMMANDS = {
     "release": "oci_hook.cli.release:release",
     "settings": "oci_hook.cli.settings:settings",
     "sim": "oci_hook.cli.sim:sim",
+    "translate": "oci_hook.cli.translate:translate",
     "uninstall": "oci_hook.cli.install:uninstall",
 }
 
@@ -29,6 +30,7 @@ SUMMARIES = {
     "release": "Take back the share of a container that is gone.",
     "settings": "Check or compile the settings of an install.",
     "sim": "Start or stop simulated cards.",
+    "translate": "Rewrite a manifest from other systems' words.",
     "uninstall": "Remove an install, also from the engines.",
 }
 

@@ -244,9 +244,10 @@ def read(
         else:
             if value is None:
                 return
-    found.append(Wish(name, key, text, value, own, dialect))
+    said = value if isinstance(value, wishes.Several) else {name: value}
     if value is not None:
-        found.extend(Wish(also, key, text, said, own, dialect) for also, said in implied.items())
+        said = {**said, **implied}
+    found.extend(Wish(wish, key, text, meant, own, dialect) for wish, meant in said.items())
 
 
 def too_large(annotations: dict[str, str], ours: list[str], problems: list[Problem]) -> bool:

@@ -26,6 +26,10 @@ UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP
 SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
 
 
+class Several(dict[str, object]):
+    """What a reader answers whose key means one wish or another, by its value: wish -> value."""
+
+
 def devices(text: str) -> str | tuple[str, ...] | None:
     """The grammar of NVIDIA_VISIBLE_DEVICES: indices and UUIDs, or `all`, `none`, `void`; empty: not asked.
 
@@ -71,14 +75,14 @@ def cards(text: str) -> int:
     return integer(text, 1, MAX_CARDS)
 
 
-def cores(text: str) -> dict[str, object]:
+def cores(text: str) -> Several:
     """A share of one card in per cent, or whole cards as 100, 200, ...: what each of the two asks for."""
     number = integer(text, 1, 100 * MAX_CARDS)
     if number < 100:
-        return {"compute": number}
+        return Several(compute=number)
     if number % 100:
         raise ValueError("is above 100 and no multiple of it; below 100 is a share, 200 are two cards")
-    return {"gpus": number // 100, "exclusive": True}
+    return Several(gpus=number // 100, exclusive=True)
 
 
 def memory_mb(text: str) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 A table module has
   KEYS  annotation key (native: without our prefix) -> (wish, reader, implied wishes); the reader may also answer with
-        several wishes by name, where a key means one thing or another by its value
+        wishes.Several, where a key means one wish or another by its value
   ENV   environment variable -> key, for nodes that trust the environment
   SAME  pairs of keys whose system writes both for one share: in the environment the second is not read beside the first
 and where the node's rules decide what a key means, `rows(rules)`, which is then read instead of KEYS.

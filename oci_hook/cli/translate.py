@@ -1,0 +1,70 @@
+"""`gpu-hook translate`: a Kubernetes manifest in other systems' words -> the same in gpu-hook's."""
+
+from typing import IO, Any
+
+import click
+
+from oci_hook.cli import output
+from oci_hook.core import dialects
+from oci_hook.core.dialects import qgpu
+from oci_hook.core.rules import Rules
+from oci_hook.errors import GhError, refuse
+from oci_hook.kube import translate as kube
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"), metavar="FILE.yaml|-")
+@click.option(
+    "--dialect",
+    multiple=True,
+    type=click.Choice(dialects.NAMES),
+    help="Translate the words of this system only; may be given again. [default: all]",
+)
+@click.option(
+    "--qgpu-memory-unit", type=click.Choice(tuple(qgpu.UNITS)), help="What qgpu-memory counts in this manifest."
+)
+@output.json_option
+def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str | None, as_json: bool) -> None:
+    """Rewrite a manifest from other systems' words into gpu-hook's annotations and runtime class.
+
+    The new manifest goes to standard output, with comments and order as they were; what has no equivalent is said on
+    standard error. With --json one object has both. Needs no install. Exit status 1 when the manifest cannot be
+    translated, and then nothing is printed but why.
+    """
+    rules = Rules(dialects=dialect or dialects.NAMES, qgpu_memory_unit=qgpu_memory_unit or "none")
+    try:
+        done = kube.translate(text_of(file), rules)
+    except GhError as e:
+        output.fail(e, as_json)
+    notes = [f"{pod}: {note}" for pod in done.pods for note in pod.notes]
+    if as_json:
+        output.show(output.Report({"manifest": done.text, "objects": as_data(done.pods), "notes": notes}, []), True)
+        return
+    if not any(pod.annotations for pod in done.pods):
+        notes.append("nothing asks for a card in the words of " + ", ".join(rules.dialects))
+    for note in notes:
+        click.echo(f"note: {output.printable(note)}", err=True)
+    click.echo(done.text, nl=False)
+
+
+def text_of(file: IO[bytes]) -> str:
+    """Raises GH-107 for what is no text, before a large file is in memory."""
+    try:
+        return file.read(4 * kube.MAX_SIZE + 1).decode()
+    except UnicodeDecodeError as e:
+        raise refuse("GH-107", f"{file.name}: not UTF-8 at byte {e.start}") from None
+    except OSError as e:
+        raise refuse("GH-107", f"{file.name}: {e.strerror}") from None
+
+
+def as_data(pods: list[kube.Pod]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": pod.kind,
+            "name": pod.name,
+            "annotations": pod.annotations,
+            "containers": {container.name: container.words for container in pod.containers},
+            "notes": pod.notes,
+        }
+        for pod in pods
+    ]

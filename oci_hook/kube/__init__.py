@@ -1,0 +1,1 @@
+"""Kubernetes objects as text and as data; nothing here talks to a cluster."""

@@ -1,0 +1,414 @@
+"""Manifests in other systems' words -> the same in ours: annotations of the pod template, and its runtime class.
+
+What the words mean is read by the dialect tables, the same that containers' annotations go through, so a translated
+container asks for exactly what its resources asked for; what could not be carried over is said in notes.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import yaml
+
+from oci_hook.core import collect, dialects, judge
+from oci_hook.core.collect import Wish
+from oci_hook.core.layout import PREFIX_KEY
+from oci_hook.core.request import CardRequest, Request, build, parse
+from oci_hook.core.rules import Rules
+from oci_hook.core.units import show
+from oci_hook.errors import GhError, Problem, RequestError
+from oci_hook.kube import yaml_edit
+from oci_hook.kube.same import same_elsewhere
+from oci_hook.kube.yaml_edit import Edit, get
+
+RUNTIME_CLASS = "gpu-hook"
+MAX_SIZE = 4 << 20  # characters; etcd takes no object above 1.5 MiB
+MAX_NAME = 63  # of an annotation's part after the slash
+TEMPLATES: dict[str, tuple[str, ...]] = {  # where a kind has its pod template
+    "Pod": (),
+    "PodTemplate": ("template",),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+    **dict.fromkeys(
+        ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Job"), ("spec", "template")
+    ),
+}
+# Names by which sharing systems are known; what remains of them in a manifest is worth a word.
+THEIRS: tuple[str, ...] = (
+    *("nvidia.com/", "hami.io/", "tencent.com/", "tke.cloud.tencent.com/", "tensorstack.dev/", "volcano.sh/vgpu"),
+    *("sched.tensorstack.dev/", "elasticgpu.", "aliyun.com/gpu", "gpu-fraction", "gpu-memory"),
+    *("qgpu-device-enable", "mixed-qgpu-enable", "nvidia-device-enable"),
+)
+SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai")
+
+
+class Container:
+    """One container of a template. wishes: its own and its pod's. words: what to write; None: it asks for nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.wishes: list[Wish] = []
+        self.request: Request | None = None
+        self.words: dict[str, str] | None = None
+
+
+class Pod:
+    """A pod template that was looked at, for the report. annotations: what was added."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind = kind
+        self.name = name
+        self.containers: list[Container] = []
+        self.annotations: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name or '(no name)'}"
+
+
+class Translation:
+    """text: the new manifest. pods: every pod template of a known kind; those that ask have annotations."""
+
+    def __init__(self, text: str, pods: list[Pod]) -> None:
+        self.text = text
+        self.pods = pods
+
+
+def translate(text: str, rules: Rules) -> Translation:
+    """The manifest in our words; rules say which dialects count and what qgpu-memory's unit is.
+
+    Raises RequestError with every problem: GH-107 for what is no manifest or cannot be edited in place, GH-101 to
+    GH-106 for what the words themselves have wrong.
+    """
+    if len(text) > MAX_SIZE:
+        raise RequestError(Problem("GH-107", f"the manifest has {len(text)} characters, {MAX_SIZE} are allowed"))
+    edit = Edit(text)
+    problems: list[Problem] = []
+    pods = []
+    for document in yaml_edit.documents(text):
+        for node in objects(document):
+            kind = yaml_edit.scalars(node).get("kind", "")
+            if kind not in TEMPLATES:
+                continue
+            template = get(node, *TEMPLATES[kind])
+            pod = Pod(kind, yaml_edit.scalars(get(node, "metadata")).get("name", ""))
+            pods.append(pod)
+            if template is None:
+                problems.append(Problem("GH-107", f"{pod}: it has no {'.'.join(TEMPLATES[kind])}"))
+                continue
+            try:
+                rewrite(pod, template, edit, rules)
+            except GhError as e:
+                problems += [Problem(p.code, f"{pod}: {p.message}") for p in e.problems]
+    if problems:
+        raise RequestError(*problems)
+    if not pods:
+        kinds = ", ".join(TEMPLATES)
+        raise RequestError(Problem("GH-107", f"there is no object with pods in it; the kinds are {kinds}"))
+    new = edit.result()
+    if not verified(text, new, pods, rules):
+        why = "it is written in a way (<<, aliases, tags, a key twice) that cannot be edited in place; write it out"
+        raise RequestError(Problem("GH-107", why))
+    return Translation(new, pods)
+
+
+def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
+    """Whether the new text has what it was to get, asks for nothing in other words, and is the old one elsewhere."""
+    keys = {key for name in rules.dialects for key in dialects.table(name).KEYS}
+    if not same_elsewhere(old, new, keys):
+        return False
+    found = [node for document in yaml_edit.documents(new) for node in objects(document)]
+    found = [node for node in found if yaml_edit.scalars(node).get("kind") in TEMPLATES]
+    for pod, node in zip(pods, found, strict=True):
+        if not pod.annotations:
+            continue
+        template = get(node, *TEMPLATES[pod.kind])
+        annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
+        left = [key for container in containers(template) for key in resources(container, dict.fromkeys(keys), [])]
+        if left or not keys.isdisjoint(annotations) or not pod.annotations.items() <= annotations.items():
+            return False
+        if yaml_edit.scalars(get(template, "spec")).get("runtimeClassName") != RUNTIME_CLASS:
+            return False
+    return True
+
+
+def containers(template: yaml.Node | None) -> list[yaml.Node]:
+    """In the order in which they start."""
+    spec = get(template, "spec")
+    both = (get(spec, section) for section in ("initContainers", "containers"))
+    return [node for part in both for node in getattr(part, "value", ()) if isinstance(node, yaml.MappingNode)]
+
+
+def objects(document: yaml.Node) -> Iterable[yaml.Node]:
+    """The object of a document, or those of a List."""
+    items = get(document, "items")
+    if yaml_edit.scalars(document).get("kind", "").endswith("List") and isinstance(items, yaml.SequenceNode):
+        return list(items.value)
+    return [document]
+
+
+def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
+    """Read one template, and put its changes into `edit` if it asks for a card in another system's words."""
+    rows = {key: (name, row) for name in rules.dialects for key, row in dialects.rows(name, rules).items()}
+    nodes = containers(template)
+    if not nodes:
+        raise RequestError(Problem("GH-107", "its pods have no containers"))
+    annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
+    problems: list[Problem] = []
+    for node in nodes:
+        container = Container(yaml_edit.scalars(node).get("name", ""))
+        pod.containers.append(container)
+        told: list[Problem] = []
+        for key in annotations:
+            if key in rows:
+                read(rows[key], key, annotations[key], container.wishes, told)
+        for key, said in resources(node, rows, told).items():
+            read(rows[key], key, said, container.wishes, told)
+        settle(container, pod, told, rules)
+        problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in told]
+    if problems:
+        raise RequestError(*problems)
+    leftovers(pod, template, nodes, annotations, rows)
+    asking = [container for container in pod.containers if container.words is not None]
+    if not asking:
+        return
+    pod.annotations = in_annotations(pod, asking)
+    check(pod, annotations, rows)
+    for node in nodes:
+        take_out(edit, node, set(rows))
+    put_annotations(edit, template, pod.annotations, [key for key in annotations if key in rows])
+    put_runtime_class(edit, pod, template)
+
+
+def read(named: "tuple[str, Any]", key: str, text: str, found: list[Wish], problems: list[Problem]) -> None:
+    dialect, row = named
+    collect.read(row, key, text, False, dialect, found, problems)
+
+
+def resources(container: yaml.Node, rows: dict[str, Any], problems: list[Problem]) -> dict[str, str]:
+    """What the container's resources say in words of the tables; limits and requests of one name must be equal."""
+    limits = yaml_edit.scalars(get(container, "resources", "limits"))
+    requests = yaml_edit.scalars(get(container, "resources", "requests"))
+    for key in limits:
+        if key in rows and requests.get(key, limits[key]) != limits[key]:
+            both = f"{key} is {show(limits[key])} in limits and {show(requests[key])} in requests"
+            problems.append(Problem("GH-103", f"{both}; a share's request equals its limit, or is left out"))
+    return {key: said for key, said in {**requests, **limits}.items() if key in rows}
+
+
+def settle(container: Container, pod: Pod, problems: list[Problem], rules: Rules) -> None:
+    """The container's request and its words, from its wishes."""
+    names = {wish.name: wish for wish in container.wishes}
+    whole, memory = names.get("exclusive"), names.get("memory")
+    if whole and memory and whole.dialect == memory.dialect and whole.name != memory.name and whole.value:
+        # gpu-manager and qGPU give whole cards all of their memory, whatever is written beside.
+        container.wishes.remove(memory)
+        pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
+    for wish in container.wishes:
+        if wish.key.endswith("/qgpu-core-greedy"):
+            share = "offline containers get idle compute in equal parts"
+            pod.notes.append(f"container {container.name}: the number in {wish} has no equivalent; {share}")
+    given = judge.Given(container.wishes, problems)
+    if problems or not judge.asks(given.wishes.values()):
+        return
+    container.request = build(given, None, rules)
+    if not problems:
+        container.words = words(given)
+
+
+def words(given: judge.Given) -> dict[str, str]:
+    """The wishes as our annotations say them, in the order of our table."""
+    found = {}
+    for key in dialects.table(dialects.NATIVE).KEYS:
+        value = given.value(key)
+        if value is None or value is False:
+            continue
+        if key == "memory":
+            kind, amount = value
+            mib = f"{amount // 1024}Gi" if amount % 1024 == 0 else f"{amount}Mi"
+            found[key] = f"{amount}%" if kind == "percent" else mib
+        elif value is True:
+            found[key] = "true"
+        else:
+            found[key] = ",".join(value) if isinstance(value, tuple) else str(value)
+    return found
+
+
+def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
+    """Keys without a suffix where every container asks for the same; else one set of keys for each that asks."""
+    first = asking[0].words or {}
+    if len(asking) == len(pod.containers) and all(container.words == first for container in asking):
+        return {PREFIX_KEY + key: value for key, value in first.items()}
+    found = {}
+    listed: dict[str, Any] = {}
+    for container in asking:
+        said = container.words or {}
+        if all(len(f"{key}.{container.name}") <= MAX_NAME for key in said):
+            found.update({f"{PREFIX_KEY}{key}.{container.name}": value for key, value in said.items()})
+        else:
+            listed[container.name] = in_request(pod, container)
+    if listed:
+        found[collect.REQUEST] = json.dumps(listed)
+    return found
+
+
+def in_request(pod: Pod, container: Container) -> list[dict[str, Any]]:
+    """A container's cards as `request` lists them, since its name is too long for a key."""
+    request, said = container.request, container.words or {}
+    name = f"container {container.name}"
+    if request is None or request.every_card or not request.cards:
+        why = "its name is too long for an annotation key, and request cannot say all or none"
+        raise RequestError(Problem("GH-107", f"{name}: {why}; shorten it to {MAX_NAME - len('exclusive.')} characters"))
+    for key in said:
+        if key not in ("memory", "compute", "gpus", "devices"):
+            why = "does not fit beside a name that long; shorten the name, or say it for the whole pod"
+            pod.notes.append(f"{name}: {key}: {said[key]} {why}")
+    return [as_entry(card, said) for card in request.cards]
+
+
+def as_entry(card: CardRequest, said: dict[str, str]) -> dict[str, Any]:
+    parts: dict[str, Any] = {key: said[key] for key in ("memory", "compute") if key in said}
+    if card.device is not None:
+        parts["device"] = card.device
+    return parts
+
+
+def check(pod: Pod, annotations: dict[str, str], rows: dict[str, Any]) -> None:
+    """The new annotations, with ours that were there before, ask for what the old words asked for."""
+    ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY)}
+    problems = []
+    for key, value in pod.annotations.items():
+        if ours.get(key, value) != value:
+            problems.append(Problem("GH-103", f"{key}={show(ours[key])} is there already, {show(value)} is to be put"))
+    for container in pod.containers:
+        try:
+            request = parse({**ours, **pod.annotations}, {}, container.name, Rules(dialects=()), decode=json.loads)
+        except RequestError as e:
+            problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in e.problems]
+            continue
+        lost = any(note.startswith(f"container {container.name}: ") and "name that long" in note for note in pod.notes)
+        if not ours and not lost and request != container.request:
+            why = "what it asks for cannot be said in annotations"
+            problems.append(Problem("GH-107", f"container {container.name}: {why}"))
+    if problems:
+        raise RequestError(*problems)
+
+
+def leftovers(
+    pod: Pod, template: yaml.Node, nodes: list[yaml.Node], annotations: dict[str, str], rows: dict[str, Any]
+) -> None:
+    """Notes on what stays as it is although it belongs to a system that may be gone."""
+    for key in annotations:
+        if key.startswith(THEIRS) and key not in rows:
+            pod.notes.append(f"annotation {key} has no equivalent and stays")
+    for node in nodes:
+        name = yaml_edit.scalars(node).get("name", "")
+        for section in ("limits", "requests"):
+            for key in yaml_edit.scalars(get(node, "resources", section)):
+                if key.startswith(THEIRS) and key not in rows:
+                    pod.notes.append(f"container {name}: resource {key} has no equivalent and stays")
+    for key in yaml_edit.scalars(get(template, "spec", "nodeSelector")):
+        if key.startswith(THEIRS):
+            pod.notes.append(f"nodeSelector {key} stays; drop it where the nodes have no such label")
+    scheduler = yaml_edit.scalars(get(template, "spec")).get("schedulerName", "")
+    if scheduler.startswith(SCHEDULERS):
+        pod.notes.append(f"schedulerName {scheduler} stays; gpu-hook needs no scheduler of its own on a node")
+    pod.notes[:] = dict.fromkeys(pod.notes)
+
+
+def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
+    """The resources that are said in annotations now, and what they leave empty."""
+    found = get(container, "resources")
+    if found is None:
+        return
+    sections = [(key, value) for key, value in yaml_edit.entries(found) if key.value in ("limits", "requests")]
+    emptied = []
+    for key, section in sections:
+        said = [name.value for name, _ in yaml_edit.entries(section)]
+        gone = [name for name in said if name in keys]
+        if gone and len(gone) == len(said):
+            emptied.append(key.value)
+        elif gone:
+            edit.remove(section, gone)
+    if not emptied:
+        return
+    if len(emptied) < len(yaml_edit.entries(found)):
+        edit.remove(found, emptied)
+        return
+    entry = next(entry for entry in yaml_edit.entries(container) if entry[0].value == "resources")
+    if edit.alone(entry[0]):
+        edit.remove(container, ["resources"])
+    else:
+        edit.empty(entry)
+
+
+def put_annotations(edit: Edit, template: yaml.Node, new: dict[str, str], gone: list[str]) -> None:
+    metadata, found = get(template, "metadata"), get(template, "metadata", "annotations")
+    new = {key: value for key, value in new.items() if key not in yaml_edit.scalars(found)}
+    if found is not None and yaml_edit.entries(found):
+        edit.add(found, new)
+        if gone:
+            if getattr(found, "flow_style", False) and len(gone) == len(yaml_edit.entries(found)):
+                edit.changes = {place: text for place, text in edit.changes.items() if not inside(place, found)}
+                said = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in new.items())
+                edit.replace(found, "{" + said + "}")
+            else:
+                edit.remove(found, gone)
+        return
+    block = not getattr(template, "flow_style", False)
+    if not block:
+        if found is not None:
+            edit.replace(found, json.dumps(new))
+        elif metadata is not None:
+            edit.put_flow(metadata, [f'"annotations": {json.dumps(new)}'])
+        else:
+            edit.put_flow(template, [f'"metadata": {json.dumps({"annotations": new})}'])
+        return
+    if metadata is None:
+        named = next((entry for entry in yaml_edit.entries(template) if entry[0].value == "metadata"), None)
+        if named is not None:
+            edit.replace(named[1], f" {json.dumps({'annotations': new})}")
+            return
+        key = next(key for key, _ in yaml_edit.entries(template) if key.value == "spec")
+        if not edit.alone(key):
+            raise RequestError(Problem("GH-107", "its template has no metadata; write an empty one first"))
+        indent = " " * key.start_mark.column
+        lines = [f"{indent}metadata:", f"{indent}  annotations:", *in_lines(indent + "    ", new)]
+        edit.insert(key.start_mark.line, lines)
+        return
+    if getattr(metadata, "flow_style", False):
+        if found is not None:
+            edit.replace(found, json.dumps(new))
+        else:
+            edit.put_flow(metadata, [f'"annotations": {json.dumps(new)}'])
+        return
+    keys = yaml_edit.entries(metadata)
+    indent = " " * keys[0][0].start_mark.column
+    empty = next((entry for entry in keys if entry[0].value == "annotations"), None)
+    if empty is not None:
+        edit.replace(empty[1], "")  # null, {} or nothing at all
+        edit.insert(empty[0].start_mark.line + 1, in_lines(indent + "  ", new))
+        return
+    edit.insert(yaml_edit.end_line(keys[-1]) + 1, [f"{indent}annotations:", *in_lines(indent + "  ", new)])
+
+
+def inside(place: tuple[int, int], node: yaml.Node) -> bool:
+    return bool(node.start_mark.index <= place[0] and place[1] <= node.end_mark.index)
+
+
+def in_lines(indent: str, new: dict[str, str]) -> list[str]:
+    return [f"{indent}{yaml_edit.quoted(key)}: {yaml_edit.quoted(value)}" for key, value in new.items()]
+
+
+def put_runtime_class(edit: Edit, pod: Pod, template: yaml.Node) -> None:
+    """Right below `spec:`, or in the place of another class."""
+    key, spec = next(entry for entry in yaml_edit.entries(template) if entry[0].value == "spec")
+    there = get(spec, "runtimeClassName")
+    if there is not None:
+        if there.value != RUNTIME_CLASS:
+            pod.notes.append(f"runtimeClassName was {there.value}")
+            edit.replace(there, RUNTIME_CLASS if getattr(there, "style", None) is None else f'"{RUNTIME_CLASS}"')
+    elif getattr(spec, "flow_style", False):
+        edit.put_flow(spec, [f'"runtimeClassName": "{RUNTIME_CLASS}"'])
+    else:
+        indent = " " * yaml_edit.entries(spec)[0][0].start_mark.column
+        edit.insert(key.start_mark.line + 1, [f"{indent}runtimeClassName: {RUNTIME_CLASS}"])
