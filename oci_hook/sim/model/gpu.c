@@ -82,6 +82,7 @@ static void run(struct gpu *gpu, uint64_t now) {
     struct kernel *k = front(gpu, gpu->current);
     if (!k->began) {
         k->began = now;
+        k->clean = gpu->context[gpu->current].clear_from <= now; /* judged now: long ones are cut short more often */
         k->shared = gpu_shared(gpu, gpu->current, now);
     }
     gpu->phase = GPU_RUN;
@@ -145,10 +146,8 @@ void gpu_step(struct gpu *gpu) {
     struct kernel *k = front(gpu, i);
     struct context *c = &gpu->context[i];
     int finished = !k->left;
-    if (finished) {
+    if (finished)
         k->shared = gpu_shared(gpu, i, now) - k->shared;
-        k->clean = gpu->context[i].clear_from <= k->began;
-    }
     struct kernel copy = *k;
     if (finished) {
         c->head++;

@@ -108,9 +108,13 @@ def _priority(result: "Json", classes: "Sequence[int]", demand: "Sequence[float]
     low = sum(v for v, c in zip(x, classes, strict=True) if c < top)
     return {
         "harvest": low / idle if idle > 0.1 else None,
-        "low_free_ms": {k: result["low_free"][k] / 1e6 for k in ("p50", "p99", "max")},
-        "release_ms": {k: result["release"][k] / 1e6 for k in ("p50", "p99", "max")},
+        "low_free_ms": _milliseconds(result["low_free"]),
+        "release_ms": _milliseconds(result["release"]),
     }
+
+
+def _milliseconds(samples: "Json") -> "Json | None":
+    return {k: samples[k] / 1e6 for k in ("p50", "p99", "max")} if samples["count"] else None
 
 
 def _caps(shared: "Sequence[Json]", caps: "Sequence[float]") -> "Json":
