@@ -17,11 +17,10 @@ from oci_hook.core.request import CardRequest, Request, build, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, Problem, RequestError
-from oci_hook.kube import yaml_edit
+from oci_hook.kube import place, yaml_edit
 from oci_hook.kube.same import same_elsewhere
 from oci_hook.kube.yaml_edit import Edit, get
 
-RUNTIME_CLASS = "gpu-hook"
 MAX_SIZE = 4 << 20  # characters; etcd takes no object above 1.5 MiB
 MAX_NAME = 63  # of an annotation's part after the slash
 TEMPLATES: dict[str, tuple[str, ...]] = {  # where a kind has its pod template
@@ -42,13 +41,15 @@ SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai")
 
 
 class Container:
-    """One container of a template. wishes: its own and its pod's. words: what to write; None: it asks for nothing."""
+    """One container of a template. wishes: its own and its pod's. words: what to write; None: it asks for nothing.
+    lost: some of the words found no place."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.wishes: list[Wish] = []
         self.request: Request | None = None
         self.words: dict[str, str] | None = None
+        self.lost = False
 
 
 class Pod:
@@ -126,7 +127,7 @@ def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
         left = [key for container in containers(template) for key in resources(container, dict.fromkeys(keys), [])]
         if left or not keys.isdisjoint(annotations) or not pod.annotations.items() <= annotations.items():
             return False
-        if yaml_edit.scalars(get(template, "spec")).get("runtimeClassName") != RUNTIME_CLASS:
+        if yaml_edit.scalars(get(template, "spec")).get("runtimeClassName") != place.RUNTIME_CLASS:
             return False
     return True
 
@@ -172,11 +173,12 @@ def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
     if not asking:
         return
     pod.annotations = in_annotations(pod, asking)
-    check(pod, annotations, rows)
+    check(pod, annotations)
     for node in nodes:
-        take_out(edit, node, set(rows))
-    put_annotations(edit, template, pod.annotations, [key for key in annotations if key in rows])
-    put_runtime_class(edit, pod, template)
+        place.take_out(edit, node, set(rows))
+    place.put_annotations(edit, template, pod.annotations, [key for key in annotations if key in rows])
+    if before := place.put_runtime_class(edit, template):
+        pod.notes.append(f"runtimeClassName was {before}")
 
 
 def read(named: "tuple[str, Any]", key: str, text: str, found: list[Wish], problems: list[Problem]) -> None:
@@ -199,8 +201,8 @@ def settle(container: Container, pod: Pod, problems: list[Problem], rules: Rules
     """The container's request and its words, from its wishes."""
     names = {wish.name: wish for wish in container.wishes}
     whole, memory = names.get("exclusive"), names.get("memory")
-    if whole and memory and whole.dialect == memory.dialect and whole.name != memory.name and whole.value:
-        # gpu-manager and qGPU give whole cards all of their memory, whatever is written beside.
+    if whole and memory and whole.dialect == memory.dialect and whole.dialect in ("gpu-manager", "qgpu"):
+        # These give whole cards all of their memory, whatever is written beside.
         container.wishes.remove(memory)
         pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
     for wish in container.wishes:
@@ -241,27 +243,33 @@ def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
     found = {}
     listed: dict[str, Any] = {}
     for container in asking:
-        said = container.words or {}
-        if all(len(f"{key}.{container.name}") <= MAX_NAME for key in said):
-            found.update({f"{PREFIX_KEY}{key}.{container.name}": value for key, value in said.items()})
-        else:
-            listed[container.name] = in_request(pod, container)
+        said = dict(container.words or {})
+        if any(not fits(key, container) for key in said):
+            listed[container.name] = in_request(container)
+            said = {key: value for key, value in said.items() if key not in judge.INSTEAD}
+        for key, value in said.items():
+            if fits(key, container):
+                found[f"{PREFIX_KEY}{key}.{container.name}"] = value
+            else:
+                container.lost = True
+                why = f"does not fit into {MAX_NAME} characters beside that name; shorten it, or say it for the pod"
+                pod.notes.append(f"container {container.name}: {key}: {value} {why}")
     if listed:
         found[collect.REQUEST] = json.dumps(listed)
     return found
 
 
-def in_request(pod: Pod, container: Container) -> list[dict[str, Any]]:
+def fits(key: str, container: Container) -> bool:
+    return len(f"{key}.{container.name}") <= MAX_NAME
+
+
+def in_request(container: Container) -> list[dict[str, Any]]:
     """A container's cards as `request` lists them, since its name is too long for a key."""
     request, said = container.request, container.words or {}
-    name = f"container {container.name}"
     if request is None or request.every_card or not request.cards:
         why = "its name is too long for an annotation key, and request cannot say all or none"
-        raise RequestError(Problem("GH-107", f"{name}: {why}; shorten it to {MAX_NAME - len('exclusive.')} characters"))
-    for key in said:
-        if key not in ("memory", "compute", "gpus", "devices"):
-            why = "does not fit beside a name that long; shorten the name, or say it for the whole pod"
-            pod.notes.append(f"{name}: {key}: {said[key]} {why}")
+        shorter = f"shorten it to {MAX_NAME - len('exclusive.')} characters"
+        raise RequestError(Problem("GH-107", f"container {container.name}: {why}; {shorter}"))
     return [as_entry(card, said) for card in request.cards]
 
 
@@ -272,7 +280,7 @@ def as_entry(card: CardRequest, said: dict[str, str]) -> dict[str, Any]:
     return parts
 
 
-def check(pod: Pod, annotations: dict[str, str], rows: dict[str, Any]) -> None:
+def check(pod: Pod, annotations: dict[str, str]) -> None:
     """The new annotations, with ours that were there before, ask for what the old words asked for."""
     ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY)}
     problems = []
@@ -285,8 +293,7 @@ def check(pod: Pod, annotations: dict[str, str], rows: dict[str, Any]) -> None:
         except RequestError as e:
             problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in e.problems]
             continue
-        lost = any(note.startswith(f"container {container.name}: ") and "name that long" in note for note in pod.notes)
-        if not ours and not lost and request != container.request:
+        if not ours and not container.lost and request != container.request:
             why = "what it asks for cannot be said in annotations"
             problems.append(Problem("GH-107", f"container {container.name}: {why}"))
     if problems:
@@ -313,102 +320,3 @@ def leftovers(
     if scheduler.startswith(SCHEDULERS):
         pod.notes.append(f"schedulerName {scheduler} stays; gpu-hook needs no scheduler of its own on a node")
     pod.notes[:] = dict.fromkeys(pod.notes)
-
-
-def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
-    """The resources that are said in annotations now, and what they leave empty."""
-    found = get(container, "resources")
-    if found is None:
-        return
-    sections = [(key, value) for key, value in yaml_edit.entries(found) if key.value in ("limits", "requests")]
-    emptied = []
-    for key, section in sections:
-        said = [name.value for name, _ in yaml_edit.entries(section)]
-        gone = [name for name in said if name in keys]
-        if gone and len(gone) == len(said):
-            emptied.append(key.value)
-        elif gone:
-            edit.remove(section, gone)
-    if not emptied:
-        return
-    if len(emptied) < len(yaml_edit.entries(found)):
-        edit.remove(found, emptied)
-        return
-    entry = next(entry for entry in yaml_edit.entries(container) if entry[0].value == "resources")
-    if edit.alone(entry[0]):
-        edit.remove(container, ["resources"])
-    else:
-        edit.empty(entry)
-
-
-def put_annotations(edit: Edit, template: yaml.Node, new: dict[str, str], gone: list[str]) -> None:
-    metadata, found = get(template, "metadata"), get(template, "metadata", "annotations")
-    new = {key: value for key, value in new.items() if key not in yaml_edit.scalars(found)}
-    if found is not None and yaml_edit.entries(found):
-        edit.add(found, new)
-        if gone:
-            if getattr(found, "flow_style", False) and len(gone) == len(yaml_edit.entries(found)):
-                edit.changes = {place: text for place, text in edit.changes.items() if not inside(place, found)}
-                said = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in new.items())
-                edit.replace(found, "{" + said + "}")
-            else:
-                edit.remove(found, gone)
-        return
-    block = not getattr(template, "flow_style", False)
-    if not block:
-        if found is not None:
-            edit.replace(found, json.dumps(new))
-        elif metadata is not None:
-            edit.put_flow(metadata, [f'"annotations": {json.dumps(new)}'])
-        else:
-            edit.put_flow(template, [f'"metadata": {json.dumps({"annotations": new})}'])
-        return
-    if metadata is None:
-        named = next((entry for entry in yaml_edit.entries(template) if entry[0].value == "metadata"), None)
-        if named is not None:
-            edit.replace(named[1], f" {json.dumps({'annotations': new})}")
-            return
-        key = next(key for key, _ in yaml_edit.entries(template) if key.value == "spec")
-        if not edit.alone(key):
-            raise RequestError(Problem("GH-107", "its template has no metadata; write an empty one first"))
-        indent = " " * key.start_mark.column
-        lines = [f"{indent}metadata:", f"{indent}  annotations:", *in_lines(indent + "    ", new)]
-        edit.insert(key.start_mark.line, lines)
-        return
-    if getattr(metadata, "flow_style", False):
-        if found is not None:
-            edit.replace(found, json.dumps(new))
-        else:
-            edit.put_flow(metadata, [f'"annotations": {json.dumps(new)}'])
-        return
-    keys = yaml_edit.entries(metadata)
-    indent = " " * keys[0][0].start_mark.column
-    empty = next((entry for entry in keys if entry[0].value == "annotations"), None)
-    if empty is not None:
-        edit.replace(empty[1], "")  # null, {} or nothing at all
-        edit.insert(empty[0].start_mark.line + 1, in_lines(indent + "  ", new))
-        return
-    edit.insert(yaml_edit.end_line(keys[-1]) + 1, [f"{indent}annotations:", *in_lines(indent + "  ", new)])
-
-
-def inside(place: tuple[int, int], node: yaml.Node) -> bool:
-    return bool(node.start_mark.index <= place[0] and place[1] <= node.end_mark.index)
-
-
-def in_lines(indent: str, new: dict[str, str]) -> list[str]:
-    return [f"{indent}{yaml_edit.quoted(key)}: {yaml_edit.quoted(value)}" for key, value in new.items()]
-
-
-def put_runtime_class(edit: Edit, pod: Pod, template: yaml.Node) -> None:
-    """Right below `spec:`, or in the place of another class."""
-    key, spec = next(entry for entry in yaml_edit.entries(template) if entry[0].value == "spec")
-    there = get(spec, "runtimeClassName")
-    if there is not None:
-        if there.value != RUNTIME_CLASS:
-            pod.notes.append(f"runtimeClassName was {there.value}")
-            edit.replace(there, RUNTIME_CLASS if getattr(there, "style", None) is None else f'"{RUNTIME_CLASS}"')
-    elif getattr(spec, "flow_style", False):
-        edit.put_flow(spec, [f'"runtimeClassName": "{RUNTIME_CLASS}"'])
-    else:
-        indent = " " * yaml_edit.entries(spec)[0][0].start_mark.column
-        edit.insert(key.start_mark.line + 1, [f"{indent}runtimeClassName: {RUNTIME_CLASS}"])
