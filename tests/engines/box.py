@@ -143,8 +143,11 @@ def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
 
 # In the namespaces of a Hideout: nothing that is written to these comes to the machine.
 PRIVATE = """
-mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/lock /run/etc/up /run/etc/work
-mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/up,workdir=/run/etc/work overlay /etc
+mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/lock
+for d in /etc /usr/share/containers; do
+  mkdir -p /run/private$d/up /run/private$d/work
+  mount -t overlay -o lowerdir=$d,upperdir=/run/private$d/up,workdir=/run/private$d/work overlay $d
+done
 mount -t tmpfs -o mode=755 tmpfs /opt
 mount -t tmpfs -o mode=755 tmpfs /var/lib
 """
