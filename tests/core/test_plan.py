@@ -153,6 +153,11 @@ def test_a_whole_card_has_the_stand_ins_as_well() -> None:
     assert binds(steps)["/usr/lib64/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
 
 
+def test_a_variable_that_is_set_or_removed() -> None:
+    assert EnvVar("A", "1").describe() == "env A=1"
+    assert EnvVar("A", None).describe() == "env -A"
+
+
 def test_every_step_describes_itself() -> None:
     for step in plan(grant(SHARE), simulated=True):
         assert "\n" not in step.describe() and len(step.describe()) > 5

@@ -24,6 +24,8 @@ from oci_hook.oci.bundle import default_root, read_call
         (["create", "--new", "x"], "create", "x", "."),
         (["create", "--new", "v", "x"], "create", "x", "."),
         (["create", "x", "--new", "v"], "create", "x", "."),
+        (["run", "-d", "x", "--new", "v"], "run", "x", "."),
+        (["create", "--no-pivot", "--keep=1", "x", "--new=1", "--other", "v"], "create", "x", "."),
         (["create", "--new=1", "-b", "/b", "x"], "create", "x", "/b"),
         (["create", "-b", "/b", "--", "-x"], "create", "-x", "/b"),
         (["create", "--bundle"], "create", "", "."),
