@@ -24,12 +24,13 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def give(host: Host, box: Box, plan=None, checked: bool = True, sources=None) -> None:
-    """What the hook does with a plan."""
+def give(host: Host, box: Box, plan=None, checked: bool = True, sources=None, applied=lambda: None) -> None:
+    """What the hook does with a plan; applied() is called before it verifies."""
     plan = host.plan() if plan is None else plan
     container = to_container.open_container(box.pid, str(host.rootfs))
     steps = check_destinations(container.path(), (), plan) if checked else plan
     to_container.apply(steps, container, sources or host.sources)
+    applied()
     to_container.verify(plan, container)
 
 
@@ -192,43 +193,54 @@ def test_ordinary_links_work(host, target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checked", [True, False], ids=["planned", "unplanned"])
-def test_swapped_while_the_hook_runs(host, checked):
-    """A process of the host exchanges directories of the rootfs for links out of it, all the time."""
+@pytest.mark.parametrize("until", ["applied", "verified"])
+def test_swapped_while_the_hook_runs(host, checked, until):
+    """A process of the host exchanges directories of the rootfs for links out of it, all the time.
+
+    When it stops before the last look, that look finds what is wrong. When it goes on, it can put its own library back
+    afterwards, as whoever writes in a rootfs always can; never the host's, never the real one.
+    """
     swaps = ("usr/lib/x", "usr/lib", "run", "usr/bin")
     out = "../../../../../../../../.." + str(host.outside)
     for name in swaps:
         (host.folder / ("link-" + name.replace("/", "-"))).symlink_to(out)
     stop = threading.Event()
 
-    def swap() -> None:
-        rng = random.Random(1)
+    def swap(seed: int, pace: float) -> None:
+        rng = random.Random(seed)
         while not stop.is_set():
             name = rng.choice(swaps)
             link = host.folder / ("link-" + name.replace("/", "-"))
             exchange(link, host.rootfs / name)
-            stop.wait(rng.random() / 500)
+            stop.wait(rng.random() * pace)
             exchange(link, host.rootfs / name)
-            stop.wait(rng.random() / 500)
+            stop.wait(rng.random() * pace)
 
     before = host.snapshot()
     outcomes = []
-    for _ in range(100):
+    for number in range(60):
         with Box(host.rootfs) as box:
             stop.clear()
-            swapper = threading.Thread(target=swap)
+            swapper = threading.Thread(target=swap, args=(number, 0.0005 * 10 ** (number % 4)))
             swapper.start()
+
+            def settle(swapper: threading.Thread = swapper) -> None:
+                stop.set()
+                swapper.join()
+
             try:
-                give(host, box, checked=checked)
+                give(host, box, checked=checked, applied=settle if until == "applied" else lambda: None)
                 outcomes.append("given")
             except GhError as e:
                 assert e.problems[0].code in ("GH-402", "GH-405"), str(e)
                 outcomes.append("refused")
             finally:
-                stop.set()
-                swapper.join()
+                settle()
             for library in ("libcuda.so.1", "libcuda.so"):
                 found = box.read(f"{LIBDIR}/{library}")
-                assert found == "stand-in" or outcomes[-1] == "refused" and found != "the host's own"
+                if outcomes[-1] == "given":
+                    assert found == "stand-in" or until == "verified" and found in ("the image's own", None)
+                assert found != "the host's own"
             assert host.snapshot() == before
     assert set(outcomes) == {"given", "refused"}
 
