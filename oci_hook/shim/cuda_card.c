@@ -132,8 +132,11 @@ struct owed begin_free(enum kind kind, uint64_t handle) {
 }
 
 CUresult end_free(struct owed *o, CUresult r) {
-    if (!o->value)
+    if (!o->value) { /* maybe a graph's memory, or an imported pool's */
+        if (o->st && atomic_load(&o->st->pools.count))
+            atomic_store(&o->st->pools.dirty, 1);
         return r;
+    }
     if (r != CUDA_SUCCESS)
         gh_pointers_put(&o->st->pointers, o->key, o->value);
     else if (kind_of(o->value) == POOLED)

@@ -9,6 +9,8 @@
 
 struct needs { /* bytes that one launch may take, per device */
     uint64_t bytes[GH_DEVICES];
+    bool frees_first;         /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: what the last launch took comes back */
+    _Atomic uint32_t launched;
 };
 
 static void add_up(CUgraph graph, struct needs *n, int depth) {
@@ -36,7 +38,7 @@ static void add_up(CUgraph graph, struct needs *n, int depth) {
 
 static bool may_allocate(struct gh_state *st) { return st && atomic_load(&st->pools.graphs_allocate); }
 
-static CUresult instantiated(CUresult r, const CUgraphExec *exec, CUgraph graph) {
+static CUresult instantiated(CUresult r, const CUgraphExec *exec, CUgraph graph, uint64_t flags) {
     struct gh_state *st = gh_here();
     struct needs sum = {0}, *kept;
     bool any = false;
@@ -47,6 +49,7 @@ static CUresult instantiated(CUresult r, const CUgraphExec *exec, CUgraph graph)
         any |= sum.bytes[d] != 0;
     if (any && (kept = malloc(sizeof *kept))) {
         *kept = sum;
+        kept->frees_first = flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         gh_pointers_put(&st->pointers, key_of(EXEC, (uintptr_t)*exec), (uintptr_t)kept);
     }
     return r;
@@ -64,17 +67,20 @@ static CUresult run(CUgraphExec exec, CUstream stream, run_call *call) {
     struct growth g[GH_ACCOUNT_CARDS];
     int begun = 0;
     CUresult r = CUDA_SUCCESS;
+    bool back = n->frees_first && atomic_load(&n->launched);
     for (int d = 0; d < GH_DEVICES && r == CUDA_SUCCESS; d++)
         if (n->bytes[d]) {
             int card = card_of_device(st, d);
             struct gh_pool *pool = card >= 0 ? graph_pool(st, d, card) : NULL;
             if (!pool || begun == GH_ACCOUNT_CARDS)
                 r = CUDA_ERROR_OUT_OF_MEMORY;
-            else if (!(r = pool_begin(&g[begun], st, pool, n->bytes[d])))
+            else if (!(r = pool_begin(&g[begun], st, pool, n->bytes[d], back ? n->bytes[d] : 0)))
                 begun++;
         }
     if (r == CUDA_SUCCESS)
         r = call(exec, stream);
+    if (r == CUDA_SUCCESS)
+        atomic_store(&n->launched, 1);
     while (begun--)
         pool_end(&g[begun]); /* a launch cannot be undone: what it took is booked */
     return r;
@@ -116,19 +122,22 @@ ADD_NODE(cuGraphAddNode_v2)
 ADD_NODE(cuGraphAddNode_v3)
 
 GH_EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
-    return instantiated(REAL(cuGraphInstantiate)(exec, graph, error, log, size), exec, graph);
+    return instantiated(REAL(cuGraphInstantiate)(exec, graph, error, log, size), exec, graph, 0);
 }
 GH_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
-    return instantiated(REAL(cuGraphInstantiate_v2)(exec, graph, error, log, size), exec, graph);
+    return instantiated(REAL(cuGraphInstantiate_v2)(exec, graph, error, log, size), exec, graph, 0);
 }
 GH_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags) {
-    return instantiated(REAL(cuGraphInstantiateWithFlags)(exec, graph, flags), exec, graph);
+    return instantiated(REAL(cuGraphInstantiateWithFlags)(exec, graph, flags), exec, graph, flags);
 }
+/* CUDA_GRAPH_INSTANTIATE_PARAMS begins with its flags. */
+static uint64_t flags_in(const void *params) { return params ? *(const uint64_t *)params : 0; }
+
 GH_EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, void *params) {
-    return instantiated(REAL(cuGraphInstantiateWithParams)(exec, graph, params), exec, graph);
+    return instantiated(REAL(cuGraphInstantiateWithParams)(exec, graph, params), exec, graph, flags_in(params));
 }
 GH_EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, void *params) {
-    return instantiated(REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, params), exec, graph);
+    return instantiated(REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, params), exec, graph, flags_in(params));
 }
 
 static CUresult updated(CUresult r, CUgraphExec exec, CUgraph graph) {
@@ -138,7 +147,8 @@ static CUresult updated(CUresult r, CUgraphExec exec, CUgraph graph) {
         n = (struct needs *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(EXEC, (uintptr_t)exec));
     if (n) {
         add_up(graph, &sum, 0);
-        *n = sum;
+        for (int d = 0; d < GH_DEVICES; d++)
+            n->bytes[d] = sum.bytes[d];
     }
     return r;
 }
@@ -156,7 +166,9 @@ GH_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     CUresult r = REAL(cuGraphExecDestroy)(exec);
     if (note && r != CUDA_SUCCESS)
         gh_pointers_put(&st->pointers, key_of(EXEC, (uintptr_t)exec), note);
-    else
+    else if (note) {
         free((void *)(uintptr_t)note);
+        atomic_store(&st->pools.dirty, 1);
+    }
     return r;
 }

@@ -127,11 +127,13 @@ static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held
             return result;
         }
     }
-    gh_release(st, card, held);
+    /* The driver does not tell: what was foreseen stays booked for the pool. */
+    uint64_t was = atomic_load(&pool->booked);
+    while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, booked_units(was) + held))) {}
     return result;
 }
 
-CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes) {
+CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back) {
     *g = (struct growth){st, pool, 0};
     if (!pool || atomic_load(&pool->card) == NOT_CHARGED) {
         g->pool = NULL;
@@ -148,7 +150,7 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
     if (done == GH_BOOKED)
         g->units = units;
     /* No room to grow: what the pool keeps may do; else it must give that back first. */
-    else if (done == GH_NO_ROOM && figures(pool, &reserved, &used) && reserved >= used && reserved - used >= bytes)
+    else if (done == GH_NO_ROOM && figures(pool, &reserved, &used) && reserved >= used && reserved - used + back >= bytes)
         done = GH_BOOKED;
     else if (done == GH_NO_ROOM && pools_trim(st, card))
         g->units = (done = gh_reserve(st, (unsigned)card, units, limit)) == GH_BOOKED ? units : 0;
@@ -235,7 +237,7 @@ static bool capturing(CUstream stream) {
 /* The device of a stream; the default streams are the current context's. */
 static bool device_of(CUstream stream, CUdevice *device) {
     CUcontext of = NULL, now = NULL, popped;
-    if ((uintptr_t)stream <= 2 || REAL(cuStreamGetCtx)(stream, &of) || !of || REAL(cuCtxGetCurrent)(&now) || of == now)
+    if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &of) || !of || REAL(cuCtxGetCurrent)(&now) || of == now)
         return !REAL(cuCtxGetDevice)(device);
     if (REAL(cuCtxPushCurrent_v2)(of))
         return false;
@@ -247,15 +249,16 @@ static bool device_of(CUstream stream, CUdevice *device) {
 typedef CUresult alloc_call(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 typedef CUresult free_call(CUdeviceptr, CUstream);
 
+/* `default_stream`: what the stream NULL means to this variant of the call. */
 static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, alloc_call *call,
-                            free_call *undo) {
+                            free_call *undo, uintptr_t default_stream) {
     struct gh_state *st = gh_here();
     struct growth g;
     CUdevice device;
     CUresult r;
     if (!st)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (capturing(stream)) { /* becomes a node: charged when the graph is launched */
+    if (capturing(stream ? stream : (CUstream)default_stream)) { /* becomes a node: charged when the graph is launched */
         atomic_store(&st->pools.graphs_allocate, 1);
         return call(pointer, bytes, handle, stream);
     }
@@ -269,7 +272,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
         r = call(pointer, bytes, handle, stream);
         return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
     }
-    if ((r = pool_begin(&g, st, pool, bytes)))
+    if ((r = pool_begin(&g, st, pool, bytes, 0)))
         return r;
     r = call(pointer, bytes, handle, stream);
     if (pool_end(&g) && r == CUDA_SUCCESS) {
@@ -284,7 +287,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
     return r;
 }
 
-#define ASYNC(suffix)                                                                                                \
+#define ASYNC(suffix, default_stream)                                                                                                \
     static CUresult real_alloc##suffix(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) {                    \
         (void)pool;                                                                                                  \
         return REAL(cuMemAllocAsync##suffix)(p, n, s);                                                               \
@@ -294,11 +297,11 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
     }                                                                                                                \
     static CUresult real_free##suffix(CUdeviceptr p, CUstream s) { return REAL(cuMemFreeAsync##suffix)(p, s); }      \
     GH_EXPORT CUresult cuMemAllocAsync##suffix(CUdeviceptr *pointer, size_t bytes, CUstream stream) {                \
-        return alloc_async(pointer, bytes, NULL, stream, real_alloc##suffix, real_free##suffix);                     \
+        return alloc_async(pointer, bytes, NULL, stream, real_alloc##suffix, real_free##suffix, default_stream);     \
     }                                                                                                                \
     GH_EXPORT CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,        \
                                                        CUstream stream) {                                            \
-        return alloc_async(pointer, bytes, pool, stream, real_from_pool##suffix, real_free##suffix);                 \
+        return alloc_async(pointer, bytes, pool, stream, real_from_pool##suffix, real_free##suffix, default_stream); \
     }                                                                                                                \
     GH_EXPORT CUresult cuMemFreeAsync##suffix(CUdeviceptr pointer, CUstream stream) {                                \
         struct owed o = begin_free(LINEAR, pointer);                                                                 \
@@ -322,8 +325,8 @@ static CUresult synchronised(CUresult r) {
     return r;
 }
 
-ASYNC()
-ASYNC(_ptsz)
+ASYNC(, CU_STREAM_LEGACY)
+ASYNC(_ptsz, CU_STREAM_PER_THREAD)
 
 GH_EXPORT CUresult cuCtxSynchronize(void) { return synchronised(REAL(cuCtxSynchronize)()); }
 GH_EXPORT CUresult cuCtxSynchronize_v2(CUcontext c) { return synchronised(REAL(cuCtxSynchronize_v2)(c)); }

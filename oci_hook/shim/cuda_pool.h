@@ -14,8 +14,9 @@ struct growth {
     uint64_t units;
 };
 
-/* Book what the pool may grow by for `bytes` more. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
-CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes);
+/* Book what the pool may grow by for `bytes` more, of which `back` come back to it first. CUDA_SUCCESS or
+ * CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back);
 /* Correct by what it did grow. CUDA_ERROR_OUT_OF_MEMORY: more than there is room for; the caller undoes the call. */
 CUresult pool_end(struct growth *g);
 /* The pool of graph memory of a device. */

@@ -146,6 +146,21 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device
     return n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
+/* Whether the driver numbers processes as we do: then it lists some process of ours. */
+static bool same_numbers(nvmlDevice_t device, const struct process *list, unsigned own) {
+    unsigned n = 0;
+    bool same = false;
+    if (REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &n, NULL) != NVML_ERROR_INSUFFICIENT_SIZE || !n)
+        return false;
+    n += 64;
+    nvmlProcessInfo_v2_t *theirs = calloc(n, sizeof *theirs);
+    if (theirs && !REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &n, theirs))
+        for (unsigned i = 0; i < n; i++)
+            same |= mine(list, own, theirs[i].pid);
+    free(theirs);
+    return same;
+}
+
 /* The load of the container: the sum of its processes' newest samples. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) {
     struct process list[MANY];
@@ -168,7 +183,8 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUt
     rates->gpu = rates->gpu < 100 ? rates->gpu : 100;
     rates->memory = rates->memory < 100 ? rates->memory : 100;
     free(samples);
-    return r == NVML_SUCCESS ? r : NVML_ERROR_NOT_SUPPORTED;
+    /* No sample of ours: we are idle, or go by other numbers there. */
+    return r == NVML_SUCCESS || same_numbers(device, list, own) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 /* Histories of the whole card's load say what the neighbours do. */

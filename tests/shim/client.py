@@ -127,7 +127,7 @@ def used() -> int:
     return t - f
 
 
-def graph(size: int) -> int:
+def graph(size: int, flags: int = 0) -> int:
     """An executable graph with one memory node."""
     g, e, node = c_void_p(), c_void_p(), c_void_p()
     params = (c_uint64 * 15)()
@@ -135,7 +135,7 @@ def graph(size: int) -> int:
     params[13] = size
     assert lib.cuGraphCreate(byref(g), 0) == 0
     assert lib.cuGraphAddMemAllocNode(byref(node), g, None, c_size_t(0), params) == 0
-    assert lib.cuGraphInstantiateWithFlags(byref(e), g, c_uint64(0)) == 0
+    assert lib.cuGraphInstantiateWithFlags(byref(e), g, c_uint64(flags)) == 0
     return e.value or 0
 
 

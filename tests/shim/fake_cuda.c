@@ -61,7 +61,8 @@ struct mapping {
 };
 
 struct graph {
-    u64 bytes;
+    u64 bytes, out; /* out: taken by the last launch and not freed */
+    int keeps;      /* instantiated with AUTO_FREE_ON_LAUNCH: frees at the next launch, not at its end */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -640,9 +641,9 @@ CUresult cuGraphMemAllocNodeGetParams(void *node, u64 *params) {
     return OK;
 }
 CUresult cuGraphInstantiateWithFlags(struct graph **out, struct graph *g, u64 flags) {
-    (void)flags;
     *out = calloc(1, sizeof **out);
     **out = *g;
+    (*out)->keeps = flags & 1;
     return OK;
 }
 CUresult cuGraphLaunch(struct graph *g, void *stream) {
@@ -650,13 +651,21 @@ CUresult cuGraphLaunch(struct graph *g, void *stream) {
     CONTEXT();
     LOCKED;
     struct pool *pool = &graph_pool[device];
+    pool->used -= g->out;
+    g->out = 0;
     CUresult r = g->bytes ? pool_take(pool, g->bytes) : OK;
-    if (!r)
+    if (!r && g->keeps)
+        g->out = g->bytes;
+    else if (!r)
         pool->used -= g->bytes; /* freed within the graph; the pool keeps what it has */
     DONE(r);
 }
 CUresult cuGraphLaunch_ptsz(struct graph *g, void *stream) { return cuGraphLaunch(g, stream); }
-CUresult cuGraphExecDestroy(struct graph *g) { return free(g), OK; }
+CUresult cuGraphExecDestroy(struct graph *g) {
+    if (depth)
+        graph_pool[stack[depth - 1]->device].used -= g->out;
+    return free(g), OK;
+}
 CUresult cuDeviceGetGraphMemAttribute(int device, int attribute, u64 *value) {
     struct pool *p = &graph_pool[visible(device)];
     return *value = attribute == 2 ? p->reserved : p->used, OK;

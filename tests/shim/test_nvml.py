@@ -120,6 +120,16 @@ assert (r.gpu, r.memory) == (40, 10)
 """,
         FAKE_OWN_PID="1",
     )
+    # the same driver while we are idle and others are not
+    box.python(
+        OPEN
+        + """
+cu.init()
+r = nv.nvmlDeviceGetUtilizationRates(card)
+assert (r.gpu, r.memory) == (0, 0)
+""",
+        FAKE_LISTED_PID="1",
+    )
 
 
 def test_what_changes_the_card_is_refused(box: Box) -> None:

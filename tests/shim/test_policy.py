@@ -129,3 +129,33 @@ print(sorted(seen))
                 os.pwrite(f.fileno(), struct.pack("<I", seq), 16)
         out, _ = p.communicate()
     assert set(eval(out)) <= {100, 8192, 1024}, out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_page_crashes_or_unlimits_a_program(box: Box, seed: int) -> None:
+    """Thousands of damaged pages under one running program: its calls answer, and never with more than the card has."""
+    box.python(f"""
+import os, random, pynvml as nv
+rng = random.Random({seed})
+good = open("/run/gpu-hook/policy", "rb").read()
+page = os.open("/run/gpu-hook/policy", os.O_RDWR)
+nv.nvmlInit()
+card = nv.nvmlDeviceGetHandleByIndex(0)
+cu.init()
+for i in range(3000):
+    bad = bytearray(good)
+    for _ in range(rng.choice((1, 2, 8, 64))):
+        bad[rng.randrange(rng.choice((64, 256, 2304)))] = rng.choice((0, 1, 2, 16, 17, 127, 128, 255))
+    bad[16] &= 0xFE  # an odd sequence number is tested above and slow
+    os.pwrite(page, bytes(bad), 0)
+    r, p = cu.alloc(rng.randrange(1, 1 << rng.randrange(1, 48)))
+    assert r in (0, cu.OOM), r
+    if r == 0:
+        assert cu.free(p) == 0
+    free, total = cu.info()
+    assert free <= total <= 8192 * cu.MIB
+    m = nv.nvmlDeviceGetMemoryInfo(card)
+    assert m.free + m.used == m.total
+os.pwrite(page, good, 0)
+assert cu.info() == (1024 * cu.MIB, 1024 * cu.MIB)
+""")

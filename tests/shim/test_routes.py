@@ -253,6 +253,22 @@ assert cu.lib.cuGraphExecDestroy(cu.c_void_p(g)) == 0
     assert box.peak() <= 1024 * MIB
 
 
+def test_a_graph_that_frees_at_its_next_launch_runs_again(box: Box) -> None:
+    box.python("""
+M = cu.MIB
+cu.init()
+g = cu.graph(600 * M, flags=1)
+assert [cu.launch(g) for _ in range(4)] == [0] * 4
+assert cu.used() == 608 * M
+other = cu.graph(600 * M, flags=1)
+assert cu.launch(other) == cu.OOM
+assert cu.lib.cuGraphExecDestroy(cu.c_void_p(g)) == 0
+assert [cu.launch(other) for _ in range(2)] == [0] * 2
+assert cu.used() == 608 * M
+""")
+    assert box.peak() <= 1024 * MIB
+
+
 def test_what_a_capture_allocates_is_no_growth_of_the_pool(box: Box) -> None:
     box.python("""
 cu.init()
