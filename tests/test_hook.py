@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,18 +320,77 @@ def test_an_empty_tmpfs_at_run_is_fine(install, bundle, runc):
     assert os.path.exists(f"/proc/{runc.pid(id)}/root/run/gpu-hook/policy")
 
 
+def on_cgroup_v2(command: str, out: Path) -> "tuple[int, str]":
+    """Status and output of a shell command where only version 2 is mounted."""
+    script = f"umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && {command}"
+    # A file, since a container that comes into being would keep a pipe open.
+    with open(out, "w+") as file:
+        enter = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+        status = subprocess.run(enter, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
+        file.seek(0)
+        return status, file.read()
+
+
 def test_cgroup_v2_is_refused(install, bundle, runc, tmp_path):
     folder = bundle(ASK, edit=hooked(install, "prestart"))
-    script = (
-        "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && "
-        f"exec runc --root {runc.root} create --bundle {folder} {runc.new_id()}"
-    )
-    # A file, since a container that comes into being would keep a pipe open.
-    with open(tmp_path / "out", "w") as out:
-        command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
-        status = subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL).returncode
-    said = (tmp_path / "out").read_text()
+    status, said = on_cgroup_v2(f"runc --root {runc.root} create --bundle {folder} {runc.new_id()}", tmp_path / "out")
     assert status == 1 and "GH-404: this node has cgroup v2" in said and "gpu-hook-runtime" in said
+    nothing_is_booked(install)
+
+
+def test_the_wrappers_work_is_found_on_cgroup_v2(install, bundle, runc, tmp_path):
+    folder, id = bundle(ASK, edit=hooked(install)), runc.new_id()
+    calls = (
+        f"{install.program} --root {runc.root} create --bundle {folder} {id} && runc --root {runc.root} delete -f {id}"
+    )
+    status, said = on_cgroup_v2(calls, tmp_path / "out")
+    assert status == 0, said
+    nothing_is_booked(install)
+
+
+def test_user_namespace_without_a_driver(install, bundle, runc):
+    """Nodes that a hook makes there cannot be opened, and without a real driver the host has none to lend."""
+
+    def edit(spec: dict[str, Any]) -> None:
+        spec["linux"]["namespaces"].append({"type": "user"})
+        spec["linux"]["uidMappings"] = spec["linux"]["gidMappings"] = [
+            {"containerID": 0, "hostID": 100000, "size": 65536}
+        ]
+
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        os.chmod(folder, 0o755)
+        rootfs = busybox_rootfs(Path(folder) / "rootfs")
+        for path in [rootfs, *rootfs.rglob("*")]:
+            os.chown(path, 100000, 100000, follow_symlinks=False)
+        started(runc, bundle(rootfs=rootfs, edit=edit))
+        message = refused(
+            runc, bundle(ASK, rootfs=rootfs, edit=hooked(install, "prestart", edit=edit)), "GH-405", install
+        )
+        assert "user namespace" in message and "gpu-hook-runtime" in message
+        runc.close()
+
+
+@pytest.mark.skipif(not shutil.which("crun"), reason="crun is not installed")
+def test_crun(install, bundle, tmp_path):
+    """The same hooks in crun, which calls them at a moment of its own."""
+    folder = bundle(ASK, edit=hooked(install))
+    crun = f"crun --root {tmp_path}/crun"
+    script = f"""
+        umount /sys/fs/cgroup/unified  # Debian's crun refuses the hybrid layout
+        {crun} create --bundle {folder} box-{os.getpid()} && {crun} start box-{os.getpid()} || exit 1
+        {crun} exec box-{os.getpid()} md5sum {LIBDIR}/libcuda.so.1 /run/gpu-hook/driver/cuda
+        {crun} exec box-{os.getpid()} cat /dev/nvidia0
+        ls {install.state}/ledger
+        {crun} delete --force box-{os.getpid()}
+    """
+    with open(tmp_path / "out", "w+") as out:
+        command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+        subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        out.seek(0)
+        lines = out.read().splitlines()
+    assert lines[0].split()[0] == md5(install.prefix / "lib/stand-in/libcuda.so.1"), lines
+    assert lines[1].split()[0] == md5(install.driver / f"usr/lib64/libcuda.so.{DRIVER}")
+    assert "No such device or address" in lines[2] and lines[3].endswith(".json")
     nothing_is_booked(install)
 
 
