@@ -108,7 +108,7 @@ def capped() -> "tuple[Scenario, ...]":
 
 def priority() -> "tuple[Scenario, ...]":
     rows = []
-    only = ("native", "ledger")
+    only = ("native", "ledger", "learned")
     run = {"length": 21e6}
     for kernel, window in (
         (80, 200),
