@@ -1,0 +1,48 @@
+"""Registration on file systems that cannot be written to: refused with its code, and nothing is half done."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.engines.test_register import Host
+
+pytestmark = pytest.mark.root
+
+
+def in_namespace(script: str, host: Host, *engines: str) -> "subprocess.CompletedProcess[str]":
+    """`gpu-hook install` after `script`, in a mount namespace; then the host's files, to look at."""
+    engine = " ".join(f"--engine {name}" for name in engines)
+    where = f"--prefix {host.prefix} --host-root {host.root} --state-dir {host.prefix}/state"
+    install = f"{sys.executable} -m oci_hook install {engine} {where}"
+    script = f"set -e; {script}; s=0; {install} || s=$?; find {host.root}/etc -type f -exec tail -n +1 {{}} +; exit $s"
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPO)
+
+
+@pytest.fixture
+def host(native: Path, tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_read_only_etc(host: Host) -> None:
+    host.file("etc/docker/daemon.json", '{"debug": true}')
+    done = in_namespace(f"mount --bind {host.root} {host.root}; mount -o remount,bind,ro {host.root}", host, "docker")
+    assert done.returncode == 1
+    assert done.stderr.startswith("GH-507: ") and "is read-only" in done.stderr and "--print" in done.stderr
+    assert '{"debug": true}' in done.stdout and "gpu-hook" not in done.stdout.partition("installed in")[0]
+
+
+def test_disk_full(host: Host) -> None:
+    etc = host.root / "etc"
+    etc.mkdir()
+    script = (
+        f"mount -t tmpfs -o size=16k tmpfs {etc}; mkdir {etc}/docker; printf '{{}}' >{etc}/docker/daemon.json;"
+        f" dd if=/dev/zero of={etc}/full bs=4k 2>/dev/null || true"
+    )
+    done = in_namespace(script, host, "docker")
+    assert done.returncode == 1
+    assert "GH-507: " in done.stderr and "No space left" in done.stderr and "nothing was changed in it" in done.stderr
+    assert "{}" in done.stdout and "gpu-hook-new" not in done.stdout and "runtimes" not in done.stdout
