@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.engines import prefix as installs
+from oci_hook.node import elf
 from oci_hook.sim import driver_root
 from scripts import tiny_image
 from tests.conftest import Runc
@@ -193,6 +195,38 @@ def glibc_image(root: Path, libdir: str = f"usr/lib/{MULTIARCH}", libc: Path | N
     else:
         search_only(target, "/" + libdir)
     return root
+
+
+LOADED = """
+import sys
+for name in sys.argv[1:]: __import__(name)
+for line in open("/proc/self/maps"):
+    print(line.split(maxsplit=5)[5].strip() if line.count("/") else "")
+"""
+LIBRARIES_OF = ("ctypes", "zlib", "bz2", "lzma", "ssl", "hashlib", "curses", "uuid", "sqlite3", "decimal")
+
+
+def python_image(root: Path, *modules: str) -> list[dict[str, Any]]:
+    """An image in which this very Python runs with all that is installed beside it; the mounts that make it so.
+
+    The C libraries that `modules` load are copied: a mount over the image's library folder would be refused.
+    """
+    glibc_image(root)
+    command = [sys.executable, "-c", LOADED, *LIBRARIES_OF, *modules]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    own = tuple(f"{folder}/" for folder in {sys.base_prefix, sys.prefix} if folder != "/usr")
+    for path in {Path(line) for line in shown.splitlines() if ".so" in line and not line.startswith(own)}:
+        with path.open("rb") as file:
+            facts = elf.read(file.fileno())
+        target = root / f"usr/lib/{MULTIARCH}" / (facts.soname if facts and facts.soname else path.name)
+        if not target.exists() and not path.is_relative_to(sysconfig.get_path("stdlib")):
+            shutil.copy(path, target)
+    folders = [sys.prefix, sys.base_prefix]
+    if sys.base_prefix == "/usr":
+        folders[1] = sysconfig.get_path("stdlib")
+        shutil.copy(os.path.realpath(sys.executable), root / "usr/bin")
+    options = ["rbind", "ro", "nosuid", "nodev"]
+    return [{"destination": f, "source": f, "type": "bind", "options": options} for f in dict.fromkeys(folders)]
 
 
 def search_only(loader: Path, *folders: str) -> None:
