@@ -50,6 +50,10 @@ def c(minor: int | None = None, major: int | None = 195, access: str = "rw", all
         ([DENY, c(), c(1, allow=False)], ["every card"]),  # cgroup v1 does not take this back
         ([DENY, c(1), c(allow=False)], ["195:1"]),  # nor this
         ([DENY, c(1), c(2), DENY, c(3)], ["195:3"]),
+        ([DENY, {"allow": True, "type": "c", "major": 195, "minor": 1, "access": ""}], ["195:1"]),
+        ([DENY, {"allow": True, "type": "c", "major": 195, "minor": 1, "access": None}], ["195:1"]),
+        ([DENY, {"allow": True, "type": "c", "major": 195, "minor": 1, "access": 5}], ["195:1"]),
+        ([DENY, {"allow": True, "type": "c", "major": "195", "minor": None, "access": "r"}], ["every card"]),
         ([DENY, {"allow": "yes", "type": "c", "major": 195, "minor": 1}], []),
     ],
 )

@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,240 @@ def test_a_dialect_that_is_switched_off_says_nothing() -> None:
     assert request and request.cards == (CardRequest(memory_mib=1024),)
 
 
+# qGPU, gpu-manager, HAMi
+
+TKE = "tke.cloud.tencent.com/"
+
+
+def whole(count: int) -> Request:
+    return Request((CardRequest(),) * count, exclusive=True)
+
+
+def shared(mib: int | None = None, percent: int | None = None, compute: int | None = None, **more: Any) -> Request:
+    return Request((CardRequest(None, mib, percent, compute),), **more)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "request_"),
+    [
+        # gpu-manager: 256 MiB blocks, 100 is one card
+        ({"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "16"}, shared(4096, compute=30)),
+        ({"tencent.com/vcuda-memory": "1"}, shared(256, policy="best-effort")),
+        ({"tencent.com/vcuda-core": "99"}, shared(percent=99, compute=99)),
+        ({"tencent.com/vcuda-core": "100"}, whole(1)),
+        ({"tencent.com/vcuda-core": "1600"}, whole(16)),
+        (
+            {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-core-limit": "60"},
+            shared(percent=30, compute=30, policy="burst-share", compute_limit=60),
+        ),
+        # its fork: MB
+        ({"nvidia.com/vcuda-core": "30", "nvidia.com/vcuda-memory": "3000"}, shared(3000, compute=30)),
+        ({"nvidia.com/vcuda-core": "200"}, whole(2)),
+        (
+            {"nvidia.com/vcuda-core": "5", "nvidia.com/vcuda-core-limit": "5"},
+            shared(percent=5, compute=5, policy="burst-share", compute_limit=5),
+        ),
+        # HAMi
+        ({"nvidia.com/gpu": "2"}, whole(2)),
+        (
+            {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"},
+            Request((CardRequest(None, 3000, None, 30),) * 2),
+        ),
+        ({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}, shared(percent=50, policy="best-effort")),
+        (
+            {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1", "nvidia.com/gpucores": "0"},
+            shared(1, policy="best-effort"),
+        ),
+        (
+            {"nvidia.com/gpumem": "1", "nvidia.com/priority": "0"},
+            shared(1, policy="best-effort", priority_class="online"),
+        ),
+        ({"nvidia.com/gpumem": "1", "nvidia.com/priority": "1"}, shared(1, policy="best-effort")),
+        ({"nvidia.com/priority": "0"}, None),
+        ({"nvidia.com/use-gputype": "A100", "tencent.com/gpu-assigned": "true"}, None),
+    ],
+    ids=str,
+)
+def test_gpu_manager_and_hami(annotations: dict[str, str], request_: Request | None) -> None:
+    assert parse(annotations, {}, "", RULES) == request_
+
+
+@pytest.mark.parametrize(("unit", "mib"), [("MiB", 5), ("GiB", 5120)])
+def test_qgpu_counts_in_the_nodes_unit(unit: str, mib: int) -> None:
+    rules = Rules(dialects=("qgpu",), qgpu_memory_unit=unit)
+    assert parse({TKE + "qgpu-memory": "5"}, {}, "", rules) == shared(mib, policy="best-effort")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "request_"),
+    [
+        ({"qgpu-memory": "5", "qgpu-core": "30"}, shared(5120, compute=30)),
+        ({"qgpu-core": "300"}, whole(3)),
+        (
+            {"qgpu-memory": "5", "qgpu-core": "30", "qgpu-schedule-policy": "fs"},
+            shared(5120, compute=30, policy="fixed-share"),
+        ),
+        (
+            {"qgpu-memory": "5", "qgpu-core-greedy": "10", "app-class": "offline"},
+            shared(5120, policy="best-effort", priority_class="offline"),
+        ),
+        ({"qgpu-memory": "5", "app-class": "online"}, shared(5120, policy="best-effort", priority_class="online")),
+        ({"app-class": "online"}, None),
+    ],
+    ids=str,
+)
+def test_qgpu(annotations: dict[str, str], request_: Request | None) -> None:
+    rules = Rules(dialects=("qgpu",), qgpu_memory_unit="GiB")
+    assert parse({TKE + key: value for key, value in annotations.items()}, {}, "", rules) == request_
+
+
+def test_qgpu_without_a_unit_is_refused_not_guessed() -> None:
+    assert codes({TKE + "qgpu-memory": "5"}, Rules(dialects=("qgpu",))) == ["GH-101"]
+    assert parse({TKE + "qgpu-memory": "5"}, {}, "", RULES) is None  # off unless switched on
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"tencent.com/vcuda-core": "150"},
+        {"tencent.com/vcuda-core": "0"},
+        {"tencent.com/vcuda-core": "1700"},
+        {"tencent.com/vcuda-core": "30%"},
+        {"tencent.com/vcuda-memory": "0"},
+        {"tencent.com/vcuda-memory": "1Gi"},
+        {"tencent.com/vcuda-memory": "65537"},
+        {"nvidia.com/vcuda-memory": "16777217"},
+        {"nvidia.com/gpu": "0"},
+        {"nvidia.com/gpu": "all"},
+        {"nvidia.com/gpumem-percentage": "101"},
+        {"nvidia.com/gpucores": "101"},
+        {"nvidia.com/priority": "2"},
+        {TKE + "qgpu-core": "250"},
+        {TKE + "qgpu-core-greedy": "101"},
+        {TKE + "qgpu-memory": "16385"},
+        {TKE + "app-class": "default"},
+        {TKE + "qgpu-schedule-policy": "fair"},
+    ],
+    ids=str,
+)
+def test_values_out_of_bounds(annotations: dict[str, str]) -> None:
+    assert codes(annotations, Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")) == ["GH-101"]
+
+
+def test_the_largest_memory_of_each_unit_is_the_same() -> None:
+    rules = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
+    for key, most in (
+        ("tencent.com/vcuda-memory", "65536"),
+        ("nvidia.com/vcuda-memory", "16777216"),
+        (TKE + "qgpu-memory", "16384"),
+        (P + "memory", "16Ti"),
+    ):
+        assert parse({key: most}, {}, "", rules) == shared(1 << 24, policy="best-effort"), key
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        ({"tencent.com/vcuda-core": "30", "nvidia.com/vcuda-core": "40"}, "GH-103"),  # one table, two forks
+        ({"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "16"}, "GH-103"),
+        ({"nvidia.com/gpumem": "3000", "nvidia.com/gpumem-percentage": "30"}, "GH-103"),
+        ({"nvidia.com/gpumem": "3000", "nvidia.com/vcuda-memory": "2000"}, "GH-104"),
+        ({"nvidia.com/gpucores": "30", "tencent.com/vcuda-core": "40"}, "GH-104"),
+        ({"nvidia.com/gpu": "1", "tencent.com/vcuda-core": "200"}, "GH-104"),
+        ({"nvidia.com/gpumem": "3000", "tencent.com/vcuda-core": "100"}, "GH-104"),
+        ({"nvidia.com/gpu": "2", "NVIDIA_VISIBLE_DEVICES": "0"}, "GH-104"),
+        ({"nvidia.com/gpumem": "3000", "NVIDIA_VISIBLE_DEVICES": "none"}, "GH-104"),
+        ({"tencent.com/vcuda-core": "30", "tencent.com/vcuda-core-limit": "20"}, "GH-103"),
+        ({"tencent.com/vcuda-core": "30", "tencent.com/vcuda-core-limit": "60", P + "policy": "fs"}, "GH-104"),
+        ({"nvidia.com/gpumem": "3000", P + "exclusive": "true"}, "GH-104"),
+    ],
+    ids=str,
+)
+def test_contradictions_within_a_dialect_and_between_two(annotations: dict[str, str], code: str) -> None:
+    assert codes(annotations)[0] == code
+
+
+def test_each_dialect_can_be_off() -> None:
+    words = {"t9k": "T9K_GPU_PERCENT", "qgpu": TKE + "qgpu-memory", "hami": "nvidia.com/gpumem"}
+    words["gpu-manager"] = "tencent.com/vcuda-memory"
+    for name, key in words.items():
+        others = tuple(other for other in dialects.NAMES if other != name)
+        assert parse({key: "5"}, {}, "", Rules(dialects=others, qgpu_memory_unit="GiB")) is None
+        assert parse({key: "5"}, {}, "", Rules(dialects=(name,), qgpu_memory_unit="GiB")) is not None
+
+
+# Mounts
+
+REQUEST, VISIBLE = "/run/gpu-hook/request", "/var/run/nvidia-container-devices"
+
+
+def by_mounts(*names: str, source: str = "/dev/null", container: str = "", **annotations: str) -> Request | None:
+    said = {P + key.replace("__", "."): value for key, value in annotations.items()}
+    return parse(said, {}, container, RULES, [(name, source) for name in names])
+
+
+def refused_mounts(*names: str, source: str = "/dev/null", container: str = "", **annotations: str) -> list[str]:
+    with pytest.raises(RequestError) as e:
+        by_mounts(*names, source=source, container=container, **annotations)
+    return [str(p) for p in e.value.problems]
+
+
+def test_mounts_ask_as_annotations_do() -> None:
+    assert by_mounts(f"{REQUEST}/memory=4Gi", f"{REQUEST}/compute=30") == shared(4096, compute=30)
+    assert by_mounts(f"{REQUEST}/devices=0,1", f"{REQUEST}/gpus=2") == Request(
+        (CardRequest("0"), CardRequest("1")), exclusive=True
+    )
+
+
+def test_a_mount_disagrees_with_an_annotation_or_wins_where_containers_have_names() -> None:
+    assert refused_mounts(f"{REQUEST}/memory=4Gi", memory="2Gi") == [
+        "GH-103: gpu-hook.io/memory='2Gi' and mount /run/gpu-hook/request/memory='4Gi' disagree about memory;"
+        " give one of them"
+    ]
+    assert by_mounts(f"{REQUEST}/memory=4Gi", container="a", memory="2Gi") == shared(4096, policy="best-effort")
+    assert refused_mounts(f"{REQUEST}/memory=4Gi", container="a", memory__a="2Gi")[0].startswith("GH-103")
+    assert by_mounts(f"{REQUEST}/memory=4Gi", memory="4Gi") == shared(4096, policy="best-effort")
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        (f"{REQUEST}/memory=4G", "GH-101"),
+        (f"{REQUEST}/memory=4Gi/x", "GH-101"),
+        (f"{REQUEST}/memory=", "GH-101"),
+        (f"{REQUEST}/memory", "GH-102"),
+        (f"{REQUEST}/memory.a=4Gi", "GH-102"),
+        (f"{REQUEST}/request=[{{}}]", "GH-102"),
+        (f"{REQUEST}/containers=a", "GH-102"),
+        (f"{REQUEST}/=4Gi", "GH-102"),
+        (REQUEST, "GH-102"),
+        (f"{VISIBLE}/cdi/nvidia.com/gpu/0", "GH-101"),
+        (f"{VISIBLE}/imex/0", "GH-101"),
+    ],
+)
+def test_mounts_that_are_not_understood(name: str, code: str) -> None:
+    [line] = refused_mounts(name)
+    assert line.startswith(code) and "mount /" in line
+
+
+def test_a_request_mount_must_be_dev_null() -> None:
+    assert refused_mounts(f"{REQUEST}/memory=4Gi", source="/etc/passwd") == [
+        "GH-102: 'mount /run/gpu-hook/request/memory=4Gi': what is mounted there asks for a GPU and must be /dev/null,"
+        " not '/etc/passwd'"
+    ]
+
+
+def test_nvidias_mounts_name_cards() -> None:
+    two = Request((CardRequest("0"), CardRequest("GPU-a")), exclusive=True)
+    assert by_mounts(f"{VISIBLE}/0", f"{VISIBLE}/GPU-a") == two
+    assert by_mounts(f"{VISIBLE}/all") == Request((CardRequest(),), every_card=True, exclusive=True)
+    assert by_mounts(f"{VISIBLE}/void") is None
+    assert by_mounts(f"{VISIBLE}/0", memory="1Gi") == share("0", mib=1024)
+    assert by_mounts(f"{VISIBLE}/0", source="/dev/zero") is None
+    assert parse({}, {}, "", Rules(dialects=()), [(f"{VISIBLE}/0", "/dev/null")]) is None
+    assert refused_mounts(f"{VISIBLE}/0", devices="1")[0].startswith("GH-104")
+
+
 # The tables themselves
 
 
@@ -135,6 +370,14 @@ def test_tables_are_well_formed(name: str) -> None:
     assert set(table.ENV.values()) <= set(table.KEYS)
     for exact, rough in table.SAME:
         assert table.KEYS[exact][0] == table.KEYS[rough][0]
+
+
+@pytest.mark.parametrize("name", dialects.NAMES)
+def test_a_table_is_read_where_one_of_its_keys_is(name: str) -> None:
+    table = dialects.table(name)
+    for key in (*table.KEYS, *table.ENV):
+        assert dialects.spoken([name], ["x", key]) == [name], key
+    assert dialects.spoken([name], ["x", P + "memory"]) == []
 
 
 def test_the_page_for_users_names_every_key() -> None:

@@ -1,14 +1,17 @@
 """What annotations and environment mean, what is refused and with which words."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_hook.core import collect, units, wishes
-from oci_hook.core.layout import ENV_SET
+from oci_hook.core import collect, dialects, units, wishes
+from oci_hook.core.layout import ENV_SET, REQUEST_DIR, VISIBLE_DIR
 from oci_hook.core.request import CardRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import MAX_LINE, RequestError
+from oci_hook.oci import asked
 
 P = "gpu-hook.io/"
 RULES = Rules()
@@ -397,13 +400,159 @@ def test_reserved_keys_are_left_alone() -> None:
     assert ask(memory="1Gi", grant="x") == ask(memory="1Gi")
 
 
+# Each card by itself
+
+FOR_A = '{"a": [{"memory": "4Gi", "compute": 60}, {"memory": 2048, "device": 1}], "b": [{}]}'
+ENTRIES = (CardRequest(None, 4096, None, 60), CardRequest("1", 2048))
+
+
+def listed(value: str, container: str = "", **keys: str) -> Request | None:
+    annotations = {P + k.replace("__", ".").replace("_", "-"): v for k, v in keys.items()}
+    return parse({**annotations, P + "request": value}, {}, container, RULES, decode=asked.decode)
+
+
+def unlisted(value: str, container: str = "", **keys: str) -> list[str]:
+    with pytest.raises(RequestError) as e:
+        listed(value, container, **keys)
+    return [str(p) for p in e.value.problems]
+
+
+def test_request_says_each_card_of_each_container() -> None:
+    assert listed(FOR_A, "a") == Request(ENTRIES)
+    assert listed(FOR_A, "b") == Request((CardRequest(),), exclusive=True)
+    assert listed(FOR_A, "c") is None
+
+
+def test_request_as_a_list_is_for_whom_plain_keys_are_for() -> None:
+    value = '[{"memory": "25%"}, {"compute": "10%"}]'
+    cards = (CardRequest(memory_percent=25), CardRequest(memory_percent=10, compute=10))
+    assert listed(value) == listed(value, "a") == listed(value, "a", containers="a,b") == Request(cards)
+    assert listed(value, "c", containers="a,b") is None
+    assert parse({P + "request.a": value}, {}, "a", RULES, decode=asked.decode) == Request(cards)
+    assert parse({P + "request.a": value}, {}, "b", RULES, decode=asked.decode) is None
+
+
+def test_request_without_compute_is_best_effort() -> None:
+    assert listed('[{"memory": "1Gi"}, {"memory": "2Gi"}]') == Request(
+        (CardRequest(memory_mib=1024), CardRequest(memory_mib=2048)), policy="best-effort"
+    )
+
+
+def test_request_goes_with_the_keys_that_say_how() -> None:
+    keys = {"policy": "bs", "compute_limit": "80", "class": "online", "placement": "spread", "exclusive": "false"}
+    assert listed(FOR_A, "a", **keys) == Request(ENTRIES, False, "burst-share", 80, "online", False, "spread")
+    assert listed("[{}, {}]", exclusive="true") == Request((CardRequest(), CardRequest()), exclusive=True)
+
+
+def test_request_in_several_lines() -> None:
+    assert listed('[\n\t{"memory": "1Gi"}\n]') == ask(memory="1Gi")
+
+
+@pytest.mark.parametrize("key", ["memory", "compute", "gpus", "devices"])
+def test_what_is_said_of_a_container_by_name_wins_over_what_is_said_of_its_pod(key: str) -> None:
+    assert listed('{"a": [{"memory": "1Gi"}]}', "a", **{key: "1"}) == ask(memory="1Gi")
+    own = parse({P + f"{key}.a": "1", P + "request": "[{}, {}]"}, {}, "a", RULES, decode=asked.decode)
+    assert own == ask(**{key: "1"})
+
+
+def test_one_container_may_decline_the_pods_request() -> None:
+    assert listed("[{}]", "a", gpus__a="none") == Request(())
+    assert listed("[{}]", "a", devices__a="void") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "keys"),
+    [
+        ("[{}]", {"memory": "1Gi"}),
+        ('[{"memory": "1Gi"}]', {"memory": "1Gi"}),
+        ("[{}, {}]", {"gpus": "2"}),
+        ('[{"device": 0}]', {"devices": "0"}),
+        ("[{}]", {"gpus": "none"}),
+        ('{"a": [{}]}', {"memory__a": "1Gi"}),
+        ('{"a": [{}]}', {"request__a": "[{}, {}]"}),
+        ('[{"memory": "1Gi"}]', {"exclusive": "true"}),
+        ('[{"compute": 10}]', {"exclusive": "true"}),
+        ('[{"memory": "1Gi"}]', {"policy": "fs"}),
+        ('[{"memory": "1Gi"}]', {"compute_limit": "50"}),
+        ('[{"compute": 20}, {"compute": 60}]', {"compute_limit": "50"}),
+    ],
+    ids=str,
+)
+def test_request_contradicts(value: str, keys: dict[str, str]) -> None:
+    [line] = unlisted(value, "a", **keys)
+    assert line.startswith("GH-103"), line
+
+
+def test_request_and_another_system() -> None:
+    for annotations in ({"T9K_GPU_PERCENT": "30"}, {"nvidia.com/gpu": "1"}, {"NVIDIA_VISIBLE_DEVICES": "none"}):
+        for value in ("[{}]", '{"a": [{}]}'):
+            with pytest.raises(RequestError) as e:
+                parse({**annotations, P + "request": value}, {}, "a", RULES, decode=asked.decode)
+            assert [p.code for p in e.value.problems] == ["GH-104"], (annotations, value)
+
+
+def test_a_share_in_a_request_bounds_the_capabilities() -> None:
+    assert unlisted('[{}, {"memory": "1Gi"}]', capabilities="graphics")[0].startswith("GH-106")
+    request = listed('[{}, {"compute": 5}]', capabilities="all")
+    assert request and request.capabilities == wishes.WITH_A_SHARE
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("", "GH-101: gpu-hook.io/request='' Expecting value"),
+        ("{", "GH-101: gpu-hook.io/request='{' Expecting property name"),
+        ("null", "GH-101: gpu-hook.io/request='null' is no list of cards"),
+        ("3", "GH-101: gpu-hook.io/request='3' has no list of 1 to 16 cards for this container"),
+        ("[]", "GH-101: gpu-hook.io/request='[]' has no list of 1 to 16 cards for this container"),
+        ('{"a": {}}', "GH-101: gpu-hook.io/request='{\"a\": {}}' has no list of 1 to 16 cards for this container"),
+        ("[" + "{}," * 16 + "{}]", "GH-101: gpu-hook.io/request='"),
+        ("[[]]", "GH-101: gpu-hook.io/request='[[]]' card 1 is not an object with memory, compute, device"),
+        ('[{}, {"mem": 1}]', "card 2 has 'mem'; a card has memory, compute, device"),
+        ('[{"memory": "4G"}]', "card 1 (memory '4G') is not a size"),
+        ('[{"compute": 101}]', "card 1 (compute '101') is not within 1 to 100"),
+        ('[{"compute": 1.5}]', "card 1: compute is neither text nor a whole number in bounds"),
+        ('[{"memory": true}]', "card 1: memory is neither text nor a whole number in bounds"),
+        ('[{"memory": null}]', "card 1: memory is neither text nor a whole number in bounds"),
+        ('[{"device": -1}]', "card 1: device is neither text nor a whole number in bounds"),
+        ('[{"device": "MIG-1"}]', "card 1 (device 'MIG-1') names a part of a card (MIG)"),
+        ('[{"device": 0}, {"device": "0"}]', "names card 0 twice"),
+        ('[{"memory": 1, "memory": 2}]', "an object has a key twice"),
+        ('{"a": [{}], "a": []}', "an object has a key twice"),
+        ('{"a b": [{}], "a": [{}]}', "GH-102: gpu-hook.io/request: 'a b' is not a container name"),
+        ("[" * 60000, "JSON is nested too deep"),
+        ("[" + "9" * 6000 + "]", "GH-101"),
+        (r'["\ud800"]', "card 1 is not an object"),
+        (r'[{"memory": "\ud800"}]', r"card 1 (memory '\ud800') is not a size"),
+        ('["\ud800"]', "surrogates not allowed"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_request_that_cannot_be_read(value: str, line: str) -> None:
+    [said] = unlisted(value, "a")
+    assert line in said
+
+
+def test_a_request_by_names_where_there_are_none() -> None:
+    assert unlisted('{"a": [{}]}')[0].startswith("GH-102: gpu-hook.io/request speaks of a container by name")
+    assert listed("{}") is None
+    assert unlisted("[{}]", request__a="[{}]")[0].startswith("GH-102")
+
+
+def test_names_in_a_request_are_spoken_of() -> None:
+    spoken = collect.container_names({P + "request": FOR_A, P + "memory.c": "1"}, asked.decode)
+    assert spoken == {"a": (P + "request",), "b": (P + "request",), "c": (P + "memory.c",)}
+    assert collect.container_names({P + "request": "{"}, asked.decode) == {}
+
+
 # Anything at all
 
 KEYS = [
     *(P + k for k in ("memory", "compute", "gpus", "devices", "policy", "compute-limit", "class", "exclusive")),
     *(P + k for k in ("placement", "capabilities", "containers", "request", "grant", "alloc", "memory.a", "gpus.a")),
     *("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY", "tensorstack.dev/nvidia-gpu"),
-    *("tensorstack.dev/nvidia-gpu-percent", "tensorstack.dev/nvidia-gpu-node"),
+    *(key for name in dialects.NAMES for key in dialects.table(name).KEYS),
+    P + "request.a",
 ]
 VALUES = [
     "1",
@@ -423,28 +572,57 @@ VALUES = [
     "fs",
     "be",
 ]
-VALUES += ["online", "spread", "compute", "graphics", "a", "a,b", "", "16", "80"]
+VALUES += ["online", "spread", "compute", "graphics", "a", "a,b", "", "16", "80", "100", "200", "offline"]
+VALUES += [
+    '[{"memory": "1Gi"}, {"compute": 30}]',
+    '{"a": [{"memory": "30%", "device": 0}]}',
+    "[{}]",
+    '{"b": [1]}',
+    "{}",
+]
 some_key = st.sampled_from(KEYS) | st.text(max_size=8).map(lambda t: P + t) | st.text(max_size=8)
 some_value = st.sampled_from(VALUES) | st.text(max_size=12)
 some_env = st.dictionaries(
     st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "GPU_HOOK_MEMORY", "GPU_HOOK_GPUS"]), some_value
 )
+some_name = st.sampled_from(["", "a", "b"])
 some_rules = st.builds(
     Rules,
     default_policy=st.sampled_from(wishes.POLICIES),
     whole_cards=st.sampled_from(["exclusive", "shared"]),
     trust_env=st.booleans(),
-    dialects=st.sampled_from([(), ("t9k",)]),
+    dialects=st.sets(st.sampled_from(dialects.NAMES)).map(lambda names: tuple(sorted(names))),
+    qgpu_memory_unit=st.sampled_from(["none", "MiB", "GiB"]),
+)
+some_mounts = st.lists(
+    st.tuples(
+        st.sampled_from([REQUEST_DIR, VISIBLE_DIR, REQUEST_DIR + "/"]).flatmap(
+            lambda folder: (
+                st.tuples(st.sampled_from(["memory", "compute", "gpus", "devices", "x", ""]), some_value).map(
+                    lambda pair: f"{folder}/{pair[0]}={pair[1]}"
+                )
+                | some_value.map(lambda name: f"{folder}/{name}")
+            )
+        ),
+        st.sampled_from(["/dev/null", "/dev/null", "/dev/zero"]),
+    ),
+    max_size=3,
 )
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.dictionaries(some_key, some_value, max_size=6), some_env, st.sampled_from(["", "a", "b"]), some_rules)
+@given(
+    st.dictionaries(some_key, some_value, max_size=6),
+    some_env,
+    st.sampled_from(["", "a", "b"]),
+    some_rules,
+    some_mounts,
+)
 def test_a_request_within_bounds_or_coded_lines(
-    annotations: dict[str, str], env: dict[str, str], container: str, rules: Rules
+    annotations: dict[str, str], env: dict[str, str], container: str, rules: Rules, mounts: list[tuple[str, str]]
 ) -> None:
     try:
-        request = parse(annotations, env, container, rules)
+        request = parse(annotations, env, container, rules, mounts, asked.decode)
     except RequestError as e:
         assert e.problems
         for problem in e.problems:
@@ -453,7 +631,34 @@ def test_a_request_within_bounds_or_coded_lines(
         return
     if request is not None:
         check_bounds(request)
-        assert any(k.startswith(P) or k in KEYS for k in annotations) or rules.trust_env
+        assert any(k.startswith(P) or k in KEYS for k in annotations) or rules.trust_env or mounts
+
+
+json_value = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(VALUES)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["memory", "compute", "device", "a", "b", ""]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_value, st.sampled_from(["", "a"]))
+def test_any_json_in_request(value: object, container: str) -> None:
+    try:
+        request = listed(json.dumps(value), container)
+    except RequestError as e:
+        assert all(len(str(p)) <= MAX_LINE for p in e.problems)
+        return
+    if request is not None:
+        check_bounds(request)
 
 
 def check_bounds(request: Request) -> None:
@@ -465,7 +670,7 @@ def check_bounds(request: Request) -> None:
     assert request.capabilities and set(request.capabilities) <= set(wishes.CAPABILITIES)
     assert request.narrow_to is None or len(request.narrow_to) <= wishes.MAX_CARDS
     named = [card.device for card in request.cards if card.device is not None]
-    assert len(set(named)) == len(named) and len(named) in (0, len(request.cards))
+    assert len(set(named)) == len(named) <= len(request.cards)
     for card in request.cards:
         assert card.memory_mib is None or card.memory_percent is None
         assert card.memory_mib is None or 1 <= card.memory_mib <= units.MAX_MEMORY_MIB
@@ -474,4 +679,5 @@ def check_bounds(request: Request) -> None:
         assert card.whole or set(request.capabilities) <= set(wishes.WITH_A_SHARE)
         assert card.whole or not request.exclusive
         if request.compute_limit is not None:
-            assert request.policy == "burst-share" and card.compute and card.compute <= request.compute_limit <= 100
+            assert request.policy == "burst-share" and (card.compute or 0) <= request.compute_limit <= 100
+    assert request.compute_limit is None or any(card.compute for card in request.cards)
