@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+JOURNAL = "/dev/log"
 FACILITY_ERROR = b"<27>"  # syslog(3): daemon.err
 
 
@@ -68,7 +69,7 @@ def journal(text: str) -> None:
     try:
         s = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
         try:
-            s.connect("/dev/log")
+            s.connect(JOURNAL)
             s.send(FACILITY_ERROR + b"gpu-hook: " + text.encode("utf-8", "replace")[:8000])
         finally:
             s.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_hostile_text_is_one_line(tmp_path: Path) -> None:
     log.report([Problem("GH-101", 'x\n{"level":"info"}\x00\u2028\ud800' + "y" * 5000)], str(path), "json")
     (line,) = path.read_text().splitlines()
     assert len(json.loads(line)["msg"]) <= 300
+
+
+def test_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "JOURNAL", str(tmp_path / "log"))
+    log.journal("nobody listens")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "log"))
+        log.journal("Traceback\nü \ud800" + "x" * 20000)
+        said = listener.recv(20000)
+        assert said.startswith("<27>gpu-hook: Traceback\nü ?".encode()) and 8000 <= len(said) <= 8100
+        for _ in range(100):  # a journal that reads nothing does not stop us
+            log.journal("x")
+    assert len(os.listdir("/proc/self/fd")) < 100
 
 
 def test_closed_stderr_is_no_failure() -> None:
