@@ -97,6 +97,9 @@ def docker(place: Place) -> Iterator[Page]:
 def test_docker(docker: Page) -> None:
     version = int(docker.sh("dockerd --version").stdout.split()[2].partition(".")[0])
     way = "annotations" if version >= 24 else "environment"
+    done = docker.sh("gpu-hook install --engine docker; gpu-hook sim up; gpu-hook doctor")
+    assert done.returncode == 1 and "has not read /etc/docker/daemon.json" in done.stdout, done.stdout + done.stderr
+    docker.run("", "gpu-hook uninstall")
     ran = ""
     for label, text in docker.blocks:
         words = label.split()

@@ -89,6 +89,9 @@ def extra(
             if file and os.path.realpath(file) != str(change.path):
                 mend = f"gpu-hook install --engine docker --config {file}{option}"
                 yield Finding(name, WARN, f"the running dockerd ({pid}) reads {file}", "GH-510", mend)
+            elif NAME not in docker_runtimes():
+                message = f"the running dockerd ({pid}) has not read {change.path}"
+                yield Finding(name, WARN, message, "GH-510", "systemctl reload docker")
     if name == "containerd":
         data = toml_text.parse(text, change.path)
         disabled = {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", []))
@@ -103,6 +106,16 @@ def extra(
             if started_before(pid, change.path):
                 message = f"process {pid} runs since before {change.path} was changed"
                 yield Finding(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
+
+
+def docker_runtimes() -> str:
+    """What the running dockerd has; our own name where it cannot be asked, so that nothing is said of it."""
+    command = ["docker", "--host", "unix:///run/docker.sock", "info", "--format", "{{json .Runtimes}}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return NAME
+    return done.stdout if done.returncode == 0 else NAME
 
 
 def nvidia_default(name: str, runtime: Any) -> Iterator[Finding]:
