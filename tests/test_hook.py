@@ -333,7 +333,9 @@ def on_cgroup_v2(command: str, out: Path) -> "tuple[int, str]":
 
 def test_cgroup_v2_is_refused(install, bundle, runc, tmp_path):
     folder = bundle(ASK, edit=hooked(install, "prestart"))
-    status, said = on_cgroup_v2(f"runc --root {runc.root} create --bundle {folder} {runc.new_id()}", tmp_path / "out")
+    real, id = f"runc --root {runc.root}", runc.new_id()
+    calls = f"{{ {real} create --bundle {folder} {id}; status=$?; {real} delete -f {id}; exit $status; }}"
+    status, said = on_cgroup_v2(calls, tmp_path / "out")
     assert status == 1 and "GH-404: this node has cgroup v2" in said and "gpu-hook-runtime" in said
     nothing_is_booked(install)
 
