@@ -14,6 +14,7 @@ import pytest
 
 from oci_hook.node import driver_files, inventory
 from tests.conftest import Bundle, Install, Runc
+from tests.e2e.fetched import wheel
 from tests.e2e.stage import CLIENTS, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 from tests.node.test_driver_files import debian_driver
 
@@ -121,23 +122,9 @@ def test_gpustat(stage: Stage, holder: str) -> None:
     assert "700" not in done.stdout
 
 
-@pytest.fixture(scope="session")
-def numba() -> Path:
-    """numba-cuda, too large (100 MB) to be installed with the rest; fetched once and kept in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-hook-tests"
-    root = cache / f"numba-{sys.version_info[0]}.{sys.version_info[1]}"
-    if not root.exists():
-        new = cache / "numba.new"
-        shutil.rmtree(new, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(new)]
-        done = subprocess.run([*command, "numba", "numba-cuda"], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"numba-cuda cannot be installed: {done.stderr.strip()[-100:]}")
-        new.rename(root)
-    return root
-
-
-def test_numba(stage: Stage, python: Python, numba: Path) -> None:
+def test_numba(python: Python) -> None:
+    """Too large (100 MB) to be installed with the rest."""
+    numba = wheel("numba-cuda", "numba")
     python.mounts.append(
         {"destination": "/numba", "source": str(numba), "type": "bind", "options": ["rbind", "ro", "nosuid", "nodev"]}
     )

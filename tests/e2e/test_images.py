@@ -16,7 +16,7 @@ import pytest
 from oci_hook.core.layout import PRIVATE
 from scripts import tiny_image
 from tests.conftest import Bundle, Install, Runc
-from tests.e2e.debs import unpacked
+from tests.e2e.fetched import unpacked
 from tests.e2e.stage import (
     ARCH,
     LIMIT_MIB,

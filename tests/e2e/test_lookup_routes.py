@@ -4,12 +4,14 @@ The programs run on an image with the host's C library; what they hold is read f
 """
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.fetched import wheel
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, MULTIARCH, Stage, compile_client, glibc_image, stopped_at_the_limit
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -82,6 +84,38 @@ def test_route(stage: Stage, container: str, route: str) -> None:
 def test_proc_address(stage: Stage, container: str, ask: str, version: int, flags: int) -> None:
     """Both versions of cuGetProcAddress, for old and new programs, with each kind of default stream."""
     stopped_at_the_limit(stage.exec(container, "route", f"{ask}-{version}-{flags}", "cuMemAllocAsync"))
+
+
+@pytest.mark.parametrize("static", (True, False))
+def test_cuda_runtime_library(stage: Stage, rootfs: Path, container: str, static: bool) -> None:
+    """CUDA's own runtime library loads the stand-in and nothing beside it.
+
+    It then asks the driver for tables that only the real one has, so it ends there on simulated cards; how it asks for
+    functions is among the routes of cuGetProcAddress.
+    """
+    folder = wheel("nvidia-cuda-runtime-cu12") / "nvidia/cuda_runtime/lib"
+    name = "libcudart_static.a" if static else "libcudart.so.12"
+    shutil.copy(folder / "libcudart.so.12", rootfs / LIBDIR.lstrip("/"))
+    compile_client(rootfs / "bin/runtime", "runtime.c", str(folder / name), "-ldl", "-lrt", "-lpthread")
+    done = stage.runc("exec", container, "runtime")
+    said = done.stdout.splitlines()
+    assert said[0].startswith("cudaGetDeviceCount"), done
+    assert said[1] == "cudaMalloc -1" or said[1] == "cudaMalloc 2"  # 2 GiB are never granted
+    assert sorted(said[2:]) == ["loaded /run/gpu-hook/driver/cuda", f"loaded {LIBDIR}/libcuda.so.1"]
+
+
+def test_ldconfig(stage: Stage, rootfs: Path) -> None:
+    """Images that call ldconfig when they start find the stand-in in its list, and its links lead to the stand-in."""
+    for file in ("sbin/ldconfig", "etc/ld.so.conf"):
+        (rootfs / file).parent.mkdir(exist_ok=True)
+    shutil.copy(shutil.which("ldconfig", path="/sbin:/usr/sbin") or "", rootfs / "sbin/ldconfig")
+    (rootfs / "etc/ld.so.conf").write_text(f"{LIBDIR}\n")
+    id = stage.start(rootfs)
+    assert stage.runc("exec", id, "/sbin/ldconfig").returncode == 0
+    listed = [line.strip() for line in stage.runc("exec", id, "/sbin/ldconfig", "-p").stdout.splitlines()]
+    assert f"libcuda.so.1 (libc6,x86-64) => {LIBDIR}/libcuda.so.1" in listed, listed
+    for name in ("libcuda.so.1", "libcuda.so", f"{LIBDIR}/libcuda.so"):
+        stopped_at_the_limit(stage.exec(id, "route", name, "cuMemAlloc_v2"))
 
 
 def test_the_drivers_own_file_name(stage: Stage, container: str) -> None:
