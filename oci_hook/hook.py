@@ -75,7 +75,7 @@ def _start(given: "State", settings: "Settings") -> None:
         return
 
     # Below: what a container that asks for nothing need not load.
-    from oci_hook.apply import to_cgroup_v1, to_container
+    from oci_hook.apply import to_container
     from oci_hook.node.admit import admit, release
     from oci_hook.node.sources import check_sources
 
@@ -85,22 +85,34 @@ def _start(given: "State", settings: "Settings") -> None:
     if held is not None:
         _verify(held, config, container, settings)
         return
-    devices = to_cgroup_v1.open_devices(given.pid)
+    to_cgroup, devices = _device_cgroup(given.pid)
     admission = admit(request, _who(given), _life(given.pid, devices), settings)
     grant, inventory = admission.grant, admission.inventory
     try:
         plan, steps = _plan(grant, inventory, config, container, settings)
         check_sources(plan, settings)
-        to_cgroup_v1.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
+        to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
         to_container.apply(steps, container, _sources(settings))
         to_container.verify(plan, container)
-        to_cgroup_v1.apply(plan, devices)
+        to_cgroup.apply(plan, devices)
         if settings.stale:  # standard error of a hook that succeeds is shown to nobody
             log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
         _set_deadline(0)
         release(grant.key, settings, force=True)
         raise
+
+
+def _device_cgroup(pid: int) -> "tuple[Any, int]":
+    """(the module for its version of cgroups, the container's cgroup that says which devices it may open)."""
+    from oci_hook.apply import to_cgroup_v1
+
+    directory = to_cgroup_v1.open_devices(pid)
+    if directory is not None:
+        return to_cgroup_v1, directory
+    from oci_hook.apply import to_cgroup_v2
+
+    return to_cgroup_v2, to_cgroup_v2.open_devices(pid)
 
 
 def _unedited(config: "Any") -> "Any":

@@ -331,15 +331,6 @@ def on_cgroup_v2(command: str, out: Path) -> "tuple[int, str]":
         return status, file.read()
 
 
-def test_cgroup_v2_is_refused(install, bundle, runc, tmp_path):
-    folder = bundle(ASK, edit=hooked(install, "prestart"))
-    real, id = f"runc --root {runc.root}", runc.new_id()
-    calls = f"{{ {real} create --bundle {folder} {id}; status=$?; {real} delete -f {id}; exit $status; }}"
-    status, said = on_cgroup_v2(calls, tmp_path / "out")
-    assert status == 1 and "GH-404: this node has cgroup v2" in said and "gpu-hook-runtime" in said
-    nothing_is_booked(install)
-
-
 def test_the_wrappers_work_is_found_on_cgroup_v2(install, bundle, runc, tmp_path):
     folder, id = bundle(ASK, edit=hooked(install)), runc.new_id()
     calls = (

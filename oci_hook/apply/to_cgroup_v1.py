@@ -10,18 +10,16 @@ from oci_hook.errors import refuse
 from oci_hook.linux import cgroup
 
 
-def open_devices(pid: int) -> int:
-    """The container's cgroup of the devices controller, opened. Raises ApplyError GH-403, GH-404.
+def open_devices(pid: int) -> int | None:
+    """The container's cgroup of the devices controller, opened; None where that is not mounted, since the node has
+    cgroup v2. Raises ApplyError GH-403, GH-405.
 
     It must be the container's alone: a rule added here opens the card to every process in it.
     """
     try:
         directory = cgroup.open_v1(pid, "devices")
         if directory is None:
-            raise refuse(
-                "GH-404",
-                "this node has cgroup v2, where the hook cannot add device rules yet; use gpu-hook-runtime instead",
-            )
+            return None
         others = set(cgroup.read(directory, "cgroup.procs").split()) - {str(pid)}
     except OSError as e:
         raise refuse("GH-405", f"devices cgroup of process {pid}: {e}") from None

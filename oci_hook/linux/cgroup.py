@@ -1,17 +1,30 @@
-"""Where a process's cgroup is on this host (cgroups(7)): version 1 by controller; version 2 is only recognised."""
+"""Where a process's cgroup is on this host (cgroups(7)): version 1 by controller, and version 2."""
 
 import os
 
-from oci_hook.linux.mount import CGROUP_SUPER_MAGIC, fstatfs_type, mountinfo
+from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC, fstatfs_type, mountinfo
 
 
 def v1_path(pid: int, controller: str) -> str | None:
     """The directory of a process in this version 1 hierarchy; None where it is not mounted (version 2 alone)."""
-    member = _member(pid, controller)
+    return _path(_member(pid, controller), "cgroup", controller)
+
+
+def open_v1(pid: int, controller: str) -> int | None:
+    """An O_PATH descriptor of that directory, known to be on a cgroup file system; None as v1_path."""
+    return _open(v1_path(pid, controller), CGROUP_SUPER_MAGIC)
+
+
+def open_v2(pid: int) -> int | None:
+    """A descriptor of the process's directory in the version 2 hierarchy; None where that is not mounted."""
+    return _open(_path(_member(pid, ""), "cgroup2", ""), CGROUP2_SUPER_MAGIC)
+
+
+def _path(member: str | None, fstype: str, controller: str) -> str | None:
     if member is None:
         return None
     for mount in mountinfo():
-        if mount.fstype == "cgroup" and controller in mount.options:
+        if mount.fstype == fstype and (not controller or controller in mount.options):
             # A mount's root is a cgroup of its own where /sys/fs/cgroup is a container's.
             root = mount.root.rstrip("/")
             if member == root or member.startswith(root + "/"):
@@ -19,13 +32,11 @@ def v1_path(pid: int, controller: str) -> str | None:
     return None
 
 
-def open_v1(pid: int, controller: str) -> int | None:
-    """An O_PATH descriptor of that directory, known to be on a cgroup file system; None as v1_path."""
-    path = v1_path(pid, controller)
+def _open(path: str | None, magic: int) -> int | None:
     if path is None:
         return None
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if fstatfs_type(fd) != CGROUP_SUPER_MAGIC:
+    if fstatfs_type(fd) != magic:
         os.close(fd)
         raise OSError(22, "not a cgroup file system", path)
     return fd

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
-# include/uapi/asm-generic/unistd.h: calls since 5.1 have one number on every architecture.
+# include/uapi/asm-generic/unistd.h: calls since 5.1 have one number on every architecture; bpf is older.
 NUMBERS = {
     "open_tree": 428,
     "move_mount": 429,
@@ -20,6 +20,7 @@ NUMBERS = {
     "fsmount": 432,
     "openat2": 437,
     "mount_setattr": 442,
+    "bpf": 321 if os.uname().machine == "x86_64" else 280,
 }
 SINCE = {  # the kernel that brought the call, for the message of a refusal
     "open_tree": "5.2",

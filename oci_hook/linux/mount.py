@@ -19,6 +19,7 @@ STATX_MNT_ID = 0x1000
 STATX_ATTR_MOUNT_ROOT = 0x2000
 PROC_SUPER_MAGIC = 0x9FA0  # include/uapi/linux/magic.h
 CGROUP_SUPER_MAGIC = 0x27E0EB
+CGROUP2_SUPER_MAGIC = 0x63677270
 TMPFS_MAGIC = 0x01021994
 
 _STATX = Struct("=8xQ128xQ104x")  # struct statx: stx_attributes, stx_mnt_id

@@ -1,0 +1,120 @@
+"""DeviceRule -> the device programs of a live container's version 2 cgroup.
+
+A runtime attaches one eBPF program that permits what the spec lists. It is read back, our rules are put before it, and
+the result takes its place in one step (BPF_F_REPLACE), so that the container is never without a filter. Rules added
+here are unknown to the runtime and to systemd: `runc update` keeps them, a `systemctl daemon-reload` with systemd's
+cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
+"""
+
+import os
+from errno import EINVAL, ENOENT, ENOSYS, EPERM
+
+from oci_hook.core import device_program
+from oci_hook.core.device_program import CHAR, Unreadable, access_bits
+from oci_hook.core.plan import DeviceRule, Step
+from oci_hook.errors import GhError, refuse
+from oci_hook.linux import bpf, cgroup
+
+Rule = tuple[int, int, str]
+TRIES = 8  # somebody else may replace the program between our reading and our writing
+USE_RUNTIME = "use gpu-hook-runtime instead"
+
+
+def open_devices(pid: int) -> int:
+    """The container's cgroup, opened. Raises ApplyError GH-403, GH-404, GH-405.
+
+    It must be the container's alone: a rule added here opens the card to every process in it.
+    """
+    try:
+        directory = cgroup.open_v2(pid)
+        if directory is None:
+            raise refuse("GH-404", f"neither the devices controller nor cgroup v2 is mounted here; {USE_RUNTIME}")
+        others = set(cgroup.read(directory, "cgroup.procs").split()) - {str(pid)}
+    except OSError as e:
+        raise refuse("GH-405", f"cgroup of process {pid}: {e}") from None
+    if others:
+        raise refuse("GH-403", f"the container's cgroup also holds process {min(others)}; give it a cgroup of its own")
+    return directory
+
+
+def check(directory: int, granted: tuple[int, ...]) -> None:
+    """Raise ApplyError GH-403 when the container could already open a card; granted: minors of those that it may."""
+    found = device_program.reachable_cards(_effective(directory), granted)
+    if found:
+        raise refuse(
+            "GH-403",
+            f"the container's own device rules let it open {found[0]}, which it is not granted;"
+            " drop privileged mode or that rule",
+        )
+
+
+def apply(plan: tuple[Step, ...], directory: int) -> None:
+    """Permit the plan's devices and check that the kernel will. Raises ApplyError GH-404, GH-405."""
+    wanted = [(step.major, step.minor, step.access) for step in plan if isinstance(step, DeviceRule)]
+    for left in reversed(range(TRIES)):
+        try:
+            _extend(directory, wanted)
+            break
+        except OSError as e:
+            if e.errno != ENOENT or not left:
+                raise _refused(e) from None
+    for program in _effective(directory):
+        for major, minor, access in _missing(program, wanted, unreadable=True):
+            raise refuse("GH-405", f"a cgroup above the container's forbids c {major}:{minor} {access}")
+
+
+def _extend(directory: int, wanted: list[Rule]) -> None:
+    """Each program of the cgroup itself permits what is wanted. Raises OSError; ENOENT: try again."""
+    ids, flags = bpf.attached(directory)
+    for id in ids:
+        old = bpf.open_program(id)
+        try:
+            program = bpf.instructions(old)
+            try:
+                missing = _missing(program, wanted)
+            except Unreadable as e:
+                raise refuse("GH-404", f"device program {id} of the container's cgroup: {e}; {USE_RUNTIME}") from None
+            if not missing:
+                continue
+            new = bpf.load((*device_program.permit(missing), *program))
+            try:
+                bpf.replace(directory, old, new, flags)
+            finally:
+                os.close(new)
+        finally:
+            os.close(old)
+
+
+def _missing(program: tuple[int, ...], wanted: list[Rule], unreadable: bool = False) -> list[Rule]:
+    """What the program denies. Raises Unreadable; unreadable: what to take for its answer instead, if that is true."""
+    missing = []
+    for major, minor, access in wanted:
+        try:
+            if not device_program.permits(program, CHAR, access_bits(access), major, minor):
+                missing.append((major, minor, access))
+        except Unreadable:
+            if not unreadable:
+                raise
+    return missing
+
+
+def _effective(directory: int) -> list[tuple[int, ...]]:
+    """The programs that are asked when a process of the cgroup opens a device: its own and those of cgroups above."""
+    programs = []
+    try:
+        for id in bpf.attached(directory, effective=True)[0]:
+            fd = bpf.open_program(id)
+            try:
+                programs.append(bpf.instructions(fd))
+            finally:
+                os.close(fd)
+    except OSError as e:
+        raise _refused(e) from None
+    return programs
+
+
+def _refused(e: OSError) -> GhError:
+    what = f"device program of the container's cgroup: {e}"
+    if e.errno in (EPERM, ENOSYS, EINVAL):
+        return refuse("GH-404", f"{what}; the hook needs CAP_SYS_ADMIN and CONFIG_CGROUP_BPF, or {USE_RUNTIME}")
+    return refuse("GH-405", f"{what}; try again")
