@@ -97,6 +97,11 @@ def version_of(root: File, registration: Registration) -> int:
     version = root.data.get("version", 1)
     if type(version) is not int or version not in PLUGIN:
         raise refuse("GH-506", f"{root.path}: version = {version!r:.40} is not one of 1 to 4; gpu-hook may be too old")
+    if version == 1 and major(registration) >= 2:
+        raise refuse(
+            "GH-506",
+            f"{root.path} is of version 1, whose plugins containerd 2 ignores; see `containerd config migrate`",
+        )
     return version
 
 

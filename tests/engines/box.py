@@ -145,6 +145,7 @@ def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
 PRIVATE = """
 mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/lock
 for d in /etc /usr/share/containers; do
+  [ -d $d ] || continue
   mkdir -p /run/private$d/up /run/private$d/work
   mount -t overlay -o lowerdir=$d,upperdir=/run/private$d/up,workdir=/run/private$d/work overlay $d
 done

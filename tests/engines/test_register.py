@@ -13,7 +13,7 @@ import pytest
 import tomlkit
 
 from oci_hook.core import layout
-from oci_hook.engines import edits, register
+from oci_hook.engines import containerd, edits, register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import SettingsError
 
@@ -269,6 +269,13 @@ def test_containerd_without_a_file_gets_one_that_every_release_reads(host: Host)
     data = toml(host.root / "etc/containerd/config.toml")
     assert data["version"] == 2 and set(data) == {"version", "plugins"}
     assert set(at(data, *CRI, "runtimes")) == {"runc", "gpu-hook"}
+
+
+def test_containerd_2_does_not_read_the_plugins_of_version_1(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.file("etc/containerd/config.toml", '[debug]\nlevel = "info"\n')
+    monkeypatch.setattr(containerd, "major", lambda registration: 2)
+    with pytest.raises(SettingsError, match="GH-506: .*version 1.*config migrate"):
+        host.install("containerd")
 
 
 def test_containerd_1_changes_the_import_that_counts(host: Host) -> None:
