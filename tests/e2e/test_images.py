@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.layout import PRIVATE
+from oci_hook.core.layout import PRIVATE, REAL_LIBCUDA
 from scripts import tiny_image
 from tests.conftest import Bundle, Install, Runc
 from tests.e2e.fetched import unpacked
@@ -234,11 +234,12 @@ def test_own_libcuda_in_the_search_path_is_covered(stage: Stage, image: Callable
     works(stage, root, env={"LD_LIBRARY_PATH": "relative::/nowhere:/opt/app/lib"})
 
 
-def test_own_libcuda_in_an_unusual_place_is_not_stopped(stage: Stage, image: Callable[..., Path]) -> None:
-    """Documented: such a program uses another driver library than the node's; it is found, not stopped."""
+@pytest.mark.parametrize("path", ("/srv/libcuda.so.1", REAL_LIBCUDA))
+def test_another_library_is_not_stopped(stage: Stage, image: Callable[..., Path], path: str) -> None:
+    """Documented: a program that goes out of its way to another library than it is given is found, not stopped."""
     root = image()
     own_libcuda(stage, root / "srv/libcuda.so.1")
-    held = stage.fill(root, "/bin/route", "/srv/libcuda.so.1", *FILL)
+    held = stage.fill(root, "/bin/route", path, *FILL)
     assert held.granted > LIMIT_MIB, held
 
 

@@ -13,7 +13,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Step, make_plan
 from oci_hook.errors import ApplyError
-from oci_hook.node.image import check_destinations, look
+from oci_hook.node.image import check_destinations, look, warnings
 
 MULTI = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}[platform.machine()]
 PROC = {"destination": "/proc", "type": "proc"}
@@ -76,6 +76,62 @@ def test_libdir(rootfs: Path) -> None:
     assert look(str(rootfs), MOUNTS).libdir == "/usr/lib64"
     (rootfs / "etc/debian_version").write_text("12\n")
     assert look(str(rootfs), MOUNTS).libdir == f"/usr/lib/{MULTI}"
+
+
+@pytest.mark.parametrize("folder", (f"usr/lib/{MULTI}", f"lib/{MULTI}", "usr/lib64", "lib64", "usr/lib", "lib"))
+def test_libraries_go_where_the_c_library_is(rootfs: Path, folder: str) -> None:
+    (rootfs / folder).mkdir(parents=True, exist_ok=True)
+    (rootfs / folder / "libc.so.6").write_text("")
+    facts = look(str(rootfs), MOUNTS)
+    assert facts.libdir == "/usr/" + folder.removeprefix("usr/") and facts.c_library == "glibc"
+
+
+def test_64_bit_folders_come_first(rootfs: Path) -> None:
+    for folder in ("usr/lib", "usr/lib64"):
+        (rootfs / folder).mkdir(exist_ok=True)
+        (rootfs / folder / "libc.so.6").write_text("")
+    assert look(str(rootfs), MOUNTS).libdir == "/usr/lib64"
+
+
+def test_musl_alone_is_warned_of(rootfs: Path) -> None:
+    (rootfs / "lib").mkdir()
+    assert warnings(look(str(rootfs), MOUNTS)) == []
+    (rootfs / f"lib/ld-musl-{platform.machine()}.so.1").write_text("")
+    assert [problem.code for problem in warnings(look(str(rootfs), MOUNTS))] == ["GH-408"]
+    (rootfs / "usr/lib64/libc.so.6").write_text("")
+    assert warnings(look(str(rootfs), MOUNTS)) == []
+
+
+def test_copies_in_the_search_path_are_found(rootfs: Path) -> None:
+    for folder in ("opt/a", "opt/b", "opt/last"):
+        (rootfs / folder).mkdir(parents=True)
+        (rootfs / folder / "libcuda.so.1").write_text("")
+    link(rootfs, "opt/link", "b")
+    env = {"LD_LIBRARY_PATH": "opt/relative::/opt/a;/opt/link:/../opt/b:/opt/none" + ":/x" * 99 + ":/opt/last"}
+    found = look(str(rootfs), MOUNTS, env).cover_cuda
+    assert found == ("/opt/a/libcuda.so.1", "/opt/b/libcuda.so.1")
+    below = [*MOUNTS, {"destination": "/opt", "type": "bind", "source": "/srv", "options": ["rbind"]}]
+    assert look(str(rootfs), below, env).cover_cuda == ()
+
+
+def test_other_libraries_of_a_compat_folder(rootfs: Path) -> None:
+    compat = rootfs / "usr/local/cuda-13.0/compat"
+    compat.mkdir(parents=True)
+    for name in ("libnvidia-ptxjitcompiler.so.580", "libnvidia-ptxjitcompiler.so.1", "libnvidia-other.so.1", "README"):
+        (compat / name).write_text("")
+    found = final(checked(rootfs))
+    jit = {d for d in found if "ptxjit" in d and "compat" in d}
+    assert jit == {f"/usr/local/cuda-13.0/compat/libnvidia-ptxjitcompiler.so.{v}" for v in ("1", "580")}
+    assert {found[d] for d in jit} == {"/d/libnvidia-ptxjitcompiler.so.550.1"}
+    assert not any("other" in d or "README" in d for d in found)
+
+
+def test_nix_programs_look_in_a_folder_of_their_own(rootfs: Path) -> None:
+    assert not any("opengl-driver" in d for d in final(checked(rootfs)))
+    (rootfs / "nix/store").mkdir(parents=True)
+    found = final(checked(rootfs))
+    assert found["/run/opengl-driver/lib/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
+    assert found["/run/opengl-driver/lib/libnvidia-ml.so.1"] == "/opt/g/lib/stand-in/libnvidia-ml.so.1"
 
 
 def test_copies_are_found(rootfs: Path) -> None:
