@@ -203,7 +203,8 @@ static void hold_lock(struct gh_state *st, unsigned slot) {
         old.st_dev == now.st_dev)
         syscall(SYS_close, st->lock_fd);
     st->lock_fd = 0;
-    int high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 100); /* out of the way of programs that count on low ones */
+    /* Out of the way of programs that count on low numbers. */
+    int high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 100);
     if (high >= 0) {
         syscall(SYS_close, fd);
         fd = high;

@@ -24,7 +24,7 @@ bool gh_slot_locked(unsigned slot);
 bool gh_account_attach(struct gh_state *st);
 /* Maps the page without taking a slot: for those who only look. NULL: no page. */
 struct gh_account_page *gh_account_page(struct gh_state *st);
-/* Adds `units` to our share and the container's total, unless the total would pass `limit`. Sweeps before it refuses. */
+/* Adds `units` to our share and the container's total, unless that would pass `limit`. Sweeps before it refuses. */
 enum gh_booked gh_reserve(struct gh_state *st, unsigned card, uint64_t units, uint64_t limit);
 /* Gives units back; never fails. */
 void gh_release(struct gh_state *st, unsigned card, uint64_t units);

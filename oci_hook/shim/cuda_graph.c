@@ -9,7 +9,7 @@
 
 struct needs { /* bytes that one launch may take, per device */
     uint64_t bytes[GH_DEVICES];
-    bool frees_first;         /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: what the last launch took comes back */
+    bool frees_first; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: what the last launch took comes back */
     _Atomic uint32_t launched;
 };
 

@@ -107,10 +107,14 @@ static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held
         alone = alone && atomic_load(&pool->inflight) == 1;
         learn_grain(pool, reserved);
         uint64_t have = booked_units(was), want = gh_units(reserved), now = want;
-        if (want > have + held && !alone)
-            now = have + held;
-        if (want < have && !alone)
-            now = have;
+        if (!alone) {
+            now = want > have + held ? have + held : want < have ? have : want;
+            /* Idle memory that another counts on may be what we were given: then our advance stays, for his growth. */
+            if (atomic_load(&pool->claimed)) {
+                now = have + held;
+                atomic_store(&st->pools.dirty, 1);
+            }
+        }
         if (now > have + held) { /* it grew by more than was foreseen */
             uint64_t more = now - have - held;
             if (gh_reserve(st, card, more, limit_of(st, card)) != GH_BOOKED) {
@@ -133,31 +137,49 @@ static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held
     return result;
 }
 
+/* Counts on memory that the pool has and does not need, beside what others count on already. */
+static bool claim(struct gh_pool *pool, uint64_t bytes, uint64_t back) {
+    uint64_t reserved, used, units = gh_units(bytes);
+    uint64_t others = gh_bytes(atomic_fetch_add(&pool->claimed, units));
+    if (figures(pool, &reserved, &used) && reserved + back >= used + others + bytes)
+        return true;
+    atomic_fetch_sub(&pool->claimed, units);
+    return false;
+}
+
 CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back) {
-    *g = (struct growth){st, pool, 0};
+    *g = (struct growth){st, pool, 0, 0};
     if (!pool || atomic_load(&pool->card) == NOT_CHARGED) {
         g->pool = NULL;
         return CUDA_SUCCESS;
     }
     int card = atomic_load(&pool->card);
-    uint64_t grain = atomic_load(&pool->grain), units = gh_units((bytes + grain - 1) & ~(grain - 1)), reserved, used;
+    uint64_t grain = atomic_load(&pool->grain), units = gh_units((bytes + grain - 1) & ~(grain - 1));
     if (card < 0 || bytes > UINT64_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t limit = limit_of(st, (unsigned)card);
     if (gh_pressed(st, (unsigned)card))
         pools_trim(st, card);
+    /* From here on nobody lowers what is booked for the pool. */
+    atomic_fetch_add(&pool->inflight, 1);
     enum gh_booked done = gh_reserve(st, (unsigned)card, units, limit);
     if (done == GH_BOOKED)
         g->units = units;
     /* No room to grow: what the pool keeps may do; else it must give that back first. */
-    else if (done == GH_NO_ROOM && figures(pool, &reserved, &used) && reserved >= used && reserved - used + back >= bytes)
+    if (done == GH_NO_ROOM && claim(pool, bytes, back)) {
+        g->claimed = gh_units(bytes);
         done = GH_BOOKED;
-    else if (done == GH_NO_ROOM && pools_trim(st, card))
-        g->units = (done = gh_reserve(st, (unsigned)card, units, limit)) == GH_BOOKED ? units : 0;
-    if (done == GH_BOOKED) {
-        atomic_fetch_add(&pool->inflight, 1);
-        return CUDA_SUCCESS;
     }
+    if (done == GH_NO_ROOM) {
+        atomic_fetch_sub(&pool->inflight, 1);
+        bool trimmed = pools_trim(st, card);
+        atomic_fetch_add(&pool->inflight, 1);
+        if (trimmed && (done = gh_reserve(st, (unsigned)card, units, limit)) == GH_BOOKED)
+            g->units = units;
+    }
+    if (done == GH_BOOKED)
+        return CUDA_SUCCESS;
+    atomic_fetch_sub(&pool->inflight, 1);
     if (done == GH_NO_ROOM)
         gh_press(st, (unsigned)card);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -167,6 +189,7 @@ CUresult pool_end(struct growth *g) {
     if (!g->pool)
         return CUDA_SUCCESS;
     CUresult r = correct(g->st, g->pool, g->units);
+    atomic_fetch_sub(&g->pool->claimed, g->claimed);
     atomic_fetch_sub(&g->pool->inflight, 1);
     return r;
 }
@@ -237,7 +260,8 @@ static bool capturing(CUstream stream) {
 /* The device of a stream; the default streams are the current context's. */
 static bool device_of(CUstream stream, CUdevice *device) {
     CUcontext of = NULL, now = NULL, popped;
-    if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &of) || !of || REAL(cuCtxGetCurrent)(&now) || of == now)
+    if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &of) || !of ||
+        REAL(cuCtxGetCurrent)(&now) || of == now)
         return !REAL(cuCtxGetDevice)(device);
     if (REAL(cuCtxPushCurrent_v2)(of))
         return false;
@@ -250,15 +274,15 @@ typedef CUresult alloc_call(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 typedef CUresult free_call(CUdeviceptr, CUstream);
 
 /* `default_stream`: what the stream NULL means to this variant of the call. */
-static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, alloc_call *call,
-                            free_call *undo, uintptr_t default_stream) {
+static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream,
+                            alloc_call *call, free_call *undo, uintptr_t default_stream) {
     struct gh_state *st = gh_here();
     struct growth g;
     CUdevice device;
     CUresult r;
     if (!st)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (capturing(stream ? stream : (CUstream)default_stream)) { /* becomes a node: charged when the graph is launched */
+    if (capturing(stream ? stream : (CUstream)default_stream)) { /* a node: charged when the graph is launched */
         atomic_store(&st->pools.graphs_allocate, 1);
         return call(pointer, bytes, handle, stream);
     }
@@ -287,7 +311,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
     return r;
 }
 
-#define ASYNC(suffix, default_stream)                                                                                                \
+#define ASYNC(suffix, default_stream)                                                                                \
     static CUresult real_alloc##suffix(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) {                    \
         (void)pool;                                                                                                  \
         return REAL(cuMemAllocAsync##suffix)(p, n, s);                                                               \

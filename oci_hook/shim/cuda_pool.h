@@ -11,7 +11,8 @@ enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_DESTROYED, POOL_GRAPH };
 struct growth {
     struct gh_state *st;
     struct gh_pool *pool; /* NULL: nothing is charged */
-    uint64_t units;
+    uint64_t units;       /* booked in advance */
+    uint64_t claimed;     /* or counted on, of what the pool has idle */
 };
 
 /* Book what the pool may grow by for `bytes` more, of which `back` come back to it first. CUDA_SUCCESS or

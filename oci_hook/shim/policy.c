@@ -65,7 +65,8 @@ static bool snapshot(struct gh_state *st, unsigned card, struct gh_card_policy *
         }
     }
     gh_say(GH_SAID_POLICY, "gpu-hook: GH-307: the policy page " GH_POLICY_FILE
-                           " is missing or damaged: device memory is refused; start the container anew with gpu-hook\n");
+                           " is missing or damaged: device memory is refused; start the container anew with "
+                           "gpu-hook\n");
     return false;
 }
 

@@ -56,7 +56,8 @@ static void wipe_in_child(void) {
 }
 
 static struct gh_state *make(void) {
-    struct gh_state *st = mmap(NULL, sizeof *st, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *none = NULL;
+    struct gh_state *none = NULL;
+    struct gh_state *st = mmap(NULL, sizeof *st, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (st == MAP_FAILED)
         return NULL;
     if (!atomic_compare_exchange_strong(&state, &none, st)) {

@@ -49,6 +49,7 @@ struct gh_pool {
     int32_t device;
     _Atomic uint32_t kind;     /* enum pool_kind */
     _Atomic uint32_t inflight; /* operations that may be changing it */
+    _Atomic uint64_t claimed;  /* units of idle memory that operations under way count on */
     _Atomic uint64_t booked;   /* units:40 | changes:24 */
     _Atomic uint64_t grain;    /* it grows by multiples of this, as far as was seen */
 };

@@ -386,7 +386,7 @@ static CUresult pool_take(struct pool *pool, u64 bytes) {
     pool->used += size;
     return OK;
 }
-static u64 chunk(const struct pool *pool) { return pool->dying ? 512 : getenv("FAKE_CHUNK") ? strtoull(getenv("FAKE_CHUNK"), NULL, 0) : CHUNK; }
+static u64 chunk(const struct pool *pool) { return pool->dying ? 512 : CHUNK; }
 static void pool_trim(struct pool *pool, u64 keep) {
     u64 want = up(pool->used > keep ? pool->used : keep, chunk(pool));
     if (want < pool->reserved) {
@@ -552,7 +552,8 @@ CUresult cuMemImportFromShareableHandle(u64 *out, void *os, int type) {
 /* ---- arrays ---- */
 
 static u64 element_bits(unsigned format, unsigned channels) {
-    static const unsigned char bits[] = {[0x01] = 8, [0x02] = 16, [0x03] = 32, [0x08] = 8, [0x09] = 16, [0x0a] = 32, [0x10] = 16, [0x20] = 32};
+    static const unsigned char bits[] = {[0x01] = 8, [0x02] = 16, [0x03] = 32, [0x08] = 8,
+                                         [0x09] = 16, [0x0a] = 32, [0x10] = 16, [0x20] = 32};
     return format < sizeof bits ? bits[format] * (u64)channels : 8ull * channels;
 }
 static u64 level_size(u64 w, u64 h, u64 d, unsigned format, unsigned channels) {
@@ -678,7 +679,8 @@ CUresult cuDeviceGraphMemTrim(int device) {
 
 /* ---- launches do nothing ---- */
 
-CUresult cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h, void *s, void **p, void **x) {
+CUresult cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h, void *s,
+                        void **p, void **x) {
     return (void)f, (void)s, (void)p, (void)x, (int)(a + b + c + d + e + g + h) == 28 ? OK : INVALID;
 }
 CUresult cuParamSetf(void *f, int at, float value) { return (void)f, at == 3 && value == 2.5f ? OK : INVALID; }
@@ -694,14 +696,13 @@ static CUresult lookup(const char *symbol, void **pfn, int version, u64 flags, i
         if (flags & 2) {
             size_t n = strlen(name);
             snprintf(name + n, sizeof name - n, "_ptsz");
-            *pfn = dlsym(RTLD_DEFAULT, "cuda_fake_none");
-            void *self = dlopen(getenv("FAKE_SELF") ? getenv("FAKE_SELF") : "/run/gpu-hook/driver/cuda", RTLD_NOLOAD | RTLD_LAZY);
+            void *self = dlopen("/run/gpu-hook/driver/cuda", RTLD_NOLOAD | RTLD_LAZY);
             *pfn = dlsym(self, name);
             if (*pfn)
                 break;
             name[n] = 0;
         }
-        void *self = dlopen(getenv("FAKE_SELF") ? getenv("FAKE_SELF") : "/run/gpu-hook/driver/cuda", RTLD_NOLOAD | RTLD_LAZY);
+        void *self = dlopen("/run/gpu-hook/driver/cuda", RTLD_NOLOAD | RTLD_LAZY);
         *pfn = dlsym(self, name);
     }
     if (status)

@@ -19,8 +19,8 @@ int nvmlDeviceGetCount_v2(unsigned *n) { return *n = 4, 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **out) { return *out = (void *)(0x100ul + i), i < 4 ? 0 : 2; }
 int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
     unsigned b = 0xa0 + ((unsigned long)device & 0xf);
-    snprintf(out, length, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b, b, b, b, b, b, b, b,
-             b, b, b, b, b, b, b, b);
+    snprintf(out, length, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b, b, b, b, b, b,
+             b, b, b, b, b, b, b, b, b, b);
     return 0;
 }
 int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) {

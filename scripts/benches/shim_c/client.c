@@ -12,7 +12,8 @@ struct api {
     int (*alloc)(u64 *, size_t);
     int (*free)(u64);
     int (*info)(size_t *, size_t *);
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                  void **, void **);
 };
 
 static double now(void) {
@@ -28,7 +29,8 @@ static struct api load(const char *path) {
         exit(1);
     }
     struct api a = {(int (*)(unsigned))dlsym(h, "cuInit"), (int (*)(u64 *, size_t))dlsym(h, "cuMemAlloc_v2"),
-                    (int (*)(u64))dlsym(h, "cuMemFree_v2"), (int (*)(size_t *, size_t *))dlsym(h, "cuMemGetInfo_v2"), NULL};
+                    (int (*)(u64))dlsym(h, "cuMemFree_v2"),
+                    (int (*)(size_t *, size_t *))dlsym(h, "cuMemGetInfo_v2"), NULL};
     *(void **)&a.launch = dlsym(h, "cuLaunchKernel");
     return a;
 }
@@ -75,7 +77,8 @@ static void compare(const char *name, double (*what)(const struct api *, int), c
 }
 
 int main(int argc, char **argv) {
-    int rounds = argc > 1 ? atoi(argv[1]) : 11, calls = argc > 2 ? atoi(argv[2]) : 20000, live = argc > 3 ? atoi(argv[3]) : 1;
+    int rounds = argc > 1 ? atoi(argv[1]) : 11, calls = argc > 2 ? atoi(argv[2]) : 20000;
+    int live = argc > 3 ? atoi(argv[3]) : 1;
     u64 p;
     double start = now();
     struct api ours = load("libcuda.so.1");
