@@ -9,7 +9,7 @@ import os
 import stat
 from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EXDEV
 
-from oci_hook.core.layout import PRIVATE
+from oci_hook.core.layout import PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
 from oci_hook.linux import device, mount, namespace, process
@@ -271,9 +271,11 @@ class _Place:
         return fd
 
     def is_empty(self, directory: int) -> bool:
+        """But for requests by mount, which the runtime has made and our directory will cover; node/image.py has seen
+        whether there may be any."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
         try:
-            return not os.listdir(fd)
+            return set(os.listdir(fd)) <= {os.path.basename(REQUEST_DIR)}
         finally:
             os.close(fd)
 

@@ -127,6 +127,36 @@ def test_scrub_with_a_forged_marker_takes_only_gpu_things() -> None:
         assert scrubbed["annotations"] == original()["annotations"]
 
 
+def by_mount(*names: str) -> list[dict[str, Any]]:
+    return [{"destination": name, "type": "bind", "source": "/dev/null", "options": ["bind", "ro"]} for name in names]
+
+
+def test_requests_by_mount_are_taken_out_and_remembered() -> None:
+    before = original()
+    before["mounts"] += by_mount("/run/gpu-hook/request/memory=4Gi", "/run/gpu-hook/request/compute=30")
+    once = to_spec.apply(before, PLAN, GRANT)
+    assert not any("request" in m["destination"] for m in once["mounts"])
+    scrubbed = to_spec.scrub(json.loads(json.dumps(once)))
+    assert scrubbed["mounts"] == before["mounts"]
+    assert to_spec.apply(scrubbed, PLAN, GRANT) == once
+    # Also where the engine put them back itself.
+    assert (
+        to_spec.scrub({**once, "annotations": {MARKER: "k []"}, "mounts": before["mounts"]})["mounts"]
+        == (before["mounts"])
+    )
+
+
+def test_a_forged_marker_can_ask_and_mount_nothing_else() -> None:
+    names = [
+        "/run/gpu-hook/request/../../../etc/passwd",
+        "/etc/passwd",
+        "/run/gpu-hook/request",
+        "/run/gpu-hook/request/",
+    ]
+    spec = {"annotations": {MARKER: "k " + json.dumps([*names, "/run/gpu-hook/request/gpus=1"])}}
+    assert to_spec.scrub(spec)["mounts"] == by_mount("/run/gpu-hook/request/gpus=1")
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3),

@@ -94,6 +94,7 @@ def stories(draw):
         memory_min=draw(st.sampled_from([1, 1, 5])),
         compute_step=draw(st.sampled_from([1, 1, 5, 30])),
         max_shares_per_card=draw(st.sampled_from([64, 2])),
+        memory_per_share=draw(st.sampled_from([0, 0, 16])),
     )
     # Each step is a request, or the number of a grant to give back.
     steps = draw(st.lists(st.one_of(requests(cards), requests(cards), st.integers(0, 5)), min_size=1, max_size=8))
@@ -282,6 +283,17 @@ def test_a_refusal_says_per_card_why_with_numbers_and_what_to_do():
     assert "has 10 of 100 % compute free, 11 asked" in str(place(ask(memory_mib=1, compute=11), n, held).problems[0])
     full = place(ask(memory_mib=1), n, held, max_shares_per_card=1)
     assert "has 1 container, at most 1 may share it" in str(full.problems[0])
+
+
+@pytest.mark.parametrize(("mib", "places"), [(15109, 4), (16384, 4), (32510, 8), (24576, 6), (81559, 20), (1000, 1)])
+def test_places_on_a_card_by_its_memory(mib, places):
+    n = node(mib)
+    held = [grant(i, [Share(UUID.format(0), 1)]) for i in range(places - 1)]
+    assert isinstance(place(ask(memory_mib=1), n, held, memory_per_share=4096), Allocation)
+    full = place(ask(memory_mib=1), n, [*held, grant(99, [Share(UUID.format(0), 1)])], memory_per_share=4096)
+    assert f"at most {places} may share it" in str(full.problems[0])
+    least = place(ask(memory_mib=1), n, held[:1], memory_per_share=4096, max_shares_per_card=1)
+    assert places == 1 or "at most 1 may share it" in str(least.problems[0])
 
 
 @pytest.mark.parametrize("cards", [2, 8, 16])
