@@ -23,7 +23,7 @@ UNITS = {"MiB": 1, "GiB": 1 << 10}  # names of rules.qgpu_memory_unit -> MiB
 def memory(unit: str) -> "Callable[[str], tuple[str, int]]":
     def read(text: str) -> tuple[str, int]:
         if unit not in UNITS:
-            raise ValueError("has no unit here: set rules.qgpu_memory_unit to MiB or GiB")
+            raise ValueError("has no unit here: say MiB or GiB (rules.qgpu_memory_unit, --qgpu-memory-unit)")
         return ("mib", units.integer(text, 1, units.MAX_MEMORY_MIB // UNITS[unit]) * UNITS[unit])
 
     return read
