@@ -38,6 +38,7 @@ CODES = {
     "GH-406": "the container state on standard input is not valid",
     "GH-407": "a living container already holds this id's grant",
     "GH-408": "the image cannot use what it is given (a warning)",
+    "GH-409": "another program would put the driver into the same container",
     "GH-501": "settings are missing or not valid",
     "GH-502": "settings changed since they were compiled",
     "GH-503": "the real runtime is missing or is gpu-hook itself",

@@ -1,7 +1,8 @@
 """The OCI hook, `oci-gpu-hook STAGE`, with the container's state on standard input.
 
 prestart, createRuntime: the container's mounts, namespaces and cgroup are made, its program has not started. Either
-gpu-hook-runtime has given it its share, which is then checked, or the share is given here, to the live container.
+gpu-hook-runtime or precreate.py has given it its share, which is then checked, or the share is given here, to the live
+container.
 poststop: its grant is forgotten. A hook cannot change a container's environment; the stand-in does without.
 Exit status 1 and a coded line on standard error: the container does not start and nothing was granted.
 """
@@ -14,7 +15,7 @@ from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import settings as node_settings
-from oci_hook.oci import annotations, asked, log, spec, state
+from oci_hook.oci import annotations, asked, log, rivals, spec, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     container = ""
     stage = args[0] if len(args) == 1 else ""
     try:
-        _isolate()
-        _set_deadline(POSTSTOP_DEADLINE if stage == "poststop" else DEADLINE)
+        isolate()
+        set_deadline(POSTSTOP_DEADLINE if stage == "poststop" else DEADLINE)
         if stage not in STAGES:
             raise refuse("GH-406", f"oci-gpu-hook takes one of {', '.join(STAGES)}, not {' '.join(args)!r:.60}")
         with open(0, "rb", closefd=False) as stdin:
@@ -50,14 +51,14 @@ def main(prefix: str, args: "Sequence[str]") -> int:
             _start(given, settings)
         return 0
     except GhError as e:
-        _set_deadline(0)
-        _tell(container, str(e))
+        set_deadline(0)
+        tell(container, str(e))
     except Exception as e:  # a mistake of ours: refused in one line as well, the journal has all of it
         import traceback
 
-        _set_deadline(0)
+        set_deadline(0)
         log.journal(traceback.format_exc())
-        _tell(container, str(refuse("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details")))
+        tell(container, str(refuse("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details")))
     return 0 if stage == "poststop" else 1
 
 
@@ -73,6 +74,7 @@ def _start(given: "State", settings: "Settings") -> None:
         raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
         return
+    rivals.check(config)
 
     # Below: what a container that asks for nothing need not load.
     from oci_hook.apply import to_container
@@ -81,7 +83,7 @@ def _start(given: "State", settings: "Settings") -> None:
 
     container = to_container.open_container(given.pid, spec.rootfs(config, given.bundle))
     to_container.check_child_of(container, os.getppid())
-    held = _held(given, settings)
+    held = _held(given, settings) or _adopted(given, config, settings)
     if held is not None:
         _verify(held, config, container, settings)
         return
@@ -98,7 +100,7 @@ def _start(given: "State", settings: "Settings") -> None:
         if settings.stale:  # standard error of a hook that succeeds is shown to nobody
             log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
-        _set_deadline(0)
+        set_deadline(0)
         release(grant.key, settings, force=True)
         raise
 
@@ -156,6 +158,23 @@ def _held(given: "State", settings: "Settings") -> "Grant | None":
     return None
 
 
+def _adopted(given: "State", config: "Any", settings: "Settings") -> "Grant | None":
+    """The grant of our precreate stage, which edited this spec and could not know whose it is going to be. Only the
+    spec names its key, once, and from now on it lives as long as this container."""
+    if MARKER not in (config.get("annotations") or {}):
+        return None
+    from oci_hook.apply.to_spec import marked
+    from oci_hook.core.grant import Life
+    from oci_hook.node.admit import adopt
+    from oci_hook.node.life import boot_id, process_life
+
+    try:
+        life = _life(given.pid, _device_cgroup(given.pid)[1])
+    except GhError:  # a cgroup that is not its alone says nothing about its life
+        life = Life(boot_id(), init=process_life(given.pid))
+    return adopt(marked(config), _who(given), life, settings)
+
+
 def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
     from oci_hook.apply import to_container
     from oci_hook.node.image import look
@@ -186,7 +205,7 @@ def _forget(given: "State", settings: "Settings") -> None:
     release(grant_key("bundle:" + given.bundle, given.id), settings)
 
 
-def _isolate() -> None:
+def isolate() -> None:
     """Keep nothing of the runtime's: directory, file mode mask, descriptors beside the three standard ones."""
     os.chdir("/")
     os.umask(0o022)
@@ -198,7 +217,7 @@ def _isolate() -> None:
                 pass  # the one that listdir itself had open
 
 
-def _set_deadline(seconds: float) -> None:
+def set_deadline(seconds: float) -> None:
     """Raise GH-405 in this thread after that time; 0: no more."""
     _signal.signal(_signal.SIGALRM, _late)
     _signal.setitimer(_signal.ITIMER_REAL, seconds)
@@ -210,7 +229,7 @@ def _late(*_: object) -> None:
     )
 
 
-def _tell(container: str, lines: str) -> None:
+def tell(container: str, lines: str) -> None:
     log.journal(f"container {container!r:.100}: {lines}")
     try:
         os.write(2, (lines + "\n").encode("utf-8", "replace"))

@@ -19,7 +19,7 @@ from oci_hook.node.image import check_destinations, look
 from oci_hook.node.image import warnings as image_warnings
 from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.sources import check_sources
-from oci_hook.oci import asked, log, spec
+from oci_hook.oci import asked, log, rivals, spec
 from oci_hook.oci.annotations import container_name, identity, is_sandbox
 from oci_hook.oci.bundle import Call, default_root, read_call
 
@@ -79,7 +79,8 @@ def give(call: Call, settings: "Settings") -> Admission | None:
             spec.save(call.config, doc)
         return None
     who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
-    admission = admit(request, who, Life(boot_id(), creator=process_life(os.getpid())), settings)
+    life = Life(boot_id(), creator=process_life(os.getpid()))
+    admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
     try:
         edit(call, doc, admission, settings)
     except BaseException:
@@ -105,8 +106,9 @@ def plan_for(
 ) -> "tuple[tuple[Step, ...], list[Problem]]":
     """What will be done to this bundle, and warnings; nothing is changed yet. `explain` asks the same.
 
-    Raises ApplyError GH-402, GH-403.
+    Raises ApplyError GH-402, GH-403, GH-409.
     """
+    rivals.check(doc)
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
     resources = (doc.get("linux") or {}).get("resources") or {}
     granted = [inventory.card(share.uuid).minor for share in grant.shares]
