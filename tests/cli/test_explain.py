@@ -312,3 +312,24 @@ def test_what_the_runtime_would_refuse(install: Install, bundle: Path) -> None:
     (bundle / "config.json").write_text("{")
     assert install.text("explain", "--spec", spec, status=1).startswith("GH-401: ")
     assert install.text("explain", "--spec", "/no/config.json", status=1).startswith("GH-401: ")
+
+
+def test_each_card_by_itself_and_mounts(install: Install) -> None:
+    request = 'gpu-hook.io/request={"a": [{"memory": "4Gi", "compute": 60}, {}], "stranger": [{}]}'
+    answer = install.text(*asking(request), "--container", "a")
+    assert answer.startswith("warning: GH-102: gpu-hook.io/request speaks of container 'stranger'")
+    assert "  cards        2: any\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
+    mount = ("--volume", "/dev/null:/run/gpu-hook/request/memory=4Gi:ro")
+    assert "  memory       4Gi\n" in install.text("explain", *mount)
+    assert install.text("explain", "-v", "/etc:/run/gpu-hook/request/memory=4Gi", status=1).startswith(
+        "GH-102: 'mount "
+    )
+    assert "write it as /dev/null:" in install.text("explain", "-v", "/dev/null", status=2)
+
+
+def test_mounts_of_a_bundle(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "bundle/rootfs").mkdir(parents=True)
+    mount = {"destination": "/run/gpu-hook/request/memory=4Gi", "type": "bind", "source": "/dev/null"}
+    spec = tmp_path / "bundle/config.json"
+    spec.write_text(json.dumps({"mounts": [mount]}))
+    assert "  memory       4Gi\n" in install.text("explain", "--spec", str(spec))
