@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oci_hook.core.plan import Step
 
 MAX_COPIES = 64
+LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH
 NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -93,10 +94,12 @@ def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "
     """The steps with every destination as it is after all links, and each only once.
 
     Raises ApplyError GH-402 where two steps of different sources meet, where a destination lies in a mount of the spec
-    (a tmpfs is fine: it is empty), is something else than a file, or where the image has put something at PRIVATE.
+    (a tmpfs is fine: it is empty), is something else than a file, where the image has put something at PRIVATE, or a
+    volume brings a driver library to a usual place.
     """
     with _open(rootfs) as tree:
         kinds = _mounted(tree, mounts)
+        _volumes(tree, kinds, mounts)
         private = _private(tree, kinds, mounts)
         read_only = os.statvfs(rootfs).f_flag & os.ST_RDONLY
         taken: dict[str, str] = {}
@@ -182,6 +185,31 @@ def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
         if "tmpcopyup" not in options:  # runc and crun copy what the image has there into the tmpfs, links and all
             tree.hide(path)
     return kinds
+
+
+def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> None:
+    """Driver libraries in a volume are refused, not covered: its owner may exchange them while the container runs."""
+    sources = {_canonical(tree, mount.get("destination") or "/"): mount.get("source") or "" for mount in mounts}
+    binds = {path: source for path, source in sources.items() if kinds.get(path) == "bind" and source.startswith("/")}
+    for path in binds:
+        if path.rpartition("/")[2].startswith(LIBRARIES):
+            raise _collision(path, "is a driver library from a volume, which knows no limit")
+    machine = os.uname().machine
+    for place in _library_places(MULTIARCH.get(machine, machine + "-linux-gnu")) if binds else ():
+        place = _canonical(tree, place)
+        where = _on_top(kinds, place)[0]
+        if where not in binds:
+            continue
+        try:
+            with Tree(binds[where]) as volume:
+                names = volume.names(volume.resolve(place[len(where) :])[0])
+        except OSError:  # not a folder, or nothing there
+            continue
+        for name in names:
+            if name.startswith(LIBRARIES):
+                raise _collision(
+                    f"{place}/{name}", f"is a driver library from the volume at {where}; it knows no limit"
+                )
 
 
 def _on_top(kinds: dict[str, str], path: str) -> tuple[str, str]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from oci_hook.cli.main import cli
 from oci_hook.core.layout import PRIVATE, REAL_LIBCUDA
 from scripts import tiny_image
 from tests.conftest import Bundle, Install, Runc
@@ -166,6 +168,9 @@ def test_musl_starts_with_a_warning(stage: Stage, tmp_path: Path) -> None:
     assert "unopened=" in done.stdout and "granted" not in done.stdout, done
     warned = [line for line in done.stderr.splitlines() if "GH-408" in line]
     assert len(warned) == 1 and "level=warning" in warned[0] and "musl" in warned[0]
+    spec = stage.bundle(root, ("/bin/echo", "hello")) / "config.json"
+    told = CliRunner().invoke(cli, ["explain", "--spec", str(spec), "--prefix", str(stage.prefix)])
+    assert told.exit_code == 0 and "GH-408" in told.stderr, told.output
     assert stage.run(root, "/bin/echo", "hello").stdout == "hello\n"
 
 
@@ -279,6 +284,18 @@ def test_a_volume_over_the_library_folder_is_refused(stage: Stage, image: Callab
         spec["mounts"].append({"destination": where, "source": f"{root}{where}", "options": ["rbind", "ro"]})
 
     assert where in stage.refused(root, "GH-402", edit=volume)
+
+
+def test_a_volume_with_the_nodes_driver_is_refused(stage: Stage, image: Callable[..., Path], tmp_path: Path) -> None:
+    """Clouds mount the node's driver at /usr/local/nvidia; that is the real library, which knows no limit."""
+    own_libcuda(stage, tmp_path / "nvidia/lib64/libcuda.so.1")
+
+    def volume(spec: dict[str, Any]) -> None:
+        source = str(tmp_path / "nvidia")
+        spec["mounts"].append({"destination": "/usr/local/nvidia", "source": source, "options": ["rbind", "ro"]})
+
+    said = stage.refused(image(), "GH-402", edit=volume, env={"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"})
+    assert "/usr/local/nvidia/lib64/libcuda.so.1" in said
 
 
 # Read-only images

@@ -134,6 +134,38 @@ def test_nix_programs_look_in_a_folder_of_their_own(rootfs: Path) -> None:
     assert found["/run/opengl-driver/lib/libnvidia-ml.so.1"] == "/opt/g/lib/stand-in/libnvidia-ml.so.1"
 
 
+def bind(source: Path, destination: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind", "ro"]}
+
+
+@pytest.mark.parametrize("at", ("/usr/local/nvidia", "/usr/local/nvidia/lib64", "/usr/local"))
+def test_a_volume_with_a_driver_library_in_a_usual_place(rootfs: Path, tmp_path: Path, at: str) -> None:
+    """As clouds mount the node's driver into containers."""
+    volume = tmp_path / "volume"
+    libs = volume / "/usr/local/nvidia/lib64"[len(at) :].lstrip("/")
+    libs.mkdir(parents=True)
+    mounts = [*MOUNTS, bind(volume, at)]
+    (libs / "libcudart.so.12").write_text("")
+    assert final(checked(rootfs, mounts))
+    (libs / "libnvidia-ml.so.1").write_text("")
+    assert f"volume at {at};" in refused(rootfs, mounts)
+    # What lies on top of it hides it, and elsewhere nobody looks.
+    assert final(checked(rootfs, [*mounts, {"destination": "/usr/local/nvidia/lib64", "type": "tmpfs"}]))
+    assert final(checked(rootfs, [*MOUNTS, bind(volume, "/data")]))
+
+
+def test_a_driver_library_as_a_volume(rootfs: Path, tmp_path: Path) -> None:
+    (tmp_path / "lib").write_text("")
+    assert "from a volume" in refused(rootfs, [*MOUNTS, bind(tmp_path / "lib", "/opt/x/libcuda.so.535")])
+    assert final(checked(rootfs, [*MOUNTS, bind(tmp_path / "lib", "/opt/x/libcudart.so.12")]))
+
+
+@pytest.mark.parametrize("source", ("/nowhere", "relative", ""))
+def test_a_volume_that_is_not_there_is_the_runtimes_matter(rootfs: Path, source: str) -> None:
+    mounts: list[dict[str, Any]] = [*MOUNTS, {**bind(Path("/"), "/usr/local/nvidia"), "source": source}]
+    assert final(checked(rootfs, mounts))
+
+
 def test_copies_are_found(rootfs: Path) -> None:
     for path in (
         f"usr/lib/{MULTI}/libcuda.so.535.1",
