@@ -15,7 +15,7 @@ int card_of_handle(struct gh_state *st, nvmlDevice_t device) {
 bool share_view(nvmlDevice_t device, struct gh_share_view *out) {
     struct gh_state *st = gh_here();
     struct gh_limit limit;
-    *out = (struct gh_share_view){0, 0, 0};
+    *out = (struct gh_share_view){0};
     int card = st ? card_of_handle(st, device) : -1;
     if (card < 0 || !gh_policy_limit(st, (unsigned)card, &limit))
         return true;
@@ -23,6 +23,7 @@ bool share_view(nvmlDevice_t device, struct gh_share_view *out) {
         return false;
     gh_sweep_now_and_then(st);
     uint64_t used = gh_bytes(gh_total(st, (unsigned)card));
+    out->known = true;
     out->total = limit.bytes;
     out->used = used < limit.bytes ? used : limit.bytes;
     out->free = out->total - out->used;

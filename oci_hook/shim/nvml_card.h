@@ -8,11 +8,12 @@
 
 struct gh_share_view { /* bytes; total = free + used */
     uint64_t total, free, used;
+    bool known; /* else there is no limit to show: nothing is free of what the driver calls the total */
 };
 
 /* The granted card behind a handle, or -1. */
 int card_of_handle(struct gh_state *st, nvmlDevice_t device);
-/* What to show of a card. False: show the driver's figures (a whole card). Nothing known: a share of zero bytes. */
+/* What to show of a card. False: show the driver's figures (a whole card). */
 bool share_view(nvmlDevice_t device, struct gh_share_view *out);
 
 #endif
