@@ -185,6 +185,15 @@ def test_an_engine_that_was_never_told_is_a_note(well: Node) -> None:
     assert status == 0 and podman["state"] == "note" and "install --engine podman" in podman["mend"]
 
 
+def test_nvidias_own_hook(well: Node) -> None:
+    (well.root / "usr/bin/podman").touch()
+    well.run("install", "--engine", "podman", "--host-root", str(well.root))
+    other = well.root / "etc/containers/oci/hooks.d/oci-nvidia-hook.json"
+    other.write_text(json.dumps({"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}))
+    notes = [f["message"] for f in well.doctor()[1] if f["check"] == "podman"]
+    assert len(notes) == 2 and str(other) in notes[1] and "GH-409" in notes[1]
+
+
 def test_nvidia_as_the_default(well: Node) -> None:
     data = json.loads(well.docker.read_text())
     well.docker.write_text(json.dumps({**data, "default-runtime": "nvidia"}))

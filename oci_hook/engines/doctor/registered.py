@@ -13,6 +13,7 @@ from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.engines.edits import NAME, Change, Record, Registration, annotation_patterns, plan, read
 from oci_hook.errors import GhError
 from oci_hook.node.settings import Settings
+from oci_hook.oci import rivals
 
 ANNOTATIONS_SINCE = 24  # docker run --annotation
 
@@ -56,7 +57,9 @@ def check_engine(
         yield Finding(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", mend)
     if not incomplete:
         yield Finding(name, OK, f"registered in {', '.join(str(change.path) for change in changes[:1])}")
-    yield from extra(name, changes[0], registration, settings, option)
+    yield from extra(name, changes[0], settings, option)
+    for folder in sorted({change.path.parent for change in changes[1:]}):
+        yield from rival_hooks(name, folder)
 
 
 def missing(name: str, change: Change) -> str:
@@ -73,9 +76,7 @@ def missing(name: str, change: Change) -> str:
     return "differs from what this install writes"
 
 
-def extra(
-    name: str, change: Change, registration: Registration, settings: Settings | None, option: str
-) -> Iterator[Finding]:
+def extra(name: str, change: Change, settings: Settings | None, option: str) -> Iterator[Finding]:
     text = (change.old or b"").decode("utf-8", "replace")
     if name == "docker":
         data = json_text.parse(text, change.path) if text.strip() else {}
@@ -106,6 +107,13 @@ def extra(
             if started_before(pid, change.path):
                 message = f"process {pid} runs since before {change.path} was changed"
                 yield Finding(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
+
+
+def rival_hooks(name: str, folder: Path) -> Iterator[Finding]:
+    for other in sorted(folder.glob("*.json")):
+        if any(program in other.read_text(errors="replace") for program in rivals.PROGRAMS):
+            message = f"{other} is NVIDIA's own hook: containers that it matches as well are refused (GH-409)"
+            yield Finding(name, NOTE, message)
 
 
 def docker_runtimes() -> str:
