@@ -33,6 +33,11 @@ def _remembered(marker: str) -> list[str]:
     return [e for e in entries if isinstance(e, str)] if isinstance(entries, list) else []
 
 
+def marked(spec: "dict[str, Any]") -> str:
+    """The key of the grant that the spec was edited for, as it says itself; "" where it was not."""
+    return str((spec.get("annotations") or {}).get(MARKER) or "").partition(" ")[0]
+
+
 def _request_mount(destination: str) -> "dict[str, Any]":
     return {"destination": destination, "type": "bind", "source": "/dev/null", "options": ["bind", "ro"]}
 

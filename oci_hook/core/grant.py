@@ -58,9 +58,11 @@ class Life(Value):
     creator, init: (pid, start time in clock ticks since boot, field 22 of /proc/PID/stat) or None.
     cgroup: a cgroup directory of the container ("" unknown); a process in it keeps the grant alive as well.
     cgroup_inode: of that directory; another one under the same path is another container's (0: do not compare).
+    deadline: seconds of the system's monotonic clock until which a grant without any of these counts: its container
+    is about to be made, by nobody that we could watch (0: none).
     """
 
-    __slots__ = ("boot_id", "creator", "init", "cgroup", "cgroup_inode")
+    __slots__ = ("boot_id", "creator", "init", "cgroup", "cgroup_inode", "deadline")
 
     def __init__(
         self,
@@ -69,12 +71,14 @@ class Life(Value):
         init: tuple[int, int] | None = None,
         cgroup: str = "",
         cgroup_inode: int = 0,
+        deadline: int = 0,
     ) -> None:
         self.boot_id = boot_id
         self.creator = creator
         self.init = init
         self.cgroup = cgroup
         self.cgroup_inode = cgroup_inode
+        self.deadline = deadline
 
 
 class Grant(Value):

@@ -12,9 +12,9 @@ STAGES = ("createRuntime", "poststop")
 TIMEOUT = 10  # seconds; the hook's own deadline is shorter
 
 
-def paths(folder: Path) -> list[Path]:
+def paths(folder: Path, stages: tuple[str, ...] = STAGES) -> list[Path]:
     """A file for each stage: a file's hook has the same arguments at each of its stages, and ours says which it is."""
-    return [folder / f"gpu-hook-{stage}.json" for stage in STAGES]
+    return [folder / f"gpu-hook-{stage}.json" for stage in stages]
 
 
 def target(path: Path, registration: Registration) -> Target:

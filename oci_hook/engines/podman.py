@@ -13,13 +13,18 @@ DROP_INS = "/etc/containers/containers.conf.d"
 FILE = DROP_INS + "/gpu-hook.conf"
 USUAL_HOOKS = "/usr/share/containers/oci/hooks.d"  # what podman reads unless it is told otherwise
 HOOKS = "/etc/containers/oci/hooks.d"
+# precreate is podman's own stage: `podman build` and CRI-O, which read the two above, fail where a file names it.
+PRECREATE_HOOKS = "/etc/containers/oci/podman-hooks.d"
 RELOAD = None
 
 
 def paths(registration: Registration) -> list[Path]:
     folders = configured_hooks(registration)
-    hooks = folders[-1] if folders else HOOKS
-    return [registration.main(FILE), *hooks_dir.paths(registration.host(hooks))]
+    found = [registration.main(FILE), *hooks_dir.paths(registration.host(folders[-1] if folders else HOOKS))]
+    precreate = folders[-1] if folders else PRECREATE_HOOKS
+    if precreate not in (USUAL_HOOKS, HOOKS):
+        found += hooks_dir.paths(registration.host(precreate), ("precreate",))
+    return found
 
 
 def configured_hooks(registration: Registration) -> list[str] | None:
@@ -44,10 +49,11 @@ def target(path: Path, registration: Registration) -> Target:
 def lines(default: bool, registration: Registration) -> list[str]:
     engine = [f'  runtime = "{NAME}"'] if default else []
     if not configured_hooks(registration):
-        engine.insert(0, f"  hooks_dir = {value([USUAL_HOOKS, HOOKS])}")
+        engine.insert(0, f"  hooks_dir = {value([USUAL_HOOKS, HOOKS, PRECREATE_HOOKS])}")
     head = ["[engine]", *engine] if engine else []
     return head + table_lines(("engine", "runtimes"), {NAME: [registration.program]})
 
 
 def place(registration: Registration) -> str:
-    return f"{FILE}, and the files of {HOOKS}; rootless podman reads ~/.config/containers/containers.conf and no hooks"
+    rootless = "rootless podman reads ~/.config/containers/containers.conf and no hooks"
+    return f"{FILE}, and the files of {HOOKS} and {PRECREATE_HOOKS}; {rootless}"

@@ -21,7 +21,7 @@ from oci_hook.node.settings_template import default_settings_yaml
 
 PACKAGE = Path(__file__).resolve().parent.parent
 HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
-HOT_FILES = ("__init__.py", "errors.py", "hook.py", "runtime.py")
+HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
 CLI_ONLY = (
     "cuda_memory.py",
     "discover.py",

@@ -62,7 +62,9 @@ def damaged(why: Exception) -> int:
 folder, _, name = sys.argv[0].rpartition("/")
 try:
     install_pack(folder)
-    if name == "hook.py":
+    if name == "hook.py" and sys.argv[1:] == ["precreate"]:
+        from oci_hook.precreate import main
+    elif name == "hook.py":
         from oci_hook.hook import main
     else:
         from oci_hook.runtime import main

@@ -26,16 +26,21 @@ class Admission(Value):
         self.inventory = inventory
 
 
-def admit(request: Request, who: Identity, life: Life, settings: Settings) -> Admission:
+def admit(request: Request, who: Identity, life: Life, settings: Settings, instead_of: str = "") -> Admission:
     """Grant the request or raise; when it raises, nothing is booked and nothing is left behind.
+
+    instead_of: key of the grant that podman's precreate stage made for the same container; it is taken back, if it
+    still waits for its container.
 
     GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a card of another install, GH-407 the key is held
     by a living container. A grant of the same key that nothing lives by any more is replaced.
     """
-    return admit_on(load(settings), request, who, life, settings)
+    return admit_on(load(settings), request, who, life, settings, instead_of)
 
 
-def admit_on(inventory: Inventory, request: Request, who: Identity, life: Life, settings: Settings) -> Admission:
+def admit_on(
+    inventory: Inventory, request: Request, who: Identity, life: Life, settings: Settings, instead_of: str = ""
+) -> Admission:
     """`admit` with an inventory that is loaded already."""
     if not valid_id(who.id):
         raise refuse("GH-105", f"container id {who.id[:60]} is not valid: no runtime would take it; choose another")
@@ -44,6 +49,8 @@ def admit_on(inventory: Inventory, request: Request, who: Identity, life: Life, 
         for held in ledger.grants:
             if held.key == key:
                 raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
+            if held.key == instead_of and waits(held):
+                ledger.remove(held.key)
         found = allocate(request, inventory, ledger.grants, settings.rules)
         if isinstance(found, Refusal):
             raise NoRoomError(*found.problems)
@@ -64,6 +71,25 @@ def admit_on(inventory: Inventory, request: Request, who: Identity, life: Life, 
             store.at("claimed")
             ledger.put(grant, policy_page(grant, inventory))
     return Admission(grant, inventory)
+
+
+def waits(grant: Grant) -> bool:
+    """Whether its container is still to be made; whoever knows the key may have it."""
+    return grant.life.deadline > 0
+
+
+def adopt(key: str, who: Identity, life: Life, settings: Settings) -> Grant | None:
+    """The grant with this key if it waits for its container, which from now on is this one; else None.
+
+    Raises NodeError GH-303.
+    """
+    with store.open_ledger(settings.state_dir) as ledger:
+        for held in ledger.grants:
+            if held.key == key and waits(held):
+                mine = held.replace(who=who, life=life)
+                ledger.update(mine)
+                return mine
+    return None
 
 
 def release(key: str, settings: Settings, force: bool = False) -> bool:

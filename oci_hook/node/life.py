@@ -6,6 +6,7 @@ runtime has written its state file and the container's init is found there.
 """
 
 import os
+import time
 
 from oci_hook.core.grant import Grant, Life
 from oci_hook.oci import fastjson
@@ -71,7 +72,7 @@ def process_life(pid: int) -> tuple[int, int]:
 
 def alive(life: Life) -> bool:
     """Whether any process that this life names is there, in this boot. Looks into no runtime's state file."""
-    return life.boot_id == boot_id() and (_runs(life.init) or _runs(life.creator) or _occupied(life))
+    return life.boot_id == boot_id() and (_runs(life.init) or _runs(life.creator) or _occupied(life) or _expected(life))
 
 
 def learn(grant: Grant) -> Grant:
@@ -105,7 +106,7 @@ def current(grant: Grant, boot: str) -> Grant | None:
     learned = learn(grant)
     if learned is not grant and (_runs(learned.life.init) or _occupied(learned.life)):
         return learned
-    return grant if _occupied(life) else None
+    return grant if _occupied(life) or _expected(life) else None
 
 
 def valid_id(id: str) -> bool:
@@ -116,6 +117,10 @@ def valid_id(id: str) -> bool:
     return (
         0 < len(id) <= 1024 and id not in (".", "..") and id.isascii() and all(c.isalnum() or c in "_+,-." for c in id)
     )
+
+
+def _expected(life: Life) -> bool:
+    return time.monotonic() < life.deadline
 
 
 def _runs(process: tuple[int, int] | None) -> bool:

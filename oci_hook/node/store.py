@@ -116,6 +116,14 @@ class Ledger:
             raise
         self.grants = (*self.grants, grant)
 
+    def update(self, grant: Grant) -> None:
+        """Write a grant anew that is in the ledger; its page stays. Raises NodeError GH-303 and leaves the old one."""
+        try:
+            self._save(grant.key, encode(grant))
+        except OSError as e:
+            raise unusable(self._state, e) from None
+        self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
+
     def remove(self, key: str) -> bool:
         """Forget a grant, living or not; whether there was one. Raises NodeError GH-303."""
         found = any(g.key == key for g in self.grants)
@@ -332,7 +340,8 @@ def encode(grant: Grant) -> bytes:
     (Names in the file would cost every reader four times as long per grant.)
     """
     key, who, life, shares, *rest = _GRANT(grant)
-    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), [_SHARE(s) for s in shares], *rest]).encode()
+    by = _LIFE(life) if life.deadline else _LIFE(life)[:-1]  # as it was before there were deadlines
+    return fastjson.dumps([FORMAT, key, _WHO(who), by, [_SHARE(s) for s in shares], *rest]).encode()
 
 
 def decode(data: bytes) -> Grant:
@@ -341,7 +350,7 @@ def decode(data: bytes) -> Grant:
         version, key, who, life, shares, policy, priority, exclusive, offered, driver, created = fastjson.loads(data)
         if version != FORMAT:
             raise ValueError("another version's format")
-        boot, creator, init, cgroup, inode = life
+        boot, creator, init, cgroup, inode, deadline = life if len(life) == 6 else (*life, 0)
         "".join((key, boot, cgroup, policy, priority, driver, *who, *offered))  # TypeError unless all are text
         for share in shares:
             uuid, memory, compute, limit, whole = share
@@ -350,7 +359,7 @@ def decode(data: bytes) -> Grant:
         return Grant(
             key,
             Identity(*who),
-            Life(boot, _process(creator), _process(init), cgroup, int(inode)),
+            Life(boot, _process(creator), _process(init), cgroup, int(inode), int(deadline)),
             tuple([Share(*share) for share in shares]),
             policy,
             priority,

@@ -40,8 +40,15 @@ def load(path: str) -> "dict[str, Any]":
         raise _bad(path, e.strerror) from None
     finally:
         os.close(fd)
+    return parse(b"".join(parts), path)
+
+
+def parse(data: bytes, path: str) -> "dict[str, Any]":
+    """The spec in these bytes, checked as `load` checks it. path: what to call it. Raises ApplyError GH-401."""
+    if len(data) > MAX_SIZE:
+        raise _bad(path, f"more than {MAX_SIZE} bytes")
     try:
-        spec = fastjson.loads(b"".join(parts))
+        spec = fastjson.loads(data)
     except ValueError as e:
         raise _bad(path, f"not JSON: {e}") from None
     problem = _wrong_type(spec)

@@ -339,10 +339,13 @@ def test_containerd_keys_that_would_change_their_table_are_left_to_the_administr
 def test_podman_runtime_and_hooks(host: Host) -> None:
     host.install("podman")
     data = toml(host.root / "etc/containers/containers.conf.d/gpu-hook.conf")
-    folders = ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]  # podman's own, and the next
+    own = "/etc/containers/oci/podman-hooks.d"
+    folders = ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d", own]  # podman's own, and the next
     assert data == {"engine": {"hooks_dir": folders, "runtimes": {"gpu-hook": [host.program]}}}
-    for stage in ("createRuntime", "poststop"):
-        hook = json.loads((host.root / f"etc/containers/oci/hooks.d/gpu-hook-{stage}.json").read_text())
+    for stage in ("createRuntime", "poststop", "precreate"):
+        folder = host.root / ("etc/containers/oci/hooks.d" if stage != "precreate" else own[1:])
+        assert len(list(folder.iterdir())) == (1 if stage == "precreate" else 2)  # others read the usual folders
+        hook = json.loads((folder / f"gpu-hook-{stage}.json").read_text())
         assert hook["stages"] == [stage] and hook["hook"]["args"] == ["oci-gpu-hook", stage]
         assert hook["hook"]["path"] == f"{host.prefix}/bin/oci-gpu-hook" and hook["hook"]["env"]
         ((pattern, values),) = hook["when"]["annotations"].items()
@@ -358,6 +361,15 @@ def test_podman_hooks_where_the_administrator_wants_them(host: Host) -> None:
     host.install("podman")
     assert "hooks_dir" not in toml(host.root / "etc/containers/containers.conf.d/gpu-hook.conf")["engine"]
     assert (host.root / "etc/b/gpu-hook-poststop.json").exists() and not (host.root / "etc/a").exists()
+    assert (host.root / "etc/b/gpu-hook-precreate.json").exists()
+
+
+def test_podman_hooks_where_other_programs_read_them_too(host: Host) -> None:
+    """`podman build` and CRI-O do not know precreate, and fail on a file that names it."""
+    host.file("etc/containers/containers.conf", '[engine]\nhooks_dir = ["/etc/containers/oci/hooks.d"]\n')
+    host.install("podman")
+    found = {path.name for path in host.root.rglob("gpu-hook-*.json")}
+    assert found == {"gpu-hook-createRuntime.json", "gpu-hook-poststop.json"}
 
 
 def test_podman_default(host: Host) -> None:

@@ -1,0 +1,229 @@
+"""oci-gpu-hook precreate: the spec that goes out, the grant that waits for its container, and who may have it."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.node import store
+from oci_hook.node.life import boot_id, process_life
+from tests.conftest import MEMORY_MIB, UUIDS, Install
+from tests.test_hook import hooked, nothing_is_booked
+
+pytestmark = pytest.mark.root
+ASK = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "60%"}  # a card has room for one of these
+
+
+@pytest.fixture
+def install(prefix: Install) -> Install:
+    for name in ("ledger", "pages"):
+        (prefix.state / name).mkdir(mode=0o700)
+    return prefix
+
+
+def precreate(install: Install, spec: "dict[str, Any] | bytes", **more: Any) -> "subprocess.CompletedProcess[bytes]":
+    data = spec if isinstance(spec, bytes) else json.dumps(spec).encode()
+    command = [str(install.prefix / "bin/oci-gpu-hook"), "precreate"]
+    return subprocess.run(command, input=data, capture_output=True, **more)
+
+
+def config(folder: Path) -> dict[str, Any]:
+    spec: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return spec
+
+
+def filtered(install: Install, folder: Path) -> dict[str, Any]:
+    """As podman does it: the bundle's config.json is what the filter says."""
+    done = precreate(install, config(folder))
+    assert (done.returncode, done.stderr) == (0, b""), done
+    (folder / "config.json").write_bytes(done.stdout)
+    return config(folder)
+
+
+def waiting(install: Install) -> str:
+    [grant] = install.grants()
+    assert grant.life.init is None and grant.life.creator is None
+    assert 0 < grant.life.deadline - time.monotonic() <= 60
+    return grant.key
+
+
+def test_a_spec_that_asks_for_nothing_goes_out_as_it_came_in(install, bundle):
+    for annotations in ({}, {"other": "1"}, {**ASK, "io.kubernetes.cri.container-type": "sandbox"}):
+        data = json.dumps(config(bundle(annotations, env=["NVIDIA_VISIBLE_DEVICES=all"])), indent=3).encode()
+        done = precreate(install, data)
+        assert (done.returncode, done.stdout, done.stderr) == (0, data, b"")
+    nothing_is_booked(install)
+
+
+def test_the_same_spec_as_from_the_wrapper(install, bundle, runc):
+    mine, wrappers = bundle(ASK), bundle(ASK)
+    edited = filtered(install, mine)
+    key = waiting(install)
+    marker = edited["annotations"].pop("gpu-hook.io/grant")
+    assert marker.split(" ")[0] == key
+    [hook] = edited.pop("hooks")["createRuntime"]
+    assert hook["path"] == f"{install.prefix}/bin/oci-gpu-hook" and hook["args"] == ["oci-gpu-hook", "createRuntime"]
+    assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"] and hook["timeout"] == 10
+    assert store.forget(str(install.state), key)
+    assert runc.create(wrappers, install).returncode == 0
+    other = config(wrappers)
+    other_key = other["annotations"].pop("gpu-hook.io/grant").split(" ")[0]
+    other["hooks"] = edited.get("hooks")
+    assert json.loads(json.dumps(edited).replace(key, other_key)) == {k: v for k, v in other.items() if v is not None}
+
+
+def test_the_hook_makes_it_the_containers(install, bundle, runc):
+    folder = bundle(ASK, args=["sh", "-c", "env > /tmp/env; exec sleep 300"])
+    filtered(install, folder)
+    key = waiting(install)
+    assert runc.create(folder).returncode == 0
+    [grant] = install.grants()
+    pid = runc.pid(runc.ids[-1])
+    assert (grant.key, grant.who.id, grant.who.bundle) == (key, runc.ids[-1], str(folder))
+    assert grant.life.init == process_life(pid) and grant.life.deadline == 0 and grant.life.cgroup
+    assert [(s.uuid, s.memory_mib) for s in grant.shares] == [(UUIDS[0], MEMORY_MIB * 60 // 100)]
+    assert Path(f"/proc/{pid}/root/run/gpu-hook/policy").read_bytes()[:4]
+    environ = Path(f"/proc/{pid}/root/tmp/env")
+    assert runc("start", runc.ids[-1]).returncode == 0
+    end = time.monotonic() + 20
+    while not environ.exists() or not environ.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert f"GPU_HOOK_MEMORY_MIB={MEMORY_MIB * 60 // 100}\n" in environ.read_text()
+    # What fits beside it, and what does not.
+    full = precreate(install, config(bundle(ASK)))
+    assert full.returncode == 1 and full.stdout == b"" and full.stderr.startswith(b"GH-201: "), full
+    runc("delete", "--force", runc.ids[-1])
+    assert install.grants() == ()
+
+
+@pytest.mark.parametrize("stages", [("createRuntime", "poststop"), ("prestart", "createRuntime", "poststop")])
+def test_hooks_that_are_there_already(install, bundle, runc, stages):
+    """Registered by hooks.d: ours is not put in twice, and each stage finds the container served."""
+    folder = bundle(ASK, edit=hooked(install, *stages))
+    before = config(folder)["hooks"]
+    assert filtered(install, folder)["hooks"] == before
+    assert runc.create(folder).returncode == 0
+    [grant] = install.grants()
+    assert grant.who.id == runc.ids[-1]
+
+
+def test_gpu_hook_runtime_gives_its_own_instead(install, bundle, runc):
+    """Both are registered: the container has one grant, though a card has no room for two."""
+    folder = bundle(ASK)
+    filtered(install, folder)
+    key = waiting(install)
+    done = runc.create(folder, install)
+    assert done.returncode == 0, done.stderr
+    [grant] = install.grants()
+    assert grant.key != key and grant.who.id == runc.ids[-1]
+    assert [path.name for path in (install.state / "pages").iterdir()] == [grant.key]
+
+
+def test_one_grant_is_one_containers(install, bundle, runc):
+    folder = bundle({**ASK, "gpu-hook.io/memory": "20%"})
+    filtered(install, folder)
+    assert runc.create(folder).returncode == 0
+    [grant] = install.grants()
+    done = runc.create(folder)  # of the same spec, with another id
+    assert done.returncode == 1 and "stderr: GH-40" in done.stderr, done.stderr
+    assert install.grants() == (grant,)
+
+
+def test_a_marker_of_somebody_else(install, bundle, runc):
+    """Naming a living container's key in one's own annotation gives nothing."""
+    first = bundle({**ASK, "gpu-hook.io/memory": "20%"})
+    filtered(install, first)
+    assert runc.create(first).returncode == 0
+    [grant] = install.grants()
+    forged = bundle({"gpu-hook.io/grant": f"{grant.key} []"}, edit=hooked(install))
+    filtered(install, forged)
+    assert runc.create(forged).returncode == 0
+    assert not os.path.exists(f"/proc/{runc.pid(runc.ids[-1])}/root/run/gpu-hook/policy")
+    assert install.grants() == (grant,)
+
+
+def test_asked_again(install, bundle):
+    """podman filters a spec of its own each time; one that is edited already takes the place of its first grant."""
+    folder = bundle(ASK)
+    once = filtered(install, folder)
+    first = waiting(install)
+    twice = filtered(install, folder)
+    second = waiting(install)
+    assert first != second and json.loads(json.dumps(once).replace(first, second)) == twice
+
+
+def test_nobody_comes(install, bundle):
+    """After its time the grant counts no more, and the next use of the ledger removes it."""
+    filtered(install, bundle(ASK))
+    key = waiting(install)
+    with store.open_ledger(str(install.state)) as ledger:
+        [grant] = ledger.grants
+        ledger.update(grant.replace(life=grant.life.replace(deadline=int(time.monotonic()))))
+    assert install.grants() == ()
+    filtered(install, bundle(ASK))
+    assert waiting(install) != key
+    assert len(list((install.state / "pages").iterdir())) == 1
+
+
+def test_a_refusal_is_left_to_the_hook_that_podman_lets_speak(install, bundle, runc):
+    folder = bundle({**ASK, "gpu-hook.io/memory": "999Gi"}, edit=hooked(install, "createRuntime"))
+    data = (folder / "config.json").read_bytes()
+    done = precreate(install, data)
+    assert (done.returncode, done.stdout) == (0, data)
+    said = runc.create(folder)
+    assert said.returncode == 1 and "stderr: GH-201: " in said.stderr
+    nothing_is_booked(install)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "GH-401"),
+        (b"{", "GH-401"),
+        (b"[]", "GH-401"),
+        (b'{"annotations": {"gpu-hook.io/memory": 1}}', "GH-401"),
+        (b'{"annotations": {"gpu-hook.io/memory": "1Gi"}, "root": {"path": "rootfs"}}', "GH-401"),
+        (b'{"annotations": {"gpu-hook.io/memory": "1Gi"}, "root": {"path": "/"}, "hooks": [1]}', "GH-401"),
+        (b'{"annotations": {"gpu-hook.io/memory": "1Gi"}, "root": {"path": "/"}, "hooks": {"prestart": 1}}', "GH-401"),
+        (b'{"annotations": {"gpu-hook.io/memroy": "1Gi"}}', "GH-102"),
+        (b" " * (16 << 20) + b"{}", "GH-401"),
+    ],
+)
+def test_what_is_not_a_spec_or_not_a_request(install, data, code):
+    done = precreate(install, data)
+    assert done.returncode == 1 and done.stdout == b"" and done.stderr.decode().startswith(code), done
+    nothing_is_booked(install)
+
+
+def test_the_rights_that_would_reach_other_cards(install, bundle):
+    def edit(spec: dict[str, Any]) -> None:
+        spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
+
+    done = precreate(install, config(bundle(ASK, edit=edit)))
+    assert done.returncode == 1 and done.stdout == b"" and done.stderr.startswith(b"GH-403: ")
+    nothing_is_booked(install)
+
+
+def test_nobody_reads_what_it_says(install, bundle):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [str(install.prefix / "bin/oci-gpu-hook"), "precreate"]
+    data = json.dumps(config(bundle(ASK))).encode()
+    done = subprocess.run(command, input=data, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.returncode == 1 and done.stderr.startswith(b"GH-401: "), done
+    nothing_is_booked(install)
+
+
+def test_an_old_boots_grant(install, bundle):
+    filtered(install, bundle(ASK))
+    [grant] = install.grants()
+    assert grant.life.boot_id == boot_id()
+    with store.open_ledger(str(install.state)) as ledger:
+        ledger.update(grant.replace(life=grant.life.replace(boot_id="another")))
+    assert install.grants() == ()
