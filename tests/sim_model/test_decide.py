@@ -35,18 +35,6 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
     fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "decide.c"), 500000, seed)
 
 
-@pytest.mark.slow
-def test_properties_under_libfuzzer(tmp_path: Path) -> None:
-    clang = shutil.which("clang")
-    if not clang:
-        pytest.skip("no clang: the generator of fuzz_decide.c is used alone")
-    program = tmp_path / "fuzz"
-    flags = ["-std=c11", "-O1", "-g", "-DLIBFUZZER", "-fsanitize=fuzzer,address,undefined", f"-I{SHIM}"]
-    subprocess.run([clang, *flags, "-o", str(program), str(HERE / "fuzz_decide.c"), str(SHIM / "decide.c")], check=True)
-    done = subprocess.run([program, "-runs=200000", "-seed=1"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 @pytest.mark.parametrize(
     ("law", "broken"),
     [
