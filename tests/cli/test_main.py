@@ -35,7 +35,7 @@ def subcommands() -> list[tuple[str, ...]]:
     return found
 
 
-WITHOUT_AN_INSTALL = [("sim", "model")]
+WITHOUT_AN_INSTALL = [("sim", "model"), ("translate",)]
 
 
 @pytest.mark.parametrize("names", subcommands(), ids=" ".join)
