@@ -94,10 +94,14 @@ struct gh_account_page *gh_account_page(struct gh_state *st) {
 
 /* ---- one slot, one card: an operation that can be told apart after a kill ---- */
 
+static bool carries(uint64_t total, unsigned slot, uint64_t tag) {
+    return gh_word_slot(total) == slot && gh_tag(total) == tag;
+}
+
 static bool took_effect(struct gh_account_page *page, unsigned slot, unsigned card, uint64_t tag) {
-    uint64_t w = LOAD(&page->card[card].total);
     /* Who overwrites the total acknowledges the operation in it first, so: total, then ack. */
-    return (gh_word_slot(w) == slot && gh_tag(w) == tag) || LOAD(&page->entry[slot][card].ack) == tag;
+    uint64_t w = LOAD(&page->card[card].total);
+    return carries(w, slot, tag) || LOAD(&page->entry[slot][card].ack) == tag;
 }
 
 /* Before the word `w` is overwritten: note for its writer that its operation took effect. */
@@ -112,10 +116,10 @@ static void acknowledge(struct gh_account_page *page, unsigned card, uint64_t w,
 }
 
 /* A tag that neither the total nor the ack holds for this slot from a round ago; 0 is never one. */
-static uint64_t next_tag(struct gh_account_page *page, unsigned slot, unsigned card, uint64_t tag) {
+static uint64_t next_tag(uint64_t total, uint64_t ack, unsigned slot, uint64_t tag) {
     do {
         tag = (tag + 1) & GH_TAG_MASK;
-    } while (!tag || took_effect(page, slot, card, tag));
+    } while (!tag || carries(total, slot, tag) || ack == tag);
     return tag;
 }
 
@@ -125,10 +129,9 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
     struct gh_account_entry *e = &page->entry[slot][card];
     _Atomic uint64_t *total = &page->card[card].total;
     uint64_t more = delta > 0 && limit < GH_UNLIMITED ? LOAD(&page->card[card].surcharge) : 0;
-    uint64_t tag = next_tag(page, slot, card, mine->tag), w;
+    uint64_t w = LOAD(total), tag = next_tag(w, LOAD(&e->ack), slot, mine->tag);
     enum gh_booked done = GH_NO_BOOKS;
     STORE(&e->announce, (uint64_t)delta << GH_TAG_BITS | tag);
-    w = LOAD(total);
     for (int i = 0; i < TRIES; i++) {
         int64_t value = (int64_t)gh_word_value(w) + delta;
         if (value < 0)
@@ -286,16 +289,19 @@ bool gh_account_attach(struct gh_state *st) {
 /* ---- booking ---- */
 
 static enum gh_booked book(struct gh_state *st, unsigned card, int64_t delta, uint64_t limit) {
-    for (int i = 0; i < 3; i++) {
-        if (card >= GH_ACCOUNT_CARDS || !gh_account_attach(st) || !gh_lock(&st->mine[card].lock))
+    for (int i = 0; i < 3 && card < GH_ACCOUNT_CARDS; i++) {
+        struct gh_mine *mine = &st->mine[card];
+        if (!gh_lock(&mine->lock))
             return GH_NO_BOOKS;
-        struct gh_account_page *page = LOAD(&st->account);
         unsigned slot = LOAD(&st->slot);
-        bool ours = slot && LOAD(&page->owner[slot]) == st->me;
-        enum gh_booked done = ours ? add(page, slot, card, &st->mine[card], delta, limit) : GH_NO_BOOKS;
-        gh_unlock(&st->mine[card].lock);
+        struct gh_account_page *page = slot ? LOAD(&st->account) : NULL;
+        bool ours = page && LOAD(&page->owner[slot]) == st->me;
+        enum gh_booked done = ours ? add(page, slot, card, mine, delta, limit) : GH_NO_BOOKS;
+        gh_unlock(&mine->lock);
         if (ours)
             return done;
+        if (!gh_account_attach(st)) /* our first, or the slot was lost */
+            return GH_NO_BOOKS;
     }
     return GH_NO_BOOKS;
 }

@@ -12,7 +12,17 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC = "2.17"
-FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=undefined"]
+FLAGS = [
+    "-std=c11",
+    "-O2",
+    "-flto",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-sanitize=undefined",
+]
 LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
 INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view"}
 EXEMPT = {"cuGetExportTable"}  # private tables without names: nothing to compare their pointers with

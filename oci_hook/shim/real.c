@@ -8,7 +8,7 @@
 #include "real.h"
 #include "state.h"
 
-void *gh_real_pointer[GH_REALS];
+__attribute__((used)) void *gh_real_pointer[GH_REALS]; /* by the jump stubs, too */
 static const char names[] = GH_REAL_NAMES; /* each ends with a NUL */
 static const uint16_t name_at[] = GH_REAL_OFFSETS;
 
@@ -38,7 +38,7 @@ void *gh_real_find(const char *name) {
     return p;
 }
 
-void *gh_real_resolve(unsigned index) {
+__attribute__((used)) void *gh_real_resolve(unsigned index) {
     void *p = gh_real_find(names + name_at[index]);
     if (!p)
         p = (void *)&missing;

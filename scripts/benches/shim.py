@@ -1,4 +1,4 @@
-"""What a call costs through the stand-in beside a driver that does nothing. Medians, both in one process."""
+"""What a call costs through the stand-in beside a driver that does nothing. Lower deciles, one process."""
 
 import platform
 import struct

@@ -1,6 +1,7 @@
 """Over NVIDIA's own libraries (550, from Debian): without a card, but with every real function behind the stubs."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,21 @@ def test_nvidia_smi_says_what_it_says_without_us(real_box: Box, real_driver: Pat
     )
     assert "couldn't communicate with the NVIDIA driver" in ours.stdout
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+
+
+def test_a_static_cudart_finds_the_stand_in(real_box: Box, real_driver: Path) -> None:
+    """cuda-bindings carries cudart linked statically: it opens libcuda.so.1 and asks it for every function."""
+    pytest.importorskip("cuda.bindings.runtime")
+    code = """
+from cuda.bindings import runtime
+print(runtime.cudaGetDeviceCount(), runtime.cudaMalloc(10), runtime.cudaDriverGetVersion())
+opened = {line.split()[-1] for line in open("/proc/self/maps") if "/libcuda.so" in line or "/gpu-hook/driver" in line}
+print(sorted(opened))
+"""
+    ours = real_box.run([sys.executable, "-c", code])
+    (real_driver / "plain" / "libcuda.so.1").unlink(missing_ok=True)
+    (real_driver / "plain" / "libcuda.so.1").symlink_to(real_driver / "libcuda.so")
+    env = {"LD_LIBRARY_PATH": str(real_driver / "plain")}
+    plain = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert ours.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
+    assert str(real_box.stand_in / "libcuda.so.1") in ours.stdout and "/run/gpu-hook/driver/cuda" in ours.stdout
