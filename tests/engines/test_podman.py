@@ -10,6 +10,7 @@ from tests.engines.box import IMAGE, LOOK, Place
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 ONE_GIB = ("--annotation", "gpu-hook.io/devices=0", "--annotation", "gpu-hook.io/memory=1Gi")
+RUNC = "--runtime=runc"
 # podman's own choice is more than a test machine's root may set.
 ULIMITS = ("--ulimit=nofile=1000:1000", "--ulimit=nproc=1000:1000")
 
@@ -26,15 +27,14 @@ class Podman:
             "--cgroup-manager=cgroupfs",
             "--events-backend=none",
         )
+        self.where = ("--network=none", "--cap-add=mknod", f"--cgroup-parent=/{place.cgroup}", *ULIMITS)
 
     def __call__(self, *args: str, flags: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
         return self.place.hideout.run("podman", *self.flags, *flags, *args)
 
     def run(self, *args: str, runtime: str = "gpu-hook", script: str = LOOK) -> "subprocess.CompletedProcess[str]":
-        more = ("run", "--rm", "--network=none", "--cap-add=mknod", f"--cgroup-parent=/{self.place.cgroup}", *ULIMITS)
-        return self(
-            *more, *args, IMAGE, "sh", "-c", f"exec 2>&1; {script}", flags=(f"--runtime={runtime}",) * bool(runtime)
-        )
+        flags = (f"--runtime={runtime}",) * bool(runtime)
+        return self("run", "--rm", *self.where, *args, IMAGE, "sh", "-c", f"exec 2>&1; {script}", flags=flags)
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,45 @@ def test_a_container_that_asks_nothing_has_no_card(podman: Podman, runtime: str)
 
 
 def test_hooks_serve_the_usual_runtime(podman: Podman) -> None:
-    """No spec is edited there: the share is put into the live container, before its program starts."""
-    done = podman.run(*ONE_GIB, runtime="runc")
+    """The spec is edited at podman's own stage precreate, so the environment is right as well."""
+    done = podman.run(*ONE_GIB, runtime="runc", script=f"env; {LOOK}")
     assert done.returncode == 0, done.stdout + done.stderr
     box.saw_its_share(done.stdout, 1024)
+    assert "GPU_HOOK_MEMORY_MIB=1024" in done.stdout
+
+
+def test_without_precreate(podman: Podman) -> None:
+    """As where its file is in no folder of hooks_dir: the share is put into the live container."""
+    hooks = "--hooks-dir=/etc/containers/oci/hooks.d"
+    script = f"exec 2>&1; env; {LOOK}"
+    done = podman("run", "--rm", *podman.where, *ONE_GIB, IMAGE, "sh", "-c", script, flags=(hooks, RUNC))
+    assert done.returncode == 0, done.stdout + done.stderr
+    box.saw_its_share(done.stdout, 1024)
+    assert "GPU_HOOK" not in done.stdout
+
+
+def test_detached_by_the_hooks(podman: Podman) -> None:
+    """The grant of precreate becomes the container's, as `ps` shows, and ends with it; a restart gives another."""
+    done = podman("run", "--name=one", "--detach", *podman.where, *ONE_GIB, IMAGE, "sleep", "1000", flags=(RUNC,))
+    assert done.returncode == 0, done.stderr
+    for _ in range(2):
+        (grant,) = podman.place.grants()
+        inspected = podman("inspect", "--format={{.Id}} {{.State.Pid}}", "one").stdout.split()
+        assert [grant["container"], str(grant["pid"])] == inspected
+        assert podman("restart", "--time=0", "one", flags=(RUNC,)).returncode == 0
+    assert podman("kill", "one", flags=(RUNC,)).returncode == 0
+    assert box.until(lambda: podman.place.grants() == [])
+
+
+def test_a_build_is_not_disturbed(podman: Podman) -> None:
+    """It reads the usual folders of hooks, and fails on a stage that it does not know: ours are not there."""
+    context = podman.place.dir / "context"
+    context.mkdir(exist_ok=True)
+    (context / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN echo built > /built\n")
+    more = ("build", "--no-cache", "--network=none", "--isolation=oci", *ULIMITS, "--tag=gh-built", str(context))
+    done = podman(*more, flags=(RUNC,))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert podman("rmi", "gh-built").returncode == 0
 
 
 @pytest.mark.parametrize("runtime", ("gpu-hook", "runc"))
