@@ -6,7 +6,7 @@ import yaml
 
 from oci_hook.errors import Problem, RequestError
 from oci_hook.kube import yaml_edit
-from oci_hook.kube.yaml_edit import Edit, get
+from oci_hook.kube.yaml_edit import Edit, get, is_flow
 
 RUNTIME_CLASS = "gpu-hook"
 
@@ -38,57 +38,67 @@ def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
 
 
 def put_annotations(edit: Edit, template: yaml.Node, new: dict[str, str], gone: list[str]) -> None:
+    """The new annotations in, those that are `gone` out, whatever of metadata and annotations is there yet."""
     metadata, found = get(template, "metadata"), get(template, "metadata", "annotations")
+    for name, node in (("metadata", metadata), ("annotations", found)):
+        if node is not None and not isinstance(node, yaml.MappingNode):
+            why = f"line {node.start_mark.line + 1}: {name} is not lines of key: value"
+            raise RequestError(Problem("GH-107", why))
     new = {key: value for key, value in new.items() if key not in yaml_edit.scalars(found)}
-    if found is not None and yaml_edit.entries(found):
-        edit.add(found, new)
-        if gone:
-            if getattr(found, "flow_style", False) and len(gone) == len(yaml_edit.entries(found)):
-                edit.changes = {place: text for place, text in edit.changes.items() if not inside(place, found)}
-                said = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in new.items())
-                edit.replace(found, "{" + said + "}")
-            else:
-                edit.remove(found, gone)
-        return
-    block = not getattr(template, "flow_style", False)
-    if not block:
-        if found is not None:
-            edit.replace(found, json.dumps(new))
-        elif metadata is not None:
-            edit.put_flow(metadata, [f'"annotations": {json.dumps(new)}'])
+    if yaml_edit.entries(found):
+        among(edit, found, new, gone)
+    elif is_flow(template) or is_flow(metadata):
+        into_flow(edit, template, new)
+    elif metadata is None:
+        with_metadata(edit, template, new)
+    else:
+        keys = yaml_edit.entries(metadata)
+        indent = " " * keys[0][0].start_mark.column
+        lines = in_lines(indent + "  ", new)
+        empty = next((entry for entry in keys if entry[0].value == "annotations"), None)
+        if empty is None:
+            edit.insert(yaml_edit.end_line(keys[-1]) + 1, [f"{indent}annotations:", *lines])
         else:
-            edit.put_flow(template, [f'"metadata": {json.dumps({"annotations": new})}'])
-        return
-    if metadata is None:
-        named = next((entry for entry in yaml_edit.entries(template) if entry[0].value == "metadata"), None)
-        if named is not None:
-            edit.replace(named[1], f" {json.dumps({'annotations': new})}")
-            return
-        key = next(key for key, _ in yaml_edit.entries(template) if key.value == "spec")
-        if not edit.alone(key):
-            raise RequestError(Problem("GH-107", "its template has no metadata; write an empty one first"))
-        indent = " " * key.start_mark.column
-        lines = [f"{indent}metadata:", f"{indent}  annotations:", *in_lines(indent + "    ", new)]
-        edit.insert(key.start_mark.line, lines)
-        return
-    if getattr(metadata, "flow_style", False):
-        if found is not None:
-            edit.replace(found, json.dumps(new))
-        else:
-            edit.put_flow(metadata, [f'"annotations": {json.dumps(new)}'])
-        return
-    keys = yaml_edit.entries(metadata)
-    indent = " " * keys[0][0].start_mark.column
-    empty = next((entry for entry in keys if entry[0].value == "annotations"), None)
-    if empty is not None:
-        edit.replace(empty[1], "")  # null, {} or nothing at all
-        edit.insert(empty[0].start_mark.line + 1, in_lines(indent + "  ", new))
-        return
-    edit.insert(yaml_edit.end_line(keys[-1]) + 1, [f"{indent}annotations:", *in_lines(indent + "  ", new)])
+            edit.replace(empty[1], "")  # null, {} or nothing at all
+            edit.insert(empty[0].start_mark.line + 1, lines)
 
 
-def inside(place: tuple[int, int], node: yaml.Node) -> bool:
-    return bool(node.start_mark.index <= place[0] and place[1] <= node.end_mark.index)
+def among(edit: Edit, found: yaml.Node | None, new: dict[str, str], gone: list[str]) -> None:
+    """Beside annotations that are there, some of which go."""
+    assert found is not None
+    if is_flow(found) and len(gone) == len(yaml_edit.entries(found)):
+        edit.replace(found, json.dumps(new))
+        return
+    edit.add(found, new)
+    edit.remove(found, gone)
+
+
+def into_flow(edit: Edit, template: yaml.Node, new: dict[str, str]) -> None:
+    metadata = yaml_edit.value_of(template, "metadata")
+    found = yaml_edit.value_of(metadata, "annotations")
+    whole = json.dumps({"annotations": new})
+    if found is not None:
+        edit.replace(found, json.dumps(new))
+    elif metadata is None:
+        edit.put_flow(template, [f'"metadata": {whole}'])
+    elif yaml_edit.is_null(metadata):
+        edit.replace(metadata, whole)
+    else:
+        edit.put_flow(metadata, [whole[1:-1]])
+
+
+def with_metadata(edit: Edit, template: yaml.Node, new: dict[str, str]) -> None:
+    """With metadata, which there are none of, or null."""
+    null = yaml_edit.value_of(template, "metadata")
+    if null is not None:
+        edit.replace(null, f" {json.dumps({'annotations': new})}")
+        return
+    key = next(key for key, _ in yaml_edit.entries(template) if key.value == "spec")
+    if not edit.alone(key):
+        raise RequestError(Problem("GH-107", "its template has no metadata; write an empty one first"))
+    indent = " " * key.start_mark.column
+    lines = [f"{indent}metadata:", f"{indent}  annotations:", *in_lines(indent + "    ", new)]
+    edit.insert(key.start_mark.line, lines)
 
 
 def in_lines(indent: str, new: dict[str, str]) -> list[str]:
@@ -103,7 +113,7 @@ def put_runtime_class(edit: Edit, template: yaml.Node) -> str:
         if there.value != RUNTIME_CLASS:
             edit.replace(there, RUNTIME_CLASS if getattr(there, "style", None) is None else f'"{RUNTIME_CLASS}"')
             return str(there.value)
-    elif getattr(spec, "flow_style", False):
+    elif is_flow(spec):
         edit.put_flow(spec, [f'"runtimeClassName": "{RUNTIME_CLASS}"'])
     else:
         indent = " " * yaml_edit.entries(spec)[0][0].start_mark.column

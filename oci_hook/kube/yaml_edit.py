@@ -25,19 +25,34 @@ def documents(text: str) -> list[yaml.Node]:
 
 
 def entries(node: yaml.Node | None) -> list[Entry]:
-    """Of a mapping; nothing of anything else."""
-    return list(node.value) if isinstance(node, yaml.MappingNode) else []
+    """Of a mapping; nothing of anything else. Raises GH-107 for keys that are no scalars: Kubernetes has none."""
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise refuse("GH-107", f"line {key.start_mark.line + 1}: a key is a list or a mapping")
+    return list(node.value)
 
 
 def get(node: yaml.Node | None, *path: str) -> yaml.Node | None:
     """What is at a path of keys; None where there is nothing, or null."""
     for key in path:
-        node = next((value for name, value in entries(node) if name.value == key), None)
+        node = value_of(node, key)
     return None if node is None or is_null(node) else node
+
+
+def value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """The same for one key, also where it is null."""
+    return next((value for name, value in entries(node) if name.value == key), None)
 
 
 def is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+def is_flow(node: yaml.Node | None) -> bool:
+    """Whether it is written as {...} or [...]."""
+    return bool(isinstance(node, yaml.CollectionNode) and node.flow_style)
 
 
 def scalars(node: yaml.Node | None) -> dict[str, str]:
@@ -98,7 +113,7 @@ class Edit:
         keys = set(keys)
         found = entries(mapping)
         gone = [entry for entry in found if entry[0].value in keys]
-        if getattr(mapping, "flow_style", False):
+        if is_flow(mapping):
             self._remove_flow(mapping, found, gone)
             return
         for key, value in gone:
@@ -125,7 +140,7 @@ class Edit:
     def empty(self, entry: Entry) -> None:
         """Make the value of a block entry `{}`."""
         key, value = entry
-        if getattr(value, "flow_style", False):
+        if is_flow(value):
             self.replace(value, "{}")
             return
         colon = self.text.index(":", key.end_mark.index) + 1
@@ -137,7 +152,7 @@ class Edit:
         """Put string entries at the end of a mapping that is not empty or in flow style."""
         if not new:
             return
-        if getattr(mapping, "flow_style", False):
+        if is_flow(mapping):
             self.put_flow(mapping, [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in new.items()])
             return
         found = entries(mapping)

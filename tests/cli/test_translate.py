@@ -295,6 +295,18 @@ def test_metadata_of_every_shape(metadata: str, order: bool) -> None:
     assert after["spec"]["containers"] == [{"name": "c", "resources": {"limits": {"cpu": 1}}}]
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    ["", '"metadata": null,', '"metadata": {},', '"metadata": {"annotations": null},', '"metadata":{"name":"p"},'],
+)
+def test_metadata_in_json(metadata: str) -> None:
+    spec = '"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpumem": 1024}}}]}'
+    done = json.loads(new(f'{{"kind": "Pod", {metadata} {spec}}}'))
+    name = {"name": "p"} if "name" in metadata else {}
+    assert done["metadata"] == {**name, "annotations": {"gpu-hook.io/memory": "1Gi"}}
+    assert done["spec"] == {"runtimeClassName": "gpu-hook", "containers": [{"name": "c", "resources": {}}]}
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json(indent: int | None) -> None:
     text = json.dumps(list(yaml.safe_load_all(COMMENTED.replace("200", "5")))[0], indent=indent)
@@ -331,6 +343,7 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
         ("kind: Job\nspec: {}\n", "GH-107: Job (no name): it has no spec.template"),
         ("kind: Pod\nspec: {containers: []}\n", "GH-107: Pod (no name): its pods have no containers"),
         ("[" * 3000, "GH-107: "),
+        ("kind: Pod\n? [a]\n: b\n", "GH-107: line 2: a key is a list or a mapping"),
         (
             "kind: Pod\nspec: !x {containers: [{resources: {limits: {nvidia.com/gpumem: 1}}}]}\n",
             "GH-107: it is written",
@@ -340,6 +353,11 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
             " nvidia.com/gpucores: 5}}}]}\n",
             "GH-107: it is written",
         ),
+        (
+            pod("nvidia.com/gpumem: 1").replace("  name: p", "  name:p"),
+            "GH-107: Pod (no name): line 3: metadata is not",
+        ),
+        (pod("nvidia.com/gpumem: 1", before="  annotations: x\n"), "GH-107: Pod p: line 4: annotations is not"),
         (pod("nvidia.com/gpumem: [1]"), "note: nothing"),
     ],
     ids=lambda value: value[:40],
@@ -371,13 +389,48 @@ def test_the_report() -> None:
     assert errors.exit_code == 1 and json.loads(errors.stdout)["errors"][0]["code"] == "GH-101"
 
 
+damage = st.tuples(
+    st.integers(0, 4),
+    st.integers(0, 2000),
+    st.sampled_from(
+        [" ", ":", "- ", "{", "}", "#", "\n", "&a ", "*a", "'", "|\n", "? ", "!x ", "<<: ", "null", "\t", ","]
+    ),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(damage, max_size=3), st.booleans())
+def test_damaged_manifests_are_refused_or_stay_what_they_are(damages: list[tuple[int, int, str]], flow: bool) -> None:
+    """Whatever is left of a manifest: coded lines, or a text that same_elsewhere has compared and that is done."""
+    text = pod("nvidia.com/gpumem: 1024", "cpu: 1") if flow else COMMENTED.replace("200", "5")
+    for how, place, new_text in damages:
+        lines = text.split("\n")
+        line = place % len(lines)
+        if how == 0:
+            del lines[line]
+        elif how == 1:
+            lines.insert(line, lines[-1 - line])
+        elif how == 2:
+            lines[line] = "  " + lines[line]
+        text = "\n".join(lines)
+        place %= len(text) + 1
+        if how > 2:
+            text = text[:place] + new_text + text[place + (how == 4) :]
+    try:
+        done = kube.translate(text, ALL).text
+    except RequestError as e:
+        assert all(len(str(p)) <= 300 for p in e.problems)
+        return
+    assert kube.translate(done, ALL).text == done
+
+
 # A translated container asks for what its resources asked for.
 
 KEYS = sorted({key for name in dialects.NAMES for key in dialects.table(name).KEYS if "/" in key})
 limits = st.dictionaries(st.sampled_from([*KEYS, "cpu"]), st.sampled_from(["1", "2", "30", "100", "200"]), max_size=3)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(limits, min_size=1, max_size=3), st.sampled_from(["block", "flow"]), st.booleans())
 def test_the_same_request(asked_for: list[dict[str, str]], style: str, long: bool) -> None:
     names = [("n" * 57 if long else "c") + str(n) for n in range(len(asked_for))]
