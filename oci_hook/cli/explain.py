@@ -206,13 +206,13 @@ def heading(given: Container, named: dict[str, tuple[str, ...]]) -> list[str]:
 def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     """The request as it was understood, with what was not said."""
     cards = request.cards
-    names = [card.device for card in cards if card.device is not None]
+    names = [card.device or "any" for card in cards]
     if not cards:
         asked = "none: driver files only"
     elif request.every_card:
         asked = "every card of the node"
     else:
-        asked = f"{len(cards)}: {', '.join(names) if names else 'any'}"
+        asked = f"{len(cards)}: {each(names)}"
     lines = [("cards", asked)]
     if cards:
         memory = each([memory_words(card) for card in cards])

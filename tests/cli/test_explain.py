@@ -315,10 +315,10 @@ def test_what_the_runtime_would_refuse(install: Install, bundle: Path) -> None:
 
 
 def test_each_card_by_itself_and_mounts(install: Install) -> None:
-    request = 'gpu-hook.io/request={"a": [{"memory": "4Gi", "compute": 60}, {}], "stranger": [{}]}'
+    request = 'gpu-hook.io/request={"a": [{"memory": "4Gi", "compute": 60}, {"device": 1}], "stranger": [{}]}'
     answer = install.text(*asking(request), "--container", "a")
     assert answer.startswith("warning: GH-102: gpu-hook.io/request speaks of container 'stranger'")
-    assert "  cards        2: any\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
+    assert "  cards        2: any, 1\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
     mount = ("--volume", "/dev/null:/run/gpu-hook/request/memory=4Gi:ro")
     assert "  memory       4Gi\n" in install.text("explain", *mount)
     assert install.text("explain", "-v", "/etc:/run/gpu-hook/request/memory=4Gi", status=1).startswith(
