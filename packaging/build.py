@@ -1,0 +1,41 @@
+"""scripts/package: builds what is asked and prints its path."""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import deb
+import image
+from payload import ROOT, VERSION, epoch
+
+
+def wheel(out: Path, arch: str) -> Path:
+    """By pip, as anybody's `pip install .`, with a tag that package indexes take."""
+    tag = f"manylinux2014_{arch}"  # the C library that the libraries ask for is 2.17, or none
+    option = f"--config-settings=--build-option=--plat-name={tag}"
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", option]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
+    subprocess.run([*command, "-w", str(out), str(ROOT)], check=True, env=environment)
+    return out / f"gpu_hook-{VERSION}-py3-none-{tag}.whl"
+
+
+KINDS = {"deb": deb.build, "image": image.build, "wheel": wheel}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/package", description="build a package")
+    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
+    parser.add_argument("--arch", default=platform.machine(), choices=list(deb.ARCHITECTURES), help="deb only")
+    args = parser.parse_args()
+    if args.kind != "deb" and args.arch != platform.machine():
+        parser.error(f"{args.kind}: --arch {args.arch} is not this machine's; build it on such a machine")
+    args.out.mkdir(parents=True, exist_ok=True)
+    print(KINDS[args.kind](args.out.resolve(), args.arch))
+
+
+if __name__ == "__main__":
+    main()

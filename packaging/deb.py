@@ -1,0 +1,83 @@
+"""The Debian package, by dpkg-deb alone: files, man pages, completions, systemd unit and maintainer scripts."""
+
+import gzip
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import man
+from payload import COMMAND, ROOT, VERSION, Files, below, epoch, package, read, vendored
+
+HERE = ROOT / "packaging"
+HOME = "usr/lib/gpu-hook"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+# nvidia-ml-py is not in Debian's main; it is one file, BSD-licensed, and comes with the package. The rest is Debian's.
+VENDORED = ("nvidia-ml-py",)
+CONTROL = """\
+Package: gpu-hook
+Version: {version}
+Architecture: {architecture}
+Maintainer: gpu-hook maintainers <maintainers@gpu-hook.invalid>
+Installed-Size: {size}
+Depends: python3 (>= 3.10), python3-click (>= 8.0), python3-yaml, python3-tomlkit, runc | crun
+Recommends: docker.io | docker-ce | containerd | containerd.io | podman | cri-o
+Section: admin
+Priority: optional
+Description: share one NVIDIA GPU among containers by annotations
+ Puts an OCI runtime in front of runc, or an OCI hook beside it. Containers that
+ ask by annotations get their share of a card: device nodes, driver files, and a
+ memory limit that holds. No change to images, no device plugin.
+"""
+
+
+def build(out: Path, arch: str) -> Path:
+    """OUT/gpu-hook_VERSION_ARCHITECTURE.deb; the same bytes for the same sources and SOURCE_DATE_EPOCH."""
+    architecture = ARCHITECTURES[arch]
+    files = contents(arch)
+    size = sum(len(data) for data, _ in files.values())
+    control = CONTROL.format(version=VERSION, architecture=architecture, size=-(-size // 1024))
+    files["DEBIAN/control"] = (control.encode(), 0o644)
+    files["DEBIAN/conffiles"] = (b"/etc/default/gpu-hook\n", 0o644)
+    for script in ("postinst", "prerm", "postrm"):
+        files[f"DEBIAN/{script}"] = read(HERE / "deb" / script, 0o755)
+    target = out / f"gpu-hook_{VERSION}_{architecture}.deb"
+    with tempfile.TemporaryDirectory() as folder:
+        lay(Path(folder), files)
+        command = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", folder, str(target)]
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    return target
+
+
+def contents(arch: str) -> Files:
+    files = below(HOME, {**package(arch), **vendored(*VENDORED)})
+    files["usr/bin/gpu-hook"] = (COMMAND.format(folder=f"/{HOME}").encode(), 0o755)
+    files["etc/default/gpu-hook"] = read(HERE / "deb/default")
+    files["usr/lib/systemd/system/gpu-hook-inventory.service"] = read(HERE / "systemd/gpu-hook-inventory.service")
+    for name, text in man.pages().items():
+        files[f"usr/share/man/man{name[-1]}/{name}.gz"] = (gzip.compress(text.encode(), mtime=0), 0o644)
+    completions = {
+        "bash": "bash-completion/completions/gpu-hook",
+        "zsh": "zsh/vendor-completions/_gpu-hook",
+        "fish": "fish/vendor_completions.d/gpu-hook.fish",
+    }
+    for shell, place in completions.items():
+        files[f"usr/share/{place}"] = (man.completion(shell).encode(), 0o644)
+    files["usr/share/doc/gpu-hook/copyright"] = read(HERE / "deb/copyright")
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        files[f"usr/share/doc/gpu-hook/{page.name}"] = read(page)
+    return files
+
+
+def lay(root: Path, files: Files) -> None:
+    """Files and folders, all of the same time, whatever the umask."""
+    for name, (data, mode) in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(mode)
+        os.utime(path, (epoch(), epoch()))
+    for path, _, _ in os.walk(root, topdown=False):
+        os.chmod(path, 0o755)
+        os.utime(path, (epoch(), epoch()))

@@ -1,0 +1,117 @@
+"""The image that installs gpu-hook onto the machine it runs on: a static busybox, the package, and image/install.
+
+Written without an engine: an archive that is both an OCI layout and what `docker load` reads.
+"""
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import tarfile
+from hashlib import sha256
+from pathlib import Path
+
+from payload import COMMAND, ROOT, VERSION, Files, below, epoch, package, read, vendored
+
+NAME = f"gpu-hook/install:{VERSION}"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+APPLETS = ("sh", "chroot", "cp", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
+# The machine's Python may have none of these. PyYAML works without its compiled part.
+VENDORED = ("click", "PyYAML", "tomlkit", "nvidia-ml-py")
+
+
+def build(out: Path, arch: str) -> Path:
+    """OUT/gpu-hook-install_VERSION_ARCHITECTURE.tar; the same bytes for the same sources and SOURCE_DATE_EPOCH."""
+    architecture = ARCHITECTURES[arch]
+    layer = archive(contents(arch), {f"bin/{name}": "busybox" for name in APPLETS})
+    packed = gzip.compress(layer, mtime=0)
+    config = document(
+        {
+            "architecture": architecture,
+            "os": "linux",
+            "config": {"Entrypoint": ["/install"], "Env": ["PATH=/bin"], "StopSignal": "SIGTERM"},
+            "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+            "history": [{"created_by": "scripts/package image"}],
+        }
+    )
+    kind = "application/vnd.oci.image"
+    manifest = document(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{kind}.manifest.v1+json",
+            "config": described(f"{kind}.config.v1+json", config),
+            "layers": [described(f"{kind}.layer.v1.tar+gzip", packed)],
+        }
+    )
+    names = {"io.containerd.image.name": f"docker.io/{NAME}", "org.opencontainers.image.ref.name": VERSION}
+    entry = {
+        **described(f"{kind}.manifest.v1+json", manifest),
+        "platform": {"architecture": architecture, "os": "linux"},
+        "annotations": names,
+    }
+    files = {blob(data): (data, 0o644) for data in (packed, config, manifest)}
+    files["oci-layout"] = (document({"imageLayoutVersion": "1.0.0"}), 0o644)
+    index = {"schemaVersion": 2, "mediaType": f"{kind}.index.v1+json", "manifests": [entry]}
+    files["index.json"] = (document(index), 0o644)
+    docker = [{"Config": blob(config), "RepoTags": [NAME], "Layers": [blob(packed)]}]
+    files["manifest.json"] = (document(docker), 0o644)
+    target = out / f"gpu-hook-install_{VERSION}_{architecture}.tar"
+    target.write_bytes(archive(files, {}))
+    return target
+
+
+def contents(arch: str) -> Files:
+    files = below("gpu-hook", {**package(arch), **vendored(*VENDORED)})
+    # image/install knows where on the machine this will be.
+    files["gpu-hook/gpu-hook"] = (COMMAND.format(folder="@TOOLS@").encode(), 0o755)
+    files["install"] = read(ROOT / "packaging/image/install", 0o755)
+    files["bin/busybox"] = read(busybox(), 0o755)
+    licence = Path("/usr/share/doc/busybox-static/copyright")
+    if licence.exists():
+        files["usr/share/doc/busybox-static/copyright"] = read(licence)
+    return files
+
+
+def busybox() -> Path:
+    """This machine's, which must be static: nothing else is in the image."""
+    for path in map(Path, ("/bin/busybox", "/usr/bin/busybox", "/usr/sbin/busybox")):
+        if path.exists() and subprocess.run(["ldd", path], capture_output=True).returncode != 0:
+            return path
+    raise SystemExit("scripts/package: the image needs a static busybox: apt-get install busybox-static")
+
+
+def archive(files: Files, links: dict[str, str]) -> bytes:
+    """A tar of files, their folders, and symbolic links; all root's and of the same time."""
+    folders = {str(folder) for name in (*files, *links) for folder in Path(name).parents} - {"."}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in sorted({*files, *links, *folders}):
+            member = tarfile.TarInfo(name)
+            member.mtime, member.mode = epoch(), 0o755
+            data = None
+            if name in folders:
+                member.type = tarfile.DIRTYPE
+            elif name in links:
+                member.type, member.linkname = tarfile.SYMTYPE, links[name]
+            else:
+                data, member.mode = files[name]
+                member.size = len(data)
+            tar.addfile(member, io.BytesIO(data) if data is not None else None)
+    return stream.getvalue()
+
+
+def document(data: object) -> bytes:
+    return json.dumps(data, indent=1).encode()
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{sha256(data).hexdigest()}"
+
+
+def blob(data: bytes) -> str:
+    return os.path.join("blobs", *digest(data).split(":"))
+
+
+def described(kind: str, data: bytes) -> dict[str, object]:
+    return {"mediaType": kind, "digest": digest(data), "size": len(data)}

@@ -1,0 +1,89 @@
+"""Man pages and shell completions of `gpu-hook`, from the commands themselves; the two programs' pages are in man/."""
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+from payload import VERSION, epoch
+
+from oci_hook.cli.main import SUMMARIES, cli
+
+ABOUT = """\
+.SH EXIT STATUS
+0: done. 1: refused, with GH\\-xxx and what to do on standard error. 2: wrong usage.
+.B doctor
+answers 0 when all is well, 1 for warnings, 2 for errors.
+.SH FILES
+.TP
+.I /opt/gpu\\-hook/etc/settings.yaml
+the settings of the default install; every one is explained there
+.TP
+.I /run/gpu\\-hook
+ledger and inventory; emptied by a reboot
+.SH SEE ALSO
+.BR gpu\\-hook\\-runtime (8),
+.BR oci\\-gpu\\-hook (8)
+"""
+
+
+def pages() -> dict[str, str]:
+    """Name with section -> roff."""
+    texts = {"gpu-hook.1": _cli()}
+    for path in (Path(__file__).parent / "man").glob("*.8"):
+        texts[path.name] = path.read_text()
+    date = datetime.datetime.fromtimestamp(epoch(), datetime.timezone.utc).strftime("%Y-%m-%d")
+    return {name: text.replace("@DATE@", date).replace("@VERSION@", VERSION) for name, text in texts.items()}
+
+
+def completion(shell: str) -> str:
+    kind = get_completion_class(shell)
+    assert kind is not None
+    return kind(cli, {}, "gpu-hook", "_GPU_HOOK_COMPLETE").source()
+
+
+def _cli() -> str:
+    lines = [
+        '.TH GPU\\-HOOK 1 "@DATE@" "gpu\\-hook @VERSION@"',
+        ".SH NAME",
+        "gpu\\-hook \\- containers share one NVIDIA GPU by annotations",
+        ".SH SYNOPSIS",
+        ".B gpu\\-hook",
+        ".I COMMAND",
+        "[options]",
+        ".SH DESCRIPTION",
+        roff(cli.help or ""),
+        ".SH COMMANDS",
+    ]
+    root = click.Context(cli, info_name="gpu-hook")
+    for name in sorted(SUMMARIES):
+        command = cli.get_command(root, name)
+        assert command is not None
+        lines += _command(command, click.Context(command, parent=root, info_name=name))
+    return "\n".join(lines) + "\n" + ABOUT
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield f".SS {roff(context.command_path)}"
+    for paragraph in (command.help or "").split("\n\n"):
+        yield roff(" ".join(paragraph.split()))
+        yield ".PP"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            assert part is not None
+            yield from _command(part, click.Context(part, parent=context, info_name=name))
+        return
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record:
+            yield ".TP"
+            yield f"\\fB{roff(record[0])}\\fR"
+            yield roff(" ".join(record[1].split()))
+
+
+def roff(text: str) -> str:
+    """Text as it is: no character of it is an instruction."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in text.splitlines())

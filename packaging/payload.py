@@ -1,0 +1,69 @@
+"""What is in the packages: files as bytes with their mode, the same bytes whoever builds them and when."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "packaging/wheel"))
+sys.path.insert(0, str(ROOT))
+import compiled
+
+from oci_hook import __version__ as VERSION  # noqa: F401
+
+Files = dict[str, tuple[bytes, int]]  # relative path -> contents, permissions
+
+# The command line, whatever its user's environment says; what lies beside it counts first.
+COMMAND = """#!/usr/bin/python3 -I
+import sys
+
+sys.path.insert(0, "{folder}")
+from oci_hook.cli.main import main
+
+main()
+"""
+
+
+def epoch() -> int:
+    """SOURCE_DATE_EPOCH, else when the checkout's last commit was made; seconds."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(given)
+    git = subprocess.run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"], capture_output=True, text=True)
+    return int(git.stdout) if git.returncode == 0 else int((ROOT / "pyproject.toml").stat().st_mtime)
+
+
+def read(path: Path, mode: int = 0o644) -> tuple[bytes, int]:
+    return path.read_bytes(), mode
+
+
+def package(arch: str) -> Files:
+    """oci_hook with its compiled parts, without what only compiles them."""
+    files = {}
+    for path in (ROOT / "oci_hook").rglob("*"):
+        if path.suffix in (".py", ".json") and path.name != "build.py":
+            files[str(path.relative_to(ROOT))] = read(path)
+    for name, path in compiled.parts(arch).items():
+        files[name] = read(path, compiled.mode(name))
+    return files
+
+
+def vendored(*names: str) -> Files:
+    """These distributions of the building Python, pure Python only, with their licences.
+
+    They lie beside oci_hook, where the processes that it starts look for them, too.
+    """
+    files = {}
+    for name in names:
+        for path in distribution(name).files or ():
+            source = Path(str(path.locate()))
+            if path.suffix == ".py" and ".." not in path.parts:
+                files[str(path)] = read(source)
+            elif "licenses" in path.parts or path.name == "METADATA":
+                files[f"licences/{name}/{path.name}"] = read(source)
+    return files
+
+
+def below(folder: str, files: Files) -> Files:
+    return {f"{folder}/{name}": file for name, file in files.items()}

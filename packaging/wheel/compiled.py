@@ -1,0 +1,29 @@
+"""The compiled parts that every package carries, and their compiler. Standard library only: pip imports it."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = (  # below build/ARCH in a checkout, below oci_hook/native/ARCH in a package
+    "gpu-hook-runtime",
+    "oci-gpu-hook",
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "sim/libcuda.so.1",
+    "sim/libnvidia-ml.so.1",
+    "sim/gpu-probe",
+    "sim/share-model",
+)
+
+
+def parts(arch: str = platform.machine()) -> dict[str, Path]:
+    """Compile what is older than its sources; each part's place in a package and its file."""
+    subprocess.run([sys.executable, str(ROOT / "scripts/build"), "--arch", arch], check=True, stdout=subprocess.DEVNULL)
+    return {f"oci_hook/native/{arch}/{name}": ROOT / "build" / arch / name for name in PARTS}
+
+
+def mode(name: str) -> int:
+    return 0o644 if ".so." in os.path.basename(name) else 0o755

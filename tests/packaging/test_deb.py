@@ -1,0 +1,149 @@
+"""The Debian package, installed, upgraded, removed and purged by dpkg on a Debian 12."""
+
+import gzip
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from oci_hook.cli.main import COMMANDS, cli
+from tests.packaging.conftest import package
+from tests.packaging.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+UNIT = "/etc/systemd/system/multi-user.target.wants/gpu-hook-inventory.service"
+PREFIX = "/opt/gpu-hook"
+
+
+@pytest.fixture(scope="module")
+def deb(packages: Path) -> Path:
+    (file,) = packages.glob("gpu-hook_0*.deb")
+    return file
+
+
+@pytest.fixture(scope="module")
+def newer(deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a higher version and a file less."""
+    folder = tmp_path_factory.mktemp("newer") / "root"
+    subprocess.run(["dpkg-deb", "-R", deb, folder], check=True)
+    control = folder / "DEBIAN/control"
+    control.write_text(re.sub(r"(?m)^Version: .*", "Version: 99", control.read_text()))
+    (folder / "usr/lib/gpu-hook/oci_hook/cli/translate.py").unlink()
+    target = deb.with_name("newer.deb")
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zgzip", "-b", folder, target], check=True, capture_output=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def payload(deb: Path) -> tarfile.TarFile:
+    data = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], check=True, capture_output=True).stdout
+    return tarfile.open(fileobj=io.BytesIO(data))
+
+
+def test_files_are_roots_and_only_root_can_change_them(payload: tarfile.TarFile) -> None:
+    for member in payload:
+        assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "root", "root"), member.name
+        assert member.mode in (0o644, 0o755) and (member.isfile() or member.isdir()), member.name
+
+
+def test_the_same_sources_give_the_same_bytes(deb: Path, tmp_path: Path) -> None:
+    """Elsewhere, by somebody with another umask and time zone, at another time."""
+    builds = []
+    for i, (umask, zone) in enumerate(((0o022, "UTC"), (0o077, "Asia/Tokyo"))):
+        (tmp_path / str(i)).mkdir()
+        builds.append(package("deb", tmp_path / str(i), umask, TZ=zone, SOURCE_DATE_EPOCH="1700000000").read_bytes())
+    assert builds[0] == builds[1]
+    assert builds[0] != deb.read_bytes()  # of another time
+
+
+def test_every_command_is_in_the_man_page(payload: tarfile.TarFile, tmp_path: Path) -> None:
+    def page(name: str) -> str:
+        member = payload.extractfile(f"./usr/share/man/man{name[-1]}/{name}.gz")
+        assert member is not None
+        return gzip.decompress(member.read()).decode()
+
+    text = page("gpu-hook.1").replace("\\-", "-")
+    for command in COMMANDS:
+        assert f".SS gpu-hook {command}\n" in text
+    for option in re.findall(r"(?m)^  (--[a-z-]+)", CliRunner().invoke(cli, ["install", "--help"]).output):
+        assert option in text
+    for name in ("gpu-hook.1", "gpu-hook-runtime.8", "oci-gpu-hook.8"):
+        assert "@" not in re.sub(r"\S+@\S+\.\S+", "", page(name))
+        if shutil.which("groff"):
+            groff = ["groff", "-man", "-Tutf8", "-ww", "-z"]
+            r = subprocess.run(groff, input=page(name), text=True, capture_output=True)
+            assert (r.returncode, r.stderr) == (0, ""), name
+
+
+def test_the_unit_is_understood_by_systemd(payload: tarfile.TarFile, tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze")
+    member = payload.extractfile("./usr/lib/systemd/system/gpu-hook-inventory.service")
+    assert member is not None
+    unit = tmp_path / "gpu-hook-inventory.service"
+    unit.write_bytes(member.read().replace(b"/usr/bin/gpu-hook", b"/bin/true"))
+    r = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True)
+    about = [line for line in r.stderr.splitlines() if "gpu-hook" in line]
+    assert about == []
+
+
+def test_installed_used_and_purged(machine: Machine) -> None:
+    before = machine.files()
+    machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
+    assert machine.sh("dpkg --verify gpu-hook") == ""
+    assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
+    assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
+    assert machine.exists(UNIT)
+    # No engine is told unless the administrator says so.
+    assert machine.run("grep", "-rl", PREFIX, "/etc").stdout.split() in ([], ["/etc/default/gpu-hook"])
+    assert machine.sh(f"find /usr/lib/gpu-hook {PREFIX} ! -user root -o -perm /022 ! -type l") == ""
+    machine.sh("gpu-hook sim up --cards 2 --memory 24Gi")
+    assert machine.sh("gpu-hook gpus --refresh").count("GPU-") == 2
+    assert "4096" in machine.sh("gpu-hook explain --annotation gpu-hook.io/memory=4Gi")
+    completed = machine.sh("_GPU_HOOK_COMPLETE=bash_complete COMP_WORDS='gpu-hook un' COMP_CWORD=1 gpu-hook")
+    assert completed == "plain,uninstall\n"
+    machine.sh("dpkg --purge gpu-hook")
+    assert machine.files() - before == set()
+    assert before - machine.files() == set()
+
+
+def test_settings_outlive_upgrade_and_removal_not_purge(machine: Machine, newer: Path) -> None:
+    machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
+    machine.sh(f"sed -i 's/placement: binpack/placement: spread/' {PREFIX}/etc/settings.yaml")
+    machine.sh("gpu-hook settings compile")
+    machine.sh(f"dpkg -i /packages/{newer.name}")
+    assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    assert not machine.exists("/usr/lib/gpu-hook/oci_hook/cli/translate.py")
+    assert machine.run("find", "/usr/lib/gpu-hook", "-name", "translate.*.pyc").stdout.count("cli/") == 0
+    machine.sh("gpu-hook settings check")
+    machine.sh("dpkg --remove gpu-hook")
+    assert not machine.exists(PREFIX) and not machine.exists("/usr/lib/gpu-hook")
+    machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
+    assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    assert not machine.exists("/var/lib/gpu-hook")
+    machine.sh("dpkg --purge gpu-hook; dpkg -i /packages/gpu-hook_0*.deb")
+    assert "placement: binpack" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+
+
+def test_engines_are_told_where_the_administrator_says_so(machine: Machine) -> None:
+    machine.sh("touch /usr/bin/dockerd; mkdir /etc/docker; echo '{}' >/etc/docker/daemon.json")
+    machine.sh("""echo 'ENGINES="docker"' >/etc/default/gpu-hook; dpkg --force-confold -i /packages/gpu-hook_0*.deb""")
+    assert f"{PREFIX}/bin/gpu-hook-runtime" in machine.sh("cat /etc/docker/daemon.json")
+    machine.sh("dpkg --remove gpu-hook")
+    assert machine.sh("cat /etc/docker/daemon.json") == "{}\n"
+
+
+def test_an_install_that_cannot_go_stays(machine: Machine) -> None:
+    """Here since docker's file is broken; likewise while containers hold shares."""
+    machine.sh("touch /usr/bin/dockerd; dpkg -i /packages/gpu-hook_0*.deb; gpu-hook install --engine docker")
+    machine.sh("echo '{' >/etc/docker/daemon.json")
+    assert "GH-50" in machine.fails("dpkg --remove gpu-hook")
+    assert machine.exists(f"{PREFIX}/bin/gpu-hook-runtime") and machine.exists("/usr/bin/gpu-hook")
+    assert not machine.exists("/var/lib/gpu-hook")
+    machine.sh("rm /etc/docker/daemon.json; dpkg --configure -a; dpkg --remove gpu-hook")
+    assert not machine.exists(PREFIX)

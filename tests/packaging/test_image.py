@@ -1,0 +1,211 @@
+"""The image that installs onto its machine: run by runc with a Debian's root as that machine's, and read by podman."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import REPO
+from tests.engines.box import until
+from tests.packaging.conftest import package
+from tests.packaging.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+PREFIX = "/opt/gpu-hook"
+
+
+@pytest.fixture(scope="module")
+def archive(packages: Path) -> Path:
+    (file,) = packages.glob("gpu-hook-install_*.tar")
+    return file
+
+
+@pytest.fixture(scope="module")
+def bundle(archive: Path, packages: Path) -> Path:
+    """The image's files and a spec such as a privileged Pod's, in the folder that machines see as /packages."""
+    folder = packages / "bundle"
+    rootfs = folder / "rootfs"
+    rootfs.mkdir(parents=True)
+    with tarfile.open(archive) as tar:
+        (image,) = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+        config = json.load(tar.extractfile(image["Config"]))  # type: ignore[arg-type]
+        for name in image["Layers"]:
+            with tarfile.open(fileobj=tar.extractfile(name)) as layer:
+                layer.extractall(rootfs, filter="fully_trusted")
+    for name in ("host", "proc", "dev"):
+        (rootfs / name).mkdir()
+    subprocess.run(["runc", "spec"], cwd=folder, check=True)
+    spec = json.loads((folder / "config.json").read_text())
+    process = spec["process"]
+    process.update(terminal=False, args=config["config"]["Entrypoint"])
+    process["capabilities"] = {
+        kind: [*sets, "CAP_SYS_CHROOT", "CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"]
+        for kind, sets in process["capabilities"].items()
+    }
+    spec["root"]["readonly"] = False
+    spec.pop("hostname")
+    spec["mounts"] = [m for m in spec["mounts"] if m["destination"] in ("/proc", "/dev")]
+    spec["mounts"].append({"destination": "/host", "source": "/", "type": "bind", "options": ["rbind", "rslave", "rw"]})
+    spec["linux"]["namespaces"] = [{"type": "mount"}]
+    spec["linux"].pop("maskedPaths")
+    spec["linux"].pop("readonlyPaths")
+    spec["linux"].pop("resources")
+    process["env"] = config["config"]["Env"]
+    (folder / "config.json").write_text(json.dumps(spec))
+    return folder
+
+
+class Pod:
+    """The image, running as the DaemonSet would run it."""
+
+    def __init__(self, machine: Machine, bundle: Path, **environment: str) -> None:
+        self.id = f"gh-image-{machine.keeper.pid}"
+        self.machine = machine
+        self.log = bundle.parent / "log"
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["process"]["env"] = ["PATH=/bin", *(f"{key}={value}" for key, value in environment.items())]
+        spec["linux"]["cgroupsPath"] = f"/{self.id}"
+        own = bundle.parent / "own"
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir()
+        spec["root"]["path"] = "/packages/bundle/rootfs"
+        (own / "config.json").write_text(json.dumps(spec))
+        with open(self.log, "w") as log:
+            command = machine.command("runc", "run", "--bundle", "/packages/own", self.id)
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def ready(self) -> None:
+        assert until(lambda: "SIGTERM removes it" in self.log.read_text() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()
+
+    def stop(self) -> int:
+        """SIGTERM, as a kubelet or `docker stop` sends it; the exit status."""
+        self.machine.sh(f"runc kill {self.id} TERM")
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.machine.run("runc", "kill", self.id, "KILL")
+        self.process.wait(60)
+        self.machine.run("runc", "delete", "--force", self.id)
+
+
+@pytest.fixture
+def pods(machine: Machine, bundle: Path) -> Iterator[Any]:
+    made: list[Pod] = []
+
+    def start(**environment: str) -> Pod:
+        made.append(Pod(machine, bundle, **environment))
+        return made[-1]
+
+    yield start
+    for pod in made:
+        pod.close()
+
+
+def test_digests_and_sizes_are_those_of_the_blobs(archive: Path) -> None:
+    with tarfile.open(archive) as tar:
+
+        def read(entry: dict[str, Any]) -> bytes:
+            data = tar.extractfile("blobs/" + entry["digest"].replace(":", "/")).read()  # type: ignore[union-attr]
+            assert len(data) == entry["size"] and entry["digest"] == "sha256:" + hashlib.sha256(data).hexdigest()
+            return bytes(data)
+
+        index = json.load(tar.extractfile("index.json"))  # type: ignore[arg-type]
+        manifest = json.loads(read(index["manifests"][0]))
+        read(manifest["config"])
+        (layer,) = map(read, manifest["layers"])
+    assert layer
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
+    builds = []
+    for i, umask in enumerate((0o022, 0o077)):
+        (tmp_path / str(i)).mkdir()
+        builds.append(package("image", tmp_path / str(i), umask, SOURCE_DATE_EPOCH="1700000000").read_bytes())
+    assert builds[0] == builds[1]
+
+
+def test_podman_loads_it_under_the_name_in_the_daemonset(archive: Path) -> None:
+    folder = tempfile.mkdtemp(prefix="gh-", dir="/tmp")  # a short path
+    podman = ["podman", f"--root={folder}/root", f"--runroot={folder}/run", "--storage-driver=vfs"]
+    try:
+        for kind in ("docker-archive", "oci-archive"):
+            r = subprocess.run([*podman, "pull", "-q", f"{kind}:{archive}"], capture_output=True, text=True)
+            assert r.returncode == 0, r.stderr
+        daemonset = yaml.safe_load((REPO / "packaging/kubernetes/daemonset.yaml").read_text())
+        name = daemonset["spec"]["template"]["spec"]["containers"][0]["image"]
+        r = subprocess.run([*podman, "image", "inspect", name], capture_output=True, text=True)
+        assert r.returncode == 0, r.stderr
+        assert json.loads(r.stdout)[0]["Config"]["Entrypoint"] == ["/install"]
+    finally:
+        subprocess.run([*podman, "system", "reset", "--force"], capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_daemonset_says_what_the_image_understands() -> None:
+    daemonset = yaml.safe_load((REPO / "packaging/kubernetes/daemonset.yaml").read_text())
+    spec = daemonset["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    text = (REPO / "packaging/image/install").read_text()
+    for variable in container["env"]:
+        assert f"${{{variable['name']}" in text
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    assert daemonset["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert [m["name"] for m in container["volumeMounts"]] == [v["name"] for v in spec["volumes"]]
+
+
+def test_installs_onto_its_machine_and_cleans_up_when_stopped(machine: Machine, pods: Any) -> None:
+    # Nothing of what the .deb depends on but Python: the image brings its own.
+    machine.sh("rm -rf /usr/lib/python3/dist-packages; touch /usr/bin/dockerd")
+    before = machine.files()
+    pod = pods(ENGINES="docker")
+    pod.ready()
+    assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
+    assert PREFIX in machine.sh("cat /etc/docker/daemon.json")
+    assert machine.sh(f"find {PREFIX} {PREFIX}-cli ! -user root -o -perm /022 ! -type l") == ""
+    machine.sh(f"{PREFIX}-cli/gpu-hook sim up --cards 2")
+    assert machine.sh(f"{PREFIX}-cli/gpu-hook gpus").count("GPU-") == 2
+    assert pod.stop() == 0, pod.log.read_text()
+    assert machine.files() - before <= {"/etc/docker"}
+
+
+def test_kept_where_asked_and_renewed_by_the_next_start(machine: Machine, pods: Any) -> None:
+    pod = pods(ENGINES="none", KEEP="yes")
+    pod.ready()
+    assert pod.stop() == 0
+    pod.close()
+    machine.sh(f"sed -i 's/placement: binpack/placement: spread/' {PREFIX}/etc/settings.yaml")
+    machine.sh(f"rm {PREFIX}/bin/oci-gpu-hook")
+    pod = pods(ENGINES="none")
+    pod.ready()
+    assert machine.exists(f"{PREFIX}/bin/oci-gpu-hook")
+    assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    assert pod.stop() == 0
+    assert not machine.exists(PREFIX)
+
+
+def test_says_what_the_machine_lacks(machine: Machine, pods: Any) -> None:
+    machine.sh("rm /usr/bin/python3")
+    pod = pods(ENGINES="none")
+    assert pod.process.wait(60) == 1
+    assert "/usr/bin/python3" in pod.log.read_text()
+    assert not machine.exists(f"{PREFIX}-cli")
+
+
+def test_a_removal_that_is_refused_leaves_the_install(machine: Machine, pods: Any) -> None:
+    machine.sh("touch /usr/bin/dockerd")
+    pod = pods(ENGINES="docker")
+    pod.ready()
+    machine.sh("echo '{' >/etc/docker/daemon.json")
+    assert pod.stop() == 1
+    assert "GH-50" in pod.log.read_text() and "stays in" in pod.log.read_text()
+    assert machine.exists(f"{PREFIX}/bin/gpu-hook-runtime") and machine.exists(f"{PREFIX}-cli/gpu-hook")
