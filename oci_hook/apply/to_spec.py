@@ -15,17 +15,23 @@ if TYPE_CHECKING:
     from oci_hook.core.plan import Step
 
 DENY_ALL = {"allow": False, "access": "rwm"}
-GPU_NAMES = ("libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvidia-", "libvdpau_nvidia.so", "nvidia-")
+GPU_NAMES = (
+    *("libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvoptix.so", "libGLX_indirect.so", "libnvidia-"),
+    *("nvidia-", "nvidia_", "nvidia.icd", "nvoptix.bin", "gsp_", "gsp.bin"),
+)
+DRI = "/dev/dri/"  # may hold other makers' nodes too: which ones are ours, the marker says
 
 
 def _gpu_mount(mount: "dict[str, Any]") -> bool:
     path = mount.get("destination") or ""
     inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_CARDS + "/"))
-    return inside or path.rpartition("/")[2].startswith(GPU_NAMES)
+    name = path.rpartition("/")[2]
+    return inside or name.startswith(GPU_NAMES) or "_nvidia" in name
 
 
 def _remembered(marker: str) -> list[str]:
-    """What we took out: the container's own env where we wrote over it, and requests by mount, by destination."""
+    """What we took out: the container's own env where we wrote over it, and requests by mount, by destination. And
+    nodes that we put where others' may be."""
     try:
         entries = fastjson.loads(marker.partition(" ")[2].encode())
     except ValueError:
@@ -50,7 +56,9 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
         return spec
     linux = dict(spec.get("linux") or {})
     resources = dict(linux.get("resources") or {})
-    nodes = [d for d in linux.get("devices") or () if str(d.get("path")).startswith("/dev/nvidia")]
+    remembered = _remembered(annotations[MARKER])
+    ours = ("/dev/nvidia", *(e for e in remembered if e.startswith(DRI)))
+    nodes = [d for d in linux.get("devices") or () if str(d.get("path")).startswith(ours)]
     numbers = {(d.get("major"), d.get("minor")) for d in nodes}
     linux["devices"] = [d for d in linux.get("devices") or () if d not in nodes]
     resources["devices"] = [
@@ -62,7 +70,6 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
     linux["resources"] = resources
     process = dict(spec.get("process") or {})
     ours_out = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
-    remembered = _remembered(annotations[MARKER])
     process["env"] = ours_out + [e for e in remembered if e.partition("=")[0] in ENV_SET]
     mounts = [m for m in spec.get("mounts") or () if asked.is_request(m) or not _gpu_mount(m)]
     mounts += [_request_mount(e) for e in remembered if e.startswith(REQUEST_DIR + "/") and asked.plain(e) == e]
@@ -101,6 +108,8 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant") -> "di
             options = ["nosuid", "nodev", "noexec", *limits]
             mounts.append({"destination": step.destination, "type": "tmpfs", "source": "tmpfs", "options": options})
         elif isinstance(step, DeviceNode):
+            if step.path.startswith(DRI):
+                replaced.append(step.path)
             devices = [d for d in devices if d.get("path") != step.path]
             number = {"type": "c", "major": step.major, "minor": step.minor}
             devices.append({"path": step.path, **number, "fileMode": 0o666, "uid": 0, "gid": 0})

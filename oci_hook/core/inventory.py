@@ -2,6 +2,8 @@
 
 from oci_hook.core.value import Value
 
+WHOLE = "+whole"  # behind a driver file's capability
+
 
 class Card(Value):
     """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real card."""
@@ -32,8 +34,10 @@ class Card(Value):
 class DriverFile(Value):
     """One file of the driver, as found in the driver root.
 
-    path: absolute host path. kind: "library" | "binary" | "firmware" | "socket" | "proc". capability: see request.
-    names: for a library, the file names it must have in the container (versioned name and soname); else ().
+    path: absolute host path. kind: "library" | "binary" | "data" | "firmware" | "socket" | "proc". capability: see
+    request; with WHOLE behind it, only for containers whose cards are whole: it reaches a card past libcuda.
+    names: for a library, the file names it must have in the container (versioned name and soname; an absolute one is a
+    path of its own); for data, its path in the container; else ().
     """
 
     __slots__ = ("path", "kind", "capability", "names")
@@ -51,6 +55,22 @@ class DeviceFile(Value):
     __slots__ = ("path", "major", "minor")
 
     def __init__(self, path: str, major: int, minor: int) -> None:
+        self.path = path
+        self.major = major
+        self.minor = minor
+
+
+class CardNode(Value):
+    """A device node beside /dev/nvidiaN that containers with whole cards and this capability get, mode 0666.
+
+    uuid: of the card that it belongs to, "" for every card.
+    """
+
+    __slots__ = ("uuid", "capability", "path", "major", "minor")
+
+    def __init__(self, uuid: str, capability: str, path: str, major: int, minor: int) -> None:
+        self.uuid = uuid
+        self.capability = capability
         self.path = path
         self.major = major
         self.minor = minor
@@ -76,6 +96,7 @@ class Inventory(Value):
         "libnvml",
         "links",
         "stamp",
+        "nodes",
     )
 
     def __init__(
@@ -91,6 +112,7 @@ class Inventory(Value):
         libnvml: str,
         links: tuple[tuple[str, str, int], ...] = (),
         stamp: tuple[tuple[str, int, int, int], ...] = (),
+        nodes: tuple[CardNode, ...] = (),
     ) -> None:
         self.boot_id = boot_id
         self.driver_version = driver_version
@@ -103,6 +125,7 @@ class Inventory(Value):
         self.libnvml = libnvml
         self.links = links
         self.stamp = stamp
+        self.nodes = nodes
 
     def card(self, uuid: str) -> Card:
         """The card with this UUID; KeyError when the node has none."""

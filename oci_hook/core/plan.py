@@ -1,7 +1,7 @@
 """Grant -> Plan: the ordered changes that make a container of it. Each step describes itself; nothing is done here."""
 
 from oci_hook.core.grant import Grant
-from oci_hook.core.inventory import Inventory
+from oci_hook.core.inventory import WHOLE, Inventory
 from oci_hook.core.layout import (
     ACCOUNT_DIR,
     CONTAINER_DIR,
@@ -16,6 +16,7 @@ from oci_hook.core.layout import (
     STAND_IN_DIR,
 )
 from oci_hook.core.value import Value
+from oci_hook.core.wishes import WITH_A_SHARE
 
 DATA = ("ro", "nosuid", "nodev", "noexec")
 LIBRARY = ("ro", "nosuid", "nodev")
@@ -137,6 +138,7 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
     nodes = [DeviceNode(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards]
     if cards:
         nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
+        nodes += _nodes_of_whole_cards(grant, inventory)
     steps += nodes
     steps += [DeviceRule(node.major, node.minor) for node in nodes]
     steps += [
@@ -150,21 +152,42 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
     return tuple(steps)
 
 
+def _offered(grant: Grant) -> set[str]:
+    """The capabilities of driver files for this grant. What no stand-in governs is for whole cards alone."""
+    names = {*grant.capabilities, *(("graphics",) if "display" in grant.capabilities else ())}
+    if all(share.whole for share in grant.shares):
+        return names | {name + WHOLE for name in names}
+    return names & set(WITH_A_SHARE)
+
+
+def _nodes_of_whole_cards(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
+    offered = _offered(grant)
+    cards = ("", *(share.uuid for share in grant.shares))
+    return [
+        DeviceNode(node.path, node.major, node.minor)
+        for node in inventory.nodes
+        if node.capability + WHOLE in offered and node.uuid in cards
+    ]
+
+
 def _driver_files(grant: Grant, inventory: Inventory, image: ImageFacts) -> list[Step]:
     steps: list[Step] = []
     governed = (inventory.libcuda, inventory.libnvml)  # these have their own, private places
+    offered = _offered(grant)
     for file in inventory.files:
-        if file.capability not in grant.capabilities or file.path in governed:
+        if file.capability not in offered or file.path in governed:
             continue
         if file.kind == "library":
-            steps += [Bind(file.path, f"{image.libdir}/{name}") for name in file.names]
+            steps += [Bind(file.path, name if name[0] == "/" else f"{image.libdir}/{name}") for name in file.names]
             stems = {_stem(name) for name in file.names}
             steps += [Bind(file.path, path) for path in image.cover_other if _stem(path) in stems]
         elif file.kind == "binary":
             steps.append(Bind(file.path, "/usr/bin/" + file.path.rpartition("/")[2]))
+        elif file.kind == "data":
+            steps += [Bind(file.path, path, DATA) for path in file.names]
         elif file.kind in ("firmware", "socket"):
             steps.append(Bind(file.path, _in_root(file.path, inventory.driver_root), DATA))
-    return steps
+    return list(dict.fromkeys(steps))  # a file may serve several capabilities
 
 
 def _stem(path: str) -> str:

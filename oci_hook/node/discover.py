@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oci_hook.core.inventory import Card, DeviceFile, Inventory
+from oci_hook.core.inventory import Card, CardNode, DeviceFile, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.errors import refuse
 from oci_hook.node import driver_files
@@ -78,6 +78,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         libnvml=files.libnvml,
         links=links,
         stamp=tuple(stamp(path) for path in marks),
+        nodes=() if simulated else nodes_of_whole_cards(cards),
     )
 
 
@@ -154,6 +155,24 @@ def numa_node(pci: str) -> int:
         return int(Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
     except (OSError, ValueError):
         return -1
+
+
+def nodes_of_whole_cards(cards: tuple[Card, ...], sys_root: str = "/sys") -> tuple[CardNode, ...]:
+    """The nodes for graphics and displays: the card's own of /dev/dri, and nvidia-modeset's where it is loaded."""
+    found = []
+    if Path(f"{sys_root}/module/nvidia_modeset").is_dir():
+        found.append(CardNode("", "display", "/dev/nvidia-modeset", NVIDIA_MAJOR, 254))
+    for card in cards:
+        domain, _, rest = card.pci.lower().partition(":")
+        for folder in sorted(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/drm").glob("*")):
+            if not folder.name.startswith(("card", "renderD")):
+                continue
+            try:
+                major, _, minor = (folder / "dev").read_text().strip().partition(":")
+                found.append(CardNode(card.uuid, "graphics", f"/dev/dri/{folder.name}", int(major), int(minor)))
+            except (OSError, ValueError):
+                pass  # just going
+    return tuple(found)
 
 
 def control_devices(proc: str = PROC) -> tuple[DeviceFile, ...]:

@@ -8,7 +8,7 @@ import os
 from fnmatch import fnmatchcase
 from stat import S_ISREG, S_ISSOCK
 
-from oci_hook.core.inventory import DriverFile
+from oci_hook.core.inventory import WHOLE, DriverFile
 from oci_hook.core.value import Value
 from oci_hook.errors import refuse
 from oci_hook.linux.walk import Tree
@@ -38,8 +38,9 @@ BINARY_PLACES = (
 )
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
-# The names that NVIDIA's own container toolkit hands to containers per capability. Left out: OpenCL, which reaches the
-# card without libcuda, and the MPS programs, which would be one server for clients with limits of their own.
+# The names that NVIDIA's own container toolkit hands to containers per capability. OpenCL and VDPAU reach the card
+# without libcuda, as graphics do: for whole cards alone. Left out: the MPS programs, which would be one server for
+# clients with limits of their own.
 LIBRARIES = {
     "utility": ("nvidia-ml", "nvidia-cfg", "nvidia-nscq"),
     "compute": (
@@ -56,8 +57,43 @@ LIBRARIES = {
         "nvidia-nvvm70",
         "nvidia-tileiras",
     ),
+    "compute" + WHOLE: ("nvidia-opencl",),
     "video": ("nvidia-encode", "nvidia-opticalflow", "nvcuvid"),
+    "video" + WHOLE: ("vdpau/vdpau_nvidia",),
+    "graphics": (
+        *("nvidia-eglcore", "nvidia-glcore", "nvidia-tls", "nvidia-glsi", "nvidia-fbc", "nvidia-ifr", "nvidia-rtcore"),
+        *("nvoptix", "GLX_nvidia", "EGL_nvidia", "GLESv2_nvidia", "GLESv1_CM_nvidia", "nvidia-glvkspirv", "nvidia-cbl"),
+        *("nvidia-vulkan-producer", "nvidia-gpucomp", "nvidia-allocator"),
+    ),
+    "ngx": ("nvidia-ngx",),
 }
+# Libraries with versions of their own, which others look for by soname.
+OWN_VERSION = {
+    "graphics": ("nvidia-egl-gbm", "nvidia-egl-wayland", "nvidia-egl-wayland2", "nvidia-egl-xcb", "nvidia-egl-xlib"),
+}
+# Other names that they are loaded by: for a client on another machine's display, and as the backend of GBM.
+ALSO = {"GLX_nvidia": "libGLX_indirect.so.0", "nvidia-allocator": "gbm/nvidia-drm_gbm.so"}
+# Files that tell loaders where the libraries are, and data; the container has them at the same path.
+DATA = {
+    "compute" + WHOLE: ("/etc/OpenCL/vendors/nvidia.icd",),
+    "graphics": (
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        *(f"{top}/vulkan/icd.d/nvidia_icd{arch}.json" for top in ("/usr/share", "/etc") for arch in ("", ".{machine}")),
+        *(f"{top}/vulkan/implicit_layer.d/nvidia_layers.json" for top in ("/usr/share", "/etc")),
+        "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
+        "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
+        "/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json",
+        "/usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json",
+        "/usr/share/nvidia/nvoptix.bin",
+    ),
+    "display": ("/usr/share/X11/xorg.conf.d/10-nvidia.conf", "/usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf"),
+}
+# The X server's modules, at the same path too; one file by all its names.
+X_MODULES = (
+    ("drivers/nvidia_drv.so",),
+    ("extensions/libglxserver_nvidia.so", "extensions/libglxserver_nvidia.so.{version}"),
+)
+X_PLACES = ("/usr/lib/xorg/modules", "/usr/lib64/xorg/modules", "/usr/lib/{multiarch}/xorg/modules")
 BINARIES = {"utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced")}
 SOCKETS = {"utility": ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")}
 FIRMWARE = ("/lib/firmware/nvidia/{version}", "gsp*.bin")
@@ -98,6 +134,10 @@ class _Search:
         for place in LIBRARY_PLACES:
             self._list(place.format(multiarch=multiarch))
         self.library_places = list(self.listing)
+        for place in self.library_places:
+            self._list(place + "/vdpau")
+        self.vdpau_places = [place for place in self.listing if place.endswith("/vdpau")]
+        self.multiarch = multiarch
 
     def _list(self, place: str) -> None:
         try:
@@ -130,8 +170,12 @@ class _Search:
             for stem in stems:
                 path, soname = self._library(stem, version)
                 if path:
-                    name = f"lib{stem}.so.{version}"
-                    files.append(DriverFile(path, "library", capability, tuple(dict.fromkeys((name, soname or name)))))
+                    folder, slash, own = stem.rpartition("/")
+                    name = f"lib{own}.so.{version}"
+                    names = dict.fromkeys(folder + slash + each for each in (name, soname or name))
+                    if capability == "graphics" and stem in ALSO:
+                        names[ALSO[stem]] = None
+                    files.append(DriverFile(path, "library", capability, tuple(names)))
         files += self._others(version)
         return DriverFiles(version, cuda[version], nvml[version], tuple(files))
 
@@ -150,8 +194,9 @@ class _Search:
         return found
 
     def _library(self, stem: str, version: str) -> tuple[str, str]:
-        name = f"lib{stem}.so.{version}"
-        for place in self.library_places:
+        folder, _, own = stem.rpartition("/")
+        name = f"lib{own}.so.{version}"
+        for place in self.vdpau_places + self.library_places if folder else self.library_places:
             if name in self.listing[place]:
                 path, soname = self._fitting(f"{place}/{name}")
                 if path:
@@ -192,10 +237,45 @@ class _Search:
                     continue
                 if S_ISSOCK(mode):
                     files.append(DriverFile(self.root + inside, "socket", capability))
-        folder = FIRMWARE[0].format(version=version)
-        self._list(folder)
-        for canonical in list(self.listing)[len(self.library_places) :]:
+        before = len(self.listing)
+        self._list(FIRMWARE[0].format(version=version))
+        for canonical in list(self.listing)[before:]:
             for name in self.listing[canonical]:
                 if fnmatchcase(name, FIRMWARE[1]):
                     files.append(DriverFile(f"{self.root}{canonical}/{name}", "firmware", "utility"))
+        return files + self._own_versions() + self._data() + self._x_modules(version)
+
+    def _own_versions(self) -> list[DriverFile]:
+        files = []
+        for capability, stems in OWN_VERSION.items():
+            for stem in stems:
+                start = f"lib{stem}.so."
+                named = (f"{place}/{n}" for place in self.library_places for n in self.listing[place])
+                for path in (path for path in named if path.rpartition("/")[2].startswith(start)):
+                    found, soname = self._fitting(path)
+                    if found and soname.startswith(start):
+                        files.append(DriverFile(found, "library", capability, (soname,)))
+                        break
+        return files
+
+    def _data(self) -> list[DriverFile]:
+        files = []
+        for capability, paths in DATA.items():
+            for path in (path.format(machine=self.machine) for path in paths):
+                try:
+                    inside, mode = self.tree.resolve(path)
+                except OSError:
+                    continue
+                if S_ISREG(mode):
+                    files.append(DriverFile(self.root + inside, "data", capability, (path,)))
+        return files
+
+    def _x_modules(self, version: str) -> list[DriverFile]:
+        files = []
+        for place in (place.format(multiarch=self.multiarch) for place in X_PLACES):
+            for module in X_MODULES:
+                names = tuple(f"{place}/{name.format(version=version)}" for name in module)
+                path = next(filter(None, (self._fitting(name)[0] for name in names)), "")
+                if path:
+                    files.append(DriverFile(path, "library", "display", names))
         return files

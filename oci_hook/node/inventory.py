@@ -6,7 +6,7 @@ driver's version) are what they were. Everything else is GH-301, and the contain
 
 import os
 
-from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import Card, CardNode, DeviceFile, DriverFile, Inventory
 from oci_hook.core.layout import INVENTORY
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
@@ -113,6 +113,7 @@ def _from_data(data: "Any") -> Inventory:
     data["cards"] = tuple(Card(**card) for card in data["cards"])
     data["control"] = tuple(DeviceFile(**file) for file in data["control"])
     data["files"] = tuple(DriverFile(**{**file, "names": tuple(file["names"])}) for file in data["files"])
+    data["nodes"] = tuple(CardNode(**node) for node in data.get("nodes") or ())
     data["links"] = tuple(tuple(link) for link in data["links"])
     data["stamp"] = tuple(tuple(mark) for mark in data["stamp"])
     return Inventory(**data)

@@ -173,3 +173,20 @@ def test_any_spec_keeps_what_is_not_ours(extra: dict[str, Any], env: list[str]) 
     kept = [e for e in env if e.partition("=")[0] not in ENV_SET]
     assert done["process"]["env"][: len(kept)] == kept
     assert to_spec.apply(to_spec.scrub(done), PLAN, GRANT)["mounts"] == done["mounts"]
+
+
+def test_nodes_among_other_makers_nodes() -> None:
+    """Ours in /dev/dri are remembered by name, and another maker's card there is let be."""
+    spec = original()
+    spec["linux"]["devices"].append({"path": "/dev/dri/card0", "type": "c", "major": 226, "minor": 0})
+    plan = (*PLAN, DeviceNode("/dev/dri/card1", 226, 1), DeviceRule(226, 1))
+    for destination in ("/usr/lib64/libGLX_nvidia.so.0", "/etc/vulkan/icd.d/nvidia_icd.json", "/etc/10_nvidia.json"):
+        plan = (*plan, Bind("/d/x", destination))
+    edited = to_spec.apply(spec, plan, GRANT)
+    assert [d["path"] for d in edited["linux"]["devices"]][-1] == "/dev/dri/card1"
+    back = to_spec.scrub(edited)
+    assert back["linux"]["devices"] == spec["linux"]["devices"] and back["mounts"] == spec["mounts"]
+    assert not [r for r in back["linux"]["resources"]["devices"] if r.get("major") == 226]
+    assert to_spec.apply(back, plan, GRANT) == edited
+    forged = {**spec, "annotations": {MARKER: 'k ["/dev/fuse", "/dev/"]'}}
+    assert to_spec.scrub(forged)["linux"]["devices"] == spec["linux"]["devices"]

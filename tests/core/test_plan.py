@@ -1,7 +1,7 @@
 """The plan: what a grant becomes, in which order."""
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import WHOLE, Card, CardNode, DeviceFile, DriverFile, Inventory
 from oci_hook.core.layout import ACCOUNT_DIR, ENV_SET, POLICY_PAGE, PRIVATE, REAL_LIBCUDA, REAL_LIBNVML
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, ImageFacts, Step, Tmpfs, make_plan
 
@@ -151,6 +151,62 @@ def test_environment() -> None:
 def test_a_whole_card_has_the_stand_ins_as_well() -> None:
     steps = plan(grant(Share("GPU-0", 1000, whole=True), exclusive=True))
     assert binds(steps)["/usr/lib64/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
+
+
+def with_graphics() -> Inventory:
+    node = inventory()
+    files = (
+        DriverFile(f"{LIB}/libGLX_nvidia.so.550.1", "library", "graphics", ("libGLX_nvidia.so.0",)),
+        DriverFile(f"{LIB}/libnvidia-gpucomp.so.550.1", "library", "compute", ("libnvidia-gpucomp.so.550.1",)),
+        DriverFile(f"{LIB}/libnvidia-gpucomp.so.550.1", "library", "graphics", ("libnvidia-gpucomp.so.550.1",)),
+        DriverFile("/drv/etc/vulkan/icd.json", "data", "graphics", ("/etc/vulkan/icd.json",)),
+        DriverFile(f"{LIB}/libnvidia-opencl.so.550.1", "library", "compute" + WHOLE, ("libnvidia-opencl.so.1",)),
+        DriverFile(f"{LIB}/nvidia_drv.so", "library", "display", ("/usr/lib/xorg/nvidia_drv.so",)),
+    )
+    nodes = (
+        CardNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),
+        CardNode("GPU-1", "graphics", "/dev/dri/card2", 226, 2),
+        CardNode("", "display", "/dev/nvidia-modeset", 195, 254),
+    )
+    return node.replace(files=node.files + files, nodes=nodes)
+
+
+def graphics_plan(capabilities: str, *shares: Share) -> tuple[dict[str, str], set[str]]:
+    """(binds beside the usual, nodes beside the usual) of a container with these capabilities."""
+    steps = make_plan(grant(*shares, capabilities=tuple(capabilities.split(","))), with_graphics(), IMAGE, "/p", "/s")
+    usual = make_plan(grant(*shares), inventory(), IMAGE, "/p", "/s")
+    assert len([s for s in steps if isinstance(s, Bind)]) == len(binds(steps))  # nothing twice
+    more = {path: source for path, source in binds(steps).items() if path not in binds(usual)}
+    nodes = {s.path for s in steps if isinstance(s, DeviceNode)} - {s.path for s in usual if isinstance(s, DeviceNode)}
+    rules = {(s.major, s.minor) for s in steps if isinstance(s, DeviceRule)}
+    assert all((s.major, s.minor) in rules for s in steps if isinstance(s, DeviceNode))
+    return more, nodes
+
+
+def test_what_whole_cards_may_have() -> None:
+    whole = Share("GPU-0", 1000, whole=True)
+    gpucomp, opencl = "/usr/lib64/libnvidia-gpucomp.so.550.1", "/usr/lib64/libnvidia-opencl.so.1"
+    more, nodes = graphics_plan("compute,utility", whole)
+    assert (set(more), nodes) == ({gpucomp, opencl}, set())
+    more, nodes = graphics_plan("compute,utility,graphics", whole)
+    assert set(more) == {gpucomp, opencl, "/usr/lib64/libGLX_nvidia.so.0", "/etc/vulkan/icd.json"}
+    assert more["/etc/vulkan/icd.json"] == "/drv/etc/vulkan/icd.json" and nodes == {"/dev/dri/card1"}  # its own card's
+    more, nodes = graphics_plan("display", whole)
+    assert "/usr/lib/xorg/nvidia_drv.so" in more and "/usr/lib64/libGLX_nvidia.so.0" in more and opencl not in more
+    assert nodes == {"/dev/dri/card1", "/dev/nvidia-modeset"}
+    assert graphics_plan("graphics", whole, Share("GPU-1", 1000, whole=True))[1] == {"/dev/dri/card1", "/dev/dri/card2"}
+
+
+def test_what_a_share_may_not_have() -> None:
+    """A grant with a share that names them all the same (requests refuse it) gets nothing that passes by libcuda."""
+    gpucomp = {"/usr/lib64/libnvidia-gpucomp.so.550.1"}
+    for shares in ((SHARE,), (SHARE, Share("GPU-0", 1000, whole=True))):
+        more, nodes = graphics_plan("compute,utility,graphics,display,ngx", *shares)
+        assert (set(more), nodes) == (gpucomp, set())
+
+
+def test_no_card_no_nodes() -> None:
+    assert graphics_plan("graphics,display")[1] == set()
 
 
 def test_a_variable_that_is_set_or_removed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.inventory import DeviceFile
+from oci_hook.core.inventory import Card, CardNode, DeviceFile
 from oci_hook.errors import NodeError
 from oci_hook.node import discover, inventory
 from oci_hook.sim import driver_root
@@ -215,6 +215,31 @@ def test_kernel_version(tmp_path: Path, text: str, version: str) -> None:
 
 def test_kernel_version_without_a_driver(tmp_path: Path) -> None:
     assert discover.kernel_version(str(tmp_path)) == ""
+
+
+def test_nodes_of_whole_cards(tmp_path: Path) -> None:
+    """As the kernel lists them: a card's own in its PCI folder, other makers' and half-gone ones left out."""
+    pci = tmp_path / "bus/pci/devices"
+    for name, dev in (("0000:3b:00.0/drm/card1", "226:1"), ("0000:3b:00.0/drm/renderD129", "226:129\n")):
+        (pci / name).mkdir(parents=True)
+        (pci / name / "dev").write_text(dev)
+    (pci / "0000:3b:00.0/drm/controlD65").mkdir()
+    (pci / "0000:5e:00.0/drm/card2").mkdir(parents=True)  # no numbers any more
+    (pci / "0000:00:02.0/drm/card0").mkdir(parents=True)
+    (pci / "0000:00:02.0/drm/card0/dev").write_text("226:0")
+    cards = (
+        Card("GPU-0", 0, 0, 1, pci="00000000:3B:00.0"),
+        Card("GPU-1", 1, 1, 1, pci="00000000:5E:00.0"),
+        Card("GPU-2", 2, 2, 1),
+    )
+    dri = (
+        CardNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),
+        CardNode("GPU-0", "graphics", "/dev/dri/renderD129", 226, 129),
+    )
+    assert discover.nodes_of_whole_cards(cards, str(tmp_path)) == dri
+    (tmp_path / "module/nvidia_modeset").mkdir(parents=True)
+    modeset = CardNode("", "display", "/dev/nvidia-modeset", 195, 254)
+    assert discover.nodes_of_whole_cards(cards, str(tmp_path)) == (modeset, *dri)
 
 
 @pytest.mark.gpu

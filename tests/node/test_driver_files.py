@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from oci_hook.errors import NodeError
 from oci_hook.node import driver_files, elf
 
 PACKAGES = ("libcuda1", "libnvidia-ml1", "libnvidia-ptxjitcompiler1", "nvidia-smi")
+GRAPHICS = (
+    *("libnvidia-eglcore", "libegl-nvidia0", "libglx-nvidia0", "nvidia-egl-common", "nvidia-vulkan-common"),
+    *("nvidia-opencl-icd", "nvidia-opencl-common", "libnvidia-encode1", "nvidia-vdpau-driver"),
+    "xserver-xorg-video-nvidia",
+)
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 
 
@@ -88,8 +94,11 @@ def test_capabilities(root: Root) -> None:
     for program in ("nvidia-smi", "nvidia-cuda-mps-server", "nvidia-debugdump"):
         root.add(f"usr/bin/{program}")
     said = {(Path(f.path).name.split(".so")[0], f.kind, f.capability) for f in root.find().files}
-    # Neither OpenCL nor graphics nor the MPS programs: they reach the card past libcuda, or serve others.
+    # OpenCL and graphics reach the card past libcuda: whole cards only. The MPS programs serve others: left out.
     assert said == {
+        ("libnvidia-opencl", "library", "compute+whole"),
+        ("libnvidia-glcore", "library", "graphics"),
+        ("libGLX_nvidia", "library", "graphics"),
         ("libcuda", "library", "compute"),
         ("libnvidia-ml", "library", "utility"),
         ("libnvidia-cfg", "library", "utility"),
@@ -98,6 +107,55 @@ def test_capabilities(root: Root) -> None:
         ("nvidia-smi", "binary", "utility"),
         ("nvidia-debugdump", "binary", "utility"),
     }
+
+
+def test_graphics_display_and_video_of_whole_cards(root: Root) -> None:
+    root.driver("usr/lib64")
+    for name in ("libGLX_nvidia.so.550.1.2", "libnvidia-allocator.so.550.1.2", "libnvidia-ngx.so.550.1.2"):
+        root.add(f"usr/lib64/{name}")
+    root.add("usr/lib64/vdpau/libvdpau_nvidia.so.550.1.2")
+    root.add("usr/lib64/xorg/modules/drivers/nvidia_drv.so")
+    root.add("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.550.1.2")
+    texts = {
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json": "graphics",
+        "etc/vulkan/icd.d/nvidia_icd.x86_64.json": "graphics",
+        "usr/share/nvidia/nvoptix.bin": "graphics",
+        "usr/share/X11/xorg.conf.d/10-nvidia.conf": "display",
+        "etc/OpenCL/vendors/nvidia.icd": "compute+whole",
+    }
+    for name in (*texts, "usr/share/vulkan/icd.d/radeon_icd.x86_64.json"):
+        (root.place / name).parent.mkdir(parents=True, exist_ok=True)
+        (root.place / name).write_text("{}")
+    (root.place / "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json").mkdir(parents=True)  # no file
+    files = {(Path(f.path).name, f.capability): f for f in root.find().files}
+    for name, capability in texts.items():
+        found = files.pop((Path(name).name, capability))
+        assert found == DriverFile(f"{root.place}/{name}", "data", capability, (f"/{name}",))
+    modules = "/usr/lib64/xorg/modules"
+    assert {key: f.names[1:] for key, f in files.items() if key[1] not in ("compute", "utility")} == {
+        ("libGLX_nvidia.so.550.1.2", "graphics"): ("libcuda.so.1", "libGLX_indirect.so.0"),  # the sample's own soname
+        ("libnvidia-allocator.so.550.1.2", "graphics"): ("libcuda.so.1", "gbm/nvidia-drm_gbm.so"),
+        ("libnvidia-ngx.so.550.1.2", "ngx"): ("libcuda.so.1",),
+        ("libvdpau_nvidia.so.550.1.2", "video+whole"): ("vdpau/libcuda.so.1",),
+        ("nvidia_drv.so", "display"): (),
+        ("libglxserver_nvidia.so.550.1.2", "display"): (f"{modules}/extensions/libglxserver_nvidia.so.550.1.2",),
+    }
+    assert files["libvdpau_nvidia.so.550.1.2", "video+whole"].names[0] == "vdpau/libvdpau_nvidia.so.550.1.2"
+    assert files["nvidia_drv.so", "display"].names == (f"{modules}/drivers/nvidia_drv.so",)
+
+
+def test_libraries_with_versions_of_their_own(root: Root) -> None:
+    """egl-wayland and others: taken by their soname, which says whose they are."""
+    root.driver("usr/lib64")
+    root.add("usr/lib64/libnvidia-egl-wayland.so.1.1.13")  # says that it is libcuda
+    library = root.place / "usr/lib64/libnvidia-egl-gbm.so.1.1.2"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu", "-shared", "-nostdlib"]
+    source = root.place / "empty.c"
+    source.write_text("")
+    command += [f"-Wl,-soname,{library.name[:-4]}", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    own = [f for f in root.find().files if "libnvidia-egl" in f.path]
+    assert own == [DriverFile(str(library), "library", "graphics", ("libnvidia-egl-gbm.so.1",))]
 
 
 def test_firmware_and_sockets(root: Root) -> None:
@@ -229,6 +287,15 @@ def debian_driver() -> Path:
     for folder in ("lists/partial", "cache/archives/partial", "debs", "new"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
     (cache / "sources.list").write_text(f"deb [signed-by={keyring}] http://deb.debian.org/debian trixie non-free\n")
+    for package in fetch(cache, PACKAGES):
+        subprocess.run(["dpkg", "-x", str(package), str(cache / "new")], check=True)
+    (cache / "new").rename(root)
+    return root
+
+
+def fetch(cache: Path, packages: tuple[str, ...]) -> list[Path]:
+    """These packages' files, from the cache or else from Debian."""
+    debs = cache / "debs"
     options = [
         f"-oDir::State::Lists={cache}/lists",
         f"-oDir::Etc::SourceList={cache}/sources.list",
@@ -238,14 +305,15 @@ def debian_driver() -> Path:
         "-oAcquire::http::Timeout=20",
         "-oAcquire::Retries=0",
     ]
-    for command in (["update"], ["download", *PACKAGES]):
-        r = subprocess.run(["apt-get", *options, *command], cwd=cache / "debs", capture_output=True, text=True)
-        if r.returncode != 0 or not (r.returncode == 0 and (command == ["update"] or any((cache / "debs").iterdir()))):
+    missing = [name for name in packages if not any(debs.glob(f"{name}_*.deb"))]
+    for command in (["update"], ["download", *missing]) if missing else ():
+        r = subprocess.run(["apt-get", *options, *command], cwd=debs, capture_output=True, text=True)
+        if r.returncode != 0:
             pytest.skip(f"Debian's non-free packages cannot be fetched: {r.stderr.strip()[-100:]}")
-    for package in (cache / "debs").glob("*.deb"):
-        subprocess.run(["dpkg", "-x", str(package), str(cache / "new")], check=True)
-    (cache / "new").rename(root)
-    return root
+    found = [sorted(debs.glob(f"{name}_*.deb")) for name in packages]
+    if not all(found):
+        pytest.skip("Debian's non-free packages cannot be fetched")
+    return [files[-1] for files in found]
 
 
 @pytest.mark.slow
@@ -265,6 +333,46 @@ def test_real_driver_files_of_debian(debian_driver: Path) -> None:
             ("libnvidia-ml", "utility"),
         )
     } | {DriverFile(f"{debian_driver}/usr/lib/nvidia/current/nvidia-smi", "binary", "utility")}
+
+
+@pytest.mark.slow
+def test_real_graphics_files_of_debian(debian_driver: Path, tmp_path: Path) -> None:
+    """What its packages have, in its own layout; X modules are where Debian's alternatives lead to."""
+    root = tmp_path / "root"
+    shutil.copytree(debian_driver, root, symlinks=True)
+    added = fetch(debian_driver.parent, GRAPHICS)
+    for package in added:
+        subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
+    modules = root / "usr/lib/xorg/modules"
+    for name in ("drivers/nvidia_drv.so", "extensions/libglxserver_nvidia.so"):
+        (modules / name).parent.mkdir(parents=True)
+        (modules / name).symlink_to(f"/usr/lib/nvidia/current/{Path(name).name}")
+    said = driver_files.find(str(root))
+    v = said.version
+    found = {(f.capability, name) for f in said.files for name in f.names if f.capability not in ("compute", "utility")}
+    assert found == {
+        ("compute+whole", f"libnvidia-opencl.so.{v}"),
+        ("compute+whole", "libnvidia-opencl.so.1"),
+        ("compute+whole", "/etc/OpenCL/vendors/nvidia.icd"),
+        ("video", f"libnvidia-encode.so.{v}"),
+        ("video", "libnvidia-encode.so.1"),
+        ("video+whole", f"vdpau/libvdpau_nvidia.so.{v}"),
+        ("video+whole", "vdpau/libvdpau_nvidia.so.1"),
+        ("graphics", f"libnvidia-eglcore.so.{v}"),
+        ("graphics", f"libnvidia-glsi.so.{v}"),
+        ("graphics", f"libEGL_nvidia.so.{v}"),
+        ("graphics", "libEGL_nvidia.so.0"),
+        ("graphics", f"libGLX_nvidia.so.{v}"),
+        ("graphics", "libGLX_nvidia.so.0"),
+        ("graphics", "libGLX_indirect.so.0"),
+        ("graphics", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
+        ("graphics", "/usr/share/vulkan/icd.d/nvidia_icd.json"),
+        ("graphics", "/usr/share/vulkan/implicit_layer.d/nvidia_layers.json"),
+        ("display", "/usr/lib/xorg/modules/drivers/nvidia_drv.so"),
+        ("display", "/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so"),
+        ("display", f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{v}"),
+    }
+    assert all(Path(f.path).is_file() and not Path(f.path).is_symlink() for f in said.files)
 
 
 @pytest.mark.slow

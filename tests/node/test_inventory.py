@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import Card, CardNode, DeviceFile, DriverFile, Inventory
 from oci_hook.errors import NodeError
 from oci_hook.node import inventory
 from oci_hook.node.life import boot_id
@@ -38,6 +38,7 @@ def found(node: Settings) -> Inventory:
         libcuda=libcuda,
         libnvml="/nowhere",
         links=(("GPU-0", "GPU-1", 40),),
+        nodes=(CardNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),),
         stamp=(inventory.stamp(libcuda), inventory.stamp("/proc/version")),
     )
 
