@@ -6,10 +6,10 @@ import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "packaging/wheel"))
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "wheel"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import compiled
+from compiled import ROOT
 
 from oci_hook import __version__ as VERSION  # noqa: F401
 
