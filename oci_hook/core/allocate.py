@@ -7,8 +7,8 @@ guarantees above 100 %, anyone beside a container that holds the card alone, a l
 Order of preference among the cards that have room (ties: the lower index):
   binpack  a card in use before a free one, then the least free memory, then the least free compute
   spread   the most free memory, then the most free compute, then the fewest containers
-Several cards: the set with the smallest sum of link distances between its pairs, then the one whose cards come first in
-the order of preference.
+Several cards: the set with the smallest sum of link distances between its pairs, then the one with the fewest pairs on
+two NUMA nodes, then the one whose cards come first in the order of preference.
 """
 
 from oci_hook.core.grant import Grant, Share
@@ -20,6 +20,7 @@ from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 
 FAR = 1000  # distance of two cards that the inventory has no link for
+PAIRS = MAX_CARDS * MAX_CARDS  # more than a set of cards has pairs
 SEARCH_STEPS = 5_000  # sets of cards tried for the nearest ones; beyond, the best so far is taken
 
 
@@ -271,12 +272,19 @@ def _refusal(
 
 
 def _distances(inventory: Inventory) -> list[list[int]]:
-    number = {card.uuid: i for i, card in enumerate(inventory.cards)}
-    table = [[FAR] * len(number) for _ in number]
+    """Of each pair: the link's distance, and in a smaller unit whether memory is on the other side."""
+    cards = inventory.cards
+    number = {card.uuid: i for i, card in enumerate(cards)}
+    table = [[FAR * PAIRS + _apart(a, b) for b in cards] for a in cards]
     for a, b, distance in inventory.links:
         if a in number and b in number:
-            table[number[a]][number[b]] = table[number[b]][number[a]] = distance
+            i, j = number[a], number[b]
+            table[i][j] = table[j][i] = distance * PAIRS + _apart(cards[i], cards[j])
     return table
+
+
+def _apart(a: Card, b: Card) -> int:
+    return int(a.numa != b.numa and -1 not in (a.numa, b.numa))
 
 
 def _choose(options: list[list[int]], wishes: list[CardRequest], inventory: Inventory) -> "list[int] | None":

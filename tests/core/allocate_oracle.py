@@ -106,7 +106,8 @@ def preferred(request, inventory, grants, rules, grant_of, possible):
 
     def far(cards):
         pairs = [(a, b) for i, a in enumerate(cards) for b in cards[i + 1 :]]
-        return sum(link.get(frozenset((a.uuid, b.uuid)), FAR) for a, b in pairs)
+        apart = sum(a.numa >= 0 and b.numa >= 0 and a.numa != b.numa for a, b in pairs)
+        return sum(link.get(frozenset((a.uuid, b.uuid)), FAR) for a, b in pairs), apart
 
     def room(wish, may):
         one = [grant_of((c,), [needed(c, wish, request, rules)]) for c in may]

@@ -14,8 +14,8 @@ from tests.core import allocate_oracle as oracle
 UUID = "GPU-{:08d}-aaaa-bbbb-cccc-dddddddddddd"
 
 
-def node(*sizes, links=()):
-    cards = tuple(Card(UUID.format(i), i, i, size) for i, size in enumerate(sizes))
+def node(*sizes, links=(), numa=(-1,) * 32):
+    cards = tuple(Card(UUID.format(i), i, i, size, numa=numa[i]) for i, size in enumerate(sizes))
     near = tuple((UUID.format(a), UUID.format(b), d) for a, b, d in links)
     return Inventory("boot", "1", "/", False, cards, (), (), "", "", near)
 
@@ -85,7 +85,8 @@ def stories(draw):
     links = [
         (a, b, draw(st.integers(1, 3))) for a in range(cards) for b in range(a) if draw(st.booleans()) or cards == 4
     ]
-    inventory = node(*(draw(st.sampled_from([12, 24, 24, 40])) for _ in range(cards)), links=links)
+    numa = draw(st.lists(st.integers(-1, 1), min_size=cards, max_size=cards))
+    inventory = node(*(draw(st.sampled_from([12, 24, 24, 40])) for _ in range(cards)), links=links, numa=numa)
     rules = Rules(
         placement=draw(st.sampled_from(["binpack", "spread"])),
         whole_cards=draw(st.sampled_from(["exclusive", "shared"])),
@@ -304,6 +305,19 @@ def test_a_refusal_is_one_bounded_line_with_the_advice_at_its_end(cards):
     assert len(refused.notes) == cards and all("has 1000000 of 1000000 MiB free" in why for _, why in refused.notes)
 
 
+def test_a_limit_below_a_context_is_refused_and_told_to_ask_for_more():
+    cards = tuple(Card(UUID.format(i), i, i, 8192, context_mib=c) for i, c in enumerate((300, 500)))
+    n = node().replace(cards=cards)
+    assert indices(place(ask(memory_mib=500), n), n) == [0]
+    assert indices(place(ask(memory_mib=300), n), n) == [0]
+    assert indices(place(ask(memory_mib=500, every_card=True), n), n) == [0, 1]
+    small = str(place(ask(memory_mib=299), n).problems[0])
+    assert small.startswith("GH-201: too little memory: card 0 GPU-") and small.endswith("; ask for more")
+    assert "takes 300 MiB for a program's context alone, 299 asked" in small and "takes 500 MiB" in small
+    mixed = str(place(ask(memory_mib=400), n, [grant(1, [Share(UUID.format(0), 8000)])]).problems[0])
+    assert mixed.startswith("GH-201: no room: card 0") and "takes 500 MiB" in mixed and "ask for less" in mixed
+
+
 def test_what_never_fits_is_not_told_to_wait():
     assert "it has 24064 MiB to grant" in str(place(ask(memory_mib=30000), node(24576), memory_reserve=512).problems[0])
 
@@ -327,6 +341,16 @@ def test_several_cards_are_the_nearest_ones():
     assert indices(place(ask(count=2, memory_mib=95), n, [grant(1, [Share(UUID.format(3), 10)])]), n) == [1, 2]
     mixed = Request((CardRequest("2", memory_mib=1), CardRequest(memory_mib=1)))
     assert indices(place(mixed, n), n) == [2, 1]
+
+
+def test_equally_near_cards_are_of_one_numa_node():
+    n = node(100, 100, 100, 100, numa=(0, 1, 0, 1))
+    assert indices(place(ask(count=2, memory_mib=10), n), n) == [0, 2]
+    assert indices(place(ask(count=2, memory_mib=10), n, [grant(1, [Share(UUID.format(0), 99)])]), n) == [1, 3]
+    linked = node(100, 100, 100, 100, links=[(0, 1, 1)], numa=(0, 1, 0, 1))
+    assert indices(place(ask(count=2, memory_mib=10), linked), linked) == [0, 1]  # a link is worth more
+    unknown = node(100, 100, 100, numa=(0, -1, 0))
+    assert indices(place(ask(count=2, memory_mib=10), unknown), unknown) == [0, 1]
 
 
 def test_unequal_wishes_find_the_only_assignment():
