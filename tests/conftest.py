@@ -105,6 +105,15 @@ def make_inventory(driver: Path, state: Path) -> Inventory:
 
 
 @pytest.fixture
+def no_new_devices() -> Iterator[None]:
+    """NVIDIA's real libnvidia-ml, run by root, makes itself /dev/nvidiactl even where no card is."""
+    before = set(Path("/dev").glob("nvidia*"))
+    yield
+    for node in set(Path("/dev").glob("nvidia*")) - before:
+        node.unlink()
+
+
+@pytest.fixture
 def prefix(native: Path, tmp_path: Path) -> Install:
     """An install whose real runtime is runc."""
     return Install(tmp_path)

@@ -11,6 +11,16 @@ import pytest
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
+def mirror() -> str:
+    """The Debian mirror that this machine's apt uses. Skips where there is none."""
+    listed = subprocess.run(["apt-get", "--print-uris", "update"], capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        uri = line.split("'")[1] if "'" in line else ""
+        if "/debian/dists/" in uri:
+            return uri.partition("/dists/")[0]
+    pytest.skip("no Debian mirror among apt's sources")
+
+
 def cached(name: str) -> Path:
     """A folder of that name in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -43,7 +53,7 @@ def unpacked(suite: str, package: str) -> Path:
     for folder in ("lists/partial", "archives/partial", "debs"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(cache / "new", ignore_errors=True)
-    (cache / "sources.list").write_text(f"deb [signed-by={KEYRING}] http://deb.debian.org/debian {suite} main\n")
+    (cache / "sources.list").write_text(f"deb [signed-by={KEYRING}] {mirror()} {suite} main\n")
     options = [
         f"-oDir::State::Lists={cache}/lists",
         f"-oDir::Etc::SourceList={cache}/sources.list",

@@ -135,7 +135,7 @@ def test_numba(python: Python) -> None:
 
 
 @pytest.fixture
-def real(native: Path, tmp_path: Path, debian_driver: Path) -> Install:
+def real(native: Path, tmp_path: Path, debian_driver: Path, no_new_devices: None) -> Install:
     """An install whose driver is the real one of Debian, on a machine without its card."""
     made = Install(tmp_path)
     found = driver_files.find(str(debian_driver))

@@ -12,6 +12,7 @@ import pytest
 from oci_hook.core.inventory import DriverFile
 from oci_hook.errors import NodeError
 from oci_hook.node import driver_files, elf
+from tests.e2e.fetched import mirror
 
 PACKAGES = ("libcuda1", "libnvidia-ml1", "libnvidia-ptxjitcompiler1", "nvidia-smi")
 GRAPHICS = (
@@ -286,7 +287,7 @@ def debian_driver() -> Path:
         pytest.skip("the packages are fetched for x86-64 only")
     for folder in ("lists/partial", "cache/archives/partial", "debs", "new"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
-    (cache / "sources.list").write_text(f"deb [signed-by={keyring}] http://deb.debian.org/debian trixie non-free\n")
+    (cache / "sources.list").write_text(f"deb [signed-by={keyring}] {mirror()} trixie non-free\n")
     for package in fetch(cache, PACKAGES):
         subprocess.run(["dpkg", "-x", str(package), str(cache / "new")], check=True)
     (cache / "new").rename(root)
@@ -382,6 +383,7 @@ def test_real_driver_of_another_version_than_the_kernels(debian_driver: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_new_devices")
 def test_real_nvml_without_a_card_says_why(debian_driver: Path) -> None:
     from oci_hook.node import discover
 

@@ -73,8 +73,11 @@ class Box:
 
     def command(self, argv: list[str]) -> list[str]:
         """argv, as it would run in the box."""
+        # A /dev of its own: the real libnvidia-ml, run by root, makes itself /dev/nvidiactl.
         script = (
-            f'mount -t tmpfs none /run && mkdir /run/gpu-hook && mount --bind {self.place} /run/gpu-hook && exec "$@"'
+            "mount -t tmpfs none /run && mkdir -p /run/gpu-hook /run/dev/shm && "
+            "cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /run/dev && mount --bind /run/dev /dev && "
+            f'mount --bind {self.place} /run/gpu-hook && exec "$@"'
         )
         return ["unshare", "-m", "sh", "-c", script, "sh", *argv]
 

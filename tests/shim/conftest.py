@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.fetched import mirror
+
 sys.path.insert(0, str(Path(__file__).parent))
 from box import ROOT, Box
 
@@ -68,7 +70,7 @@ def real_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("debian")
     (place / "lists" / "partial").mkdir(parents=True)
     (place / "cache").mkdir()
-    (place / "sources").write_text(f"deb [signed-by={keys}] http://deb.debian.org/debian trixie non-free\n")
+    (place / "sources").write_text(f"deb [signed-by={keys}] {mirror()} trixie non-free\n")
     options = {
         "Dir::Etc::sourcelist": place / "sources",
         "Dir::Etc::sourceparts": "-",
