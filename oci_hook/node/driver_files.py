@@ -73,7 +73,7 @@ OWN_VERSION = {
 }
 # Other names that they are loaded by: for a client on another machine's display, and as the backend of GBM.
 ALSO = {"GLX_nvidia": "libGLX_indirect.so.0", "nvidia-allocator": "gbm/nvidia-drm_gbm.so"}
-# Files that tell loaders where the libraries are, and data; the container has them at the same path.
+# Files that tell loaders where the libraries are, and data; the container has them at these paths.
 DATA = {
     "compute" + WHOLE: ("/etc/OpenCL/vendors/nvidia.icd",),
     "graphics": (
@@ -262,12 +262,14 @@ class _Search:
         files = []
         for capability, paths in DATA.items():
             for path in (path.format(machine=self.machine) for path in paths):
-                try:
-                    inside, mode = self.tree.resolve(path)
-                except OSError:
-                    continue
-                if S_ISREG(mode):
-                    files.append(DriverFile(self.root + inside, "data", capability, (path,)))
+                for place in (path, path.replace("/usr/share/", "/usr/local/nvidia/share/")):
+                    try:
+                        inside, mode = self.tree.resolve(place)
+                    except OSError:
+                        continue
+                    if S_ISREG(mode):
+                        files.append(DriverFile(self.root + inside, "data", capability, (path,)))
+                        break
         return files
 
     def _x_modules(self, version: str) -> list[DriverFile]:

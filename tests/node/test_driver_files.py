@@ -143,6 +143,12 @@ def test_graphics_display_and_video_of_whole_cards(root: Root) -> None:
     }
     assert files["libvdpau_nvidia.so.550.1.2", "video+whole"].names[0] == "vdpau/libvdpau_nvidia.so.550.1.2"
     assert files["nvidia_drv.so", "display"].names == (f"{modules}/drivers/nvidia_drv.so",)
+    # Where virtual machines of GPU clouds have it; the container's loaders look in the usual place.
+    (root.place / "usr/local/nvidia").mkdir(parents=True)
+    (root.place / "usr/share").rename(root.place / "usr/local/nvidia/share")
+    [moved] = [f for f in root.find().files if f.path.endswith("10_nvidia.json")]
+    name = "share/glvnd/egl_vendor.d/10_nvidia.json"
+    assert (moved.path, moved.names) == (f"{root.place}/usr/local/nvidia/{name}", (f"/usr/{name}",))
 
 
 def test_libraries_with_versions_of_their_own(root: Root) -> None:
