@@ -73,6 +73,7 @@ OURS = {
     "oci.bundle",
     "oci.fastjson",
     "oci.log",
+    "oci.rivals",
     "oci.spec",
     "runtime",
 }
