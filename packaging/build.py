@@ -33,6 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.kind != "deb" and args.arch != platform.machine():
         parser.error(f"{args.kind}: --arch {args.arch} is not this machine's; build it on such a machine")
+    os.umask(0o022)
     args.out.mkdir(parents=True, exist_ok=True)
     print(KINDS[args.kind](args.out.resolve(), args.arch))
 

@@ -22,20 +22,36 @@ def bookworm() -> Path:
 
 @pytest.fixture(scope="session")
 def packages(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the .deb and the image."""
+    """A folder with the .deb, the image and the wheel."""
     out = tmp_path_factory.mktemp("packages")
-    for kind in ("deb", "image"):
+    for kind in ("deb", "image", "wheel"):
         package(kind, out)
     return out
 
 
-def package(kind: str, out: Path, umask: int = 0o022, **environment: str) -> Path:
+def package(kind: str, out: Path, umask: int = 0o022, zone: str = "UTC") -> Path:
     """What scripts/package builds, without its look at whether the checkout is ready."""
     command = [sys.executable, "-B", str(REPO / "packaging/build.py"), kind, "--out", str(out)]
-    whole = {**os.environ, **environment}
+    whole = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "TZ": zone}
     done = subprocess.run(command, capture_output=True, text=True, umask=umask, env=whole, cwd=out)
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(done.stdout.strip())
+
+
+def built_twice(kind: str, folder: Path) -> list[bytes]:
+    """By people with different umasks and time zones."""
+    builds = []
+    for umask, zone in ((0o022, "UTC"), (0o077, "Asia/Tokyo")):
+        out = folder / zone
+        out.mkdir(parents=True)
+        builds.append(package(kind, out, umask, zone).read_bytes())
+    return builds
+
+
+@pytest.fixture(scope="session")
+def wheel(packages: Path) -> Path:
+    (file,) = packages.glob("gpu_hook-*.whl")
+    return file
 
 
 @pytest.fixture

@@ -1,0 +1,94 @@
+"""docs/install.md: every command, on machines as it says. Cards are simulated (`sim up` for `gpus --refresh`), the
+packages are those that the other tests use."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.engines.box import Hideout
+from tests.engines.conftest import TRIXIE
+from tests.packaging.machine import Machine, debian
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+PODMAN = """[containers]
+default_ulimits = ["nofile=1000:1000", "nproc=1000:1000"]
+log_driver = "k8s-file"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+runtime = "runc"
+"""
+PAGE = (REPO / "docs/install.md").read_text()
+
+
+def blocks(label: str) -> list[str]:
+    found = [text for name, text in re.findall(r"^```sh (\w+)\n(.*?)^```$", PAGE, re.M | re.S) if name == label]
+    return [text.replace("gpu-hook gpus --refresh ", "gpu-hook sim up --cards 2 ") for text in found]
+
+
+def test_every_block_is_run() -> None:
+    assert set(re.findall(r"^```(.+)$", PAGE, re.M)) == {"sh build", "sh deb", "sh pip", "sh image"}
+
+
+def test_build() -> None:
+    """What the other tests build is what the page says."""
+    (text,) = blocks("build")
+    assert re.findall(r"scripts/package (\w+) --out dist\n", text) == ["deb", "wheel", "image"]
+    assert 'exec .venv/bin/python -B packaging/build.py "$@"' in (REPO / "scripts/package").read_text()
+
+
+def test_deb(machine: Machine) -> None:
+    machine.sh("ln -s /packages /dist; touch /usr/bin/dockerd")
+    first, second, last = blocks("deb")
+    assert "all is well" in machine.sh(f"cd /; {first}")
+    assert "nothing to change" not in machine.sh("gpu-hook uninstall --engine docker")
+    machine.sh(second)
+    assert "gpu-hook" in machine.sh("cat /etc/docker/daemon.json")
+    machine.sh(last)
+    assert not machine.exists("/opt/gpu-hook") and not machine.exists("/etc/docker/daemon.json")
+
+
+@pytest.fixture
+def host(packages: Path) -> Iterator[Hideout]:
+    """This machine."""
+    hideout = Hideout()
+    yield hideout
+    hideout.close()
+
+
+def test_pip(wheel: Path, host: Hideout, tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    shutil.copy(wheel, dist)
+    # pip finds in a folder what it would fetch: the hideout has no network.
+    download = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(dist)]
+    subprocess.run([*download, str(wheel)], check=True)
+    first, last = blocks("pip")
+    setting = f"set -e; cd {tmp_path}; export PIP_NO_INDEX=1 PIP_FIND_LINKS={dist}\n"
+    done = host.run("sh", "-c", setting + first)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].count("GPU-") == 1
+    done = host.run("sh", "-c", setting + last + "ls /opt")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "removed /opt/gpu-hook"), done.stdout + done.stderr
+
+
+def test_image(packages: Path) -> None:
+    """By podman 5 on a Debian 13, which has nothing of what the command line imports."""
+    (text,) = blocks("image")
+    hideout = Hideout(debian("trixie", TRIXIE), "umount /usr/local/lib/python3*/dist-packages")
+    try:
+        script = f"set -e; mkdir -p /etc/containers; cat >/etc/containers/containers.conf <<'END'\n{PODMAN}END\n"
+        script += f"ln -s {packages} /run/dist; cd /run\n{text}ls /opt\n"
+        done = hideout.run("sh", "-c", script)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "simulated card 0" in done.stdout
+        assert done.stdout.splitlines()[-1] == "gpu-hook", done.stdout + done.stderr  # podman rm; nothing is in /opt
+    finally:
+        hideout.run("sh", "-c", "podman rm --all --force --time=0")
+        hideout.close()

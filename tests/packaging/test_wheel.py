@@ -1,0 +1,54 @@
+"""The wheel, as pip makes it of the checkout, in a fresh virtual environment."""
+
+import json
+import os
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ARCH, REPO
+from tests.packaging.conftest import built_twice
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+def test_has_the_code_and_the_compiled_parts_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as z:
+        modes = {i.filename: i.external_attr >> 16 & 0o777 for i in z.infolist()}
+        for name in ("gpu-hook-runtime", "oci-gpu-hook", "sim/share-model", "sim/gpu-probe"):
+            assert modes[f"oci_hook/native/{ARCH}/{name}"] == 0o755
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1", "sim/libcuda.so.1"):
+            assert z.read(f"oci_hook/native/{ARCH}/{name}") == (REPO / "build" / ARCH / name).read_bytes()
+        tags = re.findall(r"(?m)^Tag: (.*)$", z.read("gpu_hook-0.1.0.dist-info/WHEEL").decode())
+    assert tags == [f"py3-none-manylinux2014_{ARCH}"]
+    sources = {str(path.relative_to(REPO)) for path in (REPO / "oci_hook").rglob("*.py")}
+    assert {name for name in modes if name.endswith(".py")} == sources
+    assert not [name for name in modes if name.endswith((".c", ".h", ".pyc"))]
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
+    one, other = built_twice("wheel", tmp_path)
+    assert one == other
+
+
+def test_installed_alone_it_makes_an_install_with_simulated_cards(wheel: Path, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "GPU_HOOK"))}
+
+    def run(*command: str) -> str:
+        r = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        assert r.returncode == 0, r.stdout + r.stderr
+        return r.stdout
+
+    run("python3", "-m", "venv", "venv")
+    run("venv/bin/pip", "install", "-q", "--disable-pip-version-check", str(wheel))
+    prefix = str(tmp_path / "prefix")
+    command = str(tmp_path / "venv/bin/gpu-hook")
+    run(command, "install", "--no-engines", "--prefix", prefix, "--state-dir", str(tmp_path / "state"))
+    run(command, "sim", "up", "--cards", "2", "--prefix", prefix)
+    assert len(json.loads(run(command, "gpus", "--refresh", "--json", "--prefix", prefix))["cards"]) == 2
+    run(command, "sim", "down", "--prefix", prefix)
+    run(command, "uninstall", "--prefix", prefix)
+    assert not (tmp_path / "prefix").exists()
