@@ -1,13 +1,16 @@
 """A Debian machine to install things on: a debootstrap root in a mount namespace; what is written stays in memory."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import REPO
+from tests.conftest import REPO, busybox_rootfs
 
 # The root becomes ours, with an upper layer on tmpfs; packages and what containers need come in by bind mounts.
 ENTER = """set -e
@@ -79,6 +82,25 @@ class Machine:
 
     def exists(self, path: str) -> bool:
         return self.run("test", "-e", path).returncode == 0
+
+    @contextmanager
+    def container_with_a_share(self, shared: Path, prefix: str) -> Iterator[None]:
+        """A container that holds 1 GiB of a card and sleeps; made by the install's runtime, with runc and cgroups."""
+        bundle = shared / "sleeper"
+        shutil.rmtree(bundle, ignore_errors=True)
+        busybox_rootfs(bundle / "rootfs")
+        subprocess.run(["runc", "spec"], cwd=bundle, check=True)
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["annotations"] = {"gpu-hook.io/memory": "1Gi"}
+        spec["process"].update(terminal=False, args=["sleep", "300"])
+        spec["linux"]["cgroupsPath"] = f"/gh-sleeper-{self.keeper.pid}"
+        (bundle / "config.json").write_text(json.dumps(spec))
+        runtime = f"{prefix}/bin/gpu-hook-runtime"
+        self.sh(f"{runtime} run --detach --bundle /packages/sleeper sleeper </dev/null >/dev/null 2>/run/sleeper")
+        try:
+            yield
+        finally:
+            self.sh("runc delete --force sleeper")
 
     def close(self) -> None:
         own = os.readlink(f"/proc/{self.keeper.pid}/ns/mnt")

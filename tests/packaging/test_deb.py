@@ -135,8 +135,19 @@ def test_engines_are_told_where_the_administrator_says_so(machine: Machine) -> N
     assert machine.sh("cat /etc/docker/daemon.json") == "{}\n"
 
 
+def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Path) -> None:
+    machine.sh("dpkg -i /packages/gpu-hook_0*.deb; gpu-hook sim up")
+    with machine.container_with_a_share(packages, PREFIX):
+        assert "GH-504: 1 containers hold shares (sleeper)" in machine.fails("dpkg --remove gpu-hook")
+        assert "sleeper" in machine.sh("gpu-hook ps")
+        machine.sh("dpkg --install /packages/gpu-hook_0*.deb")  # an upgrade does not
+        assert "sleeper" in machine.sh("gpu-hook ps")
+    machine.sh("dpkg --remove gpu-hook")
+    assert not machine.exists(PREFIX)
+
+
 def test_an_install_that_cannot_go_stays(machine: Machine) -> None:
-    """Here since docker's file is broken; likewise while containers hold shares."""
+    """Since docker's file is broken."""
     machine.sh("touch /usr/bin/dockerd; dpkg -i /packages/gpu-hook_0*.deb; gpu-hook install --engine docker")
     machine.sh("echo '{' >/etc/docker/daemon.json")
     assert "GH-50" in machine.fails("dpkg --remove gpu-hook")

@@ -198,6 +198,21 @@ def test_says_what_the_machine_lacks(machine: Machine, pods: Any) -> None:
     assert not machine.exists(f"{PREFIX}-cli")
 
 
+def test_stays_while_containers_hold_shares(machine: Machine, pods: Any, packages: Path) -> None:
+    pod = pods(ENGINES="none")
+    pod.ready()
+    machine.sh(f"{PREFIX}-cli/gpu-hook sim up")
+    with machine.container_with_a_share(packages, PREFIX):
+        assert pod.stop() == 1
+        assert "GH-504" in pod.log.read_text() and "stays in" in pod.log.read_text()
+        assert "sleeper" in machine.sh(f"{PREFIX}-cli/gpu-hook ps")
+    pod.close()
+    pod = pods(ENGINES="none")
+    pod.ready()
+    assert pod.stop() == 0
+    assert not machine.exists(PREFIX) and not machine.exists(f"{PREFIX}-cli")
+
+
 def test_a_removal_that_is_refused_leaves_the_install(machine: Machine, pods: Any) -> None:
     machine.sh("touch /usr/bin/dockerd")
     pod = pods(ENGINES="docker")
