@@ -141,9 +141,9 @@ def story(stage: Stage) -> None:
         status != 0 and "GH-201" in output and "started" not in output.splitlines(),
     )
 
-    title("4. A fourth gets 1 GiB and tries to take all it can")
+    title("4. A fourth gets 1 GiB, which includes what the driver takes for its context, and tries to take all it can")
     status, output = stage.container(
-        "greedy", {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}, "gpu-probe fill 256"
+        "greedy", {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}, "gpu-probe info fill 64"
     )
     show(output)
     expect("stopped at its limit by CUDA_ERROR_OUT_OF_MEMORY", status == 0 and "CUDA_ERROR_OUT_OF_MEMORY" in output)

@@ -19,6 +19,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 
+TOO_SMALL = "for a program's context alone"  # which is part of the limit: no program could run
 FAR = 1000  # distance of two cards that the inventory has no link for
 PAIRS = MAX_CARDS * MAX_CARDS  # more than a set of cards has pairs
 SEARCH_STEPS = 5_000  # sets of cards tried for the nearest ones; beyond, the best so far is taken
@@ -227,6 +228,8 @@ def _obstacle(use: Usage, wish: CardRequest, request: Request, rules: Rules) -> 
         return f"{name} has {containers}, at most {most} may share it"
     if need.whole:
         return ""
+    if need.memory_mib < use.card.context_mib:
+        return f"{name} takes {use.card.context_mib} MiB {TOO_SMALL}, {need.memory_mib} asked"
     if use.whole:
         return f"{name} has {containers} without limits"
     if need.memory_mib > use.free_mib:
@@ -261,6 +264,8 @@ def _refusal(
     if any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole:
         advice = "ask for a share, or wait until a container ends (`gpu-hook ps`)"
     head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} cards at once"
+    if full and all(TOO_SMALL in reason for reason in full):
+        head, advice = "too little memory", "ask for more"
     text = ""
     for n, reason in enumerate(full):
         more = f"; {len(full) - n} more cards" if text else ""

@@ -6,9 +6,12 @@ WHOLE = "+whole"  # behind a driver file's capability
 
 
 class Card(Value):
-    """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real card."""
+    """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real card.
 
-    __slots__ = ("uuid", "index", "minor", "memory_mib", "name", "pci", "numa", "simulated")
+    context_mib: what one process's context takes of it in MiB, rounded up; 0 not known.
+    """
+
+    __slots__ = ("uuid", "index", "minor", "memory_mib", "name", "pci", "numa", "simulated", "context_mib")
 
     def __init__(
         self,
@@ -20,6 +23,7 @@ class Card(Value):
         pci: str = "",
         numa: int = -1,
         simulated: bool = False,
+        context_mib: int = 0,
     ) -> None:
         self.uuid = uuid
         self.index = index
@@ -29,6 +33,7 @@ class Card(Value):
         self.pci = pci
         self.numa = numa
         self.simulated = simulated
+        self.context_mib = context_mib
 
 
 class DriverFile(Value):

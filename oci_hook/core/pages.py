@@ -12,7 +12,7 @@ MAX_CARDS = 16
 SEQ_OFFSET = 16
 
 _HEAD = Struct("<QIIIIII40s56x")
-_CARD = Struct("<48sQQIIII48x")
+_CARD = Struct("<48sQQIIIIQ40x")
 _POLICY = {"best-effort": 0, "fixed-share": 1, "burst-share": 2}
 _CLASS = {"offline": 0, "default": 1, "online": 2}
 WHOLE = 1
@@ -48,5 +48,6 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             share.compute_limit,
             WHOLE if share.whole else 0,
             card.minor,
+            card.context_mib * MIB,
         )
     return bytes(page)

@@ -18,6 +18,7 @@ SIMULATED_MARK = "gpu-hook-simulated.json"  # at the top of a simulated driver r
 NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every card, about 2 s each
 LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
 PROC = "/proc"
+MIB = 1 << 20
 
 
 def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECONDS) -> Inventory:
@@ -51,8 +52,14 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 "GH-302",
                 f"NVML speaks of driver {answer['driver_version']}, its file is {files.version}; install one version",
             )
+        contexts = context_mib(files.libcuda, files.libnvml, environment, nvml_seconds)
         cards = tuple(
-            Card(**card, numa=-1 if simulated else numa_node(card["pci"]), simulated=simulated)
+            Card(
+                **card,
+                numa=-1 if simulated else numa_node(card["pci"]),
+                simulated=simulated,
+                context_mib=contexts.get(card["uuid"], 0),
+            )
             for card in answer["cards"]
         )
         links = tuple((str(a), str(b), int(d)) for a, b, d in answer["links"])
@@ -113,10 +120,7 @@ def cards_from_proc(proc: str, libcuda: str, environment: dict[str, str], second
     if not found:
         return ()
     program = [sys.executable, "-m", "oci_hook.linux.cuda_memory", libcuda]
-    # Indices as NVML has them: by PCI bus id. Whatever narrows the caller's own view must not narrow the node's.
-    cuda = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    cuda.pop("CUDA_VISIBLE_DEVICES", None)
-    answer = _ask(program, cuda, seconds)
+    answer = _ask(program, _every_card(environment), seconds)
     if "memory" not in answer:
         raise refuse("GH-302", f"neither NVML ({why}) nor libcuda ({answer['error']}) answers; look at `nvidia-smi`")
     cards: list[Card] = []
@@ -127,6 +131,23 @@ def cards_from_proc(proc: str, libcuda: str, environment: dict[str, str], second
             mib = answer["memory"][uuid] >> 20
             cards.append(Card(uuid, len(cards), minor, mib, facts.get("Model", ""), pci, numa_node(pci)))
     return tuple(cards)
+
+
+def context_mib(libcuda: str, libnvml: str, environment: dict[str, str], seconds: float) -> dict[str, int]:
+    """MiB, rounded up, that one process's context takes, by UUID; 0 or absent where it cannot be measured.
+
+    A card that is full, or whose driver does not answer, is no less a card: then contexts are not charged there.
+    """
+    program = [sys.executable, "-m", "oci_hook.linux.context_memory", libcuda]
+    answer = _ask(program, {**_every_card(environment), "LD_PRELOAD": libnvml}, seconds)
+    return {str(uuid): -(-int(size) // MIB) for uuid, size in answer.get("context", {}).items()}
+
+
+def _every_card(environment: dict[str, str]) -> dict[str, str]:
+    """Indices as NVML has them: by PCI bus id. Whatever narrows the caller's own view must not narrow the node's."""
+    wide = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    wide.pop("CUDA_VISIBLE_DEVICES", None)
+    return wide
 
 
 def _ask(command: list[str], environment: dict[str, str], seconds: float) -> dict[str, Any]:

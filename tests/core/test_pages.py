@@ -24,9 +24,10 @@ int main(int argc, char **argv) {
            "\"key\": \"%.40s\", \"cards\": [", p.magic == GH_POLICY_MAGIC, p.version, p.size, p.seq, p.ncards, p.policy,
            p.class_, p.key);
     for (unsigned i = 0; i < p.ncards; i++)
-        printf("%s[\"%.48s\", %llu, %llu, %u, %u, %u, %u]", i ? ", " : "", p.card[i].uuid,
+        printf("%s[\"%.48s\", %llu, %llu, %u, %u, %u, %u, %llu]", i ? ", " : "", p.card[i].uuid,
                (unsigned long long)p.card[i].memory_limit, (unsigned long long)p.card[i].memory_total,
-               p.card[i].compute, p.card[i].compute_limit, p.card[i].flags, p.card[i].minor);
+               p.card[i].compute, p.card[i].compute_limit, p.card[i].flags, p.card[i].minor,
+               (unsigned long long)p.card[i].context_bytes);
     printf("]}\n");
     return 0;
 }
@@ -34,7 +35,8 @@ int main(int argc, char **argv) {
 
 
 def example(count: int) -> tuple[Grant, Inventory]:
-    cards = tuple(Card(f"GPU-{i:08d}-0000-0000-0000-000000000000", i, i + 3, 24576) for i in range(count))
+    uuid = "GPU-{:08d}-0000-0000-0000-000000000000"
+    cards = tuple(Card(uuid.format(i), i, i + 3, 24576, context_mib=i * 500) for i in range(count))
     shares = tuple(Share(c.uuid, 1000 + i, 30, 80, whole=i == 1) for i, c in enumerate(cards))
     grant = Grant("k" * 32, Identity("/r", "c", "/b"), Life("boot"), shares, "fixed-share", "online")
     return grant, Inventory("boot", "550", "/", True, cards, (), (), "", "")
@@ -58,8 +60,8 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         "class": 2,
         "key": "k" * 32,
         "cards": [
-            [grant.shares[0].uuid, 1000 * mib, 24576 * mib, 30, 80, 0, 3],
-            [grant.shares[1].uuid, 1001 * mib, 24576 * mib, 30, 80, 1, 4],
+            [grant.shares[0].uuid, 1000 * mib, 24576 * mib, 30, 80, 0, 3, 0],
+            [grant.shares[1].uuid, 1001 * mib, 24576 * mib, 30, 80, 1, 4, 500 * mib],
         ],
     }
 

@@ -15,7 +15,7 @@ import pytest
 from oci_hook.node import driver_files, inventory
 from tests.conftest import Bundle, Install, Runc
 from tests.e2e.fetched import wheel
-from tests.e2e.stage import CLIENTS, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
+from tests.e2e.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 from tests.node.test_driver_files import debian_driver
 
 __all__ = ["debian_driver"]  # a fixture
@@ -78,9 +78,9 @@ def python(stage: Stage) -> Python:
 
 @pytest.fixture
 def holder(stage: Stage, python: Python) -> Iterator[str]:
-    """A container that holds 300 MiB, beside a neighbour of 700 MiB on the same card."""
-    neighbour = python.holder(700)
-    id = python.holder(300)
+    """A container that holds 300 MiB with its context, beside a neighbour of 700 MiB on the same card."""
+    neighbour = python.holder(700 - CONTEXT_MIB)
+    id = python.holder(300 - CONTEXT_MIB)
     yield id
     for one in (id, neighbour):
         stage.runc("delete", "--force", one, program=stage.program)
@@ -89,11 +89,11 @@ def holder(stage: Stage, python: Python) -> Iterator[str]:
 def test_cuda_bindings_and_nvml_tell_one_story(python: Python) -> None:
     assert python.run("driver.py") == [
         f"devices 1 1 {LIMIT_MIB}",
-        f"cuMemAlloc {LIMIT_MIB} CUDA_ERROR_OUT_OF_MEMORY 0 {LIMIT_MIB}",
+        f"cuMemAlloc {LIMIT_MIB - CONTEXT_MIB} CUDA_ERROR_OUT_OF_MEMORY 0 {LIMIT_MIB}",
         f"nvml {LIMIT_MIB} 0 {LIMIT_MIB} {LIMIT_MIB} 0",
         f"processes True:{LIMIT_MIB}",
-        f"cuMemCreate {LIMIT_MIB} CUDA_ERROR_OUT_OF_MEMORY 0 {LIMIT_MIB}",
-        f"cuMemAllocAsync {LIMIT_MIB} CUDA_ERROR_OUT_OF_MEMORY 0 {LIMIT_MIB}",
+        f"cuMemCreate {LIMIT_MIB - CONTEXT_MIB} CUDA_ERROR_OUT_OF_MEMORY 0 {LIMIT_MIB}",
+        f"cuMemAllocAsync {LIMIT_MIB - CONTEXT_MIB} CUDA_ERROR_OUT_OF_MEMORY 0 {LIMIT_MIB}",
     ]
 
 
@@ -111,7 +111,7 @@ def test_nvitop(stage: Stage, holder: str) -> None:
     done = stage.runc("exec", holder, sys.executable, str(BIN / "nvitop"), "--once", "--no-unicode")
     assert done.returncode == 0, done
     assert "300.0MiB / 1024MiB" in done.stdout or "300MiB / 1024MiB" in done.stdout, done.stdout
-    assert re.search(r"\b1 C\b", done.stdout) and "hold.py 300" in done.stdout
+    assert re.search(r"\b1 C\b", done.stdout) and f"hold.py {300 - CONTEXT_MIB}" in done.stdout
     assert "700" not in done.stdout and "Traceback" not in done.stderr
 
 
@@ -130,8 +130,8 @@ def test_numba(python: Python) -> None:
     )
     said = python.run("numba_fill.py", env={"PYTHONPATH": "/numba", "NUMBA_CACHE_DIR": "/tmp"})
     assert "Simulated GPU" in said[0]
-    assert said[1:3] == ["sum 499500", f"memory {LIMIT_MIB - 1} {LIMIT_MIB}"]
-    assert said[3] == f"held {LIMIT_MIB} True"  # the first array went when memory was short
+    assert said[1:3] == ["sum 499500", f"memory {LIMIT_MIB - CONTEXT_MIB - 1} {LIMIT_MIB}"]
+    assert said[3] == f"held {LIMIT_MIB - CONTEXT_MIB} True"  # the first array went when memory was short
 
 
 @pytest.fixture

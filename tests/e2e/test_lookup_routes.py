@@ -159,15 +159,29 @@ def test_environment_of_the_image(stage: Stage, rootfs: Path, env: dict[str, str
 
 
 def test_two_programs_share_the_limit(stage: Stage, container: str, rootfs: Path) -> None:
-    """Found by different routes, counted together."""
+    """Found by different routes, counted together: the second has no room for a context of its own."""
     first = stage.runc.popen("exec", container, "route", "libcuda.so", "cuMemAlloc_v2", stdin=-1, stdout=-1)
     assert first.stdout and first.stdin
-    assert first.stdout.readline().startswith("granted=")
+    assert first.stdout.readline() == f"granted={LIMIT_MIB - CONTEXT_MIB} code=2\n"
     second = stage.exec(container, "route-linked", "direct", "cuMemCreate")
+    used = stage.used_mib()
     first.stdin.close()
     first.wait()
     first.stdout.close()
-    assert second.granted == 0 and second.used == LIMIT_MIB + 2 * CONTEXT_MIB, second
+    assert second.output == "failed=2\n" and used == LIMIT_MIB, (second, used)  # CUDA_ERROR_OUT_OF_MEMORY
+
+
+def test_the_smallest_limit_is_a_context(stage: Stage, rootfs: Path) -> None:
+    """What is left for a program is the limit without it; below it, no program could run: refused with the number."""
+    for mib, granted in ((CONTEXT_MIB, 0), (CONTEXT_MIB + 32, 32)):
+        held = stage.fill(rootfs, "route-linked", "direct", "cuMemAlloc_v2", annotations=memory(mib))
+        assert (held.granted, held.code, held.used) == (granted, 2, mib), held
+    said = stage.refused(rootfs, "GH-201", annotations=memory(CONTEXT_MIB - 1))
+    assert f"takes {CONTEXT_MIB} MiB for a program's context alone, {CONTEXT_MIB - 1} asked; ask for more" in said
+
+
+def memory(mib: int) -> dict[str, str]:
+    return {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": f"{mib}Mi"}
 
 
 def test_a_whole_card_is_not_limited(stage: Stage, rootfs: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from oci_hook.sim.driver_root import CONTEXT_MIB
 from tests.conftest import REPO
 
 sys.path.append(str(REPO / "scripts"))
@@ -225,7 +226,8 @@ def run(*command: str, **more: object) -> "subprocess.CompletedProcess[str]":
 
 
 def saw_its_share(output: str, mib: int) -> None:
-    """What LOOK prints in a container that has `mib` of card 0 and nothing of card 1."""
-    assert f"fill: {mib} MiB allocated in pieces of 256, then CUDA_ERROR_OUT_OF_MEMORY" in output, output
+    """What LOOK prints in a container that has `mib` of card 0, its context included, and nothing of card 1."""
+    filled = (mib - CONTEXT_MIB) // 256 * 256
+    assert f"fill: {filled} MiB allocated in pieces of 256, then CUDA_ERROR_OUT_OF_MEMORY" in output, output
     assert "card1: Operation not permitted" in output, output
     assert "nvidia0: No such device or address" in output, output  # allowed; no driver answers for a simulated card

@@ -1,5 +1,6 @@
 """Discovery: simulated and real-looking driver roots, NVML's answers and failures, the kernel's view in /proc."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +29,18 @@ Bus Location: 	 {pci}
 Device Minor: 	 {minor}
 GPU Firmware: 	 {version}
 GPU Excluded:	 No
+"""
+
+
+FILLS = """
+import ctypes, sys
+cuda = ctypes.CDLL(sys.argv[1]); context, p, step = ctypes.c_void_p(), ctypes.c_uint64(), 256 << 20
+assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+assert not cuda.cuCtxSetCurrent(context)
+while step >= 1 << 20:
+    if cuda.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(step)):
+        step >>= 1
+print("full", flush=True); sys.stdin.read()
 """
 
 
@@ -86,9 +99,9 @@ def test_simulated_root(node: Node) -> None:
     said = node.discover()
     assert said.simulated and said.driver_version == driver_root.VERSION
     assert [c.uuid for c in said.cards] == node.uuids()
-    assert [(c.index, c.minor, c.memory_mib, c.simulated) for c in said.cards] == [
-        (0, 0, 1024, True),
-        (1, 1, 1024, True),
+    assert [(c.index, c.minor, c.memory_mib, c.simulated, c.context_mib) for c in said.cards] == [
+        (0, 0, 1024, True, 64),
+        (1, 1, 1024, True, 64),
     ]
     assert said.libcuda == f"{node.libraries}/libcuda.so.{driver_root.VERSION}"
     assert said.libnvml == f"{node.libraries}/libnvidia-ml.so.{driver_root.VERSION}"
@@ -127,7 +140,32 @@ def test_real_looking_node(node: Node) -> None:
 
 def test_visible_devices_of_the_caller_do_not_narrow_the_node(node: Node) -> None:
     node.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert len(node.discover().cards) == 2
+    assert [c.context_mib for c in node.discover().cards] == [64, 64]
+
+
+def test_a_card_without_room_for_a_context_is_still_a_card(node: Node) -> None:
+    libcuda = node.libraries / f"libcuda.so.{driver_root.VERSION}"
+    own = {"GPU_HOOK_SIM_CARDS": str(node.cards), "CUDA_VISIBLE_DEVICES": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", FILLS, str(libcuda)], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as neighbour:
+        assert neighbour.stdout and neighbour.stdin and neighbour.stdout.readline() == b"full\n"
+        assert [c.context_mib for c in node.discover().cards] == [64, 0]
+        neighbour.stdin.close()
+
+
+def test_contexts_by_difference(node: Node) -> None:
+    """NVML knows no process: in another PID namespace its numbers are not ours."""
+    command = ["unshare", "--pid", "--fork", sys.executable, "-m", "oci_hook.linux.context_memory"]
+    own = {**os.environ, "GPU_HOOK_SIM_CARDS": str(node.cards), "LD_PRELOAD": str(node.libraries / "libnvidia-ml.so.1")}
+    done = subprocess.run([*command, str(node.libraries / "libcuda.so.1")], env=own, capture_output=True, text=True)
+    assert json.loads(done.stdout) == {"context": dict.fromkeys(node.uuids(), 64 << 20)}, done
+
+
+def test_contexts_of_a_driver_that_hangs_are_not_known(node: Node) -> None:
+    assert discover.context_mib("/nowhere/libcuda.so", "", dict(os.environ), 30.0) == {}
+    said = node.discover()
+    assert discover.context_mib(said.libcuda, said.libnvml, dict(os.environ), 0.01) == {}
 
 
 def test_driver_is_not_loaded(node: Node) -> None:
