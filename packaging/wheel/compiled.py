@@ -1,5 +1,6 @@
 """The compiled parts that every package carries, and their compiler. Standard library only: pip imports it."""
 
+import importlib.util
 import os
 import platform
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / ".venv/bin/python"
 PARTS = (  # below build/ARCH in a checkout, below oci_hook/native/ARCH in a package
     "gpu-hook-runtime",
     "oci-gpu-hook",
@@ -21,7 +23,12 @@ PARTS = (  # below build/ARCH in a checkout, below oci_hook/native/ARCH in a pac
 
 def parts(arch: str = platform.machine()) -> dict[str, Path]:
     """Compile what is older than its sources; each part's place in a package and its file."""
-    subprocess.run([sys.executable, str(ROOT / "scripts/build"), "--arch", arch], check=True, stdout=subprocess.DEVNULL)
+    python, environment = sys.executable, dict(os.environ)
+    if importlib.util.find_spec("ziglang") is None and VENV.exists():
+        python = str(VENV)
+        environment.pop("PYTHONPATH", None)  # by which pip hides all but what the build was said to require
+    command = [python, str(ROOT / "scripts/build"), "--arch", arch]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     return {f"oci_hook/native/{arch}/{name}": ROOT / "build" / arch / name for name in PARTS}
 
 
