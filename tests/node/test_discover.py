@@ -154,6 +154,7 @@ def test_a_card_without_room_for_a_context_is_still_a_card(node: Node) -> None:
         neighbour.stdin.close()
 
 
+@pytest.mark.root
 def test_contexts_by_difference(node: Node) -> None:
     """NVML knows no process: in another PID namespace its numbers are not ours."""
     command = ["unshare", "--pid", "--fork", sys.executable, "-m", "oci_hook.linux.context_memory"]
