@@ -80,6 +80,7 @@ class Stage:
         config["process"].update(terminal=False, args=["/bin/sh", "-c", script])
         config["root"]["readonly"] = False
         config["annotations"] = annotations
+        config["linux"]["cgroupsPath"] = f"/{self.dir.name}/{name}"  # two demos at once must not meet
         for kind in ("bounding", "effective", "permitted"):  # mknod as docker allows it
             config["process"]["capabilities"][kind].append("CAP_MKNOD")
         (bundle / "config.json").write_text(json.dumps(config))
@@ -95,6 +96,11 @@ class Stage:
             self.runtime("delete", "--force", name)
         if self.simulated:
             self.cli("sim", "down", "--force", check=False)
+        for group in Path("/sys/fs/cgroup").glob(f"*/{self.dir.name}"):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        with contextlib.suppress(OSError):
+            Path("/sys/fs/cgroup", self.dir.name).rmdir()
         shutil.rmtree(self.dir, ignore_errors=True)
         shutil.rmtree(self.state, ignore_errors=True)
 

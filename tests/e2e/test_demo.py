@@ -19,9 +19,7 @@ def traces() -> dict[str, object]:
     return {
         "mounts": sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "directories": sorted(n for n in names if "gpu-hook-demo" in n),
-        "cgroups": sorted(
-            g for g in groups if os.path.basename(g) in ("thirty", "sixty", "greedy", "curious", "refused")
-        ),
+        "cgroups": sorted(g for g in groups if "gpu-hook-demo" in g),
         "processes": subprocess.run(["pgrep", "-f", "gpu-probe alloc"], capture_output=True, text=True).stdout,
     }
 

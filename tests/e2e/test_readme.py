@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-NAMESPACE = "set -eu; for d in /opt /run /tmp; do mount -t tmpfs tmpfs $d; done; mkdir -p /run/lock; "
+NAMESPACE = f"set -eu; mount --bind '{REPO}' /mnt; for d in /opt /run /tmp; do mount -t tmpfs tmpfs $d; done; "
+NAMESPACE += f"mkdir -p /run/lock '{REPO}'; mountpoint -q '{REPO}' || mount --bind /mnt '{REPO}'; "
 # `install` tells the engines of the machine: of a copy of /etc.
 NAMESPACE += "mkdir -p /run/e/up /run/e/work; "
 NAMESPACE += "mount -t overlay -o lowerdir=/etc,upperdir=/run/e/up,workdir=/run/e/work overlay /etc; "
