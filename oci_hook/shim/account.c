@@ -253,8 +253,8 @@ static bool move_in(struct gh_state *st, struct gh_account_page *page, unsigned 
         uint64_t units = mine->units;
         mine->units = 0;
         mine->tag = gh_tag(LOAD(&page->entry[slot][card].committed));
-        if (units)
-            add(page, slot, card, mine, (int64_t)units, GH_UNLIMITED);
+        if (units && add(page, slot, card, mine, (int64_t)units, GH_UNLIMITED) != GH_BOOKED)
+            mine->units = units; /* the total was scribbled over, too: the next sweep restates and repairs */
     }
     STORE(&st->slot, ours ? slot : 0);
     while (held--)
@@ -364,8 +364,7 @@ static void repair(struct gh_account_page *page, unsigned card) {
         if (sum == gh_word_value(w) || sum > GH_VALUE_MAX)
             return;
         acknowledge(page, card, w, 0);
-        if (CAS(total, &w, gh_word(sum, 0, gh_tag(w) + 1)))
-            return;
+        CAS(total, &w, gh_word(sum, 0, (gh_tag(w) + 1) & GH_TAG_MASK)); /* and look again: scribbled slots may differ now */
     }
 }
 

@@ -85,7 +85,7 @@ bool gh_policy_limit(struct gh_state *st, unsigned card, struct gh_limit *out) {
     }
     struct gh_card_policy record;
     uint32_t ncards;
-    if (!snapshot(st, card, &record, &ncards) || card >= ncards)
+    if (card >= GH_POLICY_CARDS || !snapshot(st, card, &record, &ncards) || card >= ncards)
         return false;
     *out = (struct gh_limit){record.memory_limit, record.context_bytes, record.flags & GH_CARD_WHOLE};
     return true;

@@ -1,0 +1,232 @@
+/* Fuzz target: the readers of the policy page and the account page, with what others may have written there.
+ * The input is a program: it damages the two pages and makes the calls that the stand-in makes, in any order. Beside
+ * the sanitizers, what must hold whatever the pages say is checked here.
+ *
+ * With libFuzzer or AFL++ as it is; with -DGH_FUZZ_MAIN a main of its own: `fuzz_pages SEED COUNT` makes inputs by
+ * itself, `fuzz_pages FILE...` runs inputs that were found. docs/account-page.md tells how. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "account.h"
+#include "policy.h"
+
+#define HOLD(what)                                                      \
+    do {                                                                \
+        if (!(what)) {                                                  \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);  \
+            abort();                                                    \
+        }                                                               \
+    } while (0)
+
+#define NOBODY 0x3fffffu /* a pid that nobody has: the input alone says what happens */
+
+static const uint8_t *at, *end;
+static uint64_t take(unsigned bytes) {
+    uint64_t n = 0;
+    while (bytes-- && at < end)
+        n = n << 8 | *at++;
+    return n;
+}
+
+/* Mostly words that mean something: small numbers, powers of two, our own identity, all ones. */
+static uint64_t word(const struct gh_state *st) {
+    uint64_t n = take(1);
+    switch (n & 7) {
+    case 0: return n >> 3;
+    case 1: return 1ull << (take(1) & 63);
+    case 2: return st->me | (n >> 3 & 1) << 41;
+    case 3: return ~(n >> 3);
+    case 4: return gh_word(take(2) << (n >> 3), take(2) & GH_SLOT_MASK, take(1)); /* a total */
+    case 5: return take(2) << (GH_TAG_BITS + (n >> 3)) | take(1);                 /* announced or committed */
+    case 6: return gh_owner(n & 8 ? 1 : NOBODY - 1, gh_owner_ns(st->me), n & 16 ? take(2) : 0); /* alive; dead */
+    default: return take(8);
+    }
+}
+
+static struct gh_policy_page *policy; /* of exactly their sizes, for the sanitizer */
+static struct gh_account_page *account;
+
+static void damage_policy(void) {
+    uint8_t *bytes = (uint8_t *)policy;
+    uint64_t offset = take(2), n = take(1);
+    if (n & 1) /* the head, or the numbers of a record: where it matters */
+        offset = n & 2 ? offset % 32 : 128 + offset % 16 * 128 + 48 + (offset >> 4) % 40;
+    for (n = n >> 2 & 7; n != UINT64_MAX; n--)
+        bytes[(offset + n) % GH_POLICY_SIZE] = (uint8_t)take(1);
+}
+
+static void damage_account(const struct gh_state *st) {
+    uint64_t n = take(1), slot = n & 8 ? atomic_load(&st->slot) : take(2) & GH_SLOT_MASK, card = n >> 4;
+    struct gh_account_entry *e = &account->entry[slot][card];
+    uint64_t to = word(st);
+    switch (n & 7) {
+    case 0: atomic_store(&account->card[card].total, to); break;
+    case 1: atomic_store(&account->card[card].surcharge, to); break;
+    case 2: atomic_store(&account->owner[slot], to); break;
+    case 3: atomic_store(&account->stack[slot], to); break;
+    case 4: atomic_store(&e->announce, to); break;
+    case 5: atomic_store(&e->committed, to); break;
+    case 6: atomic_store(&e->ack, to); break;
+    default: atomic_store(&e->contexts, to); break;
+    }
+}
+
+static void check_policy(struct gh_state *st, unsigned card) {
+    struct gh_limit limit = {0};
+    char uuid[48];
+    memcpy(uuid, policy->card[card % GH_POLICY_CARDS].uuid, sizeof uuid);
+    uuid[sizeof uuid - 1] = 0;
+    bool valid = gh_policy_valid(policy) && !(policy->seq & 1);
+    bool known = gh_policy_limit(st, card, &limit);
+    HOLD(known == (valid && card < policy->ncards));
+    HOLD(!known || limit.bytes == policy->card[card].memory_limit);
+    HOLD(gh_policy_usable(st) == valid);
+    int found = gh_policy_find(st, uuid);
+    HOLD(found >= -1 && found < GH_POLICY_CARDS && (valid || found < 0));
+    HOLD(found < 0 || (uint32_t)found < policy->ncards);
+    HOLD(!valid || card >= policy->ncards || !uuid[0] || (found >= 0 && (unsigned)found <= card));
+}
+
+static uint64_t sum_of(unsigned card) {
+    uint64_t sum = 0;
+    for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
+        if (atomic_load(&account->owner[slot]))
+            sum += gh_slot_share(account, slot, card);
+    return sum;
+}
+
+static void reserve(struct gh_state *st, unsigned card, uint64_t held[]) {
+    uint64_t units = word(st) >> (take(1) & 63), limit = word(st) & GH_VALUE_MAX;
+    enum gh_booked done = gh_reserve(st, card, units, limit);
+    if (done != GH_BOOKED)
+        return;
+    held[card] += units;
+    uint64_t more = limit < GH_UNLIMITED ? atomic_load(&account->card[card].surcharge) : 0;
+    uint64_t total = gh_word_value(atomic_load(&account->card[card].total));
+    HOLD(!units || (total <= limit && more <= limit - total));
+}
+
+static void sweep(struct gh_state *st, const uint64_t held[]) {
+    gh_sweep(st);
+    unsigned slot = atomic_load(&st->slot);
+    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++) {
+        uint64_t sum = sum_of(card);
+        HOLD(sum > GH_VALUE_MAX || sum == gh_word_value(atomic_load(&account->card[card].total)));
+        HOLD(gh_own(st, card) >= held[card]); /* never less than what we hold */
+        if (slot && atomic_load(&account->owner[slot]) == st->me)
+            HOLD(gh_slot_share(account, slot, card) == gh_own(st, card));
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static struct gh_state *st;
+    uint64_t held[GH_ACCOUNT_CARDS] = {0};
+    if (!st)
+        HOLD((st = gh_here()) && (policy = malloc(GH_POLICY_SIZE)) && (account = aligned_alloc(64, sizeof *account)));
+    uint32_t ns = gh_owner_ns(st->me);
+    memset(st, 0, sizeof *st);
+    st->me = gh_owner(NOBODY, ns, 1);
+    st->stack = 4096;
+    atomic_store(&st->said, ~0u);
+    atomic_store(&st->phase, 2);
+    atomic_store(&st->policy, policy);
+    atomic_store(&st->account, account);
+    memset(account, 0, sizeof *account);
+    memset(policy, 0, GH_POLICY_SIZE);
+    at = data;
+    end = data + size;
+    policy->magic = GH_POLICY_MAGIC;
+    policy->version = GH_POLICY_VERSION;
+    policy->size = GH_POLICY_SIZE;
+    policy->ncards = (uint32_t)take(1) % (GH_POLICY_CARDS + 1);
+    for (unsigned i = 0; i < GH_POLICY_CARDS; i++) {
+        snprintf(policy->card[i].uuid, sizeof policy->card[i].uuid, "GPU-%02x", i);
+        policy->card[i].memory_limit = (i + 1ull) << 30;
+    }
+    for (int n = 0; at < end && n < 200; n++) {
+        uint64_t op = take(1);
+        unsigned card = op >> 4;
+        switch (op & 15) {
+        case 0: case 1: damage_policy(); break;
+        case 2: check_policy(st, card + (take(1) & 1) * 16); break;
+        case 3: case 4: case 5: damage_account(st); break;
+        case 6: case 7: reserve(st, card, held); break;
+        case 8: {
+            uint64_t units = held[card] >> (take(1) & 7);
+            held[card] -= units;
+            gh_release(st, card, units);
+            break;
+        }
+        case 9: sweep(st, held); break;
+        case 10: HOLD(gh_total(st, card) <= GH_VALUE_MAX); break;
+        case 11: gh_press(st, card); HOLD(!gh_pressed(st, card)); break;
+        case 12: gh_count_contexts(st, card, op & 64 ? 1 : -1); break;
+        case 13: gh_slot_share(account, (unsigned)take(2) & GH_SLOT_MASK, card); break;
+        case 14: gh_account_attach(st); break;
+        default: sweep(st, held); check_policy(st, card); break;
+        }
+    }
+    sweep(st, held);
+    return 0;
+}
+
+#ifdef GH_FUZZ_MAIN
+static uint64_t random64(uint64_t *state) { /* xorshift64* */
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * 2685821657736338717ull;
+}
+
+static int run_file(const char *path) {
+    static uint8_t bytes[1 << 16];
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        perror(path);
+        return 2;
+    }
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    fclose(f);
+    return LLVMFuzzerTestOneInput(bytes, n);
+}
+
+/* Fresh inputs, and mutations of the last one; the input that runs lies in the file `crash` until it is survived. */
+static int generate(uint64_t seed, unsigned long count) {
+    uint8_t input[512];
+    size_t size = 0;
+    uint64_t r = seed * 0x9e3779b97f4a7c15ull | 1;
+    const char *crash = getenv("GH_FUZZ_CRASH");
+    for (unsigned long i = 0; i < count; i++) {
+        if (!size || random64(&r) % 4 == 0) {
+            size = 1 + random64(&r) % sizeof input;
+            for (size_t k = 0; k < size; k++)
+                input[k] = (uint8_t)(random64(&r) >> 32);
+        } else {
+            for (uint64_t k = 1 + random64(&r) % 8; k; k--)
+                input[random64(&r) % size] = (uint8_t)(random64(&r) >> 32);
+        }
+        FILE *f = crash ? fopen(crash, "wb") : NULL;
+        if (f) {
+            fwrite(input, 1, size, f);
+            fclose(f);
+        }
+        LLVMFuzzerTestOneInput(input, size);
+    }
+    printf("%lu\n", count);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    char *rest;
+    uint64_t seed = argc == 3 ? strtoull(argv[1], &rest, 10) : 0;
+    if (argc == 3 && !*rest)
+        return generate(seed, strtoul(argv[2], NULL, 10));
+    for (int i = 1; i < argc; i++)
+        if (run_file(argv[i]))
+            return 1;
+    return argc < 2;
+}
+#endif

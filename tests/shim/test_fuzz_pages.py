@@ -1,0 +1,31 @@
+"""The fuzz target of the page readers, under gcc's sanitizers, with inputs of its own making."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from box import ROOT
+from conftest import HERE
+
+SHIM = ROOT / "oci_hook" / "shim"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fuzz") / "fuzz_pages"
+    sources = [str(SHIM / f"{n}.c") for n in ("account", "alive", "policy", "pointers", "state")]
+    flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{SHIM}"]
+    defines = ["-DGH_FUZZ_MAIN", '-DGH_PRIVATE="/nonexistent"']
+    command = ["gcc", *flags, *defines, "-o", str(out), str(HERE / "fuzz_pages.c"), *sources, "-lpthread", "-ldl"]
+    subprocess.run(command, check=True)
+    return out
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_the_pages_say(target: Path, tmp_path: Path, seed: int) -> None:
+    crash = tmp_path / "crash"
+    done = subprocess.run(
+        [str(target), str(seed), "1000"], env={"GH_FUZZ_CRASH": str(crash)}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, f"seed {seed}, input {crash.read_bytes().hex()}\n{done.stderr}"
+    assert done.stdout == "1000\n"
