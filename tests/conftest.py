@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
 
@@ -24,6 +25,8 @@ from oci_hook.engines import prefix as installs
 from oci_hook.node import inventory, settings_compile, store
 from oci_hook.node.life import boot_id
 from oci_hook.node.settings import Settings
+
+hypothesis.settings.register_profile("quick", max_examples=15)  # scripts/test --quick
 
 REPO = Path(__file__).resolve().parent.parent
 ARCH = platform.machine()
