@@ -99,12 +99,15 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
         return r;
     r = made(&c, REAL(cuDevicePrimaryCtxRetain)(context, device), context);
     struct gh_state *st = gh_here();
-    if (r == CUDA_SUCCESS && st && device >= 0 && device < GH_DEVICES)
-        atomic_store(&st->contexts.primary[device], *context);
+    if (r == CUDA_SUCCESS && st && device >= 0 && device < GH_DEVICES) {
+        CUcontext last = atomic_exchange(&st->contexts.primary[device], *context);
+        if (last && last != *context)
+            gone(st, last, true); /* reset, and come back under another handle */
+    }
     return r;
 }
 
-/* Released by its last holder, or reset: its memory is gone. The handle stays the same. */
+/* Released by its last holder, or reset: its memory is gone. A reset one keeps its charge for when it is used again. */
 static CUresult released(CUresult r, CUdevice device, bool reset) {
     struct gh_state *st = gh_here();
     unsigned flags;

@@ -222,3 +222,24 @@ def test_short(tmp_path: Path, over_simulated: Path, seed: int) -> None:
 def test_long(tmp_path: Path, over_simulated: Path, seed: int) -> None:
     bench = play(tmp_path, over_simulated, seed, 25)
     assert bench.granted and bench.refused and bench.samples and bench.kills
+
+
+RESETS = """
+import ctypes, sys
+lib = ctypes.CDLL("libcuda.so.1")
+context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+assert lib.cuInit(0) == 0
+for turn in range(40):
+    assert lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0, turn
+    assert lib.cuCtxSetCurrent(context) == 0
+    assert lib.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    print(free.value >> 20)
+    assert lib.cuDevicePrimaryCtxReset_v2(0) == 0
+"""
+
+
+def test_a_context_that_is_reset_is_charged_once(tmp_path: Path, stand_in: Path) -> None:
+    """The simulated driver gives a primary context another handle after each reset."""
+    bench = Bench(tmp_path, stand_in, seed=1)
+    done = bench.box.run([sys.executable, "-c", RESETS], GPU_HOOK_SIM_CARDS=bench.cards)
+    assert set(done.stdout.split()) == {str((LIMIT - CONTEXT) // MIB)}, done.stdout
