@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from oci_hook.engines import prefix as installs
 from oci_hook.node import inventory, settings_compile, store
 from oci_hook.node.life import boot_id
 from oci_hook.node.settings import Settings
+from scripts import tiny_image
 
 hypothesis.settings.register_profile("quick", max_examples=15)  # scripts/test --quick
 
@@ -33,7 +33,6 @@ ARCH = platform.machine()
 DRIVER = "550.163.01"
 UUIDS = ("GPU-00000000-0000-4000-8000-000000000000", "GPU-11111111-1111-4111-8111-111111111111")
 MEMORY_MIB = 24576
-APPLETS = ("sh", "sleep", "cat", "ls", "mknod", "echo", "env", "grep", "md5sum", "mount", "true", "dd", "stat", "rm")
 _ids = itertools.count()
 
 
@@ -125,36 +124,13 @@ def prefix(native: Path, tmp_path: Path) -> Install:
 @pytest.fixture
 def rootfs(tmp_path: Path) -> Path:
     """A busybox image in the layout of Red Hat (no /etc/debian_version)."""
-    return busybox_rootfs(tmp_path / "rootfs")
-
-
-def busybox_rootfs(root: Path, debian: bool = False) -> Path:
-    for d in ("bin", "dev", "proc", "sys", "etc", "tmp", "run", "usr/lib64", "usr/bin"):
-        (root / d).mkdir(parents=True)
-    busybox = next(p for p in ("/bin/busybox", "/usr/bin/busybox") if os.path.exists(p))
-    shutil.copy(busybox, root / "bin/busybox")
-    for applet in APPLETS:
-        os.symlink("busybox", root / "bin" / applet)
-    if debian:
-        (root / "etc/debian_version").write_text("12.1\n")
-        (root / f"usr/lib/{ARCH}-linux-gnu").mkdir(parents=True)
-    return root
+    return tiny_image.busybox(tmp_path / "rootfs")
 
 
 @pytest.fixture
 def glibc_rootfs(tmp_path: Path) -> Path:
-    """The same with the host's loader and C library, in the layout of Debian."""
-    root = busybox_rootfs(tmp_path / "glibc", debian=True)
-    loader = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}[ARCH]
-    target = root / loader.lstrip("/")
-    target.parent.mkdir(exist_ok=True)
-    shutil.copy(loader, target)
-    listing = subprocess.run([loader, "--list", "/bin/ls"], capture_output=True, text=True, check=True).stdout
-    libc = Path(next(line.split()[2] for line in listing.splitlines() if "libc.so.6" in line))
-    for name in ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"):
-        if (libc.parent / name).exists():
-            shutil.copy(libc.parent / name, root / f"usr/lib/{ARCH}-linux-gnu" / name)
-    return root
+    """The same with the host's loader and C library, where the host has them."""
+    return tiny_image.with_c_library(tmp_path / "glibc")
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from oci_hook.core.pages import policy_page
+from scripts import tiny_image
 from tests.apply.box import Box
-from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, busybox_rootfs
+from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
 
 pytestmark = pytest.mark.root
 SNIPPET = REPO / "runtime-config/runc/config.json"
@@ -106,7 +107,7 @@ def empty_ledger(install: Install) -> None:
     ("ask", "memory"), [({"T9K_GPU_PERCENT": "30"}, MEMORY_MIB * 30 // 100), ({"T9K_GPU_MEMORY": "4096"}, 4096)]
 )
 def test_a_container_gets_its_share_and_nothing_else(install, bundle, runc, tmp_path, stages, ask, memory):
-    plain = started(runc, bundle(rootfs=busybox_rootfs(tmp_path / "plain")))
+    plain = started(runc, bundle(rootfs=tiny_image.busybox(tmp_path / "plain")))
     id = started(runc, bundle({"NVIDIA_VISIBLE_DEVICES": "0", **ask}, edit=hooked(install, *stages)))
 
     [grant] = install.grants()
@@ -175,7 +176,7 @@ def test_private_files_are_read_only(install, bundle, runc):
 
 
 def test_asks_for_nothing(install, bundle, runc, tmp_path):
-    plain = started(runc, bundle(rootfs=busybox_rootfs(tmp_path / "plain")))
+    plain = started(runc, bundle(rootfs=tiny_image.busybox(tmp_path / "plain")))
     for asked in ({}, {"other": "1"}, {**ASK, "io.kubernetes.cri.container-type": "sandbox"}):
         id = started(runc, bundle(asked, edit=hooked(install)))
         assert mount_points(runc, id) == mount_points(runc, plain)
@@ -228,7 +229,7 @@ def test_all_problems_at_once(install, bundle, runc):
 def test_a_full_card(install, bundle, runc, tmp_path):
     ask = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "60"}
     id = started(runc, bundle(ask, edit=hooked(install)))
-    folder = bundle(ask, rootfs=busybox_rootfs(tmp_path / "second"), edit=hooked(install))
+    folder = bundle(ask, rootfs=tiny_image.busybox(tmp_path / "second"), edit=hooked(install))
     done = runc.create(folder)
     assert done.returncode == 1 and "GH-201: " in done.stderr
     [grant] = install.grants()
@@ -293,7 +294,7 @@ def test_a_cgroup_that_is_shared(install, bundle, runc, tmp_path):
     def shared(spec: dict[str, Any]) -> None:
         spec["linux"]["cgroupsPath"] = f"/gh-test-shared-{os.getpid()}"
 
-    first = started(runc, bundle(edit=shared, rootfs=busybox_rootfs(tmp_path / "first")))
+    first = started(runc, bundle(edit=shared, rootfs=tiny_image.busybox(tmp_path / "first")))
     message = refused(runc, bundle(ASK, edit=hooked(install, edit=shared)), "GH-403", install)
     assert f"process {runc.pid(first)}" in message
 
@@ -352,7 +353,7 @@ def test_user_namespace_without_a_driver(install, bundle, runc):
 
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         os.chmod(folder, 0o755)
-        rootfs = busybox_rootfs(Path(folder) / "rootfs")
+        rootfs = tiny_image.busybox(Path(folder) / "rootfs")
         for path in [rootfs, *rootfs.rglob("*")]:
             os.chown(path, 100000, 100000, follow_symlinks=False)
         started(runc, bundle(rootfs=rootfs, edit=edit))
@@ -412,7 +413,7 @@ def state(bundle: Bundle) -> dict[str, Any]:
 
 
 def test_bad_states(install, state, runc, bundle, tmp_path):
-    other = started(runc, bundle(rootfs=busybox_rootfs(tmp_path / "other")))
+    other = started(runc, bundle(rootfs=tiny_image.busybox(tmp_path / "other")))
     before = mount_points(runc, other)
     rootless = {**state, "bundle": str(tmp_path / "nowhere"), "pid": os.getpid()}
     states: list[object] = ["", "garbage", "{", "[]", '{"pid": 1}', " " * (1 << 20) + "x", json.dumps(state)[:-9]]
@@ -481,7 +482,7 @@ def test_the_wrappers_work_is_found(install, bundle, runc):
 @pytest.mark.parametrize("how", ["umount {}", "mount --bind /etc/hostname {}"])
 def test_the_wrappers_work_is_undone(install, bundle, runc, tmp_path, path, how):
     """Something between wrapper and hook (another hook, here) took the stand-in or the limits away."""
-    rootfs = busybox_rootfs(tmp_path / "image")
+    rootfs = tiny_image.busybox(tmp_path / "image")
     vandal = tmp_path / "vandal"
     command = how.format(f"{rootfs}{path}")
     vandal.write_text(f"#!/bin/sh\nread state\npid=${{state#*'\"pid\":'}}\nnsenter -m -t ${{pid%%,*}} {command}\n")
@@ -598,7 +599,7 @@ def test_nothing_is_inherited(install, state):
     "path", [f"{LIBDIR}/libcuda.so.1", LIBDIR, "/run/gpu-hook", "/usr/bin/nvidia-smi", "/usr", "/run"]
 )
 def test_images_of_links(install, bundle, runc, tmp_path, path, target):
-    rootfs = busybox_rootfs(tmp_path / "image")
+    rootfs = tiny_image.busybox(tmp_path / "image")
     where = Path(f"{rootfs}{path}")
     if where.is_dir():
         subprocess.run(["rm", "-r", str(where)], check=True)
@@ -734,7 +735,7 @@ def test_swapped_while_the_hook_runs(install, bundle, runc, tmp_path):
     stand_in, own = md5(install.prefix / "lib/stand-in/libcuda.so.1"), md5(tmp_path / "own")
     outcomes = []
     for number in range(30):
-        rootfs = busybox_rootfs(tmp_path / f"image{number}")
+        rootfs = tiny_image.busybox(tmp_path / f"image{number}")
         (rootfs / "usr/lib64/libcuda.so.1").write_text("the image's own")
         for name in ("usr/lib64", "run", "usr/bin"):
             (rootfs.parent / f"link{number}-{name.replace('/', '-')}").symlink_to(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.layout import MARKER, REQUEST_DIR, VISIBLE_DIR
-from tests.conftest import REPO, UUIDS, Bundle, Install, Runc, busybox_rootfs
+from scripts import tiny_image
+from tests.conftest import REPO, UUIDS, Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 WAYS = ["wrapper", "hook", "both"]
@@ -82,7 +83,7 @@ def test_the_same_bundle_again(create: Start, runc: Runc) -> None:
 
 
 def test_an_image_cannot_ask_by_files(create: Start, tmp_path: Path) -> None:
-    image = busybox_rootfs(tmp_path / "asking")
+    image = tiny_image.busybox(tmp_path / "asking")
     for name in ("memory=4Gi", "gpus=all"):
         (image / "run/gpu-hook/request").mkdir(parents=True, exist_ok=True)
         (image / "run/gpu-hook/request" / name).touch()

@@ -17,7 +17,8 @@ import pytest
 
 from oci_hook.core.layout import MARKER, PAGES_DIR
 from oci_hook.node import inventory, store
-from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, busybox_rootfs
+from scripts import tiny_image
+from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}
@@ -120,7 +121,7 @@ def test_a_container_gets_its_share_and_nothing_else(prefix: Install, bundle: Bu
 
 
 def test_debian_layout(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
-    image = busybox_rootfs(tmp_path / "debian", debian=True)
+    image = tiny_image.busybox(tmp_path / "debian", debian=True)
     (multiarch,) = (image / "usr/lib").iterdir()
     id = start(runc, prefix, bundle(ASK, rootfs=image))
     folder = f"/usr/lib/{multiarch.name}"
@@ -526,7 +527,7 @@ def test_every_destination_as_a_link(prefix: Install, bundle: Bundle, runc: Runc
     ]
     started = 0
     for n, (at, to) in enumerate((at, to) for at in links(prefix) for to in targets if at != to):
-        image = busybox_rootfs(tmp_path / f"image{n}")
+        image = tiny_image.busybox(tmp_path / f"image{n}")
         place = image / at.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(to)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ARCH, REPO, Bundle, Install, Runc, busybox_rootfs
+from scripts import tiny_image
+from tests.conftest import ARCH, REPO, Bundle, Install, Runc
 
 pytestmark = pytest.mark.root
 Image = Callable[[Path], None]
@@ -109,7 +110,7 @@ def test_wrapper_and_hook(install: Install, bundle: Bundle, runc: Runc, tmp_path
     snippet = (REPO / "runtime-config/runc/config.json").read_text().replace("/opt/gpu-hook", str(install.prefix))
     results = []
     for way in ("wrapper", "hook"):
-        root = busybox_rootfs(tmp_path / way)
+        root = tiny_image.busybox(tmp_path / way)
         image(root)
 
         def change(spec: dict[str, Any], way: str = way) -> None:

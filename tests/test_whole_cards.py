@@ -11,7 +11,8 @@ import pytest
 
 from oci_hook.core.inventory import CardNode, DriverFile
 from oci_hook.node import inventory
-from tests.conftest import DRIVER, UUIDS, Bundle, Install, Runc, busybox_rootfs
+from scripts import tiny_image
+from tests.conftest import DRIVER, UUIDS, Bundle, Install, Runc
 from tests.test_hook import hooked
 
 pytestmark = pytest.mark.root
@@ -106,7 +107,7 @@ def test_a_share_is_refused_them(install, bundle, runc, tmp_path):
     asked = {**ASK, "gpu-hook.io/memory": "1Gi"}
     done = runc.create(bundle(asked), install)
     assert done.returncode == 1 and "GH-106: " in done.stderr
-    less = bundle({**asked, "gpu-hook.io/capabilities": "all"}, rootfs=busybox_rootfs(tmp_path / "other"))
+    less = bundle({**asked, "gpu-hook.io/capabilities": "all"}, rootfs=tiny_image.busybox(tmp_path / "other"))
     assert runc.create(less, install).returncode == 0
     top = f"/proc/{runc.pid(runc.ids[-1])}/root"
     assert not [path for path in (*FILES, *NODES) if os.path.exists(top + path)]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import REPO, busybox_rootfs
+from scripts import tiny_image
+from tests.conftest import REPO
 
 # The root becomes ours, with an upper layer on tmpfs; packages and what containers need come in by bind mounts.
 ENTER = """set -e
@@ -88,7 +89,7 @@ class Machine:
         """A container that holds 1 GiB of a card and sleeps; made by the install's runtime, with runc and cgroups."""
         bundle = shared / "sleeper"
         shutil.rmtree(bundle, ignore_errors=True)
-        busybox_rootfs(bundle / "rootfs")
+        tiny_image.busybox(bundle / "rootfs")
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         spec = json.loads((bundle / "config.json").read_text())
         spec["annotations"] = {"gpu-hook.io/memory": "1Gi"}
