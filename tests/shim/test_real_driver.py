@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 @pytest.fixture
-def real_box(box: Box, real_driver: Path) -> Box:
+def real_box(box: Box, real_driver: Path, no_new_devices: None) -> Box:
     for ours, theirs in (("cuda", "libcuda.so"), ("ml", "libnvidia-ml.so")):
         (box.place / "driver" / ours).write_bytes((real_driver / theirs).read_bytes())
     return box
