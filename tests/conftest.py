@@ -227,6 +227,12 @@ class Runc:
         for id in self.ids:
             if (self.root / id).exists():
                 self("delete", "--force", id)
+            # A runc that was killed early has written nothing down that its `delete` could go by.
+            for group in Path("/sys/fs/cgroup").glob(f"*/{id}"):
+                try:
+                    group.rmdir()
+                except OSError:
+                    pass
 
 
 @pytest.fixture
