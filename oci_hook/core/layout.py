@@ -11,6 +11,8 @@ REAL_LIBNVML = PRIVATE + "/driver/ml"
 POLICY_PAGE = PRIVATE + "/policy"  # read-only file bind
 ACCOUNT_DIR = PRIVATE + "/account"  # a small tmpfs of the container's own; the stand-in creates ACCOUNT_FILE there
 ACCOUNT_FILE = ACCOUNT_DIR + "/page"
+SHARE_DIR = PRIVATE + "/share"  # N: the state directory's SHARE_STATE/UUID of the page's N-th card, read-only
+SLOT_FILE = PRIVATE + "/slot"  # N: the container's own slot file on that card, read-write
 REQUEST_DIR = PRIVATE + "/request"  # /dev/null mounted at KEY=VALUE in it asks as an annotation does
 VISIBLE_DIR = "/var/run/nvidia-container-devices"  # the NVIDIA runtime's: /dev/null at a card's name asks for the card
 SIM_CARDS = "/dev/nvidia-sim"  # the simulated cards' memory files, by minor number
@@ -26,6 +28,7 @@ LAUNCHER_CONF = "etc/launcher.conf"
 # In the state directory (tmpfs).
 LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
 PAGES_DIR = "pages"  # KEY/policy per grant
+SHARE_STATE = "share"  # UUID/card, UUID/slot/NN: a tmpfs of its own per card
 INVENTORY = "inventory.json"
 
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255

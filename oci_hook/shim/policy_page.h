@@ -25,7 +25,8 @@ struct gh_card_policy {
     uint32_t flags;         /* enum gh_card_flags */
     uint32_t minor;         /* /dev/nvidiaN */
     uint64_t context_bytes; /* what a CUDA context takes on this card; 0 not known */
-    uint8_t reserved[40];
+    uint32_t slot;          /* 1 + the container's slot on the card page; 0 none: the card is not shared out in time */
+    uint8_t reserved[36];
 };
 
 struct gh_policy_page {

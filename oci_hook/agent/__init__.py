@@ -1,0 +1,1 @@
+"""The node agent: reconciles, audits, measures. Optional: no container needs it to start."""

@@ -1,0 +1,46 @@
+/* The card page: by whom a card is shared, and how. One per card, written by gpu-hook on the host, read-only in every
+ * container on the card (GH_SHARE_DIR/N/card, N the card's place in the policy page). Derived from the ledger alone.
+ * Little-endian, naturally aligned, one page. Twin: oci_hook/core/card_page.py; a test compares the two.
+ * seq is a seqlock as the policy page's, and the word on which a frozen thread sleeps (FUTEX_WAIT, works on a read-only
+ * mapping). Who cannot read a page goes on with the last one it could read; without any, only the own cap is held. */
+#ifndef GPU_HOOK_CARD_PAGE_H
+#define GPU_HOOK_CARD_PAGE_H
+
+#include <stdint.h>
+
+#include "share_pages.h"
+
+#define GH_CARD_MAGIC 0x3144524143504847ull /* "GHPCARD1" */
+#define GH_CARD_VERSION 1u
+#define GH_CARD_PAGE_SIZE 4096u
+
+/* Beside GH_SHARE_DIR/N/card: a file of GH_SLOT_FILE_SIZE zero bytes per granted slot, GH_SHARE_DIR/N/slot/II (two
+ * decimal digits), a fresh inode per grant. The container's own is also mounted read-write, at GH_SLOT_FILE/N. */
+#define GH_SLOT_FILE_SIZE 8192u
+
+struct gh_card_share {
+    struct gh_share share;
+    uint32_t reserved0;
+    uint64_t born; /* another number for every grant that ever had this slot; 0 free */
+    uint64_t reserved1;
+};
+
+struct gh_card_page {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t size; /* GH_CARD_PAGE_SIZE */
+    uint32_t seq;
+    uint32_t time_scale; /* times of the rules are multiplied by it: 1, more on a slowed-down simulated card */
+    uint64_t generation; /* counts the changes */
+    uint64_t present;    /* bit i: slot i is granted */
+    char uuid[48];
+    uint8_t reserved[40];
+    struct gh_card_share slot[GH_SLOTS];
+};
+
+_Static_assert(sizeof(struct gh_share) == 12, "share");
+_Static_assert(sizeof(struct gh_card_share) == 32, "card share");
+_Static_assert(sizeof(struct gh_card_page) == 128 + 32 * GH_SLOTS, "head and slots");
+_Static_assert(sizeof(struct gh_card_page) <= GH_CARD_PAGE_SIZE, "fits one page");
+
+#endif
