@@ -105,7 +105,7 @@ struct event {
 CUresult event_record(CUevent event, CUstream stream);
 CUresult event_wait(CUstream stream, CUevent event);
 CUresult stream_submit(struct stream *stream, uint64_t duration_ns);
-uint64_t function_duration(CUfunction function, int device);
+uint64_t function_duration(CUfunction function, int device, void **params);
 CUresult sim_stream(CUstream handle, struct stream **stream);
 CUresult sim_stream_wait(struct stream *stream);
 

@@ -204,7 +204,8 @@ typedef struct node *const *nodes;
 
 struct kernel_params { /* head of CUDA_KERNEL_NODE_PARAMS, all versions */
     CUfunction function;
-    unsigned gx, gy, gz, bx, by, bz;
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    void **params;
 };
 
 static CUresult add_kernel(struct node **out, struct graph *g, nodes before, size_t n, const struct kernel_params *p)
@@ -213,7 +214,7 @@ static CUresult add_kernel(struct node **out, struct graph *g, nodes before, siz
     TRY(sim_context(&ctx));
     if (!p || !p->function || !p->gx || !p->gy || !p->gz || !p->bx || !p->by || !p->bz)
         return CUDA_ERROR_INVALID_VALUE;
-    struct op op = {.type = NODE_KERNEL, .duration_ns = function_duration(p->function, ctx->device)};
+    struct op op = {.type = NODE_KERNEL, .duration_ns = function_duration(p->function, ctx->device, p->params)};
     return graph_add(g, before, n, &op, out);
 }
 

@@ -10,11 +10,13 @@
 
 /* --- modules and functions ---
  * An image may be anything. When it is text (PTX), "sim_us=N" in it sets the duration of all its kernels and
- * "sim_us NAME=N" that of one, and only names that occur in it are found. A name that ends in "_Nus" runs N µs. */
+ * "sim_us NAME=N" that of one, and only names that occur in it are found; with "sim_param" in it, a kernel runs for as
+ * many ns as its first parameter (64 bits) says. A name that ends in "_Nus" runs N µs. */
 
 struct function {
     char name[128];
     uint64_t duration_ns; /* 0: the card's default */
+    bool by_parameter;
     struct module *module;
     struct function *next;
 };
@@ -121,6 +123,7 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name)
     if (!f && (f = calloc(1, sizeof *f))) {
         strcpy(f->name, name);
         f->duration_ns = duration(m, name);
+        f->by_parameter = m->text && strstr(m->text, "sim_param");
         f->module = m;
         f->next = m->functions;
         m->functions = f;
@@ -541,8 +544,10 @@ API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags) { ret
 
 /* --- launches --- */
 
-uint64_t function_duration(CUfunction f, int device)
+uint64_t function_duration(CUfunction f, int device, void **params)
 {
+    if (f->by_parameter && params && params[0])
+        return *(const uint64_t *)params[0];
     return f->duration_ns ? f->duration_ns : sim_card[device].file->head.kernel_ns;
 }
 
@@ -553,7 +558,7 @@ CUresult stream_submit(struct stream *s, uint64_t duration_ns)
     return CUDA_SUCCESS;
 }
 
-static CUresult submit(CUfunction f, CUstream handle, unsigned grid, unsigned block)
+static CUresult submit(CUfunction f, CUstream handle, unsigned grid, unsigned block, void **params)
 {
     struct stream *s;
     TRY(sim_stream(handle, &s));
@@ -561,7 +566,7 @@ static CUresult submit(CUfunction f, CUstream handle, unsigned grid, unsigned bl
         return CUDA_ERROR_INVALID_HANDLE;
     if (!grid || !block || block > 1024)
         return CUDA_ERROR_INVALID_VALUE;
-    uint64_t ns = function_duration(f, s->ctx->device);
+    uint64_t ns = function_duration(f, s->ctx->device, params);
     return capture_active(s) ? capture_kernel(s, ns) : stream_submit(s, ns);
 }
 
@@ -569,8 +574,8 @@ static CUresult submit(CUfunction f, CUstream handle, unsigned grid, unsigned bl
     API CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
                       unsigned shared, CUstream s, void **params, void **extra)                                   \
     {                                                                                                             \
-        (void)shared, (void)params, (void)extra;                                                                  \
-        return submit(f, s, gx && gy ? gz : 0, bx * by * bz);                                                     \
+        (void)shared, (void)extra;                                                                                \
+        return submit(f, s, gx && gy ? gz : 0, bx * by * bz, params);                                             \
     }
 LAUNCH(cuLaunchKernel)
 LAUNCH(cuLaunchKernel_ptsz)
@@ -579,8 +584,8 @@ LAUNCH(cuLaunchKernel_ptsz)
     API CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
                       unsigned shared, CUstream s, void **params)                                                 \
     {                                                                                                             \
-        (void)shared, (void)params;                                                                               \
-        return submit(f, s, gx && gy ? gz : 0, bx * by * bz);                                                     \
+        (void)shared;                                                                                             \
+        return submit(f, s, gx && gy ? gz : 0, bx * by * bz, params);                                             \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz)
@@ -592,12 +597,12 @@ struct launch_config { /* CUlaunchConfig */
     unsigned n;
 };
 
-#define LAUNCH_EX(name)                                                                        \
+#define LAUNCH_EX(name)                                                                                           \
     API CUresult name(const struct launch_config *c, CUfunction f, void **params, void **extra) \
-    {                                                                                          \
-        (void)params, (void)extra;                                                             \
-        return c ? submit(f, c->stream, c->gx && c->gy ? c->gz : 0, c->bx * c->by * c->bz)     \
-                 : CUDA_ERROR_INVALID_VALUE;                                                   \
+    {                                                                                                             \
+        (void)extra;                                                                                              \
+        return c ? submit(f, c->stream, c->gx && c->gy ? c->gz : 0, c->bx * c->by * c->bz, params) \
+                 : CUDA_ERROR_INVALID_VALUE;                                                       \
     }
 LAUNCH_EX(cuLaunchKernelEx)
 LAUNCH_EX(cuLaunchKernelEx_ptsz)

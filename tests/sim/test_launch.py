@@ -69,12 +69,16 @@ for image, name in [
 ]:
     cuda.cuModuleLoadData(byref(m), image); cuda.cuModuleGetFunction(byref(f), m, name)
     launch(f); events.append(event())
+cuda.cuModuleLoadData(byref(m), b".entry c() // sim_param"); cuda.cuModuleGetFunction(byref(f), m, b"c")
+for ns in (600000, 50000):
+    n = c_uint64(ns); parameters = (c_void_p * 1)(ctypes.addressof(n))
+    cuda.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NONE, parameters, NONE); events.append(event())
 cuda.cuCtxSynchronize()
 print([round(elapsed(a, b), 4) for a, b in zip(events, events[1:])])
 cuda.cuModuleLoadData(byref(m), b".entry a()"); print(code("cuModuleGetFunction", byref(f), m, b"other"))
 """
     )
-    assert out == "[0.7, 0.3, 0.25, 0.01]\n500\n"
+    assert out == "[0.7, 0.3, 0.25, 0.01, 0.6, 0.05]\n500\n"
 
 
 def test_two_processes_slow_each_other_down(sim: Sim) -> None:
