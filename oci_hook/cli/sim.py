@@ -34,9 +34,16 @@ sim.add_command(sim_model.model)
 @sim.command()
 @click.option("--cards", default=1, show_default=True, type=click.IntRange(1, driver_root.MAX_CARDS), help="How many.")
 @click.option("--memory", default="24Gi", show_default=True, metavar="SIZE", help="Memory of each card.")
+@click.option(
+    "--time-scale",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, driver_root.MAX_TIME_SCALE),
+    help="How many times slower than it says a card is; for machines with few cores.",
+)
 @click.option("--force", is_flag=True, help="Replace simulated cards that containers still use.")
 @output.answers
-def up(prefix: str, cards: int, memory: str, force: bool) -> output.Report:
+def up(prefix: str, cards: int, memory: str, time_scale: int, force: bool) -> output.Report:
     """Make simulated cards and let this install use them instead of a real driver.
 
     Sets driver_root in the install's settings. Cards that were simulated before are replaced; the new ones have other
@@ -49,7 +56,7 @@ def up(prefix: str, cards: int, memory: str, force: bool) -> output.Report:
     settings = load_settings(prefix)
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
-    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib)
+    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:

@@ -8,10 +8,22 @@ WHOLE = "+whole"  # behind a driver file's capability
 class Card(Value):
     """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real card.
 
-    context_mib: what one process's context takes of it in MiB, rounded up; 0 not known.
+    context_mib: what one process's context takes of it in MiB, rounded up; 0 not known. time_scale: how many times as
+    long as it says a simulated card takes for everything; 1 for real ones.
     """
 
-    __slots__ = ("uuid", "index", "minor", "memory_mib", "name", "pci", "numa", "simulated", "context_mib")
+    __slots__ = (
+        "uuid",
+        "index",
+        "minor",
+        "memory_mib",
+        "name",
+        "pci",
+        "numa",
+        "simulated",
+        "context_mib",
+        "time_scale",
+    )
 
     def __init__(
         self,
@@ -24,6 +36,7 @@ class Card(Value):
         numa: int = -1,
         simulated: bool = False,
         context_mib: int = 0,
+        time_scale: int = 1,
     ) -> None:
         self.uuid = uuid
         self.index = index
@@ -34,6 +47,7 @@ class Card(Value):
         self.numa = numa
         self.simulated = simulated
         self.context_mib = context_mib
+        self.time_scale = time_scale
 
 
 class DriverFile(Value):

@@ -14,7 +14,9 @@ from oci_hook.node import driver_files
 from oci_hook.node.inventory import stamp
 from oci_hook.node.life import boot_id
 
-SIMULATED_MARK = "gpu-hook-simulated.json"  # at the top of a simulated driver root: {"version", "cards": directory}
+SIMULATED_MARK = (
+    "gpu-hook-simulated.json"  # at the top of a simulated driver root: {"version", "cards": directory, "time_scale"}
+)
 NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every card, about 2 s each
 LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
 PROC = "/proc"
@@ -29,10 +31,13 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
     """
     mark = Path(driver_root) / SIMULATED_MARK
     simulated = mark.exists()
+    time_scale = 1
     environment = dict(os.environ)
     if simulated:
         try:
-            environment["GPU_HOOK_SIM_CARDS"] = str(json.loads(mark.read_text())["cards"])
+            said = json.loads(mark.read_text())
+            environment["GPU_HOOK_SIM_CARDS"] = str(said["cards"])
+            time_scale = int(said.get("time_scale", 1))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise refuse("GH-306", f"{mark} is damaged ({e}); run `gpu-hook sim down` and `sim up`") from None
         loaded = ""
@@ -59,6 +64,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 numa=-1 if simulated else numa_node(card["pci"]),
                 simulated=simulated,
                 context_mib=contexts.get(card["uuid"], 0),
+                time_scale=time_scale,
             )
             for card in answer["cards"]
         )

@@ -13,11 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-uint64_t card_now(void)
+uint64_t card_now(const struct card_file *file)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+    return ((uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec) / card_scale(file);
 }
 
 /* --- finding the cards --- */
@@ -371,7 +371,7 @@ static void advance_locked(struct card *card)
     for (int i = 0, n = card_slots(card->file); i < n; i++)
         if (i != card->slot && ready_at(&card->file->slot[i]) != UINT64_MAX)
             reap(card, i);
-    card_advance(card->file, card_now());
+    card_advance(card->file, card_now(card->file));
     record_lock(card->fd, F_UNLCK, LOCK_ENGINE, false);
 }
 
@@ -405,7 +405,8 @@ static void wait_locked(struct card *card, uint64_t seq)
         advance_locked(card);
         if (atomic_load(&s->head) > seq)
             return;
-        uint64_t left = work_left(s, seq);
+        uint64_t left = work_left(s, seq), scale = card_scale(card->file);
+        left = left > 50000000 ? 50000000 : left * scale;
         if (left < 20000)
             left = 20000;
         if (left > 50000000)
@@ -435,7 +436,7 @@ uint64_t card_submit(struct card *card, uint64_t duration_ns, card_retire *retir
         retire(card, seq - CARD_RING, s->ring[seq % CARD_RING].done_ns);
     if (note)
         note(card, seq, argument);
-    s->ring[seq % CARD_RING] = (struct card_work){.submit_ns = card_now(), .duration_ns = duration_ns};
+    s->ring[seq % CARD_RING] = (struct card_work){.submit_ns = card_now(card->file), .duration_ns = duration_ns};
     atomic_store_explicit(&s->tail, seq + 1, memory_order_release);
     pthread_mutex_unlock(&card->mutex);
     return seq;

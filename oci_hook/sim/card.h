@@ -8,7 +8,8 @@
  *
  * Time: each slot has a ring of submitted work. The engine runs the rings in turn, one slice each (a context's work
  * in order of submission), and is computed up to "now" by card_advance, under the record lock on byte LOCK_ENGINE,
- * by whoever waits. Times are CLOCK_MONOTONIC nanoseconds.
+ * by whoever waits. Card time is CLOCK_MONOTONIC divided by the head's time_scale: a card with the scale 20 is a
+ * twentieth as fast as it says it is, so that a slow machine keeps up with it. What programs are told is card time.
  *
  * Whoever may use a card may write to its file, as to the registers of a real one: a process that scribbles there
  * spoils the simulation for its neighbours. The library only sees to it that nobody hangs or crashes by it.
@@ -24,7 +25,7 @@
 #include <stdint.h>
 
 #define CARD_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
-#define CARD_VERSION 1u
+#define CARD_VERSION 2u
 #define CARD_SLOTS 256
 #define CARD_RING 1024 /* a launch beyond this many unfinished ones blocks, as on real channels */
 #define CARD_MAX 32
@@ -86,11 +87,16 @@ struct card_head { /* fixed when the card is made; all strings NUL-padded */
     uint32_t cuda_version;   /* 248: 12040 = 12.4 */
     uint32_t sm_count;       /* 252 */
     uint32_t capability;     /* 256: 90 = 9.0 */
-    uint32_t reserved0;
+    uint32_t time_scale;     /* 260: 1 ns of card time is so many of CLOCK_MONOTONIC; 0 as 1 */
     uint64_t slice_ns;       /* 264: a context's turn when others wait */
-    uint64_t switch_ns;      /* 272: cost of a turn's change */
+    uint64_t switch_ns;      /* 272: cost of a turn's change, when both contexts have work */
     uint64_t kernel_ns;      /* 280: duration of a kernel that names none */
-    uint8_t reserved[224];   /* 288 */
+    uint64_t switch_idle_ns; /* 288: the same, from a context without work */
+    uint64_t wake_ns;        /* 296: from the end of work to the return of a blocking wait for it */
+    uint64_t copy_rate[3];   /* 304: bytes per microsecond: to the card, from it, within it */
+    uint32_t queue_depth;    /* 328: unfinished launches that a channel takes before a launch blocks */
+    uint32_t tsg_mode;       /* 332: of enum card_tsg */
+    uint8_t reserved[176];   /* 336 */
     struct card_engine engine; /* 512: from here on mutable */
 };
 
@@ -117,7 +123,14 @@ struct card {
  * device node refuses to be opened (device rules). Returns how many. */
 int cards_open(struct card *cards, int max, bool writable);
 
-uint64_t card_now(void);
+/* The card's time in nanoseconds, and how long one of them takes. */
+uint64_t card_now(const struct card_file *file);
+static inline uint64_t card_scale(const struct card_file *file)
+{
+    uint32_t scale = file->head.time_scale;
+    return scale ? scale : 1;
+}
+
 /* The living owner of a slot in our pid namespace: > 0 its pid, 0 alive but not visible from here, -1 dead or free. */
 int card_owner(const struct card *card, int slot);
 

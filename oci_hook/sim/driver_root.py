@@ -26,12 +26,13 @@ MIB = 1 << 20
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
 # card.h: struct card_head up to `engine`, and the size of struct card_file. A test compares both with the compiler's.
-HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQ")
+HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQII")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
-FORMAT = 1
+FORMAT = 2
 FILE_SIZE = 8511488
-# compute-sharing studies: a context's time slice is 1024 us, changing between loaded contexts costs about 90 us.
-SLICE_NS, SWITCH_NS, KERNEL_NS = 1_024_000, 90_000, 10_000
+CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the card's
+KERNEL_NS = 10_000
+MAX_TIME_SCALE = 1000
 CONTEXT_MIB = 64
 SM_COUNT, CAPABILITY = 132, 90
 
@@ -51,8 +52,11 @@ def cards_of(state_dir: str) -> Path:
     return Path(state_dir) / "sim" / "cards"
 
 
-def make(prefix: str, state_dir: str, cards: int, memory_mib: int) -> Path:
-    """Make the driver root and the card files anew; the root. Raises NodeError GH-306."""
+def make(prefix: str, state_dir: str, cards: int, memory_mib: int, time_scale: int = 1) -> Path:
+    """Make the driver root and the card files anew; the root. Raises NodeError GH-306.
+
+    time_scale: a card takes so many times as long for everything as it says.
+    """
     parts = native_parts()
     missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
     if missing:
@@ -73,8 +77,9 @@ def make(prefix: str, state_dir: str, cards: int, memory_mib: int) -> Path:
             os.symlink(f"{name}.1", libraries / name)
         files.mkdir(parents=True, mode=0o755)
         for minor in range(cards):
-            make_card(files / str(minor), minor, memory_mib)
-        mark = {"what": "a simulated driver of gpu-hook", "version": VERSION, "cards": str(files)}
+            make_card(files / str(minor), minor, memory_mib, time_scale)
+        mark: dict[str, str | int] = {"what": "a simulated driver of gpu-hook", "version": VERSION, "cards": str(files)}
+        mark["time_scale"] = time_scale
         (root / SIMULATED_MARK).write_text(json.dumps(mark) + "\n")
     except OSError as e:
         remove(prefix, state_dir)
@@ -82,8 +87,10 @@ def make(prefix: str, state_dir: str, cards: int, memory_mib: int) -> Path:
     return root
 
 
-def make_card(path: Path, minor: int, memory_mib: int) -> str:
+def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> str:
     """One card's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
+    constants = json.loads(CALIBRATION.read_text())
+    us, rate = constants["card_us"], constants["copy_gb_s"]
     name = f"GPU-51de{minor:04x}{str(uuid.uuid4())[8:]}"
     head = HEAD.pack(
         MAGIC,
@@ -100,10 +107,15 @@ def make_card(path: Path, minor: int, memory_mib: int) -> str:
         CUDA_VERSION,
         SM_COUNT,
         CAPABILITY,
-        0,
-        SLICE_NS,
-        SWITCH_NS,
+        time_scale,
+        us["slice"] * 1000,
+        us["switch_loaded"] * 1000,
         KERNEL_NS,
+        us["switch_idle"] * 1000,
+        constants["host_us"]["wake"] * 1000,
+        *(rate[way] * 1000 for way in ("h2d", "d2h", "d2d")),
+        constants["queue_depth"],
+        0,
     )
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "xb") as f:

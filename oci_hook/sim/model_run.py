@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from oci_hook.errors import refuse
-from oci_hook.sim.driver_root import native_parts
+from oci_hook.sim.driver_root import CALIBRATION, native_parts
 from oci_hook.sim.model import metrics
 from oci_hook.sim.model.scenarios import Scenario
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-CALIBRATION = Path(__file__).with_name("calibration.json")
 EXECUTABLE = "share-model"
 POLICIES = ("native", "strict", "ledger", "split", "learned")
 # Keys that are no times; all others are microseconds here and nanoseconds in the executable.

@@ -321,7 +321,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisatio
     DEVICE(d);
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
-    uint64_t now = card_now();
+    uint64_t now = card_now(d->file);
     struct card_file *copy = picture(d, now);
     if (!copy)
         return NVML_ERROR_MEMORY;
@@ -393,7 +393,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct process_
     (void)since;
     if (!n)
         return NVML_ERROR_INVALID_ARGUMENT;
-    uint64_t now = card_now();
+    uint64_t now = card_now(d->file);
     struct card_file *copy = picture(d, now);
     if (!copy)
         return NVML_ERROR_MEMORY;
@@ -404,7 +404,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct process_
         if (!busy)
             continue;
         if (out && found < room)
-            out[found] = (struct process_sample){(unsigned)pid, now / 1000, busy, 0, 0, 0};
+            out[found] = (struct process_sample){(unsigned)pid, now * card_scale(d->file) / 1000, busy, 0, 0, 0};
         found++;
     }
     free(copy);

@@ -31,9 +31,9 @@ def simulated() -> Path:
 class Sim:
     """Two cards of 1 GiB. Programs see them through the environment that `env` gives."""
 
-    def __init__(self, place: Path, native: Path, memory_mib: int = MEMORY_MIB, cards: int = 2) -> None:
+    def __init__(self, place: Path, native: Path, memory_mib: int = MEMORY_MIB, cards: int = 2, scale: int = 1) -> None:
         self.prefix, self.state = place / "prefix", place / "state"
-        self.root = driver_root.make(str(self.prefix), str(self.state), cards, memory_mib)
+        self.root = driver_root.make(str(self.prefix), str(self.state), cards, memory_mib, scale)
         self.cards = driver_root.cards_of(str(self.state))
         self.libraries = self.root / "usr/lib" / MULTIARCH[os.uname().machine]
         self.probe = str(native / "sim/gpu-probe")

@@ -70,6 +70,13 @@ def test_up_shows_cards_and_down_undoes_it(install: Install) -> None:
     assert "there are no simulated cards" in install.run("sim", "down")
 
 
+def test_a_slow_card_is_known_as_one(install: Install) -> None:
+    install.run("sim", "up", "--time-scale", "20")
+    assert [card["time_scale"] for card in install.data("gpus")["cards"]] == [20]
+    assert [c.time_scale for c in inventory.load(load(str(install.prefix))).cards] == [20]
+    install.run("sim", "up", "--time-scale", "0", status=2)
+
+
 def test_data(install: Install) -> None:
     said = install.data("sim", "up", "--cards", "3", "--memory", "1Gi")
     assert [card["minor"] for card in said["cards"]] == [0, 1, 2]

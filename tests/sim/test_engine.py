@@ -176,4 +176,4 @@ int main(void) {{
     said = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.split()
     here = [driver_root.FILE_SIZE, SLOT_SIZE, WORKS, f"{driver_root.MAGIC:x}", driver_root.FORMAT, 224, 240, 264, 280]
     assert said == [str(value) for value in here]
-    assert driver_root.HEAD.size == 288
+    assert driver_root.HEAD.size == 336

@@ -1,6 +1,7 @@
 """Kernels, streams and events of the simulated libcuda, and how its functions are found."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from oci_hook.sim import driver_root
@@ -24,6 +25,18 @@ print(code("cuEventQuery", b), code("cuStreamQuery", s), elapsed(a, b) >= 4.999)
 """
     )
     assert out.split() == ["600", "600", "0", "0", "True"]
+
+
+def test_a_slow_card_says_card_time(make_sim: Callable[..., Sim]) -> None:
+    """What a program is told is what an unscaled card would tell; only waiting for it takes longer."""
+    out = make_sim(scale=20).python(
+        """
+import time
+context(); f = kernel(2000); begin = time.monotonic(); a = event(); launch(f); b = event(); cuda.cuCtxSynchronize()
+print(elapsed(a, b) < 20, time.monotonic() - begin >= 0.04)
+"""
+    )
+    assert out.split() == ["True", "True"]
 
 
 def test_event_keeps_its_time_after_much_other_work(sim: Sim) -> None:
