@@ -19,9 +19,12 @@ def gpus(prefix: str, refresh: bool) -> output.Report:
     """List the node's cards; --refresh looks for them anew."""
     settings = load_settings(prefix)
     if refresh:
+        from oci_hook.node import char_links
         from oci_hook.node.discover import discover
 
-        cache.save(settings, discover(settings.driver_root))
+        found = discover(settings.driver_root)
+        cache.save(settings, found)
+        char_links.make(found)
     inventory = cache.load(settings)
     return report(inventory, store.snapshot(settings.state_dir))
 

@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
 HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
 CLI_ONLY = (
+    "char_links.py",
     "context_memory.py",
     "cuda_memory.py",
     "discover.py",

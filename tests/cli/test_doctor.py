@@ -18,7 +18,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
 from oci_hook.engines import edits
 from oci_hook.engines.doctor import node, registered
-from oci_hook.node import inventory, store
+from oci_hook.node import char_links, inventory, store
 from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.settings import load
 from tests.conftest import REPO
@@ -260,12 +260,21 @@ def cards(*minors: int) -> Any:
     )
 
 
-def test_device_nodes() -> None:
-    findings = list(node.check_devices(cards()))
+def test_device_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = list(node.check_devices(cards(), ""))
     assert findings[0].state == "ok" and findings[0].message == "1 nodes"
-    absent = list(node.check_devices(cards(77)))[0]
+    absent = list(node.check_devices(cards(77), ""))[0]
     assert (absent.state, absent.code) == ("warn", "GH-302") and "/dev/nvidia77" in absent.message
-    assert not node.is_device("/dev/null", 1, 5) and not node.is_device("/etc/passwd", 1, 3)
+    assert not char_links.is_device("/dev/null", 1, 5) and not char_links.is_device("/etc/passwd", 1, 3)
+    monkeypatch.setattr(char_links, "FOLDER", str(tmp_path / "char"))
+    (_, unlinked) = node.check_devices(cards(), " --prefix /p")
+    assert unlinked.state == "warn" and "daemon-reload" in unlinked.message
+    assert unlinked.mend == "gpu-hook gpus --refresh --prefix /p"
+    for _ in range(2):  # what that command does
+        char_links.make(cards())
+        assert (
+            char_links.is_device(str(tmp_path / "char/1:3"), 1, 3) and len(list(node.check_devices(cards(), ""))) == 1
+        )
 
 
 def test_a_real_driver(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

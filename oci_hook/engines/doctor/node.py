@@ -1,16 +1,15 @@
 """The machine: driver, device nodes, inventory, ledger, kernel, cgroups."""
 
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import LEDGER_DIR, NVIDIA_MAJOR
+from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
 from oci_hook.linux import cgroup, mount, openat2
-from oci_hook.node import discover, driver_files, inventory, store
+from oci_hook.node import char_links, discover, driver_files, inventory, store
 from oci_hook.node.settings import Settings
 
 PERSISTENCED = "/run/nvidia-persistenced/socket"
@@ -45,34 +44,25 @@ def check_inventory(settings: Settings, option: str) -> Iterator[Finding]:
     simulated = ", simulated" if cards.simulated else ""
     yield Finding("inventory", OK, f"{len(cards.cards)} cards{simulated}, driver {cards.driver_version}")
     if not cards.simulated:
-        yield from check_devices(cards)
+        yield from check_devices(cards, option)
 
 
-def check_devices(cards: Inventory) -> Iterator[Finding]:
-    """Nodes that the driver makes on first use, and their /dev/char links, by which an older systemd knows them."""
-    wanted = [(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards.cards]
-    wanted += [(device.path, device.major, device.minor) for device in cards.control]
-    absent = [path for path, major, minor in wanted if not is_device(path, major, minor)]
+def check_devices(cards: Inventory, option: str) -> Iterator[Finding]:
+    """Nodes that the driver makes on first use, and their /dev/char links."""
+    wanted = char_links.nodes(cards)
+    absent = [path for path, major, minor in wanted if not char_links.is_device(path, major, minor)]
     if absent:
         yield Finding("devices", WARN, f"{', '.join(absent)} missing or of another number", "GH-302", "nvidia-smi")
     else:
         yield Finding("devices", OK, f"{len(wanted)} nodes")
-    unlinked = [(p, f"{a}:{b}") for p, a, b in wanted if p not in absent and not os.path.exists(f"/dev/char/{a}:{b}")]
+    unlinked = [link for _, link in char_links.missing(cards)]
     if unlinked:
-        path, number = unlinked[0]
+        more = f" and {len(unlinked) - 1} more" if len(unlinked) > 1 else ""
         message = (
-            f"/dev/char/{number} and {len(unlinked) - 1} more links are missing: systemd before 240 drops the rules"
+            f"{unlinked[0]}{more} missing: with runc before 1.1.7 or systemd before 240, containers lose their cards"
+            " at `systemctl daemon-reload`"
         )
-        mend = " && ".join(f"ln -s ..{p.removeprefix('/dev')} /dev/char/{n}" for p, n in unlinked)
-        yield Finding("devices", WARN, message, "GH-302", mend)
-
-
-def is_device(path: str, major: int, minor: int) -> bool:
-    try:
-        st = os.stat(path)
-    except OSError:
-        return False
-    return stat.S_ISCHR(st.st_mode) and st.st_rdev == os.makedev(major, minor)
+        yield Finding("devices", WARN, message, "GH-302", f"gpu-hook gpus --refresh{option}")
 
 
 def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
