@@ -1,4 +1,7 @@
-"""Runs one benchmark: NAME.py beside this file, with run(short) -> {key: {"value", "unit", "budget", "ok"}}."""
+"""Runs one benchmark: NAME.py beside this file, with run(short) -> {key: {"value", "unit", "budget", "ok"}}.
+
+One that has details() -> text has it printed above the figures; one that has write_docs() can redo its part of docs/.
+"""
 
 import argparse
 import importlib
@@ -16,12 +19,18 @@ def main() -> int:
     parser.add_argument("name", choices=names)
     parser.add_argument("--short", action="store_true", help="fewer rounds; the figures are rougher")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--docs", action="store_true", help="put the tables and plots into docs/")
     args = parser.parse_args()
     sys.path.insert(0, str(HERE))
-    figures = importlib.import_module(args.name).run(args.short)
+    module = importlib.import_module(args.name)
+    figures = module.run(args.short)
+    if args.docs and hasattr(module, "write_docs"):
+        module.write_docs(figures)
     if args.json:
         print(json.dumps({"bench": args.name, "simulated": args.name in SIMULATED, "figures": figures}))
     else:
+        if hasattr(module, "details"):
+            print(module.details(), "\n")
         print(f"{'figure':34} {'value':>12} {'unit':8} {'budget':>10}")
         for key, f in figures.items():
             verdict = "" if f.get("budget") is None else "ok" if f["ok"] else "MISSED"

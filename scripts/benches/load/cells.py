@@ -1,0 +1,223 @@
+"""Cells of the share benchmark: who shares a card, what each was owed and got, and what the model predicts of it.
+
+A tenant is a dict in the virtual-time model's words (oci_hook/sim/model/scenarios.py); `graph`, `streams`, `procs` are
+the load generator's own. Times in microseconds of the card.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+from oci_hook.sim import model_run
+from oci_hook.sim.model import metrics
+from oci_hook.sim.model.scenarios import Scenario
+
+from .stage import MEMORY, Json, Stage, words
+
+BIN_NS = 100_000_000  # of card time, as the load generator counts
+SATURATED = {"sigma": 0.5}
+GRAPH = {"graph": 50, "kernel": 80, "sigma": 0.5, "host": 10}
+CLASSES = {2: "online", 1: "", 0: "offline"}
+
+
+class Cell:
+    """`group` decides which figure it counts for; `seconds` of card time are measured after `warm` ones."""
+
+    def __init__(
+        self, name: str, group: str, *tenants: Json, seconds: float = 3, warm: float = 1.2, native: bool = True
+    ) -> None:
+        self.name, self.group, self.tenants = name, group, tenants
+        self.seconds, self.warm, self.native = seconds, warm, native
+
+    def annotations(self, tenant: Json, card: int) -> Json:
+        share = tenant.get("cap") or tenant.get("weight")
+        out = {"devices": card, "memory": MEMORY}
+        if share:
+            out.update(compute=share, policy="fixed-share" if tenant.get("cap") else "burst-share")
+        if CLASSES[tenant.get("class", 1)]:
+            out["class"] = CLASSES[tenant["class"]]
+        return {f"gpu-hook.io/{k}": v for k, v in out.items()}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def program(tenant: Json) -> str:
+    """What makes two tenants' alone references the same."""
+    return words({k: v for k, v in tenant.items() if k not in ("on", "off")})
+
+
+def in_lanes(stage: Stage, lanes: int, jobs: Iterable[Callable[[int], Any]]) -> list[Any]:
+    """Run each job(card) on a card of its own, `lanes` at a time."""
+    cards: SimpleQueue[int] = SimpleQueue()
+    for card in range(lanes):
+        cards.put(card)
+
+    def one(job: Callable[[int], Any]) -> Any:
+        card = cards.get()
+        try:
+            return job(card)
+        finally:
+            cards.put(card)
+
+    with ThreadPoolExecutor(lanes) as pool:
+        return list(pool.map(one, jobs))
+
+
+def window(results: list[Json], first: int, bins: int) -> list[float]:
+    """Card time in finished work per bin, of a tenant's processes together, as parts of a bin."""
+    out = [0.0] * bins
+    for result in results:
+        for i in range(bins):
+            at = first + i - result["first_bin"]
+            if 0 <= at < len(result["bins"]):
+                out[i] += result["bins"][at] / BIN_NS
+    return out
+
+
+def alone(stage: Stage, tenant: Json, card: int, seconds: float) -> float:
+    """The part of a card that this program keeps busy by itself, through the stand-in."""
+    annotations = {"gpu-hook.io/devices": card, "gpu-hook.io/memory": MEMORY}
+    with stage.tenant(card, annotations) as container:
+        container.run(program(tenant))
+        stage.wait(0.3 + seconds)
+        (result,) = container.stop()
+    per_bin = window([result], result["first_bin"] + 3, round(seconds * 10))
+    return sum(per_bin) / len(per_bin)
+
+
+def measure(stage: Stage, cell: Cell, card: int, native: bool) -> Json:
+    """Per tenant, what it got per bin of the measured window."""
+    with _Containers(stage, cell, card, native) as containers:
+        for i, (container, tenant) in enumerate(zip(containers, cell.tenants, strict=True)):
+            container.run(f"seed={i + 1} {words(tenant)}")
+        stage.wait(cell.warm + cell.seconds + 0.15)
+        results = [c.stop() for c in containers]
+    first = max(r["first_bin"] for rs in results for r in rs) + round(cell.warm * 10)
+    bins = [window(rs, first, round(cell.seconds * 10)) for rs in results]
+    latency = [[(b[2] - b[0]) / stage.scale / 1e6 for r in rs for b in r["latency"]] for rs in results]
+    return {"bins": bins, "first_bin": first, "latency_ms": latency}
+
+
+class _Containers:
+    """All containers of a cell, ready."""
+
+    def __init__(self, stage: Stage, cell: Cell, card: int, native: bool) -> None:
+        self.managers = [
+            stage.tenant(card, None if native else cell.annotations(t, card), procs=t.get("procs", 1))
+            for t in cell.tenants
+        ]
+        self.entered: list[Any] = []
+
+    def __enter__(self) -> list[Any]:
+        try:
+            self.entered.extend(m.__enter__() for m in self.managers)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self.entered
+
+    def __exit__(self, *_: object) -> None:
+        for manager, _container in zip(self.managers, self.entered, strict=False):
+            manager.__exit__(None, None, None)
+
+
+def judge(cell: Cell, measured: Json, duty: list[float]) -> Json:
+    """The figures of a cell from what was measured and from the tenants' alone references."""
+    got = [sum(b) / len(b) for b in measured["bins"]]
+    weights = [float(t.get("weight", 100)) for t in cell.tenants]
+    caps = [t.get("cap", 0) / 100 for t in cell.tenants]
+    owed = metrics.entitlement(weights, [min(d, c) if c else d for d, c in zip(duty, caps, strict=True)])
+    x = [g / d for g, d in zip(got, duty, strict=True)]
+    out: Json = {"gpu_time": got, "owed": owed, "throughput": x, "efficiency": sum(x)}
+    if cell.group == "burst":
+        return {**out, **_phases(cell, measured, weights)}
+    if len(got) > 1:
+        out["error"] = metrics.share_error(got, owed)
+        out["jain"] = metrics.jain([g / e for g, e in zip(got, owed, strict=True) if e])
+    if any(caps):
+        out["cap_error"] = max((100 * (g - c) for g, c in zip(got, caps, strict=True) if c), key=abs)
+        over = [0.0]
+        for b, c in zip(measured["bins"], caps, strict=True):
+            over += [100 * (sum(b[i : i + 10]) / 10 - c) for i in range(len(b) - 9)] if c else []
+        out["cap_over_1s"] = max(over)
+    return out
+
+
+def _phases(cell: Cell, measured: Json, weights: list[float]) -> Json:
+    """Error while all run, less each phase's first 0.3 s; the longest time from a start until the error since then
+    stays within 5 points."""
+    (phased,) = (t for t in cell.tenants if t.get("off"))
+    on, period = round(phased["on"] / 1e5), round((phased["on"] + phased["off"]) / 1e5)
+    bins = list(zip(*measured["bins"], strict=True))
+    first = measured["first_bin"]
+    settled, step, seen = [0.0] * len(weights), 0, 0
+    for begin in range((-first) % period, len(bins) - on + 1, period):
+        since = [0.0] * len(weights)
+        seen += 1
+        for i, bin_ in enumerate(bins[begin : begin + on]):
+            since = [a + b for a, b in zip(since, bin_, strict=True)]
+            if i >= 3:
+                settled = [a + b for a, b in zip(settled, bin_, strict=True)]
+            if metrics.share_error(since, weights) > 5:
+                step = max(step, i + 1)
+    error = metrics.share_error(settled, weights)
+    return {"error": error, "step_ms": step * 100, "phases": seen, "bins": measured["bins"]}
+
+
+def to_model(cell: Cell, native: bool) -> Scenario:
+    """The same tenants for the virtual-time model: a graph is one long command, a container with n processes is n
+    tenants to the driver and one to gpu-hook."""
+    tenants: list[Json] = []
+    for t in cell.tenants:
+        m = {"count": 1, "kernel": 80, "host": 5, **t}
+        graph, procs = m.pop("graph", 0), m.pop("procs", 1)
+        m.pop("streams", None)
+        if m.pop("train", 0):
+            m.update(kernel=205, sigma=0.9)
+        if graph:
+            m.update(kernel=m["kernel"] * graph, sigma=m.get("sigma", 0) / graph**0.5)
+        if native and procs > 1:
+            tenants += [dict(m) for _ in range(procs)]
+        else:
+            tenants.append(m)
+    return Scenario(cell.name, cell.name, tuple(tenants), {})
+
+
+_model_lock = threading.Lock()
+
+
+def predict(cell: Cell, native: bool) -> Json:
+    """The model's figures in the shape of `judge`'s."""
+    scenario = to_model(cell, native)
+    with _model_lock:
+        calibration = model_run.Calibration()
+    policy = "native" if native else "learned"
+    (raw,) = model_run.run_text(model_run.to_text(scenario, policy, 1, calibration))
+    figures = metrics.figures(scenario, policy, raw)
+    duty = [a["executed"] / raw["measured"] for a in raw["alone"]]
+    got, x = list(figures["gpu_time"]), list(figures["throughput"])
+    merged_got, merged_x, merged_duty = [], [], []
+    for t in cell.tenants:
+        n = t.get("procs", 1) if native else 1
+        merged_got.append(sum(got[:n]))
+        merged_x.append(sum(x[:n]))
+        merged_duty.append(duty[0])
+        got, x, duty = got[n:], x[n:], duty[n:]
+    out: Json = {"gpu_time": merged_got, "throughput": merged_x, "efficiency": sum(merged_x)}
+    if cell.group == "burst":
+        return {**out, "error": figures["share_error_points"], "step_ms": figures["step_ms"]}
+    weights = [float(t.get("weight", 100)) for t in cell.tenants]
+    caps = [t.get("cap", 0) / 100 for t in cell.tenants]
+    if len(cell.tenants) > 1:
+        owed = metrics.entitlement(weights, [min(d, c) if c else d for d, c in zip(merged_duty, caps, strict=True)])
+        out["error"] = metrics.share_error(merged_got, owed)
+        out["jain"] = metrics.jain([g / e for g, e in zip(merged_got, owed, strict=True) if e])
+    if any(caps):
+        out["cap_error"] = figures["cap_error_points"]
+        out["cap_over_1s"] = figures["cap_overshoot_1s_points"]
+    return out

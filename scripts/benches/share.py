@@ -1,0 +1,203 @@
+"""Compute shares on simulated cards: real containers with the shipped stand-in, and the bare driver beside them.
+
+Cells run in lanes, each on a card of its own; a tenant's alone reference is taken before and after all of them.
+"""
+
+import functools
+import os
+import random
+import signal
+import time
+
+from load import cells, report
+from load.cells import GRAPH, SATURATED, Cell, in_lanes, say
+from load.stage import Json, Stage
+
+from oci_hook.sim.model import metrics
+from oci_hook.sim.model.scenarios import gappy, launch_bound
+
+SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
+LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
+DRIFT = 0.02  # alone references before and after may differ by this much
+
+
+def s(weight: int, kernel: float = 80, **more: object) -> Json:
+    return {**SATURATED, "kernel": kernel, "weight": weight, **more}
+
+
+def bound(weight: int, kernel: float = 8) -> Json:
+    return {**launch_bound(kernel), "weight": weight}
+
+
+def gaps(weight: int) -> Json:
+    return {**gappy(), "weight": weight}
+
+
+SYNC = {"kernel": 80, "sigma": 0.5, "sync": 1}
+TRAIN = {"train": 1, "count": 160, "sync": 1, "gap": 300}
+CELLS = (
+    Cell("50/50", "saturated", s(50), s(50)),
+    Cell("70/30", "saturated", s(70), s(30)),
+    Cell("90/10", "saturated", s(90), s(10)),
+    Cell("50/30/20, kernels 30, 200, 600 us", "saturated", s(50, 30), s(30, 200), s(20, 600)),
+    Cell("4 x 25, kernels 30 to 600 us", "saturated", s(25, 30), s(25, 50), s(25, 200), s(25, 600)),
+    Cell("80 us beside 1.4 ms, 50/50", "saturated", s(50), s(50, 1400)),
+    Cell("graphs of 4 ms beside 80 us, 50/50", "saturated", {**GRAPH, "weight": 50}, s(50)),
+    Cell("two streams beside one, 70/30", "saturated", s(70, streams=2), s(30)),
+    Cell("three processes beside one, 50/50", "saturated", s(50, procs=3), s(50)),
+    Cell("2 launch-bound, 50/50", "launch-bound", bound(50), bound(50)),
+    Cell("2 launch-bound (14 of 16 us), 70/30", "mixed", bound(70, 14), bound(30, 14)),
+    Cell("saturated + launch-bound, 50/50", "mixed", s(50), bound(50)),
+    Cell("saturated + gappy, 50/50", "mixed", s(50), gaps(50)),
+    Cell("saturated + sync per kernel, 50/50", "mixed", s(50), {**SYNC, "weight": 50}),
+    Cell("training + gappy, 70/30", "mixed", {**TRAIN, "weight": 70}, gaps(30)),
+    Cell("2 saturated, launch-bound, gappy, 4 x 25", "mixed", s(25), s(25), bound(25), gaps(25)),
+    Cell("cap 10", "cap", {**SATURATED, "cap": 10}, native=False),
+    Cell("cap 30", "cap", {**SATURATED, "cap": 30}, native=False),
+    Cell("cap 50", "cap", {**SATURATED, "cap": 50}, native=False),
+    Cell("cap 30, kernels of 5 ms", "cap", {**SATURATED, "kernel": 5000, "cap": 30}, native=False),
+    Cell("cap 30, graphs of 4 ms", "cap", {**GRAPH, "cap": 30}, native=False),
+    Cell("cap 30, launch-bound", "cap", {**launch_bound(), "cap": 30}, native=False),
+    Cell("caps 30 + 70", "caps", {**SATURATED, "cap": 30, "weight": 30}, {**SATURATED, "cap": 70, "weight": 70}),
+    Cell("burst 30 + 70, the 30 in phases of 1 s", "burst", s(30, on=1000000, off=1000000), s(70), seconds=8),
+)
+SHORT = ("70/30", "saturated + launch-bound, 50/50", "cap 30")
+
+
+def takeover(stage: Stage, fault: str, seconds: float, seed: int, card: int) -> list[float]:
+    """Milliseconds of card time from SIGKILL or SIGSTOP of whoever runs to the next launch of the other."""
+    draw = random.Random(seed)
+    start = "run id=0 kernel=80 sigma=0.5 trace=1"
+    share = {"gpu-hook.io/devices": card, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": 50}
+    took = []
+    until = time.monotonic() + seconds
+    with stage.tenant(card, share, start=start) as a, stage.tenant(card, share, start=start) as b:
+        stage.wait(0.5)
+        while time.monotonic() < until:
+            stage.wait(draw.uniform(0.05, 0.1))
+            survivor, victim = sorted((a, b), key=lambda t: t.launches()[1])  # who launched last runs
+            count = survivor.launches()[0]
+            pid = victim.pid()
+            if not pid:
+                continue
+            at = time.monotonic_ns()
+            os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+            next_launch = None
+            while next_launch is None and time.monotonic_ns() < at + int(0.2e9) * stage.scale:
+                time.sleep(0.002)
+                next_launch = survivor.first_launch_after(at, count)
+            if fault == "stop":
+                os.kill(pid, signal.SIGCONT)
+            took.append((next_launch - at) / stage.scale / 1e6 if next_launch else 1e9)
+    return took
+
+
+def references(stage: Stage, tenants: list[Json], seconds: float) -> dict[str, float]:
+    programs = {cells.program(t): t for t in tenants}
+    jobs = [functools.partial(_alone, stage, t, seconds) for t in programs.values()]
+    return dict(zip(programs, in_lanes(stage, LANES, jobs), strict=True))
+
+
+def _alone(stage: Stage, tenant: Json, seconds: float, card: int) -> float:
+    return cells.alone(stage, tenant, card, seconds)
+
+
+def _cell(stage: Stage, cell: Cell, native: bool, card: int) -> Json:
+    begin = time.monotonic()
+    measured = cells.measure(stage, cell, card, native)
+    say(f"{time.monotonic() - begin:5.1f} s  {'native' if native else 'shared'}  {cell.name}")
+    return measured
+
+
+def measure(short: bool) -> Json:
+    """Everything that was measured, with the model's predictions."""
+    chosen = [c for c in CELLS if not short or c.name in SHORT]
+    if short:
+        for c in chosen:
+            c.seconds, c.warm = 1, 0.5
+    stage = Stage(LANES, SCALE)
+    begin = time.monotonic()
+    try:
+        tenants = [t for c in chosen for t in c.tenants]
+        before = references(stage, tenants, 0.4 if short else 0.8)
+        kinds = [(c, native) for c in chosen for native in (False, True) if c.native or not native]
+        jobs = [functools.partial(_cell, stage, c, native) for c, native in kinds]
+        faults = [(f, i) for f in ("kill", "stop") for i in range(1 if short else LANES // 2)]
+        jobs += [functools.partial(takeover, stage, f, 8 if short else 120, i) for f, i in faults]
+        results = in_lanes(stage, LANES, jobs)
+        after = references(stage, tenants, 0.4 if short else 0.8)
+    finally:
+        stage.close()
+    drift = max(abs(after[p] / before[p] - 1) for p in before)
+    rows = []
+    for (cell, native), measured in zip(kinds, results, strict=False):
+        duty = [(before[p] + after[p]) / 2 for p in map(cells.program, cell.tenants)]
+        row = {"cell": cell.name, "group": cell.group, "native": native, **cells.judge(cell, measured, duty)}
+        row["predicted"] = cells.predict(cell, native)
+        rows.append(row)
+    took: dict[str, list[float]] = {"kill": [], "stop": []}
+    for (fault, _), times in zip(faults, results[len(kinds) :], strict=True):
+        took[fault] += times
+    return {
+        "what": "simulated cards; real containers with the shipped stand-in",
+        "calibration": report.calibration(),
+        "time_scale": SCALE,
+        "seconds": round(time.monotonic() - begin),
+        "reference_drift": drift,
+        "alone": {p: [before[p], after[p]] for p in before},
+        "rows": rows,
+        "takeover_ms": took,
+    }
+
+
+def run(short: bool) -> dict[str, Json]:
+    """The figures of design and issue; `report.last` keeps the rows for tables and plots."""
+    data = report.last["share"] = measure(short)
+    ours = [r for r in data["rows"] if not r["native"]]
+    native = {r["cell"]: r for r in data["rows"] if r["native"]}
+
+    def worst(key: str, *groups: str) -> float:
+        return max((abs(r[key]) for r in ours if r["group"] in groups and key in r), default=0.0)
+
+    figure = report.figure
+    pairs = [r for r in ours if r["cell"] in ("50/50", "70/30")]
+    took = data["takeover_ms"]["kill"] + data["takeover_ms"]["stop"]
+    out = {
+        "saturated_error_points": figure(worst("error", "saturated"), "points", 1),
+        "mixed_error_points": figure(worst("error", "mixed", "launch-bound"), "points", 3),
+        "cap_error_points": figure(worst("cap_error", "cap", "caps"), "points", 1),
+        "cap_over_1s_points": figure(worst("cap_over_1s", "cap", "caps"), "points", None),
+        "jain_min": figure(min((r["jain"] for r in ours if "jain" in r), default=1.0), "", 0.99, least=True),
+        "efficiency_saturated": figure(min(r["efficiency"] for r in pairs), "", 0.97, least=True),
+        "takeover_p99_ms": figure(metrics.percentile(took, 0.99), "ms", 5),
+        "takeover_trials": figure(len(took), "", None),
+        "reference_drift": figure(100 * data["reference_drift"], "%", 100 * DRIFT),
+    }
+    for r in ours:
+        if r["group"] == "launch-bound":
+            ratio = r["efficiency"] / native[r["cell"]]["efficiency"]
+            out["launch_bound_of_native"] = figure(ratio, "x", 0.95, least=True)
+        if r["group"] == "burst":
+            out["burst_settle_ms"] = figure(r["step_ms"], "ms", None)
+            out["burst_error_points"] = figure(r["error"], "points", None)
+    return out
+
+
+def details() -> str:
+    data = report.last["share"]
+    took = "; ".join(
+        f"takeover after SIG{fault.upper()}: {len(times)} trials, p50 {metrics.percentile(times, 0.5):.2f} ms, "
+        f"p99 {metrics.percentile(times, 0.99):.2f} ms, longest {max(times):.2f} ms"
+        for fault, times in data["takeover_ms"].items()
+        if times
+    )
+    return f"{report.label(data)}, {data['seconds']} s\n{report.aligned(report.share_table(data))}\n{took}"
+
+
+def write_docs(figures: dict[str, Json]) -> None:
+    from load import plots  # matplotlib takes its time
+
+    data = report.last["share"]
+    report.write("share", data, figures, [report.share_table(data)])
+    for plot in (plots.share_error, plots.share_sum, plots.burst):
+        plot(data)
