@@ -37,7 +37,7 @@
 
 #include "../../../oci_hook/sim/model/rng.h"
 
-enum { RING = 4096, STREAMS = 4, BINS = 4096, SAMPLES = 1 << 16, TRACE = 1 << 16, GRAPH_MAX = 512, STEPS = 160 };
+enum { RING = 4096, STREAMS = 4, BINS = 4096, SAMPLES = 1 << 16, TRACE = 1 << 19, GRAPH_MAX = 512, STEPS = 160 };
 #define BIN_US 100000
 #define PRIME 1099511628211ull
 

@@ -72,3 +72,50 @@ def burst(data: Json) -> None:
         axes.axhline(30, color="#999999", lw=0.6)
     grid[-1].set_xlabel("seconds of card time; blue: guaranteed 30 %, busy every other second; grey: guaranteed 70 %")
     _save(figure, "share-burst", data)
+
+
+def _cdf(axes: Any, values: list[float], **style: Any) -> None:
+    ordered = sorted(values)
+    step = max(1, len(ordered) // 150)  # small files: every so many, and the tail
+    keep = [*range(0, len(ordered), step), len(ordered) - 1]
+    axes.plot([ordered[i] for i in keep], [(i + 1) / len(ordered) for i in keep], lw=1, **style)
+
+
+def latency(data: Json) -> None:
+    """How much slower are online requests beside offline work?"""
+    kinds = [r["offline"] for r in data["rows"] if r["rate"] == 50 and not r["native"]]
+    columns = 4 if len(kinds) > 1 else 1
+    lines = -(-len(kinds) // columns)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=(7.2, 1.7 * lines + 0.3), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, kind in zip(grid.flat, kinds, strict=False):
+        for r in (r for r in data["rows"] if r["rate"] == 50 and r["offline"] == kind):
+            color, name = (NATIVE, "bare driver") if r["native"] else (OURS, "gpu-hook")
+            _cdf(axes, r["latency_ms"], color=color, label=name)
+        _cdf(axes, data["alone_ms"][50], color=MODEL, ls=":", label="alone")
+        axes.set_title(f"beside {kind}", fontsize=8)
+        axes.set_xlim(left=3)
+    grid.flat[0].legend(fontsize=6, loc="lower right")
+    figure.supxlabel("latency of a request, ms (50/s)", fontsize=8)
+    _save(figure, "priority-latency", data)
+
+
+def harvest(data: Json) -> None:
+    """How much of the online tenant's idle time does the offline one get?"""
+    figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
+    for kind, marker in (("80 us", "o"), ("training", "s")):
+        for native, color in ((True, NATIVE), (False, OURS)):
+            rows = sorted(
+                (r for r in data["rows"] if r["offline"] == kind and r["native"] == native), key=lambda r: r["rate"]
+            )
+            name = f"{'bare driver' if native else 'gpu-hook'}, {kind}"
+            x = [r["rate"] for r in rows]
+            axes.plot(x, [100 * r["harvest"] for r in rows], marker=marker, color=color, lw=1, ms=4, label=name)
+            if not native:
+                axes.plot(x, [100 * r["predicted"]["harvest"] for r in rows], marker="_", ls="", color=MODEL, ms=9)
+    axes.set_xlabel("online requests per second (dashes: the model)")
+    axes.set_ylabel("% of idle time")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=6)
+    _save(figure, "priority-harvest", data)

@@ -28,7 +28,7 @@ from oci_hook.node.driver_files import MULTIARCH  # noqa: E402
 Json = dict[str, Any]
 LOAD = REPO / "build" / platform.machine() / "bench" / "load"
 MEMORY = "1Gi"
-TRACE_RING = 1 << 16
+TRACE_RING = 1 << 19
 _words = {"weight", "cap", "class", "linger", "procs"}  # of a tenant, not of its program
 
 
@@ -182,6 +182,12 @@ class Tenant:
         count = self._word(0)
         return count, self._word(1 + (count - 1) % TRACE_RING) if count else 0
 
+    def traced(self) -> list[int]:
+        """When each launch of the last run returned (the newest TRACE_RING), in order."""
+        count = self._word(0)
+        ring = struct.unpack(f"<{TRACE_RING}Q", self._trace()[8 : 8 * (TRACE_RING + 1)])
+        return sorted(ring[:count] if count < TRACE_RING else ring)
+
     def first_launch_after(self, ns: int, count: int) -> int | None:
         """The first after ns among those from number `count` on."""
         now = self._word(0)
@@ -191,11 +197,14 @@ class Tenant:
                 return at
         return None
 
-    def _word(self, i: int) -> int:
+    def _trace(self) -> mmap.mmap:
         if self.trace is None:
             with open(self.work / "o0.trace", "rb") as f:
                 self.trace = mmap.mmap(f.fileno(), 8 * (TRACE_RING + 1), prot=mmap.PROT_READ)
-        return int(struct.unpack_from("<Q", self.trace, 8 * i)[0])
+        return self.trace
+
+    def _word(self, i: int) -> int:
+        return int(struct.unpack_from("<Q", self._trace(), 8 * i)[0])
 
     def end(self) -> None:
         if self.trace is not None:
