@@ -9,10 +9,12 @@ import bisect
 import functools
 import os
 import time
+from typing import Any
 
 from load import cells, report
 from load.cells import GRAPH, Cell, in_lanes, say
-from load.stage import Json, Stage
+from load.stage import Stage
+from load.tenant import Json
 
 from oci_hook.sim import model_run
 from oci_hook.sim.model import metrics
@@ -61,11 +63,11 @@ def fold(count: int) -> int:
     return value
 
 
-def measure_pair(stage: Stage, pair: Pair, count: int, native: bool, card: int) -> Json:
+def measure_pair(stage: Any, pair: Pair, count: int, native: bool, card: int) -> Json:
     """Latencies and the offline tenant's part, over `count` requests."""
     begin = time.monotonic()
     high, low = pair.cell.tenants
-    kinds = [None if native else pair.cell.annotations(t, card) for t in (high, low)]
+    kinds = [None if native else pair.cell.annotations(t, card, stage.memory) for t in (high, low)]
     with stage.tenant(card, kinds[0]) as a, stage.tenant(card, kinds[1]) as b:
         b.run(f"trace=1 ends=1 {cells.words(low)}")
         stage.wait(0.5)
@@ -105,16 +107,16 @@ def _judge(result: Json, offline: Json, ends: list[int], launches: list[int], sc
     }
 
 
-def alone_latency(stage: Stage, rate: int, count: int, card: int) -> list[float]:
+def alone_latency(stage: Any, rate: int, count: int, card: int) -> list[float]:
     tenant = online(rate)
-    annotations = Cell("", "", tenant).annotations(tenant, card)
+    annotations = Cell("", "", tenant).annotations(tenant, card, stage.memory)
     with stage.tenant(card, annotations) as container:
         container.run(f"units={count} seed={rate + 7} {cells.words(tenant)}")
         (result,) = container.results(seconds=4 * (count / rate + 5) * stage.scale)
     return [(done - due) / 1e6 / stage.scale for due, _, done in result["latency"]]
 
 
-def _alone(stage: Stage, tenant: Json, seconds: float, card: int) -> float:
+def _alone(stage: Any, tenant: Json, seconds: float, card: int) -> float:
     return cells.alone(stage, tenant, card, seconds)
 
 

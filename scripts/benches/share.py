@@ -11,7 +11,8 @@ import time
 
 from load import cells, report
 from load.cells import GRAPH, SATURATED, Cell, in_lanes, say
-from load.stage import Json, Stage
+from load.stage import Stage
+from load.tenant import Json
 
 from oci_hook.sim.model import metrics
 from oci_hook.sim.model.scenarios import gappy, launch_bound

@@ -5,7 +5,6 @@ the load generator's own. Times in microseconds of the card.
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -15,7 +14,7 @@ from oci_hook.sim import model_run
 from oci_hook.sim.model import metrics
 from oci_hook.sim.model.scenarios import Scenario
 
-from .stage import MEMORY, Json, Stage, words
+from .tenant import Json, words
 
 BIN_NS = 100_000_000  # of card time, as the load generator counts
 SATURATED = {"sigma": 0.5}
@@ -32,9 +31,9 @@ class Cell:
         self.name, self.group, self.tenants = name, group, tenants
         self.seconds, self.warm, self.native = seconds, warm, native
 
-    def annotations(self, tenant: Json, card: int) -> Json:
+    def annotations(self, tenant: Json, card: int, memory: str) -> Json:
         share = tenant.get("cap") or tenant.get("weight")
-        out = {"devices": card, "memory": MEMORY}
+        out = {"devices": card, "memory": memory}
         if share:
             out.update(compute=share, policy="fixed-share" if tenant.get("cap") else "burst-share")
         if CLASSES[tenant.get("class", 1)]:
@@ -51,7 +50,7 @@ def program(tenant: Json) -> str:
     return words({k: v for k, v in tenant.items() if k not in ("on", "off")})
 
 
-def in_lanes(stage: Stage, lanes: int, jobs: Iterable[Callable[[int], Any]]) -> list[Any]:
+def in_lanes(stage: Any, lanes: int, jobs: Iterable[Callable[[int], Any]]) -> list[Any]:
     """Run each job(card) on a card of its own, `lanes` at a time."""
     cards: SimpleQueue[int] = SimpleQueue()
     for card in range(lanes):
@@ -79,9 +78,9 @@ def window(results: list[Json], first: int, bins: int) -> list[float]:
     return out
 
 
-def alone(stage: Stage, tenant: Json, card: int, seconds: float) -> float:
+def alone(stage: Any, tenant: Json, card: int, seconds: float) -> float:
     """The part of a card that this program keeps busy by itself, through the stand-in."""
-    annotations = {"gpu-hook.io/devices": card, "gpu-hook.io/memory": MEMORY}
+    annotations = {"gpu-hook.io/devices": card, "gpu-hook.io/memory": stage.memory}
     with stage.tenant(card, annotations) as container:
         container.run(program(tenant))
         stage.wait(0.3 + seconds)
@@ -90,7 +89,7 @@ def alone(stage: Stage, tenant: Json, card: int, seconds: float) -> float:
     return sum(per_bin) / len(per_bin)
 
 
-def measure(stage: Stage, cell: Cell, card: int, native: bool) -> Json:
+def measure(stage: Any, cell: Cell, card: int, native: bool) -> Json:
     """Per tenant, what it got per bin of the measured window."""
     with _Containers(stage, cell, card, native) as containers:
         for i, (container, tenant) in enumerate(zip(containers, cell.tenants, strict=True)):
@@ -106,9 +105,9 @@ def measure(stage: Stage, cell: Cell, card: int, native: bool) -> Json:
 class _Containers:
     """All containers of a cell, ready."""
 
-    def __init__(self, stage: Stage, cell: Cell, card: int, native: bool) -> None:
+    def __init__(self, stage: Any, cell: Cell, card: int, native: bool) -> None:
         self.managers = [
-            stage.tenant(card, None if native else cell.annotations(t, card), procs=t.get("procs", 1))
+            stage.tenant(card, None if native else cell.annotations(t, card, stage.memory), procs=t.get("procs", 1))
             for t in cell.tenants
         ]
         self.entered: list[Any] = []
@@ -188,16 +187,11 @@ def to_model(cell: Cell, native: bool) -> Scenario:
     return Scenario(cell.name, cell.name, tuple(tenants), {})
 
 
-_model_lock = threading.Lock()
-
-
 def predict(cell: Cell, native: bool) -> Json:
     """The model's figures in the shape of `judge`'s."""
     scenario = to_model(cell, native)
-    with _model_lock:
-        calibration = model_run.Calibration()
     policy = "native" if native else "learned"
-    (raw,) = model_run.run_text(model_run.to_text(scenario, policy, 1, calibration))
+    (raw,) = model_run.run_text(model_run.to_text(scenario, policy, 1, model_run.Calibration()))
     figures = metrics.figures(scenario, policy, raw)
     duty = [a["executed"] / raw["measured"] for a in raw["alone"]]
     got, x = list(figures["gpu_time"]), list(figures["throughput"])
