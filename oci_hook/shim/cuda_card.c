@@ -140,7 +140,9 @@ CUresult end_free(struct owed *o, CUresult r) {
     if (r != CUDA_SUCCESS)
         gh_pointers_put(&o->st->pointers, o->key, o->value);
     else if (kind_of(o->value) == POOLED)
-        pool_freed(o->st, context_of(o->value), units_of(o->value));
+        pool_freed(o->st, o->key, o->value);
+    else if (kind_of(o->value) == GRAPHED)
+        atomic_store(&o->st->pools.dirty, 1);
     else
         gh_release(o->st, card_of(o->value), units_of(o->value));
     return r;

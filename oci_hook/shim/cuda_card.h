@@ -33,11 +33,12 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
 CUresult recharge(struct charge *c, uint64_t bytes);
 void uncharge(struct charge *c);
 
-enum kind { LINEAR = 1, POOLED, ARRAY, MIPMAP, EXTERNAL, HANDLE, EXEC, CONTEXT, LIMIT };
+/* GRAPHED: a graph's, charged with its pool. PAGE: of the card, how many ends of pieces of pools lie in it. */
+enum kind { LINEAR = 1, POOLED, GRAPHED, ARRAY, MIPMAP, EXTERNAL, HANDLE, EXEC, CONTEXT, LIMIT, PAGE };
 
 /* What an allocation is known by: device pointers and each kind of handle have ranges of their own. */
 static inline uint64_t key_of(enum kind kind, uint64_t handle) {
-    return kind <= POOLED ? handle : handle ^ (uint64_t)kind << 58;
+    return kind <= GRAPHED ? handle : handle ^ (uint64_t)kind << 58;
 }
 
 /* units:34 | card:4 | context or pool:10 | kind:4 */

@@ -7,92 +7,170 @@
 
 #define NESTED 16 /* child graphs within child graphs */
 
-struct needs { /* bytes that one launch may take, per device */
-    uint64_t bytes[GH_DEVICES];
-    bool frees_first; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: what the last launch took comes back */
-    _Atomic uint32_t launched;
+struct memory_node {
+    CUdeviceptr at;
+    uint64_t units;
+    int device;
+    enum { LASTS, FREED_INSIDE, FREES } what;
 };
 
-static void add_up(CUgraph graph, struct needs *n, int depth) {
+struct needs { /* what one launch may take and give back */
+    uint64_t bytes[GH_DEVICES];
+    bool frees_first; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: what the last launch left comes back */
+    bool failed;      /* no memory to note all of it */
+    size_t count, room;
+    struct memory_node *node;
+};
+
+static void add_node(struct needs *n, struct memory_node node) {
+    if (n->count == n->room) {
+        size_t room = n->room ? 2 * n->room : 8;
+        struct memory_node *more = realloc(n->node, room * sizeof *more);
+        if (!more) {
+            n->failed = true;
+            return;
+        }
+        n->node = more;
+        n->room = room;
+    }
+    n->node[n->count++] = node;
+}
+
+static void read_node(CUgraphNode node, struct needs *n) {
+    int type;
+    CUDA_MEM_ALLOC_NODE_PARAMS params;
+    CUdeviceptr at;
+    if (REAL(cuGraphNodeGetType)(node, &type))
+        return;
+    if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !REAL(cuGraphMemFreeNodeGetParams)(node, &at))
+        add_node(n, (struct memory_node){at, 0, 0, FREES});
+    if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || REAL(cuGraphMemAllocNodeGetParams)(node, &params))
+        return;
+    int device = params.pool.location.id;
+    if (on_host(&params.pool.location) || device < 0 || device >= GH_DEVICES)
+        return;
+    add_node(n, (struct memory_node){params.pointer, gh_units(params.bytes), device, LASTS});
+    n->bytes[device] += gh_bytes(gh_units(params.bytes));
+}
+
+static void read_graph(CUgraph graph, struct needs *n, int depth) {
     size_t count = 0;
     int type;
     CUgraph child;
-    CUDA_MEM_ALLOC_NODE_PARAMS params;
     if (depth > NESTED || REAL(cuGraphGetNodes)(graph, NULL, &count) || !count)
         return;
     CUgraphNode *node = calloc(count, sizeof *node);
+    n->failed |= !node;
     if (node && !REAL(cuGraphGetNodes)(graph, node, &count))
         for (size_t i = 0; i < count; i++) {
-            if (REAL(cuGraphNodeGetType)(node[i], &type))
-                continue;
-            if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !REAL(cuGraphMemAllocNodeGetParams)(node[i], &params)) {
-                if (!on_host(&params.pool.location) && params.pool.location.id >= 0 &&
-                    params.pool.location.id < GH_DEVICES)
-                    n->bytes[params.pool.location.id] += params.bytes;
-            } else if (type == CU_GRAPH_NODE_TYPE_GRAPH && !REAL(cuGraphChildGraphNodeGetGraph)(node[i], &child)) {
-                add_up(child, n, depth + 1);
-            }
+            read_node(node[i], n);
+            if (!REAL(cuGraphNodeGetType)(node[i], &type) && type == CU_GRAPH_NODE_TYPE_GRAPH &&
+                !REAL(cuGraphChildGraphNodeGetGraph)(node[i], &child))
+                read_graph(child, n, depth + 1);
         }
     free(node);
 }
 
+static void read_needs(CUgraph graph, struct needs *n) {
+    *n = (struct needs){0};
+    read_graph(graph, n, 0);
+    for (size_t i = 0; i < n->count; i++)
+        for (size_t k = 0; n->node[i].what == FREES && k < n->count; k++)
+            if (n->node[k].what == LASTS && n->node[k].at == n->node[i].at)
+                n->node[k].what = FREED_INSIDE;
+}
+
+static void forget(struct needs *n) {
+    if (n)
+        free(n->node);
+    free(n);
+}
+
 static bool may_allocate(struct gh_state *st) { return st && atomic_load(&st->pools.graphs_allocate); }
 
-static CUresult instantiated(CUresult r, const CUgraphExec *exec, CUgraph graph, uint64_t flags) {
-    struct gh_state *st = gh_here();
-    struct needs sum = {0}, *kept;
-    bool any = false;
-    if (r != CUDA_SUCCESS || !may_allocate(st))
-        return r;
-    add_up(graph, &sum, 0);
-    for (int d = 0; d < GH_DEVICES; d++)
-        any |= sum.bytes[d] != 0;
-    if (any && (kept = malloc(sizeof *kept))) {
-        *kept = sum;
-        kept->frees_first = flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        gh_pointers_put(&st->pointers, key_of(EXEC, (uintptr_t)*exec), (uintptr_t)kept);
+static struct needs *needs_of(struct gh_state *st, CUgraphExec exec) {
+    if (!may_allocate(st))
+        return NULL;
+    return (struct needs *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(EXEC, (uintptr_t)exec));
+}
+
+/* ---- growth of the devices' graph pools ---- */
+
+struct growths {
+    struct growth of[GH_ACCOUNT_CARDS];
+    int count;
+};
+
+static bool is_ours(struct gh_state *st, CUdeviceptr at) {
+    return kind_of(gh_pointers_get(&st->pointers, key_of(GRAPHED, at))) == GRAPHED;
+}
+
+static void end(struct growths *g) {
+    while (g->count)
+        pool_end(&g->of[--g->count]); /* a launch cannot be undone: what it took is booked */
+}
+
+static CUresult begin(struct growths *g, struct gh_state *st, const struct needs *n) {
+    CUresult r = CUDA_SUCCESS;
+    g->count = 0;
+    for (int d = 0; d < GH_DEVICES && r == CUDA_SUCCESS; d++) {
+        uint64_t back = 0;
+        if (!n->bytes[d])
+            continue;
+        for (size_t i = 0; n->frees_first && i < n->count; i++)
+            if (n->node[i].what == LASTS && n->node[i].device == d && is_ours(st, n->node[i].at))
+                back += gh_bytes(n->node[i].units);
+        int card = card_of_device(st, d);
+        struct gh_pool *pool = card >= 0 ? graph_pool(st, d, card) : NULL;
+        if (!pool || g->count == GH_ACCOUNT_CARDS)
+            r = CUDA_ERROR_OUT_OF_MEMORY;
+        else if (!(r = pool_begin(&g->of[g->count], st, pool, n->bytes[d], back)))
+            g->count++;
     }
+    if (r)
+        end(g);
     return r;
+}
+
+/* What it left is the graph pool's; noted so that it is known to be there when the graph is launched again. */
+static void launched(struct gh_state *st, const struct needs *n) {
+    for (size_t i = 0; i < n->count; i++) {
+        uint64_t key = key_of(GRAPHED, n->node[i].at);
+        if (n->node[i].what == LASTS)
+            gh_pointers_put(&st->pointers, key, pack(n->node[i].units, 0, 0, GRAPHED));
+        else if (is_ours(st, n->node[i].at))
+            gh_pointers_take(&st->pointers, key);
+    }
+    atomic_store(&st->pools.dirty, 1);
 }
 
 typedef CUresult run_call(CUgraphExec, CUstream);
 
-static CUresult run(CUgraphExec exec, CUstream stream, run_call *call) {
+static CUresult run(CUgraphExec exec, CUstream stream, run_call *call, bool launch) {
     struct gh_state *st = gh_here();
-    struct needs *n = NULL;
-    if (may_allocate(st))
-        n = (struct needs *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(EXEC, (uintptr_t)exec));
+    struct needs *n = needs_of(st, exec);
+    struct growths g;
     if (!n)
         return call(exec, stream);
-    struct growth g[GH_ACCOUNT_CARDS];
-    int begun = 0;
-    CUresult r = CUDA_SUCCESS;
-    bool back = n->frees_first && atomic_load(&n->launched);
-    for (int d = 0; d < GH_DEVICES && r == CUDA_SUCCESS; d++)
-        if (n->bytes[d]) {
-            int card = card_of_device(st, d);
-            struct gh_pool *pool = card >= 0 ? graph_pool(st, d, card) : NULL;
-            if (!pool || begun == GH_ACCOUNT_CARDS)
-                r = CUDA_ERROR_OUT_OF_MEMORY;
-            else if (!(r = pool_begin(&g[begun], st, pool, n->bytes[d], back ? n->bytes[d] : 0)))
-                begun++;
-        }
-    if (r == CUDA_SUCCESS)
-        r = call(exec, stream);
-    if (r == CUDA_SUCCESS)
-        atomic_store(&n->launched, 1);
-    while (begun--)
-        pool_end(&g[begun]); /* a launch cannot be undone: what it took is booked */
+    CUresult r = begin(&g, st, n);
+    if (r)
+        return r;
+    r = call(exec, stream);
+    if (r == CUDA_SUCCESS && launch)
+        launched(st, n);
+    end(&g);
     return r;
 }
 
-#define RUN(name)                                                                                                    \
+#define RUN(name, launch)                                                                                            \
     static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); }              \
-    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) { return run(exec, stream, real_##name); }
-RUN(cuGraphLaunch)
-RUN(cuGraphLaunch_ptsz)
-RUN(cuGraphUpload)
-RUN(cuGraphUpload_ptsz)
+    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) { return run(exec, stream, real_##name, launch); }
+RUN(cuGraphLaunch, true)
+RUN(cuGraphLaunch_ptsz, true)
+RUN(cuGraphUpload, false)
+RUN(cuGraphUpload_ptsz, false)
+
+/* ---- how graphs are made ---- */
 
 static void note_nodes(int type) {
     struct gh_state *st = gh_here();
@@ -121,35 +199,69 @@ GH_EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgrap
 ADD_NODE(cuGraphAddNode_v2)
 ADD_NODE(cuGraphAddNode_v3)
 
-GH_EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
-    return instantiated(REAL(cuGraphInstantiate)(exec, graph, error, log, size), exec, graph, 0);
-}
-GH_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
-    return instantiated(REAL(cuGraphInstantiate_v2)(exec, graph, error, log, size), exec, graph, 0);
-}
-GH_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags) {
-    return instantiated(REAL(cuGraphInstantiateWithFlags)(exec, graph, flags), exec, graph, flags);
-}
-/* CUDA_GRAPH_INSTANTIATE_PARAMS begins with its flags. */
-static uint64_t flags_in(const void *params) { return params ? *(const uint64_t *)params : 0; }
+struct making {
+    struct gh_state *st;
+    struct needs *n; /* NULL: it takes no memory */
+    struct growths g;
+};
 
-GH_EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, void *params) {
-    return instantiated(REAL(cuGraphInstantiateWithParams)(exec, graph, params), exec, graph, flags_in(params));
+static CUresult make(struct making *m, CUgraph graph, uint64_t flags) {
+    *m = (struct making){.st = gh_here()};
+    if (!may_allocate(m->st))
+        return CUDA_SUCCESS;
+    if (!(m->n = malloc(sizeof *m->n)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    read_needs(graph, m->n);
+    m->n->frees_first = flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    CUresult r = m->n->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    if (r == CUDA_SUCCESS && flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        r = begin(&m->g, m->st, m->n);
+    if (r || !m->n->count) {
+        forget(m->n);
+        m->n = NULL;
+    }
+    return r;
 }
-GH_EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, void *params) {
-    return instantiated(REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, params), exec, graph, flags_in(params));
+
+static CUresult made(struct making *m, CUresult r, CUgraphExec *exec) {
+    end(&m->g);
+    if (!m->n)
+        return r;
+    if (r == CUDA_SUCCESS && !gh_pointers_put(&m->st->pointers, key_of(EXEC, (uintptr_t)*exec), (uintptr_t)m->n)) {
+        REAL(cuGraphExecDestroy)(*exec);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (r)
+        forget(m->n);
+    return r;
 }
+
+#define MAKE(name, parameters, arguments, flags)                                                                     \
+    GH_EXPORT CUresult name parameters {                                                                             \
+        struct making m;                                                                                             \
+        CUresult r = make(&m, graph, flags);                                                                         \
+        return r ? r : made(&m, REAL(name) arguments, exec);                                                         \
+    }
+/* CUDA_GRAPH_INSTANTIATE_PARAMS begins with its flags. */
+#define FLAGS_IN(params) ((params) ? *(const uint64_t *)(params) : 0)
+MAKE(cuGraphInstantiate, (CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size),
+     (exec, graph, error, log, size), 0)
+MAKE(cuGraphInstantiate_v2, (CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size),
+     (exec, graph, error, log, size), 0)
+MAKE(cuGraphInstantiateWithFlags, (CUgraphExec *exec, CUgraph graph, uint64_t flags), (exec, graph, flags), flags)
+MAKE(cuGraphInstantiateWithParams, (CUgraphExec *exec, CUgraph graph, void *params), (exec, graph, params),
+     FLAGS_IN(params))
+MAKE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *exec, CUgraph graph, void *params), (exec, graph, params),
+     FLAGS_IN(params))
 
 static CUresult updated(CUresult r, CUgraphExec exec, CUgraph graph) {
-    struct gh_state *st = gh_here();
-    struct needs *n = NULL, sum = {0};
-    if (r == CUDA_SUCCESS && may_allocate(st))
-        n = (struct needs *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(EXEC, (uintptr_t)exec));
-    if (n) {
-        add_up(graph, &sum, 0);
-        for (int d = 0; d < GH_DEVICES; d++)
-            n->bytes[d] = sum.bytes[d];
-    }
+    struct needs *n = r == CUDA_SUCCESS ? needs_of(gh_here(), exec) : NULL, now;
+    if (!n)
+        return r;
+    read_needs(graph, &now);
+    now.frees_first = n->frees_first;
+    free(n->node);
+    *n = now;
     return r;
 }
 
@@ -167,7 +279,7 @@ GH_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     if (note && r != CUDA_SUCCESS)
         gh_pointers_put(&st->pointers, key_of(EXEC, (uintptr_t)exec), note);
     else if (note) {
-        free((void *)(uintptr_t)note);
+        forget((struct needs *)(uintptr_t)note);
         atomic_store(&st->pools.dirty, 1);
     }
     return r;

@@ -2,8 +2,10 @@
 
 #include "real.h"
 
-#define GRAIN (2ull << 20)       /* a card's page: no pool grows by less */
-#define FIRST_GRAIN (32ull << 20) /* what drivers grow a pool by, until one is seen to do with less */
+#define PAGE_SHIFT 21
+#define PAGE_BYTES (1ull << PAGE_SHIFT) /* a card's page: pools grow by whole ones */
+#define FIRST_LEAST (32ull << 20)       /* what drivers grow a pool by at least */
+#define MOST_LEAST (1ull << 30)         /* and what we would believe */
 #define CHANGES ((1ull << 24) - 1)
 
 static uint64_t booked_units(uint64_t booked) { return booked >> 24; }
@@ -35,7 +37,10 @@ static struct gh_pool *note(struct gh_state *st, void *handle, enum pool_kind ki
             atomic_store(&pool->card, card);
             pool->device = device;
             atomic_store(&pool->booked, 0);
-            atomic_store(&pool->grain, FIRST_GRAIN);
+            atomic_store(&pool->grain, FIRST_LEAST);
+            atomic_store(&pool->shared, 0);
+            atomic_store(&pool->pieces, 0);
+            atomic_store(&pool->touched, 0);
             atomic_store_explicit(&pool->kind, kind, memory_order_release);
             if (i == n)
                 atomic_store_explicit(&st->pools.count, n + 1, memory_order_release);
@@ -62,6 +67,67 @@ static struct gh_pool *learn(struct gh_state *st, CUmemoryPool handle, CUdevice 
     return note(st, handle, POOL_ALIVE, device, card_of_device(st, device));
 }
 
+/* ---- who may be at a pool at once ---- */
+
+/* Operations that may change a pool are many at once, but for one that counts on the pool's idle memory: that is alone.
+ * Nobody waits longer than seconds: then the one alone is taken for a thread that is gone. */
+static void enter(struct gh_pool *pool) {
+    int64_t until = 0;
+    for (unsigned step = 0;; step++) {
+        atomic_fetch_add(&pool->inflight, 1);
+        if (!atomic_load(&pool->alone))
+            return;
+        atomic_fetch_sub(&pool->inflight, 1);
+        if (!gh_wait(step, &until))
+            atomic_store(&pool->alone, 0);
+    }
+}
+
+static void leave(struct gh_pool *pool) { atomic_fetch_sub(&pool->inflight, 1); }
+
+enum turn { TURN_MINE, TURN_OTHERS, TURN_NEVER };
+
+/* Who has entered waits until the others have left. TURN_OTHERS: another does the same; leave, and enter again. */
+static enum turn be_alone(struct gh_pool *pool) {
+    int64_t until = 0;
+    uint32_t nobody = 0;
+    if (!atomic_compare_exchange_strong(&pool->alone, &nobody, 1))
+        return TURN_OTHERS;
+    for (unsigned step = 0; atomic_load(&pool->inflight) != 1; step++)
+        if (!gh_wait(step, &until)) {
+            atomic_store(&pool->alone, 0);
+            return TURN_NEVER;
+        }
+    return TURN_MINE;
+}
+
+/* ---- which of the card's pages are in use ---- */
+
+/* A piece lies in whole pages of its own, and at its ends in pages that it may share. */
+static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t value, int64_t more) {
+    uint64_t first = address >> PAGE_SHIFT, last = (address + gh_bytes(units_of(value)) - 1) >> PAGE_SHIFT;
+    int64_t pages = last > first ? (int64_t)(last - first - 1) * more : 0;
+    for (uint64_t page = first;; page = last) {
+        int64_t ends = gh_pointers_count(&st->pointers, key_of(PAGE, page), 16 * more); /* so that its kind_of() is 0 */
+        if (ends == (more > 0 ? 16 : 0))
+            pages += more;
+        if (page == last)
+            break;
+    }
+    atomic_fetch_add(&pool->touched, pages);
+    atomic_fetch_add(&pool->pieces, more);
+}
+
+static void put_piece(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
+    unsigned at = (unsigned)(pool - st->pools.pool);
+    uint64_t value = pack(gh_units(bytes), atomic_load(&pool->card), at, POOLED);
+    uint64_t stale = gh_pointers_take(&st->pointers, address); /* it went with its context */
+    if (stale && kind_of(stale) == POOLED)
+        touch(st, &st->pools.pool[context_of(stale) % GH_POOLS], address, stale, -1);
+    gh_pointers_put(&st->pointers, address, value);
+    touch(st, pool, address, value, 1);
+}
+
 /* ---- growth ---- */
 
 static bool figures(const struct gh_pool *pool, uint64_t *reserved, uint64_t *used) {
@@ -79,12 +145,33 @@ static bool figures(const struct gh_pool *pool, uint64_t *reserved, uint64_t *us
     return true;
 }
 
-/* What is reserved is a multiple of the grain, so its lowest bit bounds that from above. */
+static uint64_t least_of(struct gh_state *st) {
+    uint64_t least = atomic_load(&st->pools.least);
+    return least ? least : FIRST_LEAST;
+}
+
+/* The most that a pool grows by when it must hand out so much more. */
+static uint64_t growth_for(struct gh_state *st, const struct gh_pool *pool, uint64_t bytes) {
+    uint64_t grain = atomic_load(&pool->grain), least = least_of(st);
+    if (grain < least && least > FIRST_LEAST)
+        grain = least; /* we were wrong before */
+    bytes = (bytes + grain - 1) & ~(grain - 1);
+    return bytes > least ? bytes : least;
+}
+
+/* What is reserved is a sum of what it grew by, so the lowest bit bounds the grain from above. */
 static void learn_grain(struct gh_pool *pool, uint64_t reserved) {
     uint64_t low = reserved & -reserved, grain = atomic_load(&pool->grain);
-    low = low > GRAIN ? low : GRAIN;
+    low = low > PAGE_BYTES ? low : PAGE_BYTES;
     if (reserved && low < grain)
         atomic_store(&pool->grain, low);
+}
+
+/* A driver that grows pools by more than any known one: foresee twice as much from now on. */
+static void learn_least(struct gh_state *st) {
+    uint64_t least = least_of(st);
+    if (least < MOST_LEAST)
+        atomic_store(&st->pools.least, 2 * least);
 }
 
 static uint64_t limit_of(struct gh_state *st, unsigned card) {
@@ -95,28 +182,24 @@ static uint64_t limit_of(struct gh_state *st, unsigned card) {
 }
 
 /* Brings the books to what the driver has reserved. `held` was booked in advance and is given back or used up here.
- * Only who is alone in the pool may lower the figure, or add what nobody booked; the others leave that to the last. */
-static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held) {
+ * What others booked in advance covers their growth, whether it is in the figure already or not; so the figure is right
+ * to book, but never more than we have: the rest is theirs. Only who is alone may add what nobody foresaw. */
+static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, bool alone) {
     unsigned card = (unsigned)atomic_load(&pool->card);
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < 1000; i++) {
         uint64_t was = atomic_load_explicit(&pool->booked, memory_order_acquire), reserved, used;
-        bool alone = atomic_load(&pool->inflight) == 1;
+        bool only = atomic_load(&pool->inflight) == 1;
         if (!figures(pool, &reserved, &used))
             break;
-        alone = alone && atomic_load(&pool->inflight) == 1;
+        only = alone || (only && atomic_load(&pool->inflight) == 1);
         learn_grain(pool, reserved);
-        uint64_t have = booked_units(was), want = gh_units(reserved), now = want;
-        if (!alone) {
-            now = want > have + held ? have + held : want < have ? have : want;
-            /* Idle memory that another counts on may be what we were given: then our advance stays, for his growth. */
-            if (atomic_load(&pool->claimed)) {
-                now = have + held;
-                atomic_store(&st->pools.dirty, 1);
-            }
-        }
-        if (now > have + held) { /* it grew by more than was foreseen */
+        uint64_t have = booked_units(was), now = gh_units(reserved);
+        if (!only && now > have + held)
+            now = have + held;
+        if (now > have + held) {
             uint64_t more = now - have - held;
+            learn_least(st);
             if (gh_reserve(st, card, more, limit_of(st, card)) != GH_BOOKED) {
                 result = CUDA_ERROR_OUT_OF_MEMORY;
                 /* Booked all the same: the memory is taken until the caller has undone his call. */
@@ -137,69 +220,88 @@ static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held
     return result;
 }
 
-/* Counts on memory that the pool has and does not need, beside what others count on already. */
-static bool claim(struct gh_pool *pool, uint64_t bytes, uint64_t back) {
-    uint64_t reserved, used, units = gh_units(bytes);
-    uint64_t others = gh_bytes(atomic_fetch_add(&pool->claimed, units));
-    if (figures(pool, &reserved, &used) && reserved + back >= used + others + bytes)
+/* Whether the driver will do with what the pool has: it remaps pages that nothing uses before it takes more from the
+ * card, except in pools that other processes may map. Asked when alone at the pool; keeps the driver from giving idle
+ * memory back meanwhile. */
+static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {
+    struct gh_pool *pool = g->pool;
+    CUmemoryPool handle = atomic_load(&pool->handle);
+    uint64_t reserved, used, all = UINT64_MAX, pages = (bytes + PAGE_BYTES - 1) >> PAGE_SHIFT;
+    if (atomic_load(&pool->kind) == POOL_GRAPH)
+        return figures(pool, &reserved, &used) && reserved + back >= used + bytes;
+    if ((pages > 1 && atomic_load(&pool->shared)) ||
+        REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &g->threshold) ||
+        REAL(cuMemPoolSetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all))
+        return false;
+    int64_t touched = atomic_load(&pool->touched);
+    if (figures(pool, &reserved, &used) && reserved >= used + bytes &&
+        reserved >> PAGE_SHIFT >= pages + (touched > 0 ? (uint64_t)touched : 0))
         return true;
-    atomic_fetch_sub(&pool->claimed, units);
+    REAL(cuMemPoolSetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &g->threshold);
     return false;
 }
 
 CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back) {
-    *g = (struct growth){st, pool, 0, 0};
+    *g = (struct growth){st, pool, 0, false, 0};
     if (!pool || atomic_load(&pool->card) == NOT_CHARGED) {
         g->pool = NULL;
         return CUDA_SUCCESS;
     }
     int card = atomic_load(&pool->card);
-    uint64_t grain = atomic_load(&pool->grain), units = gh_units((bytes + grain - 1) & ~(grain - 1));
     if (card < 0 || bytes > UINT64_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t limit = limit_of(st, (unsigned)card);
     if (gh_pressed(st, (unsigned)card))
         pools_trim(st, card);
-    /* From here on nobody lowers what is booked for the pool. */
-    atomic_fetch_add(&pool->inflight, 1);
-    enum gh_booked done = gh_reserve(st, (unsigned)card, units, limit);
-    if (done == GH_BOOKED)
-        g->units = units;
-    /* No room to grow: what the pool keeps may do; else it must give that back first. */
-    if (done == GH_NO_ROOM && claim(pool, bytes, back)) {
-        g->claimed = gh_units(bytes);
-        done = GH_BOOKED;
-    }
-    if (done == GH_NO_ROOM) {
-        atomic_fetch_sub(&pool->inflight, 1);
-        bool trimmed = pools_trim(st, card);
-        atomic_fetch_add(&pool->inflight, 1);
-        if (trimmed && (done = gh_reserve(st, (unsigned)card, units, limit)) == GH_BOOKED)
+    bool trimmed = false;
+    for (int i = 0; i < 1000; i++) {
+        uint64_t units = gh_units(growth_for(st, pool, bytes));
+        enter(pool);
+        enum gh_booked done = gh_reserve(st, (unsigned)card, units, limit_of(st, (unsigned)card));
+        if (done == GH_BOOKED) {
             g->units = units;
+            return CUDA_SUCCESS;
+        }
+        /* No room to grow: what the pool keeps may do; else it must give that back first. */
+        enum turn turn = done == GH_NO_ROOM ? be_alone(pool) : TURN_NEVER;
+        if (turn == TURN_MINE && suffices(g, bytes, back)) {
+            g->alone = true;
+            return CUDA_SUCCESS;
+        }
+        if (turn == TURN_MINE)
+            atomic_store(&pool->alone, 0);
+        leave(pool);
+        if (done != GH_NO_ROOM)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        if (turn == TURN_OTHERS)
+            continue;
+        if (trimmed || !pools_trim(st, card))
+            break;
+        trimmed = true;
     }
-    if (done == GH_BOOKED)
-        return CUDA_SUCCESS;
-    atomic_fetch_sub(&pool->inflight, 1);
-    if (done == GH_NO_ROOM)
-        gh_press(st, (unsigned)card);
+    gh_press(st, (unsigned)card);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult pool_end(struct growth *g) {
     if (!g->pool)
         return CUDA_SUCCESS;
-    CUresult r = correct(g->st, g->pool, g->units);
-    atomic_fetch_sub(&g->pool->claimed, g->claimed);
-    atomic_fetch_sub(&g->pool->inflight, 1);
+    CUresult r = correct(g->st, g->pool, g->units, g->alone);
+    if (g->alone) {
+        if (atomic_load(&g->pool->kind) != POOL_GRAPH)
+            REAL(cuMemPoolSetAttribute)(atomic_load(&g->pool->handle), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                                        &g->threshold);
+        atomic_store(&g->pool->alone, 0);
+    }
+    leave(g->pool);
     return r;
 }
 
 /* True when it keeps memory that it does not need: the driver may give that back at any synchronisation. */
 static bool look(struct gh_state *st, struct gh_pool *pool) {
     uint64_t reserved, used;
-    atomic_fetch_add(&pool->inflight, 1);
-    correct(st, pool, 0);
-    atomic_fetch_sub(&pool->inflight, 1);
+    enter(pool);
+    correct(st, pool, 0, false);
+    leave(pool);
     return !figures(pool, &reserved, &used) || reserved > used;
 }
 
@@ -226,28 +328,36 @@ bool pools_trim(struct gh_state *st, int card) {
             continue;
         /* Relaxed: else a trim would spoil a capture that another thread has under way. */
         int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        enter(pool);
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
         if (atomic_load(&pool->kind) == POOL_GRAPH)
             REAL(cuDeviceGraphMemTrim)(pool->device);
         else
             REAL(cuMemPoolTrimTo)(atomic_load(&pool->handle), 0);
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-        look(st, pool);
+        correct(st, pool, 0, false);
+        leave(pool);
         any = true;
     }
     return any;
 }
 
-void pool_freed(struct gh_state *st, unsigned at, uint64_t units) {
-    struct gh_pool *pool = &st->pools.pool[at % GH_POOLS];
+/* The last piece of a pool that was destroyed is gone, and the driver's memory with it. */
+static void bury(struct gh_state *st, struct gh_pool *pool) {
+    uint64_t was = atomic_load(&pool->booked);
+    uint32_t destroyed = POOL_DESTROYED;
+    while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, 0))) {}
+    if (atomic_load(&pool->card) >= 0)
+        gh_release(st, (unsigned)atomic_load(&pool->card), booked_units(was));
+    atomic_compare_exchange_strong(&pool->kind, &destroyed, POOL_FREE);
+}
+
+void pool_freed(struct gh_state *st, uint64_t address, uint64_t value) {
+    struct gh_pool *pool = &st->pools.pool[context_of(value) % GH_POOLS];
+    touch(st, pool, address, value, -1);
     atomic_store(&st->pools.dirty, 1);
-    if (atomic_load(&pool->kind) != POOL_DESTROYED)
-        return;
-    uint64_t was = atomic_load(&pool->booked), gone;
-    do {
-        gone = units < booked_units(was) ? units : booked_units(was);
-    } while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, booked_units(was) - gone)));
-    gh_release(st, (unsigned)atomic_load(&pool->card), gone);
+    if (atomic_load(&pool->kind) == POOL_DESTROYED && atomic_load(&pool->pieces) <= 0)
+        bury(st, pool);
 }
 
 /* ---- the calls ---- */
@@ -291,7 +401,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
     struct gh_pool *pool = find(st, handle, POOL_ALIVE);
     if (!pool && !(pool = learn(st, handle, device))) {
         struct charge c; /* too many pools: charge the piece itself */
-        if ((r = charge_at(&c, st, (struct place){card_of_device(st, device), 0}, (bytes + GRAIN - 1) & ~(GRAIN - 1))))
+        if ((r = charge_at(&c, st, (struct place){card_of_device(st, device), 0}, (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))))
             return r;
         r = call(pointer, bytes, handle, stream);
         return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
@@ -299,15 +409,14 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
     if ((r = pool_begin(&g, st, pool, bytes, 0)))
         return r;
     r = call(pointer, bytes, handle, stream);
+    if (r == CUDA_SUCCESS && g.pool) /* before the end: who is alone next must know of it */
+        put_piece(st, pool, *pointer, bytes);
     if (pool_end(&g) && r == CUDA_SUCCESS) {
-        undo(*pointer, stream);
+        struct owed o = begin_free(LINEAR, *pointer);
+        end_free(&o, undo(*pointer, stream));
         pools_trim(st, atomic_load(&pool->card));
-        atomic_store(&st->pools.dirty, 1);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (r == CUDA_SUCCESS && g.pool)
-        gh_pointers_put(&st->pointers, *pointer, pack(gh_units(bytes), atomic_load(&pool->card),
-                                                      (unsigned)(pool - st->pools.pool), POOLED));
     return r;
 }
 
@@ -359,43 +468,63 @@ GH_EXPORT CUresult cuEventSynchronize(CUevent event) { return synchronised(REAL(
 GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props) {
     CUresult r = REAL(cuMemPoolCreate)(handle, props);
     struct gh_state *st = gh_here();
+    struct gh_pool *pool = NULL;
     if (r == CUDA_SUCCESS && st)
-        note(st, *handle, POOL_ALIVE, props->location.id,
-             on_host(&props->location) ? NOT_CHARGED : card_of_device(st, props->location.id));
+        pool = note(st, *handle, POOL_ALIVE, props->location.id,
+                    on_host(&props->location) ? NOT_CHARGED : card_of_device(st, props->location.id));
+    if (pool)
+        atomic_store(&pool->shared, props->handle_types != 0);
     return r;
 }
 
+/* Pieces that are still handed out keep the pool's memory until the last of them is freed. */
 GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     struct gh_state *st = gh_here();
     struct gh_pool *pool = st ? find(st, handle, POOL_ALIVE) : NULL;
-    uint64_t reserved, used = 0;
-    bool known = pool && charged(pool) && figures(pool, &reserved, &used);
+    if (pool && charged(pool)) {
+        enter(pool);
+        REAL(cuMemPoolTrimTo)(handle, 0);
+        correct(st, pool, 0, false);
+        leave(pool);
+    }
     if (pool) /* before the driver may give the handle to another pool */
         atomic_store(&pool->kind, POOL_DESTROYED);
     CUresult r = REAL(cuMemPoolDestroy)(handle);
-    if (!pool)
-        return r;
-    if (r != CUDA_SUCCESS) {
+    if (pool && r != CUDA_SUCCESS)
         atomic_store(&pool->kind, POOL_ALIVE);
-        return r;
+    else if (pool && atomic_load(&pool->pieces) <= 0)
+        bury(st, pool);
+    return r;
+}
+
+/* A call that may give back what a pool has idle, or tell the driver to keep it: not while another counts on that. */
+static struct gh_pool *entered(struct gh_state *st, void *handle, enum pool_kind kind) {
+    struct gh_pool *pool = st ? find(st, handle, kind) : NULL;
+    if (!pool || !charged(pool))
+        return NULL;
+    enter(pool);
+    return pool;
+}
+
+static CUresult trimmed(struct gh_state *st, struct gh_pool *pool, CUresult r) {
+    if (pool) {
+        correct(st, pool, 0, false);
+        leave(pool);
     }
-    /* Pieces still handed out live on until each is freed. */
-    uint64_t was = atomic_load(&pool->booked), kept = known ? gh_units(used) : 0;
-    kept = kept < booked_units(was) ? kept : booked_units(was);
-    while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, kept))) {}
-    if (atomic_load(&pool->card) >= 0)
-        gh_release(st, (unsigned)atomic_load(&pool->card), booked_units(was) - kept);
-    if (!kept)
-        atomic_store(&pool->kind, POOL_FREE);
     return r;
 }
 
 GH_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
-    CUresult r = REAL(cuMemPoolTrimTo)(handle, keep);
     struct gh_state *st = gh_here();
-    struct gh_pool *pool = st ? find(st, handle, POOL_ALIVE) : NULL;
-    if (pool && charged(pool))
-        look(st, pool);
+    struct gh_pool *pool = entered(st, handle, POOL_ALIVE);
+    return trimmed(st, pool, REAL(cuMemPoolTrimTo)(handle, keep));
+}
+
+GH_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value) {
+    struct gh_pool *pool = entered(gh_here(), handle, POOL_ALIVE);
+    CUresult r = REAL(cuMemPoolSetAttribute)(handle, attribute, value);
+    if (pool)
+        leave(pool);
     return r;
 }
 
@@ -409,10 +538,7 @@ GH_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void
 }
 
 GH_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
-    CUresult r = REAL(cuDeviceGraphMemTrim)(device);
     struct gh_state *st = gh_here();
-    struct gh_pool *pool = st ? find(st, (void *)((uintptr_t)device + 1), POOL_GRAPH) : NULL;
-    if (pool && charged(pool))
-        look(st, pool);
-    return r;
+    struct gh_pool *pool = entered(st, (void *)((uintptr_t)device + 1), POOL_GRAPH);
+    return trimmed(st, pool, REAL(cuDeviceGraphMemTrim)(device));
 }

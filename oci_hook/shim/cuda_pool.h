@@ -11,8 +11,9 @@ enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_DESTROYED, POOL_GRAPH };
 struct growth {
     struct gh_state *st;
     struct gh_pool *pool; /* NULL: nothing is charged */
-    uint64_t units;       /* booked in advance */
-    uint64_t claimed;     /* or counted on, of what the pool has idle */
+    uint64_t units;       /* booked in advance; */
+    bool alone;           /* or none, for the pool has enough idle: no other operation may take that meanwhile */
+    uint64_t threshold;   /* then the pool's own release threshold */
 };
 
 /* Book what the pool may grow by for `bytes` more, of which `back` come back to it first. CUDA_SUCCESS or
@@ -22,8 +23,8 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
 CUresult pool_end(struct growth *g);
 /* The pool of graph memory of a device. */
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int card);
-/* A part of a pool was freed. */
-void pool_freed(struct gh_state *st, unsigned pool, uint64_t units);
+/* A part of a pool was freed: its address and what was noted for it. */
+void pool_freed(struct gh_state *st, uint64_t address, uint64_t value);
 /* Our pools gave memory back, or may have: look. */
 void pools_look(struct gh_state *st);
 /* Makes our pools on a card give back what they keep. False: there are none. */

@@ -53,51 +53,62 @@ static void remove_at(struct gh_shard *s, uint32_t hole) {
     s->used--;
 }
 
-static bool put(struct gh_pointers *map, uint64_t key, uint64_t value, bool replace) {
+/* Takes the shard of a key and finds its cell, which is empty when the key is not there; `make`: with room for one more.
+ * NULL, with the shard given back: no such key, or no memory. */
+static struct gh_pointer *cell_of(struct gh_pointers *map, uint64_t key, bool make, struct gh_shard **shard) {
     uint64_t hash = mix(key);
-    struct gh_shard *s = shard_of(map, hash);
+    struct gh_shard *s = *shard = shard_of(map, hash);
     if (!key || !take(s))
-        return false;
-    bool room = (s->bits && s->used + 1 <= (1u << s->bits) / 4 * 3) || grow(s);
-    if (room) {
-        struct gh_pointer *cell = find(s, key, hash);
-        room = replace || !cell->key;
-        s->used += !cell->key;
-        if (room)
-            *cell = (struct gh_pointer){key, value};
-    }
+        return NULL;
+    bool room = make ? (s->bits && s->used + 1 <= (1u << s->bits) / 4 * 3) || grow(s) : s->bits != 0;
+    struct gh_pointer *cell = room ? find(s, key, hash) : NULL;
+    if (cell && (cell->key || make))
+        return cell;
     give(s);
-    return room;
+    return NULL;
+}
+
+static bool put(struct gh_pointers *map, uint64_t key, uint64_t value, bool replace) {
+    struct gh_shard *s;
+    struct gh_pointer *cell = cell_of(map, key, true, &s);
+    bool done = cell && (replace || !cell->key);
+    if (!cell)
+        return false;
+    s->used += !cell->key;
+    if (done)
+        *cell = (struct gh_pointer){key, value};
+    give(s);
+    return done;
 }
 
 bool gh_pointers_put(struct gh_pointers *map, uint64_t key, uint64_t value) { return put(map, key, value, true); }
 bool gh_pointers_put_new(struct gh_pointers *map, uint64_t key, uint64_t value) { return put(map, key, value, false); }
 
-uint64_t gh_pointers_get(struct gh_pointers *map, uint64_t key) {
-    uint64_t hash = mix(key), value = 0;
-    struct gh_shard *s = shard_of(map, hash);
-    if (!key || !take(s))
+static uint64_t look_up(struct gh_pointers *map, uint64_t key, bool remove) {
+    struct gh_shard *s;
+    struct gh_pointer *cell = cell_of(map, key, false, &s);
+    uint64_t value = cell ? cell->value : 0;
+    if (!cell)
         return 0;
-    if (s->bits) {
-        struct gh_pointer *cell = find(s, key, hash);
-        value = cell->key ? cell->value : 0;
-    }
+    if (remove)
+        remove_at(s, (uint32_t)(cell - s->cell));
     give(s);
     return value;
 }
 
-uint64_t gh_pointers_take(struct gh_pointers *map, uint64_t key) {
-    uint64_t hash = mix(key), value = 0;
-    struct gh_shard *s = shard_of(map, hash);
-    if (!key || !take(s))
-        return 0;
-    if (s->bits) {
-        struct gh_pointer *cell = find(s, key, hash);
-        if (cell->key) {
-            value = cell->value;
-            remove_at(s, (uint32_t)(cell - s->cell));
-        }
-    }
+uint64_t gh_pointers_get(struct gh_pointers *map, uint64_t key) { return look_up(map, key, false); }
+uint64_t gh_pointers_take(struct gh_pointers *map, uint64_t key) { return look_up(map, key, true); }
+
+int64_t gh_pointers_count(struct gh_pointers *map, uint64_t key, int64_t more) {
+    struct gh_shard *s;
+    struct gh_pointer *cell = cell_of(map, key, more > 0, &s);
+    if (!cell)
+        return -1;
+    s->used += !cell->key;
+    int64_t value = (cell->key ? (int64_t)cell->value : 0) + more;
+    *cell = (struct gh_pointer){key, (uint64_t)value};
+    if (value <= 0)
+        remove_at(s, (uint32_t)(cell - s->cell));
     give(s);
     return value;
 }

@@ -28,6 +28,8 @@ struct gh_pointers {
 bool gh_pointers_put(struct gh_pointers *map, uint64_t key, uint64_t value);
 /* The same, unless the key is there: then false. */
 bool gh_pointers_put_new(struct gh_pointers *map, uint64_t key, uint64_t value);
+/* Adds to the value, taken as a number that is 0 when the key is not there, and returns it. When there is no memory: -1. */
+int64_t gh_pointers_count(struct gh_pointers *map, uint64_t key, int64_t more);
 /* Removes and returns; 0 when unknown. */
 uint64_t gh_pointers_take(struct gh_pointers *map, uint64_t key);
 uint64_t gh_pointers_get(struct gh_pointers *map, uint64_t key);

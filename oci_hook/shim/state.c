@@ -26,8 +26,7 @@ static void relax(void) {
 #endif
 }
 
-/* Waits step by step; false once the time is over. */
-static bool wait_step(unsigned step, time_t *until) {
+bool gh_wait(unsigned step, int64_t *until) {
     if (step < 64) {
         relax();
         return true;
@@ -41,9 +40,9 @@ static bool wait_step(unsigned step, time_t *until) {
 }
 
 bool gh_lock_wait(struct gh_lock *lock) {
-    time_t until = 0;
+    int64_t until = 0;
     for (unsigned step = 0; atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire); step++)
-        if (!wait_step(step, &until))
+        if (!gh_wait(step, &until))
             return false;
     return true;
 }
@@ -70,7 +69,7 @@ static struct gh_state *make(void) {
 }
 
 static struct gh_state *set_up(struct gh_state *st) {
-    time_t until = 0;
+    int64_t until = 0;
     uint32_t fresh = 0;
     if (atomic_compare_exchange_strong(&st->phase, &fresh, 1)) {
         gh_identify(st);
@@ -78,7 +77,7 @@ static struct gh_state *set_up(struct gh_state *st) {
         return st;
     }
     for (unsigned step = 0; atomic_load_explicit(&st->phase, memory_order_acquire) != 2; step++)
-        if (!wait_step(step, &until))
+        if (!gh_wait(step, &until))
             return NULL;
     return st;
 }

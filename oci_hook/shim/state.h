@@ -16,6 +16,8 @@ struct gh_lock {
     _Atomic uint32_t taken;
 };
 
+/* Waits a little; false once seconds have passed. step counts from 0, *until begins as 0. */
+bool gh_wait(unsigned step, int64_t *until);
 /* Held for nanoseconds, never across a driver call. False after seconds of waiting: the caller does without. */
 bool gh_lock_wait(struct gh_lock *lock);
 static inline bool gh_lock(struct gh_lock *lock) {
@@ -49,13 +51,17 @@ struct gh_pool {
     int32_t device;
     _Atomic uint32_t kind;     /* enum pool_kind */
     _Atomic uint32_t inflight; /* operations that may be changing it */
-    _Atomic uint64_t claimed;  /* units of idle memory that operations under way count on */
+    _Atomic uint32_t alone;    /* one operation counts on idle memory: no other may begin */
+    _Atomic uint32_t shared;   /* other processes may map it */
     _Atomic uint64_t booked;   /* units:40 | changes:24 */
-    _Atomic uint64_t grain;    /* it grows by multiples of this, as far as was seen */
+    _Atomic uint64_t grain;    /* what it grows by is a multiple of this, as far as was seen */
+    _Atomic int64_t pieces;    /* handed out, */
+    _Atomic int64_t touched;   /* and how many of the card's pages they touch */
 };
 struct gh_pools {
     struct gh_lock lock;
     _Atomic uint32_t count;
+    _Atomic uint64_t least;         /* no pool grows by less, as far as is known; 0: not asked yet */
     _Atomic uint32_t dirty;         /* memory was freed: the driver may give some back by itself */
     _Atomic uint32_t graphs_allocate; /* some graph of this process has memory nodes */
     struct gh_pool pool[GH_POOLS];

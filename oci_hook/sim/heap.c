@@ -39,6 +39,20 @@ uint64_t heap_map(uint64_t bytes)
     return at == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)at;
 }
 
+uint64_t address_range(uint64_t size, uint64_t alignment)
+{
+    uint64_t all = size + alignment, at, begin;
+    void *there = all > size ? mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : MAP_FAILED;
+    if (there == MAP_FAILED)
+        return 0;
+    at = (uint64_t)(uintptr_t)there;
+    begin = round_up(at, alignment);
+    if (begin > at)
+        munmap(there, begin - at);
+    munmap((void *)(uintptr_t)(begin + size), at + alignment - begin);
+    return begin;
+}
+
 CUresult heap_note(struct piece piece)
 {
     CUresult r = CUDA_SUCCESS;

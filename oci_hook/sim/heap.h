@@ -29,6 +29,8 @@ static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) /
 bool heap_book(struct card *card, uint64_t bytes);
 /* Sparse host memory at an address that is also the device pointer; 0: none. */
 uint64_t heap_map(uint64_t bytes);
+/* Addresses without memory, a multiple of the alignment; 0: none. */
+uint64_t address_range(uint64_t size, uint64_t alignment);
 /* Book, map, note. */
 CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind);
 CUresult heap_note(struct piece piece);

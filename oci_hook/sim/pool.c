@@ -1,5 +1,6 @@
 /* Simulated libcuda: stream-ordered memory. A pool takes memory from the card in chunks, hands out parts of them, and
- * keeps what is freed until a synchronisation finds more unused than its release threshold. */
+ * keeps what is freed until a synchronisation finds more unused than its release threshold. Before it grows, it remaps
+ * pages of its own that nothing uses; so do real drivers, except for pools that other processes may map. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -16,11 +17,12 @@
 struct part { /* of a chunk, in order of address, without gaps */
     uint64_t address, size;
     bool used;
+    bool moved; /* with used: no memory behind it any more, it went into another chunk */
     struct part *next;
 };
 
 struct chunk {
-    uint64_t address, size, used, offset; /* offset: in the pool's file */
+    uint64_t address, size, used, moved, offset; /* offset: in the pool's file */
     struct part *parts;
     struct chunk *next;
 };
@@ -83,40 +85,94 @@ CUmemoryPool pool_current(int device)
 
 /* --- chunks --- */
 
-/* Mutex held. */
-static struct chunk *grow(struct pool *pool, uint64_t size)
+/* Mutex held: a chunk for memory that is booked already. */
+static struct chunk *new_chunk(struct pool *pool, uint64_t size)
 {
-    struct card *card = &sim_card[pool->device];
     struct chunk *chunk = calloc(1, sizeof *chunk);
     struct part *part = calloc(1, sizeof *part);
-    uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
-    if (chunk && part && !card_reserve(card, wanted)) {
-        wanted = round_up(size, BLOCK);
-        if (!card_reserve(card, wanted))
-            wanted = 0;
-    }
-    void *at = MAP_FAILED;
-    if (chunk && part && wanted) {
-        int flags = pool->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-        at = mmap(NULL, wanted, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, pool->fd, (off_t)pool->file_end);
-        if (at == MAP_FAILED)
-            card_release(card, wanted);
-    }
-    if (at == MAP_FAILED) {
+    uint64_t address = chunk && part ? address_range(size, BLOCK) : 0;
+    int flags = (pool->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE | MAP_FIXED;
+    if (!address || mmap((void *)(uintptr_t)address, size, PROT_READ | PROT_WRITE, flags, pool->fd,
+                         (off_t)pool->file_end) == MAP_FAILED) {
+        if (address)
+            munmap((void *)(uintptr_t)address, size);
         free(chunk);
         free(part);
         return NULL;
     }
-    uint64_t address = (uint64_t)(uintptr_t)at;
-    *part = (struct part){address, wanted, false, NULL};
-    *chunk = (struct chunk){address, wanted, 0, pool->file_end, part, pool->chunks};
+    *part = (struct part){.address = address, .size = size};
+    *chunk = (struct chunk){address, size, 0, 0, pool->file_end, part, pool->chunks};
     if (pool->fd >= 0)
-        pool->file_end += wanted;
+        pool->file_end += size;
     pool->chunks = chunk;
+    return chunk;
+}
+
+/* Mutex held. */
+static bool grow(struct pool *pool, uint64_t size)
+{
+    struct card *card = &sim_card[pool->device];
+    uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
+    if (!card_reserve(card, wanted)) {
+        wanted = round_up(size, BLOCK);
+        if (!card_reserve(card, wanted))
+            return false;
+    }
+    if (!new_chunk(pool, wanted)) {
+        card_release(card, wanted);
+        return false;
+    }
     pool->reserved += wanted;
     if (pool->reserved > pool->reserved_high)
         pool->reserved_high = pool->reserved;
-    return chunk;
+    return true;
+}
+
+/* The whole pages within an unused part. */
+static uint64_t whole_pages(const struct part *p, uint64_t *from)
+{
+    *from = round_up(p->address, BLOCK);
+    uint64_t end = (p->address + p->size) / BLOCK * BLOCK;
+    return !p->used && end > *from ? end - *from : 0;
+}
+
+/* Mutex held: takes the pages [from, from + size) out of a part that nothing uses. */
+static bool take_pages(struct chunk *chunk, struct part *p, uint64_t from, uint64_t size)
+{
+    struct part *pages = calloc(1, sizeof *pages), *rest = calloc(1, sizeof *rest);
+    if (!pages || !rest) {
+        free(pages);
+        free(rest);
+        return false;
+    }
+    *rest = (struct part){.address = from + size, .size = p->address + p->size - from - size, .next = p->next};
+    *pages = (struct part){.address = from, .size = size, .used = true, .moved = true, .next = rest};
+    p->size = from - p->address;
+    p->next = pages;
+    chunk->moved += size;
+    mmap((void *)(uintptr_t)from, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return true;
+}
+
+/* Mutex held: a chunk for `size` out of pages that the pool has and nothing uses. False: too few. */
+static bool remap(struct pool *pool, uint64_t size)
+{
+    uint64_t need = round_up(size, BLOCK), there = 0, from;
+    for (struct chunk *c = pool->chunks; c; c = c->next)
+        for (struct part *p = c->parts; p; p = p->next)
+            there += whole_pages(p, &from);
+    struct chunk *made = pool->fd < 0 && there >= need ? new_chunk(pool, need) : NULL;
+    if (!made)
+        return false;
+    for (struct chunk *c = made->next; c && need; c = c->next)
+        for (struct part *p = c->parts; p && need; p = p->next) {
+            uint64_t pages = whole_pages(p, &from);
+            if (pages > need)
+                pages = need;
+            if (pages && take_pages(c, p, from, pages))
+                need -= pages;
+        }
+    return true; /* without memory for a note a page counts twice: the host is out of memory */
 }
 
 /* Mutex held: give back chunks that nothing uses while more than `keep` bytes are reserved. */
@@ -132,9 +188,12 @@ static void trim(struct pool *pool, uint64_t keep)
         munmap((void *)(uintptr_t)chunk->address, chunk->size);
         if (pool->fd >= 0)
             fallocate(pool->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk->offset, (off_t)chunk->size);
-        card_release(&sim_card[pool->device], chunk->size);
-        pool->reserved -= chunk->size;
-        free(chunk->parts); /* unused: one part */
+        card_release(&sim_card[pool->device], chunk->size - chunk->moved);
+        pool->reserved -= chunk->size - chunk->moved;
+        for (struct part *part = chunk->parts, *next; part; part = next) {
+            next = part->next;
+            free(part);
+        }
         free(chunk);
     }
 }
@@ -170,7 +229,7 @@ static uint64_t cut(struct pool *pool, uint64_t size)
     struct chunk *in = NULL;
     struct part *best = NULL;
     for (struct chunk *c = pool->chunks; c; c = c->next)
-        for (struct part *p = c->size - c->used >= size ? c->parts : NULL; p; p = p->next)
+        for (struct part *p = c->size - c->used - c->moved >= size ? c->parts : NULL; p; p = p->next)
             if (!p->used && p->size >= size && (!best || p->size < best->size)) {
                 in = c;
                 best = p;
@@ -181,7 +240,7 @@ static uint64_t cut(struct pool *pool, uint64_t size)
         struct part *rest = calloc(1, sizeof *rest);
         if (!rest)
             return 0;
-        *rest = (struct part){best->address + size, best->size - size, false, best->next};
+        *rest = (struct part){.address = best->address + size, .size = best->size - size, .next = best->next};
         best->next = rest;
         best->size = size;
     }
@@ -200,7 +259,7 @@ static void join(struct pool *pool, uint64_t address)
         if (address - c->address >= c->size)
             continue;
         for (struct part *p = c->parts, *before = NULL; p; before = p, p = p->next) {
-            if (p->address != address || !p->used)
+            if (p->address != address || !p->used || p->moved)
                 continue;
             p->used = false;
             c->used -= p->size;
@@ -233,12 +292,12 @@ CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcont
     if (card && bytes <= card->file->head.memory_total && (card->slot >= 0 || card_claim(card))) {
         at = cut(pool, size);
         if (!at) {
-            bool grown = grow(pool, size) != NULL;
+            bool grown = remap(pool, size) || grow(pool, size);
             if (!grown) { /* the card is full: what other pools keep unused goes first */
                 for (struct pool *p = pools; p; p = p->next)
                     if (p->device == pool->device)
                         trim(p, 0);
-                grown = grow(pool, size) != NULL;
+                grown = grow(pool, size);
             }
             at = grown ? cut(pool, size) : 0;
         }

@@ -136,17 +136,8 @@ API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment
     (void)hint;
     if (!out || !size || size % BLOCK || flags || (alignment & (alignment - 1)))
         return CUDA_ERROR_INVALID_VALUE;
-    if (alignment < BLOCK)
-        alignment = BLOCK;
-    uint8_t *at = mmap(NULL, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    uint8_t *begin = (uint8_t *)round_up((uint64_t)(uintptr_t)at, alignment);
-    if (begin > at)
-        munmap(at, (size_t)(begin - at));
-    munmap(begin + size, (size_t)(at + alignment - begin));
-    *out = (CUdeviceptr)(uintptr_t)begin;
-    return CUDA_SUCCESS;
+    *out = address_range(size, alignment < BLOCK ? BLOCK : alignment);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 API CUresult cuMemAddressFree(CUdeviceptr address, size_t size)

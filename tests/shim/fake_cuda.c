@@ -63,6 +63,7 @@ struct mapping {
 struct graph {
     u64 bytes, out; /* out: taken by the last launch and not freed */
     int keeps;      /* instantiated with AUTO_FREE_ON_LAUNCH: frees at the next launch, not at its end */
+    u64 at;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -625,20 +626,21 @@ CUresult cuGraphAddMemAllocNode(void **node, struct graph *g, const void *deps, 
     /* pool properties: 88 bytes; then access list, its length, bytes, pointer */
     u64 bytes = params[13];
     g->bytes += up(bytes, 512);
-    *node = (void *)(uintptr_t)bytes;
-    params[14] = next_pointer += 1 << 20;
+    *node = g; /* one is enough here */
+    params[14] = g->at = next_pointer += 1 << 20;
     return OK;
 }
 CUresult cuGraphGetNodes(struct graph *g, void **nodes, size_t *n) {
     if (nodes && *n)
-        nodes[0] = (void *)(uintptr_t)g->bytes;
+        nodes[0] = g;
     *n = g->bytes ? 1 : 0;
     return OK;
 }
 CUresult cuGraphNodeGetType(void *node, int *type) { return (void)node, *type = 10, OK; }
-CUresult cuGraphMemAllocNodeGetParams(void *node, u64 *params) {
+CUresult cuGraphMemAllocNodeGetParams(struct graph *g, u64 *params) {
     memset(params, 0, 120);
-    params[13] = (u64)(uintptr_t)node;
+    params[13] = g->bytes;
+    params[14] = g->at;
     return OK;
 }
 CUresult cuGraphInstantiateWithFlags(struct graph **out, struct graph *g, u64 flags) {

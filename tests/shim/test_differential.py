@@ -162,7 +162,7 @@ class Bench:
             for p in self.running:
                 p.send_signal(signal.SIGCONT)
             self.samples += 1
-            if room < 0 and routes == "plain":
+            if room < 0:
                 self.fail(f"{-room} bytes over the limit while all run")
             self.over = max(self.over, -room)
         self.kill(self.running.pop(self.rng.randrange(len(self.running))))
