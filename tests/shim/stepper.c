@@ -77,6 +77,26 @@ static int sweeping(void) {
     return 0;
 }
 
+/* Until a condition holds; a busy machine may take its time. */
+#define UNTIL(condition)                          \
+    do {                                          \
+        for (int i_ = 0; !(condition); i_++)      \
+            if (i_ == 5000)                       \
+                die("never: " #condition, 0);     \
+            else                                  \
+                usleep(1000);                     \
+    } while (0)
+
+static int zombie(pid_t pid) {
+    char path[64], text[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    char *end = f && fgets(text, sizeof text, f) ? strrchr(text, ')') : NULL;
+    if (f)
+        fclose(f);
+    return end && end[2] == 'Z';
+}
+
 static pid_t spawn(const char *what, pid_t dead) {
     pid_t child = fork();
     if (child)
@@ -89,7 +109,7 @@ static pid_t spawn(const char *what, pid_t dead) {
         _exit(3);
     if (dead) { /* its parent reaps it only after us: a zombie is dead enough */
         kill(dead, SIGKILL);
-        usleep(20000);
+        UNTIL(zombie(dead));
     }
     raise(SIGSTOP);
     if (!strcmp(what, "alloc") || !strcmp(what, "pause"))
@@ -106,7 +126,7 @@ static pid_t spawn(const char *what, pid_t dead) {
 int main(int argc, char **argv) {
     const char *what = argv[1];
     int other = argc > 2, sweep = !strcmp(what, "sweep"), status;
-    unsigned stride = sweep ? 7 : 1, tried = 0;
+    unsigned stride = sweep ? 17 : 1, tried = 0;
     unsigned most = !strcmp(what, "refuse") ? 1000 : 100000; /* a refusal goes on to sweep */
     start();
     u64 mine = take(7 * MIB);
@@ -114,7 +134,7 @@ int main(int argc, char **argv) {
     page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (!mine || page == MAP_FAILED)
         die("no page", 0);
-    for (unsigned k = 1; k < most; k += stride) {
+    for (unsigned k = sweep && other ? 9 : 1; k < most; k += stride) {
         pid_t victim = 0;
         if (sweep && !(victim = fork())) {
             start();
@@ -123,7 +143,7 @@ int main(int argc, char **argv) {
                 pause();
         }
         if (victim)
-            usleep(20000);
+            UNTIL(gh_word_value(atomic_load(&page->card[0].total)) << 9 == (7 + 11) * MIB);
         pid_t child = spawn(what, victim);
         if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status) || WSTOPSIG(status) != SIGSTOP)
             die("the child did not stop", k);

@@ -111,6 +111,27 @@ assert cu.used() == 0
 """)
 
 
+def test_a_driver_that_grows_pools_by_more_is_over_for_one_call_at_most(box: Box) -> None:
+    """The bound that docs/account-page.md states: its growth less 32 MiB."""
+    box.python(
+        """
+M = cu.MIB
+cu.init()
+assert cu.alloc(990 * M)[0] == 0
+assert cu.async_alloc(1)[0] == cu.OOM, "undone"
+assert cu.used() == 990 * M
+r, p = cu.alloc(34 * M)
+assert r == 0 and cu.free(p) == 0
+assert cu.async_alloc(1)[0] == cu.OOM, "not even asked"
+""",
+        FAKE_CHUNK_MIB="64",
+    )
+    assert box.peak() == (990 + 64) * MIB
+    twice = "cu.init(); assert cu.alloc(900 * cu.MIB)[0] == 0; assert [cu.async_alloc(1)[0] for _ in 'ab'] == [0, 0]"
+    box.python(twice, FAKE_CHUNK_MIB="64")
+    assert box.peak() == (990 + 64) * MIB
+
+
 def test_pressure_makes_another_process_give_idle_pool_memory_back(box: Box) -> None:
     code = """
 import sys, client as cu
