@@ -263,7 +263,8 @@ int main(void) {{
     printf("%zu %llx %u", sizeof(struct card_file), (unsigned long long)(CARD_MAGIC), CARD_VERSION);
     printf(" %zu %zu %zu %zu", offsetof(struct card_head, memory_total), offsetof(struct card_head, minor),
            offsetof(struct card_head, slice_ns), offsetof(struct card_head, kernel_ns));
-    printf(" %zu", offsetof(struct card_head, fail_every));
+    printf(" %zu %d %zu", offsetof(struct card_head, fail_every), CARD_SLOTS, sizeof(struct card_slot));
+    printf(" %d %zu", CARD_QUEUES, sizeof(struct card_queue));
 }}
 """
     )
@@ -271,4 +272,12 @@ int main(void) {{
     subprocess.run(cc, check=True)
     said = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.split()
     here = [driver_root.FILE_SIZE, f"{driver_root.MAGIC:x}", driver_root.FORMAT, 224, 240, 264, 280]
-    assert said == [str(value) for value in (*here, driver_root.HEAD.size)]
+    sizes = (
+        *here,
+        driver_root.HEAD.size,
+        driver_root.SLOTS,
+        driver_root.SLOT_SIZE,
+        driver_root.QUEUES,
+        driver_root.QUEUE_SIZE,
+    )
+    assert said == [str(value) for value in sizes]
