@@ -9,11 +9,13 @@ Exit status 1 and a coded line on standard error: the container does not start a
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
 import os
+import time
 
 from oci_hook.core.layout import MARKER
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, NoRoomError, refuse
+from oci_hook.node import events
 from oci_hook.node import settings as node_settings
 from oci_hook.oci import annotations, asked, log, rivals, spec, state
 
@@ -34,7 +36,7 @@ POSTSTOP_DEADLINE = 2.0
 
 def main(prefix: str, args: "Sequence[str]") -> int:
     """The exit status. `args`: the stage."""
-    container = ""
+    container = state_dir = ""
     stage = args[0] if len(args) == 1 else ""
     try:
         isolate()
@@ -45,6 +47,7 @@ def main(prefix: str, args: "Sequence[str]") -> int:
             given = state.read(stdin)
         container = given.id
         settings = node_settings.load(prefix)
+        state_dir = settings.state_dir
         if stage == "poststop":
             _forget(given, settings)
         else:
@@ -52,6 +55,8 @@ def main(prefix: str, args: "Sequence[str]") -> int:
         return 0
     except GhError as e:
         set_deadline(0)
+        if state_dir and not isinstance(e, NoRoomError):  # admit has told of those
+            events.refused(state_dir, container, e.problems)
         tell(container, str(e))
     except Exception as e:  # a mistake of ours: refused in one line as well, the journal has all of it
         import traceback
@@ -63,6 +68,7 @@ def main(prefix: str, args: "Sequence[str]") -> int:
 
 
 def _start(given: "State", settings: "Settings") -> None:
+    began = time.monotonic()
     if annotations.is_sandbox(given.annotations):
         return
     config = spec.load(os.path.join(given.bundle, "config.json"))
@@ -70,10 +76,11 @@ def _start(given: "State", settings: "Settings") -> None:
     own = _unedited(config)
     env, mounts = spec.environment(own), asked.mounts(own)
     request = parse(given.annotations, env, name, settings.rules, mounts, asked.decode)
+    if settings.mode != "standalone":
+        raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
         return
-    if settings.mode == "standalone":
-        rivals.check(config)
+    rivals.check(config)
 
     # Below: what a container that asks for nothing need not load.
     from oci_hook.apply import to_container
@@ -84,17 +91,8 @@ def _start(given: "State", settings: "Settings") -> None:
     to_container.check_child_of(container, os.getppid())
     held = _held(given, settings) or _adopted(given, config, settings)
     if held is not None:
-        if settings.mode == "standalone":
-            _verify(held, config, container, settings)
-        else:
-            _beside(held, config, container, settings)
+        _verify(held, config, container, settings)
         return
-    if settings.mode != "standalone":
-        raise refuse(
-            "GH-409",
-            f"mode is {settings.mode}, and gpu-hook-runtime has not seen this container; make it with that runtime, or "
-            "set `mode: standalone` and leave the NVIDIA runtime and its hooks out",
-        )
     to_cgroup, devices = _device_cgroup(given.pid)
     admission = admit(request, _who(given), _life(given.pid, devices), settings)
     grant, inventory = admission.grant, admission.inventory
@@ -105,6 +103,7 @@ def _start(given: "State", settings: "Settings") -> None:
         to_container.apply(steps, container, _sources(settings))
         to_container.verify(plan, container)
         to_cgroup.apply(plan, devices)
+        events.granted(settings.state_dir, grant, time.monotonic() - began)
         if settings.stale:  # standard error of a hook that succeeds is shown to nobody
             log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
@@ -191,45 +190,6 @@ def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Se
     facts = look(container.path(), config.get("mounts") or (), spec.environment(config))
     plan = make_plan(grant, load(settings), facts, settings.prefix, settings.state_dir)
     to_container.verify(plan, container)
-
-
-def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
-    """The NVIDIA runtime has brought its files, by the spec or by the hook before this one: the stand-ins go on top."""
-    from oci_hook.apply import beside, to_container
-    from oci_hook.core.beside import own_steps
-    from oci_hook.node.image import look
-    from oci_hook.node.inventory import load
-    from oci_hook.node.sources import check_sources
-    from oci_hook.oci import nvidia
-
-    inventory = load(settings)
-    facts = look(container.path(), (), spec.environment(config))  # as a program would see it: with all mounts
-    plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
-    late = settings.mode == "on-top" or nvidia.has_legacy_hook(config)
-    plan = own_steps(plan, inventory, facts, settings.prefix, late)
-    if late:
-        nvidia.check_hooks(config)
-        share = not grant.shares or not all(share.whole for share in grant.shares)
-        past = nvidia.past_the_share(config, inventory) if share else []
-        covers = beside.covers(container, facts, inventory, past, settings.prefix)
-        if not any(step.source != beside.nothing(settings.prefix) for step in covers):
-            raise refuse(
-                "GH-409",
-                f"mode is {settings.mode}, and {settings.runtime[:80]} has put no driver into the container; set "
-                "`runtime` to the NVIDIA runtime, or `mode: standalone`",
-            )
-        check_sources(covers, settings)
-        to_container.apply(covers, container, _sources(settings), over=True)
-        to_container.verify(covers, container)
-        beside.check_covered(container, inventory)
-    to_container.verify(tuple(step for step in plan if not _elsewhere(step, settings)), container)
-    to_cgroup, devices = _device_cgroup(container.pid)
-    to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
-
-
-def _elsewhere(step: "Any", settings: "Settings") -> bool:
-    """What the spec edit resolved by the image alone, where now the NVIDIA runtime's mounts may be."""
-    return getattr(step, "source", "").startswith(settings.prefix + "/lib/stand-in/")
 
 
 def _who(given: "State") -> "Identity":

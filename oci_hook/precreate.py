@@ -14,14 +14,15 @@ import time
 from oci_hook.apply import to_spec
 from oci_hook.core.grant import Life
 from oci_hook.core.request import parse
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.hook import DEADLINE, isolate, set_deadline, tell
+from oci_hook.node import events
 from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import admit, release
 from oci_hook.node.life import BUNDLE_ROOT, boot_id
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import annotations, asked, fastjson, log, spec
-from oci_hook.runtime import beside_nothing, plan_for, unedited
+from oci_hook.runtime import plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 
 WAIT = 60  # seconds; podman calls the runtime next
 STDIN = "config.json on standard input"
+HOOK_TIMEOUT = 10  # seconds, as in runtime-config
 
 
 def main(prefix: str, args: "Sequence[str]") -> int:
     """The exit status. `args`: the stage, which is precreate."""
+    state_dir = ""
     try:
         isolate()
         set_deadline(DEADLINE)
@@ -43,6 +46,7 @@ def main(prefix: str, args: "Sequence[str]") -> int:
             data = stdin.read(spec.MAX_SIZE + 1)
         found = spec.parse(data, STDIN)
         settings = node_settings.load(prefix)
+        state_dir = settings.state_dir
         try:
             out, key = _edited(found, data, settings)
         except GhError:
@@ -57,6 +61,8 @@ def main(prefix: str, args: "Sequence[str]") -> int:
         return 0
     except GhError as e:
         set_deadline(0)
+        if state_dir and not isinstance(e, NoRoomError):  # admit has told of those
+            events.refused(state_dir, "", e.problems)
         tell("of podman", str(e))
     except Exception as e:  # a mistake of ours: refused in one line as well, the journal has all of it
         import traceback
@@ -69,13 +75,11 @@ def main(prefix: str, args: "Sequence[str]") -> int:
 
 def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple[bytes, str]:
     """(the spec with the share in it, the grant's key), or (the spec as it is, "") where it asks for none."""
-    doc = unedited(found, settings)
+    doc = to_spec.scrub(found)
     asking = doc.get("annotations") or {}
     name = annotations.container_name(asking)
     request = parse(asking, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
     if annotations.is_sandbox(asking) or request is None:
-        if settings.mode != "standalone":
-            doc = beside_nothing(doc)
         return data if doc is found else fastjson.dumps(doc).encode(), ""
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
@@ -83,13 +87,13 @@ def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple
     life = Life(boot_id(), deadline=int(time.monotonic()) + WAIT)
     admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
     try:
-        doc, plan, warnings = plan_for(doc, "", admission.grant, admission.inventory, settings)
+        plan, warnings = plan_for(doc, "", admission.grant, admission.inventory, settings)
         for warning in warnings:
             log.journal(str(warning))
         check_sources(plan, settings)
-        edited = to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone")
+        edited = to_spec.apply(doc, plan, admission.grant)
         if not _checked(doc, settings):
-            edited = to_spec.with_hook(edited, settings.prefix)  # else nobody would adopt the grant
+            edited = _with_hook(edited, settings)
         return fastjson.dumps(edited).encode(), admission.grant.key
     except BaseException:
         _take_back(admission.grant.key, settings)
@@ -112,7 +116,23 @@ def _hooks(doc: "dict[str, Any]") -> "dict[str, Any]":
 def _checked(doc: "dict[str, Any]", settings: "Settings") -> bool:
     """Whether our hook will see the container, and refuse what is to be refused."""
     entries = [e for stage in ("prestart", "createRuntime") for e in _hooks(doc).get(stage) or ()]
-    return any(isinstance(e, dict) and e.get("path") == to_spec.own_hook(settings.prefix) for e in entries)
+    return any(isinstance(e, dict) and e.get("path") == _program(settings) for e in entries)
+
+
+def _with_hook(doc: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
+    """Somebody must adopt the grant, or it would end while its container lives."""
+    entry = {
+        "path": _program(settings),
+        "args": ["oci-gpu-hook", "createRuntime"],
+        "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+        "timeout": HOOK_TIMEOUT,
+    }
+    hooks = _hooks(doc)
+    return {**doc, "hooks": {**hooks, "createRuntime": [*(hooks.get("createRuntime") or ()), entry]}}
+
+
+def _program(settings: "Settings") -> str:
+    return f"{settings.prefix}/bin/oci-gpu-hook"
 
 
 def _write(data: bytes) -> None:

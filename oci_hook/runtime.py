@@ -6,13 +6,15 @@ Whatever fails, the container does not start, nothing stays booked, and the user
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
 import os
+import time
 
 from oci_hook.apply import to_spec
 from oci_hook.core.device_rules import reachable_cards
 from oci_hook.core.grant import Life
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
-from oci_hook.errors import GhError, Problem, refuse
+from oci_hook.errors import GhError, NoRoomError, Problem, refuse
+from oci_hook.node import events
 from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import Admission, admit, release
 from oci_hook.node.image import check_destinations, look
@@ -38,18 +40,25 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     """Does not return when all is well: the process is the real runtime then. `args`: without the program's name."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends us as it would end the runtime; the sweep tidies
+    began = time.monotonic()
     call = read_call(args)
+    state_dir = ""
     try:
         settings = node_settings.load(prefix)
+        state_dir = settings.state_dir
         if call.command not in ("create", "run"):
             run_real(settings, args)
         admission = give(call, settings)
+        if admission is not None:
+            events.granted(state_dir, admission.grant, time.monotonic() - began)
         try:
             run_real(settings, args)
         except GhError:
             take_back(admission, settings)
             raise
     except GhError as e:
+        if state_dir and not isinstance(e, NoRoomError):  # admit has told of those
+            events.refused(state_dir, call.id, e.problems)
         log.report(e.problems, call.log, call.log_format)
         return e.exit_status
     except Exception as e:  # a mistake of ours: the user gets one line, the journal all of it
@@ -66,16 +75,16 @@ def give(call: Call, settings: "Settings") -> Admission | None:
     if not os.path.lexists(call.config):
         return None  # the runtime says what is wrong with it
     found = spec.load(call.config)
-    doc = unedited(found, settings)
+    doc = to_spec.scrub(found)
     annotations = doc.get("annotations") or {}
-    request = None
-    if not is_sandbox(annotations):
-        name = container_name(annotations)
-        request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
+    if is_sandbox(annotations) and settings.mode == "standalone":
+        return None
+    name = container_name(annotations)
+    request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
+    if settings.mode != "standalone":
+        raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
-        if settings.mode != "standalone":
-            doc = beside_nothing(doc)
-        if doc is not found:  # it asked when it was edited and may not now, or the NVIDIA runtime would serve it
+        if doc is not found:  # it asked when it was edited, and may not now
             spec.save(call.config, doc)
         return None
     who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
@@ -92,44 +101,24 @@ def give(call: Call, settings: "Settings") -> Admission | None:
     return admission
 
 
-def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
-    """The spec as it was before gpu-hook, and with it the NVIDIA runtime, edited it, if they did."""
-    doc = to_spec.scrub(found)
-    if doc is not found and settings.mode != "standalone":
-        from oci_hook.oci import nvidia
-
-        doc = nvidia.without_hooks(doc)
-    return doc
-
-
 def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Settings") -> None:
     """Plan and write. Raises ApplyError; the file is as it was then."""
-    doc, plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
+    plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     if warnings:
         log.report(warnings, call.log, call.log_format, "warning")
     check_sources(plan, settings)
-    spec.save(call.config, to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone"))
+    spec.save(call.config, to_spec.apply(doc, plan, admission.grant))
 
 
 def plan_for(
     doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
-) -> "tuple[dict[str, Any], tuple[Step, ...], list[Problem]]":
-    """What will be done to this bundle, beginning with its spec less what another program put there; and warnings.
-    Nothing is changed yet. `explain` asks the same.
+) -> "tuple[tuple[Step, ...], list[Problem]]":
+    """What will be done to this bundle, and warnings; nothing is changed yet. `explain` asks the same.
 
-    Raises ApplyError GH-402, GH-403, GH-409, NodeError GH-302.
+    Raises ApplyError GH-402, GH-403, GH-409.
     """
-    if settings.mode != "standalone":
-        return _plan_beside(doc, bundle, grant, inventory, settings)
     rivals.check(doc)
-    _check_rules(doc, grant, inventory)
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
-    facts = look(rootfs, mounts, spec.environment(doc))
-    plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
-    return doc, check_destinations(rootfs, mounts, plan), image_warnings(facts)
-
-
-def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") -> None:
     resources = (doc.get("linux") or {}).get("resources") or {}
     granted = [inventory.card(share.uuid).minor for share in grant.shares]
     if reachable := reachable_cards(resources.get("devices") or (), granted):
@@ -138,62 +127,9 @@ def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") 
             f"the container's device rules reach {', '.join(reachable)} beside its share; "
             "run it without --privileged and without --device of cards",
         )
-
-
-def beside_nothing(doc: "dict[str, Any]") -> "dict[str, Any]":
-    """The spec of a container that asks for nothing, in a mode in which the NVIDIA runtime would give it cards."""
-    from oci_hook.oci import nvidia
-
-    return nvidia.decline(doc)
-
-
-def _plan_beside(
-    doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
-) -> "tuple[dict[str, Any], tuple[Step, ...], list[Problem]]":
-    """`plan_for` where the NVIDIA runtime is before us (mode below) or comes after us (on-top)."""
-    from oci_hook.core.beside import own_steps
-    from oci_hook.oci import nvidia
-
-    on_top = settings.mode == "on-top"
-    if on_top and (what := nvidia.injected(doc)):
-        raise refuse(
-            "GH-409",
-            f"mode is on-top, and {what} is in the container already: another program put the driver there before us; "
-            "leave out CDI devices, or set `mode: below`",
-        )
-    rootfs, env = spec.rootfs(doc, bundle), spec.environment(doc)
-    share = not grant.shares or not all(share.whole for share in grant.shares)
-    facts = look(rootfs, doc.get("mounts") or (), env)
-    nodes = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
-    found = nvidia.narrow(doc, grant, inventory, nodes, _same)
-    doc = nvidia.ask(found.spec, "", share)
-    _check_rules(doc, grant, inventory)
-    mounts = doc.get("mounts") or ()
-    facts = look(rootfs, mounts, env)
-    facts = facts.replace(
-        cover_cuda=tuple(dict.fromkeys([*facts.cover_cuda, *_names("libcuda", found.cuda)])),
-        cover_nvml=tuple(dict.fromkeys([*facts.cover_nvml, *_names("libnvidia-ml", found.nvml)])),
-    )
+    facts = look(rootfs, mounts, spec.environment(doc))
     plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
-    late = on_top or found.late
-    if late or found.files:
-        plan = own_steps(plan, inventory, facts, settings.prefix, late)
-    if late:
-        doc = to_spec.with_hook(doc, settings.prefix)
-    return doc, check_destinations(rootfs, mounts, plan), image_warnings(facts)
-
-
-def _names(library: str, places: "tuple[str, ...]") -> list[str]:
-    """Where a program would find the library that the NVIDIA runtime mounts at these places."""
-    folders = dict.fromkeys(place.rpartition("/")[0] for place in places)
-    return [*places, *(f"{folder}/{library}.so{end}" for folder in folders for end in ("", ".1"))]
-
-
-def _same(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except (OSError, ValueError):
-        return False
+    return check_destinations(rootfs, mounts, plan), image_warnings(facts)
 
 
 def take_back(admission: Admission | None, settings: "Settings") -> None:

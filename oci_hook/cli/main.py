@@ -8,7 +8,9 @@ import click
 from oci_hook import __version__
 
 COMMANDS = {
+    "agent": "oci_hook.cli.agent:agent",
     "doctor": "oci_hook.cli.doctor:doctor",
+    "events": "oci_hook.cli.events:events",
     "explain": "oci_hook.cli.explain:explain",
     "gpus": "oci_hook.cli.gpus:gpus",
     "install": "oci_hook.cli.install:install",
@@ -18,11 +20,14 @@ COMMANDS = {
     "sim": "oci_hook.cli.sim:sim",
     "translate": "oci_hook.cli.translate:translate",
     "uninstall": "oci_hook.cli.install:uninstall",
+    "why": "oci_hook.cli.why:why",
 }
 
 # Beside the table, so that --help imports no command.
 SUMMARIES = {
+    "agent": "Watch this node: ledger, audit, metrics, web page.",
     "doctor": "Say what is wrong on this node, and the command that mends it.",
+    "events": "Say what happened: grants, refusals, findings.",
     "explain": "Show what a container would get and why; change nothing.",
     "gpus": "List the node's cards; --refresh looks for them anew.",
     "install": "Put gpu-hook under a prefix and tell the container engines.",
@@ -32,6 +37,7 @@ SUMMARIES = {
     "sim": "Start or stop simulated cards.",
     "translate": "Rewrite a manifest from other systems' words.",
     "uninstall": "Remove an install, also from the engines.",
+    "why": "Say why a container was refused or is slow, and what would help.",
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from oci_hook.errors import GhError, Problem
+from oci_hook.node.events import short as short
 
 DEFAULT_PREFIX = "/opt/gpu-hook"
 

@@ -6,12 +6,12 @@ from typing import Any
 import click
 
 from oci_hook.cli import output
-from oci_hook.cli.used import used_mib
 from oci_hook.core.grant import Grant, Share
 from oci_hook.errors import GhError, Problem
 from oci_hook.node import inventory as node_inventory
 from oci_hook.node import settings as node_settings
 from oci_hook.node import store
+from oci_hook.node.account import used_mib
 
 HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "SINCE")
 
@@ -65,7 +65,7 @@ def as_rows(grant: Grant, entry: dict[str, Any]) -> list[tuple[object, ...]]:
     """A row per card; one without a card for a grant of driver files alone."""
     who = grant.who
     name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
-    first = (short(who.id), name)
+    first = (output.short(who.id), name)
     last = (grant.policy, grant.priority_class, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)))
     if not grant.shares:
         return [(*first, "", "", "", "", "", *last)]
@@ -92,8 +92,3 @@ def compute(share: Share) -> str:
         return ""
     ceiling = f"-{share.compute_limit}" if share.compute < share.compute_limit < 100 else ""
     return f"{share.compute}{ceiling}%"
-
-
-def short(id: str) -> str:
-    """Engines name containers by 64 hex digits and show twelve."""
-    return id[:12] if len(id) == 64 and all(c in "0123456789abcdef" for c in id) else id

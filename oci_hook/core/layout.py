@@ -30,6 +30,8 @@ LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
 PAGES_DIR = "pages"  # KEY/policy per grant
 SHARE_STATE = "share"  # UUID/card, UUID/slot/NN: a tmpfs of its own per card
 INVENTORY = "inventory.json"
+EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
+AGENT_LOCK = "agent.lock"  # held by the one agent
 
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255
 ENV_SET = (  # what we write into a container's env; a container's own values there are overwritten

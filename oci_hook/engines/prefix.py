@@ -23,12 +23,14 @@ PACKAGE = Path(__file__).resolve().parent.parent
 HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
 HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
 CLI_ONLY = (
+    "account.py",
     "char_links.py",
     "context_memory.py",
     "cuda_memory.py",
     "discover.py",
     "driver_files.py",
     "elf.py",
+    "inotify.py",
     "nvml_cards.py",
     "settings_compile.py",
     "settings_template.py",

@@ -9,7 +9,7 @@ from oci_hook.core.pages import policy_page
 from oci_hook.core.request import Request
 from oci_hook.core.value import Value
 from oci_hook.errors import NoRoomError, refuse
-from oci_hook.node import store
+from oci_hook.node import events, store
 from oci_hook.node.claims import Claims
 from oci_hook.node.inventory import load
 from oci_hook.node.life import valid_id
@@ -53,6 +53,7 @@ def admit_on(
                 ledger.remove(held.key)
         found = allocate(request, inventory, ledger.grants, settings.rules)
         if isinstance(found, Refusal):
+            events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
             raise NoRoomError(*found.problems)
         grant = Grant(
             key=key,

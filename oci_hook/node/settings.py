@@ -48,6 +48,7 @@ def load(prefix: str) -> Settings:
         rules = data.pop("rules")
         rules["dialects"] = tuple(rules["dialects"])
         source = data.pop("source")
+        data.pop("agent", None)  # read by agent/options.py
         settings = Settings(prefix=prefix, rules=Rules(**rules), **data)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
         raise refuse("GH-501", f"settings {path}: {e}; run `gpu-hook settings compile --prefix {prefix}`") from None

@@ -3,6 +3,7 @@
 Not for the hot path: it imports PyYAML. All problems are reported at once, with their lines.
 """
 
+import ipaddress
 import os
 import stat
 import subprocess
@@ -119,6 +120,37 @@ RULES: dict[str, Reader] = {
 }
 
 
+def address(value: Any) -> str:
+    """HOST:PORT or [HOST]:PORT with a number for a host; "none"."""
+    host, _, port = str(value).rpartition(":")
+    try:
+        if value != "none":
+            ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+        if value != "none" and not 0 <= int(port) <= 65535:
+            raise ValueError
+    except ValueError:
+        raise ValueError("is not an address like 127.0.0.1:9409, [::1]:9409 or none") from None
+    return str(value)
+
+
+def path_or_none(value: Any) -> str:
+    return "none" if value == "none" else str(path(value))
+
+
+# The agent's (agent/options.py), with their defaults.
+AGENT: dict[str, Reader] = {
+    "address": address,
+    "token_file": path_or_none,
+    "textfile": path_or_none,
+    "policy": one_of("report", "freeze", "kill"),
+    "tolerance": memory(0),
+    "interval": whole(1, 60),
+}
+
+
+SECTIONS = {"rules": RULES, "agent": AGENT}
+
+
 class Checker:
     """One pass over a settings.yaml: what it says, and every problem with it."""
 
@@ -146,11 +178,11 @@ class Checker:
             key = name + (key_node.value if isinstance(key_node, yaml.ScalarNode) else "?")
             if key in self.lines:
                 self.complain(f"{key} is set twice, first in line {self.lines[key]}", line)
-            elif key == "rules":
+            elif key in SECTIONS:
                 self.lines[key] = line
-                values["rules"] = self.section(value_node, RULES, "rules.")
+                values[key] = self.section(value_node, SECTIONS[key], key + ".")
             elif key.removeprefix(name) not in readers:
-                known = ", ".join(readers) + ("" if name else ", rules")
+                known = ", ".join(readers) + ("" if name else "".join(f", {section}" for section in SECTIONS))
                 self.complain(f"{units.show(key)} is not a setting; there are {known}", line)
             else:
                 self.lines[key] = line
@@ -210,10 +242,10 @@ def checked(prefix: str, text: str) -> Settings:
         raise SettingsError(*checker.problems) from None
     values = checker.section(node, SETTINGS)
     rules = check_rules(checker, values.pop("profile", "none"), values.pop("rules", {}))
+    values.pop("agent", None)
     settings = Settings(prefix=prefix, rules=rules, **values)
     if "runtime" in values or "runtime" not in checker.lines:
         check_program(checker, settings, "runtime", settings.runtime, "GH-503")
-        check_mode(checker, settings)
     if "python" in values or "python" not in checker.lines:
         check_program(checker, settings, "python", settings.python, "GH-501")
         check_python(checker, settings.python)
@@ -256,13 +288,6 @@ def check_program(checker: Checker, settings: Settings, name: str, program: str,
         checker.complain(f"{name}: {program} is gpu-hook itself; name the real one, like /usr/sbin/runc", line, code)
 
 
-def check_mode(checker: Checker, settings: Settings) -> None:
-    """Only on top of the NVIDIA runtime is it the real one."""
-    if settings.mode != "on-top" and os.path.basename(settings.runtime).startswith("nvidia-container-runtime"):
-        why = "is called by gpu-hook in mode on-top only; set mode, or name the real runtime, like /usr/sbin/runc"
-        checker.complain(f"runtime: {settings.runtime} {why}", checker.lines.get("runtime"))
-
-
 def check_python(checker: Checker, program: str) -> None:
     """It starts, and is new enough for the code that it will run."""
     if any("python: " in problem.message for problem in checker.problems):
@@ -290,6 +315,7 @@ def compile(prefix: str) -> Settings:
     text, st = read(prefix)
     settings = checked(prefix, text)
     data = settings.fields()
+    data["agent"] = Checker("").section(yaml.compose(text, Loader=yaml.SafeLoader), SETTINGS).get("agent", {})
     rules = settings.rules.fields()
     rules["dialects"] = list(rules["dialects"])
     for name in ("prefix", "stale"):

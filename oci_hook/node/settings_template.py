@@ -52,6 +52,15 @@ rules:
   # qgpu needs qgpu_memory_unit: MiB or GiB, as your manifests mean qgpu-memory.
   dialects: [t9k, gpu-manager, hami, nvidia-volumes]
   qgpu_memory_unit: none
+
+# The node agent (`gpu-hook agent`, not needed by containers); docs/agent.md.
+agent:
+  address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs token_file
+  token_file: none          # a file, readable by root alone, whose first line every request must carry
+  textfile: none            # a *.prom file in node_exporter's textfile directory
+  policy: report            # what a cheat is answered with: report, freeze or kill
+  tolerance: 256Mi          # what a container may be above its limit before that is a finding
+  interval: 5               # seconds between two looks at the cards
 """
 
 

@@ -58,28 +58,29 @@ def valid_key(key: str) -> bool:
 class Ledger:
     """An open transaction: `grants` are the living ones, ordered by key; `swept` the dead ones that it removed."""
 
-    __slots__ = ("grants", "swept", "_folder", "_pages", "_state", "_lock")
+    __slots__ = ("grants", "swept", "_folder", "_pages", "_state", "_lock", "_wait")
 
-    def __init__(self, state_dir: str) -> None:
+    def __init__(self, state_dir: str, wait: bool = True) -> None:
         self.grants: tuple[Grant, ...] = ()
         self.swept: tuple[Grant, ...] = ()
         self._state = state_dir
         self._folder = f"{state_dir}/{LEDGER_DIR}"
         self._pages = f"{state_dir}/{PAGES_DIR}"
         self._lock = -1
+        self._wait = wait
 
     def __enter__(self) -> "Ledger":
         try:
             for folder in (self._state, self._folder, self._pages):
                 own_dir(folder)
             boot = liveness.boot_id()
-            self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX)
+            self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
             at("locked")
             self._sweep(boot)
             at("swept")
         except BaseException as e:
             self._unlock()
-            if isinstance(e, OSError):
+            if isinstance(e, OSError) and (self._wait or not isinstance(e, BlockingIOError)):
                 raise unusable(self._state, e) from None
             raise
         return self
@@ -176,13 +177,14 @@ class Ledger:
             self._lock = -1
 
 
-def open_ledger(state_dir: str) -> Ledger:
+def open_ledger(state_dir: str, wait: bool = True) -> Ledger:
     """`with open_ledger(state_dir) as ledger:` holds the node's lock; dead grants are swept first.
 
     Raises NodeError GH-303: the state directory is not safe to use, the disk fails, a grant file is damaged, or the
-    lock is held for more than LOCK_SECONDS.
+    lock is held for more than LOCK_SECONDS. wait=False: raises BlockingIOError at once where another holds the lock
+    (and so has just swept).
     """
-    return Ledger(state_dir)
+    return Ledger(state_dir, wait)
 
 
 def snapshot(state_dir: str) -> tuple[Grant, ...]:
@@ -265,16 +267,19 @@ def own_dir(path: str) -> None:
         )
 
 
-def lock_file(path: str, how: int) -> int:
+def lock_file(path: str, how: int, wait: bool = True) -> int:
     """A descriptor that holds the flock (LOCK_EX makes the file, LOCK_SH does not); closing it lets go.
 
-    Raises NodeError GH-303 after LOCK_SECONDS, OSError.
+    Raises NodeError GH-303 after LOCK_SECONDS, OSError; wait=False: BlockingIOError where another holds it.
     """
     flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
     while True:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            _flock(fd, how, path)
+            if wait:
+                _flock(fd, how, path)
+            else:
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
             try:
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:
                     return fd

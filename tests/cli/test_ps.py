@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.cli import used
 from oci_hook.core.grant import Life, Share
+from oci_hook.node import account as used
 from oci_hook.node.life import boot_id, process_life
 from tests.cli.box import Install
 
@@ -109,11 +109,11 @@ def test_a_ledger_that_cannot_be_read(install: Install) -> None:
 
 def page(*totals_mib: float) -> bytes:
     """An account page with these totals."""
-    data = bytearray(used.CARDS_OFFSET + used.CARD_SIZE * 16)
+    data = bytearray(used.OWNERS_OFFSET)
     used.HEAD.pack_into(data, 0, used.MAGIC, used.VERSION)
     for i, mib in enumerate(totals_mib):
         value = int(mib * used.MIB) // used.UNIT
-        used.TOTAL.pack_into(data, used.CARDS_OFFSET + used.CARD_SIZE * i, value << used.VALUE_SHIFT | 5 << 20 | 7)
+        used.CARD.pack_into(data, used.CARDS_OFFSET + used.CARD.size * i, value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0)
     return bytes(data)
 
 
@@ -194,7 +194,9 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         "typedef struct gh_account_page P;\n"
         'int main(void) { printf("%llu %u %zu %zu %zu %llu %d", (unsigned long long)GH_ACCOUNT_MAGIC,\n'
         "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, card), sizeof(struct gh_account_card),\n"
-        "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT); }\n"
+        "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT);\n"
+        'printf(" %zu %zu %zu %d %llu %llu", offsetof(P, owner), sizeof(P), offsetof(struct gh_account_card, '
+        "surcharge), GH_ACCOUNT_SLOTS, GH_VALUE_MAX, GH_OWNER_SWEEP); }\n"
     )
     subprocess.run(["cc", "-I", str(shim), "-o", str(tmp_path / "x"), str(tmp_path / "x.c")], check=True)
     said = subprocess.run([str(tmp_path / "x")], capture_output=True, text=True, check=True).stdout.split()
@@ -203,9 +205,15 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         used.VERSION,
         struct.calcsize("<Q"),
         used.CARDS_OFFSET,
-        used.CARD_SIZE,
+        used.CARD.size,
         1 << used.VALUE_SHIFT,
         used.UNIT,
+        used.OWNERS_OFFSET,
+        used.SIZE,
+        used.SURCHARGE_OFFSET,
+        used.SLOTS,
+        used.VALUE_MAX,
+        used.SWEEP,
     ]
 
 

@@ -42,11 +42,7 @@ def test_links_and_dots_stay_inside(root, target):
             assert f.read() == "inside"
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["/proc/self/root", f"/proc/{os.getpid()}/root/outside", "/proc/self/cwd/x"],
-    ids=("root", "outside", "cwd"),
-)
+@pytest.mark.parametrize("target", ["/proc/self/root", f"/proc/{os.getpid()}/root/outside", "/proc/self/cwd/x"])
 def test_magic_links_are_refused(target):
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:

@@ -57,7 +57,11 @@ def other():
 
 
 def files(settings):
-    return sorted(str(p.relative_to(settings.state_dir)) for p in Path(settings.state_dir).rglob("*") if p.is_file())
+    return sorted(
+        str(p.relative_to(settings.state_dir))
+        for p in Path(settings.state_dir).rglob("*")
+        if p.is_file() and p.name != "events"
+    )
 
 
 def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):

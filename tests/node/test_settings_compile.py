@@ -54,7 +54,7 @@ def test_the_default_file_says_the_defaults(prefix: Path) -> None:
     assert said == Settings(str(prefix), runtime=f"{prefix}/runc", python=sys.executable)
     text = settings_compile.default_settings_yaml()
     data = yaml.safe_load(text)
-    assert set(data) == {*settings_compile.SETTINGS, "rules"}
+    assert set(data) == {*settings_compile.SETTINGS, *settings_compile.SECTIONS}
     assert set(data["rules"]) == set(settings_compile.RULES) == set(Rules.__slots__)
     assert data["runtime"] == Settings("x").runtime and data["state_dir"] == Settings("x").state_dir
 
@@ -130,7 +130,7 @@ def test_every_problem_at_once_with_its_line(prefix: Path) -> None:
     assert problems(prefix, text) == [
         "GH-501: FILE:3: mode: 'sideways' is not one of standalone, on-top, below",
         "GH-501: FILE:4: 'colour' is not a setting; there are mode, runtime, python, driver_root, state_dir,"
-        " profile, rules",
+        " profile, rules, agent",
         "GH-501: FILE:5: mode is set twice, first in line 3",
         "GH-501: FILE:7: rules.memory_step: '-1' is not a size from 1Mi to 16Ti; write 4Gi, 512Mi or a number of MiB",
         "GH-501: FILE:8: rules.trust_env: 'yes' is not true or false",

@@ -1,0 +1,559 @@
+"""PROGRAM gpu-hook agent: keeps the ledger equal to the living, looks at the cards, tells what it sees.
+
+One thread waits for everything at once: exits of processes (pidfd), changes of the ledger (inotify), the NVML process,
+HTTP clients, signals, the clock. Nothing here is needed by a container: it may die and start again at any time.
+"""
+
+import fcntl
+import os
+import resource
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oci_hook.agent import act, heal, journal, nvml, options, textfile, web
+from oci_hook.agent.audit import Auditor, Finding, Verdict
+from oci_hook.agent.http import Server
+from oci_hook.agent.members import Members
+from oci_hook.agent.metrics import Counters, exposition
+from oci_hook.agent.notify import Notifier
+from oci_hook.agent.view import Watched, view
+from oci_hook.core.grant import Grant
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
+from oci_hook.errors import GhError, refuse
+from oci_hook.linux import inotify
+from oci_hook.node import account, events, store
+from oci_hook.node import inventory as cache
+from oci_hook.node import settings as node_settings
+from oci_hook.node.discover import discover
+from oci_hook.node.life import start_time
+
+SETTLE = 0.02  # seconds from a sign that something ended to the look at what: others end with it
+BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
+LINGER = (0.05, 0.1, 0.2, 0.4, 0.8)  # looks again at a container whose init ended and whose cgroup is not empty yet
+SWEEP_SECONDS = 60.0  # a sweep under the lock even if nothing seems to have changed
+DISCOVER_SECONDS = 30.0  # doubled with each failure, up to
+DISCOVER_MAX = 600.0
+
+
+class Agent:
+    """`run` until SIGTERM. Clocks are monotonic; the wall clock is only shown."""
+
+    def __init__(self, prefix: str, given: options.Options) -> None:
+        self.prefix = prefix
+        self.options = given
+        self.token = options.token(given)
+        self.settings = node_settings.load(prefix)
+        self.selector = selectors.DefaultSelector()
+        self.notifier = Notifier(dict(os.environ))
+        self.inventory: Inventory | None = None
+        self.grants: dict[str, Grant] = {}
+        self.watched: dict[str, Watched] = {}
+        self.cards: dict[str, nvml.CardSample] = {}
+        self.verdict = Verdict((), (), (), {}, {}, {})
+        self.problems: dict[str, str] = {}  # by what is wrong: ledger, inventory, nvml, devices, disk
+        self.counters = Counters()
+        self._auditor = Auditor(given.tolerance)
+        self._members = Members()
+        self._sampler = nvml.Sampler()
+        self._sampler_fd = -1
+        self._accounts: dict[str, tuple[tuple[int, int], account.Account]] = {}
+        self._pidfds: dict[str, tuple[tuple[int, int], int]] = {}
+        self._ledger_fd = -1
+        self._lingering: dict[str, int] = {}
+        self._reconcile_at = 0.0
+        self._reconciled_at = -BUSY_GAP
+        self._swept_at = -SWEEP_SECONDS
+        self._lock = -1
+        self._stop = False
+        self._server: Server | None = None
+        self._discovery: threading.Thread | None = None
+        self._discovered: Inventory | GhError | None = None
+        self._discover_at = 0.0
+        self._discover_gap = DISCOVER_SECONDS
+        self._view: dict[str, Any] = {}
+        self._page: tuple[float, bytes] = (0.0, b"")
+        self.started = time.time()
+
+    # --- its life
+
+    def run(self) -> int:
+        """Raises NodeError GH-320, GH-321, GH-303."""
+        self.open()
+        try:
+            journal.write(f"started for {self.settings.state_dir}, policy {self.options.policy}, {self._where()}")
+            self.notifier.say("READY=1", f"STATUS={self._where()}")
+            next_tick = 0.0
+            while not self._stop:
+                now = time.monotonic()
+                if now >= next_tick:
+                    next_tick = now + self.options.interval
+                    self.tick(now)
+                if self._reconcile_at and now >= self._reconcile_at:
+                    self.reconcile(now)
+                if self._server:
+                    self._server.check(now)
+                self._sampler.check(now)
+                self._watch_sampler()
+                self.wait(next_tick)
+            journal.write("stopped; containers run on")
+            return 0
+        finally:
+            self.close()
+
+    def _where(self) -> str:
+        if self._server is None:
+            return "no web page"
+        host, _ = options.split(self.options.address)
+        return f"web page http://{f'[{host}]' if ':' in host else host}:{self._server.port}/"
+
+    def open(self) -> None:
+        store.own_dir(self.settings.state_dir)
+        self._lock = only_one(f"{self.settings.state_dir}/{AGENT_LOCK}")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a few descriptors per container
+        read, write = socket.socketpair()
+        for end in (read, write):
+            end.setblocking(False)
+        self._wakeup = (read, write)
+        signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._register(read.fileno(), lambda now: _drain(read))
+        if self.options.address != "none":
+            host, port = options.split(self.options.address)
+            try:
+                self._server = Server(self.selector, host, port, self.token, web.pages(self))
+            except OSError as e:
+                raise refuse(
+                    "GH-321", f"agent.address {self.options.address}: {e.strerror}; choose another, or none"
+                ) from None
+
+    def close(self) -> None:
+        self.notifier.say("STOPPING=1")
+        self._sampler.stop("the agent ends")
+        if self._server:
+            self._server.close()
+        for _, known in self._accounts.values():
+            known.close()
+        for fd in [fd for _, fd in self._pidfds.values()] + [self._ledger_fd, self._lock]:
+            if fd >= 0:
+                os.close(fd)
+        self.selector.close()
+        if hasattr(self, "_wakeup"):
+            signal.set_wakeup_fd(-1)
+            for end in self._wakeup:
+                end.close()
+
+    def _on_signal(self, *_: object) -> None:
+        self._stop = True
+
+    def _register(self, fd: int, callback: Callable[[float], None], write: bool = False) -> None:
+        self.selector.register(fd, selectors.EVENT_WRITE if write else selectors.EVENT_READ, callback)
+
+    def wait(self, next_tick: float) -> None:
+        """Sleep until something happens."""
+        until = [next_tick]
+        if self._reconcile_at:
+            until.append(self._reconcile_at)
+        if self._server and (deadline := self._server.next_deadline()) is not None:
+            until.append(deadline)
+        for key, _ in self.selector.select(max(0.0, min(until) - time.monotonic())):
+            key.data(time.monotonic())
+
+    # --- every few seconds
+
+    def tick(self, now: float) -> None:
+        if self.notifier.watchdog:
+            self.notifier.say("WATCHDOG=1")
+        try:
+            self.settings = node_settings.load(self.prefix)
+        except GhError as e:
+            self.problem("settings", str(e))
+        else:
+            self.problem("settings", "")
+        self._watch_ledger()
+        self.reconcile(now, sweep=now - self._swept_at >= SWEEP_SECONDS)
+        self._look_at_inventory(now)
+        self._repair_devices()
+        if self.inventory is not None:
+            self._sampler.use(self.inventory)
+            if not self._sampler.ask(now):
+                self.audit({})  # books can be read without the driver
+        self._watch_sampler()
+        sick = self._sampler.state in ("slow", "down") and self.inventory is not None
+        self.problem("nvml", self._sampler.error or "NVML is slow" if sick else "")
+        self.counters.follow(self.settings.state_dir)
+        self.write_textfile()
+        state = "; ".join(self.problems.values())[:200]
+        self.notifier.say(f"STATUS={self._where()}; {len(self.grants)} containers{'; ' + state if state else ''}")
+
+    def problem(self, name: str, what: str) -> None:
+        """Note, or forget, what is wrong; the journal is told of changes alone."""
+        if what == self.problems.get(name, ""):
+            return
+        if what:
+            self.problems[name] = what[:300]
+            journal.write(f"{name}: {what}", journal.WARNING)
+        else:
+            del self.problems[name]
+            journal.write(f"{name}: well again", journal.NOTICE)
+
+    # --- the ledger
+
+    def reconcile(self, now: float, sweep: bool = False) -> None:
+        """Take the ledger's state; under its lock, and sweeping, only where something in it has died or moved on."""
+        if now - self._reconciled_at < BUSY_GAP and self._reconcile_at:
+            self._reconcile_at = self._reconciled_at + BUSY_GAP
+            if now < self._reconcile_at:
+                return
+        due, self._reconcile_at = bool(self._reconcile_at), 0.0
+        self._reconciled_at = now
+        try:
+            living = None
+            if not (sweep or due):
+                living = self._peek()
+            if living is None:
+                with store.open_ledger(self.settings.state_dir, wait=False) as ledger:
+                    living = ledger.grants
+                self._swept_at = now
+                self._watch_ledger()
+        except BlockingIOError:  # whoever holds it sweeps as well; a container's start is never kept waiting for us
+            self._reconcile_at = now + SETTLE
+            return
+        except GhError as e:
+            self.problem("ledger", str(e))
+            return
+        self.problem("ledger", "")
+        self._take(living, now)
+
+    def _peek(self) -> tuple[Grant, ...] | None:
+        """The grants without the lock; None where some of them are dead, which only a sweep removes."""
+        try:
+            living = store.peek(self.settings.state_dir)
+            files = [n for n in os.listdir(f"{self.settings.state_dir}/{LEDGER_DIR}") if n.endswith(".json")]
+        except FileNotFoundError:
+            return None
+        return living if len(files) == len(living) else None
+
+    def _take(self, living: tuple[Grant, ...], now: float) -> None:
+        new = {grant.key: grant for grant in living}
+        for key in set(self.grants) - set(new):
+            self._forget(self.grants[key])
+        for key in set(new) - set(self.grants):
+            self.watched[key] = Watched()
+        self.grants = new
+        self._members.update(new)
+        for grant in living:
+            self._follow(grant, now)
+
+    def _follow(self, grant: Grant, now: float) -> None:
+        """Be told when what the grant lives by ends."""
+        process = grant.life.init or grant.life.creator
+        known = self._pidfds.get(grant.key)
+        if known and known[0] == process and known[1] >= 0:
+            return
+        self._unfollow(grant.key)
+        if process is None:
+            return
+        try:
+            fd = os.pidfd_open(process[0])
+            if start_time(process[0]) != process[1]:
+                os.close(fd)
+                raise ProcessLookupError
+        except OSError:
+            # It ended, and a process of its cgroup has not yet; or there are no descriptors left.
+            if grant.key not in self._lingering:
+                self._lingering[grant.key] = 0
+            self._again(grant.key, now)
+            return
+        self._lingering.pop(grant.key, None)
+        self._pidfds[grant.key] = (process, fd)
+        self._register(fd, lambda now, key=grant.key: self._ended(key, now))  # type: ignore[misc]
+
+    def _again(self, key: str, now: float) -> None:
+        n = self._lingering[key]
+        if n < len(LINGER):
+            self._lingering[key] = n + 1
+            self._soon(now + LINGER[n])
+
+    def _ended(self, key: str, now: float) -> None:
+        self._unfollow(key)
+        self._lingering[key] = 0
+        self._soon(now + SETTLE)
+
+    def _soon(self, when: float) -> None:
+        self._reconcile_at = min(self._reconcile_at or when, when)
+
+    def _unfollow(self, key: str) -> None:
+        known = self._pidfds.pop(key, None)
+        if known:
+            self.selector.unregister(known[1])
+            os.close(known[1])
+
+    def _forget(self, grant: Grant) -> None:
+        self._unfollow(grant.key)
+        self._lingering.pop(grant.key, None)
+        if grant.key in self._accounts:
+            self._accounts.pop(grant.key)[1].close()
+        watched = self.watched.pop(grant.key, Watched())
+        self.counters.ended += 1
+        events.record(
+            self.settings.state_dir,
+            "ended",
+            id=grant.who.id[:256],
+            name=events.full_name(grant.who),
+            key=grant.key,
+            peak_mib=max(watched.peaks.values(), default=None),
+        )
+        journal.write(f"container {grant.who.id[:100]} ended; its share is free", container=grant.who.id)
+
+    def _watch_ledger(self) -> None:
+        """Be told of new grants. Again when the directory was made anew."""
+        if self._ledger_fd >= 0:
+            return
+        folder = f"{self.settings.state_dir}/{LEDGER_DIR}"
+        try:
+            self._ledger_fd = inotify.watch(folder, inotify.IN_MOVED_TO | inotify.IN_DELETE | inotify.IN_DELETE_SELF)
+        except OSError:  # not there yet, or too many watches on this node: the tick finds what changes
+            return
+        self._register(self._ledger_fd, self._ledger_changed)
+
+    def _ledger_changed(self, now: float) -> None:
+        inotify.drain(self._ledger_fd)
+        if not os.path.isdir(f"{self.settings.state_dir}/{LEDGER_DIR}"):
+            self.selector.unregister(self._ledger_fd)
+            os.close(self._ledger_fd)
+            self._ledger_fd = -1
+        if now - self._reconciled_at > SETTLE:  # not our own sweep
+            self._soon(now + SETTLE)
+
+    # --- the node
+
+    def _look_at_inventory(self, now: float) -> None:
+        """The cache, or a new one when the driver changed (in a thread: a driver may take a minute, or for ever)."""
+        if self._discovery is not None and not self._discovery.is_alive():
+            self._discovery = None
+            found, self._discovered = self._discovered, None
+            try:
+                if isinstance(found, GhError):
+                    raise found
+                if found is not None:
+                    cache.save(self.settings, found)
+                    self._discover_gap = DISCOVER_SECONDS
+                    journal.write(f"cards found: {len(found.cards)}, driver {found.driver_version}", journal.NOTICE)
+            except GhError as e:
+                self.problem("inventory", str(e))
+                self._discover_at = now + self._discover_gap
+                self._discover_gap = min(2 * self._discover_gap, DISCOVER_MAX)
+        try:
+            self.inventory = cache.load(self.settings)
+            self.problem("inventory", "")
+        except GhError as e:
+            if "inventory" not in self.problems:
+                self.problem("inventory", str(e))
+            self._sampler.stop(str(e))
+            self.inventory, self.cards = None, {}
+            if self._discovery is None and now >= self._discover_at:
+                self._discovery = threading.Thread(target=self._discover, daemon=True)
+                self._discovery.start()
+
+    def _discover(self) -> None:
+        try:
+            self._discovered = discover(self.settings.driver_root)
+        except GhError as e:
+            self._discovered = e
+        except Exception as e:  # told, and tried again later
+            self._discovered = refuse("GH-302", f"looking for cards: {type(e).__name__}: {e}")
+
+    def _repair_devices(self) -> None:
+        if self.inventory is None:
+            return
+        made, wrong = heal.repair(self.inventory)
+        for path in made:
+            journal.write(f"{path} was missing and is made", journal.NOTICE)
+            events.record(self.settings.state_dir, "repaired", path=path)
+        self.problem("devices", "; ".join(wrong))
+
+    # --- the cards
+
+    def _watch_sampler(self) -> None:
+        if self._sampler.fd == self._sampler_fd:
+            return
+        if self._sampler_fd >= 0:
+            try:
+                self.selector.unregister(self._sampler_fd)
+            except (KeyError, ValueError):
+                pass
+        self._sampler_fd = self._sampler.fd
+        if self._sampler_fd >= 0:
+            self._register(self._sampler_fd, self._sampled)
+
+    def _sampled(self, now: float) -> None:
+        sample = self._sampler.receive(now)
+        if sample is None:
+            self._watch_sampler()
+            return
+        self.problem("nvml", self._sampler.error)
+        for uuid, card in sample.items():
+            before = self.cards.get(uuid)
+            if card.error and (before is None or not before.error):
+                gone = " (the card has fallen off the bus: look for Xid in dmesg)" if nvml.lost(card.error) else ""
+                journal.write(f"card {uuid}: NVML: {card.error}{gone}", journal.ERROR)
+                events.record(self.settings.state_dir, "card", uuid=uuid, error=card.error)
+        self.cards = sample
+        self.audit({uuid: card for uuid, card in sample.items() if not card.error})
+
+    def audit(self, cards: dict[str, nvml.CardSample]) -> None:
+        books = {key: self._books(grant) for key, grant in self.grants.items()}
+        members = self._members.find({pid for card in cards.values() for pid, _, _ in card.processes})
+        grants = {key: g for key, g in self.grants.items() if not self.watched[key].stopped}
+        members = {pid: m for pid, m in members.items() if m[0] in grants}
+        self.verdict = verdict = self._auditor.judge(grants, cards, members, books)
+        for (key, i), amount in verdict.surcharges.items():
+            kept = books[key]
+            if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
+                self._surcharge(key, i, amount)
+        for key, watched in self.watched.items():
+            watched.books = books.get(key)
+            for i, share in enumerate(self.grants[key].shares):
+                use = verdict.uses.get((key, share.uuid))
+                watched.uses = {**watched.uses, share.uuid: use} if use else _without(watched.uses, share.uuid)
+                kept = watched.books
+                booked = kept.totals[i] if isinstance(kept, account.Books) and i < len(kept.totals) else 0
+                used = -(-max(booked, use.used if use else 0) // account.MIB)
+                watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
+                watched.note(share.uuid, used, use.busy if use else 0)
+        for finding in verdict.news:
+            self.answer(finding)
+        for finding in verdict.over:
+            if finding.key in self.grants:
+                self._tell(finding, "is over", journal.NOTICE, "cleared")
+        self._view = {}
+
+    def _books(self, grant: Grant) -> "account.Books | str | None":
+        """None: not begun; a text: why it cannot be read."""
+        if grant.life.init is None or not grant.shares:
+            return None
+        try:
+            known = self._accounts.get(grant.key)
+            if known is None or known[0] != grant.life.init:
+                if known:
+                    known[1].close()
+                    del self._accounts[grant.key]
+                known = (grant.life.init, account.Account(*grant.life.init))
+                self._accounts[grant.key] = known
+            return known[1].read(len(grant.shares))
+        except account.DamagedPage as e:
+            return str(e)
+        except OSError:  # its container ends, or has no such directory (a whole card alone)
+            return None
+
+    def _surcharge(self, key: str, card: int, amount: int) -> None:
+        try:
+            self._accounts[key][1].surcharge(card, amount)
+        except (KeyError, OSError, account.DamagedPage):
+            pass  # the next look says what is wrong with it
+
+    def answer(self, finding: Finding) -> None:
+        """Do what the policy says, and say what was done."""
+        grant = self.grants[finding.key]
+        self.counters.finding(finding.kind)
+        what, failed = "reported", ""
+        if self.options.policy == "freeze":
+            what, failed = "frozen", act.freeze(grant)
+        elif self.options.policy == "kill":
+            what, failed = "killed", act.kill(grant, ((finding.pid, finding.start),) if finding.pid else ())
+        if what != "reported" and not failed:
+            self.watched[finding.key].stopped = what
+        self._tell(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
+
+    def _tell(self, finding: Finding, what: str, priority: int, event: str) -> None:
+        who = self.grants[finding.key].who
+        on = f" on card {finding.uuid}" if finding.uuid else ""
+        journal.write(
+            f"container {who.id[:100]}: {finding.kind}{on}: {finding.evidence}; {what}",
+            priority,
+            container=who.id,
+            finding=finding.kind,
+            card=finding.uuid,
+        )
+        events.record(
+            self.settings.state_dir,
+            event,
+            id=who.id[:256],
+            name=events.full_name(who),
+            kind=finding.kind,
+            uuid=finding.uuid,
+            pid=finding.pid,
+            evidence=finding.evidence[:500],
+            action=what[:200],
+        )
+
+    # --- what is shown
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "state": "degraded" if self.problems else "ok",
+            "problems": dict(self.problems),
+            "nvml": self._sampler.state,
+            "state_dir": self.settings.state_dir,
+            "policy": self.options.policy,
+            "interval": self.options.interval,
+            "started": round(self.started, 1),
+            "findings": self.counters.findings_total(),
+        }
+
+    def view(self) -> dict[str, Any]:
+        if not self._view:
+            self._view = view(
+                self.inventory,
+                self.grants,
+                self.cards,
+                self.watched,
+                self.verdict.findings,
+                self.verdict.strangers,
+                self.status(),
+            )
+        return {**self._view, "agent": self.status()}
+
+    def metrics(self) -> bytes:
+        self.counters.follow(self.settings.state_dir)
+        return exposition(self.view(), self.counters)
+
+    def write_textfile(self) -> None:
+        if self.options.textfile != "none":
+            self.problem("textfile", textfile.write(self.options.textfile, self.metrics()))
+
+
+def _without(uses: dict[str, Any], uuid: str) -> dict[str, Any]:
+    return {k: v for k, v in uses.items() if k != uuid}
+
+
+def _drain(s: socket.socket) -> None:
+    try:
+        s.recv(4096)
+    except BlockingIOError:
+        pass
+
+
+def only_one(path: str) -> int:
+    """The descriptor whose flock says that we are the node's agent. Raises NodeError GH-320, GH-303."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as e:
+        raise store.unusable(os.path.dirname(path), e) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "?"
+        os.close(fd)
+        raise refuse("GH-320", f"process {holder} is the agent of {os.path.dirname(path)}; stop it first") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

@@ -1,0 +1,215 @@
+"""Compare what the driver sees with what was granted and what the containers' own books say. Pure; the agent acts.
+
+Nothing is concluded from one sample: a finding and a surcharge need two in a row, so that a process that comes or goes,
+or memory that is being freed, between the look at the driver and the look at the books is no cheat.
+
+over-limit   the container's processes hold more of a card than its limit and the tolerance
+not-granted  a process of the container is on a card that the container does not have
+no-stand-in  a process uses a granted card and the stand-in keeps no books for it: it was bypassed
+bad-page     in the place of the account page is something else, so there are no books
+"""
+
+from oci_hook.agent.nvml import CardSample
+from oci_hook.core.grant import Grant
+from oci_hook.core.value import Value
+from oci_hook.node.account import Books
+
+KINDS = ("over-limit", "not-granted", "no-stand-in", "bad-page")
+MIB = 1 << 20
+
+
+class Process(Value):
+    """A process of a container: pid, start time, name on the host; inner: its pid in its own namespace, ns: that
+    namespace's inode number."""
+
+    __slots__ = ("pid", "start", "name", "inner", "ns")
+
+    def __init__(self, pid: int, start: int, name: str, inner: int, ns: int) -> None:
+        self.pid = pid
+        self.start = start
+        self.name = name
+        self.inner = inner
+        self.ns = ns
+
+    @property
+    def owners(self) -> frozenset[tuple[int, int, int]]:
+        """As the stand-in writes itself into the account page (gh_identify in shim/alive.c): without a /proc of its
+        own namespace it does not know its start, nor, without any, its namespace."""
+        pid, ns = self.inner & 0x3FFFFF, (self.ns ^ self.ns >> 10 ^ self.ns >> 20) & 0x3FF
+        return frozenset(((pid, self.start & 0x7FFFFFFF, ns), (pid, 0, ns), (pid, 0, 0)))
+
+
+class Finding(Value):
+    """One fact against one container. uuid: the card, "" for none. pid, start: the process, 0 for all together."""
+
+    __slots__ = ("kind", "key", "uuid", "pid", "start", "evidence")
+
+    def __init__(self, kind: str, key: str, uuid: str, pid: int, start: int, evidence: str) -> None:
+        self.kind = kind
+        self.key = key
+        self.uuid = uuid
+        self.pid = pid
+        self.start = start
+        self.evidence = evidence
+
+    @property
+    def what(self) -> tuple[str, str, str, int, int]:
+        return self.kind, self.key, self.uuid, self.pid, self.start
+
+
+class Use(Value):
+    """What the driver sees of one container on one card: bytes, per cent busy, processes."""
+
+    __slots__ = ("used", "busy", "processes")
+
+    def __init__(self, used: int, busy: int, processes: tuple[int, ...]) -> None:
+        self.used = used
+        self.busy = busy
+        self.processes = processes
+
+
+class Verdict(Value):
+    """findings: those that stand now. news: among them the new ones. over: what stood before and does not any more.
+    surcharges: bytes by (key, number of the share). uses: by (key, UUID). strangers: (processes, bytes) by UUID of
+    processes of no container that we know."""
+
+    __slots__ = ("findings", "news", "over", "surcharges", "uses", "strangers")
+
+    def __init__(
+        self,
+        findings: tuple[Finding, ...],
+        news: tuple[Finding, ...],
+        over: tuple[Finding, ...],
+        surcharges: dict[tuple[str, int], int],
+        uses: dict[tuple[str, str], Use],
+        strangers: dict[str, tuple[int, int]],
+    ) -> None:
+        self.findings = findings
+        self.news = news
+        self.over = over
+        self.surcharges = surcharges
+        self.uses = uses
+        self.strangers = strangers
+
+
+class Auditor:
+    """Remembers the sample before. tolerance_mib: what a container may be over, for modules that load by themselves."""
+
+    def __init__(self, tolerance_mib: int) -> None:
+        self.tolerance_mib = tolerance_mib
+        self._suspected: dict[tuple[str, str, str, int, int], Finding] = {}
+        self._standing: dict[tuple[str, str, str, int, int], Finding] = {}
+        self._excess: dict[tuple[str, int], int] = {}
+        self._totals: dict[str, tuple[int, ...]] = {}
+
+    def judge(
+        self,
+        grants: dict[str, Grant],
+        cards: dict[str, CardSample],
+        members: dict[int, tuple[str, Process]],
+        books: dict[str, "Books | str | None"],
+    ) -> Verdict:
+        """cards: by UUID, only those that NVML could look at. members: by pid, (the grant's key, the process).
+        books: by key; None: not begun; a text: why there are none."""
+        uses, strangers = _uses(cards, members)
+        seen = {f.what: f for f in self._suspicions(grants, cards, members, books, uses)}
+        standing = {what: f for what, f in seen.items() if what in self._suspected}
+        news = tuple(f for what, f in standing.items() if what not in self._standing)
+        # A card that could not be looked at this time clears nobody.
+        unseen = {s.uuid for g in grants.values() for s in g.shares} - set(cards)
+        for what, f in self._standing.items():
+            if what not in standing and f.key in grants and f.uuid in unseen:
+                standing[what] = f
+        over = tuple(f for what, f in self._standing.items() if what not in standing)
+        self._suspected, self._standing = {**seen, **standing}, standing
+        surcharges = self._surcharges(grants, cards, books, uses)
+        return Verdict(tuple(standing.values()), news, over, surcharges, uses, strangers)
+
+    def _suspicions(
+        self,
+        grants: dict[str, Grant],
+        cards: dict[str, CardSample],
+        members: dict[int, tuple[str, Process]],
+        books: dict[str, "Books | str | None"],
+        uses: dict[tuple[str, str], Use],
+    ) -> list[Finding]:
+        found = []
+        for (key, uuid), use in uses.items():
+            grant, processes = grants[key], [members[pid][1] for pid in use.processes]
+            share = next((s for s in grant.shares if s.uuid == uuid), None)
+            if share is None:
+                granted = ",".join(s.uuid for s in grant.shares) or "none"
+                found += [
+                    Finding("not-granted", key, uuid, p.pid, p.start, f"{_name(p)} is on it; granted: {granted}")
+                    for p in processes
+                ]
+                continue
+            if share.whole:
+                continue
+            allowed = (share.memory_mib + self.tolerance_mib) * MIB
+            if use.used > allowed:
+                what = f"{_mib(use.used)} MiB in use, limit {share.memory_mib} MiB, tolerance {self.tolerance_mib} MiB"
+                found.append(Finding("over-limit", key, uuid, 0, 0, what))
+            kept = books.get(key)
+            owners = kept.owners if isinstance(kept, Books) else frozenset()
+            for p in processes:
+                if not p.owners & owners:
+                    why = kept if isinstance(kept, str) else "the account page does not have it"
+                    found.append(Finding("no-stand-in", key, uuid, p.pid, p.start, f"{_name(p)}: {why}"))
+        for key, kept in books.items():
+            if isinstance(kept, str) and key in grants:
+                found.append(Finding("bad-page", key, "", 0, 0, f"account page: {kept}"))
+        return found
+
+    def _surcharges(
+        self,
+        grants: dict[str, Grant],
+        cards: dict[str, CardSample],
+        books: dict[str, "Books | str | None"],
+        uses: dict[tuple[str, str], Use],
+    ) -> dict[tuple[str, int], int]:
+        """What to write: the smaller of this sample's excess and the last one's. The books are taken at the higher of
+        the two looks: they are above the driver at any instant, but the driver was asked in between."""
+        surcharges, excess, totals = {}, {}, {}
+        for key, kept in books.items():
+            if not isinstance(kept, Books) or key not in grants:
+                continue
+            totals[key] = kept.totals
+            before = self._totals.get(key, kept.totals)
+            for i, share in enumerate(grants[key].shares):
+                if share.whole or i >= len(kept.totals):
+                    continue
+                if share.uuid not in cards:
+                    excess[key, i] = self._excess.get((key, i), 0)
+                    continue
+                use = uses.get((key, share.uuid))
+                booked = max(kept.totals[i], before[i] if i < len(before) else 0)
+                excess[key, i] = max(0, (use.used if use else 0) - booked)
+                surcharges[key, i] = min(excess[key, i], self._excess.get((key, i), 0))
+        self._excess, self._totals = excess, totals
+        return surcharges
+
+
+def _uses(
+    cards: dict[str, CardSample], members: dict[int, tuple[str, Process]]
+) -> tuple[dict[tuple[str, str], Use], dict[str, tuple[int, int]]]:
+    uses: dict[tuple[str, str], Use] = {}
+    strangers: dict[str, tuple[int, int]] = {}
+    for uuid, card in cards.items():
+        for pid, used, busy in card.processes:
+            if pid in members:
+                at = (members[pid][0], uuid)
+                old = uses.get(at, Use(0, 0, ()))
+                uses[at] = Use(old.used + (used or 0), min(100, old.busy + busy), (*old.processes, pid))
+            else:
+                n, size = strangers.get(uuid, (0, 0))
+                strangers[uuid] = (n + 1, size + (used or 0))
+    return uses, strangers
+
+
+def _name(p: Process) -> str:
+    return f"process {p.pid} ({p.name})"
+
+
+def _mib(size: int) -> int:
+    return -(-size // MIB)

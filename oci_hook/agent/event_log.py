@@ -1,0 +1,73 @@
+"""Reads the node's events (node/events.py) as they are written, over the change of files; without damaged lines."""
+
+import os
+from typing import Any
+
+from oci_hook.core.layout import EVENTS
+from oci_hook.oci import fastjson
+
+AT_ONCE = 4 << 20  # bytes; more than both files are allowed to have
+
+
+class Follower:
+    """`read` gives what was written since the last time. old: begin with all that is there."""
+
+    def __init__(self, state_dir: str, old: bool) -> None:
+        self._path = f"{state_dir}/{EVENTS}"
+        self._old = old
+        self._inode = 0
+        self._offset = 0
+        self._begun = False
+
+    def read(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        now = self._stat(self._path)
+        found: list[dict[str, Any]] = []
+        if not self._begun:
+            self._begun = True
+            if self._old:
+                found += self._from(self._path + ".1", 0)[0]
+            elif now:
+                self._inode, self._offset = now
+                return []
+        elif self._inode and (now is None or now[0] != self._inode):
+            older = self._stat(self._path + ".1")
+            if older and older[0] == self._inode:
+                found += self._from(self._path + ".1", self._offset)[0]
+            self._inode = self._offset = 0
+        if now:
+            if now[0] == self._inode and now[1] < self._offset:  # somebody cut it
+                self._offset = 0
+            self._inode = now[0]
+            more, self._offset = self._from(self._path, self._offset)
+            found += more
+        return found
+
+    def _stat(self, path: str) -> tuple[int, int] | None:
+        try:
+            st = os.lstat(path)
+        except OSError:
+            return None
+        return st.st_ino, st.st_size
+
+    def _from(self, path: str, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """(the events of whole lines from there on, where they end)"""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return [], offset
+        try:
+            data = os.pread(fd, AT_ONCE, offset)
+        finally:
+            os.close(fd)
+        end = data.rfind(b"\n") + 1
+        found = []
+        for line in data[:end].splitlines():
+            try:
+                event = fastjson.loads(line)
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    float(event["at"])
+                    found.append(event)
+            except (ValueError, KeyError, TypeError):
+                pass
+        return found, offset + end

@@ -1,0 +1,199 @@
+"""A small HTTP/1.1 server inside the agent's one loop: GET of a few pages, nothing else.
+
+The standard library's servers have a thread per client and no bound; here a client has a time and a size, and there are
+at most so many of them, whatever they send or do not read. One request per connection.
+"""
+
+import base64
+import hmac
+import selectors
+import socket
+from collections.abc import Callable
+
+from oci_hook.core.value import Value
+
+CLIENTS = 32
+SECONDS = 10.0  # from the connection to the last byte
+REQUEST_MAX = 8 << 10
+REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
+REASONS |= {405: "Method Not Allowed", 431: "Request Header Fields Too Large", 500: "Internal Server Error"}
+# The page brings its own script and style and asks this server alone.
+SAFE = (
+    "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
+    " connect-src 'self'; frame-ancestors 'none'\r\n"
+    "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-store\r\n"
+)
+
+Page = Callable[[], tuple[str, bytes]]  # content type, body
+
+
+class Client:
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self.connection = connection
+        self.deadline = deadline
+        self.received = b""
+        self.to_send = memoryview(b"")
+        self.answered = False
+
+
+class Request(Value):
+    __slots__ = ("method", "path", "headers")
+
+    def __init__(self, method: str, path: str, headers: dict[str, str]) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+
+
+def parse(data: bytes) -> Request | None:
+    """The head of a request, without its query; None: not HTTP/1."""
+    try:
+        lines = data.split(b"\r\n\r\n", 1)[0].decode("ascii").split("\r\n")
+        method, target, version = lines[0].split(" ")
+        pairs = (line.partition(":") for line in lines[1:])
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    except (UnicodeDecodeError, ValueError):
+        return None
+    if not version.startswith("HTTP/1.") or not target.startswith("/"):
+        return None
+    return Request(method, target.split("?", 1)[0], headers)
+
+
+def credential(request: Request) -> bytes:
+    """The token that a request carries: as a bearer's (programs), or as the password of any user (browsers)."""
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip().encode()
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2] if kind.lower() == "basic" else b""
+    except ValueError:
+        return b""
+
+
+def is_loopback(host: str) -> bool:
+    return host == "::1" or (host.startswith("127.") and host.count(".") == 3)
+
+
+class Server:
+    """`pages`: by path. token: every request must carry it, "" none.
+
+    Where no token is asked, the Host header must name this machine itself, or else any web page that a person on it
+    looks at could read ours by a name that it points here.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, host: str, port: int, token: str, pages: dict[str, Page]
+    ) -> None:
+        """Raises OSError when the address cannot be had."""
+        self._selector = selector
+        self._token = token
+        self._pages = pages
+        self._clients: dict[int, Client] = {}
+        self.refused = 0
+        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind((host, port))
+            self._listener.listen(64)
+            self._listener.setblocking(False)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.port = int(self._listener.getsockname()[1])
+        selector.register(self._listener, selectors.EVENT_READ, self.accept)
+
+    def close(self) -> None:
+        for client in list(self._clients.values()):
+            self._end(client)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+
+    def accept(self, now: float) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # none left, or out of descriptors: the next turn of the loop tries again
+                return
+            if len(self._clients) >= CLIENTS:
+                self.refused += 1
+                oldest = min(self._clients.values(), key=lambda c: c.deadline)
+                self._end(oldest)  # who comes is served; who only holds a place loses it
+            connection.setblocking(False)
+            client = Client(connection, now + SECONDS)
+            self._clients[connection.fileno()] = client
+            self._selector.register(connection, selectors.EVENT_READ, lambda now, c=client: self._ready(c))
+
+    def check(self, now: float) -> None:
+        """End those whose time is over."""
+        for client in [c for c in self._clients.values() if now >= c.deadline]:
+            self._end(client)
+
+    def next_deadline(self) -> float | None:
+        return min((c.deadline for c in self._clients.values()), default=None)
+
+    def _ready(self, client: Client) -> None:
+        try:
+            if client.answered:
+                self._send(client)
+            else:
+                self._receive(client)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end(client)
+
+    def _receive(self, client: Client) -> None:
+        data = client.connection.recv(REQUEST_MAX)
+        if not data:
+            return self._end(client)
+        client.received += data
+        if b"\r\n\r\n" in client.received:
+            status, kind, body, more = self._answer(parse(client.received))
+        elif len(client.received) >= REQUEST_MAX:
+            status, kind, body, more = 431, "text/plain", b"the request is too long\n", ""
+        elif not client.received[:1].isalpha():
+            status, kind, body, more = 400, "text/plain", b"not HTTP\n", ""
+        else:
+            return None
+        head_only = client.received.startswith(b"HEAD ")
+        head = (
+            f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+            f"Connection: close\r\n{more}{SAFE}\r\n"
+        )
+        client.to_send = memoryview(head.encode() + (b"" if head_only else body))
+        client.answered = True
+        self._selector.modify(client.connection, selectors.EVENT_WRITE, lambda now, c=client: self._ready(c))
+        return self._send(client)
+
+    def _send(self, client: Client) -> None:
+        client.to_send = client.to_send[client.connection.send(client.to_send) :]
+        if not client.to_send:
+            self._end(client)
+
+    def _answer(self, request: Request | None) -> tuple[int, str, bytes, str]:
+        """(status, content type, body, further headers)"""
+        plain = "text/plain; charset=utf-8"
+        if request is None:
+            return 400, plain, b"not HTTP/1.1\n", ""
+        if request.method not in ("GET", "HEAD"):
+            return 405, plain, b"only GET\n", "Allow: GET, HEAD\r\n"
+        if self._token:
+            if not hmac.compare_digest(credential(request), self._token.encode()):
+                return 401, plain, b"a token is needed\n", 'WWW-Authenticate: Basic realm="gpu-hook"\r\n'
+        else:
+            host = request.headers.get("host", "").rsplit(":", 1)[0] if request.headers.get("host") else ""
+            if host.strip("[]") != "localhost" and not is_loopback(host.strip("[]")):
+                return 403, plain, b"the Host header must name this machine's loopback address\n", ""
+        page = self._pages.get(request.path)
+        if page is None:
+            return 404, plain, ("there is " + " ".join(self._pages) + "\n").encode(), ""
+        try:
+            kind, body = page()
+        except Exception as e:  # one page's mistake must not end the agent
+            return 500, plain, f"unexpected {type(e).__name__}\n".encode(), ""
+        return 200, kind, body, ""
+
+    def _end(self, client: Client) -> None:
+        if self._clients.pop(client.connection.fileno(), None) is not None:
+            self._selector.unregister(client.connection)
+        client.connection.close()

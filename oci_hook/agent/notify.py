@@ -1,0 +1,24 @@
+"""Say to systemd that we are ready and alive (sd_notify(3): one datagram per message to $NOTIFY_SOCKET)."""
+
+import os
+import socket
+
+
+class Notifier:
+    """Silent where nobody listens. watchdog: seconds between signs of life that systemd wants, 0 none."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        usec = environment.get("WATCHDOG_USEC", "")
+        self.watchdog = int(usec) / 1e6 if ours and usec.isdigit() else 0.0
+
+    def say(self, *lines: str) -> None:
+        if self._address[:1] not in ("/", "@"):
+            return
+        address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as s:
+                s.sendto("\n".join(lines).encode(), address)
+        except OSError:
+            pass

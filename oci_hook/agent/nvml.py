@@ -1,0 +1,197 @@
+"""The agent's side of the NVML process: ask, and do not wait for the answer.
+
+States: "starting", "ok", "slow" (an answer is overdue, the process will be killed), "down" (it will be tried again).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.value import Value
+
+ANSWER_SECONDS = 10.0
+RETRY_SECONDS = 5.0  # doubled with each failure
+RETRY_MAX = 300.0
+MAX_ANSWER = 4 << 20
+
+
+class CardSample(Value):
+    """used, total: bytes. gpu: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML."""
+
+    __slots__ = ("used", "total", "gpu", "processes", "error")
+
+    def __init__(
+        self, used: int, total: int, gpu: int, processes: tuple[tuple[int, int | None, int], ...], error: str = ""
+    ) -> None:
+        self.used = used
+        self.total = total
+        self.gpu = gpu
+        self.processes = processes
+        self.error = error
+
+
+def parse(line: bytes) -> tuple[dict[str, CardSample], str]:
+    """(sample by UUID, what NVML as a whole says is wrong). Raises ValueError for anything else."""
+    try:
+        data = json.loads(line)
+        cards = {
+            str(uuid): CardSample(
+                int(c["used"]),
+                int(c["total"]),
+                int(c["gpu"]),
+                tuple((int(p), None if used is None else int(used), int(busy)) for p, used, busy in c["processes"]),
+                str(c["error"])[:200],
+            )
+            for uuid, c in data["cards"].items()
+        }
+        return cards, str(data["error"])[:200]
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"not a sample: {e}") from None
+
+
+class Sampler:
+    """`ask` when a sample is wanted, `receive` when `fd` is readable, `check` now and then; with monotonic seconds.
+
+    answer_seconds: how long an answer may take. One process at a time: a second would hang as well.
+    """
+
+    def __init__(self, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self.state = "down"
+        self.error = "not started"
+        self.fd = -1
+        self.pid = 0
+        self._answer_seconds = answer_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._inventory: Inventory | None = None
+        self._asked = 0.0  # 0: no answer is awaited
+        self._retry_at = 0.0
+        self._retry = RETRY_SECONDS
+        self._buffer = b""
+
+    def use(self, inventory: Inventory) -> None:
+        """Sample by this inventory's library from now on."""
+        if self._inventory is None or (inventory.libnvml, inventory.stamp) != (
+            self._inventory.libnvml,
+            self._inventory.stamp,
+        ):
+            self.stop("the driver's library changed")
+            self._retry_at = 0.0
+        self._inventory = inventory
+
+    def ask(self, now: float) -> bool:
+        """Whether a sample is on its way."""
+        if self._process is None and not self._start(now):
+            return False
+        if self._asked:
+            return True
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(b"\n")
+        except OSError as e:
+            self._fail(now, f"its process ended ({e.strerror})")
+            return False
+        self._asked = now
+        return True
+
+    def receive(self, now: float) -> dict[str, CardSample] | None:
+        """A sample, if one is complete."""
+        try:
+            data = os.read(self.fd, 1 << 20)
+        except BlockingIOError:
+            return None
+        self._buffer += data
+        if not data or len(self._buffer) > MAX_ANSWER:
+            self._fail(now, "its process ended" if not data else "its answer has no end")
+            return None
+        line, end, rest = self._buffer.partition(b"\n")
+        if not end:
+            return None
+        self._buffer = rest
+        self._asked = 0.0
+        try:
+            cards, error = parse(line)
+        except ValueError as e:
+            self._fail(now, str(e)[:100])
+            return None
+        self.state, self.error = ("ok", "") if not error else ("down", error)
+        if not error:
+            self._retry = RETRY_SECONDS
+        return cards
+
+    def check(self, now: float) -> None:
+        """Give up an answer that is overdue."""
+        if self._asked and now - self._asked > self._answer_seconds:
+            self._fail(now, f"NVML gave no answer within {self._answer_seconds:.0f} s")
+        elif self._asked and now - self._asked > self._answer_seconds / 2:
+            self.state = "slow"
+
+    def stop(self, why: str = "") -> None:
+        """End the process. One that the kernel holds in the driver stays until the driver lets it go."""
+        self.state, self.error = "down", why
+        self._asked, self._buffer, self.fd, self.pid = 0.0, b"", -1, 0
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGKILL)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
+        try:
+            process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            pass  # subprocess reaps it when the next one is started
+
+    def _fail(self, now: float, why: str) -> None:
+        self.stop(why)
+        self._retry_at = now + self._retry
+        self._retry = min(2 * self._retry, RETRY_MAX)
+
+    def _start(self, now: float) -> bool:
+        if self._inventory is None or now < self._retry_at:
+            return False
+        package = str(Path(__file__).resolve().parents[2])
+        environment = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "WATCHDOG_USEC")}
+        environment |= {"LD_PRELOAD": self._inventory.libnvml, "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+        if self._inventory.simulated:
+            environment |= simulated(self._inventory.driver_root)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "oci_hook.agent.sampler"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                cwd="/",
+                bufsize=0,
+            )
+        except OSError as e:
+            self._fail(now, f"its process does not start: {e.strerror}")
+            return False
+        assert self._process.stdout is not None
+        self.fd, self.pid = self._process.stdout.fileno(), self._process.pid
+        os.set_blocking(self.fd, False)
+        self.state, self.error = "starting", ""
+        return True
+
+
+def simulated(driver_root: str) -> dict[str, str]:
+    """The variable by which the simulated driver finds its cards."""
+    from oci_hook.node.discover import SIMULATED_MARK
+
+    try:
+        mark = json.loads((Path(driver_root) / SIMULATED_MARK).read_text())
+        return {"GPU_HOOK_SIM_CARDS": str(mark["cards"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def lost(error: str) -> bool:
+    """Whether NVML says that the card itself is gone (NVML_ERROR_GPU_IS_LOST: fallen off the bus, Xid 79)."""
+    return "lost" in error.lower() or "reset" in error.lower()

@@ -1,0 +1,75 @@
+"""The agent's settings: the section `agent` of settings.yaml, as compiled; flags of the command win over it."""
+
+import os
+
+from oci_hook.agent.http import is_loopback
+from oci_hook.core.layout import SETTINGS_JSON
+from oci_hook.core.value import Value
+from oci_hook.errors import refuse
+from oci_hook.oci import fastjson
+
+TOKEN_MIN = 16
+
+
+class Options(Value):
+    """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: report | freeze | kill.
+    tolerance: MiB. interval: seconds."""
+
+    __slots__ = ("address", "token_file", "textfile", "policy", "tolerance", "interval")
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:9409",
+        token_file: str = "none",
+        textfile: str = "none",
+        policy: str = "report",
+        tolerance: int = 256,
+        interval: float = 5,
+    ) -> None:
+        self.address = address
+        self.token_file = token_file
+        self.textfile = textfile
+        self.policy = policy
+        self.tolerance = tolerance
+        self.interval = interval
+
+
+def load(prefix: str) -> Options:
+    """Raises SettingsError GH-501."""
+    path = os.path.join(prefix, SETTINGS_JSON)
+    try:
+        with open(path, "rb") as f:
+            return Options(**fastjson.loads(f.read()).get("agent", {}))
+    except (OSError, ValueError, TypeError, AttributeError) as e:
+        raise refuse("GH-501", f"settings {path}: {e}; run `gpu-hook settings compile --prefix {prefix}`") from None
+
+
+def split(address: str) -> tuple[str, int]:
+    """(host, port) of an address that settings_compile has checked."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def token(options: Options) -> str:
+    """What requests must carry, "" nothing. Raises SettingsError GH-501 where others could read or set it, and for an
+    address beyond this machine without one."""
+    if options.token_file == "none":
+        if options.address != "none" and not is_loopback(split(options.address)[0]):
+            raise refuse(
+                "GH-501",
+                f"agent.address {options.address} is not loopback and agent.token_file is none: anybody could read it;"
+                " use 127.0.0.1, or write a token to a file and name that",
+            )
+        return ""
+    path = options.token_file
+    try:
+        with open(path, "rb") as f:
+            st = os.fstat(f.fileno())
+            line = f.readline(4096).decode("ascii").strip()
+    except (OSError, ValueError) as e:
+        raise refuse("GH-501", f"agent.token_file {path}: {e}; write one line of letters and digits to it") from None
+    if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o077:
+        raise refuse("GH-501", f"agent.token_file {path} can be read or changed by others; chmod 0600, chown root")
+    if len(line) < TOKEN_MIN or not line.isprintable() or " " in line:
+        raise refuse("GH-501", f"agent.token_file {path}: its first line is no token of {TOKEN_MIN} or more characters")
+    return line

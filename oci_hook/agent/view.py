@@ -1,0 +1,120 @@
+"""What a person or a program is shown of the node, as plain data: one form for the web page, `top` and the metrics."""
+
+import time
+from typing import Any
+
+from oci_hook.agent.audit import Finding, Use
+from oci_hook.agent.nvml import CardSample
+from oci_hook.core.grant import Grant
+from oci_hook.core.inventory import Inventory
+from oci_hook.node.account import Books
+
+MIB = 1 << 20
+SAMPLES = 120  # of each container on each card that are remembered
+
+
+class Watched:
+    """What was learned of one container beyond its grant."""
+
+    def __init__(self) -> None:
+        self.books: Books | str | None = None
+        self.peaks: dict[str, int] = {}
+        self.history: dict[str, list[tuple[float, int, int]]] = {}
+        self.uses: dict[str, Use] = {}
+        self.compute: dict[str, dict[str, float]] = {}  # what slot files tell, by UUID
+        self.stopped = ""  # by the agent: "frozen" or "killed"
+
+    def note(self, uuid: str, used_mib: int, busy: int) -> None:
+        line = self.history.setdefault(uuid, [])
+        line.append((round(time.time(), 1), used_mib, busy))
+        del line[:-SAMPLES]
+
+
+def view(
+    inventory: Inventory | None,
+    grants: dict[str, Grant],
+    cards: dict[str, CardSample],
+    watched: dict[str, Watched],
+    findings: tuple[Finding, ...],
+    strangers: dict[str, tuple[int, int]],
+    agent: dict[str, Any],
+) -> dict[str, Any]:
+    """cards: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
+    indices = {card.uuid: card.index for card in inventory.cards} if inventory else {}
+    order = sorted(grants.values(), key=lambda g: (g.created, g.who.id))
+    return {
+        "at": round(time.time(), 1),
+        "simulated": bool(inventory and inventory.simulated),
+        "driver_version": inventory.driver_version if inventory else "",
+        "agent": agent,
+        "cards": [
+            card_view(card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid))
+            for card in (inventory.cards if inventory else ())
+        ],
+        "containers": [
+            container_view(g, indices, watched.get(g.key) or Watched(), [f for f in findings if f.key == g.key])
+            for g in order
+        ],
+    }
+
+
+def card_view(
+    card: dict[str, Any], grants: dict[str, Grant], sample: CardSample | None, strangers: tuple[int, int] | None
+) -> dict[str, Any]:
+    shares = [s for g in grants.values() for s in g.shares if s.uuid == card["uuid"]]
+    good = sample if sample and not sample.error else None
+    return {
+        "index": card["index"],
+        "uuid": card["uuid"],
+        "name": card["name"],
+        "simulated": card["simulated"],
+        "memory_mib": card["memory_mib"],
+        "granted_mib": sum(s.memory_mib for s in shares),
+        "granted_compute": sum(s.compute for s in shares),
+        "containers": len(shares),
+        "used_mib": -(-good.used // MIB) if good else None,
+        "busy": good.gpu if good and good.gpu >= 0 else None,
+        "error": sample.error if sample else "",
+        "strangers": strangers[0] if strangers else 0,
+        "strangers_mib": -(-strangers[1] // MIB) if strangers else 0,
+    }
+
+
+def container_view(grant: Grant, indices: dict[str, int], watched: Watched, findings: list[Finding]) -> dict[str, Any]:
+    who = grant.who
+    frozen = getattr(grant, "frozen", 0)
+    state = watched.stopped or ("frozen" if frozen else "running" if grant.life.init else "starting")
+    return {
+        "key": grant.key,
+        "id": who.id,
+        "namespace": who.namespace,
+        "pod": who.pod,
+        "name": who.container,
+        "policy": grant.policy,
+        "class": grant.priority_class,
+        "state": state,
+        "frozen_since": frozen or None,
+        "created": grant.created,
+        "cards": [share_view(grant, i, indices, watched) for i in range(len(grant.shares))],
+        "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],
+    }
+
+
+def share_view(grant: Grant, i: int, indices: dict[str, int], watched: Watched) -> dict[str, Any]:
+    share, books = grant.shares[i], watched.books if isinstance(watched.books, Books) else None
+    use = watched.uses.get(share.uuid)
+    booked = -(-books.totals[i] // MIB) if books and i < len(books.totals) else None
+    seen = -(-use.used // MIB) if use else None
+    return {
+        "index": indices.get(share.uuid),
+        "uuid": share.uuid,
+        "memory_mib": share.memory_mib,
+        "used_mib": max((n for n in (seen, booked) if n is not None), default=None),
+        "peak_mib": watched.peaks.get(share.uuid),
+        "surcharge_mib": -(-books.surcharges[i] // MIB) if books and i < len(books.surcharges) else 0,
+        "compute": share.compute,
+        "compute_limit": share.compute_limit,
+        "whole": share.whole,
+        "busy": use.busy if use else None,
+        **watched.compute.get(share.uuid, {}),
+    }

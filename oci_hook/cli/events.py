@@ -1,0 +1,85 @@
+"""`gpu-hook events`: what happened on this node: grants, refusals, ends, findings."""
+
+import json
+import time
+from typing import Any
+
+import click
+
+from oci_hook.agent.event_log import Follower
+from oci_hook.cli import output
+from oci_hook.errors import GhError
+from oci_hook.node import settings as node_settings
+
+EVERY = 0.5  # seconds between two looks with --follow
+
+
+@click.command()
+@output.prefix_option
+@click.option("--follow", "-f", is_flag=True, help="Wait for more; end with Ctrl-C.")
+@click.option(
+    "--container", "-c", default="", metavar="CONTAINER", help="Only this one: its id's beginning, or a name."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
+    """Say what happened on this node: grants, refusals, findings.
+
+    The agent adds ends and findings; the others are there without it.
+    """
+    try:
+        log = Follower(node_settings.load(prefix).state_dir, old=True)
+    except GhError as e:
+        output.fail(e, as_json)
+    try:
+        while True:
+            for event in log.read():
+                if concerns(event, container):
+                    click.echo(json.dumps(event) if as_json else line(event))
+            if not follow:
+                return
+            time.sleep(EVERY)
+    except KeyboardInterrupt:
+        pass
+
+
+def concerns(event: dict[str, Any], container: str) -> bool:
+    if not container:
+        return True
+    name = str(event.get("name", ""))
+    return str(event.get("id", "")).startswith(container) or container in (name, *name.split("/"))
+
+
+def line(event: dict[str, Any]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
+    kind = event["event"]
+    who = output.printable(event.get("name") or output.short(str(event.get("id", ""))) or "-")
+    return f"{when}  {output.printable(kind):<8}  {who}  {output.printable(TOLD.get(kind, rest)(event))}"
+
+
+def granted(event: dict[str, Any]) -> str:
+    shares = event.get("shares") or ()
+    words = [f"{uuid}: {output.size(int(mib))}" + (f", {compute}%" if compute else "") for uuid, mib, compute in shares]
+    return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
+
+
+def refused(event: dict[str, Any]) -> str:
+    return "; ".join(str(text) for text in event.get("lines") or ())
+
+
+def ended(event: dict[str, Any]) -> str:
+    peak = event.get("peak_mib")
+    return (
+        f"its share is free; at most {output.size(peak)} were in use" if isinstance(peak, int) else "its share is free"
+    )
+
+
+def finding(event: dict[str, Any]) -> str:
+    on = f" on {event['uuid']}" if event.get("uuid") else ""
+    return f"{event.get('kind')}{on}: {event.get('evidence')}; {event.get('action')}"
+
+
+def rest(event: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("at", "event", "id", "name"))
+
+
+TOLD = {"granted": granted, "refused": refused, "ended": ended, "finding": finding, "cleared": finding}

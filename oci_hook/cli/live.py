@@ -1,0 +1,72 @@
+"""The node as it is now, for `top` and `why`: what a running agent tells, else what the ledger and the books say."""
+
+import base64
+import http.client
+import json
+from typing import Any
+
+from oci_hook.agent import options
+from oci_hook.agent.view import Watched, view
+from oci_hook.core.inventory import Inventory
+from oci_hook.errors import GhError
+from oci_hook.node import account, store
+from oci_hook.node import inventory as cache
+from oci_hook.node.settings import Settings
+
+SECONDS = 2.0
+MAX = 16 << 20
+
+
+def node(settings: Settings, prefix: str) -> dict[str, Any]:
+    """view.view(); its "agent" has the state "none" where no agent of this install answers. Raises NodeError GH-303."""
+    return ask(settings, prefix) or alone(settings)
+
+
+def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
+    """What the agent says."""
+    try:
+        given = options.load(prefix)
+        if given.address == "none":
+            return None
+        token = options.token(given)
+        host, port = options.split(given.address)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
+        try:
+            credential = base64.b64encode(f"gpu-hook:{token}".encode()).decode()
+            connection.request("GET", "/api/node", headers={"Authorization": f"Basic {credential}"} if token else {})
+            answer = connection.getresponse()
+            data = json.loads(answer.read(MAX)) if answer.status == 200 else None
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException, GhError):
+        return None
+    # Another program may have the port, and another install's agent speaks of other containers.
+    if (
+        not isinstance(data, dict)
+        or not isinstance(data.get("agent"), dict)
+        or not {"containers", "cards"} <= set(data)
+    ):
+        return None
+    return data if data["agent"].get("state_dir") == settings.state_dir else None
+
+
+def alone(settings: Settings) -> dict[str, Any]:
+    inventory: Inventory | None = None
+    problems = {}
+    try:
+        inventory = cache.load(settings)
+    except GhError as e:
+        problems["inventory"] = str(e)
+    grants = {grant.key: grant for grant in store.snapshot(settings.state_dir)}
+    watched = {}
+    for key, grant in grants.items():
+        watched[key] = Watched()
+        if grant.life.init is not None and grant.shares:
+            try:
+                with account.Account(*grant.life.init) as page:
+                    watched[key].books = page.read(len(grant.shares))
+            except (OSError, account.DamagedPage) as e:
+                watched[key].books = str(e)
+    status = {"state": "none", "problems": problems, "nvml": "not asked", "state_dir": settings.state_dir}
+    return view(inventory, grants, {}, watched, (), {}, status)

@@ -1,0 +1,169 @@
+"""`gpu-hook why`: why a container was refused or is slow, with numbers, and the smallest change that would help."""
+
+import time
+from typing import Any
+
+import click
+
+from oci_hook.agent.event_log import Follower
+from oci_hook.cli import live, output
+from oci_hook.cli.explain import pairs
+from oci_hook.core.allocate import Refusal, allocate
+from oci_hook.core.fit import changes
+from oci_hook.core.request import CardRequest, Request, parse
+from oci_hook.errors import GhError, refuse
+from oci_hook.node import inventory as cache
+from oci_hook.node import settings as node_settings
+from oci_hook.node import store
+from oci_hook.oci import asked
+
+MIN_PREFIX = 6
+
+
+@click.command()
+@click.argument("container", default="")
+@click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Ask of a container with this annotation.")
+@output.answers
+def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Report:
+    """Why was CONTAINER refused, or why is it slow?
+
+    CONTAINER is an id, its beginning, or a name; or describe a container that does not exist by its annotations.
+    """
+    if bool(container) == bool(annotation):
+        raise click.UsageError("name a CONTAINER or give --annotation, not both")
+    settings = node_settings.load(prefix)
+    if annotation:
+        request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), asked.decode)
+        if request is None:
+            return output.Report({"fits": True, "changes": []}, ["these annotations ask for no GPU"])
+        return room(settings, request, [])
+    node = live.node(settings, prefix)
+    living = [
+        c for c in node["containers"] if matches(c["id"], "/".join((c["namespace"], c["pod"], c["name"])), container)
+    ]
+    if len(living) > 1:
+        raise refuse(
+            "GH-407", f"{len(living)} containers match {container}: {', '.join(c['id'][:20] for c in living[:5])}"
+        )
+    if living:
+        return running(living[0], node)
+    log = Follower(settings.state_dir, old=True).read()
+    told = [
+        e
+        for e in log
+        if e["event"] in ("refused", "ended") and matches(str(e.get("id")), str(e.get("name")), container)
+    ]
+    if not told:
+        raise refuse(
+            "GH-407", f"no container {container} holds a share, and no event tells of one; see `gpu-hook events`"
+        )
+    last = told[-1]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
+    if last["event"] == "ended":
+        line = f"{last.get('id')} ended at {when}; nothing keeps it waiting"
+        return output.Report({"container": last.get("id"), "state": "ended"}, [output.printable(line)])
+    head = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in last.get("lines") or ())]
+    head = [output.printable(text) for text in head]
+    request = request_of(last.get("request"))
+    if request is None:
+        return output.Report({"container": last.get("id"), "state": "refused", "lines": last.get("lines")}, head)
+    return room(settings, request, head)
+
+
+def matches(id: str, name: str, container: str) -> bool:
+    parts = name.split("/")
+    return container in (id, name, name.strip("/"), parts[-1]) or (
+        len(container) >= MIN_PREFIX and id.startswith(container)
+    )
+
+
+def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
+    """Does it fit now; if not, why on each card, and what would."""
+    inventory, grants = cache.load(settings), store.snapshot(settings.state_dir)
+    found = allocate(request, inventory, grants, settings.rules)
+    lines = list(head)
+    if not isinstance(found, Refusal):
+        lines.append("it would fit now")
+        return output.Report({"fits": True, "changes": []}, lines)
+    ways = changes(request, inventory, grants, settings.rules)
+    index = {card.uuid: card.index for card in inventory.cards}
+    lines.append("now:" if head else "it would be refused:")
+    lines += [f"  {note if note.startswith('card ') else f'card {index[uuid]} {note}'}" for uuid, note in found.notes]
+    lines += [f"  {p.message}" for p in found.problems if not found.notes]
+    lines.append("any one of these would make it fit:" if ways else "nothing short of other cards would make it fit")
+    lines += [f"  {output.printable(way.text)}" for way in ways]
+    data = {
+        "fits": False,
+        "problems": [output.as_data(p) for p in found.problems],
+        "cards": [{"uuid": uuid, "reason": note} for uuid, note in found.notes],
+        "changes": [{"kind": w.kind, "text": w.text, "waits_for": list(w.gone)} for w in ways],
+    }
+    return output.Report(data, [output.printable(text) if text else "" for text in lines])
+
+
+def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
+    """What holds a running container up, from its share, its neighbours and what the cards say."""
+    reasons: list[str] = []
+    if c["state"] == "starting":
+        reasons.append("it is being made: its runtime has not started its process yet")
+    if c["state"] == "frozen":
+        since = (
+            f" since {time.strftime('%H:%M:%S', time.localtime(c['frozen_since']))}" if c.get("frozen_since") else ""
+        )
+        reasons.append(f"it is frozen{since}; `gpu-hook resume` lets it go on (after a finding: `runc resume`)")
+    for share in c["cards"]:
+        reasons += on_card(c, share, node)
+    reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
+    name = output.short(c["id"])
+    lines = [f"{name} runs with {c['policy']}, class {c['class']}"]
+    lines += [f"  {text}" for text in reasons] or ["  nothing that gpu-hook knows of holds it up"]
+    if node["agent"]["state"] == "none":
+        lines.append("(no agent runs: use of the cards is not known, `gpu-hook agent`)")
+    data = {"container": c["id"], "state": c["state"], "reasons": reasons}
+    return output.Report(data, [output.printable(text) for text in lines])
+
+
+def on_card(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> list[str]:
+    where = f"card {share['index']}" if share["index"] is not None else f"card {share['uuid']}"
+    found = []
+    card = next((x for x in node["cards"] if x["uuid"] == share["uuid"]), None)
+    if card is None or card["error"]:
+        found.append(f"{where}: {card['error'] if card else 'is not among the cards of this node any more'}")
+    used, limit = share["used_mib"], share["memory_mib"]
+    if used is not None and not share["whole"] and used * 20 >= limit * 19:
+        over = f", {share['surcharge_mib']} MiB of it by contexts and modules" if share["surcharge_mib"] else ""
+        found.append(f"{where}: memory is nearly used up: {used} of {limit} MiB{over}; allocations beyond are refused")
+    others = [
+        (o, s) for o in node["containers"] if o["key"] != c["key"] for s in o["cards"] if s["uuid"] == share["uuid"]
+    ]
+    if others and not share["whole"]:
+        guaranteed = sum(s["compute"] for _, s in others)
+        own = f"{share['compute']} % compute is guaranteed" if share["compute"] else "no compute is guaranteed"
+        found.append(f"{where}: {own}; {len(others)} others share it, with {guaranteed} % guaranteed")
+        higher = [o for o, _ in others if rank(o["class"]) > rank(c["class"])]
+        if higher:
+            names = ", ".join(output.short(o["id"]) for o in higher[:3])
+            found.append(f"{where}: {len(higher)} of a higher class go first: {names}")
+    if share["compute"] and share["compute_limit"] < 100:
+        found.append(
+            f"{where}: its compute ends at {share['compute_limit']} %, also when the card is idle ({c['policy']})"
+        )
+    if card and card["busy"] is not None and share["busy"] is not None:
+        found.append(f"{where}: NVML sees it busy {share['busy']} %, the card {card['busy']} %")
+    return found
+
+
+def rank(word: str) -> int:
+    return {"offline": 0, "online": 2}.get(word, 1)
+
+
+def request_of(data: Any) -> Request | None:
+    """The request that a refusal's event carries; None where it carries none that this version understands."""
+    try:
+        fields = dict(data)
+        cards = tuple(CardRequest(**card) for card in fields.pop("cards"))
+        for name in ("capabilities", "narrow_to"):
+            fields[name] = None if fields.get(name) is None else tuple(fields[name])
+        return Request(cards, **fields)
+    except (TypeError, KeyError, ValueError, GhError):
+        return None

@@ -1,0 +1,28 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.box import image
+from tests.e2e.stage import Stage
+
+
+@pytest.fixture(scope="session")
+def box(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Iterator[Stage]:
+    """One install with two simulated cards for all tests of the agent."""
+    stage = Stage(tmp_path_factory.mktemp("agent"))
+    yield stage
+    stage.runc.close()
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image with gpu-probe and the cheat."""
+    return image(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture
+def stage(box: Stage) -> Iterator[Stage]:
+    yield box
+    box.runc.close()
+    box.runc.ids.clear()

@@ -1,0 +1,168 @@
+"""The agent beside real containers: it may come, go and be killed; nothing of the dead stays; who cheats is found."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from oci_hook.cli.main import cli
+from oci_hook.node import account
+from tests.agent.box import events, grant, running, surcharge, wait_for
+from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, Stage
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+HOLD = ("/bin/gpu-probe", "alloc", "300", "hold", "600")
+
+
+def test_containers_come_and_go_and_so_does_the_agent(stage: Stage, root: Path) -> None:
+    first = stage.start(root, *HOLD)
+    with running(stage) as agent:
+        seen = wait_for(lambda: (c := agent.container(first)) and c["cards"][0]["peak_mib"] and c)
+        assert (seen["state"], seen["cards"][0]["used_mib"]) == ("running", 300 + CONTEXT_MIB)
+        assert agent.node()["agent"]["state"] == "ok"
+        second = stage.start(root)
+        wait_for(lambda: agent.container(second))
+
+        other = CliRunner().invoke(cli, ["agent", "--prefix", str(stage.prefix), "--address", "none"])
+        assert other.exit_code == 1 and f"GH-320: process {agent.process.pid} is the agent" in other.output
+
+        key = grant(stage, first).key  # type: ignore[union-attr]
+        stage.runc("kill", first, "KILL")
+        # Nobody looks at the ledger but the agent.
+        wait_for(lambda: not (stage.state / f"ledger/{key}.json").exists())
+        wait_for(lambda: agent.container(first) is None)
+        assert not (stage.state / "pages" / key).exists()
+        assert [e["id"] for e in events(stage) if e["event"] == "ended"] == [first]
+
+        agent.kill()
+    with running(stage) as again:  # its lock died with it
+        assert again.container(second) and stage.runc.living() == {second}
+    assert stage.runc.living() == {second} and grant(stage, second)
+
+
+def test_many_short_containers(stage: Stage, root: Path) -> None:
+    """No descriptor, no memory of them stays."""
+    with running(stage) as agent:
+        folder = f"/proc/{agent.process.pid}/fd"
+        before = len(os.listdir(folder))
+        ledger = stage.state / "ledger"
+        for _ in range(5):
+            ids = [stage.start(root, "/bin/sleep", "600") for _ in range(3)]
+            for id in ids:
+                stage.runc("kill", id, "KILL")
+            for id in ids:
+                stage.runc("delete", "--force", id)
+        wait_for(lambda: [p.name for p in ledger.iterdir()] == ["lock"] and not agent.node()["containers"])
+        wait_for(lambda: len(os.listdir(folder)) <= before + 1)
+
+
+@pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
+def test_a_tenant_that_goes_past_the_stand_in(stage: Stage, root: Path, policy: str) -> None:
+    honest = stage.start(root, *HOLD)
+    with running(stage, "--policy", policy, "--tolerance", "16Mi") as agent:
+        cheat = stage.start(root, "/bin/bypass", str(LIMIT_MIB + 200))
+        found = wait_for(lambda: [e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat])
+        wait_for(lambda: len([e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat]) >= 2)
+        assert {e["kind"] for e in events(stage) if e["event"] == "finding"} == {"no-stand-in", "over-limit"}
+        assert "(bypass)" in " ".join(e["evidence"] for e in events(stage) if e["event"] == "finding")
+        assert found[0]["action"] == {"report": "reported", "freeze": "frozen", "kill": "killed"}[policy]
+        log = agent.log.read_text()
+        assert f"container {cheat}: " in log and f"container {honest}: " not in log
+        if policy == "report":
+            assert agent.kinds(cheat) == {"no-stand-in", "over-limit"} and stage.runc.living() == {honest, cheat}
+            text = agent.get("/metrics").decode()
+            assert 'gpu_hook_findings_total{kind="no-stand-in"} 1.0' in text
+            assert "gpu_hook_container_findings{" in text and cheat in text
+        elif policy == "freeze":
+            state = stage.runc("state", cheat).stdout
+            assert '"status": "paused"' in state
+            assert agent.container(cheat)["state"] == "frozen"
+            assert stage.runc("resume", cheat).returncode == 0
+        else:
+            wait_for(lambda: stage.runc.living() == {honest})
+            wait_for(lambda: agent.container(cheat) is None)
+    assert honest in stage.runc.living()
+    (stage.state / "events").unlink()
+
+
+def test_what_the_stand_in_does_not_see_is_charged(stage: Stage, root: Path) -> None:
+    """A process that uses both ways: its neighbours in the container get less by what it took past the books."""
+    with running(stage, "--tolerance", "2Gi"):
+        id = stage.start(root, "/bin/bypass", "500", "own")
+        # One context is shared by both ways and booked; 16 MiB are booked as well.
+        wait_for(lambda: surcharge(stage, id) == 500)
+        said = stage.runc.exec(id, "/bin/gpu-probe", "info").stdout
+        free = LIMIT_MIB - 500 - 16 - 2 * CONTEXT_MIB
+        assert f"{free} MiB free" in said or f"{free + CONTEXT_MIB} MiB free" in said, said
+        refused = stage.runc.exec(id, "/bin/gpu-probe", "alloc", str(free + CONTEXT_MIB + 1))
+        assert "OUT_OF_MEMORY" in refused.stdout + refused.stderr
+        # Written over by the tenant, it is there again after the next look.
+        found = grant(stage, id)
+        assert found and found.life.init
+        with account.Account(*found.life.init) as page:
+            page.surcharge(0, 0)
+        # Less what is still booked for the two programs that have ended.
+        wait_for(lambda: surcharge(stage, id) >= 500 - 2 * CONTEXT_MIB)
+
+
+HOSTILE = (
+    "mkfifo page",
+    "mkdir page",
+    "ln -s /dev/zero page",
+    "ln -s ../../../../etc/passwd page",
+    "echo short >page",
+    "dd if=/dev/zero of=page bs=1 count=1 seek=544767",
+    "mknod page c 1 5",
+)
+
+
+def test_a_page_that_is_anything_but_a_page(stage: Stage, root: Path) -> None:
+    for applet in ("mkfifo", "mkdir", "ln"):
+        if not (root / "bin" / applet).is_symlink():
+            (root / "bin" / applet).symlink_to("busybox")
+    with running(stage) as agent:
+        ids = []
+        for setup in HOSTILE:
+            script = f"cd /run/gpu-hook/account && {setup}; sleep 600"
+            ids.append(stage.start(root, "/bin/sh", "-c", script))
+        wait_for(lambda: {"bad-page"} == agent.kinds(ids[0]) == agent.kinds(ids[1]) == agent.kinds(ids[2]))
+        time.sleep(1)
+        assert agent.node()["agent"]["state"] == "ok"
+        assert [agent.kinds(id) for id in ids[:5]] == [{"bad-page"}] * 5
+        assert agent.kinds(ids[5]) == set()  # all zero: nothing is booked yet
+
+
+def test_nvml_that_dies_comes_back(stage: Stage, root: Path) -> None:
+    with running(stage) as agent:
+        pids = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
+        assert len(pids) == 1
+        os.kill(int(pids[0]), signal.SIGKILL)
+        wait_for(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
+        assert b'gpu_hook_agent_problem{what="nvml"} 1.0' in agent.get("/metrics")
+        id = stage.start(root)
+        wait_for(lambda: agent.container(id))  # the rest goes on
+        wait_for(lambda: agent.node()["agent"]["nvml"] == "ok" and agent.node()["agent"]["state"] == "ok")
+
+
+def test_a_ledger_that_is_held_does_not_hold_the_agent(stage: Stage, root: Path) -> None:
+    id = stage.start(root)
+    with running(stage) as agent, subprocess.Popen(["flock", str(stage.state / "ledger/lock"), "sleep", "2"]) as holder:
+        time.sleep(0.2)
+        stage.runc("kill", id, "KILL")
+        assert agent.node()["agent"]["state"] == "ok"  # it answers meanwhile
+        holder.wait()
+        wait_for(lambda: agent.container(id) is None)
+
+
+def test_the_driver_changes(stage: Stage) -> None:
+    """The inventory is made anew, and NVML is asked through the new library."""
+    library = next((stage.prefix / "sim/root").rglob("libcuda.so.550*"))
+    with running(stage) as agent:
+        os.utime(library)
+        wait_for(lambda: "cards found: 2" in agent.log.read_text())
+        wait_for(lambda: agent.node()["agent"]["state"] == "ok" and agent.node()["agent"]["nvml"] == "ok")
+        assert len(agent.node()["cards"]) == 2

@@ -1,0 +1,168 @@
+"""The auditor's conclusions from made-up samples; nothing runs."""
+
+import pytest
+
+from oci_hook.agent.audit import Auditor, Process, Verdict
+from oci_hook.agent.nvml import CardSample
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.node.account import MIB, Books
+
+CARD, OTHER = "GPU-0", "GPU-1"
+
+
+def grant(key: str = "a", *shares: Share, **more: object) -> Grant:
+    return Grant(key, Identity("/run/runc", key, "/"), Life("boot", init=(1, 2)), shares or (Share(CARD, 1000),))
+
+
+def sample(*processes: tuple[int, int | None]) -> CardSample:
+    return CardSample(sum(p[1] or 0 for p in processes), 1 << 40, 0, tuple((p, u, 10) for p, u in processes))
+
+
+def process(pid: int, key: str = "a") -> tuple[str, Process]:
+    return key, Process(pid, pid * 100, "worker", pid % 100, 4026531836)
+
+
+def books(total_mib: float, *pids: int, surcharge: int = 0) -> Books:
+    owners = frozenset(next(iter(process(pid)[1].owners)) for pid in pids)
+    return Books((int(total_mib * MIB),), (surcharge,), owners)
+
+
+class Case:
+    def __init__(self, tolerance: int = 10, grants: tuple[Grant, ...] = ()) -> None:
+        self.auditor = Auditor(tolerance)
+        self.grants = {g.key: g for g in grants or (grant(),)}
+
+    def look(
+        self, cards: dict[str, CardSample], kept: "Books | str | None", members: tuple[int, ...] = (101,)
+    ) -> Verdict:
+        key = next(iter(self.grants))
+        return self.auditor.judge(self.grants, cards, {pid: process(pid, key) for pid in members}, {key: kept})
+
+
+def kinds(verdict: Verdict) -> list[tuple[str, str, int]]:
+    return sorted((f.kind, f.uuid, f.pid) for f in verdict.findings)
+
+
+def test_an_honest_container() -> None:
+    case = Case()
+    for used in (0, 500, 990, 100):
+        seen = case.look({CARD: sample((101, used * MIB))}, books(used + 5, 101))
+        assert not seen.findings and seen.surcharges == {("a", 0): 0}
+        assert seen.uses["a", CARD].used == used * MIB and seen.uses["a", CARD].busy == 10
+
+
+def test_a_bypass_is_found_by_the_second_sample_and_told_once() -> None:
+    case = Case()
+    cards = {CARD: sample((101, 600 * MIB))}
+    first = case.look(cards, books(0))
+    assert not first.findings and first.surcharges == {("a", 0): 0}
+    second = case.look(cards, books(0))
+    assert kinds(second) == [("no-stand-in", CARD, 101)] and second.news == second.findings
+    assert second.surcharges == {("a", 0): 600 * MIB}
+    assert "process 101 (worker)" in second.news[0].evidence
+    third = case.look(cards, books(0, surcharge=600 * MIB))
+    assert kinds(third) == kinds(second) and not third.news
+    after = case.look({CARD: sample()}, books(0))
+    assert not after.findings and kinds(second) == sorted((f.kind, f.uuid, f.pid) for f in after.over)
+    assert after.surcharges == {("a", 0): 0}
+
+
+def test_without_books_there_is_nothing_to_charge_but_a_finding() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({CARD: sample((101, MIB))}, None)
+    assert kinds(seen) == [("no-stand-in", CARD, 101)] and seen.surcharges == {}
+
+
+def test_over_the_limit_by_more_than_the_tolerance() -> None:
+    for used, expected in ((1009, []), (1011, [("over-limit", CARD, 0)])):
+        case = Case()
+        for _ in range(2):
+            seen = case.look({CARD: sample((101, used * MIB))}, books(900, 101))
+        assert kinds(seen) == expected
+        assert seen.surcharges == {("a", 0): (used - 900) * MIB}
+
+
+def test_processes_count_together() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({CARD: sample((101, 600 * MIB), (102, 600 * MIB))}, books(1000, 101, 102), (101, 102))
+    assert kinds(seen) == [("over-limit", CARD, 0)]
+
+
+def test_a_card_that_was_not_granted() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({CARD: sample(), OTHER: sample((101, 5 * MIB))}, books(0, 101))
+    assert kinds(seen) == [("not-granted", OTHER, 101)]
+    assert f"granted: {CARD}" in seen.findings[0].evidence
+
+
+def test_driver_files_alone_grant_no_card() -> None:
+    case = Case(grants=(Grant("a", Identity("/", "a", "/"), Life("b"), ()),))
+    for _ in range(2):
+        seen = case.look({CARD: sample((101, None))}, None)
+    assert kinds(seen) == [("not-granted", CARD, 101)]
+
+
+def test_a_whole_card_has_no_limit_and_needs_no_books() -> None:
+    case = Case(grants=(grant("a", Share(CARD, 1000, whole=True)),))
+    for _ in range(2):
+        seen = case.look({CARD: sample((101, 1 << 40))}, None)
+    assert not seen.findings
+
+
+def test_what_is_seen_once_is_no_cheat() -> None:
+    """A process that has a context and no slot yet; memory that is freed between the look at NVML and at the books."""
+    case = Case()
+    case.look({CARD: sample((101, 50 * MIB))}, books(0))
+    assert not case.look({CARD: sample((101, 50 * MIB))}, books(50, 101)).findings
+    case.look({CARD: sample((101, 900 * MIB))}, books(900, 101))
+    seen = case.look({CARD: sample((101, 900 * MIB))}, books(100, 101))
+    assert seen.surcharges == {("a", 0): 0}
+    seen = case.look({CARD: sample((101, 100 * MIB))}, books(100, 101))
+    assert seen.surcharges == {("a", 0): 0}
+
+
+def test_a_new_process_is_looked_at_twice_even_if_its_pid_was_suspected() -> None:
+    case = Case()
+    case.look({CARD: sample((101, MIB))}, books(0))
+    again = {101: ("a", Process(101, 7, "other", 1, 1))}
+    seen = case.auditor.judge(case.grants, {CARD: sample((101, MIB))}, again, {"a": books(0)})
+    assert not seen.findings
+
+
+def test_a_damaged_page_is_a_finding_and_names_the_reason() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({CARD: sample((101, MIB))}, "it is not a regular file")
+    assert kinds(seen) == [("bad-page", "", 0), ("no-stand-in", CARD, 101)]
+    assert all("it is not a regular file" in f.evidence for f in seen.findings)
+
+
+def test_a_card_that_cannot_be_looked_at_clears_nobody_and_changes_no_surcharge() -> None:
+    case = Case()
+    for _ in range(2):
+        case.look({CARD: sample((101, 600 * MIB))}, books(0))
+    seen = case.look({}, books(0))
+    assert kinds(seen) == [("no-stand-in", CARD, 101)] and not seen.news and not seen.over and not seen.surcharges
+    seen = case.look({CARD: sample((101, 600 * MIB))}, books(0))
+    assert kinds(seen) == [("no-stand-in", CARD, 101)] and not seen.news
+    assert seen.surcharges == {("a", 0): 600 * MIB}
+
+
+def test_processes_of_no_container_are_counted_and_left_alone() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({CARD: sample((101, MIB), (7, 3 * MIB), (8, None))}, books(1, 101))
+    assert not seen.findings and seen.strangers == {CARD: (2, 3 * MIB)}
+
+
+@pytest.mark.parametrize("total", [0, 1 << 34 << 9])
+def test_forged_books_end_at_what_the_driver_sees(total: int) -> None:
+    """A page that says too little is surcharged, one that says too much books for its own container alone."""
+    case = Case()
+    for _ in range(2):
+        seen = case.look({CARD: sample((101, 2000 * MIB))}, Books((total,), (0,), frozenset()))
+    assert ("over-limit", CARD, 0) in kinds(seen)
+    assert seen.surcharges["a", 0] == max(0, 2000 * MIB - total)

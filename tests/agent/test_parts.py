@@ -1,0 +1,292 @@
+"""The agent's parts by themselves: event log, metrics, options, journal, systemd, devices, NVML's process."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from oci_hook.agent import heal, journal, nvml, options, textfile
+from oci_hook.agent.event_log import Follower
+from oci_hook.agent.metrics import Counters, exposition
+from oci_hook.agent.notify import Notifier
+from oci_hook.agent.options import Options
+from oci_hook.agent.view import Watched, view
+from oci_hook.cli.main import cli
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, DeviceFile, Inventory
+from oci_hook.errors import GhError, Problem
+from oci_hook.node import char_links, events
+from oci_hook.node import inventory as cache
+from oci_hook.node.settings import load
+from tests.cli.box import Install
+from tests.e2e.stage import Stage
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+NASTY = 'x"\\\n\x1b[31m{}\udcff' + "y" * 500
+
+
+def inventory(simulated: bool = True, cards: int = 2, control: tuple[DeviceFile, ...] = ()) -> Inventory:
+    found = tuple(Card(f"GPU-{i}", i, 300 + i, 8192, simulated=simulated) for i in range(cards))
+    return Inventory("boot", "550", "/", simulated, found, control, (), "", "")
+
+
+# --- events
+
+
+def test_events_are_read_over_a_change_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX", 2000)
+    state = str(tmp_path)
+    events.record(state, "first", n=-1)
+    follower, fresh = Follower(state, old=True), Follower(state, old=False)
+    assert [e["n"] for e in follower.read()] == [-1] and fresh.read() == []
+    seen: list[int] = []
+    for n in range(100):
+        events.record(state, "counted", n=n)
+        if n % 7 == 0:
+            seen += [e["n"] for e in follower.read()]
+    seen += [e["n"] for e in follower.read()]
+    assert seen == list(range(100))
+    assert [e["n"] for e in fresh.read()][-1] == 99
+    assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 5000
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "events").write_bytes(
+        b'{"at":1,"event":"a"}\nnot json\n{"at":"x","event":"b"}\n[]\n{"event":"c"}\n\xff\n'
+    )
+    events.record(str(tmp_path), "whole")
+    with open(tmp_path / "events", "ab") as f:
+        f.write(b'{"at":1,"event":"half"')
+    assert [e["event"] for e in Follower(str(tmp_path), old=True).read()] == ["a", "whole"]
+
+
+def test_an_event_never_fails_its_writer(tmp_path: Path) -> None:
+    for place in ("/nonexistent", str(tmp_path / "file"), "/proc"):
+        events.record(place, "lost")
+    (tmp_path / "events").symlink_to("/dev/full")
+    events.record(str(tmp_path), "lost", what=object())
+    (tmp_path / "events").unlink()
+    os.mkfifo(tmp_path / "events")
+    events.record(str(tmp_path), "lost")
+    (tmp_path / "events").unlink()
+    events.record(str(tmp_path), "long", id="c", text="x" * 9000)
+    (event,) = Follower(str(tmp_path), old=True).read()
+    assert (event["id"], event["cut"]) == ("c", True)
+
+
+@pytest.mark.root
+@root_only
+def test_a_full_disk_loses_events_and_the_textfile_stays(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=True)
+    try:
+        assert textfile.write(str(disk / "x.prom"), b"old\n") == ""
+        events.record(str(disk), "kept")
+        with pytest.raises(OSError), open(disk / "fill", "wb", buffering=0) as f:
+            while True:
+                f.write(bytes(4096))
+        for _ in range(200):
+            events.record(str(disk), "lost", text="x" * 1000)
+        assert Follower(str(disk), old=True).read()[0]["event"] == "kept"
+        assert "No space" in textfile.write(str(disk / "x.prom"), bytes(10000))
+        assert (disk / "x.prom").read_text() == "old\n"
+        assert not [p for p in disk.iterdir() if p.name.endswith(".new")]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# --- metrics
+
+
+def node(*grants: Grant, **agent: Any) -> dict[str, Any]:
+    status = {"state": "ok", "problems": {}, "started": 1.5, **agent}
+    cards = {"GPU-0": nvml.CardSample(5 << 20, 1 << 30, 40, ()), "GPU-1": nvml.CardSample(0, 0, -1, (), "GPU is lost")}
+    return view(inventory(), {g.key: g for g in grants}, cards, {g.key: Watched() for g in grants}, (), {}, status)
+
+
+def grant(key: str, id: str, **who: str) -> Grant:
+    return Grant(key, Identity("/run", id, "/", **who), Life("b"), (Share("GPU-0", 1024, 30, 80), Share("GPU-1", 2)))
+
+
+def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
+    counters = Counters()
+    counters.follow(str(tmp_path))
+    events.refused(str(tmp_path), "c", [Problem("GH-201", "no room"), Problem("GH-101", "bad")])
+    events.record(str(tmp_path), "refused", codes=["GH-201", "made up", 7])
+    for seconds in (0.002, 0.02, 100.0):
+        events.granted(str(tmp_path), grant("k", "c"), seconds)
+    counters.follow(str(tmp_path))
+    same = [grant("k1", "same"), grant("k2", "same"), grant("k3", NASTY, namespace=NASTY, pod=NASTY, container=NASTY)]
+    text = exposition(node(*same), counters).decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found and sample.name.startswith("gpu_hook_")
+            assert all(len(v) <= 64 and v.isprintable() for v in sample.labels.values())
+            found[key] = sample.value
+    assert found["gpu_hook_refusals_total", (("code", "GH-201"),)] == 2
+    assert found["gpu_hook_refusals_total", (("code", "GH-101"),)] == 1
+    assert found["gpu_hook_create_seconds_bucket", (("le", "0.0025"),)] == 1
+    assert found["gpu_hook_create_seconds_bucket", (("le", "5.0"),)] == 2
+    assert found["gpu_hook_create_seconds_bucket", (("le", "+Inf"),)] == 3
+    assert found["gpu_hook_card_memory_used_bytes", (("card", "0"), ("uuid", "GPU-0"))] == 5 << 20
+    assert ("gpu_hook_card_memory_used_bytes", (("card", "1"), ("uuid", "GPU-1"))) not in found  # not known is not 0
+    assert found["gpu_hook_card_error", (("card", "1"), ("uuid", "GPU-1"))] == 1
+    entitled = [v for (name, _), v in found.items() if name == "gpu_hook_container_compute_entitlement_ratio"]
+    assert sorted(entitled) == [0, 0, 0, 0.3, 0.3, 0.3]
+
+
+# --- who may read it
+
+
+def test_another_address_needs_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert options.token(Options()) == options.token(Options("[::1]:9")) == options.token(Options("none")) == ""
+    for address in ("0.0.0.0:9409", "10.0.0.1:9409", "[::]:9409"):
+        with pytest.raises(GhError, match="GH-501.*not loopback"):
+            options.token(Options(address))
+    with pytest.raises(GhError, match="No such file"):
+        options.token(Options("0.0.0.0:1", str(file)))
+    file.write_text("short\n")
+    file.chmod(0o600)
+    with pytest.raises(GhError, match="16 or more"):
+        options.token(Options("0.0.0.0:1", str(file)))
+    file.write_text("0123456789abcdef\n")
+    assert options.token(Options("0.0.0.0:1", str(file))) == "0123456789abcdef"
+    file.chmod(0o644)
+    with pytest.raises(GhError, match="can be read or changed by others"):
+        options.token(Options("0.0.0.0:1", str(file)))
+
+
+def test_settings(tmp_path: Path) -> None:
+    install = Install(tmp_path)
+    assert options.load(str(tmp_path)) == Options()
+    yaml = (tmp_path / "etc/settings.yaml").read_text()
+    install.say(yaml.replace("policy: report", "policy: freeze").replace("interval: 5 ", "interval: 9 "))
+    assert "now in use" in install.text("settings", "compile")
+    assert options.load(str(tmp_path)) == Options(policy="freeze", interval=9)
+    assert load(str(tmp_path)).state_dir == str(install.state)
+    install.say(
+        yaml.replace("127.0.0.1:9409", "localhost:9409").replace("interval: 5 ", "interval: 0 ") + "  color: red\n"
+    )
+    said = install.text("settings", "check", status=1)
+    assert "agent.address" in said and "agent.interval" in said and "'agent.color' is not a setting" in said
+
+
+def test_flags_are_checked(tmp_path: Path) -> None:
+    Install(tmp_path)
+    for flags, said in ((["--address", "here"], "is not an address"), (["--tolerance", "x"], "is not a size")):
+        r = CliRunner().invoke(cli, ["agent", "--prefix", str(tmp_path), *flags])
+        assert r.exit_code == 2 and said in r.output
+
+
+# --- systemd and the journal
+
+
+def test_systemd_is_told(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(str(tmp_path / "notify"))
+        n = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "30000000"})
+        n.say("READY=1", "STATUS=well")
+        assert s.recv(100) == b"READY=1\nSTATUS=well" and n.watchdog == 30
+    n.say("READY=1")  # nobody listens any more
+    assert Notifier({"WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}).watchdog == 0
+    Notifier({}).say("x")
+
+
+def test_journal_lines_carry_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    monkeypatch.setattr(journal, "SOCKET", str(tmp_path / "journal"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(str(tmp_path / "journal"))
+        journal.write("found\nMESSAGE=forged", journal.WARNING, container="a\nb", finding="")
+        entry = s.recv(4096)
+    lines = entry.split(b"\n")
+    assert b"MESSAGE=found?MESSAGE=forged" in lines and b"PRIORITY=4" in lines
+    assert b"GPU_HOOK_CONTAINER\n" + (3).to_bytes(8, "little") + b"a\nb\n" in entry and b"FINDING" not in entry
+
+
+# --- devices
+
+
+@pytest.mark.root
+@root_only
+def test_missing_nodes_and_links_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(char_links, "FOLDER", str(tmp_path / "char"))
+    nodes = (DeviceFile(str(tmp_path / "nvidiactl"), 195, 255), DeviceFile(str(tmp_path / "uvm"), 510, 0))
+    (tmp_path / "uvm").write_text("in its place")
+    made, wrong = heal.repair(inventory(False, 0, nodes))
+    assert made == [str(tmp_path / "nvidiactl"), str(tmp_path / "char/195:255")]
+    assert wrong == [f"{tmp_path}/uvm is not the device 510:0; remove it"]
+    st = os.stat(tmp_path / "nvidiactl")
+    assert (os.major(st.st_rdev), os.minor(st.st_rdev), st.st_mode & 0o777) == (195, 255, 0o666)
+    assert os.path.lexists(tmp_path / "char/195:255")
+    assert heal.repair(inventory(False, 0, nodes))[0] == []
+    assert heal.repair(inventory(True, 2, nodes)) == ([], [])
+
+
+# --- NVML's process
+
+
+def sampled(sampler: nvml.Sampler, seconds: float = 20) -> dict[str, nvml.CardSample]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sampler.ask(time.monotonic())
+        if sampler.fd >= 0 and (found := sampler.receive(time.monotonic())) is not None:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("no sample")
+
+
+@pytest.mark.root
+@root_only
+def test_a_hanging_nvml_is_given_up_and_tried_again(box: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "RETRY_SECONDS", 0.1)
+    sampler = nvml.Sampler(answer_seconds=0.5)
+    assert not sampler.ask(time.monotonic())  # no inventory yet
+    sampler.use(cache.load(load(str(box.prefix))))
+    sampler._answer_seconds = 20
+    cards = sampled(sampler)
+    assert sampler.state == "ok" and len(cards) == 2 and not any(c.error for c in cards.values())
+    sampler._answer_seconds = 0.5
+    pid = sampler.pid
+    os.kill(pid, signal.SIGSTOP)  # as in a driver call that does not return
+    sampler.ask(time.monotonic())
+    states = set()
+    for _ in range(100):
+        sampler.check(time.monotonic())
+        states.add(sampler.state)
+        if sampler.state == "down":
+            break
+        time.sleep(0.02)
+    assert {"slow", "down"} <= states and "no answer within" in sampler.error
+    assert not os.path.exists(f"/proc/{pid}") or b"Z" in Path(f"/proc/{pid}/stat").read_bytes()
+    sampler._answer_seconds = 20
+    assert len(sampled(sampler)) == 2 and sampler.pid != pid
+    sampler.stop()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{}", b"[]", b"null", b'{"cards":{"a":1},"error":""}', b'{"cards":{"a":{"used":"x"}},"error":""}', b"\xff"],
+)
+def test_an_answer_that_is_none(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        nvml.parse(line)
+
+
+def test_a_lost_card_is_no_reason_to_lose_the_others() -> None:
+    good = {"used": 1, "total": 2, "gpu": 3, "processes": [[1, None, 4]], "error": ""}
+    bad = {"used": 0, "total": 0, "gpu": -1, "processes": [], "error": "GPU is lost"}
+    cards, error = nvml.parse(json.dumps({"cards": {"a": good, "b": bad}, "error": ""}).encode())
+    assert not error and cards["a"].processes == ((1, None, 4),) and nvml.lost(cards["b"].error)
