@@ -6,6 +6,7 @@ An engine's module is named after it and has
   paths(registration) -> the files to change
   target(path, registration) -> one of them as edits.Target, also for a file that `paths` would not name any more
   place(registration) -> where the text of `--print` belongs on systems that generate their configuration
+  templates(registration) -> (path, text) of such systems' own files, where an engine has any
 """
 
 TYPE_CHECKING = False

@@ -30,6 +30,7 @@ PROGRAMS = ("containerd",)
 FILE = "/etc/containerd/config.toml"
 DROP_INS = "/etc/containerd/conf.d"
 DROP_IN = DROP_INS + "/99-gpu-hook.toml"
+K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
 RELOAD = ("containerd", "restart")  # containers run on
 RUNC = "io.containerd.runc.v2"
 USUAL = {"runtime_type": RUNC}  # what containerd has for runc where the file has no runtimes at all
@@ -67,10 +68,21 @@ def target(path: Path, registration: Registration) -> Target:
 
 def place(registration: Registration) -> str:
     return (
-        'append to /etc/containerd/config.toml; k3s and rke2: below {{ template "base" . }} in config.toml.tmpl '
-        "(containerd 2: config-v3.toml.tmpl) of /var/lib/rancher/k3s/agent/etc/containerd, with rke2 for k3s; "
-        "k0s: a file in /etc/k0s/containerd.d"
+        "the first file as it is, or its tables at the end of yours; k0s: as a file of /etc/k0s/containerd.d. k3s and "
+        "rke2 write their own: give them a template, config-v3.toml.tmpl for containerd 2; rke2's are below "
+        "/var/lib/rancher/rke2"
     )
+
+
+def templates(registration: Registration) -> list[tuple[str, str]]:
+    """(path, text) for k3s: its own configuration, whose version line comes with it, and our handler behind it."""
+    pages = []
+    for version, name in ((2, "config.toml.tmpl"), (3, "config-v3.toml.tmpl")):
+        keys = (*PLUGIN[version], "containerd", "runtimes", NAME)
+        lines = toml_text.table_lines(keys, wanted([], version, registration))
+        lines.append("    SystemdCgroup = {{ .SystemdCgroup }}")  # into our options, which come last
+        pages.append((f"{K3S}/{name}", '{{ template "base" . }}\n\n' + fenced(lines)))
+    return pages
 
 
 def load(registration: Registration) -> list[File]:

@@ -169,5 +169,6 @@ def printed(names: Sequence[str], registration: Registration) -> list[tuple[str,
         for path in module.paths(empty):
             text = module.target(path, empty).add(None, {})
             files.append(("/" + str(path.relative_to("/nonexistent")), text))
+        files += module.templates(registration) if hasattr(module, "templates") else []
         pages.append((name, module.place(registration), files))
     return pages

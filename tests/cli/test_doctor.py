@@ -185,6 +185,16 @@ def test_an_engine_that_was_never_told_is_a_note(well: Node) -> None:
     assert status == 0 and podman["state"] == "note" and "install --engine podman" in podman["mend"]
 
 
+def test_docker_without_annotations(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two other ways to ask are named; a docker that has annotations needs neither."""
+    for major, notes in ((20, 1), (26, 0)):
+        monkeypatch.setattr(registered, "version", lambda program, major=major: major)
+        status, findings = well.doctor()
+        found = [f["message"] for f in findings if f["check"] == "docker" and f["state"] == "note"]
+        assert status == 0 and len(found) == notes, found
+        assert not found or ("/dev/null:/run/gpu-hook/request/" in found[0] and "trust_env" in found[0])
+
+
 def test_nvidias_own_hook(well: Node) -> None:
     (well.root / "usr/bin/podman").touch()
     well.run("install", "--engine", "podman", "--host-root", str(well.root))

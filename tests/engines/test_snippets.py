@@ -29,7 +29,7 @@ def test_as_installed(engine: str) -> None:
 
 def test_containerd() -> None:
     """But for SystemdCgroup, which is copied from the machine's own runc."""
-    ((_, _, ((_, text),)),) = register.printed(("containerd",), Registration("/opt/gpu-hook"))
+    ((_, _, ((_, text), *_)),) = register.printed(("containerd",), Registration("/opt/gpu-hook"))
     path = ("plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes", "gpu-hook")
     ours, theirs = parsed("", text), parsed("", (SNIPPETS / "containerd/config.toml").read_text())
     for key in path:
@@ -37,3 +37,42 @@ def test_containerd() -> None:
     assert theirs["options"].pop("SystemdCgroup") is True
     assert theirs == ours
     assert ours["pod_annotations"] == annotation_patterns()
+
+
+# The parts of k3s' own template (pkg/agent/templates) that ours must go with; rke2 has the same.
+K3S = """version = {version}
+[plugins.'{plugin}'.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins.'{plugin}'.containerd.runtimes.runc.options]
+  SystemdCgroup = {{{{ .SystemdCgroup }}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "name, version, plugin",
+    (
+        ("config.toml.tmpl", 2, "io.containerd.grpc.v1.cri"),
+        ("config-v3.toml.tmpl", 3, "io.containerd.cri.v1.runtime"),
+    ),
+)
+def test_k3s_template(name: str, version: int, plugin: str) -> None:
+    """Rendered as k3s does it: one version line, and both runtimes with the same cgroup driver."""
+    ((_, _, files),) = register.printed(("containerd",), Registration("/opt/gpu-hook"))
+    (text,) = (text for path, text in files if path == f"/var/lib/rancher/k3s/agent/etc/containerd/{name}")
+    text = text.replace('{{ template "base" . }}', K3S.format(version=version, plugin=plugin))
+    data = parsed(name, text.replace("{{ .SystemdCgroup }}", "true"))
+    assert "{{" not in text.replace("{{ .SystemdCgroup }}", "") and data["version"] == version
+    runtimes = data["plugins"][plugin]["containerd"]["runtimes"]
+    assert set(runtimes) == {"runc", "gpu-hook"}
+    ours = runtimes["gpu-hook"]
+    assert ours["options"] == {"BinaryName": "/opt/gpu-hook/bin/gpu-hook-runtime", "SystemdCgroup": True}
+    assert ours["pod_annotations"] == annotation_patterns()
+
+
+def test_k0s_drop_in() -> None:
+    """A file of /etc/k0s/containerd.d is imported by containerd 1.7 and 2, of which both read version 2."""
+    ((_, place, files),) = register.printed(("containerd",), Registration("/opt/gpu-hook"))
+    assert "/etc/k0s/containerd.d" in place
+    data = parsed("", files[0][1])
+    assert data["version"] == 2 and set(data) == {"version", "plugins"}
+    assert "gpu-hook" in data["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]

@@ -83,7 +83,10 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
         yield from nvidia_default(name, data.get("default-runtime"))
         major = version("dockerd")
         if major and major < ANNOTATIONS_SINCE and settings is not None and not settings.rules.trust_env:
-            message = f"docker {major} passes no annotations; `trust_env: true` lets -e ask, for images that you trust"
+            message = (
+                f"docker {major} passes no annotations: ask with `-v /dev/null:/run/gpu-hook/request/memory=4Gi`, or"
+                " with -e where `trust_env: true` trusts all images"
+            )
             yield Finding(name, NOTE, message)
         for pid, words in running("dockerd"):
             file = flag_value(words, "--config-file")
