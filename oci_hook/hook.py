@@ -76,11 +76,10 @@ def _start(given: "State", settings: "Settings") -> None:
     own = _unedited(config)
     env, mounts = spec.environment(own), asked.mounts(own)
     request = parse(given.annotations, env, name, settings.rules, mounts, asked.decode)
-    if settings.mode != "standalone":
-        raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
     if request is None:
         return
-    rivals.check(config)
+    if settings.mode == "standalone":
+        rivals.check(config)
 
     # Below: what a container that asks for nothing need not load.
     from oci_hook.apply import to_container
@@ -91,8 +90,17 @@ def _start(given: "State", settings: "Settings") -> None:
     to_container.check_child_of(container, os.getppid())
     held = _held(given, settings) or _adopted(given, config, settings)
     if held is not None:
-        _verify(held, config, container, settings)
+        if settings.mode == "standalone":
+            _verify(held, config, container, settings)
+        else:
+            _beside(held, config, container, settings)
         return
+    if settings.mode != "standalone":
+        raise refuse(
+            "GH-409",
+            f"mode is {settings.mode}, and gpu-hook-runtime has not seen this container; make it with that runtime, or "
+            "set `mode: standalone` and leave the NVIDIA runtime and its hooks out",
+        )
     to_cgroup, devices = _device_cgroup(given.pid)
     admission = admit(request, _who(given), _life(given.pid, devices), settings)
     grant, inventory = admission.grant, admission.inventory
@@ -190,6 +198,45 @@ def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Se
     facts = look(container.path(), config.get("mounts") or (), spec.environment(config))
     plan = make_plan(grant, load(settings), facts, settings.prefix, settings.state_dir)
     to_container.verify(plan, container)
+
+
+def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
+    """The NVIDIA runtime has brought its files, by the spec or by the hook before this one: the stand-ins go on top."""
+    from oci_hook.apply import beside, to_container
+    from oci_hook.core.beside import own_steps
+    from oci_hook.node.image import look
+    from oci_hook.node.inventory import load
+    from oci_hook.node.sources import check_sources
+    from oci_hook.oci import nvidia
+
+    inventory = load(settings)
+    facts = look(container.path(), (), spec.environment(config))  # as a program would see it: with all mounts
+    plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
+    late = settings.mode == "on-top" or nvidia.has_legacy_hook(config)
+    plan = own_steps(plan, inventory, facts, settings.prefix, late)
+    if late:
+        nvidia.check_hooks(config)
+        share = not grant.shares or not all(share.whole for share in grant.shares)
+        past = nvidia.past_the_share(config, inventory) if share else []
+        covers = beside.covers(container, facts, inventory, past, settings.prefix)
+        if not any(step.source != beside.nothing(settings.prefix) for step in covers):
+            raise refuse(
+                "GH-409",
+                f"mode is {settings.mode}, and {settings.runtime[:80]} has put no driver into the container; set "
+                "`runtime` to the NVIDIA runtime, or `mode: standalone`",
+            )
+        check_sources(covers, settings)
+        to_container.apply(covers, container, _sources(settings), over=True)
+        to_container.verify(covers, container)
+        beside.check_covered(container, inventory)
+    to_container.verify(tuple(step for step in plan if not _elsewhere(step, settings)), container)
+    to_cgroup, devices = _device_cgroup(container.pid)
+    to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
+
+
+def _elsewhere(step: "Any", settings: "Settings") -> bool:
+    """What the spec edit resolved by the image alone, where now the NVIDIA runtime's mounts may be."""
+    return getattr(step, "source", "").startswith(settings.prefix + "/lib/stand-in/")
 
 
 def _who(given: "State") -> "Identity":

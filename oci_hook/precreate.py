@@ -22,7 +22,7 @@ from oci_hook.node.admit import admit, release
 from oci_hook.node.life import BUNDLE_ROOT, boot_id
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import annotations, asked, fastjson, log, spec
-from oci_hook.runtime import plan_for
+from oci_hook.runtime import beside_nothing, plan_for, unedited
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 WAIT = 60  # seconds; podman calls the runtime next
 STDIN = "config.json on standard input"
-HOOK_TIMEOUT = 10  # seconds, as in runtime-config
 
 
 def main(prefix: str, args: "Sequence[str]") -> int:
@@ -75,11 +74,13 @@ def main(prefix: str, args: "Sequence[str]") -> int:
 
 def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple[bytes, str]:
     """(the spec with the share in it, the grant's key), or (the spec as it is, "") where it asks for none."""
-    doc = to_spec.scrub(found)
+    doc = unedited(found, settings)
     asking = doc.get("annotations") or {}
     name = annotations.container_name(asking)
     request = parse(asking, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
     if annotations.is_sandbox(asking) or request is None:
+        if settings.mode != "standalone":
+            doc = beside_nothing(doc)
         return data if doc is found else fastjson.dumps(doc).encode(), ""
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
@@ -87,13 +88,13 @@ def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple
     life = Life(boot_id(), deadline=int(time.monotonic()) + WAIT)
     admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
     try:
-        plan, warnings = plan_for(doc, "", admission.grant, admission.inventory, settings)
+        doc, plan, warnings = plan_for(doc, "", admission.grant, admission.inventory, settings)
         for warning in warnings:
             log.journal(str(warning))
         check_sources(plan, settings)
-        edited = to_spec.apply(doc, plan, admission.grant)
+        edited = to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone")
         if not _checked(doc, settings):
-            edited = _with_hook(edited, settings)
+            edited = to_spec.with_hook(edited, settings.prefix)  # else nobody would adopt the grant
         return fastjson.dumps(edited).encode(), admission.grant.key
     except BaseException:
         _take_back(admission.grant.key, settings)
@@ -116,23 +117,7 @@ def _hooks(doc: "dict[str, Any]") -> "dict[str, Any]":
 def _checked(doc: "dict[str, Any]", settings: "Settings") -> bool:
     """Whether our hook will see the container, and refuse what is to be refused."""
     entries = [e for stage in ("prestart", "createRuntime") for e in _hooks(doc).get(stage) or ()]
-    return any(isinstance(e, dict) and e.get("path") == _program(settings) for e in entries)
-
-
-def _with_hook(doc: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
-    """Somebody must adopt the grant, or it would end while its container lives."""
-    entry = {
-        "path": _program(settings),
-        "args": ["oci-gpu-hook", "createRuntime"],
-        "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
-        "timeout": HOOK_TIMEOUT,
-    }
-    hooks = _hooks(doc)
-    return {**doc, "hooks": {**hooks, "createRuntime": [*(hooks.get("createRuntime") or ()), entry]}}
-
-
-def _program(settings: "Settings") -> str:
-    return f"{settings.prefix}/bin/oci-gpu-hook"
+    return any(isinstance(e, dict) and e.get("path") == to_spec.own_hook(settings.prefix) for e in entries)
 
 
 def _write(data: bytes) -> None:

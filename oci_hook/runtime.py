@@ -75,16 +75,16 @@ def give(call: Call, settings: "Settings") -> Admission | None:
     if not os.path.lexists(call.config):
         return None  # the runtime says what is wrong with it
     found = spec.load(call.config)
-    doc = to_spec.scrub(found)
+    doc = unedited(found, settings)
     annotations = doc.get("annotations") or {}
-    if is_sandbox(annotations) and settings.mode == "standalone":
-        return None
-    name = container_name(annotations)
-    request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
-    if settings.mode != "standalone":
-        raise refuse("GH-501", f"mode {settings.mode} is not built yet; set `mode: standalone` in settings.yaml")
+    request = None
+    if not is_sandbox(annotations):
+        name = container_name(annotations)
+        request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
     if request is None:
-        if doc is not found:  # it asked when it was edited, and may not now
+        if settings.mode != "standalone":
+            doc = beside_nothing(doc)
+        if doc is not found:  # it asked when it was edited and may not now, or the NVIDIA runtime would serve it
             spec.save(call.config, doc)
         return None
     who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
@@ -101,24 +101,44 @@ def give(call: Call, settings: "Settings") -> Admission | None:
     return admission
 
 
+def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
+    """The spec as it was before gpu-hook, and with it the NVIDIA runtime, edited it, if they did."""
+    doc = to_spec.scrub(found)
+    if doc is not found and settings.mode != "standalone":
+        from oci_hook.oci import nvidia
+
+        doc = nvidia.without_hooks(doc)
+    return doc
+
+
 def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Settings") -> None:
     """Plan and write. Raises ApplyError; the file is as it was then."""
-    plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
+    doc, plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     if warnings:
         log.report(warnings, call.log, call.log_format, "warning")
     check_sources(plan, settings)
-    spec.save(call.config, to_spec.apply(doc, plan, admission.grant))
+    spec.save(call.config, to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone"))
 
 
 def plan_for(
     doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
-) -> "tuple[tuple[Step, ...], list[Problem]]":
-    """What will be done to this bundle, and warnings; nothing is changed yet. `explain` asks the same.
+) -> "tuple[dict[str, Any], tuple[Step, ...], list[Problem]]":
+    """What will be done to this bundle, beginning with its spec less what another program put there; and warnings.
+    Nothing is changed yet. `explain` asks the same.
 
-    Raises ApplyError GH-402, GH-403, GH-409.
+    Raises ApplyError GH-402, GH-403, GH-409, NodeError GH-302.
     """
+    if settings.mode != "standalone":
+        return _plan_beside(doc, bundle, grant, inventory, settings)
     rivals.check(doc)
+    _check_rules(doc, grant, inventory)
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
+    facts = look(rootfs, mounts, spec.environment(doc))
+    plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
+    return doc, check_destinations(rootfs, mounts, plan), image_warnings(facts)
+
+
+def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") -> None:
     resources = (doc.get("linux") or {}).get("resources") or {}
     granted = [inventory.card(share.uuid).minor for share in grant.shares]
     if reachable := reachable_cards(resources.get("devices") or (), granted):
@@ -127,9 +147,62 @@ def plan_for(
             f"the container's device rules reach {', '.join(reachable)} beside its share; "
             "run it without --privileged and without --device of cards",
         )
-    facts = look(rootfs, mounts, spec.environment(doc))
+
+
+def beside_nothing(doc: "dict[str, Any]") -> "dict[str, Any]":
+    """The spec of a container that asks for nothing, in a mode in which the NVIDIA runtime would give it cards."""
+    from oci_hook.oci import nvidia
+
+    return nvidia.decline(doc)
+
+
+def _plan_beside(
+    doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
+) -> "tuple[dict[str, Any], tuple[Step, ...], list[Problem]]":
+    """`plan_for` where the NVIDIA runtime is before us (mode below) or comes after us (on-top)."""
+    from oci_hook.core.beside import own_steps
+    from oci_hook.oci import nvidia
+
+    on_top = settings.mode == "on-top"
+    if on_top and (what := nvidia.injected(doc)):
+        raise refuse(
+            "GH-409",
+            f"mode is on-top, and {what} is in the container already: another program put the driver there before us; "
+            "leave out CDI devices, or set `mode: below`",
+        )
+    rootfs, env = spec.rootfs(doc, bundle), spec.environment(doc)
+    share = not grant.shares or not all(share.whole for share in grant.shares)
+    facts = look(rootfs, doc.get("mounts") or (), env)
+    nodes = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
+    found = nvidia.narrow(doc, grant, inventory, nodes, _same)
+    doc = nvidia.ask(found.spec, "", share)
+    _check_rules(doc, grant, inventory)
+    mounts = doc.get("mounts") or ()
+    facts = look(rootfs, mounts, env)
+    facts = facts.replace(
+        cover_cuda=tuple(dict.fromkeys([*facts.cover_cuda, *_names("libcuda", found.cuda)])),
+        cover_nvml=tuple(dict.fromkeys([*facts.cover_nvml, *_names("libnvidia-ml", found.nvml)])),
+    )
     plan = make_plan(grant, inventory, facts, settings.prefix, settings.state_dir)
-    return check_destinations(rootfs, mounts, plan), image_warnings(facts)
+    late = on_top or found.late
+    if late or found.files:
+        plan = own_steps(plan, inventory, facts, settings.prefix, late)
+    if late:
+        doc = to_spec.with_hook(doc, settings.prefix)
+    return doc, check_destinations(rootfs, mounts, plan), image_warnings(facts)
+
+
+def _names(library: str, places: "tuple[str, ...]") -> list[str]:
+    """Where a program would find the library that the NVIDIA runtime mounts at these places."""
+    folders = dict.fromkeys(place.rpartition("/")[0] for place in places)
+    return [*places, *(f"{folder}/{library}.so{end}" for folder in folders for end in ("", ".1"))]
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
 
 
 def take_back(admission: Admission | None, settings: "Settings") -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import deb
 import image
+import rpm
 from payload import ROOT, VERSION, epoch
 
 
@@ -22,16 +23,16 @@ def wheel(out: Path, arch: str) -> Path:
     return out / f"gpu_hook-{VERSION}-py3-none-{tag}.whl"
 
 
-KINDS = {"deb": deb.build, "image": image.build, "wheel": wheel}
+KINDS = {"deb": deb.build, "rpm": rpm.build, "image": image.build, "wheel": wheel}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/package", description="build a package")
     parser.add_argument("kind", choices=list(KINDS))
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
-    parser.add_argument("--arch", default=platform.machine(), choices=list(deb.ARCHITECTURES), help="deb only")
+    parser.add_argument("--arch", default=platform.machine(), choices=list(deb.ARCHITECTURES), help="deb and rpm only")
     args = parser.parse_args()
-    if args.kind != "deb" and args.arch != platform.machine():
+    if args.kind not in ("deb", "rpm") and args.arch != platform.machine():
         parser.error(f"{args.kind}: --arch {args.arch} is not this machine's; build it on such a machine")
     os.umask(0o022)
     args.out.mkdir(parents=True, exist_ok=True)

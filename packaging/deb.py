@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import man
-from payload import COMMAND, ROOT, VERSION, Files, below, epoch, package, read, vendored
+from payload import COMMAND, ROOT, VERSION, Files, below, epoch, lay, package, read, vendored
 
 HERE = ROOT / "packaging"
 HOME = "usr/lib/gpu-hook"
@@ -50,8 +50,9 @@ def build(out: Path, arch: str) -> Path:
     return target
 
 
-def contents(arch: str) -> Files:
-    files = below(HOME, {**package(arch), **vendored(*VENDORED)})
+def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
+    """All files but dpkg's own, with these Python packages among them."""
+    files = below(HOME, {**package(arch), **vendored(*packages)})
     files["usr/bin/gpu-hook"] = (COMMAND.format(folder=f"/{HOME}").encode(), 0o755)
     files["etc/default/gpu-hook"] = read(HERE / "deb/default")
     files["usr/lib/systemd/system/gpu-hook-inventory.service"] = read(HERE / "systemd/gpu-hook-inventory.service")
@@ -68,16 +69,3 @@ def contents(arch: str) -> Files:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         files[f"usr/share/doc/gpu-hook/{page.name}"] = read(page)
     return files
-
-
-def lay(root: Path, files: Files) -> None:
-    """Files and folders, all of the same time, whatever the umask."""
-    for name, (data, mode) in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        path.chmod(mode)
-        os.utime(path, (epoch(), epoch()))
-    for path, _, _ in os.walk(root, topdown=False):
-        os.chmod(path, 0o755)
-        os.utime(path, (epoch(), epoch()))

@@ -67,3 +67,16 @@ def vendored(*names: str) -> Files:
 
 def below(folder: str, files: Files) -> Files:
     return {f"{folder}/{name}": file for name, file in files.items()}
+
+
+def lay(root: Path, files: Files) -> None:
+    """Files and folders, all of the same time, whatever the umask."""
+    for name, (data, mode) in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(mode)
+        os.utime(path, (epoch(), epoch()))
+    for path, _, _ in os.walk(root, topdown=False):
+        os.chmod(path, 0o755)
+        os.utime(path, (epoch(), epoch()))

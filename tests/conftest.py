@@ -36,6 +36,27 @@ MEMORY_MIB = 24576
 _ids = itertools.count()
 
 
+# Folders whose files share what takes long to make; of every other one, a file stays in one worker of pytest-xdist.
+TOGETHER = ("packaging",)
+LONGEST_FIRST = ("packaging", "engines", "sim_model", "shim", "e2e")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for `-n 2 --dist loadgroup`, the long ones first, so that both workers end at about the same time."""
+
+    def rank(item: pytest.Item) -> int:
+        return LONGEST_FIRST.index(folder(item)) if folder(item) in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    for item in items:
+        name = folder(item) if folder(item) in TOGETHER else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(name))
+    items.sort(key=rank)
+
+
+def folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
 @pytest.fixture(scope="session")
 def native() -> Path:
     """The compiled programs and libraries, up to date with their sources."""

@@ -506,9 +506,10 @@ def test_the_wrappers_work_where_env_is_trusted(install, bundle, runc, ask):
     assert len(install.grants()) == 1
 
 
-def test_modes_that_are_not_built(install, bundle, runc):
-    install.set(mode="on-top")
-    refused(runc, bundle(ASK, edit=hooked(install, "prestart")), "GH-501", install)
+@pytest.mark.parametrize("mode", ["on-top", "below"])
+def test_beside_the_nvidia_runtime_the_hook_alone_is_not_enough(install, bundle, runc, mode):
+    install.set(mode=mode)
+    refused(runc, bundle(ASK, edit=hooked(install, "prestart")), "GH-409", install)
 
 
 def test_without_standard_input(install):

@@ -76,8 +76,12 @@ def check_child_of(container: Container, parent: int) -> None:
         raise _not_ours(container.pid, "is not a child of the runtime that called this hook")
 
 
-def apply(plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str, str], ...]) -> None:
+def apply(
+    plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str, str], ...], over: bool = False
+) -> None:
     """Make the plan's mounts and nodes, in its order; rules and env are not this file's.
+
+    over: a destination may be a file that somebody else has mounted; else such a place is refused.
 
     sources: (host directory, code) pairs; a bind's source lies below one of them, or is refused with that code.
     Raises ApplyError GH-402, GH-404, GH-405 or the source's code. What was mounted goes with the container, which its
@@ -93,7 +97,7 @@ def apply(plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str
                 work.append((step, _tmpfs_tree(step)))
             elif isinstance(step, DeviceNode):
                 work.append((step, -1 if owner_of_nodes else _node_tree(step)))
-        _in_mount_namespace(container, work)
+        _in_mount_namespace(container, work, over)
     except OSError as e:
         raise _failed(e) from None
     finally:
@@ -175,9 +179,9 @@ def _node_tree(step: DeviceNode) -> int:
 # --- targets, in the container's mount namespace ---
 
 
-def _in_mount_namespace(container: Container, work: list[tuple[Step, int]]) -> None:
+def _in_mount_namespace(container: Container, work: list[tuple[Step, int]], over: bool) -> None:
     """Run `_attach_all` in a forked child; only there can mounts be attached to the container's namespace."""
-    place = _Place(container)
+    place = _Place(container, over)
     reader, writer = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -223,9 +227,10 @@ def _attach_all(place: "_Place", work: list[tuple[Step, int]]) -> None:
 class _Place:
     """Where in the container we may create and mount: its root mount, a tmpfs of its own, and what we mounted."""
 
-    __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours")
+    __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours", "over")
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, over: bool) -> None:
+        self.over = over
         self.root = container.root
         self.root_mount = container.root_mount
         self.mounts = {m.id: m for m in mount.mountinfo(str(container.pid))}
@@ -326,6 +331,8 @@ class _Place:
                 return
         else:
             m = self.mounts.get(mount_id)
+            if m and self.over and is_root and not m.shared and stat.S_ISREG(os.fstat(fd).st_mode) and not private:
+                return
             if m and not m.shared and m.fstype == "tmpfs" and m.device not in self.host_devices and not private:
                 return
         raise refuse("GH-402", f"{destination} leads into another mount of the container; remove that mount or link")

@@ -2,8 +2,9 @@
 environment, and that no `systemctl daemon-reload` takes back. Pure: dicts in, a dict out."""
 
 from oci_hook.core.device_rules import starts_closed
-from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_CARDS
+from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_CARDS, VISIBLE_DIR
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
+from oci_hook.errors import refuse
 from oci_hook.oci import asked, fastjson
 
 TYPE_CHECKING = False
@@ -19,6 +20,7 @@ GPU_NAMES = (
     *("libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvoptix.so", "libGLX_indirect.so", "libnvidia-"),
     *("nvidia-", "nvidia_", "nvidia.icd", "nvoptix.bin", "gsp_", "gsp.bin"),
 )
+HOOK_TIMEOUT = 10  # seconds, as in runtime-config
 DRI = "/dev/dri/"  # may hold other makers' nodes too: which ones are ours, the marker says
 
 
@@ -42,6 +44,25 @@ def _remembered(marker: str) -> list[str]:
 def marked(spec: "dict[str, Any]") -> str:
     """The key of the grant that the spec was edited for, as it says itself; "" where it was not."""
     return str((spec.get("annotations") or {}).get(MARKER) or "").partition(" ")[0]
+
+
+def own_hook(prefix: str) -> str:
+    return f"{prefix}/bin/oci-gpu-hook"
+
+
+def with_hook(spec: "dict[str, Any]", prefix: str) -> "dict[str, Any]":
+    """The spec with our createRuntime hook, the last of that stage, once. Raises ApplyError GH-401."""
+    hooks = spec.get("hooks") or {}
+    if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):
+        raise refuse("GH-401", "the spec's hooks are not an object of lists; the engine wrote it wrongly")
+    entry = {
+        "path": own_hook(prefix),
+        "args": ["oci-gpu-hook", "createRuntime"],
+        "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+        "timeout": HOOK_TIMEOUT,
+    }
+    there = [e for e in hooks.get("createRuntime") or () if e != entry]
+    return {**spec, "hooks": {**hooks, "createRuntime": [*there, entry]}}
 
 
 def _request_mount(destination: str) -> "dict[str, Any]":
@@ -72,7 +93,8 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
     ours_out = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
     process["env"] = ours_out + [e for e in remembered if e.partition("=")[0] in ENV_SET]
     mounts = [m for m in spec.get("mounts") or () if asked.is_request(m) or not _gpu_mount(m)]
-    mounts += [_request_mount(e) for e in remembered if e.startswith(REQUEST_DIR + "/") and asked.plain(e) == e]
+    requests = (REQUEST_DIR + "/", VISIBLE_DIR + "/")
+    mounts += [_request_mount(e) for e in remembered if e.startswith(requests) and asked.plain(e) == e]
     return {
         **spec,
         "annotations": {k: v for k, v in annotations.items() if k != MARKER},
@@ -82,8 +104,11 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
     }
 
 
-def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant") -> "dict[str, Any]":
-    """The edited spec; `spec` itself is left as it is. Everything that is not ours is kept, in its order."""
+def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant", beside: bool = False) -> "dict[str, Any]":
+    """The edited spec; `spec` itself is left as it is. Everything that is not ours is kept, in its order.
+
+    beside: the NVIDIA runtime reads it next, and is to hear of no request but by its variable.
+    """
     process = dict(spec.get("process") or {})
     linux = dict(spec.get("linux") or {})
     resources = dict(linux.get("resources") or {})
@@ -91,7 +116,7 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant") -> "di
     env: list[str] = list(process.get("env") or ())
     mounts: list[dict[str, Any]] = []
     for mount in spec.get("mounts") or ():
-        if asked.is_request(mount):  # all that it has to say is said
+        if asked.is_request(mount) or (beside and asked.is_visible(mount)):  # all that it has to say is said
             replaced.append(asked.plain(mount["destination"]))
         else:
             mounts.append(mount)

@@ -178,7 +178,7 @@ def plan_for(
     if given.doc is None:
         plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
     else:
-        plan, more = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
+        _, plan, more = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
         warnings += more
     page = f"/{KEY}/{store.PAGE_FILE}"  # comes into being with the grant
     check_sources([step for step in plan if not (isinstance(step, Bind) and step.source.endswith(page))], settings)

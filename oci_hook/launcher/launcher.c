@@ -295,9 +295,9 @@ static const char *const asks[] = {
 	"tke.cloud.tencent.com/", "tencent.com/vcuda-", "nvidia.com/vcuda-", "nvidia.com/gpu", "nvidia.com/priority",
 	"/nvidia-container-devices/", 0,
 };
-/* On top of or below the NVIDIA runtime: whatever that one would act on. */
+/* On top of or below the NVIDIA runtime: whatever that one would act on, or has left in the spec. */
 static const char *const nvidia_asks[] = {
-	"NVIDIA_", "nvidia.com/", "CUDA_VERSION", "nvidia-container-devices", "cdi.k8s.io/", 0,
+	"NVIDIA_", "nvidia", "libcuda", "CUDA_VERSION", "cdi.k8s.io/", "DOCKER_RESOURCE_", 0,
 };
 
 static bool any_of(struct text t, const char *const *needles)

@@ -246,6 +246,7 @@ def checked(prefix: str, text: str) -> Settings:
     settings = Settings(prefix=prefix, rules=rules, **values)
     if "runtime" in values or "runtime" not in checker.lines:
         check_program(checker, settings, "runtime", settings.runtime, "GH-503")
+        check_mode(checker, settings)
     if "python" in values or "python" not in checker.lines:
         check_program(checker, settings, "python", settings.python, "GH-501")
         check_python(checker, settings.python)
@@ -286,6 +287,13 @@ def check_program(checker: Checker, settings: Settings, name: str, program: str,
         checker.complain(f"{name}: {program} can be changed by others than root; chmod go-w, chown root", line, code)
     elif os.path.basename(real) == RUNTIME_NAME or same_file(st, os.path.join(settings.prefix, "bin", RUNTIME_NAME)):
         checker.complain(f"{name}: {program} is gpu-hook itself; name the real one, like /usr/sbin/runc", line, code)
+
+
+def check_mode(checker: Checker, settings: Settings) -> None:
+    """Only on top of the NVIDIA runtime is it the real one."""
+    if settings.mode != "on-top" and os.path.basename(settings.runtime).startswith("nvidia-container-runtime"):
+        why = "is called by gpu-hook in mode on-top only; set mode, or name the real runtime, like /usr/sbin/runc"
+        checker.complain(f"runtime: {settings.runtime} {why}", checker.lines.get("runtime"))
 
 
 def check_python(checker: Checker, program: str) -> None:

@@ -25,6 +25,11 @@ def is_request(mount: "dict[str, Any]") -> bool:
     return inside(plain(mount.get("destination") or ""), REQUEST_DIR)
 
 
+def is_visible(mount: "dict[str, Any]") -> bool:
+    """Whether a mount is a request in the NVIDIA runtime's words, which it makes for its own use."""
+    return inside(plain(mount.get("destination") or ""), VISIBLE_DIR)
+
+
 def inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
 

@@ -2,7 +2,8 @@
 
 They run after the runtime has made our mounts, and mount the real driver libraries and every card that the container's
 NVIDIA_VISIBLE_DEVICES names: on top of the stand-ins, past the share. docker --gpus, hooks.d of podman and CRI-O,
-the NVIDIA runtime and CDI all leave one of these.
+the NVIDIA runtime and CDI all leave one of these. In mode standalone they are refused; in the others oci/nvidia.py
+narrows them.
 """
 
 from oci_hook.errors import refuse
@@ -11,13 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PROGRAMS = (
+LEGACY = (
     "nvidia-container-runtime-hook",
     "nvidia-container-toolkit",  # its older name
     "nvidia-container-cli",
-    "nvidia-cdi-hook",
-    "nvidia-ctk",
 )
+PROGRAMS = (*LEGACY, "nvidia-cdi-hook", "nvidia-ctk")
 
 
 def check(spec: "dict[str, Any]") -> None:
@@ -25,8 +25,8 @@ def check(spec: "dict[str, Any]") -> None:
     if path := hook(spec):
         raise refuse(
             "GH-409",
-            f"the container has the hook {path[:120]}, which would mount the driver over the share; "
-            "leave out --gpus, CDI devices and NVIDIA's hooks.d file where gpu-hook gives the share",
+            f"the container has the hook {path[:90]}, which would mount the driver over the share; leave out --gpus, "
+            "CDI devices and NVIDIA's hooks.d file, or set `mode` in settings.yaml to on-top or below",
         )
 
 
@@ -35,9 +35,19 @@ def hook(spec: "dict[str, Any]") -> str:
     hooks = spec.get("hooks") or {}
     for stage in hooks.values() if isinstance(hooks, dict) else ():
         for entry in stage if isinstance(stage, list) else ():
-            path = str(entry.get("path")) if isinstance(entry, dict) else ""
-            words = entry.get("args") or () if isinstance(entry, dict) else ()
-            named = [path, *(word for word in words if isinstance(word, str))] if isinstance(words, list) else [path]
-            if any(word.rpartition("/")[2].partition(".")[0] in PROGRAMS for word in named):
-                return path
+            if program(entry):
+                return str(entry.get("path"))
+    return ""
+
+
+def program(entry: "Any") -> str:
+    """Which of PROGRAMS this entry of a spec's hooks runs, itself or through another program; "" for none."""
+    if not isinstance(entry, dict):
+        return ""
+    args = entry.get("args")
+    words = [str(entry.get("path")), *(args if isinstance(args, list) else ())]
+    for word in words:
+        name = word.rpartition("/")[2].partition(".")[0] if isinstance(word, str) else ""
+        if name in PROGRAMS:
+            return name
     return ""

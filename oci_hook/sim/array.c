@@ -146,7 +146,7 @@ API CUresult cuArrayDestroy(struct array *a)
     CUcontext ctx;
     TRY(sim_context(&ctx));
     TRY(valid(a));
-    TRY(sim_stream_wait(&ctx->null_stream));
+    TRY(sim_context_wait(ctx));
     CUresult r = heap_free(a->memory);
     a->magic = 0;
     free(a);
@@ -252,7 +252,7 @@ API CUresult cuMipmappedArrayDestroy(struct mipmap *m)
     TRY(sim_context(&ctx));
     if (!m || m->magic != MIPMAP_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
-    TRY(sim_stream_wait(&ctx->null_stream));
+    TRY(sim_context_wait(ctx));
     CUresult r = heap_free(m->memory);
     m->magic = 0;
     free(m);

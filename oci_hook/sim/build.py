@@ -13,11 +13,13 @@ SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # what CUDA's own libraries ask for on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
-CUDA = ["card.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
-CUDA += ["launch.c", "graph.c", "capture.c", "proc_address.c"]
+CARD = ["card.c", "card_time.c", "engine.c"]
+CUDA = [*CARD, "channel.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
+CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "capture.c", "host.c", "fault.c"]
+CUDA += ["proc_address.c", "model/rng.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
-    "libnvidia-ml.so.1": [*LIBRARY, "card.c", "nvml.c", "nvml-rest.c"],
+    "libnvidia-ml.so.1": [*LIBRARY, *CARD, "nvml.c", "nvml-rest.c"],
     "gpu-probe": ["gpu-probe.c", "-ldl"],
     "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],
 }
@@ -34,7 +36,11 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
     arch: as `uname -m` says. cc: the `zig cc` command. Raises subprocess.CalledProcessError when the compiler fails.
     """
     out.mkdir(parents=True, exist_ok=True)
-    sources = [p for p in HERE.iterdir() if p.suffix in (".c", ".h", ".def", ".py")]
+    sources = [
+        p
+        for p in (*HERE.iterdir(), HERE / "model/rng.c", HERE / "model/rng.h")
+        if p.suffix in (".c", ".h", ".def", ".py")
+    ]
     newest = max(p.stat().st_mtime_ns for p in [*sources, *SYMBOLS.iterdir()])
     for name, parts in PARTS.items():
         made = out / name

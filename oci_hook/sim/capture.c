@@ -69,9 +69,16 @@ static CUresult add(struct stream *s, const struct op *op)
     return r;
 }
 
-CUresult capture_kernel(struct stream *s, uint64_t duration_ns)
+CUresult capture_kernel(struct stream *s, const struct kernel *kernel)
 {
-    return add(s, &(struct op){.type = NODE_KERNEL, .duration_ns = duration_ns});
+    return add(s, &(struct op){.type = NODE_KERNEL, .kernel = *kernel});
+}
+
+CUresult capture_memops(struct stream *s, const struct memop *ops, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        TRY(add(s, &(struct op){.type = NODE_MEMOP, .memop = {.one = ops[i]}}));
+    return CUDA_SUCCESS;
 }
 
 CUresult capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes)
@@ -217,20 +224,20 @@ static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **
 }
 
 API CUresult cuStreamBeginCapture(CUstream s) { return begin(s, GLOBAL); }
-API CUresult cuStreamBeginCapture_ptsz(CUstream s) { return begin(s, GLOBAL); }
-API CUresult cuStreamBeginCapture_v2(CUstream s, int mode) { return begin(s, mode); }
-API CUresult cuStreamBeginCapture_v2_ptsz(CUstream s, int mode) { return begin(s, mode); }
-API CUresult cuStreamEndCapture(CUstream s, struct graph **out) { return end(s, out); }
-API CUresult cuStreamEndCapture_ptsz(CUstream s, struct graph **out) { return end(s, out); }
-API CUresult cuStreamIsCapturing(CUstream s, int *status) { return info(s, status, NULL, NULL, NULL, NULL); }
-API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) { return info(s, status, NULL, NULL, NULL, NULL); }
+API CUresult cuStreamBeginCapture_ptsz(CUstream s) { return begin(PER_THREAD(s), GLOBAL); }
+API CUresult cuStreamBeginCapture_v2(CUstream s, int mode) { return begin(PER_THREAD(s), mode); }
+API CUresult cuStreamBeginCapture_v2_ptsz(CUstream s, int mode) { return begin(PER_THREAD(s), mode); }
+API CUresult cuStreamEndCapture(CUstream s, struct graph **out) { return end(PER_THREAD(s), out); }
+API CUresult cuStreamEndCapture_ptsz(CUstream s, struct graph **out) { return end(PER_THREAD(s), out); }
+API CUresult cuStreamIsCapturing(CUstream s, int *status) { return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL); }
+API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) { return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL); }
 API CUresult cuStreamGetCaptureInfo(CUstream s, int *status, uint64_t *id)
 {
-    return info(s, status, id, NULL, NULL, NULL);
+    return info(PER_THREAD(s), status, id, NULL, NULL, NULL);
 }
 API CUresult cuStreamGetCaptureInfo_ptsz(CUstream s, int *status, uint64_t *id)
 {
-    return info(s, status, id, NULL, NULL, NULL);
+    return info(PER_THREAD(s), status, id, NULL, NULL, NULL);
 }
 API CUresult cuStreamGetCaptureInfo_v2(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l, size_t *n)
 {
@@ -239,7 +246,7 @@ API CUresult cuStreamGetCaptureInfo_v2(CUstream s, int *st, uint64_t *id, struct
 API CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
                                             size_t *n)
 {
-    return info(s, st, id, g, l, n);
+    return info(PER_THREAD(s), st, id, g, l, n);
 }
 
 static CUresult info3(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l, const void **edges, size_t *n)
@@ -258,5 +265,5 @@ API CUresult cuStreamGetCaptureInfo_v3(CUstream s, int *st, uint64_t *id, struct
 API CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
                                             const void **edges, size_t *n)
 {
-    return info3(s, st, id, g, l, edges, n);
+    return info3(PER_THREAD(s), st, id, g, l, edges, n);
 }

@@ -93,15 +93,23 @@ int cards_open(struct card *cards, int max, bool writable)
 
 /* --- slots and memory --- */
 
-static int record_lock(int fd, short type, off_t byte, bool wait)
+static int record_lock(int fd, short type, off_t byte)
 {
     struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     int r;
-    while ((r = fcntl(fd, wait ? F_SETLKW : F_SETLK, &l)) < 0 && (errno == EINTR || (wait && errno == EDEADLK)))
-        if (errno == EDEADLK) /* the kernel takes threads that wait for two cards' locks for a circle of processes */
-            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    while ((r = fcntl(fd, F_SETLK, &l)) < 0 && errno == EINTR)
+        ;
     return r;
 }
+
+/* One process at a time, but not for ever: its holder may have been stopped. What is done under it is right without. */
+static void engine_lock(const struct card *card)
+{
+    for (int i = 0; i < 200 && record_lock(card->fd, F_WRLCK, LOCK_ENGINE) < 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+static void engine_unlock(const struct card *card) { record_lock(card->fd, F_UNLCK, LOCK_ENGINE); }
 
 static uint64_t my_start_ticks(void)
 {
@@ -139,45 +147,105 @@ int card_owner(const struct card *card, int slot)
     return s->pid && owned_by_me(s) ? getpid() : -1;
 }
 
-static void clear_slot(struct card_slot *s)
+/* Everything that the slot's process had. Nothing may be submitted for it any more. */
+static void clear_slot(struct card_file *file, int slot)
 {
+    struct card_slot *s = &file->slot[slot];
+    for (unsigned i = 0; i < card_queues(file); i++) {
+        struct card_queue *q = &file->queue[i];
+        if (atomic_load(&q->owner) != (uint32_t)slot + 1)
+            continue;
+        atomic_store(&q->cut, atomic_load(&q->tail));
+        atomic_store(&q->owner, 0);
+    }
+    for (unsigned i = 0; i < card_groups(file); i++)
+        if (atomic_load(&file->group[i].owner) == (uint32_t)slot + 1)
+            atomic_store(&file->group[i].owner, 0);
     atomic_store(&s->used, 0);
-    atomic_store(&s->tail, 0);
-    atomic_store(&s->head, 0);
-    s->head_started = 0;
     s->contexts = 0;
     s->pid = 0;
     s->start_ticks = 0;
     memset(s->command, 0, sizeof s->command);
-    memset(&s->busy, 0, sizeof s->busy);
 }
 
-/* Mutex and engine lock held. */
+/* Mutex held. */
 static void reap(struct card *card, int slot)
 {
-    struct card_slot *s = &card->file->slot[slot];
-    bool empty = !s->pid && !atomic_load(&s->used) && atomic_load(&s->head) == atomic_load(&s->tail);
-    if (slot == card->slot || empty || record_lock(card->fd, F_WRLCK, LOCK_SLOT + slot, false) < 0)
+    const struct card_slot *s = &card->file->slot[slot];
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
+    if (slot == card->slot || (!s->pid && !atomic_load(&s->used)) || fcntl(card->fd, F_GETLK, &l) < 0 ||
+        l.l_type != F_UNLCK || record_lock(card->fd, F_WRLCK, LOCK_SLOT + slot) < 0)
         return;
-    clear_slot(s);
-    record_lock(card->fd, F_UNLCK, LOCK_SLOT + slot, false);
+    clear_slot(card->file, slot);
+    record_lock(card->fd, F_UNLCK, LOCK_SLOT + slot);
 }
 
-static void reap_all(struct card *card)
+void card_reap(struct card *card)
 {
     for (int i = 0; i < card_slots(card->file); i++)
         reap(card, i);
 }
 
+/* Take the first free one of an array whose elements begin with their owner; -1: none is. */
+static int take(struct card *card, void *array, size_t size, unsigned most, _Atomic uint32_t *count)
+{
+    for (unsigned i = 0; i < most; i++) {
+        _Atomic uint32_t *owner = (void *)((char *)array + i * size);
+        uint32_t free_one = 0;
+        if (!atomic_compare_exchange_strong(owner, &free_one, (uint32_t)card->slot + 1))
+            continue;
+        uint32_t n = atomic_load(count);
+        while (n <= i && !atomic_compare_exchange_weak(count, &n, i + 1))
+            ;
+        return (int)i;
+    }
+    return -1;
+}
+
+int card_take_group(struct card *card)
+{
+    struct card_file *f = card->file;
+    int i = take(card, f->group, sizeof *f->group, CARD_GROUPS, &f->head.groups);
+    if (i >= 0) {
+        atomic_store(&f->group[i].off, 0);
+        atomic_store(&f->group[i].slice_ns, 0);
+        atomic_store(&f->group[i].preempt_ns, 0);
+    }
+    return i;
+}
+
+void card_give_group(struct card *card, int group)
+{
+    struct card_file *f = card->file;
+    for (unsigned i = 0; i < card_queues(f); i++)
+        if (atomic_load(&f->queue[i].owner) == (uint32_t)card->slot + 1 && f->queue[i].group == (uint32_t)group) {
+            atomic_store(&f->queue[i].cut, atomic_load(&f->queue[i].tail));
+            atomic_store(&f->queue[i].owner, 0);
+        }
+    atomic_store(&f->group[group].owner, 0);
+}
+
+int card_take_queue(struct card *card, int group, int priority)
+{
+    struct card_file *f = card->file;
+    int i = take(card, f->queue, sizeof *f->queue, CARD_QUEUES, &f->head.queues);
+    if (i >= 0) {
+        f->queue[i].group = (uint32_t)group;
+        f->queue[i].priority = priority;
+        atomic_store(&f->queue[i].cut, atomic_load(&f->queue[i].tail));
+    }
+    return i;
+}
+
 bool card_claim(struct card *card)
 {
     pthread_mutex_lock(&card->mutex);
-    record_lock(card->fd, F_WRLCK, LOCK_ENGINE, true);
+    engine_lock(card);
     for (int i = 0; card->slot < 0 && i < CARD_SLOTS; i++) {
-        if (record_lock(card->fd, F_WRLCK, LOCK_SLOT + i, false) < 0)
+        if (record_lock(card->fd, F_WRLCK, LOCK_SLOT + i) < 0)
             continue;
         struct card_slot *s = &card->file->slot[i];
-        clear_slot(s);
+        clear_slot(card->file, i);
         s->start_ticks = my_start_ticks();
         FILE *f = fopen("/proc/self/comm", "re");
         if (f) {
@@ -188,11 +256,11 @@ bool card_claim(struct card *card)
         }
         s->pid = getpid();
         card->slot = i;
-        _Atomic uint32_t *slots = &card->file->head.engine.slots;
+        _Atomic uint32_t *slots = &card->file->head.slots;
         if (atomic_load(slots) <= (uint32_t)i)
             atomic_store(slots, (uint32_t)i + 1);
     }
-    record_lock(card->fd, F_UNLCK, LOCK_ENGINE, false);
+    engine_unlock(card);
     pthread_mutex_unlock(&card->mutex);
     return card->slot >= 0;
 }
@@ -223,10 +291,10 @@ bool card_reserve(struct card *card, uint64_t bytes)
         return true;
     /* Two that tried at once may both have been refused, and the dead still count: decide again, one at a time. */
     pthread_mutex_lock(&card->mutex);
-    record_lock(card->fd, F_WRLCK, LOCK_ENGINE, true);
-    reap_all(card);
+    engine_lock(card);
+    card_reap(card);
     bool ok = try_reserve(card, bytes);
-    record_lock(card->fd, F_UNLCK, LOCK_ENGINE, false);
+    engine_unlock(card);
     pthread_mutex_unlock(&card->mutex);
     return ok;
 }
@@ -240,9 +308,9 @@ uint64_t card_used(struct card *card, bool do_reap)
 {
     if (do_reap) {
         pthread_mutex_lock(&card->mutex);
-        record_lock(card->fd, F_WRLCK, LOCK_ENGINE, true);
-        reap_all(card);
-        record_lock(card->fd, F_UNLCK, LOCK_ENGINE, false);
+        engine_lock(card);
+        card_reap(card);
+        engine_unlock(card);
         pthread_mutex_unlock(&card->mutex);
         return sum_used(card->file);
     }
@@ -253,196 +321,4 @@ uint64_t card_used(struct card *card, bool do_reap)
             sum += used;
     }
     return sum;
-}
-
-/* --- the engine --- */
-
-#define SHORTEST_SLICE_NS 10000ull /* bounds the steps from one look to the next */
-
-static void account(struct card_busy *b, uint64_t from, uint64_t ns)
-{
-    b->total_ns += ns;
-    while (ns) {
-        uint64_t period = from / CARD_PERIOD_NS, room = (period + 1) * CARD_PERIOD_NS - from;
-        uint64_t part = ns < room ? ns : room;
-        unsigned cell = period % CARD_PERIODS;
-        if (b->period[cell] != period) {
-            b->period[cell] = period;
-            b->ns[cell] = 0;
-        }
-        b->ns[cell] += part;
-        from += part;
-        ns -= part;
-    }
-}
-
-unsigned card_utilisation(const struct card_busy *b, uint64_t now_ns)
-{
-    uint64_t period = now_ns / CARD_PERIOD_NS - 1;
-    unsigned cell = period % CARD_PERIODS;
-    return b->period[cell] == period ? (unsigned)((b->ns[cell] * 100 + CARD_PERIOD_NS / 2) / CARD_PERIOD_NS) : 0;
-}
-
-/* When the slot's next work may start; UINT64_MAX: it has none, or scribbled over its own figures. */
-static uint64_t ready_at(struct card_slot *s)
-{
-    uint64_t head = atomic_load(&s->head), waiting = atomic_load(&s->tail) - head;
-    return waiting && waiting <= CARD_RING ? s->ring[head % CARD_RING].submit_ns : UINT64_MAX;
-}
-
-/* The next slot in turn that has work at time t, beginning after `after`; else -1 and *next = when there is some. */
-static int pick(struct card_file *f, int after, uint64_t t, uint64_t *next)
-{
-    int n = card_slots(f);
-    *next = UINT64_MAX;
-    for (int k = 1; k <= n; k++) {
-        int i = (after + k) % n;
-        uint64_t at = ready_at(&f->slot[i]);
-        if (at <= t)
-            return i;
-        if (at < *next)
-            *next = at;
-    }
-    return -1;
-}
-
-void card_advance(struct card_file *f, uint64_t now)
-{
-    struct card_engine *e = &f->head.engine;
-    uint64_t t = e->now_ns < now ? e->now_ns : now, next;
-    uint64_t slice = f->head.slice_ns > SHORTEST_SLICE_NS ? f->head.slice_ns : SHORTEST_SLICE_NS;
-    if (e->current < -1 || e->current >= card_slots(f))
-        e->current = -1;
-    if (e->switch_left_ns > f->head.switch_ns)
-        e->switch_left_ns = f->head.switch_ns;
-    if (e->slice_left_ns > slice)
-        e->slice_left_ns = slice;
-    for (;;) {
-        if (t >= now)
-            break;
-        if (e->switch_left_ns) {
-            uint64_t part = e->switch_left_ns < now - t ? e->switch_left_ns : now - t;
-            e->switch_left_ns -= part;
-            t += part;
-            continue;
-        }
-        if (e->current < 0 || !e->slice_left_ns || ready_at(&f->slot[e->current]) > t) {
-            int turn = pick(f, e->current, t, &next);
-            if (turn < 0) {
-                t = next < now ? next : now;
-                continue;
-            }
-            if (turn != e->current && e->current >= 0)
-                e->switch_left_ns = f->head.switch_ns;
-            e->current = turn;
-            e->slice_left_ns = slice;
-            continue;
-        }
-        struct card_slot *s = &f->slot[e->current];
-        uint64_t head = atomic_load(&s->head);
-        struct card_work *w = &s->ring[head % CARD_RING];
-        if (!s->head_started) {
-            s->head_left_ns = w->duration_ns;
-            s->head_started = 1;
-        }
-        uint64_t run = s->head_left_ns;
-        if (run > now - t)
-            run = now - t;
-        if (run > e->slice_left_ns)
-            run = e->slice_left_ns;
-        account(&e->busy, t, run);
-        account(&s->busy, t, run);
-        t += run;
-        s->head_left_ns -= run;
-        e->slice_left_ns -= run;
-        if (!s->head_left_ns) {
-            w->done_ns = t;
-            s->head_started = 0;
-            atomic_store(&s->head, head + 1);
-        }
-    }
-    e->now_ns = t;
-}
-
-/* Mutex held. Kernels of dead processes leave the card with them. */
-static void advance_locked(struct card *card)
-{
-    record_lock(card->fd, F_WRLCK, LOCK_ENGINE, true);
-    for (int i = 0, n = card_slots(card->file); i < n; i++)
-        if (i != card->slot && ready_at(&card->file->slot[i]) != UINT64_MAX)
-            reap(card, i);
-    card_advance(card->file, card_now(card->file));
-    record_lock(card->fd, F_UNLCK, LOCK_ENGINE, false);
-}
-
-/* Mutex held: nanoseconds of own work up to and including seq, at least. */
-static uint64_t work_left(const struct card_slot *s, uint64_t seq)
-{
-    uint64_t head = atomic_load(&s->head), left = 0;
-    for (uint64_t i = head; i <= seq && i - head < CARD_RING; i++)
-        left += i == head && s->head_started ? s->head_left_ns : s->ring[i % CARD_RING].duration_ns;
-    return left;
-}
-
-bool card_done(struct card *card, uint64_t seq)
-{
-    struct card_slot *s = &card->file->slot[card->slot];
-    if (atomic_load(&s->head) > seq)
-        return true;
-    pthread_mutex_lock(&card->mutex);
-    advance_locked(card);
-    pthread_mutex_unlock(&card->mutex);
-    return atomic_load(&s->head) > seq;
-}
-
-/* Mutex held on entry and exit, not while sleeping. */
-static void wait_locked(struct card *card, uint64_t seq)
-{
-    struct card_slot *s = &card->file->slot[card->slot];
-    for (;;) {
-        if (atomic_load(&s->head) > seq)
-            return;
-        advance_locked(card);
-        if (atomic_load(&s->head) > seq)
-            return;
-        uint64_t left = work_left(s, seq), scale = card_scale(card->file);
-        left = left > 50000000 ? 50000000 : left * scale;
-        if (left < 20000)
-            left = 20000;
-        if (left > 50000000)
-            left = 50000000;
-        pthread_mutex_unlock(&card->mutex);
-        struct timespec t = {.tv_sec = 0, .tv_nsec = (long)left};
-        nanosleep(&t, NULL);
-        pthread_mutex_lock(&card->mutex);
-    }
-}
-
-void card_wait(struct card *card, uint64_t seq)
-{
-    pthread_mutex_lock(&card->mutex);
-    wait_locked(card, seq);
-    pthread_mutex_unlock(&card->mutex);
-}
-
-uint64_t card_submit(struct card *card, uint64_t duration_ns, card_retire *retire, card_note *note, void *argument)
-{
-    struct card_slot *s = &card->file->slot[card->slot];
-    pthread_mutex_lock(&card->mutex);
-    uint64_t seq;
-    while ((seq = atomic_load_explicit(&s->tail, memory_order_relaxed)) - atomic_load(&s->head) >= CARD_RING)
-        wait_locked(card, seq - CARD_RING);
-    if (seq >= CARD_RING)
-        retire(card, seq - CARD_RING, s->ring[seq % CARD_RING].done_ns);
-    if (note)
-        note(card, seq, argument);
-    s->ring[seq % CARD_RING] = (struct card_work){.submit_ns = card_now(card->file), .duration_ns = duration_ns};
-    atomic_store_explicit(&s->tail, seq + 1, memory_order_release);
-    pthread_mutex_unlock(&card->mutex);
-    return seq;
-}
-
-uint64_t card_done_ns(struct card *card, uint64_t seq)
-{
-    return card->file->slot[card->slot].ring[seq % CARD_RING].done_ns;
 }

@@ -6,15 +6,18 @@
  * namespace, and fork does not pass it on. Such a lock is also lost when the process closes any descriptor of the
  * file, so nobody here ever closes one.
  *
- * Time: each slot has a ring of submitted work. The engine runs the rings in turn, one slice each (a context's work
- * in order of submission), and is computed up to "now" by card_advance, under the record lock on byte LOCK_ENGINE,
- * by whoever waits. Card time is CLOCK_MONOTONIC divided by the head's time_scale: a card with the scale 20 is a
- * twentieth as fast as it says it is, so that a slow machine keeps up with it. What programs are told is card time.
+ * Time: a context is a group of channels (queues), each a ring of submitted work. Only the owner writes a ring and its
+ * tail. How far the card is with all of it is a `card_state`, computed forward to "now" by whoever looks: it copies the
+ * live state, computes (engine.c), and makes its copy the live one by a compare-and-swap of `live`. So there is no
+ * lock: a process that is stopped or killed at any instruction hinders nobody, and what it computed late is dropped.
+ *
+ * Card time is CLOCK_MONOTONIC divided by the head's time_scale: a card with the scale 20 is a twentieth as fast as it
+ * says it is, so that a slow machine keeps up with it. What programs are told is card time.
  *
  * Whoever may use a card may write to its file, as to the registers of a real one: a process that scribbles there
  * spoils the simulation for its neighbours. The library only sees to it that nobody hangs or crashes by it.
  *
- * Python twin of the head: driver_root.py (what is before `engine`); tests/sim compares the two. */
+ * Python twin of the head: driver_root.py (what is before `live`); tests/sim compares the two. */
 #ifndef GPU_HOOK_SIM_CARD_H
 #define GPU_HOOK_SIM_CARD_H
 
@@ -25,51 +28,100 @@
 #include <stdint.h>
 
 #define CARD_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
-#define CARD_VERSION 2u
-#define CARD_SLOTS 256
-#define CARD_RING 1024 /* a launch beyond this many unfinished ones blocks, as on real channels */
+#define CARD_VERSION 3u
+#define CARD_SLOTS 128
+#define CARD_GROUPS 256
+#define CARD_QUEUES 256
+#define CARD_RING 1024
+#define CARD_LOG 64    /* marks that one step of the state can pass */
+#define CARD_STATES 4  /* per slot: two by turns, for its threads and for its front end */
 #define CARD_MAX 32
 #define CARD_PERIOD_NS 166666667ull /* NVML's sampling period: utilisation is that of the last full period */
-#define CARD_PERIODS 16
 #define LOCK_SLOT (1ll << 32)
 #define LOCK_ENGINE (1ll << 33)
 
+enum card_kind {
+    WORK_KERNEL,
+    WORK_TO, WORK_FROM, /* a copy between host and card, on the copy engine of that direction */
+    WORK_MARK,          /* an event: takes no time, leaves a time */
+    WORK_AFTER,         /* waits for another queue's work */
+    WORK_WAIT,          /* waits until its owner has seen a value in memory */
+    WORK_WRITE,         /* takes no time; its owner then writes a value to memory */
+    WORK_SPIN,          /* a kernel that runs until its owner has seen a value in memory */
+};
+enum card_tsg { TSG_ERROR, TSG_INERT, TSG_WORK }; /* channel-group controls: refused; accepted without effect; real */
+
 struct card_work {
+    _Atomic uint64_t seq1;  /* 1 + sequence number: tells it from what was in the cell before */
     uint64_t submit_ns;
     uint64_t duration_ns;
-    uint64_t done_ns; /* valid once head has passed it */
-    uint64_t reserved;
+    uint64_t done_ns;       /* of a mark */
+    uint32_t kind;
+    uint32_t width;         /* SMs that a kernel fills */
+    uint32_t other;         /* AFTER: the queue, and */
+    _Atomic uint32_t met;   /* WAIT, SPIN: the owner saw the value, at met_ns */
+    uint64_t seq;           /*        the number of its work */
+    uint64_t met_ns;
 };
 
-struct card_busy { /* busy nanoseconds per sampling period */
-    uint64_t total_ns;
-    uint64_t period[CARD_PERIODS]; /* which period each cell speaks of */
-    uint64_t ns[CARD_PERIODS];
-};
-
-struct card_slot {
-    _Atomic uint64_t used;     /* bytes on the card, contexts included */
-    _Atomic uint64_t tail;     /* written by the owner: works submitted */
-    _Atomic uint64_t head;     /* written by the engine: works done */
-    uint64_t head_left_ns;     /* of the work at head, once started */
-    uint32_t head_started;
-    uint32_t contexts;
-    int32_t pid;               /* as the owner sees itself; others learn it from the lock */
-    uint32_t reserved0;
-    uint64_t start_ticks;      /* with pid: tells an owner from a stranger (field 22 of /proc/self/stat) */
-    char command[16];
-    struct card_busy busy;
-    uint8_t reserved[128];
+struct card_queue {
+    _Atomic uint32_t owner; /* 1 + slot, 0 free */
+    uint32_t group;
+    int32_t priority;       /* smaller goes first, within the group */
+    uint32_t reserved;
+    _Atomic uint64_t tail;  /* works submitted */
+    _Atomic uint64_t cut;   /* works below it are void: their process died */
+    uint8_t pad[32];
     struct card_work ring[CARD_RING];
 };
 
-struct card_engine {
+struct card_group { /* a context: what the card slices its time between */
+    _Atomic uint32_t owner; /* 1 + slot, 0 free */
+    _Atomic uint32_t off;   /* control: not scheduled */
+    _Atomic uint64_t slice_ns;   /* control: 0 the card's */
+    _Atomic uint64_t preempt_ns; /* control: a turn that began before this time ends at it */
+};
+
+struct card_busy {
+    uint64_t total_ns;
+    uint64_t period;        /* the sampling period that `ns` speaks of; `last_ns` is of the one before */
+    uint64_t ns, last_ns;
+};
+
+struct card_progress { /* of a queue */
+    uint64_t head;          /* works done */
+    uint64_t left_ns;       /* of the work at head, once it began */
+    uint64_t began;
+};
+
+struct card_logged { /* a mark's time, on its way to the ring */
+    uint32_t queue, reserved;
+    uint64_t seq, done_ns;
+};
+
+struct card_state {
     uint64_t now_ns;        /* computed up to here */
-    uint64_t slice_left_ns;
-    uint64_t switch_left_ns;
-    int32_t current;        /* the slot whose turn it is, -1 none yet */
-    _Atomic uint32_t slots; /* how many slots were ever taken: nothing is beyond */
+    uint64_t switch_end_ns; /* PHASE_SWITCH */
+    uint64_t turn_ns, slice_end_ns; /* of the current group's turn */
+    uint32_t phase;         /* of enum phase */
+    uint32_t current;       /* 1 + group, 0 none yet */
+    uint32_t copying[2];    /* 1 + queue whose head each copy engine is at, 0 none */
+    uint64_t copy_end_ns[2];
+    uint32_t logged, reserved;
+    uint64_t dead[CARD_SLOTS / 64]; /* slots whose work is left out: by readers, who cannot reap */
     struct card_busy busy;
+    struct card_logged log[CARD_LOG];
+    struct card_busy slot[CARD_SLOTS];
+    struct card_progress queue[CARD_QUEUES]; /* last: only those in use are copied */
+};
+
+struct card_slot {
+    _Atomic uint64_t used;  /* bytes on the card, contexts included */
+    uint64_t start_ticks;   /* with pid: tells an owner from a stranger (field 22 of /proc/self/stat) */
+    int32_t pid;            /* as the owner sees itself; others learn it from the lock */
+    uint32_t contexts;
+    char command[16];
+    uint8_t reserved[24];
 };
 
 struct card_head { /* fixed when the card is made; all strings NUL-padded */
@@ -96,8 +148,16 @@ struct card_head { /* fixed when the card is made; all strings NUL-padded */
     uint64_t copy_rate[3];   /* 304: bytes per microsecond: to the card, from it, within it */
     uint32_t queue_depth;    /* 328: unfinished launches that a channel takes before a launch blocks */
     uint32_t tsg_mode;       /* 332: of enum card_tsg */
-    uint8_t reserved[176];   /* 336 */
-    struct card_engine engine; /* 512: from here on mutable */
+    /* Faults, set while the card is in use (`gpu-hook sim fault`); 0: none. */
+    uint32_t fail_every;     /* 336: every so-manieth driver call fails */
+    uint32_t fail_code;      /* 340: with this CUresult */
+    uint32_t block_every;    /* 344: every so-manieth driver call blocks */
+    uint32_t block_us;       /* 348: for 0 to so long, in real time */
+    uint32_t nvml_call_us;   /* 352: an NVML question about load or processes takes so long, in real time */
+    uint32_t nvml_without;   /* 356: not supported: bit 0 utilisation, bit 1 utilisation per process */
+    uint8_t reserved[152];   /* 360 */
+    _Atomic uint64_t live;   /* 512: commits << 16 | index of the live state; from here on the card's */
+    _Atomic uint32_t slots, queues, groups; /* how many were ever taken: nothing is beyond */
 };
 
 struct card_file {
@@ -106,17 +166,23 @@ struct card_file {
         uint8_t page[4096];
     };
     struct card_slot slot[CARD_SLOTS];
+    struct card_group group[CARD_GROUPS];
+    struct card_state state[CARD_SLOTS * CARD_STATES];
+    struct card_queue queue[CARD_QUEUES];
 };
 
-_Static_assert(offsetof(struct card_head, engine) == 512, "head");
+_Static_assert(offsetof(struct card_head, live) == 512, "head");
 _Static_assert(sizeof(struct card_head) <= 4096, "head page");
+_Static_assert(sizeof(struct card_work) == 64, "a cell is a cache line");
 
 /* A process's view of one card. */
 struct card {
     int fd;
     struct card_file *file;
     int slot;               /* ours, or -1 */
-    pthread_mutex_t mutex;  /* among this process's threads: engine lock, slot claim, ring append */
+    pthread_mutex_t mutex;  /* among this process's threads */
+    struct card_state *scratch; /* for looks ahead; under the mutex */
+    uint64_t reaped_ns;     /* when the dead were last looked for */
 };
 
 /* Map every card whose file is in $GPU_HOOK_SIM_CARDS or /dev/nvidia-sim, by minor number, skipping those whose
@@ -134,12 +200,15 @@ static inline uint64_t card_scale(const struct card_file *file)
 /* The living owner of a slot in our pid namespace: > 0 its pid, 0 alive but not visible from here, -1 dead or free. */
 int card_owner(const struct card *card, int slot);
 
-/* How many slots to look at. */
-static inline int card_slots(const struct card_file *file)
+/* How many to look at. */
+static inline unsigned card_count(const _Atomic uint32_t *counter, unsigned most)
 {
-    uint32_t n = atomic_load_explicit(&file->head.engine.slots, memory_order_acquire);
-    return n < CARD_SLOTS ? (int)n : CARD_SLOTS;
+    uint32_t n = atomic_load_explicit(counter, memory_order_acquire);
+    return n < most ? n : most;
 }
+static inline int card_slots(const struct card_file *f) { return (int)card_count(&f->head.slots, CARD_SLOTS); }
+static inline unsigned card_queues(const struct card_file *f) { return card_count(&f->head.queues, CARD_QUEUES); }
+static inline unsigned card_groups(const struct card_file *f) { return card_count(&f->head.groups, CARD_GROUPS); }
 
 /* Take a slot for this process. False: all are taken. */
 bool card_claim(struct card *card);
@@ -149,18 +218,37 @@ void card_release(struct card *card, uint64_t bytes);
 /* Bytes in use by the living. reap: also clear the slots of the dead (needs a writable mapping). */
 uint64_t card_used(struct card *card, bool reap);
 
-/* Submit work; blocks while the ring is full. Returns its sequence number. Under the card's mutex, retire tells that
- * the cell of an old work is used again (its done_ns is about to be lost), note which number the new one has. */
-typedef void card_retire(struct card *card, uint64_t seq, uint64_t done_ns);
-typedef void card_note(struct card *card, uint64_t seq, void *argument);
-uint64_t card_submit(struct card *card, uint64_t duration_ns, card_retire *retire, card_note *note, void *argument);
-bool card_done(struct card *card, uint64_t seq);
-void card_wait(struct card *card, uint64_t seq);
-uint64_t card_done_ns(struct card *card, uint64_t seq);
+/* A context, and a channel of it; -1: all are taken. */
+int card_take_group(struct card *card);
+void card_give_group(struct card *card, int group);
+int card_take_queue(struct card *card, int group, int priority);
 
-/* The engine, up to now: pure on the file's memory, so it also runs on a private copy. */
-void card_advance(struct card_file *file, uint64_t now_ns);
+/* --- time: engine.c, pure on memory --- */
+
+/* Compute the state up to now. False: the log is full before that; apply it and go on. */
+bool engine_run(const struct card_file *file, struct card_state *state, uint64_t now_ns);
+/* The same until that work is done, not beyond now_ns. */
+bool engine_run_until(const struct card_file *file, struct card_state *state, uint64_t now_ns, int queue, uint64_t seq);
 /* Per cent busy in the last full sampling period before now. */
 unsigned card_utilisation(const struct card_busy *busy, uint64_t now_ns);
+
+/* --- and card_time.c, on the card --- */
+
+/* A consistent copy of the live state. False: a neighbour keeps changing it. */
+bool card_picture(const struct card_file *file, struct card_state *out, uint64_t *live);
+/* Bring the card up to now. front: on behalf of the front end, which shares nothing with the threads. */
+void card_advance(struct card *card, bool front);
+/* Works of this queue that are done. */
+uint64_t card_head_of(const struct card_file *file, int queue);
+/* When a passed mark was passed; 0: not known, its cell has been used again. */
+uint64_t card_mark_ns(struct card *card, int queue, uint64_t seq);
+/* Whether that work is done by now. */
+bool card_done(struct card *card, int queue, uint64_t seq);
+/* Wait until the work is done, and for as long as a blocking wait takes to return. */
+void card_wait(struct card *card, int queue, uint64_t seq);
+/* How many real nanoseconds to sleep, at most `most`, until that work may be done. */
+uint64_t card_ahead_ns(struct card *card, int queue, uint64_t seq, uint64_t most);
+/* Take dead processes' work off the card. Mutex held. */
+void card_reap(struct card *card);
 
 #endif

@@ -1,9 +1,34 @@
-/* Simulated libcuda: copies and fills. Kernels touch no memory here, so these act at once; synchronous ones wait for
- * the stream first. */
+/* Simulated libcuda: copies and fills. They take the card's time in their stream's turn, but kernels touch no memory
+ * here, so the bytes are moved at once; by synchronous ones, when their turn was. */
 #define _GNU_SOURCE
 #include "heap.h"
 
 #include <string.h>
+
+/* Within the card, bandwidth is used twice: read and written. */
+static CUresult busy(struct stream *s, uint32_t kind, unsigned rate, uint64_t bytes)
+{
+    const struct card_head *h = &sim_card_of(s->ctx)->file->head;
+    uint64_t ns = bytes && h->copy_rate[rate] ? bytes / h->copy_rate[rate] * 1000 +
+                                                    bytes % h->copy_rate[rate] * 1000 / h->copy_rate[rate]
+                                              : 0;
+    if (!bytes)
+        return CUDA_SUCCESS;
+    return channel_submit(s, (struct card_work){.kind = kind, .duration_ns = ns, .width = h->sm_count}, NULL, NULL);
+}
+
+CUresult copy_time(struct stream *s, uint64_t to, uint64_t from, uint64_t bytes)
+{
+    struct piece p;
+    bool to_card = heap_holding(to, &p), from_card = heap_holding(from, &p);
+    if (to_card && from_card)
+        return busy(s, WORK_KERNEL, 2, bytes);
+    if (!to_card && !from_card)
+        return CUDA_SUCCESS;
+    return to_card ? busy(s, WORK_TO, 0, bytes) : busy(s, WORK_FROM, 1, bytes);
+}
+
+CUresult fill_time(struct stream *s, uint64_t bytes) { return busy(s, WORK_KERNEL, 2, bytes); }
 
 static CUresult move(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait)
 {
@@ -13,6 +38,7 @@ static CUresult move(uint64_t to, uint64_t from, size_t bytes, CUstream stream, 
         return CUDA_ERROR_INVALID_VALUE;
     if (capture_active(s))
         return capture_copy(s, to, from, bytes);
+    TRY(copy_time(s, to, from, bytes));
     if (wait)
         TRY(sim_stream_wait(s));
     memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
@@ -39,82 +65,83 @@ static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t width, si
         return CUDA_ERROR_INVALID_VALUE;
     if (capture_active(s))
         return capture_fill(s, to, pitch, value, width, n, rows);
+    TRY(fill_time(s, rows * n * width));
     for (size_t row = 0; row < rows; row++)
         fill_row(to + row * pitch, value, width, n);
     return CUDA_SUCCESS;
 }
 
 #define ADDRESS(p) ((uint64_t)(uintptr_t)(p))
-#define SYNC(name, to_type, from_type)                                                    \
+#define SYNC(name, to_type, from_type, stream)                                                    \
     API CUresult name(to_type to, from_type from, size_t bytes)                           \
     {                                                                                     \
-        return move(ADDRESS(to), ADDRESS(from), bytes, NULL, true);                       \
+        return move(ADDRESS(to), ADDRESS(from), bytes, stream, true);                     \
     }
-#define ASYNC_COPY(name, to_type, from_type)                                              \
+#define ASYNC_COPY(name, to_type, from_type, in)                                              \
     API CUresult name(to_type to, from_type from, size_t bytes, CUstream stream)          \
     {                                                                                     \
-        return move(ADDRESS(to), ADDRESS(from), bytes, stream, false);                    \
+        return move(ADDRESS(to), ADDRESS(from), bytes, in, false);                    \
     }
-#define FILL(name, type, width)                                                           \
-    API CUresult name(CUdeviceptr to, type value, size_t n) { return fill(to, 0, value, width, n, 1, NULL); }
-#define ASYNC_FILL(name, type, width)                                                     \
+#define FILL(name, type, width, stream)                                                           \
+    API CUresult name(CUdeviceptr to, type value, size_t n) { return fill(to, 0, value, width, n, 1, stream); }
+#define ASYNC_FILL(name, type, width, in)                                                     \
     API CUresult name(CUdeviceptr to, type value, size_t n, CUstream stream)              \
     {                                                                                     \
-        return fill(to, 0, value, width, n, 1, stream);                                         \
+        return fill(to, 0, value, width, n, 1, in);                                             \
     }
 
-SYNC(cuMemcpy, CUdeviceptr, CUdeviceptr)
-SYNC(cuMemcpy_ptds, CUdeviceptr, CUdeviceptr)
-SYNC(cuMemcpyHtoD_v2, CUdeviceptr, const void *)
-SYNC(cuMemcpyHtoD_v2_ptds, CUdeviceptr, const void *)
-SYNC(cuMemcpyDtoH_v2, void *, CUdeviceptr)
-SYNC(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr)
-SYNC(cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr)
-SYNC(cuMemcpyDtoD_v2_ptds, CUdeviceptr, CUdeviceptr)
-ASYNC_COPY(cuMemcpyAsync, CUdeviceptr, CUdeviceptr)
-ASYNC_COPY(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr)
-ASYNC_COPY(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *)
-ASYNC_COPY(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void *)
-ASYNC_COPY(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr)
-ASYNC_COPY(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr)
-ASYNC_COPY(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr)
-ASYNC_COPY(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, CUdeviceptr)
-FILL(cuMemsetD8_v2, unsigned char, 1)
-FILL(cuMemsetD8_v2_ptds, unsigned char, 1)
-FILL(cuMemsetD16_v2, unsigned short, 2)
-FILL(cuMemsetD16_v2_ptds, unsigned short, 2)
-FILL(cuMemsetD32_v2, unsigned, 4)
-FILL(cuMemsetD32_v2_ptds, unsigned, 4)
-ASYNC_FILL(cuMemsetD8Async, unsigned char, 1)
-ASYNC_FILL(cuMemsetD8Async_ptsz, unsigned char, 1)
-ASYNC_FILL(cuMemsetD16Async, unsigned short, 2)
-ASYNC_FILL(cuMemsetD16Async_ptsz, unsigned short, 2)
-ASYNC_FILL(cuMemsetD32Async, unsigned, 4)
-ASYNC_FILL(cuMemsetD32Async_ptsz, unsigned, 4)
+SYNC(cuMemcpy, CUdeviceptr, CUdeviceptr, NULL)
+SYNC(cuMemcpy_ptds, CUdeviceptr, CUdeviceptr, PER_THREAD(NULL))
+SYNC(cuMemcpyHtoD_v2, CUdeviceptr, const void *, NULL)
+SYNC(cuMemcpyHtoD_v2_ptds, CUdeviceptr, const void *, PER_THREAD(NULL))
+SYNC(cuMemcpyDtoH_v2, void *, CUdeviceptr, NULL)
+SYNC(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr, PER_THREAD(NULL))
+SYNC(cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr, NULL)
+SYNC(cuMemcpyDtoD_v2_ptds, CUdeviceptr, CUdeviceptr, PER_THREAD(NULL))
+ASYNC_COPY(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, stream)
+ASYNC_COPY(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, PER_THREAD(stream))
+ASYNC_COPY(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, stream)
+ASYNC_COPY(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void *, PER_THREAD(stream))
+ASYNC_COPY(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, stream)
+ASYNC_COPY(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, PER_THREAD(stream))
+ASYNC_COPY(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, stream)
+ASYNC_COPY(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, CUdeviceptr, PER_THREAD(stream))
+FILL(cuMemsetD8_v2, unsigned char, 1, NULL)
+FILL(cuMemsetD8_v2_ptds, unsigned char, 1, PER_THREAD(NULL))
+FILL(cuMemsetD16_v2, unsigned short, 2, NULL)
+FILL(cuMemsetD16_v2_ptds, unsigned short, 2, PER_THREAD(NULL))
+FILL(cuMemsetD32_v2, unsigned, 4, NULL)
+FILL(cuMemsetD32_v2_ptds, unsigned, 4, PER_THREAD(NULL))
+ASYNC_FILL(cuMemsetD8Async, unsigned char, 1, stream)
+ASYNC_FILL(cuMemsetD8Async_ptsz, unsigned char, 1, PER_THREAD(stream))
+ASYNC_FILL(cuMemsetD16Async, unsigned short, 2, stream)
+ASYNC_FILL(cuMemsetD16Async_ptsz, unsigned short, 2, PER_THREAD(stream))
+ASYNC_FILL(cuMemsetD32Async, unsigned, 4, stream)
+ASYNC_FILL(cuMemsetD32Async_ptsz, unsigned, 4, PER_THREAD(stream))
 
 
-#define FILL2D(name, type, width)                                                                              \
+#define FILL2D(name, type, width, stream)                                                                              \
     API CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows)                         \
-    {                                                                                                          \
-        return fill(to, pitch, value, width, n, rows, NULL);                                                   \
-    }
-#define ASYNC_FILL2D(name, type, width)                                                                        \
-    API CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, CUstream stream)        \
     {                                                                                                          \
         return fill(to, pitch, value, width, n, rows, stream);                                                 \
     }
-FILL2D(cuMemsetD2D8_v2, unsigned char, 1)
-FILL2D(cuMemsetD2D8_v2_ptds, unsigned char, 1)
-FILL2D(cuMemsetD2D16_v2, unsigned short, 2)
-FILL2D(cuMemsetD2D16_v2_ptds, unsigned short, 2)
-FILL2D(cuMemsetD2D32_v2, unsigned, 4)
-FILL2D(cuMemsetD2D32_v2_ptds, unsigned, 4)
-ASYNC_FILL2D(cuMemsetD2D8Async, unsigned char, 1)
-ASYNC_FILL2D(cuMemsetD2D8Async_ptsz, unsigned char, 1)
-ASYNC_FILL2D(cuMemsetD2D16Async, unsigned short, 2)
-ASYNC_FILL2D(cuMemsetD2D16Async_ptsz, unsigned short, 2)
-ASYNC_FILL2D(cuMemsetD2D32Async, unsigned, 4)
-ASYNC_FILL2D(cuMemsetD2D32Async_ptsz, unsigned, 4)
+#define ASYNC_FILL2D(name, type, width, in)                                                                        \
+    API CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, CUstream stream)        \
+    {                                                                                                          \
+        return fill(to, pitch, value, width, n, rows, in);                                                     \
+    }
+FILL2D(cuMemsetD2D8_v2, unsigned char, 1, NULL)
+FILL2D(cuMemsetD2D8_v2_ptds, unsigned char, 1, PER_THREAD(NULL))
+FILL2D(cuMemsetD2D16_v2, unsigned short, 2, NULL)
+FILL2D(cuMemsetD2D16_v2_ptds, unsigned short, 2, PER_THREAD(NULL))
+FILL2D(cuMemsetD2D32_v2, unsigned, 4, NULL)
+FILL2D(cuMemsetD2D32_v2_ptds, unsigned, 4, PER_THREAD(NULL))
+ASYNC_FILL2D(cuMemsetD2D8Async, unsigned char, 1, stream)
+ASYNC_FILL2D(cuMemsetD2D8Async_ptsz, unsigned char, 1, PER_THREAD(stream))
+ASYNC_FILL2D(cuMemsetD2D16Async, unsigned short, 2, stream)
+ASYNC_FILL2D(cuMemsetD2D16Async_ptsz, unsigned short, 2, PER_THREAD(stream))
+ASYNC_FILL2D(cuMemsetD2D32Async, unsigned, 4, stream)
+ASYNC_FILL2D(cuMemsetD2D32Async_ptsz, unsigned, 4, PER_THREAD(stream))
 
 /* --- boxes: host or device memory with a pitch, or an array --- */
 
@@ -151,12 +178,13 @@ static CUresult corner(const struct box *b, size_t width, size_t height, uint64_
     return CUDA_SUCCESS;
 }
 
-CUresult copy_box(const struct copy3d *c)
+CUresult copy_box_in(const struct copy3d *c, struct stream *s)
 {
     uint64_t to, from;
     size_t to_pitch, to_slice, from_pitch, from_slice;
     TRY(corner(&c->to, c->width, c->height, &to, &to_pitch, &to_slice));
     TRY(corner(&c->from, c->width, c->height, &from, &from_pitch, &from_slice));
+    TRY(copy_time(s, to, from, c->width * c->height * c->depth));
     for (size_t z = 0; z < c->depth; z++)
         for (size_t y = 0; y < c->height; y++)
             memmove((void *)(uintptr_t)(to + z * to_slice + y * to_pitch),
@@ -172,9 +200,8 @@ static CUresult box(const struct copy3d *c, CUstream stream, bool wait)
         return CUDA_ERROR_INVALID_VALUE;
     if (capture_active(s))
         return capture_box(s, c);
-    if (wait)
-        TRY(sim_stream_wait(s));
-    return copy_box(c);
+    TRY(copy_box_in(c, s));
+    return wait ? sim_stream_wait(s) : CUDA_SUCCESS;
 }
 
 static CUresult flat(const struct copy2d *c, CUstream stream, bool wait)
@@ -192,15 +219,15 @@ static CUresult flat(const struct copy2d *c, CUstream stream, bool wait)
 }
 
 API CUresult cuMemcpy2D_v2(const struct copy2d *c) { return flat(c, NULL, true); }
-API CUresult cuMemcpy2D_v2_ptds(const struct copy2d *c) { return flat(c, NULL, true); }
+API CUresult cuMemcpy2D_v2_ptds(const struct copy2d *c) { return flat(c, PER_THREAD(NULL), true); }
 API CUresult cuMemcpy2DUnaligned_v2(const struct copy2d *c) { return flat(c, NULL, true); }
-API CUresult cuMemcpy2DUnaligned_v2_ptds(const struct copy2d *c) { return flat(c, NULL, true); }
+API CUresult cuMemcpy2DUnaligned_v2_ptds(const struct copy2d *c) { return flat(c, PER_THREAD(NULL), true); }
 API CUresult cuMemcpy2DAsync_v2(const struct copy2d *c, CUstream s) { return flat(c, s, false); }
-API CUresult cuMemcpy2DAsync_v2_ptsz(const struct copy2d *c, CUstream s) { return flat(c, s, false); }
+API CUresult cuMemcpy2DAsync_v2_ptsz(const struct copy2d *c, CUstream s) { return flat(c, PER_THREAD(s), false); }
 API CUresult cuMemcpy3D_v2(const struct copy3d *c) { return box(c, NULL, true); }
-API CUresult cuMemcpy3D_v2_ptds(const struct copy3d *c) { return box(c, NULL, true); }
+API CUresult cuMemcpy3D_v2_ptds(const struct copy3d *c) { return box(c, PER_THREAD(NULL), true); }
 API CUresult cuMemcpy3DAsync_v2(const struct copy3d *c, CUstream s) { return box(c, s, false); }
-API CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy3d *c, CUstream s) { return box(c, s, false); }
+API CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy3d *c, CUstream s) { return box(c, PER_THREAD(s), false); }
 
 /* Copies between linear memory and the rows of an array of one row: offset in bytes. */
 static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint64_t *at)
@@ -213,25 +240,25 @@ static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint
     return CUDA_SUCCESS;
 }
 
-#define TO_ARRAY(name, from_type)                                                        \
+#define TO_ARRAY(name, from_type, stream)                                                        \
     API CUresult name(struct array *to, size_t offset, from_type from, size_t bytes)     \
     {                                                                                    \
         uint64_t at;                                                                     \
         TRY(array_row(to, offset, bytes, &at));                                          \
-        return move(at, ADDRESS(from), bytes, NULL, true);                               \
+        return move(at, ADDRESS(from), bytes, stream, true);                             \
     }
-#define FROM_ARRAY(name, to_type)                                                        \
+#define FROM_ARRAY(name, to_type, stream)                                                        \
     API CUresult name(to_type to, struct array *from, size_t offset, size_t bytes)       \
     {                                                                                    \
         uint64_t at;                                                                     \
         TRY(array_row(from, offset, bytes, &at));                                        \
-        return move(ADDRESS(to), at, bytes, NULL, true);                                 \
+        return move(ADDRESS(to), at, bytes, stream, true);                               \
     }
-TO_ARRAY(cuMemcpyHtoA_v2, const void *)
-TO_ARRAY(cuMemcpyHtoA_v2_ptds, const void *)
-TO_ARRAY(cuMemcpyDtoA_v2, CUdeviceptr)
-TO_ARRAY(cuMemcpyDtoA_v2_ptds, CUdeviceptr)
-FROM_ARRAY(cuMemcpyAtoH_v2, void *)
-FROM_ARRAY(cuMemcpyAtoH_v2_ptds, void *)
-FROM_ARRAY(cuMemcpyAtoD_v2, CUdeviceptr)
-FROM_ARRAY(cuMemcpyAtoD_v2_ptds, CUdeviceptr)
+TO_ARRAY(cuMemcpyHtoA_v2, const void *, NULL)
+TO_ARRAY(cuMemcpyHtoA_v2_ptds, const void *, PER_THREAD(NULL))
+TO_ARRAY(cuMemcpyDtoA_v2, CUdeviceptr, NULL)
+TO_ARRAY(cuMemcpyDtoA_v2_ptds, CUdeviceptr, PER_THREAD(NULL))
+FROM_ARRAY(cuMemcpyAtoH_v2, void *, NULL)
+FROM_ARRAY(cuMemcpyAtoH_v2_ptds, void *, PER_THREAD(NULL))
+FROM_ARRAY(cuMemcpyAtoD_v2, CUdeviceptr, NULL)
+FROM_ARRAY(cuMemcpyAtoD_v2_ptds, CUdeviceptr, PER_THREAD(NULL))

@@ -72,7 +72,7 @@ API CUresult cuInit(unsigned flags)
 
 CUresult sim_ready(void)
 {
-    return alive && *alive ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    return alive && *alive ? fault() : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 CUresult sim_device(CUdevice dev)
@@ -227,12 +227,18 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev)
     case 37: *value = 1024; break;             /* GLOBAL_MEMORY_BUS_WIDTH */
     case 38: *value = 33554432; break;         /* L2_CACHE_SIZE */
     case 39: *value = 2048; break;             /* MAX_THREADS_PER_MULTIPROCESSOR */
-    case 40: *value = 1; break;                /* ASYNC_ENGINE_COUNT */
+    case 40: *value = 2; break;                /* ASYNC_ENGINE_COUNT */
     case 41: *value = 1; break;                /* UNIFIED_ADDRESSING */
     case 50: *value = (int)domain; break;      /* PCI_DOMAIN_ID */
     case 75: *value = (int)h->capability / 10; break; /* COMPUTE_CAPABILITY_MAJOR */
     case 76: *value = (int)h->capability % 10; break; /* COMPUTE_CAPABILITY_MINOR */
     case 78: *value = 1; break;                /* STREAM_PRIORITIES_SUPPORTED */
+    case 91: *value = 1; break;                /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    case 92: case 93: case 94: *value = 1; break; /* CAN_USE_STREAM_MEM_OPS_V1, 64_BIT_..., STREAM_WAIT_VALUE_NOR_V1 */
+    case 95: case 96: *value = 1; break;       /* COOPERATIVE_LAUNCH, COOPERATIVE_MULTI_DEVICE_LAUNCH */
+    case 99: *value = 1; break;                /* HOST_REGISTER_SUPPORTED */
+    case 113: *value = 1; break;               /* READ_ONLY_HOST_REGISTER_SUPPORTED */
+    case 122: case 123: *value = 1; break;     /* CAN_USE_64_BIT_STREAM_MEM_OPS, CAN_USE_STREAM_WAIT_VALUE_NOR */
     case 81: *value = 101376; break;           /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
     case 82: *value = 65536; break;            /* MAX_REGISTERS_PER_MULTIPROCESSOR */
     case 83: *value = 1; break;                /* MANAGED_MEMORY */
@@ -300,10 +306,16 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
     if (card->slot < 0 && !card_claim(card))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct context *ctx = calloc(1, sizeof *ctx);
-    if (!ctx || !card_reserve(card, card->file->head.context_bytes)) {
+    if (!ctx || (ctx->group = card_take_group(card)) < 0) {
         free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    if (!card_reserve(card, card->file->head.context_bytes)) {
+        card_give_group(card, ctx->group);
+        free(ctx);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_init(&ctx->mutex, NULL);
     ctx->magic = CONTEXT_MAGIC;
     ctx->device = dev;
     ctx->flags = flags;
@@ -325,6 +337,7 @@ static void destroy_context(CUcontext ctx)
             *p = ctx->next;
             break;
         }
+    channel_close(ctx);
     heap_free_all(ctx);
     pool_release(ctx->device, true);
     card_release(card, card->file->head.context_bytes);
@@ -383,7 +396,6 @@ static CUresult destroy(CUcontext ctx)
     TRY(sim_ready());
     if (!sim_context_valid(ctx) || ctx->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
-    sim_stream_wait(&ctx->null_stream);
     if (current.depth && current.stack[current.depth - 1] == ctx)
         current.depth--;
     pthread_mutex_lock(&mutex);

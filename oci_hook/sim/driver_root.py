@@ -28,8 +28,10 @@ LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 # card.h: struct card_head up to `engine`, and the size of struct card_file. A test compares both with the compiler's.
 HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQII")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
-FORMAT = 2
-FILE_SIZE = 8511488
+FORMAT = 3
+FILE_SIZE = 22902784
+SLOTS, SLOT_SIZE = 128, 64  # behind the head page
+QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
 CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the card's
 KERNEL_NS = 10_000
 MAX_TIME_SCALE = 1000

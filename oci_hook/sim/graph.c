@@ -108,6 +108,8 @@ void graph_destroy(struct graph *g)
         g->first = n->next;
         if (n->op.type == NODE_GRAPH)
             graph_destroy(n->op.child);
+        if (n->op.type == NODE_MEMOP)
+            free(n->op.memop.list);
         free(n->before);
         free(n);
     }
@@ -151,6 +153,17 @@ CUresult graph_add(struct graph *g, struct node *const *before, size_t n, const 
     return CUDA_SUCCESS;
 }
 
+static CUresult copy_memops(struct op *op)
+{
+    struct memop *list = op->memop.n ? malloc(op->memop.n * sizeof *list) : NULL;
+    if (op->memop.n && !list)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (list)
+        memcpy(list, op->memop.list, op->memop.n * sizeof *list);
+    op->memop.list = list;
+    return CUDA_SUCCESS;
+}
+
 static CUresult copy_of(struct graph **out, const struct graph *g)
 {
     struct graph *copy;
@@ -161,6 +174,8 @@ static CUresult copy_of(struct graph **out, const struct graph *g)
     for (struct node *n = g->first; n && !r; n = n->next, i++) {
         struct op op = n->op;
         if (op.type == NODE_GRAPH && (r = copy_of(&op.child, n->op.child)))
+            break;
+        if (op.type == NODE_MEMOP && (r = copy_memops(&op)))
             break;
         map[i] = n;
         if ((r = graph_add(copy, NULL, 0, &op, &new[i])))
@@ -214,7 +229,8 @@ static CUresult add_kernel(struct node **out, struct graph *g, nodes before, siz
     TRY(sim_context(&ctx));
     if (!p || !p->function || !p->gx || !p->gy || !p->gz || !p->bx || !p->by || !p->bz)
         return CUDA_ERROR_INVALID_VALUE;
-    struct op op = {.type = NODE_KERNEL, .duration_ns = function_duration(p->function, ctx->device, p->params)};
+    struct op op = {.type = NODE_KERNEL};
+    TRY(kernel_of(p->function, ctx->device, (uint64_t)p->gx * p->gy * p->gz, p->params, &op.kernel));
     return graph_add(g, before, n, &op, out);
 }
 
@@ -338,6 +354,31 @@ API CUresult cuGraphAddMemFreeNode(struct node **out, struct graph *g, nodes bef
     return address ? graph_add(g, before, n, &op, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
+struct memop_params { /* CUDA_BATCH_MEM_OP_NODE_PARAMS */
+    CUcontext ctx;
+    unsigned count;
+    const void *list;
+    unsigned flags;
+};
+
+API CUresult cuGraphAddBatchMemOpNode(struct node **out, struct graph *g, nodes before, size_t n,
+                                      const struct memop_params *p)
+{
+    struct op op = {.type = NODE_MEMOP};
+    TRY(valid(g));
+    if (!p || !p->count || p->count > 256 || !p->list || p->flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!(op.memop.list = malloc(p->count * sizeof *op.memop.list)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    op.memop.n = p->count;
+    CUresult r = memops_of(p->list, p->count, op.memop.list);
+    if (!r)
+        r = graph_add(g, before, n, &op, out);
+    if (r)
+        free(op.memop.list);
+    return r;
+}
+
 struct node_params { /* CUgraphNodeParams */
     int type, reserved[3];
     union {
@@ -350,6 +391,7 @@ struct node_params { /* CUgraphNodeParams */
         CUevent event;
         struct alloc_params alloc;
         CUdeviceptr free;
+        struct memop_params memop;
     };
     long long reserved2;
 };
@@ -369,6 +411,7 @@ static CUresult add_any(struct node **out, struct graph *g, nodes before, size_t
     case NODE_RECORD: return cuGraphAddEventRecordNode(out, g, before, n, p->event);
     case NODE_ALLOC: return cuGraphAddMemAllocNode(out, g, before, n, &p->alloc);
     case NODE_FREE: return cuGraphAddMemFreeNode(out, g, before, n, p->free);
+    case NODE_MEMOP: return cuGraphAddBatchMemOpNode(out, g, before, n, &p->memop);
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
@@ -462,8 +505,20 @@ static size_t size_of(const struct graph *g)
 {
     size_t n = 0;
     for (const struct node *node = g->first; node; node = node->next)
-        n += node->op.type == NODE_GRAPH ? size_of(node->op.child) : 1;
+        n += node->op.type == NODE_GRAPH ? size_of(node->op.child) : node->op.type == NODE_MEMOP ? node->op.memop.n + 1 : 1;
     return n;
+}
+
+static void append(struct exec *e, const struct node *node)
+{
+    unsigned n = node->op.type == NODE_MEMOP ? node->op.memop.n : 0;
+    for (unsigned i = 0; i < n; i++)
+        if (node->op.memop.list[i].kind != WORK_MARK)
+            e->ops[e->count++] = (struct op){.type = NODE_MEMOP, .from = node, .memop = {.one = node->op.memop.list[i]}};
+    if (n)
+        return;
+    e->ops[e->count] = node->op;
+    e->ops[e->count++].from = node;
 }
 
 /* Append the graph's operations so that each comes after those it depends on; CUDA_ERROR_INVALID_VALUE: a circle. */
@@ -488,7 +543,7 @@ static CUresult flatten(const struct graph *g, struct exec *e)
             else if (todo[i]->op.type == NODE_GRAPH)
                 r = flatten(todo[i]->op.child, e);
             else
-                e->ops[e->count++] = todo[i]->op;
+                append(e, todo[i]);
         }
         if (kept == all)
             r = CUDA_ERROR_INVALID_VALUE;
@@ -641,6 +696,8 @@ static int update(struct exec *e, struct graph *g)
     if (result)
         free(new.ops);
     else {
+        for (size_t i = 0; i < e->count; i++) /* they are still known by the nodes of the first graph */
+            new.ops[i].from = e->ops[i].from;
         free(e->ops);
         e->ops = new.ops;
     }
@@ -672,19 +729,49 @@ API CUresult cuGraphExecUpdate_v2(struct exec *e, struct graph *g, struct update
     return info->result ? CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE : CUDA_SUCCESS;
 }
 
-API CUresult cuGraphUpload(struct exec *e, CUstream s) { return upload(e, s); }
-API CUresult cuGraphUpload_ptsz(struct exec *e, CUstream s) { return upload(e, s); }
+static CUresult set_kernel(struct exec *e, const struct node *node, const struct kernel_params *p)
+{
+    CUcontext ctx;
+    struct kernel kernel;
+    TRY(exec_valid(e));
+    TRY(sim_context(&ctx));
+    if (!node || !p || !p->function || !p->gx || !p->gy || !p->gz || !p->bx || !p->by || !p->bz)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(kernel_of(p->function, ctx->device, (uint64_t)p->gx * p->gy * p->gz, p->params, &kernel));
+    for (size_t i = 0; i < e->count; i++)
+        if (e->ops[i].from == node && e->ops[i].type == NODE_KERNEL) {
+            e->ops[i].kernel = kernel;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
 
-static CUresult run(const struct op *op, struct stream *s, CUstream handle)
+API CUresult cuGraphExecKernelNodeSetParams(struct exec *e, struct node *n, const struct kernel_params *p)
+{
+    return set_kernel(e, n, p);
+}
+
+API CUresult cuGraphExecKernelNodeSetParams_v2(struct exec *e, struct node *n, const struct kernel_params *p)
+{
+    return set_kernel(e, n, p);
+}
+
+API CUresult cuGraphUpload(struct exec *e, CUstream s) { return upload(e, s); }
+API CUresult cuGraphUpload_ptsz(struct exec *e, CUstream s) { return upload(e, PER_THREAD(s)); }
+
+static CUresult run(const struct op *op, struct stream *s)
 {
     switch (op->type) {
-    case NODE_KERNEL: return stream_submit(s, op->duration_ns);
+    case NODE_KERNEL: return kernel_submit(s, &op->kernel);
+    case NODE_MEMOP: return memops_submit(s, &op->memop.one, 1);
     case NODE_COPY:
         if (!op->flat)
-            return copy_box(&op->box);
+            return copy_box_in(&op->box, s);
+        TRY(copy_time(s, op->copy.to, op->copy.from, op->copy.bytes));
         memmove((void *)(uintptr_t)op->copy.to, (void *)(uintptr_t)op->copy.from, op->copy.bytes);
         return CUDA_SUCCESS;
     case NODE_FILL:
+        TRY(fill_time(s, op->fill.rows * op->fill.n * op->fill.width));
         for (size_t row = 0; row < op->fill.rows; row++)
             fill_row(op->fill.to + row * op->fill.pitch, op->fill.value, op->fill.width, op->fill.n);
         return CUDA_SUCCESS;
@@ -692,8 +779,8 @@ static CUresult run(const struct op *op, struct stream *s, CUstream handle)
         TRY(sim_stream_wait(s));
         op->host.function(op->host.data);
         return CUDA_SUCCESS;
-    case NODE_RECORD: return event_record(op->event, handle);
-    case NODE_WAIT: return event_wait(handle, op->event);
+    case NODE_RECORD: return event_record(op->event, s);
+    case NODE_WAIT: return event_wait(s, op->event);
     default: return CUDA_SUCCESS;
     }
 }
@@ -720,15 +807,23 @@ static CUresult launch(struct exec *e, CUstream handle)
     }
     for (size_t i = 0; i < e->count; i++) {
         const struct op *op = &e->ops[i];
-        if (op->type == NODE_ALLOC && !freed_inside(e, i))
+        if (op->type == NODE_KERNEL && !op->kernel.spin) {
+            struct kernel all = {.width = op->kernel.width, .duration_ns = kernel_ns(&op->kernel)};
+            for (; i + 1 < e->count && e->ops[i + 1].type == NODE_KERNEL && !e->ops[i + 1].kernel.spin; i++) {
+                all.duration_ns += kernel_ns(&e->ops[i + 1].kernel);
+                if (e->ops[i + 1].kernel.width > all.width)
+                    all.width = e->ops[i + 1].kernel.width;
+            }
+            TRY(kernel_submit(s, &all)); /* one command: kernels that follow each other are one to the card */
+        } else if (op->type == NODE_ALLOC && !freed_inside(e, i))
             TRY(heap_note((struct piece){op->memory.address, op->memory.size, 0, s->ctx, GRAPH, NULL}));
         else if (op->type == NODE_FREE && heap_find(op->memory.address, &piece))
             TRY(heap_free(op->memory.address)); /* of an earlier launch, or not of a graph at all */
         else
-            TRY(run(op, s, handle));
+            TRY(run(op, s));
     }
     return CUDA_SUCCESS;
 }
 
 API CUresult cuGraphLaunch(struct exec *e, CUstream s) { return launch(e, s); }
-API CUresult cuGraphLaunch_ptsz(struct exec *e, CUstream s) { return launch(e, s); }
+API CUresult cuGraphLaunch_ptsz(struct exec *e, CUstream s) { return launch(e, PER_THREAD(s)); }

@@ -70,7 +70,7 @@ struct copy3d { /* CUDA_MEMCPY3D and, with contexts in the reserved fields, CUDA
     struct box from, to;
     size_t width, height, depth;
 };
-CUresult copy_box(const struct copy3d *copy);
+CUresult copy_box_in(const struct copy3d *copy, struct stream *stream);
 void fill_row(uint64_t to, uint32_t value, size_t width, size_t n);
 /* graph.c */
 void graph_memory_free(struct piece piece);

@@ -1,8 +1,6 @@
-/* Simulated libcuda: linear device memory, pinned host memory, what is said about an address. */
+/* Simulated libcuda: linear device memory, what is said about an address. */
 #define _GNU_SOURCE
 #include "heap.h"
-
-#include <stdlib.h>
 
 static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind)
 {
@@ -20,7 +18,7 @@ API CUresult cuMemFree_v2(CUdeviceptr address)
     CUcontext ctx;
     TRY(sim_context(&ctx));
     TRY(capture_forbids());
-    TRY(sim_stream_wait(&ctx->null_stream));
+    TRY(sim_context_wait(ctx));
     return heap_free(address);
 }
 
@@ -111,49 +109,4 @@ API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr addres
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
     return CUDA_SUCCESS;
-}
-
-static CUresult host_alloc(void **out, size_t bytes)
-{
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
-    if (!out || !bytes)
-        return CUDA_ERROR_INVALID_VALUE;
-    return posix_memalign(out, 4096, bytes) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-}
-
-API CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
-{
-    return flags & ~7u ? CUDA_ERROR_INVALID_VALUE : host_alloc(out, bytes);
-}
-
-API CUresult cuMemAllocHost_v2(void **out, size_t bytes) { return host_alloc(out, bytes); }
-
-API CUresult cuMemFreeHost(void *at)
-{
-    TRY(sim_ready());
-    free(at);
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *at, unsigned flags)
-{
-    TRY(sim_ready());
-    if (flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (CUdeviceptr)(uintptr_t)at;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
-{
-    TRY(sim_ready());
-    (void)flags;
-    return at && bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemHostUnregister(void *at)
-{
-    TRY(sim_ready());
-    return at ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
@@ -297,21 +298,32 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *ou
     return r;
 }
 
-/* A private copy of the card with the dead taken out and computed up to now; free() it. NULL: no memory. */
-static struct card_file *picture(nvmlDevice_t d, uint64_t now)
+/* A private copy of the card's state, computed up to now without the dead; free() it. */
+static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct card_state **out)
 {
-    struct card_file *copy = malloc(sizeof *copy);
-    if (!copy)
-        return NULL;
-    memcpy(copy->page, d->file->page, sizeof copy->page);
-    for (int i = 0, n_slots = card_slots(d->file); i < n_slots; i++) {
-        const struct card_slot *s = &d->file->slot[i];
-        copy->slot[i].head = copy->slot[i].tail = 0;
-        if (s->pid && card_owner(d, i) >= 0)
-            memcpy(&copy->slot[i], s, sizeof *s);
-    }
-    card_advance(copy, now);
-    return copy;
+    uint64_t live;
+    struct card_state *s = calloc(1, sizeof *s);
+    if (!s)
+        return NVML_ERROR_MEMORY;
+    card_picture(d->file, s, &live);
+    memset(s->dead, 0, sizeof s->dead);
+    for (unsigned i = 0, n = (unsigned)card_slots(d->file); i < n; i++)
+        if (card_owner(d, (int)i) < 0)
+            s->dead[i / 64] |= 1ull << i % 64;
+    do
+        s->logged = 0;
+    while (!engine_run(d->file, s, now) && s->now_ns < now);
+    *out = s;
+    return NVML_SUCCESS;
+}
+
+/* What the card's head asks of questions about load: to take long, and not to be supported. */
+static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which)
+{
+    uint32_t us = d->file->head.nvml_call_us;
+    if (us)
+        nanosleep(&(struct timespec){us / 1000000 % 10, (long)(us % 1000000) * 1000}, NULL);
+    return d->file->head.nvml_without >> which & 1 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
 struct utilisation { unsigned gpu, memory; };
@@ -322,11 +334,12 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisatio
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
     uint64_t now = card_now(d->file);
-    struct card_file *copy = picture(d, now);
-    if (!copy)
-        return NVML_ERROR_MEMORY;
-    *out = (struct utilisation){card_utilisation(&copy->head.engine.busy, now), 0};
-    free(copy);
+    struct card_state *s;
+    nvmlReturn_t r = load_question(d, 0);
+    if (r || (r = picture(d, now, &s)))
+        return r;
+    *out = (struct utilisation){card_utilisation(&s->busy, now), 0};
+    free(s);
     return NVML_SUCCESS;
 }
 
@@ -394,20 +407,21 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct process_
     if (!n)
         return NVML_ERROR_INVALID_ARGUMENT;
     uint64_t now = card_now(d->file);
-    struct card_file *copy = picture(d, now);
-    if (!copy)
-        return NVML_ERROR_MEMORY;
+    struct card_state *s;
+    nvmlReturn_t r = load_question(d, 1);
+    if (r || (r = picture(d, now, &s)))
+        return r;
     unsigned room = *n, found = 0;
     for (int i = 0, n_slots = card_slots(d->file); i < n_slots; i++) {
-        int pid = copy->slot[i].tail ? card_owner(d, i) : -1;
-        unsigned busy = pid > 0 ? card_utilisation(&copy->slot[i].busy, now) : 0;
+        int pid = s->slot[i].total_ns ? card_owner(d, i) : -1;
+        unsigned busy = pid > 0 ? card_utilisation(&s->slot[i], now) : 0;
         if (!busy)
             continue;
         if (out && found < room)
             out[found] = (struct process_sample){(unsigned)pid, now * card_scale(d->file) / 1000, busy, 0, 0, 0};
         found++;
     }
-    free(copy);
+    free(s);
     *n = found;
     if (!found)
         return NVML_ERROR_NOT_FOUND;

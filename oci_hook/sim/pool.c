@@ -491,17 +491,17 @@ static CUresult free_in_stream(CUdeviceptr address, CUstream stream)
 }
 
 API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t n, CUstream s) { return from_pool(out, n, NULL, s); }
-API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t n, CUstream s) { return from_pool(out, n, NULL, s); }
+API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t n, CUstream s) { return from_pool(out, n, NULL, PER_THREAD(s)); }
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t n, CUmemoryPool pool, CUstream s)
 {
     return pool ? from_pool(out, n, pool, s) : CUDA_ERROR_INVALID_VALUE;
 }
 API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t n, CUmemoryPool pool, CUstream s)
 {
-    return pool ? from_pool(out, n, pool, s) : CUDA_ERROR_INVALID_VALUE;
+    return pool ? from_pool(out, n, pool, PER_THREAD(s)) : CUDA_ERROR_INVALID_VALUE;
 }
 API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream s) { return free_in_stream(address, s); }
-API CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream s) { return free_in_stream(address, s); }
+API CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream s) { return free_in_stream(address, PER_THREAD(s)); }
 
 /* --- sharing: the pool is a memory file; its memory is booked by its maker alone --- */
 

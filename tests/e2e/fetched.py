@@ -1,14 +1,21 @@
 """Debian packages and Python wheels as parts of images: fetched once, unpacked, and kept in the user's cache."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+NVIDIA = ("libcuda1", "libnvidia-ml1", "libnvidia-ptxjitcompiler1", "nvidia-smi")
+# containerd 1.7, docker 26, podman 5, Python 3.13
+DEBIAN_13 = "containerd,docker.io,docker-cli,podman,crun,runc,python3,python3-click,python3-yaml,python3-tomlkit,rpm"
 
 
 def mirror() -> str:
@@ -27,48 +34,86 @@ def cached(name: str) -> Path:
     return cache / "gpu-hook-tests" / name
 
 
+def cached_build(name: str) -> Path:
+    """A place below build/ of this checkout."""
+    return Path(__file__).resolve().parents[2] / "build" / name
+
+
+@contextmanager
+def alone(place: Path) -> Iterator[None]:
+    """Nobody else makes this meanwhile: tests may run in several workers."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place.with_name(place.name + ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def wheel(*names: str) -> Path:
     """A folder to put in PYTHONPATH: these packages of the Python index, with what they need. Skips without network."""
     root = cached(f"python{sys.version_info[0]}.{sys.version_info[1]}-{names[0]}")
-    if root.exists():
-        return root
-    new = root.with_name(root.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(new)]
-    done = subprocess.run([*command, *names], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"{', '.join(names)} cannot be installed: {done.stderr.strip()[-100:]}")
-    new.rename(root)
+    with alone(root):
+        if root.exists():
+            return root
+        new = root.with_name(root.name + ".new")
+        shutil.rmtree(new, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(new)]
+        done = subprocess.run([*command, *names], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"{', '.join(names)} cannot be installed: {done.stderr.strip()[-100:]}")
+        new.rename(root)
     return root
 
 
-def unpacked(suite: str, package: str) -> Path:
-    """The folder with what is in the package of that suite. Skips where it cannot be had."""
-    cache = cached(f"{suite}-{package}")
-    root = cache / "root"
-    if root.exists():
+def unpacked(suite: str, *packages: str, component: str = "main") -> Path:
+    """The folder with what is in these packages of that suite. Skips where they cannot be had."""
+    place = cached("-".join((suite, *packages))[:100])
+    with alone(place):
+        root = place / "root"
+        if not root.exists():
+            _unpack(place, suite, packages, component)
         return root
+
+
+def _unpack(place: Path, suite: str, packages: tuple[str, ...], component: str) -> None:
     if not shutil.which("apt-get") or not shutil.which("dpkg") or not KEYRING.exists():
         pytest.skip("Debian's packages need apt-get, dpkg and Debian's keyring")
-    for folder in ("lists/partial", "archives/partial", "debs"):
-        (cache / folder).mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(cache / "new", ignore_errors=True)
-    (cache / "sources.list").write_text(f"deb [signed-by={KEYRING}] {mirror()} {suite} main\n")
+    for folder in ("new", "debs"):
+        shutil.rmtree(place / folder, ignore_errors=True)
+    for folder in ("lists/partial", "archives/partial", "debs", "new"):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+    (place / "sources.list").write_text(f"deb [signed-by={KEYRING}] {mirror()} {suite} {component}\n")
     options = [
-        f"-oDir::State::Lists={cache}/lists",
-        f"-oDir::Etc::SourceList={cache}/sources.list",
+        f"-oDir::State::Lists={place}/lists",
+        f"-oDir::Etc::SourceList={place}/sources.list",
         "-oDir::Etc::SourceParts=/dev/null",
-        f"-oDir::Cache={cache}",
+        f"-oDir::Cache={place}",
         "-oDir::State::status=/dev/null",
         "-oAPT::Sandbox::User=root",
         "-oAcquire::http::Timeout=20",
         "-oAcquire::Retries=0",
     ]
-    for command in (["update"], ["download", package]):
-        r = subprocess.run(["apt-get", *options, *command], cwd=cache / "debs", capture_output=True, text=True)
+    for command in (["update"], ["download", *packages]):
+        r = subprocess.run(["apt-get", *options, *command], cwd=place / "debs", capture_output=True, text=True)
         if r.returncode != 0:
-            pytest.skip(f"{package} of Debian {suite} cannot be fetched: {r.stderr.strip()[-100:]}")
-    (deb,) = (cache / "debs").glob("*.deb")
-    subprocess.run(["dpkg", "-x", str(deb), str(cache / "new")], check=True)
-    (cache / "new").rename(root)
+            pytest.skip(f"{packages[0]} of Debian {suite} cannot be fetched: {r.stderr.strip()[-100:]}")
+    for deb in (place / "debs").glob("*.deb"):
+        subprocess.run(["dpkg", "-x", str(deb), str(place / "new")], check=True)
+    (place / "new").rename(place / "root")
+
+
+def nvidia() -> Path:
+    """NVIDIA's own libraries and nvidia-smi, of Debian's non-free component. Skips where they cannot be had."""
+    return unpacked("trixie", *NVIDIA, component="non-free")
+
+
+def debian_13() -> Path:
+    """A Debian 13 with its engines and what our packages depend on. Made once, in a minute or two."""
+    root = cached_build(f"debian-13-{sha256(DEBIAN_13.encode()).hexdigest()[:8]}")
+    with alone(root):
+        if not root.exists():
+            half = root.with_name(f"{root.name}.half")
+            shutil.rmtree(half, ignore_errors=True)
+            command = ["mmdebstrap", "-q", "--variant=minbase", f"--include={DEBIAN_13}", "trixie", str(half), mirror()]
+            subprocess.run(command, check=True)
+            half.rename(root)
     return root

@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -19,6 +18,7 @@ import yaml
 
 from oci_hook.sim.driver_root import CONTEXT_MIB
 from tests.conftest import REPO
+from tests.namespaces import Namespaces
 
 sys.path.append(str(REPO / "scripts"))
 import tiny_image
@@ -165,25 +165,16 @@ cd /mnt/root && mkdir .old && pivot_root . .old && umount -l /.old && cd /
 """
 
 
-class Hideout:
-    """Mount and network namespaces of their own, kept by a process that sleeps. root: of another system; None: this
-    machine's. first: what else is to be done there."""
+class Hideout(Namespaces):
+    """root: of another system; None: this machine's. first: what else is to be done there."""
 
     def __init__(self, root: Path | None = None, first: str = "") -> None:
         self.python = sys.executable if root is None else "/usr/bin/python3"
         pivot = PIVOT.format(root=root, repo=REPO, packages=PACKAGES) if root else ""
-        script = f"set -e\n{pivot}{PRIVATE}{first}\necho ready\nexec sleep 100000"
-        unshare = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-c", script]
-        self.keeper = subprocess.Popen(unshare, stdout=subprocess.PIPE, text=True)
-        assert self.keeper.stdout is not None
-        ready = self.keeper.stdout.readline()
-        self.keeper.stdout.close()
-        if ready != "ready\n":
-            self.keeper.wait()
-            raise AssertionError("no namespaces")
+        super().__init__(pivot + PRIVATE + first)
 
     def command(self, *command: str) -> list[str]:
-        return ["nsenter", f"--target={self.keeper.pid}", "--mount", "--net", "--", "env", f"--chdir={REPO}", *command]
+        return self.enter("env", f"--chdir={REPO}", *command)
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         return run(*self.command(*command))
@@ -192,19 +183,6 @@ class Hideout:
         done = self.run(self.python, "-m", "oci_hook", *args)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-    def close(self) -> None:
-        """Whoever still uses these namespaces ends."""
-        for name in ("mnt", "net"):
-            own = os.readlink(f"/proc/{self.keeper.pid}/ns/{name}")
-            for pid in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    if int(pid) != self.keeper.pid and os.readlink(f"/proc/{pid}/ns/{name}") == own:
-                        os.kill(int(pid), signal.SIGKILL)
-                except OSError:
-                    pass
-        self.keeper.kill()
-        self.keeper.wait()
 
 
 def serve(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> "subprocess.Popen[bytes]":

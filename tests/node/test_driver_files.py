@@ -12,9 +12,8 @@ import pytest
 from oci_hook.core.inventory import DriverFile
 from oci_hook.errors import NodeError
 from oci_hook.node import driver_files, elf
-from tests.e2e.fetched import mirror
+from tests.e2e.fetched import nvidia, unpacked
 
-PACKAGES = ("libcuda1", "libnvidia-ml1", "libnvidia-ptxjitcompiler1", "nvidia-smi")
 GRAPHICS = (
     *("libnvidia-eglcore", "libegl-nvidia0", "libglx-nvidia0", "nvidia-egl-common", "nvidia-vulkan-common"),
     *("nvidia-opencl-icd", "nvidia-opencl-common", "libnvidia-encode1", "nvidia-vdpau-driver"),
@@ -281,46 +280,10 @@ def test_elf_reader_survives_any_cut(simulated: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def debian_driver() -> Path:
-    """The real libraries from Debian's non-free packages, unpacked; fetched once and kept in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-hook-tests/debian-nvidia"
-    root = cache / "root"
-    if root.exists():
-        return root
-    keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-    if not shutil.which("apt-get") or not shutil.which("dpkg") or not keyring.exists():
-        pytest.skip("Debian's packages of the NVIDIA driver need apt-get, dpkg and Debian's keyring")
+    """The real libraries from Debian's non-free packages, unpacked."""
     if os.uname().machine != "x86_64":
         pytest.skip("the packages are fetched for x86-64 only")
-    for folder in ("lists/partial", "cache/archives/partial", "debs", "new"):
-        (cache / folder).mkdir(parents=True, exist_ok=True)
-    (cache / "sources.list").write_text(f"deb [signed-by={keyring}] {mirror()} trixie non-free\n")
-    for package in fetch(cache, PACKAGES):
-        subprocess.run(["dpkg", "-x", str(package), str(cache / "new")], check=True)
-    (cache / "new").rename(root)
-    return root
-
-
-def fetch(cache: Path, packages: tuple[str, ...]) -> list[Path]:
-    """These packages' files, from the cache or else from Debian."""
-    debs = cache / "debs"
-    options = [
-        f"-oDir::State::Lists={cache}/lists",
-        f"-oDir::Etc::SourceList={cache}/sources.list",
-        "-oDir::Etc::SourceParts=/dev/null",
-        f"-oDir::Cache={cache}/cache",
-        "-oAPT::Sandbox::User=root",
-        "-oAcquire::http::Timeout=20",
-        "-oAcquire::Retries=0",
-    ]
-    missing = [name for name in packages if not any(debs.glob(f"{name}_*.deb"))]
-    for command in (["update"], ["download", *missing]) if missing else ():
-        r = subprocess.run(["apt-get", *options, *command], cwd=debs, capture_output=True, text=True)
-        if r.returncode != 0:
-            pytest.skip(f"Debian's non-free packages cannot be fetched: {r.stderr.strip()[-100:]}")
-    found = [sorted(debs.glob(f"{name}_*.deb")) for name in packages]
-    if not all(found):
-        pytest.skip("Debian's non-free packages cannot be fetched")
-    return [files[-1] for files in found]
+    return nvidia()
 
 
 @pytest.mark.slow
@@ -347,9 +310,7 @@ def test_real_graphics_files_of_debian(debian_driver: Path, tmp_path: Path) -> N
     """What its packages have, in its own layout; X modules are where Debian's alternatives lead to."""
     root = tmp_path / "root"
     shutil.copytree(debian_driver, root, symlinks=True)
-    added = fetch(debian_driver.parent, GRAPHICS)
-    for package in added:
-        subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
+    shutil.copytree(unpacked("trixie", *GRAPHICS, component="non-free"), root, symlinks=True, dirs_exist_ok=True)
     modules = root / "usr/lib/xorg/modules"
     for name in ("drivers/nvidia_drv.so", "extensions/libglxserver_nvidia.so"):
         (modules / name).parent.mkdir(parents=True)

@@ -9,22 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
-from tests.packaging.machine import Machine, debian
-
-NEEDED = "python3,python3-click,python3-yaml,python3-tomlkit,runc"
-
-
-@pytest.fixture(scope="session")
-def bookworm() -> Path:
-    """Debian 12 with what the package depends on, so that it can be installed without a network."""
-    return debian("bookworm", NEEDED)
+from tests.e2e.fetched import debian_13
+from tests.packaging.machine import Machine
 
 
 @pytest.fixture(scope="session")
 def packages(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the .deb, the image and the wheel."""
+    """A folder with the .deb, the .rpm, the image and the wheel."""
     out = tmp_path_factory.mktemp("packages")
-    for kind in ("deb", "image", "wheel"):
+    for kind in ("deb", "rpm", "image", "wheel"):
         package(kind, out)
     return out
 
@@ -55,7 +48,7 @@ def wheel(packages: Path) -> Path:
 
 
 @pytest.fixture
-def machine(bookworm: Path, packages: Path) -> Iterator[Machine]:
-    machine = Machine(bookworm, packages)
+def machine(packages: Path) -> Iterator[Machine]:
+    machine = Machine(debian_13(), packages)
     yield machine
     machine.close()

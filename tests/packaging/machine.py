@@ -1,9 +1,7 @@
-"""A Debian machine to install things on: a debootstrap root in a mount namespace; what is written stays in memory."""
+"""A Debian machine to install things on: a Debian's root in a mount namespace; what is written stays in memory."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,51 +9,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scripts import tiny_image
-from tests.conftest import REPO
+from tests.namespaces import Namespaces
 
 # The root becomes ours, with an upper layer on tmpfs; packages and what containers need come in by bind mounts.
-ENTER = """set -e
+ENTER = """
 mount -t tmpfs tmpfs /mnt && mkdir /mnt/up /mnt/work /mnt/root
 mount -t overlay -o lowerdir={root},upperdir=/mnt/up,workdir=/mnt/work overlay /mnt/root
 for d in /dev /proc /sys; do mount --rbind $d /mnt/root$d; done
 mount -t tmpfs -o mode=755 tmpfs /mnt/root/run && mkdir -p /mnt/root/run/lock /mnt/root/packages
 mount --bind {shared} /mnt/root/packages
 cd /mnt/root && mkdir .old && pivot_root . .old && umount -l /.old && rmdir /.old && cd /
-echo ready
-exec sleep 100000
 """
 ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root")
 
 
-def debian(suite: str, packages: str) -> Path:
-    """That suite's smallest system with these packages. Made once, in a minute or two."""
-    root = REPO / "build" / suite
-    if not root.exists():
-        half = root.with_name(f"{suite}.half")
-        shutil.rmtree(half, ignore_errors=True)
-        subprocess.run(["debootstrap", "--variant=minbase", f"--include={packages}", suite, half], check=True)
-        for archive in half.glob("var/cache/apt/archives/*.deb"):
-            archive.unlink()
-        half.rename(root)
-    return root
-
-
-class Machine:
+class Machine(Namespaces):
     """`shared` is its /packages. Its processes see this machine's, its files nobody else does."""
 
     def __init__(self, root: Path, shared: Path) -> None:
-        script = ENTER.format(root=root, shared=shared)
-        unshare = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-c", script]
-        self.keeper = subprocess.Popen(unshare, stdout=subprocess.PIPE, text=True)
-        assert self.keeper.stdout is not None
-        ready = self.keeper.stdout.readline()
-        self.keeper.stdout.close()
-        if ready != "ready\n":
-            self.keeper.wait()
-            raise AssertionError("no namespaces")
+        super().__init__(ENTER.format(root=root, shared=shared))
 
     def command(self, *command: str) -> list[str]:
-        return ["nsenter", f"--target={self.keeper.pid}", "--mount", "--net", "--", "env", "-i", *ENVIRONMENT, *command]
+        return self.enter("env", "-i", *ENVIRONMENT, *command)
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         with tempfile.TemporaryFile("w+") as out:
@@ -102,14 +77,3 @@ class Machine:
             yield
         finally:
             self.sh("runc delete --force sleeper")
-
-    def close(self) -> None:
-        own = os.readlink(f"/proc/{self.keeper.pid}/ns/mnt")
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if int(pid) != self.keeper.pid and os.readlink(f"/proc/{pid}/ns/mnt") == own:
-                    os.kill(int(pid), signal.SIGKILL)
-            except OSError:
-                pass
-        self.keeper.kill()
-        self.keeper.wait()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
+from tests.e2e.fetched import debian_13
 from tests.engines.box import Hideout
-from tests.engines.conftest import TRIXIE
-from tests.packaging.machine import Machine, debian
+from tests.packaging.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 PODMAN = """[containers]
@@ -33,13 +33,13 @@ def blocks(label: str) -> list[str]:
 
 
 def test_every_block_is_run() -> None:
-    assert set(re.findall(r"^```(.+)$", PAGE, re.M)) == {"sh build", "sh deb", "sh pip", "sh image"}
+    assert set(re.findall(r"^```(.+)$", PAGE, re.M)) == {"sh build", "sh deb", "sh rpm", "sh pip", "sh image"}
 
 
 def test_build() -> None:
     """What the other tests build is what the page says."""
     (text,) = blocks("build")
-    assert re.findall(r"scripts/package (\w+) --out dist\n", text) == ["deb", "wheel", "image"]
+    assert re.findall(r"scripts/package (\w+) --out dist\n", text) == ["deb", "rpm", "wheel", "image"]
     assert 'exec .venv/bin/python -B packaging/build.py "$@"' in (REPO / "scripts/package").read_text()
 
 
@@ -52,6 +52,20 @@ def test_deb(machine: Machine) -> None:
     assert "gpu-hook" in machine.sh("cat /etc/docker/daemon.json")
     machine.sh(last)
     assert not machine.exists("/opt/gpu-hook") and not machine.exists("/etc/docker/daemon.json")
+
+
+def test_rpm(machine: Machine) -> None:
+    """By rpm on a Debian: it has what the package needs under other names (--nodeps)."""
+    machine.sh("ln -s /packages /dist; rpm --initdb")
+    first, last = blocks("rpm")
+    for own, other in (
+        ("dnf install --assumeyes ", "rpm --install --nodeps "),
+        ("dnf remove --assumeyes", "rpm --erase"),
+    ):
+        first, last = first.replace(own, other), last.replace(own, other)
+    assert "all is well" in machine.sh(f"cd /; {first}")
+    machine.sh(last)
+    assert not machine.exists("/opt/gpu-hook") and not machine.exists("/usr/lib/gpu-hook")
 
 
 @pytest.fixture
@@ -81,7 +95,8 @@ def test_pip(wheel: Path, host: Hideout, tmp_path: Path) -> None:
 def test_image(packages: Path) -> None:
     """By podman 5 on a Debian 13, which has nothing of what the command line imports."""
     (text,) = blocks("image")
-    hideout = Hideout(debian("trixie", TRIXIE), "umount /usr/local/lib/python3*/dist-packages")
+    bare = "umount /usr/local/lib/python3*/dist-packages; rm -r /usr/lib/python3/dist-packages"
+    hideout = Hideout(debian_13(), bare)
     try:
         script = f"set -e; mkdir -p /etc/containers; cat >/etc/containers/containers.conf <<'END'\n{PODMAN}END\n"
         script += f"ln -s {packages} /run/dist; cd /run\n{text}ls /opt\n"

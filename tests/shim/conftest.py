@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fetched import mirror
+from tests.e2e.fetched import nvidia
 
 sys.path.insert(0, str(Path(__file__).parent))
 from box import ROOT, Box
@@ -64,35 +64,13 @@ def box(make_box: Callable[[str], Box]) -> Iterator[Box]:
 @pytest.fixture(scope="session")
 def real_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """NVIDIA's own libcuda.so, libnvidia-ml.so and nvidia-smi from Debian's non-free component; skips without them."""
-    keys = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-    if not keys.exists() or not shutil.which("apt-get"):
-        pytest.skip("no Debian package tools here")
+    root = nvidia()
     place = tmp_path_factory.mktemp("debian")
-    (place / "lists" / "partial").mkdir(parents=True)
-    (place / "cache").mkdir()
-    (place / "sources").write_text(f"deb [signed-by={keys}] {mirror()} trixie non-free\n")
-    options = {
-        "Dir::Etc::sourcelist": place / "sources",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": place / "lists",
-        "Dir::Cache": place / "cache",
-        "APT::Sandbox::User": "root",
-        "Acquire::Retries": 0,
-        "Acquire::http::Timeout": 15,
-    }
-    apt = ["apt-get", "-q", *(word for k, v in options.items() for word in ("-o", f"{k}={v}"))]
-    for step in (["update"], ["download", "libcuda1", "libnvidia-ml1", "nvidia-smi"]):
-        if subprocess.run([*apt, *step], cwd=place, capture_output=True, timeout=120, check=False).returncode:
-            pytest.skip("Debian's non-free packages cannot be reached")
-    for name, library in (("libcuda1", "libcuda"), ("libnvidia-ml1", "libnvidia-ml")):
-        (deb,) = place.glob(f"{name}_*.deb")
-        subprocess.run(["dpkg", "-x", str(deb), str(place / name)], check=True)
-        (found,) = (p for p in (place / name).rglob(f"{library}.so.*.*") if not p.is_symlink())
-        found.rename(place / f"{library}.so")
-    (deb,) = place.glob("nvidia-smi_*.deb")
-    subprocess.run(["dpkg", "-x", str(deb), str(place / "smi")], check=True)
-    (program,) = (p for p in (place / "smi").rglob("nvidia-smi") if p.is_file() and p.stat().st_size > 100000)
-    program.rename(place / "nvidia-smi")
+    for library in ("libcuda", "libnvidia-ml"):
+        (found,) = (p for p in root.rglob(f"{library}.so.*.*") if not p.is_symlink())
+        shutil.copy(found, place / f"{library}.so")
+    (program,) = (p for p in root.rglob("nvidia-smi") if p.is_file() and p.stat().st_size > 100000)
+    shutil.copy(program, place / "nvidia-smi")
     (place / "plain").mkdir()
     (place / "plain" / "libnvidia-ml.so.1").symlink_to(place / "libnvidia-ml.so")
     return place

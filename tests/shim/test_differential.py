@@ -26,8 +26,7 @@ from oci_hook.sim import driver_root
 
 pytestmark = pytest.mark.root
 CARD_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
-SLOT_SIZE = (driver_root.FILE_SIZE - 4096) // 256
-CONTEXTS_AT = 8 * 4 + 4  # struct card_slot: used, tail, head, head_left_ns, head_started, contexts
+CONTEXTS_AT = 8 + 8 + 4  # struct card_slot: used, start_ticks, pid, contexts
 
 
 class Card:
@@ -40,8 +39,8 @@ class Card:
     def counted(self, context_charge: int) -> int:
         """Bytes that living processes hold, contexts at what the policy page charges for one."""
         total = 0
-        for slot in range(256):
-            used, contexts = (struct.unpack_from(f, self.map, 4096 + slot * SLOT_SIZE + at)[0]
+        for slot in range(driver_root.SLOTS):
+            used, contexts = (struct.unpack_from(f, self.map, 4096 + slot * driver_root.SLOT_SIZE + at)[0]
                               for f, at in (("<Q", 0), ("<I", CONTEXTS_AT)))  # fmt: skip
             if not used:
                 continue

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from oci_hook.sim import driver_root
 from tests.sim.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
 
 BIN = Path(sys.executable).parent
@@ -146,10 +147,12 @@ def test_a_card_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
         for _ in range(200):
             at = random.randrange(512, len(data) - 8)
             data[at : at + 8] = random.randbytes(8)
-        for slot in range(4):  # and where it hurts: figures of the engine and of the first slots
-            at = 4096 + slot * 33232
-            data[at : at + 64] = random.randbytes(64)
-        data[512:560] = random.randbytes(48)
+        queues = driver_root.FILE_SIZE - driver_root.QUEUES * driver_root.QUEUE_SIZE
+        for at in (512, 4096, 4160, *range(12288, 16384, 24), *range(18432, 80000, 512)):
+            data[at : at + 24] = random.randbytes(24)  # and where it hurts: live word, slots, groups, states, queues
+        for queue in range(8):
+            at = queues + queue * driver_root.QUEUE_SIZE
+            data[at : at + 64 * 8] = random.randbytes(64 * 8)
         (sim.cards / "0").write_bytes(data)
         sim.python(
             """

@@ -1,0 +1,94 @@
+"""The RPM package, installed, upgraded and removed by rpm, without its dependencies: the machine is a Debian."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.packaging.conftest import built_twice
+from tests.packaging.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+PREFIX = "/opt/gpu-hook"
+INSTALL = "rpm --upgrade --nodeps /packages/gpu-hook-0*.rpm"
+
+
+@pytest.fixture(scope="module")
+def file(packages: Path) -> Path:
+    (file,) = packages.glob("gpu-hook-0*.rpm")
+    return file
+
+
+@pytest.fixture(scope="module")
+def newer(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same code as version 99, built from the spec that the package was built from."""
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "import payload; payload.VERSION = '99'\n"
+        "import rpm; old = rpm.contents\n"
+        "rpm.contents = lambda a: {k: v for k, v in old(a).items() if not k.endswith('cli/translate.py')}\n"
+        "print(rpm.build(Path(sys.argv[2]), sys.argv[3]))"
+    )
+    command = [sys.executable, "-B", "-c", code, str(REPO / "packaging"), str(file.parent), file.suffixes[-2][1:]]
+    built = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return Path(built).rename(file.with_name("newer.rpm"))
+
+
+def query(file: Path, what: str) -> list[str]:
+    out = subprocess.run(["rpm", "-qp", "--qf", what, str(file)], check=True, capture_output=True, text=True).stdout
+    return out.splitlines()
+
+
+def test_files_are_roots_and_only_root_can_change_them(file: Path) -> None:
+    lines = query(file, "[%{FILEUSERNAME} %{FILEGROUPNAME} %{FILEMODES:octal} %{FILENAMES}\n]")
+    assert {line.split()[2] for line in lines} <= {"100644", "100755", "40755"}
+    assert {tuple(line.split()[:2]) for line in lines} == {("root", "root")}
+    names = {line.split(maxsplit=3)[3] for line in lines}
+    assert {"/usr/bin/gpu-hook", "/etc/sysconfig/gpu-hook", "/usr/share/man/man1/gpu-hook.1.gz"} <= names
+    assert "/usr/lib/systemd/system/gpu-hook-inventory.service" in names
+    assert not [name for name in names if name.endswith(".pyc")]
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
+    one, other = built_twice("rpm", tmp_path)
+    assert one == other
+
+
+def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
+    # Of what the .deb depends on it needs nothing but Python.
+    machine.sh("rm -r /usr/lib/python3/dist-packages; rpm --initdb; touch /usr/bin/dockerd")
+    before = machine.files()
+    machine.sh(INSTALL)
+    assert machine.sh("rpm --verify --nodeps gpu-hook") == ""
+    assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
+    assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
+    assert machine.sh(f"find /usr/lib/gpu-hook {PREFIX} ! -user root -o -perm /022 ! -type l") == ""
+    machine.sh("gpu-hook sim up --cards 2; gpu-hook install --engine docker")
+    assert machine.sh("gpu-hook gpus").count("GPU-") == 2
+    machine.sh(
+        f"sed -i 's/placement: binpack/placement: spread/' {PREFIX}/etc/settings.yaml; gpu-hook settings compile"
+    )
+    machine.sh(f"rpm --upgrade --nodeps /packages/{newer.name}")
+    assert machine.sh("rpm --query gpu-hook").startswith("gpu-hook-99-")
+    assert not machine.exists("/usr/lib/gpu-hook/oci_hook/cli/translate.py")
+    assert machine.sh("find /usr/lib/gpu-hook -name 'translate.*.pyc' -path '*/cli/*'") == ""
+    assert machine.exists("/etc/docker/daemon.json") and machine.sh("gpu-hook gpus").count("GPU-") == 2
+    machine.sh("rpm --erase gpu-hook")
+    # The last two are distributions' own where packages are RPMs.
+    left = machine.files() - before - {"/etc/docker", "/etc/sysconfig", "/usr/share/zsh/site-functions"}
+    assert left == {"/var/lib/gpu-hook", "/var/lib/gpu-hook/settings.yaml"}
+    assert not machine.exists("/etc/docker/daemon.json")
+    machine.sh(INSTALL)
+    assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    assert not machine.exists("/var/lib/gpu-hook")
+
+
+def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Path) -> None:
+    machine.sh(f"rpm --initdb; {INSTALL}; gpu-hook sim up")
+    with machine.container_with_a_share(packages, PREFIX):
+        assert "GH-504: 1 containers hold shares (sleeper)" in machine.fails("rpm --erase gpu-hook")
+        assert "sleeper" in machine.sh("gpu-hook ps") and not machine.exists("/var/lib/gpu-hook")
+    machine.sh("rpm --erase gpu-hook")
+    assert not machine.exists(PREFIX)
