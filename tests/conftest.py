@@ -21,6 +21,7 @@ import yaml
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
 from oci_hook.engines import prefix as installs
+from oci_hook.linux.mount import mountinfo, unmount
 from oci_hook.node import inventory, settings_compile, store
 from oci_hook.node.life import boot_id
 from oci_hook.node.settings import Settings
@@ -261,3 +262,13 @@ def runc(tmp_path: Path) -> Iterator[Runc]:
     runtime = Runc(tmp_path)
     yield runtime
     runtime.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What containers shared (node/share.py) goes with the tests."""
+    yield
+    base = str(tmp_path_factory.getbasetemp())
+    for mount in reversed(mountinfo()):
+        if mount.point.startswith(base + "/"):
+            unmount(mount.point)

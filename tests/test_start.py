@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from oci_hook.engines import prefix as installs
-from tests.conftest import Bundle, Install
+from oci_hook.node import share
+from tests.conftest import UUIDS, Bundle, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 PYTHON = ["/usr/bin/python3", "-X", "importtime", "-I", "-S"]
@@ -39,6 +40,7 @@ OURS = {
     "apply.to_spec",
     "core",
     "core.allocate",
+    "core.card_page",
     "core.collect",
     "core.device_rules",
     "core.dialects",
@@ -66,6 +68,7 @@ OURS = {
     "node.inventory",
     "node.life",
     "node.settings",
+    "node.share",
     "node.sources",
     "node.store",
     "oci",
@@ -91,6 +94,8 @@ def imported(*args: str) -> set[str]:
 @pytest.fixture
 def install(prefix: Install) -> Install:
     prefix.set(runtime="/bin/true")
+    for uuid in UUIDS:
+        share.ready(str(prefix.state), uuid)  # a mount of the first container on a card
     return prefix
 
 

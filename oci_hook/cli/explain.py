@@ -12,6 +12,7 @@ from oci_hook.core.allocate import Allocation, Refusal, allocate
 from oci_hook.core.collect import container_names
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import PAGES_DIR, SHARE_STATE
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import CardRequest, Request, parse
 from oci_hook.core.rules import Rules
@@ -180,8 +181,8 @@ def plan_for(
     else:
         _, plan, more = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
         warnings += more
-    page = f"/{KEY}/{store.PAGE_FILE}"  # comes into being with the grant
-    check_sources([step for step in plan if not (isinstance(step, Bind) and step.source.endswith(page))], settings)
+    made = (f"{settings.state_dir}/{PAGES_DIR}/", f"{settings.state_dir}/{SHARE_STATE}/")  # with the grant
+    check_sources([step for step in plan if not (isinstance(step, Bind) and step.source.startswith(made))], settings)
     return plan
 
 

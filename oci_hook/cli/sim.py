@@ -13,7 +13,7 @@ from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML
 from oci_hook.errors import refuse
 from oci_hook.node import inventory as cache
-from oci_hook.node import settings_compile, store
+from oci_hook.node import settings_compile, share, store
 from oci_hook.node.discover import SIMULATED_MARK, discover
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
@@ -56,6 +56,7 @@ def up(prefix: str, cards: int, memory: str, time_scale: int, force: bool) -> ou
     settings = load_settings(prefix)
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
+    drop_shared(settings)
     root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
@@ -86,6 +87,7 @@ def down(prefix: str, force: bool) -> output.Report:
             os.unlink(f"{settings.state_dir}/{INVENTORY}")
         except FileNotFoundError:
             pass
+    drop_shared(settings)
     there = driver_root.remove(prefix, settings.state_dir)
     line = f"simulated cards removed; driver_root is {former}" if there else "there are no simulated cards here"
     return output.Report({"removed": there, "driver_root": former}, [line])
@@ -115,6 +117,15 @@ def refuse_while_used(settings: Settings, command: str, force: bool) -> None:
             f"{len(grants)} container(s) use the simulated cards: {names}; stop them, or `gpu-hook sim {command}"
             f" --force --prefix {shlex.quote(settings.prefix)}`",
         )
+
+
+def drop_shared(settings: Settings) -> None:
+    """Take away what containers shared on cards that none uses now. Raises NodeError GH-303."""
+    with store.open_ledger(settings.state_dir) as ledger:
+        try:
+            share.drop(settings.state_dir, tuple(held.uuid for grant in ledger.grants for held in grant.shares))
+        except OSError as e:
+            raise store.unusable(settings.state_dir, e) from None
 
 
 def set_driver_root(prefix: str, root: str) -> Settings:

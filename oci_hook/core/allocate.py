@@ -11,6 +11,7 @@ Several cards: the set with the smallest sum of link distances between its pairs
 two NUMA nodes, then the one whose cards come first in the order of preference.
 """
 
+from oci_hook.core.card_page import free_slot
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.pages import MAX_CARDS
@@ -84,7 +85,11 @@ def allocate(request: Request, inventory: Inventory, grants: tuple[Grant, ...], 
     chosen = _choose(options, [w for w, _ in wishes], inventory)
     if chosen is None:
         return _refusal(request, uses, wishes, allowed, blocked)
-    shares = tuple(_share(uses[i].card, wish, request, rules) for i, (wish, _) in zip(chosen, wishes, strict=True))
+    alone = request.exclusive or (rules.whole_cards == "exclusive" and all(w.whole for w, _ in wishes))
+    shares = tuple(
+        _share(uses[i].card, wish, request, rules).replace(slot=_slot(uses[i].card, wish, alone, grants, rules))
+        for i, (wish, _) in zip(chosen, wishes, strict=True)
+    )
     notes = []
     for i, use in enumerate(uses):
         reasons = [blocked[w][i] for w, (_, only) in enumerate(wishes) if only in (None, i)]
@@ -97,7 +102,6 @@ def allocate(request: Request, inventory: Inventory, grants: tuple[Grant, ...], 
         else:
             note = f"has room, another card comes first ({placement})"
         notes.append((use.card.uuid, note))
-    alone = request.exclusive or (rules.whole_cards == "exclusive" and all(w.whole for w, _ in wishes))
     return Allocation(shares, alone, tuple(notes))
 
 
@@ -198,6 +202,13 @@ def _share(card: Card, wish: CardRequest, request: Request, rules: Rules) -> Sha
     if request.policy == "fixed-share" and compute:
         limit = compute
     return Share(card.uuid, memory, compute, limit)
+
+
+def _slot(card: Card, wish: CardRequest, alone: bool, grants: tuple[Grant, ...], rules: Rules) -> int:
+    """The container's slot on the card's page; a card of its own needs none."""
+    if alone or (wish.whole and rules.whole_cards == "exclusive"):
+        return 0
+    return free_slot(card.uuid, grants)
 
 
 def _places(card: Card, rules: Rules) -> int:

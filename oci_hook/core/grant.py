@@ -7,19 +7,27 @@ class Share(Value):
     """One card's part of a grant.
 
     memory_mib: the limit in MiB. compute: guaranteed per cent (0: none). compute_limit: ceiling per cent.
-    whole: no limits are enforced on this card.
+    whole: no limits are enforced on this card. slot: 1 + the container's slot on the card page, 0 where the card is the
+    container's alone and not shared out in time.
     """
 
-    __slots__ = ("uuid", "memory_mib", "compute", "compute_limit", "whole")
+    __slots__ = ("uuid", "memory_mib", "compute", "compute_limit", "whole", "slot")
 
     def __init__(
-        self, uuid: str, memory_mib: int, compute: int = 0, compute_limit: int = 100, whole: bool = False
+        self,
+        uuid: str,
+        memory_mib: int,
+        compute: int = 0,
+        compute_limit: int = 100,
+        whole: bool = False,
+        slot: int = 0,
     ) -> None:
         self.uuid = uuid
         self.memory_mib = memory_mib
         self.compute = compute
         self.compute_limit = compute_limit
         self.whole = whole
+        self.slot = slot
 
 
 class Identity(Value):
@@ -82,7 +90,13 @@ class Life(Value):
 
 
 class Grant(Value):
-    """The ledger's entry. shares is empty for a container that gets driver files but no card."""
+    """The ledger's entry. shares is empty for a container that gets driver files but no card.
+
+    created: in seconds since 1970. born: in nanoseconds of the system's monotonic clock; another one for every grant
+    that ever had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: as long
+    as suits it. frozen: since when an administrator stops its compute, in seconds since 1970; 0: not.
+    tolerance: the longest wait for a lower class that it accepts, in microseconds; 0: none is stated.
+    """
 
     __slots__ = (
         "key",
@@ -95,6 +109,10 @@ class Grant(Value):
         "capabilities",
         "driver_version",
         "created",
+        "born",
+        "linger",
+        "frozen",
+        "tolerance",
     )
 
     def __init__(
@@ -109,6 +127,10 @@ class Grant(Value):
         capabilities: tuple[str, ...] = ("compute", "utility"),
         driver_version: str = "",
         created: int = 0,
+        born: int = 0,
+        linger: int = 0,
+        frozen: int = 0,
+        tolerance: int = 0,
     ) -> None:
         self.key = key
         self.who = who
@@ -120,3 +142,7 @@ class Grant(Value):
         self.capabilities = capabilities
         self.driver_version = driver_version
         self.created = created
+        self.born = born
+        self.linger = linger
+        self.frozen = frozen
+        self.tolerance = tolerance

@@ -13,6 +13,8 @@ ACCOUNT_DIR = PRIVATE + "/account"  # a small tmpfs of the container's own; the 
 ACCOUNT_FILE = ACCOUNT_DIR + "/page"
 SHARE_DIR = PRIVATE + "/share"  # N: the state directory's SHARE_STATE/UUID of the page's N-th card, read-only
 SLOT_FILE = PRIVATE + "/slot"  # N: the container's own slot file on that card, read-write
+CARD_FILE = "card"  # in a card's folder: the card page
+SLOT_DIR = "slot"  # and its slot files
 REQUEST_DIR = PRIVATE + "/request"  # /dev/null mounted at KEY=VALUE in it asks as an annotation does
 VISIBLE_DIR = "/var/run/nvidia-container-devices"  # the NVIDIA runtime's: /dev/null at a card's name asks for the card
 SIM_CARDS = "/dev/nvidia-sim"  # the simulated cards' memory files, by minor number
@@ -45,3 +47,8 @@ ENV_SET = (  # what we write into a container's env; a container's own values th
     "GPU_HOOK_CLASS",
     "TRITON_LIBCUDA_PATH",
 )
+
+
+def slot_file(slot: int) -> str:
+    """The file of Share.slot `slot` (1 + its number) in the card's folder."""
+    return f"{SLOT_DIR}/{slot - 1:02d}"

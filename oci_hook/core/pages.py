@@ -12,11 +12,25 @@ MAX_CARDS = 16
 SEQ_OFFSET = 16
 
 _HEAD = Struct("<QIIIIII40s56x")
-_CARD = Struct("<48sQQIIIIQ40x")
-_POLICY = {"best-effort": 0, "fixed-share": 1, "burst-share": 2}
-_CLASS = {"offline": 0, "default": 1, "online": 2}
+_CARD = Struct("<48sQQIIIIQI36x")
+POLICY_NUMBERS = {"best-effort": 0, "fixed-share": 1, "burst-share": 2}
+CLASS_NUMBERS = {"offline": 0, "default": 1, "online": 2}
+_POLICY_CLASS, _POLICY_OFFSET = Struct("<II"), 24
+_MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
+_COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
 WHOLE = 1
 MIB = 1 << 20
+
+
+def amended(page: bytes, grant: Grant) -> bytes:
+    """The page of a grant whose limits, policy and class changed; what the card itself says stays, and so does seq."""
+    new = bytearray(page)
+    _POLICY_CLASS.pack_into(new, _POLICY_OFFSET, POLICY_NUMBERS[grant.policy], CLASS_NUMBERS[grant.priority_class])
+    for i, share in enumerate(grant.shares):
+        at = _HEAD.size + i * _CARD.size
+        _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)
+        _COMPUTE.pack_into(new, at + _COMPUTE_OFFSET, share.compute, share.compute_limit)
+    return bytes(new)
 
 
 def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
@@ -32,8 +46,8 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
         SIZE,
         seq,
         len(grant.shares),
-        _POLICY[grant.policy],
-        _CLASS[grant.priority_class],
+        POLICY_NUMBERS[grant.policy],
+        CLASS_NUMBERS[grant.priority_class],
         grant.key.encode(),
     )
     for i, share in enumerate(grant.shares):
@@ -49,5 +63,6 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             WHOLE if share.whole else 0,
             card.minor,
             card.context_mib * MIB,
+            share.slot,
         )
     return bytes(page)

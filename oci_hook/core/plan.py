@@ -12,13 +12,18 @@ from oci_hook.core.layout import (
     PRIVATE,
     REAL_LIBCUDA,
     REAL_LIBNVML,
+    SHARE_DIR,
+    SHARE_STATE,
     SIM_CARDS,
+    SLOT_FILE,
     STAND_IN_DIR,
+    slot_file,
 )
 from oci_hook.core.value import Value
 from oci_hook.core.wishes import WITH_A_SHARE
 
 DATA = ("ro", "nosuid", "nodev", "noexec")
+OWN = ("rw", "nosuid", "nodev", "noexec")
 LIBRARY = ("ro", "nosuid", "nodev")
 
 
@@ -133,6 +138,7 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
         Bind(inventory.libnvml, REAL_LIBNVML),
         Bind(f"{state_dir}/{PAGES_DIR}/{grant.key}/policy", POLICY_PAGE, DATA),
         Tmpfs(ACCOUNT_DIR, 1 << 20, 16, 0o1777),
+        *_sharing(grant, state_dir),
     ]
     steps += _driver_files(grant, inventory, image)
     nodes = [DeviceNode(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards]
@@ -142,7 +148,7 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
     steps += nodes
     steps += [DeviceRule(node.major, node.minor) for node in nodes]
     steps += [
-        Bind(f"{state_dir}/sim/cards/{card.minor}", f"{SIM_CARDS}/{card.minor}", ("rw", "nosuid", "nodev", "noexec"))
+        Bind(f"{state_dir}/sim/cards/{card.minor}", f"{SIM_CARDS}/{card.minor}", OWN)
         for card in cards
         if card.simulated
     ]
@@ -150,6 +156,17 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
     steps += _stand_in("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
     steps += _stand_in("libnvidia-ml", inventory, image.libdir, image.cover_nvml, prefix)
     return tuple(steps)
+
+
+def _sharing(grant: Grant, state_dir: str) -> list[Step]:
+    """Of each card that is shared out in time: its page and everybody's slot file, to read, and the own one."""
+    steps: list[Step] = []
+    for i, share in enumerate(grant.shares):
+        if share.slot:
+            card = f"{state_dir}/{SHARE_STATE}/{share.uuid}"
+            steps.append(Bind(card, f"{SHARE_DIR}/{i}", DATA))
+            steps.append(Bind(f"{card}/{slot_file(share.slot)}", f"{SLOT_FILE}/{i}", OWN))
+    return steps
 
 
 def _offered(grant: Grant) -> set[str]:

@@ -10,7 +10,8 @@ class Rules(Value):
     compute_step: likewise for compute. max_shares_per_card: containers on one card. memory_per_share: MiB of a card's
     memory for each container that may share it, 0: no such bound. whole_cards: "exclusive" or "shared", what a request
     without memory and compute means. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB", or
-    "none" where the dialect qgpu is off.
+    "none" where the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
+    nanoseconds, 0: as long as suits it.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class Rules(Value):
         "trust_env",
         "dialects",
         "qgpu_memory_unit",
+        "linger",
     )
 
     def __init__(
@@ -42,6 +44,7 @@ class Rules(Value):
         trust_env: bool = False,
         dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes"),
         qgpu_memory_unit: str = "none",
+        linger: int = 0,
     ) -> None:
         self.default_policy = default_policy
         self.placement = placement
@@ -55,3 +58,4 @@ class Rules(Value):
         self.trust_env = trust_env
         self.dialects = dialects
         self.qgpu_memory_unit = qgpu_memory_unit
+        self.linger = linger

@@ -7,6 +7,7 @@ int() never meets more than a few characters.
 DIGITS = frozenset("0123456789")
 MAX_MEMORY_MIB = 1 << 24  # 16 TiB: beyond any card, and (in bytes) far within the policy page's 64 bits
 SIZES = {"Mi": 1, "Gi": 1 << 10, "Ti": 1 << 20}
+DURATIONS = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 SIZE_HELP = "write 4Gi, 512Mi, 2048 (MiB) or 30%"
 
 
@@ -45,6 +46,20 @@ def size(text: str) -> int:
         raise OutOfBounds("is not within 1Mi to 16Ti") from None
     except ValueError:
         raise ValueError(f"is not a size; {SIZE_HELP}") from None
+
+
+def duration(text: str) -> int:
+    """`300us`, `100ms`, `2s`: nanoseconds, from 1us to 4s (the card page has 32 bits for them)."""
+    number = text.rstrip("unms")
+    factor = DURATIONS.get(text[len(number) :])
+    if factor is None:
+        raise ValueError("is not a time; write 300us, 100ms or 2s")
+    try:
+        return integer(number, 1, 4 * DURATIONS["s"] // factor) * factor
+    except OutOfBounds:
+        raise OutOfBounds("is not within 1us to 4s") from None
+    except ValueError:
+        raise ValueError("is not a time; write 300us, 100ms or 2s") from None
 
 
 def memory(text: str) -> tuple[str, int]:

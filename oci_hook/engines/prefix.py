@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from oci_hook.core import layout
+from oci_hook.core.pages import MAX_CARDS
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.node import settings_compile, store
+from oci_hook.node import settings_compile, share, store
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
 from oci_hook.node.settings_template import default_settings_yaml
@@ -37,7 +38,11 @@ CLI_ONLY = (
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
-EMPTY_FILES = (layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE)
+EMPTY_FILES = (
+    *(layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE),
+    *(f"{layout.SLOT_FILE}/{i}" for i in range(MAX_CARDS)),
+)
+EMPTY_FOLDERS = (layout.ACCOUNT_DIR, *(f"{layout.SHARE_DIR}/{i}" for i in range(MAX_CARDS)))
 
 # Run by the install's own Python, for which the code is compiled; its arguments are the library folder and the names.
 PACK = """
@@ -151,6 +156,10 @@ def _empty_state(state_dir: str, force: bool) -> None:
     if living and not force:
         names = ", ".join(grant.who.id[:40] for grant in living[:3])
         raise refuse("GH-504", f"{len(living)} containers hold shares ({names}); stop them, or uninstall with --force")
+    try:
+        share.drop(state_dir)
+    except OSError as e:
+        raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then uninstall again") from None
     for name in (layout.LEDGER_DIR, layout.PAGES_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
     try:
@@ -188,7 +197,10 @@ def _skeleton(folder: Path) -> None:
         _folder(file.parent)
         file.touch()
         file.chmod(0o444)
-    _folder(folder / layout.ACCOUNT_DIR[len(layout.PRIVATE) + 1 :])
+    for path in EMPTY_FOLDERS:
+        inside = folder / path[len(layout.PRIVATE) + 1 :]
+        _folder(inside.parent)
+        _folder(inside)
 
 
 def _python_files(target: Path) -> list[str]:

@@ -1,4 +1,5 @@
-"""Mounts by descriptor: open_tree, mount_setattr, move_mount, fsopen; and what is mounted: statx, mountinfo."""
+"""Mounts by descriptor: open_tree, mount_setattr, move_mount, fsopen; by path: mount, umount2; and what is mounted:
+statx, mountinfo."""
 
 import ctypes
 import os
@@ -10,7 +11,10 @@ OPEN_TREE_CLONE = 1
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR = {"ro": 0x01, "nosuid": 0x02, "nodev": 0x04, "noexec": 0x08}
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
 FSOPEN_CLOEXEC = 1
 FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_STRING = 1
@@ -24,6 +28,8 @@ TMPFS_MAGIC = 0x01021994
 
 _STATX = Struct("=8xQ128xQ104x")  # struct statx: stx_attributes, stx_mnt_id
 _statx = function("statx", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
+_mount = function("mount", ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_umount2 = function("umount2", ctypes.c_char_p, ctypes.c_int)
 _fstatfs = function("fstatfs", ctypes.c_int, ctypes.c_void_p)
 
 
@@ -85,6 +91,17 @@ def new_tmpfs(settings: dict[str, str], options: tuple[str, ...], path: str) -> 
         return syscall("fsmount", fs, FSMOUNT_CLOEXEC, attributes(options), path=path)
     finally:
         os.close(fs)
+
+
+def mount_tmpfs(path: str, settings: str) -> None:
+    """Mount a tmpfs with these file system parameters, nosuid, nodev and noexec; on kernels of any age."""
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    check(_mount(b"tmpfs", os.fsencode(path), b"tmpfs", flags, settings.encode()), "mount", path)
+
+
+def unmount(path: str) -> None:
+    """Take away what is on top at path, at once; it lives on where it is in use or mounted elsewhere."""
+    check(_umount2(os.fsencode(path), MNT_DETACH | UMOUNT_NOFOLLOW), "umount2", path)
 
 
 def statx_mount(fd: int) -> tuple[int, bool]:

@@ -66,11 +66,14 @@ def admit_on(
             capabilities=request.capabilities,
             driver_version=inventory.driver_version,
             created=int(time.time()),
+            born=time.monotonic_ns(),
+            linger=settings.rules.linger,
         )
         real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
         with Claims(real, settings.state_dir):
             store.at("claimed")
-            ledger.put(grant, policy_page(grant, inventory))
+            scales = {card.uuid: card.time_scale for card in inventory.cards}
+            ledger.put(grant, policy_page(grant, inventory), scales)
     return Admission(grant, inventory)
 
 

@@ -61,6 +61,16 @@ def memory(low: int) -> Reader:
     return read
 
 
+def linger(value: Any) -> int:
+    """Nanoseconds; 0 for adaptive."""
+    if value == "adaptive":
+        return 0
+    try:
+        return units.duration(value)
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError("is not adaptive and no time from 1us to 4s, such as 100ms") from None
+
+
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("is not true or false")
@@ -117,6 +127,7 @@ RULES: dict[str, Reader] = {
     "trust_env": flag,
     "dialects": dialect_names,
     "qgpu_memory_unit": one_of("none", *qgpu.UNITS),
+    "linger": linger,
 }
 
 

@@ -44,6 +44,10 @@ rules:
   max_shares_per_card: 64
   memory_per_share: 0       # 4Gi: a card of 16 GiB is for at most 4 containers; 0: no such bound
 
+  # How long a container still has the card to itself against lower classes once its work is done: adaptive (learned
+  # from its own gaps, mostly about 2ms) or a time, as 100ms. For containers that start from now on.
+  linger: adaptive
+
   # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for cards as annotations do.
   # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
   trust_env: false

@@ -3,6 +3,7 @@
 STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
 STATE/ledger/KEY.json    a grant; comes into being by rename, so it is there wholly or not at all
 STATE/pages/KEY/policy   its policy page, written before the grant and removed after it
+STATE/share/UUID         what the containers on a card share (node/share.py)
 
 A crash at any instruction leaves either no grant, or one whose creator is dead, which the next sweep removes together
 with half-made files. A grant file that cannot be understood stops the node's new grants (GH-303): it may book anything.
@@ -15,10 +16,13 @@ import fcntl
 import os
 from _operator import attrgetter
 
+from oci_hook.core.card_page import SLOTS
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.layout import LEDGER_DIR, PAGES_DIR
+from oci_hook.core.pages import SEQ_OFFSET, SIZE, amended
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import life as liveness
+from oci_hook.node import share
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PAGE_FILE = "policy"
+CHANGING = ".changing"  # beside a page folder: its grant is being written anew
 LOCK_SECONDS = 8.0
 FORMAT = 1
 GRANT_MAX = 1 << 15  # bytes of a grant file; names in it are the tenant's
@@ -90,26 +95,41 @@ class Ledger:
     ) -> None:
         self._unlock()
 
-    def put(self, grant: Grant, page: bytes) -> None:
-        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large."""
+    def put(self, grant: Grant, page: bytes, time_scales: "dict[str, int] | None" = None) -> None:
+        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large.
+
+        time_scales: of simulated cards, by UUID; 1 for others.
+        """
         data = encode(grant)
         if len(data) > GRANT_MAX:
             raise refuse("GH-105", f"names and paths of the container take {len(data)} bytes, at most {GRANT_MAX}")
         if any(g.key == grant.key for g in self.grants):
             raise refuse("GH-407", f"container {grant.who.id} already holds a grant ({grant.key})")
         folder = f"{self._pages}/{grant.key}"
+        marked: list[str] = []
         try:
             os.mkdir(folder)
             os.chmod(folder, 0o755)  # whatever the umask: a runtime in a user namespace opens the page
             at("page folder")
             _write(f"{folder}/{PAGE_FILE}", page, 0o644)
             at("page")
+            for held in shared(grant):
+                share.ready(self._state, held.uuid)
+                at("card folder")
+                share.mark(self._state, held.uuid, make=True)
+                marked.append(held.uuid)
+                at("card marked")
+                share.make_slot(self._state, held.uuid, held.slot)
+                at("slot")
             self._save(grant.key, data)
+            for held in shared(grant):
+                self._settle(held.uuid, (*self.grants, grant), (time_scales or {}).get(held.uuid, 1))
         except BaseException as e:
             try:
                 for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
                     _unlink(f"{self._folder}/{name}")
                 _drop_folder(folder)
+                self._tidy(marked)
             except OSError:
                 pass  # the first failure is the one to tell; the next sweep removes the rest
             if isinstance(e, OSError):
@@ -118,25 +138,50 @@ class Ledger:
         self.grants = (*self.grants, grant)
 
     def update(self, grant: Grant) -> None:
-        """Write a grant anew that is in the ledger; its page stays. Raises NodeError GH-303 and leaves the old one."""
+        """Write a grant anew that is in the ledger and differs in whose it is and what it lives by alone.
+
+        Raises NodeError GH-303 and leaves the old one.
+        """
         try:
             self._save(grant.key, encode(grant))
         except OSError as e:
             raise unusable(self._state, e) from None
         self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
 
-    def remove(self, key: str) -> bool:
-        """Forget a grant, living or not; whether there was one. Raises NodeError GH-303."""
-        found = any(g.key == key for g in self.grants)
-        self.grants = tuple(g for g in self.grants if g.key != key)
+    def change(self, grant: Grant) -> None:
+        """Write a grant anew that differs in limits, policy, class or freeze alone; the container is told by its pages.
+
+        Raises NodeError GH-303; then the grant is the old one, or the next transaction tells the container.
+        """
+        mark = f"{self._pages}/{grant.key}{CHANGING}"
         try:
-            _remove(self._folder, self._pages, key)
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            at("change marked")
+            cards = self._mark([held.uuid for held in shared(grant)])
+            try:
+                self._save(grant.key, encode(grant))
+                self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
+                self._amend(grant)
+            finally:
+                self._tidy(cards)
+            os.unlink(mark)
         except OSError as e:
             raise unusable(self._state, e) from None
-        return found
+
+    def remove(self, key: str) -> bool:
+        """Forget a grant, living or not; whether there was one. Raises NodeError GH-303."""
+        found = [g for g in self.grants if g.key == key]
+        self.grants = tuple(g for g in self.grants if g.key != key)
+        try:
+            cards = self._mark([held.uuid for g in found for held in shared(g)])
+            _remove(self._folder, self._pages, key)
+            self._tidy(cards)
+        except OSError as e:
+            raise unusable(self._state, e) from None
+        return bool(found)
 
     def _sweep(self, boot: str) -> None:
-        living = []
+        living, dead = [], []
         names = sorted(os.listdir(self._folder))
         for name in names:
             if name.endswith(".tmp"):
@@ -147,10 +192,7 @@ class Ledger:
             old = _read(self._folder, name[:-5])
             new = liveness.current(old, boot)
             if new is None:
-                at("dead")
-                _remove(self._folder, self._pages, old.key)
-                at("removed")
-                self.swept = (*self.swept, old)
+                dead.append(old)
                 continue
             living.append(new)
             if new is not old:
@@ -158,11 +200,65 @@ class Ledger:
                     self._save(new.key, encode(new))
                 except OSError:  # disk full: the grant counts all the same, and the next sweep learns it again
                     _unlink(f"{self._folder}/{new.key}.tmp")
-        held = {g.key for g in living}
-        for key in os.listdir(self._pages):
-            if key not in held:
-                _drop_folder(f"{self._pages}/{key}")
         self.grants = tuple(living)
+        cards = self._mark([held.uuid for grant in dead for held in shared(grant)])
+        for grant in dead:
+            at("dead")
+            _remove(self._folder, self._pages, grant.key)
+            at("removed")
+            self.swept = (*self.swept, grant)
+        by_key = {grant.key: grant for grant in living}
+        for name in os.listdir(self._pages):
+            if name in by_key:
+                continue
+            changed = by_key.get(name.removesuffix(CHANGING))
+            if changed is not None:  # `update` did not come to its end
+                self._amend(changed)
+                cards += self._mark([held.uuid for held in shared(changed)])
+            _drop_folder(f"{self._pages}/{name}")
+        self._tidy([*cards, *share.unsettled(self._state)])
+
+    def _mark(self, uuids: list[str]) -> list[str]:
+        """Those of the cards that have a page here, marked."""
+        found = []
+        for uuid in dict.fromkeys(uuids):
+            try:
+                share.mark(self._state, uuid)
+                found.append(uuid)
+            except FileNotFoundError:  # mounted elsewhere, or taken away: nobody here to tell
+                pass
+        return found
+
+    def _tidy(self, uuids: list[str]) -> None:
+        """Make the folders of marked cards what the grants say."""
+        for uuid in dict.fromkeys(uuids):
+            try:
+                share.tidy(self._state, uuid, self.grants)
+                at("slots tidied")
+                self._settle(uuid, self.grants)
+            except FileNotFoundError:
+                pass
+
+    def _settle(self, uuid: str, grants: tuple[Grant, ...], time_scale: int = 0) -> None:
+        share.rewrite(self._state, uuid, grants, time_scale)
+        at("card page")
+        share.settle(self._state, uuid)
+        at("card settled")
+
+    def _amend(self, grant: Grant) -> None:
+        """Bring the policy page, which the container has mapped, in line with the grant."""
+        fd = os.open(f"{self._pages}/{grant.key}/{PAGE_FILE}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            page = amended(os.read(fd, SIZE), grant)
+            seq = (page[SEQ_OFFSET] | 1).to_bytes(1, "little") + page[SEQ_OFFSET + 1 : SEQ_OFFSET + 4]
+            os.pwrite(fd, seq, SEQ_OFFSET)
+            at("policy marked")
+            os.pwrite(fd, page[SEQ_OFFSET + 4 :], SEQ_OFFSET + 4)
+            at("policy")
+            after = (int.from_bytes(seq, "little") + 1 & 0xFFFFFFFF).to_bytes(4, "little")
+            os.pwrite(fd, after, SEQ_OFFSET)
+        finally:
+            os.close(fd)
 
     def _save(self, key: str, data: bytes) -> None:
         path = f"{self._folder}/{key}"
@@ -237,14 +333,29 @@ def forget(state_dir: str, key: str) -> bool:
         fd = lock_file(folder + "/lock", fcntl.LOCK_EX)
         try:
             found = os.path.lexists(f"{folder}/{key}.json")
+            for uuid in share.cards(state_dir):
+                try:
+                    share.mark(state_dir, uuid)  # the next transaction, which is ours if all else is well, settles it
+                except FileNotFoundError:
+                    pass
             _remove(folder, f"{state_dir}/{PAGES_DIR}", key)
         finally:
             os.close(fd)
+        try:
+            with open_ledger(state_dir):
+                pass
+        except GhError:
+            pass  # another grant is damaged as well: it is for whoever opens the ledger next to say so
         return found
     except FileNotFoundError:
         return False
     except OSError as e:
         raise unusable(state_dir, e) from None
+
+
+def shared(grant: Grant) -> list[Share]:
+    """The grant's shares on cards that are shared out in time."""
+    return [held for held in grant.shares if held.slot]
 
 
 def own_dir(path: str) -> None:
@@ -352,26 +463,28 @@ def encode(grant: Grant) -> bytes:
 def decode(data: bytes) -> Grant:
     """The grant of a ledger file. Raises ValueError, with the reason, for anything that `encode` did not write."""
     try:
-        version, key, who, life, shares, policy, priority, exclusive, offered, driver, created = fastjson.loads(data)
+        version, key, who, life, shares, policy, priority, exclusive, offered, driver, *numbers = fastjson.loads(data)
         if version != FORMAT:
             raise ValueError("another version's format")
         boot, creator, init, cgroup, inode, deadline = life if len(life) == 6 else (*life, 0)
         "".join((key, boot, cgroup, policy, priority, driver, *who, *offered))  # TypeError unless all are text
-        for share in shares:
-            uuid, memory, compute, limit, whole = share
-            if type(uuid) is not str or not type(memory) is type(compute) is type(limit) is int or memory < 0:
+        for fields in shares:
+            uuid, memory, compute, limit, whole, slot = fields
+            if type(uuid) is not str or not type(memory) is type(compute) is type(limit) is type(slot) is int:
+                raise ValueError("a share is not valid")
+            if memory < 0 or not 0 <= slot <= SLOTS:
                 raise ValueError("a share is not valid")
         return Grant(
             key,
             Identity(*who),
             Life(boot, _process(creator), _process(init), cgroup, int(inode), int(deadline)),
-            tuple([Share(*share) for share in shares]),
+            tuple([Share(*fields) for fields in shares]),
             policy,
             priority,
             bool(exclusive),
             tuple(offered),
             driver,
-            int(created),
+            *map(int, numbers),
         )
     except TypeError as e:
         raise ValueError(f"not a grant ({e})") from None

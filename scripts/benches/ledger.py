@@ -22,11 +22,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from oci_hook.core.card_page import card_page, head, on_card
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.layout import CARD_FILE, SLOT_DIR, slot_file
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.errors import GhError
-from oci_hook.node import admit, claims, store
+from oci_hook.node import admit, claims, share, store
 from oci_hook.node.life import boot_id, current, process_life
 from oci_hook.node.settings import Settings
 
@@ -58,6 +60,8 @@ def state_dir():
         yield path + "/state"
     finally:
         claims.CLAIMS = before
+        for name in os.listdir(path):
+            share.drop(f"{path}/{name}")
         shutil.rmtree(path)
 
 
@@ -252,6 +256,28 @@ class Campaign:
         if expected != there:
             self.found("leaks", f"missing or left behind: {expected ^ there}")
 
+        for card in self.node.cards:
+            self.check_shared(state, card.uuid, grants)
+
+    def check_shared(self, state: str, uuid: str, grants: tuple[Grant, ...]) -> None:
+        """The card page and the slot files are what the grants say."""
+        folder = share.folder(state, uuid)
+        there = [held.slot for _, held in on_card(uuid, grants)]
+        try:
+            with open(f"{folder}/{CARD_FILE}", "rb") as f:
+                page = f.read()
+        except FileNotFoundError:
+            if there:
+                self.found("leaks", f"{uuid} has no card page")
+            return
+        seq, generation, scale = head(page)
+        if seq % 2 or page != card_page(uuid, grants, generation, scale, seq):
+            self.found("double_bookings", f"the card page of {uuid} is not what the grants say")
+        if len(set(there)) < len(there):
+            self.found("double_bookings", f"two containers have one slot on {uuid}")
+        if {os.path.basename(slot_file(slot)) for slot in there} != set(os.listdir(f"{folder}/{SLOT_DIR}")):
+            self.found("leaks", f"slot files of {uuid} are missing or left behind")
+
     def found(self, kind: str, what: str) -> None:
         setattr(self, kind, getattr(self, kind) + 1)
         self.problems.append(what)
@@ -284,7 +310,7 @@ def children() -> list[int]:
 def work(campaign: Campaign, i: int, rng: random.Random) -> None:
     """One creator: admit at random until there is room; then hold, give back, or become a container and end."""
     if rng.random() < 0.7:
-        left = rng.randrange(1, 25)
+        left = rng.randrange(1, 50)
 
         def die(_: str) -> None:
             nonlocal left

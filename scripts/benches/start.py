@@ -24,7 +24,7 @@ import tiny_image  # noqa: E402
 
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory  # noqa: E402
 from oci_hook.engines import prefix as installs  # noqa: E402
-from oci_hook.node import inventory, settings_compile  # noqa: E402
+from oci_hook.node import inventory, settings_compile, share  # noqa: E402
 from oci_hook.node.life import boot_id  # noqa: E402
 from oci_hook.node.settings import Settings  # noqa: E402
 
@@ -44,6 +44,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     try:
         return _figures(_measure(_Place(folder, state), rounds))
     finally:
+        share.drop(str(state))
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(state, ignore_errors=True)
 

@@ -23,6 +23,8 @@ plan
   bind PREFIX/driver/libnvidia-ml.so.1.2 -> /run/gpu-hook/driver/ml (ro,nosuid,nodev)
   bind PREFIX/state/pages/KEY/policy -> /run/gpu-hook/policy (ro,nosuid,nodev,noexec)
   tmpfs /run/gpu-hook/account (size 1048576, 16 inodes, mode 1777)
+  bind PREFIX/state/share/GPU-0 -> /run/gpu-hook/share/0 (ro,nosuid,nodev,noexec)
+  bind PREFIX/state/share/GPU-0/slot/00 -> /run/gpu-hook/slot/0 (rw,nosuid,nodev,noexec)
   bind PREFIX/driver/libx.so.1.2 -> /usr/lib64/libx.so.1.2 (ro,nosuid,nodev)
   bind PREFIX/driver/libx.so.1.2 -> /usr/lib64/libx.so.1 (ro,nosuid,nodev)
   bind PREFIX/driver/nvidia-smi -> /usr/bin/nvidia-smi (ro,nosuid,nodev)
@@ -124,7 +126,7 @@ def test_json(install: Install) -> None:
     answer = install.data(*asking("gpu-hook.io/memory=2Gi"))
     plan = answer.pop("plan")
     assert plan[0] == "bind PREFIX/lib/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)"
-    share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False}
+    share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False, "slot": 1}
     card = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
     assert answer == {
         "container": "",

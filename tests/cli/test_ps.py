@@ -58,6 +58,7 @@ def test_json(install: Install) -> None:
                         "compute": 30,
                         "compute_limit": 100,
                         "whole": False,
+                        "slot": 0,
                         "used_mib": None,
                     }
                 ],

@@ -178,7 +178,7 @@ def test_the_setting_decides_where_the_request_does_not():
 )
 def test_what_a_share_means(request_, memory, compute, limit):
     found = place(request_, node(24576))
-    assert found.shares == (Share(UUID.format(0), memory, compute, limit),)
+    assert found.shares == (Share(UUID.format(0), memory, compute, limit, slot=1),)
     assert not found.exclusive
 
 

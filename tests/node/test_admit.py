@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.core.card_page import card_page, head
 from oci_hook.core.grant import Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.pages import policy_page
@@ -70,7 +71,7 @@ def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):
     grant = given.grant
     assert given.inventory == node(settings.driver_root)
     assert (grant.key, grant.who, grant.life) == (store.grant_key("/run/runc", "c1"), who("c1"), me())
-    assert grant.shares == (Share(UUID, 2048, 10, 10),)
+    assert grant.shares == (Share(UUID, 2048, 10, 10, slot=1),)
     assert (grant.policy, grant.priority_class, grant.capabilities) == ("fixed-share", "online", ("compute",))
     assert not grant.exclusive and grant.driver_version == "550" and grant.created > 1_700_000_000
     assert store.snapshot(settings.state_dir) == (grant,)
@@ -144,7 +145,7 @@ def test_release_takes_no_living_containers_grant_unless_forced(settings, other)
     assert store.snapshot(settings.state_dir) == (grant,)
     assert admit.release(grant.key, settings, force=True)
     assert not admit.release(grant.key, settings, force=True)
-    assert files(settings) == ["inventory.json", "ledger/lock"]
+    assert files(settings) == ["inventory.json", "ledger/lock", f"share/{UUID}/card"]
 
 
 def test_release_of_a_dead_containers_grant(settings, other):
@@ -251,11 +252,17 @@ def test_killed_at_every_step_of_an_admission(settings, other):
         assert len(store.snapshot(settings.state_dir)) == 2
         assert admit.release(again.key, settings, force=True)
         assert files(settings) == sorted(
-            ["inventory.json", f"ledger/{held.key}.json", "ledger/lock", f"pages/{held.key}/policy"]
+            [
+                *("inventory.json", "ledger/lock", f"share/{UUID}/card", f"share/{UUID}/slot/00"),
+                *(f"ledger/{held.key}.json", f"pages/{held.key}/policy"),
+            ]
         )
+        page = Path(settings.state_dir, "share", UUID, "card").read_bytes()
+        seq, generation, _ = head(page)
+        assert seq % 2 == 0 and page == card_page(UUID, (held,), generation, seq=seq)
         if p.returncode == 0:
             break
-    assert int(p.stdout) == step - 1 >= 7
+    assert int(p.stdout) == step - 1 >= 12
 
 
 @pytest.mark.root

@@ -1,0 +1,84 @@
+"""The card page: who shares a card, and how. Twin of shim/card_page.h.
+
+Weights are parts of the card in hundredths of a percent. A guarantee is its per cent; containers without one share what
+the guarantees of the whole card leave, in equal parts, and at least one per cent together: none is ever starved.
+"""
+
+from struct import Struct
+
+from oci_hook.core.grant import Grant, Share
+from oci_hook.core.pages import CLASS_NUMBERS
+
+MAGIC = 0x3144524143504847
+VERSION = 1
+SIZE = 4096
+SEQ_OFFSET = 16
+SLOTS = 64
+SLOT_FILE_SIZE = 8192
+ONE_PERCENT = 100  # of weight
+PPM = 10_000  # of one per cent
+
+_HEAD = Struct("<QIIIIQQ48s40x")
+_SLOT = Struct("<BBHIIIQQ")
+
+
+def on_card(uuid: str, grants: tuple[Grant, ...]) -> "list[tuple[Grant, Share]]":
+    """The grants that have a slot on this card, with their shares of it, by slot."""
+    found = [(grant, share) for grant in grants for share in grant.shares if share.slot and share.uuid == uuid]
+    return sorted(found, key=lambda pair: pair[1].slot)
+
+
+def free_slot(uuid: str, grants: tuple[Grant, ...]) -> int:
+    """The lowest free slot of a card, as Share.slot has it; 0 when all are taken."""
+    taken = {share.slot for _, share in on_card(uuid, grants)}
+    return next((slot for slot in range(1, SLOTS + 1) if slot not in taken), 0)
+
+
+def guaranteed(grant: Grant, share: Share) -> int:
+    """Per cent of the card that are the container's before others'; 0 for best-effort."""
+    return 0 if grant.policy == "best-effort" or share.whole else share.compute
+
+
+def cap(grant: Grant, share: Share) -> int:
+    """Per cent of the card that it may never exceed, also alone; 0 where it may have all of it."""
+    if grant.policy == "best-effort" or share.whole or not share.compute:
+        return 0
+    most = share.compute if grant.policy == "fixed-share" else share.compute_limit
+    return most if most < 100 else 0
+
+
+def card_page(uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0) -> bytes:
+    """The whole page of a card from all living grants of the node."""
+    there = on_card(uuid, grants)
+    rest = [pair for pair in there if not guaranteed(*pair)]
+    left = max(1, 100 - sum(guaranteed(*pair) for pair in there))
+    equal = max(1, left * ONE_PERCENT // max(1, len(rest)))
+    present = 0
+    page = bytearray(SIZE)
+    for grant, share in there:
+        slot = share.slot - 1
+        present |= 1 << slot
+        _SLOT.pack_into(
+            page,
+            _HEAD.size + slot * _SLOT.size,
+            CLASS_NUMBERS[grant.priority_class],
+            1 if grant.frozen else 0,
+            guaranteed(grant, share) * ONE_PERCENT or equal,
+            cap(grant, share) * PPM,
+            grant.linger,
+            0,
+            grant.born,
+            0,
+        )
+    _HEAD.pack_into(page, 0, MAGIC, VERSION, SIZE, seq, time_scale, generation, present, uuid.encode())
+    return bytes(page)
+
+
+def head(page: bytes) -> tuple[int, int, int]:
+    """(seq, generation, time scale) of a page, or of whatever is in its place: then (1, 0, 1), not to be read."""
+    if len(page) < _HEAD.size:
+        return 1, 0, 1
+    magic, version, size, seq, time_scale, generation, _, _ = _HEAD.unpack_from(page)
+    if (magic, version, size) != (MAGIC, VERSION, SIZE):
+        return 1, 0, 1
+    return seq, generation, max(1, time_scale)

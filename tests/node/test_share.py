@@ -1,0 +1,266 @@
+"""What containers of a card share: the tmpfs, slot files, the card page; crashes, and tenants that grow their file."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.core.card_page import SLOT_FILE_SIZE, SLOTS, card_page, head
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.errors import NodeError
+from oci_hook.linux.mount import mountinfo
+from oci_hook.node import life, share, store
+from oci_hook.node.life import boot_id, process_life
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+REPO = Path(__file__).resolve().parents[2]
+CARDS = ("GPU-0", "GPU-1")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[str]:
+    yield str(tmp_path / "state")
+    store.step = None
+    share.drop(str(tmp_path / "state"))
+
+
+def make(slot: int, *cards: str, by: Life | None = None, **changes: Any) -> Grant:
+    who = Identity("/run/runc", f"c{slot}", "/bundle")
+    shares = tuple(Share(uuid, 1024, 10, slot=slot) for uuid in cards or CARDS[:1])
+    by = by or Life(boot_id(), process_life(os.getpid()))
+    return Grant(store.grant_key(who.root, who.id), who, by, shares, born=slot + 100).replace(**changes)
+
+
+def dead() -> Life:
+    p = subprocess.Popen(["sleep", "60"])
+    found = process_life(p.pid)
+    p.kill()
+    p.wait()
+    return Life(boot_id(), found)
+
+
+def put(state: str, *grants: Grant) -> None:
+    with store.open_ledger(state) as ledger:
+        for grant in grants:
+            ledger.put(grant, bytes(4096), {CARDS[0]: 5})
+
+
+def check(state: str, uuid: str, *grants: Grant, scale: int = 5) -> int:
+    """The card's folder is what the grants say; the page's generation."""
+    folder = Path(share.folder(state, uuid))
+    page = (folder / "card").read_bytes()
+    seq, generation, _ = head(page)
+    assert page == card_page(uuid, grants, generation, scale, seq) and seq % 2 == 0
+    held = sorted(s.slot - 1 for g in grants for s in g.shares if s.uuid == uuid)
+    files = sorted((folder / "slot").iterdir())
+    assert [f.name for f in files] == [f"{i:02d}" for i in held]
+    for file in files:
+        assert file.stat().st_size == SLOT_FILE_SIZE and stat.S_IMODE(file.stat().st_mode) == 0o666
+    return generation
+
+
+def test_a_tmpfs_per_card_and_who_may_do_what_there(state: str) -> None:
+    umask = os.umask(0o077)
+    try:
+        put(state, one := make(1, *CARDS), two := make(3, CARDS[1]))
+    finally:
+        os.umask(umask)
+    check(state, CARDS[0], one)
+    check(state, CARDS[1], one, two, scale=1)
+    mounts = {m.point: m for m in mountinfo()}
+    for uuid in CARDS:
+        path = share.folder(state, uuid)
+        assert mounts[path].fstype == "tmpfs"
+        flags = os.statvfs(path).f_flag
+        assert flags & os.ST_NOSUID and flags & os.ST_NODEV and flags & os.ST_NOEXEC
+        assert os.statvfs(path).f_blocks * os.statvfs(path).f_frsize == share.TMPFS_SIZE
+        assert os.statvfs(path).f_files == share.TMPFS_INODES
+        modes = [stat.S_IMODE(os.stat(p).st_mode) for p in (path, f"{path}/card", f"{path}/slot")]
+        assert modes == [0o755, 0o644, 0o755]
+    assert stat.S_IMODE(os.stat(f"{state}/share").st_mode) == 0o700
+    file = os.stat(f"{share.folder(state, CARDS[0])}/slot/00")
+    assert file.st_blocks * 512 == SLOT_FILE_SIZE, "allocated, not sparse"
+    assert Path(share.folder(state, CARDS[0]), "slot/00").read_bytes() == bytes(SLOT_FILE_SIZE)
+
+
+def test_the_page_follows_the_ledger(state: str) -> None:
+    put(state, one := make(1), two := make(2, *CARDS, policy="fixed-share"))
+    first = check(state, CARDS[0], one, two)
+    with store.open_ledger(state) as ledger:
+        ledger.change(two := two.replace(frozen=9, priority_class="offline"))
+    second = check(state, CARDS[0], one, two)
+    with store.open_ledger(state) as ledger:
+        ledger.remove(two.key)
+    third = check(state, CARDS[0], one)
+    put(state, gone := make(4, by=dead()))
+    check(state, CARDS[0], one, gone)
+    with store.open_ledger(state):
+        pass
+    check(state, CARDS[0], one)
+    assert first < second < third
+    store.forget(state, one.key)
+    check(state, CARDS[0])
+
+
+def test_a_slots_next_tenant_has_another_file(state: str) -> None:
+    put(state, one := make(1))
+    path = Path(share.folder(state, CARDS[0]), "slot/00")
+    old = os.open(path, os.O_RDWR)
+    try:
+        with store.open_ledger(state) as ledger:
+            ledger.remove(one.key)
+            ledger.put(one.replace(born=999), bytes(4096))
+        os.pwrite(old, b"the former tenant writes on", 0)
+        assert os.fstat(old).st_ino != path.stat().st_ino and os.fstat(old).st_nlink == 0
+        assert path.read_bytes() == bytes(SLOT_FILE_SIZE)
+    finally:
+        os.close(old)
+
+
+def test_a_tenant_that_fills_the_tmpfs_stops_nobody(state: str) -> None:
+    """It grows its file for as long as others come; each of them gets its slot."""
+    put(state, one := make(1))
+    stop = threading.Event()
+    grown = threading.Event()
+
+    def grow() -> None:
+        fd = os.open(Path(share.folder(state, CARDS[0]), "slot/00"), os.O_WRONLY)
+        block = bytes(1 << 16)
+        at = 0
+        while not stop.is_set():
+            try:
+                at += os.pwrite(fd, block, at)
+            except OSError:  # full
+                grown.set()
+                at = 0 if os.fstat(fd).st_size < at else at
+        os.close(fd)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        assert grown.wait(20)
+        others = [make(slot) for slot in range(2, SLOTS + 1)]
+        put(state, *others)
+    finally:
+        stop.set()
+        thread.join()
+    share.trim(state, CARDS[0])
+    check(state, CARDS[0], one, *others)
+
+
+def test_without_room_nothing_is_granted(state: str) -> None:
+    """Full of what is no slot file: the refusal leaves all as it was."""
+    put(state, one := make(1))
+    filler = Path(share.folder(state, CARDS[0]), "filler")
+    with pytest.raises(OSError, match="No space"):
+        filler.write_bytes(bytes(share.TMPFS_SIZE + 1))
+    with pytest.raises(NodeError, match=r"GH-303: .*No space left on device"):
+        put(state, make(2, CARDS[1], CARDS[0]))
+    filler.unlink()
+    check(state, CARDS[0], one)
+    check(state, CARDS[1], scale=1)
+    put(state, two := make(2))
+    check(state, CARDS[0], one, two)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\1", bytes(4096), b"x" * 5000])
+def test_a_damaged_page_is_written_anew(state: str, damage: bytes) -> None:
+    put(state, one := make(1))
+    Path(share.folder(state, CARDS[0]), "card").write_bytes(damage)
+    put(state, two := make(2))
+    page = Path(share.folder(state, CARDS[0]), "card").read_bytes()[:4096]
+    assert page == card_page(CARDS[0], (one, two), *head(page)[1:], head(page)[0])
+
+
+AT_STEP = """
+import os, signal, sys
+sys.path.insert(0, {repo!r})
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.node import life, store
+state, count = sys.argv[1], int(sys.argv[2])
+who = Identity("/run/runc", "two", "/b")
+by = Life(life.boot_id(), life.process_life(os.getpid()))
+two = Grant(store.grant_key(who.root, who.id), who, by, tuple(Share(u, 1, slot=2) for u in ("GPU-0", "GPU-1")))
+def die(at):
+    global count
+    count -= 1
+    if not count:
+        os.write(1, at.encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+with store.open_ledger(state) as ledger:
+    one = ledger.grants[0]
+store.step = die
+with store.open_ledger(state) as ledger:
+    ledger.put(two, bytes(4096), {{"GPU-0": 5}})
+    ledger.change(two.replace(policy="fixed-share", frozen=7))
+    ledger.change(one.replace(priority_class="online"))
+    ledger.remove(two.key)
+"""
+
+
+def test_killed_at_any_step(state: str) -> None:
+    """Then the next transaction puts page, slot files and policy pages right."""
+    here = make(1)
+    seen = set()
+    for count in range(1, 200):
+        put(state, here, gone := make(5, *CARDS, by=dead()))
+        code = AT_STEP.format(repo=str(REPO))
+        p = subprocess.run([sys.executable, "-I", "-S", "-c", code, state, str(count)], capture_output=True, text=True)
+        assert p.returncode in (0, -signal.SIGKILL), p.stderr
+        seen.add(p.stdout)
+        with store.open_ledger(state) as ledger:
+            (now,) = ledger.grants
+            assert now.key == here.key and gone not in ledger.grants
+            check(state, CARDS[0], now)
+            check(state, CARDS[1], scale=1)
+            pages = os.listdir(f"{state}/pages")
+            assert pages == [here.key]
+            page = Path(state, "pages", here.key, "policy").read_bytes()
+            assert page[16] % 2 == 0 and page[28] == (2 if now.priority_class == "online" else page[28])
+            ledger.remove(here.key)
+        if p.returncode == 0:
+            break
+    assert seen >= {"card folder", "card marked", "slot", "card page", "card settled", "slots tidied", "policy marked"}
+    assert p.returncode == 0
+
+
+def test_not_mounted_here(state: str) -> None:
+    """As in a mount namespace made before the first container: grants end, and new ones have a tmpfs of their own."""
+    put(state, one := make(1), make(2))
+    code = (
+        "import sys; from tests.node.test_share import CARDS, check, make, put, share, store\n"
+        "from oci_hook.linux.mount import unmount\n"
+        "state = sys.argv[1]; unmount(share.folder(state, CARDS[0]))\n"
+        "with store.open_ledger(state) as ledger:\n    ledger.remove(make(2).key)\n"
+        "put(state, make(3))\n"
+        "print(sorted(__import__('os').listdir(share.folder(state, CARDS[0]) + '/slot')))\n"
+    )
+    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", code, state]
+    by = {"PYTHONPATH": str(REPO), "PATH": os.environ["PATH"]}
+    p = subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
+    assert p.returncode == 0, p.stderr
+    assert p.stdout == "['02']\n"
+    with store.open_ledger(state):  # the third is dead, and the second's file goes with the next change of the card
+        pass
+    put(state, four := make(4))
+    folder = Path(share.folder(state, CARDS[0]))
+    assert {f.name for f in (folder / "slot").iterdir()} >= {"00", "03"}
+    page = (folder / "card").read_bytes()
+    assert page == card_page(CARDS[0], (one, four), *head(page)[1:], head(page)[0])
+
+
+def test_dropped(state: str) -> None:
+    put(state, make(1, *CARDS))
+    share.drop(state, (CARDS[1],))
+    assert share.cards(state) == [CARDS[1]]
+    share.drop(state)
+    assert not os.path.exists(f"{state}/share")
+    assert not [m for m in mountinfo() if m.point.startswith(state)]
+    assert life.boot_id()
