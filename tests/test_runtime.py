@@ -80,7 +80,7 @@ def test_a_container_gets_its_share_and_nothing_else(prefix: Install, bundle: Bu
     assert [(s.uuid, s.memory_mib) for s in grant.shares] == [(UUIDS[0], 4096)]
 
     found = sums(
-        runc.exec(id, "sh", "-c", "cd /usr/lib64; md5sum *; md5sum /run/gpu-hook/*/* /usr/bin/nvidia-smi").stdout
+        runc.exec(id, "sh", "-c", "cd /usr/lib64; md5sum *; md5sum /run/gpu-hook/driver/* /usr/bin/nvidia-smi").stdout
     )
     stand_in = prefix.prefix / "lib/stand-in"
     for library in ("libcuda.so", "libnvidia-ml.so"):
