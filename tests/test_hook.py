@@ -125,6 +125,8 @@ def test_a_container_gets_its_share_and_nothing_else(install, bundle, runc, tmp_
         "/run/gpu-hook/driver/ml",
         "/run/gpu-hook/policy",
         "/run/gpu-hook/account",
+        "/run/gpu-hook/share/0",
+        "/run/gpu-hook/slot/0",
         f"{LIBDIR}/libnvidia-ptxjitcompiler.so.{DRIVER}",
         f"{LIBDIR}/libnvidia-ptxjitcompiler.so.1",
         f"{LIBDIR}/libnvidia-cfg.so.{DRIVER}",
@@ -633,7 +635,11 @@ def host_view(install: Install, tmp_path: Path) -> set[object]:
             (top, name) for name in os.listdir(top) if any(word in name for word in ("nvidia", "cuda", "gpu-hook"))
         }
     view -= {("/run", "gpu-hook"), ("/usr/bin", "gpu-hook")}  # an install of this machine's own may come and go
-    return view | {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(tmp_path) in line}
+    return view | {
+        line
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if str(tmp_path) in line and "/state/share/" not in line
+    }
 
 
 # --- death and delay ---

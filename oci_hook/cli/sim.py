@@ -121,6 +121,8 @@ def refuse_while_used(settings: Settings, command: str, force: bool) -> None:
 
 def drop_shared(settings: Settings) -> None:
     """Take away what containers shared on cards that none uses now. Raises NodeError GH-303."""
+    if not share.cards(settings.state_dir):
+        return
     with store.open_ledger(settings.state_dir) as ledger:
         try:
             share.drop(settings.state_dir, tuple(held.uuid for grant in ledger.grants for held in grant.shares))

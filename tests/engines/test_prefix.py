@@ -53,6 +53,7 @@ def test_what_is_laid(place: Path) -> None:
         "driver/cuda",
         "driver/ml",
         "policy",
+        *sorted(["share", *(f"share/{i}" for i in range(16)), "slot", *(f"slot/{i}" for i in range(16))]),
     ]
     package = place / layout.LIB_DIR / "oci_hook"
     assert (package / "runtime.py").exists() and (package / "hook.py").exists()
