@@ -5,7 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "oci_hook" / "sim" / "model"
-SOURCES = [HERE / "load.c", HERE / "cuda.c", MODEL / "rng.c"]
+SOURCES = [HERE / "load.c", HERE / "cuda.c", HERE / "physics.c", MODEL / "rng.c"]
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 
 

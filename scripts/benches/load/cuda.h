@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
@@ -67,8 +68,10 @@ void *spin_kernel(void);
 /* Queue one: steps, and the state that it folds `number` into (0: none). blocks: how many of 128 threads. */
 CUresult spin(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks, void *stream);
 
-
-
-
+/* physics.c: members of a JSON object to `out`. Times are real. */
+void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state);
+void physics_gaps(FILE *out, uint64_t ns, unsigned blocks);
+void physics_copies(FILE *out, uint64_t ns, size_t bytes);
+void physics_blocked(FILE *out, uint64_t ns, void *function, CUdeviceptr state);
 
 #endif

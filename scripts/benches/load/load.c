@@ -17,7 +17,10 @@
  *     seed=1                                     ends=0       1: log every command's end to OUT.ends
  *     trace=0      1: log every launch to OUT.trace
  *     train=0      1: lengths are those of a training step instead: 160 kernels of 20 us to 2 ms
- *   stop                      calibrate id=N          api|gaps|copies id=N KEY=VALUE ...        quit
+ *   stop        quit
+ *   calibrate id=N                            how many steps of the kernel a nanosecond has, alone on the card
+ *   api id=N count=N                          what calls cost
+ *   gaps|copies|blocked id=N kernel=US [blocks=N]   for so long: when others had the card; copies to it; a stream waits
  *
  * A burst's latency counts from when it was due. Work counts when it is seen to be finished, by its known length. */
 #define _GNU_SOURCE
@@ -483,6 +486,22 @@ static void calibrate(const char *id)
     CHECK(cuEventDestroy_v2(to));
 }
 
+static void physics(const char *what, const struct program *p)
+{
+    uint64_t ns = p->kernel * scale;
+    fprintf(out, "{\"id\": %llu, ", (unsigned long long)p->id);
+    if (!strcmp(what, "api"))
+        physics_api(out, (unsigned)p->count, function, state);
+    else if (!strcmp(what, "gaps"))
+        physics_gaps(out, p->kernel, p->blocks ? (unsigned)p->blocks : (unsigned)blocks);
+    else if (!strcmp(what, "copies"))
+        physics_copies(out, ns, 16 << 20);
+    else
+        physics_blocked(out, ns, function, state);
+    fprintf(out, "}\n");
+    fflush(out);
+}
+
 static void command(char *text)
 {
     struct program p;
@@ -497,6 +516,9 @@ static void command(char *text)
         blocks = usual;
     } else if (!strcmp(text, "calibrate") && rest && !strncmp(rest, "id=", 3)) {
         calibrate(rest + 3);
+    } else if ((!strcmp(text, "api") || !strcmp(text, "gaps") || !strcmp(text, "copies") || !strcmp(text, "blocked")) &&
+               rest && words(rest, &p)) {
+        physics(text, &p);
     } else if (!strcmp(text, "quit")) {
         exit(0);
     } else if (strcmp(text, "stop")) {

@@ -1,0 +1,231 @@
+/* What a card and its driver cost: single measurements, one line of JSON each. Real times in nanoseconds. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cuda.h"
+
+enum { MOST = 20000, BATCH = 100 };
+
+static uint64_t sample[MOST];
+static int first;
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void print(FILE *out, const char *name, unsigned n)
+{
+    qsort(sample, n, sizeof *sample, compare);
+    fprintf(out, "%s\"%s\": {\"p50\": %llu, \"p99\": %llu, \"n\": %u}", first ? "" : ", ", name,
+            (unsigned long long)sample[n / 2], (unsigned long long)sample[n * 99 / 100], n);
+    first = 0;
+}
+
+/* Times the call `n` times, with the card idle at each batch's begin and `after` a batch. */
+#define TIMES(name, count, call, after)                         \
+    do {                                                        \
+        unsigned n_ = (count) < MOST ? (unsigned)(count) : MOST; \
+        for (unsigned k = 0; k < n_; k++) {                     \
+            uint64_t begin_ = clock_ns();                       \
+            check(call, #call);                                 \
+            sample[k] = clock_ns() - begin_;                    \
+            if (k % BATCH == BATCH - 1) {                       \
+                after;                                          \
+            }                                                   \
+        }                                                       \
+        print(out, name, n_);                                   \
+    } while (0)
+
+static void *graph_of(void *function, CUdeviceptr state, unsigned nodes, void *stream)
+{
+    void *graph, *exec;
+    CHECK(cuStreamBeginCapture_v2(stream, 2));
+    for (unsigned i = 0; i < nodes; i++)
+        CHECK(spin(function, 1, state, i, 1, stream));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CHECK(cuGraphDestroy(graph));
+    return exec;
+}
+
+/* A page of a file, as the stand-in has its slot and others' slots. */
+static void registering(FILE *out, int writable)
+{
+    char path[] = "/tmp/load-page-XXXXXX";
+    int fd = mkstemp(path);
+    if (fd < 0 || ftruncate(fd, 8192))
+        exit(1);
+    unlink(path);
+    void *page = mmap(NULL, 8192, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        exit(1);
+    uint64_t begin = clock_ns();
+    CUresult r = cuMemHostRegister_v2(page, 8192, 2 /* DEVICEMAP */ | (writable ? 0 : 8 /* READ_ONLY */));
+    fprintf(out, ", \"register_%s\": {\"error\": %d, \"ns\": %llu}", writable ? "rw" : "ro", r,
+            (unsigned long long)(clock_ns() - begin));
+    if (!r)
+        cuMemHostUnregister(page);
+    munmap(page, 8192);
+    close(fd);
+}
+
+/* How soon a stream goes on when the host stores what it waits for, and what the two operations cost. */
+static void memory_operations(FILE *out, void *function, CUdeviceptr state, void *stream, unsigned n)
+{
+    uint32_t *word;
+    CUdeviceptr address;
+    if (!cuStreamWriteValue32_v2 || !cuStreamWaitValue32_v2 || cuMemHostAlloc((void **)&word, 4096, 2) ||
+        cuMemHostGetDevicePointer_v2(&address, word, 0) || cuStreamWriteValue32_v2(stream, address, 1, 0)) {
+        fprintf(out, ", \"write_value\": null");
+        return;
+    }
+    CHECK(cuStreamSynchronize(stream));
+    TIMES("write_value", n, cuStreamWriteValue32_v2(stream, address, 1, 0), CHECK(cuStreamSynchronize(stream)));
+    TIMES("wait_value", n, cuStreamWaitValue32_v2(stream, address, 1, 1 /* EQ */), CHECK(cuStreamSynchronize(stream)));
+    unsigned rounds = n < 500 ? n : 500;
+    volatile uint32_t *gate = word;
+    for (unsigned k = 0; k < rounds; k++) {
+        *gate = 0;
+        CHECK(cuStreamWaitValue32_v2(stream, address, 1, 1));
+        CHECK(spin(function, 1, state, k, 1, stream));
+        CHECK(cuStreamWriteValue32_v2(stream, address + 4, k + 1, 0));
+        uint64_t until = clock_ns() + 200000;
+        while (clock_ns() < until)
+            ;
+        uint64_t begin = clock_ns();
+        *gate = 1;
+        while (gate[1] != k + 1 && clock_ns() - begin < 1000000000)
+            ;
+        sample[k] = clock_ns() - begin;
+    }
+    CHECK(cuStreamSynchronize(stream));
+    print(out, "resume", rounds);
+}
+
+void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state)
+{
+    void *stream, *timed, *plain;
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuEventCreate(&timed, 0));
+    CHECK(cuEventCreate(&plain, 2));
+    first = 1;
+    TIMES("launch", n, spin(function, 1, state, k, 1, stream), CHECK(cuStreamSynchronize(stream)));
+    static const unsigned nodes[] = {1, 50, 300};
+    for (unsigned i = 0; i < 3; i++) {
+        char name[32];
+        void *exec = graph_of(function, state, nodes[i], stream);
+        snprintf(name, sizeof name, "graph_%u", nodes[i]);
+        TIMES(name, n / nodes[i] < 20 ? 20 : n / nodes[i], cuGraphLaunch(exec, stream),
+              CHECK(cuStreamSynchronize(stream)));
+        CHECK(cuStreamSynchronize(stream));
+        CHECK(cuGraphExecDestroy(exec));
+    }
+    TIMES("event_record_timed", n, cuEventRecord(timed, stream), CHECK(cuStreamSynchronize(stream)));
+    TIMES("event_record", n, cuEventRecord(plain, stream), CHECK(cuStreamSynchronize(stream)));
+    CHECK(cuStreamSynchronize(stream));
+    TIMES("event_query_done", n, cuEventQuery(plain), (void)0);
+    unsigned rounds = n < 500 ? n : 500;
+    for (unsigned k = 0; k < rounds; k++) { /* from a kernel's launch to the return of a wait for it */
+        uint64_t begin = clock_ns();
+        CHECK(spin(function, 1, state, k, 1, stream));
+        CHECK(cuStreamSynchronize(stream));
+        sample[k] = clock_ns() - begin;
+    }
+    print(out, "launch_and_wait", rounds);
+    memory_operations(out, function, state, stream, n);
+    registering(out, 1);
+    registering(out, 0);
+}
+
+/* One thread looks at the card's clock for so long, and logs when the looks are far apart: another context was on. */
+static const char GAPS[] =
+    ".version 6.3\n.target %s\n.address_size 64\n// sim_param\n"
+    ".visible .entry gaps(.param .u64 ns, .param .u64 log, .param .u64 most) {\n"
+    ".reg .u64 %%a<12>;\n.reg .u32 %%b<4>;\n.reg .pred %%p<6>;\n"
+    "ld.param.u64 %%a0, [ns];\nld.param.u64 %%a1, [log];\nld.param.u64 %%a2, [most];\n"
+    "mov.u64 %%a3, %%globaltimer;\nmov.u64 %%a4, %%a3;\nmov.u64 %%a5, 0;\n"
+    "mov.u32 %%b0, %%ctaid.x;\nmov.u32 %%b1, %%tid.x;\nor.b32 %%b2, %%b0, %%b1;\n"
+    "again: mov.u64 %%a6, %%globaltimer;\nsub.u64 %%a7, %%a6, %%a4;\n"
+    "setp.lt.u64 %%p0, %%a7, 5000;\n@%%p0 bra next;\n"
+    "setp.ne.u32 %%p1, %%b2, 0;\n@%%p1 bra next;\nsetp.ge.u64 %%p2, %%a5, %%a2;\n@%%p2 bra next;\n"
+    "shl.b64 %%a8, %%a5, 4;\nadd.u64 %%a8, %%a8, %%a1;\nst.global.u64 [%%a8+16], %%a4;\nst.global.u64 [%%a8+24], %%a6;\n"
+    "add.u64 %%a5, %%a5, 1;\nst.global.u64 [%%a1], %%a5;\n"
+    "next: mov.u64 %%a4, %%a6;\nsub.u64 %%a9, %%a6, %%a3;\nsetp.lt.u64 %%p3, %%a9, %%a0;\n@%%p3 bra again;\nret;\n}\n";
+
+void physics_gaps(FILE *out, uint64_t ns, unsigned blocks)
+{
+    enum { LOG = 8192 };
+    static const char *const targets[] = {"sm_75", "sm_50"};
+    static uint64_t log[2 + 2 * LOG];
+    char image[2048];
+    void *module, *function = NULL;
+    CUdeviceptr address;
+    for (unsigned i = 0; !function && i < 2; i++) {
+        snprintf(image, sizeof image, GAPS, targets[i]);
+        if (!cuModuleLoadData(&module, image))
+            CHECK(cuModuleGetFunction(&function, module, "gaps"));
+    }
+    CHECK(cuMemAlloc_v2(&address, sizeof log));
+    memset(log, 0, sizeof log);
+    CHECK(cuMemcpyHtoD_v2(address, log, sizeof log));
+    uint64_t most = LOG;
+    void *params[] = {&ns, &address, &most};
+    CHECK(cuLaunchKernel(function, blocks, 1, 1, 64, 1, 1, 0, NULL, params, NULL));
+    CHECK(cuCtxSynchronize());
+    CHECK(cuMemcpyDtoH_v2(log, address, sizeof log));
+    CHECK(cuMemFree_v2(address));
+    unsigned n = log[0] < LOG ? (unsigned)log[0] : LOG;
+    fprintf(out, "\"gaps\": [");
+    for (unsigned i = 0; i < n; i++)
+        fprintf(out, "%s[%llu,%llu]", i ? "," : "", (unsigned long long)log[2 + 2 * i], (unsigned long long)log[3 + 2 * i]);
+    fprintf(out, "]");
+}
+
+/* Copies to the card, one after the other, for so long. */
+void physics_copies(FILE *out, uint64_t ns, size_t bytes)
+{
+    void *host, *stream;
+    CUdeviceptr address;
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuMemHostAlloc(&host, bytes, 0));
+    CHECK(cuMemAlloc_v2(&address, bytes));
+    uint64_t begin = clock_ns(), now, n = 0;
+    do {
+        CHECK(cuMemcpyHtoDAsync_v2(address, host, bytes, stream));
+        CHECK(cuStreamSynchronize(stream));
+        n++;
+    } while ((now = clock_ns()) - begin < ns);
+    fprintf(out, "\"gb_per_s\": %.3f", (double)(n * bytes) / (double)(now - begin));
+    CHECK(cuMemFree_v2(address));
+}
+
+/* A stream waits at a closed gate for so long; what does that cost whoever else uses the card? */
+void physics_blocked(FILE *out, uint64_t ns, void *function, CUdeviceptr state)
+{
+    void *stream;
+    uint32_t *word;
+    CUdeviceptr address;
+    CHECK(cuStreamCreate(&stream, 1));
+    if (!cuStreamWaitValue32_v2 || cuMemHostAlloc((void **)&word, 4096, 2) ||
+        cuMemHostGetDevicePointer_v2(&address, word, 0)) {
+        fprintf(out, "\"blocked\": null");
+        return;
+    }
+    volatile uint32_t *gate = word;
+    *gate = 0;
+    CUresult r = cuStreamWaitValue32_v2(stream, address, 1, 1);
+    if (!r) {
+        CHECK(spin(function, 1, state, 1, 1, stream));
+        sleep_until(clock_ns() + ns);
+        *gate = 1;
+        CHECK(cuStreamSynchronize(stream));
+    }
+    fprintf(out, "\"blocked\": %s", r ? "null" : "true");
+}
