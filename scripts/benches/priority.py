@@ -158,7 +158,7 @@ def measure(short: bool) -> Json:
     duty = dict(zip(kinds, rest[len(rates) :], strict=True))
     rows = []
     for (pair, native), m in zip(cells_, measured, strict=True):
-        rows.append(_row(pair, native, m, alone[pair.rate], duty[pair.offline]))
+        rows.append(row(pair, native, m, alone[pair.rate], duty[pair.offline]))
     return {
         "what": "simulated cards; real containers with the shipped stand-in",
         "calibration": report.calibration(),
@@ -169,7 +169,7 @@ def measure(short: bool) -> Json:
     }
 
 
-def _row(pair: Pair, native: bool, m: Json, alone: list[float], duty: float) -> Json:
+def row(pair: Pair, native: bool, m: Json, alone: list[float], duty: float) -> Json:
     def p99(values: list[float]) -> float | None:
         return metrics.percentile(values, 0.99) if values else None
 

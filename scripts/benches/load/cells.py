@@ -17,7 +17,7 @@ from oci_hook.sim.model.scenarios import Scenario
 from .tenant import Json, words
 
 BIN_NS = 100_000_000  # of card time, as the load generator counts
-SATURATED = {"sigma": 0.5}
+SATURATED = {"kernel": 80, "sigma": 0.5}
 GRAPH = {"graph": 50, "kernel": 80, "sigma": 0.5, "host": 10}
 CLASSES = {2: "online", 1: "", 0: "offline"}
 
@@ -47,7 +47,7 @@ def say(text: str) -> None:
 
 def program(tenant: Json) -> str:
     """What makes two tenants' alone references the same."""
-    return words({k: v for k, v in tenant.items() if k not in ("on", "off")})
+    return words({k: v for k, v in sorted(tenant.items()) if k not in ("on", "off", "streams")})
 
 
 def in_lanes(stage: Any, lanes: int, jobs: Iterable[Callable[[int], Any]]) -> list[Any]:

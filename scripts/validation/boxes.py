@@ -1,0 +1,194 @@
+"""Containers of the validation: mount namespaces over an overlay of this machine's own files, so that its programs run
+in them; shares are given to them by the shipped live-container applier."""
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .frame import Json, run
+
+REPO = Path(__file__).resolve().parents[2]
+BUILD = REPO / "build" / platform.machine()
+PROBE = BUILD / "sim" / "gpu-probe"
+SCALE = 4  # of a simulated card, in the runs that measure time
+
+
+class Node:
+    """An install and an inventory of their own below one folder."""
+
+    def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
+        from oci_hook.engines import prefix
+        from oci_hook.node import discover, inventory, settings_compile
+        from oci_hook.sim import driver_root
+
+        self.prefix, self.state = folder / "prefix", folder / "state"
+        # Nothing is started through a runtime here, so any program may stand where a machine has none.
+        runtime = shutil.which("runc") or "/bin/true"
+        python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+        self.settings = prefix.lay(str(self.prefix), runtime=runtime, python=python, state_dir=str(self.state))
+        if simulated:
+            driver_root.make(str(self.prefix), str(self.state), 1, 24576, time_scale)
+            yaml = self.prefix / "etc/settings.yaml"
+            root = driver_root.root_of(str(self.prefix))
+            yaml.write_text(re.sub(r"(?m)^driver_root: .*$", f"driver_root: {root}", yaml.read_text()))
+            self.settings = settings_compile.compile(str(self.prefix))
+            # the bare runs find the simulated driver so
+            os.environ["GPU_HOOK_SIM_CARDS"] = f"{self.state}/sim/cards"
+        self.inventory = discover.discover(self.settings.driver_root)
+        inventory.save(self.settings, self.inventory)
+        if simulated:
+            os.environ["LD_LIBRARY_PATH"] = os.path.dirname(self.inventory.libcuda)
+
+
+@contextlib.contextmanager
+def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Callable[..., Any]]:
+    """A container with a share; gives inside(argv, seconds), which runs a program in it to its end, or with
+    seconds=None starts it. FOLDER/work is also in the container, by that name. All of it is gone at the end."""
+    from oci_hook.apply import to_container
+    from oci_hook.core.grant import Identity, Life
+    from oci_hook.core.plan import make_plan
+    from oci_hook.core.request import parse
+    from oci_hook.node.admit import admit, release
+    from oci_hook.node.image import check_destinations, look
+    from oci_hook.node.life import boot_id, process_life
+
+    folder.mkdir()
+    root = folder / "root"
+    ready = folder / "ready"
+    script = f"""set -e
+        mkdir -p '{root}' '{folder}/layer'
+        mount -t tmpfs tmpfs '{folder}/layer'; mkdir '{folder}/layer/upper' '{folder}/layer/work'
+        mount -t overlay -o 'lowerdir=/,upperdir={folder}/layer/upper,workdir={folder}/layer/work' overlay '{root}'
+        for d in /proc /sys; do mount --rbind $d '{root}'$d; done
+        for d in /opt /usr /home /root /tmp '{REPO}'; do
+            mountpoint -q "$d" && mount --bind "$d" '{root}'"$d"; done; true
+        mount -t tmpfs -o mode=755 tmpfs '{root}/dev'; mkdir '{root}/dev/shm'; mount -t tmpfs tmpfs '{root}/dev/shm'
+        mkdir -p '{folder}/work' '{root}{folder}/work'; mount --bind '{folder}/work' '{root}{folder}/work'
+        for n in null zero full random urandom tty; do cp -a /dev/$n '{root}/dev/'; done
+        touch '{ready}'; exec sleep 1000"""
+    init = subprocess.Popen(["unshare", "-m", "--propagation", "private", "sh", "-c", script], stderr=subprocess.PIPE)
+    key = ""
+    try:
+        for _ in range(200):
+            if ready.exists():
+                break
+            if init.poll() is not None:
+                assert init.stderr
+                raise RuntimeError(f"no mount namespace: {init.stderr.read().decode()[-500:]}")
+            time.sleep(0.05)
+        request = parse(annotations, {}, "", node.settings.rules)
+        assert request
+        who = Identity("bundle:" + str(folder), folder.name, str(folder))
+        admission = admit(request, who, Life(boot_id(), init=process_life(init.pid)), node.settings)
+        key = admission.grant.key
+        container = to_container.open_container(init.pid, str(root))
+        plan = make_plan(
+            admission.grant, admission.inventory, look(container.path(), []), str(node.prefix), str(node.state)
+        )
+        settings = node.settings
+        places = ((settings.prefix, "GH-305"), (settings.state_dir, "GH-303"), (settings.driver_root, "GH-302"))
+        to_container.apply(check_destinations(container.path(), [], plan), container, places)
+        to_container.verify(plan, container)
+
+        def inside(argv: list[str], seconds: float | None = 60) -> Any:
+            enter = ["nsenter", "-t", str(init.pid), "-m", "--", "chroot", str(root)]
+            hidden = ("LD_LIBRARY_PATH", "GPU_HOOK_SIM_CARDS")  # the way past the stand-in, and to copies of the cards
+            environment = {k: v for k, v in os.environ.items() if k not in hidden}
+            if seconds is None:
+                return subprocess.Popen([*enter, *argv], env=environment, start_new_session=True)
+            return run([*enter, *argv], seconds, env=environment)
+
+        yield inside
+    finally:
+        init.kill()
+        init.wait()
+        if key:
+            release(key, node.settings, force=True)
+
+
+def environment() -> dict[str, Any]:
+    def try_run(*argv: str) -> str:
+        try:
+            return run(list(argv), 30).strip()
+        except (OSError, RuntimeError, subprocess.SubprocessError) as e:
+            return f"({e})"[:200]
+
+    version = Path("/proc/driver/nvidia/version")
+    return {
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "driver": version.read_text().strip() if version.exists() else None,
+        "nvidia-smi -L": try_run("nvidia-smi", "-L"),
+        "cpus": os.cpu_count(),
+        "overlay": "overlay" in Path("/proc/filesystems").read_text(),
+        "cgroups": [line.split(" - ")[1].split()[0] for line in open("/proc/self/mountinfo") if " - cgroup" in line],
+        "libcuda": try_run(
+            "sh", "-c", "ldconfig -p | grep -E 'libcuda.so|libnvidia-ml'; ls -l /usr/local/nvidia/lib64"
+        ),
+    }
+
+
+def inventory(node: Node) -> dict[str, Any]:
+    found = node.inventory
+    return {
+        "driver_version": found.driver_version,
+        "libcuda": found.libcuda,
+        "libnvml": found.libnvml,
+        "cards": [card.fields() for card in found.cards],
+        "control": [file.fields() for file in found.control],
+        "files": [file.path for file in found.files],
+    }
+
+
+class Boxes:
+    """What cells of the benchmarks run on (scripts/benches/load/stage.py's Stage), with boxes for containers."""
+
+    memory = "4Gi"
+
+    def __init__(self, node: Node, folder: Path, simulated: bool) -> None:
+        self.node, self.folder, self.simulated = node, folder, simulated
+        self.scale = SCALE if simulated else 1
+        self.options = f"--scale {self.scale}" if simulated else "--spin"
+        self.numbers = iter(range(100000))
+
+    def wait(self, card_seconds: float) -> None:
+        time.sleep(card_seconds * self.scale)
+
+    @contextlib.contextmanager
+    def tenant(self, card: int, annotations: Json | None, procs: int = 1) -> Iterator[Any]:
+        """Load generators in a box, or beside all boxes when annotations is None."""
+        from load.tenant import Tenant
+
+        folder = self.folder / f"t{next(self.numbers)}"
+        programs: list[subprocess.Popen[str]] = []
+        with contextlib.ExitStack() as stack:
+            if annotations is None:
+                folder.mkdir()
+            else:
+                texts = {k: str(v) for k, v in annotations.items()}
+                inside = stack.enter_context(box(self.node, folder, texts))
+            tenant = Tenant(folder.name, folder / "work" / "load", procs)
+            stack.callback(tenant.close)
+            tenant.lay()
+            where = str(tenant.work)
+            script = f"exec 2>{where}/log; " + tenant.command_lines(str(BUILD / "bench/load"), where, self.options)
+            try:
+                argv = ["sh", "-c", script]
+                program = inside(argv, None) if annotations else subprocess.Popen(argv, start_new_session=True)
+                programs.append(program)
+                tenant.wait_ready(30)
+                yield tenant
+            finally:
+                for program in programs:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(program.pid, signal.SIGKILL)
+                    program.wait()

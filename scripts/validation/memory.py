@@ -1,0 +1,168 @@
+"""Run "memory": the limit as programs meet it."""
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .boxes import PROBE, Node, box
+from .frame import Run, run
+
+LIMIT_MIB = 4096
+
+
+def limit(inside: Callable[..., str]) -> dict[str, Any]:
+    """The limit as a plain driver API program meets it."""
+    text = inside([str(PROBE), "info", "fill", "64"])
+    total, free = map(int, re.findall(r"(\d+) MiB (?:total|free)", text)[:2])
+    filled = int(re.search(r"fill: (\d+) MiB", text).group(1))  # type: ignore[union-attr]
+    if not (total == LIMIT_MIB and filled <= LIMIT_MIB and filled >= free - 64 and "OUT_OF_MEMORY" in text):
+        raise RuntimeError(f"the limit of {LIMIT_MIB} MiB did not hold as it should: {text}")
+    return {"total_mib": total, "free_mib": free, "filled_mib": filled, "said": text.strip()}
+
+
+def after(inside: Callable[..., str]) -> dict[str, Any]:
+    """A process that died gave everything back."""
+    text = inside([str(PROBE), "alloc", str(LIMIT_MIB // 2), "free", "alloc", str(LIMIT_MIB // 2)])
+    return {"said": text.strip()}
+
+
+TORCH = """
+import json, torch
+free, total = torch.cuda.mem_get_info()
+held, n = [], 0
+try:
+    while True:
+        held.append(torch.empty(64 << 20, dtype=torch.uint8, device="cuda")); n += 1
+except torch.OutOfMemoryError as e:
+    stop = type(e).__name__
+del held
+a = torch.randn(2048, 2048, device="cuda"); b = (a @ a).sum().item()
+print(json.dumps({"total": total >> 20, "free": free >> 20, "pieces_of_64": n, "stopped_by": stop, "after": b == b}))
+"""
+GRAPH = """
+import json, torch
+x = torch.zeros(1 << 20, device="cuda")
+s = torch.cuda.Stream()
+with torch.cuda.stream(s):
+    for _ in range(3): y = x * 2 + 1
+torch.cuda.synchronize()
+g = torch.cuda.CUDAGraph()
+with torch.cuda.graph(g): y = x * 2 + 1
+for _ in range(10): g.replay()
+torch.cuda.synchronize()
+print(json.dumps({"graph": float(y[0])}))
+"""
+COMPILE = """
+import json, torch
+f = torch.compile(lambda x: torch.relu(x) * 2 + x.sin())
+x = torch.randn(1 << 16, device="cuda")
+print(json.dumps({"close": bool(torch.allclose(f(x), torch.relu(x) * 2 + x.sin(), atol=1e-4))}))
+"""
+CUPY = """
+import json, cupy
+free, total = cupy.cuda.runtime.memGetInfo()
+try:
+    cupy.zeros(8 << 30, dtype=cupy.uint8); said = "allocated"
+except cupy.cuda.memory.OutOfMemoryError as e:
+    said = "OutOfMemoryError"
+print(json.dumps({"total": total >> 20, "free": free >> 20, "8_gib": said}))
+"""
+NVML = """
+import json, pynvml as n
+n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); m = n.nvmlDeviceGetMemoryInfo(h)
+try:
+    n.nvmlDeviceSetPersistenceMode(h, 1); mutator = "allowed"
+except n.NVMLError as e:
+    mutator = str(e)
+print(json.dumps({"count": n.nvmlDeviceGetCount(), "total": m.total >> 20, "used": m.used >> 20, "mutator": mutator,
+                  "processes": len(n.nvmlDeviceGetComputeRunningProcesses(h))}))
+"""
+
+
+def python(inside: Callable[..., str], program: str, seconds: float = 90, **env: str) -> dict[str, Any]:
+    settings = [f"{k}={v}" for k, v in env.items()]
+    text = inside(["env", *settings, sys.executable, "-c", program], seconds)
+    answer = json.loads(text.strip().splitlines()[-1])
+    assert isinstance(answer, dict)
+    return answer
+
+
+def torch_fill(inside: Callable[..., str], **env: str) -> dict[str, Any]:
+    answer = python(inside, TORCH, **env)
+    if answer["total"] != LIMIT_MIB or answer["pieces_of_64"] * 64 > LIMIT_MIB:
+        raise RuntimeError(f"PyTorch got past the limit: {answer}")
+    return answer
+
+
+def nvml_view(inside: Callable[..., str]) -> dict[str, Any]:
+    answer = python(inside, NVML)
+    if answer["total"] != LIMIT_MIB or answer["mutator"] == "allowed":
+        raise RuntimeError(f"NVML does not show the share: {answer}")
+    return answer
+
+
+def overhead(inside: Callable[..., str]) -> dict[str, Any]:
+    """The same program in the container and on the bare driver, in turn; medians in ns."""
+    figures: dict[str, dict[str, list[int]]] = {"bare": {}, "stand_in": {}}
+    bare = {**os.environ, "GPU_HOOK_SIM_CARDS": os.environ.get("GPU_HOOK_SIM_CARDS", "")}
+    for _ in range(5):
+        for name in figures:
+            argv = [str(PROBE), "bench", "20000"]
+            text = inside(argv) if name == "stand_in" else run(argv, 60, env=bare)
+            for what, ns in re.findall(r"(launch|alloc\+free|meminfo) (\d+) ns", text):
+                figures[name].setdefault(what, []).append(int(ns))
+    medians = {n: {k: sorted(v)[len(v) // 2] for k, v in f.items()} for n, f in figures.items()}
+    added = {k: medians["stand_in"][k] - medians["bare"][k] for k in medians["bare"]}
+    return {**medians, "added_ns": added}
+
+
+def two_tenants(node: Node, folder: Path) -> dict[str, Any]:
+    """Two containers fill the card side by side, each to its own limit."""
+    said = []
+    with (
+        box(node, folder / "a", {"gpu-hook.io/memory": "30%"}) as a,
+        box(node, folder / "b", {"gpu-hook.io/memory": "60%"}) as b,
+    ):
+        for inside in (a, b):
+            said.append(inside([str(PROBE), "info", "fill", "256"], 100).strip())
+    totals = [int(re.search(r"(\d+) MiB total", text).group(1)) for text in said]  # type: ignore[union-attr]
+    filled = [int(re.search(r"fill: (\d+) MiB", text).group(1)) for text in said]  # type: ignore[union-attr]
+    if any(f > t for f, t in zip(filled, totals, strict=True)):
+        raise RuntimeError(f"over the limit: {said}")
+    return {"total_mib": totals, "filled_mib": filled}
+
+
+def validate(run_: Run, node: Node, folder: Path, simulated: bool, short: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        boxes: list[Callable[..., str]] = []
+
+        def start() -> dict[str, Any]:
+            wish = {"gpu-hook.io/memory": str(LIMIT_MIB), "gpu-hook.io/devices": "0"}
+            boxes.append(stack.enter_context(box(node, folder / "box", wish)))
+            return {"libraries": boxes[0](["sh", "-c", "ls -l /run/gpu-hook/driver"]).strip().splitlines()}
+
+        run_.phase("container", 30, start)
+        if not boxes:
+            return
+        inside = boxes[0]
+        run_.phase("limit", 60, lambda: limit(inside))
+        run_.phase("after a death", 60, lambda: after(inside))
+        run_.phase("nvml", 60, lambda: nvml_view(inside))
+        if not simulated:
+            run_.phase("nvidia-smi", 40, lambda: {"said": inside(["nvidia-smi"])[-3000:]})
+            run_.phase("torch", 100, lambda: torch_fill(inside))
+            allocator = "backend:cudaMallocAsync"
+            run_.phase("torch async", 100, lambda: torch_fill(inside, PYTORCH_CUDA_ALLOC_CONF=allocator))
+            expandable = "expandable_segments:True"
+            run_.phase("torch vmm", 100, lambda: torch_fill(inside, PYTORCH_CUDA_ALLOC_CONF=expandable))
+            run_.phase("torch graph", 60, lambda: python(inside, GRAPH))
+            run_.phase("torch.compile", 120, lambda: python(inside, COMPILE, 110))
+            run_.phase("cupy", 60, lambda: python(inside, CUPY))
+        run_.phase("launch", 60, lambda: {"said": inside([str(PROBE), "launch", "1000", "100"]).strip()})
+        run_.phase("overhead", 100, lambda: overhead(inside))
+    run_.phase("two tenants", 120, lambda: two_tenants(node, folder))

@@ -1,0 +1,44 @@
+"""What the virtual-time model says of the cells before a card was asked. `scripts/gpu-validate --predict` writes it."""
+
+import json
+from pathlib import Path
+
+from .frame import Json
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "validation" / "predictions.json"
+
+
+def load() -> Json:
+    return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
+
+
+def rounded(value: object) -> object:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def text() -> str:
+    """The predictions' file; the same for the same model and calibration."""
+    import priority as bench
+    from load import cells
+
+    from oci_hook.sim import model_run
+
+    from . import priority, shares
+
+    out: Json = {
+        "what": "predictions of the virtual-time model, made before any run on a card",
+        "calibration": model_run.Calibration().digest,
+        "shares": {},
+        "priority": {},
+    }
+    for native, word in ((True, "native"), (False, "gpu-hook")):
+        for cell in shares.CELLS:
+            if cell.native or not native:
+                out["shares"][f"{word}: {cell.name}"] = rounded(cells.predict(cell, native))
+        for pair in priority.PAIRS:
+            out["priority"][f"{word}: {pair.name}"] = rounded(bench.predict(pair, native))
+    return json.dumps(out, indent=1) + "\n"

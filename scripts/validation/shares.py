@@ -1,0 +1,94 @@
+"""Run "shares": who gets how much of the card, through gpu-hook and on the bare driver, against what the model said."""
+
+import contextlib
+import functools
+from pathlib import Path
+
+import share
+from load import cells
+from load.cells import Cell
+
+from . import predict
+from .boxes import Boxes, Node
+from .frame import Json, Run
+
+# In the order of their worth: what is late is left out from the end.
+CELLS = [c for c in share.CELLS if c.group != "burst"]
+CELLS += [Cell("11 ms beside 80 us, 50/50", "saturated", share.s(50, 11000), share.s(50))]
+PASS = {"saturated": 2.0, "mixed": 4.0, "launch-bound": 4.0, "cap": 2.0, "caps": 2.0}  # points
+RESERVE = 60.0  # seconds for what comes after the cells
+SHORT = ("70/30", "cap 30")
+
+
+def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -> None:
+    stage = Boxes(node, folder, simulated)
+    chosen = [c for c in CELLS if not short or c.name in SHORT]
+    seconds, warm = (0.5, 0.3) if short else (4.0, 1.5)
+    if not calibrate(run, stage):
+        return
+    tenants = {cells.program(t): t for c in chosen for t in c.tenants}
+    alone: dict[str, list[float]] = {p: [] for p in tenants}
+    run.phase("alone before", 120, lambda: references(stage, tenants, alone, short))
+    rows: list[Json] = []
+    for native in (True, False):
+        for cell in chosen:
+            cell.seconds, cell.warm = seconds, warm
+            need = (seconds + warm + 3) * stage.scale + RESERVE
+            if (cell.native or not native) and run.left() > need:
+                name = f"{'native' if native else 'gpu-hook'}: {cell.name}"
+                run.phase(name, need, functools.partial(_cell, stage, cell, native, alone, rows))
+    run.phase("alone after", 60, lambda: references(stage, tenants, alone, short))
+    run.phase("verdict", 10, lambda: verdict(rows, alone, simulated))
+
+
+def calibrate(run: Run, stage: Boxes) -> bool:
+    """How long the kernel's steps are on this card; nothing else makes sense without."""
+
+    def work() -> Json:
+        with stage.tenant(0, None) as tenant:
+            tenant.serial += 1
+            tenant.tell(f"calibrate id={tenant.serial}")
+            (answer,) = tenant.results()
+        if not stage.simulated:
+            stage.options += f" --rate {answer['rate']}"
+        return {"steps_per_ns": answer["rate"]}
+
+    return bool(run.phase("calibrate", 40, work)["ok"])
+
+
+def references(stage: Boxes, tenants: dict[str, Json], alone: dict[str, list[float]], short: bool) -> Json:
+    for name, tenant in tenants.items():
+        alone[name].append(cells.alone(stage, tenant, 0, 0.3 if short else 1.0))
+    return {"busy": {p: v[-1] for p, v in alone.items() if v}}
+
+
+def _cell(stage: Boxes, cell: Cell, native: bool, alone: dict[str, list[float]], rows: list[Json]) -> Json:
+    measured = cells.measure(stage, cell, 0, native)
+    duty = [alone[cells.program(t)][0] for t in cell.tenants]
+    row = {"cell": cell.name, "group": cell.group, "native": native, **cells.judge(cell, measured, duty)}
+    rows.append(row)
+    return row
+
+
+def verdict(rows: list[Json], alone: dict[str, list[float]], simulated: bool) -> Json:
+    """Against the limits set beforehand, and against the model's predictions as committed beforehand."""
+    predicted = predict.load().get("shares", {})
+    missed, surprises = [], []
+    for row in rows:
+        name = f"{'native' if row['native'] else 'gpu-hook'}: {row['cell']}"
+        error = row.get("error", row.get("cap_error"))
+        if not row["native"] and error is not None and abs(error) > PASS[row["group"]]:
+            missed.append(f"{name}: {error:.1f} points")
+        before = predicted.get(name, {})
+        for key, tolerance in (("error", 3.0), ("efficiency", 0.03)):
+            if key in before and key in row and abs(before[key] - row[key]) > tolerance:
+                surprises.append(f"{name}: {key} {row[key]:.3g}, predicted {before[key]:.3g}")
+    drift = max((abs(v[-1] / v[0] - 1) for v in alone.values() if len(v) > 1), default=0.0)
+    out: Json = {"missed": missed, "not_as_predicted": surprises, "reference_drift": drift, "rows": len(rows)}
+    with contextlib.suppress(StopIteration):
+        out["pair_sum"] = next(r["efficiency"] for r in rows if r["cell"] == "50/50" and not r["native"])
+    if simulated:
+        out["note"] = "simulated: shows that the script runs, nothing of a card"
+    elif missed or drift > 0.02:
+        raise RuntimeError(f"missed: {out}")
+    return out
