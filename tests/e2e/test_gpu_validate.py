@@ -1,5 +1,6 @@
 """The script for a real card runs to its end on the simulated one, and refuses politely where there is none."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from oci_hook.sim import driver_root
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts/gpu-validate"
+CALIBRATION = Path(driver_root.__file__).with_name("calibration.json")
 
 
 @pytest.mark.root
@@ -31,6 +33,42 @@ def test_runs_to_its_end_on_a_simulated_card(native: Path, tmp_path: Path) -> No
         f <= t for f, t in zip(phases["two tenants"]["filled_mib"], phases["two tenants"]["total_mib"], strict=True)
     )
     assert set(phases["overhead"]["added_ns"]) == {"launch", "alloc+free", "meminfo"}
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run, first, last",
+    [
+        ("physics", "calibrate", "calibration"),
+        ("shares", "calibrate", "verdict"),
+        ("priority", "calibrate", "verdict"),
+    ],
+)
+def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, first: str, last: str) -> None:
+    """Their figures are judged on a card only; here nothing may fail but the card's own properties."""
+    out = tmp_path / "result.json"
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", run, "--out", out]
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+    assert r.returncode == 0, r.stdout + r.stderr
+    results = json.loads(out.read_text())
+    phases = results["phases"]
+    assert (results["run"], results["simulated"]) == (run, True)
+    assert list(phases)[:3] == ["environment", "inventory", first] and list(phases)[-1] == last
+    if run == "shares":
+        assert abs(phases["native: 70/30"]["efficiency"] - 0.92) < 0.1  # both sharers are on one card
+        assert phases["verdict"]["rows"] == 3
+    if run == "physics":
+        committed = json.loads(CALIBRATION.read_text())
+        assert results["calibration"].keys() == committed.keys()
+        assert set(phases["slices"]) == {"ok", "skipped", "seconds"}
+
+
+def test_predictions_are_of_the_committed_calibration() -> None:
+    """Else they are no predictions: scripts/gpu-validate --predict makes them anew."""
+    predictions = json.loads((REPO / "docs/validation/predictions.json").read_text())
+    assert predictions["calibration"] == hashlib.sha256(CALIBRATION.read_bytes()).hexdigest()
+    assert len(predictions["shares"]) > 30 and len(predictions["priority"]) > 15
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a card")
