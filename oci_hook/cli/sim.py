@@ -41,9 +41,16 @@ sim.add_command(sim_model.model)
     type=click.IntRange(1, driver_root.MAX_TIME_SCALE),
     help="How many times slower than it says a card is; for machines with few cores.",
 )
+@click.option(
+    "--tsg",
+    type=click.Choice(driver_root.TSG),
+    default=driver_root.TSG[0],
+    show_default=True,
+    help="Controls of channel groups: refused, accepted without effect, or working.",
+)
 @click.option("--force", is_flag=True, help="Replace simulated cards that containers still use.")
 @output.answers
-def up(prefix: str, cards: int, memory: str, time_scale: int, force: bool) -> output.Report:
+def up(prefix: str, cards: int, memory: str, time_scale: int, tsg: str, force: bool) -> output.Report:
     """Make simulated cards and let this install use them instead of a real driver.
 
     Sets driver_root in the install's settings. Cards that were simulated before are replaced; the new ones have other
@@ -57,7 +64,7 @@ def up(prefix: str, cards: int, memory: str, time_scale: int, force: bool) -> ou
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings)
-    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale)
+    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale, tsg)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:
@@ -71,6 +78,55 @@ def up(prefix: str, cards: int, memory: str, time_scale: int, force: bool) -> ou
     lines += [f"simulated card {c.index}: {c.uuid}, {output.size(c.memory_mib)}" for c in found.cards]
     data = {"simulated": True, "driver_root": str(root), "cards": [card.fields() for card in found.cards]}
     return output.Report(data, lines)
+
+
+COUNT = click.IntRange(0, 1_000_000)
+
+
+@sim.command()
+@click.option("--card", type=click.IntRange(0, driver_root.MAX_CARDS - 1), help="Only this one; default: all.")
+@click.option("--fail-every", type=COUNT, default=0, metavar="N", help="Every N-th driver call fails,")
+@click.option("--fail-code", type=click.IntRange(1, 999), default=999, show_default=True, help="with this CUresult.")
+@click.option("--block-every", type=COUNT, default=0, metavar="N", help="Every N-th driver call blocks,")
+@click.option("--block-ms", type=click.IntRange(0, 50), default=50, show_default=True, help="for 0 to so long.")
+@click.option("--nvml-ms", type=click.IntRange(0, 5000), default=0, help="How long NVML's answers on load take.")
+@click.option(
+    "--nvml-without",
+    type=click.Choice(["utilisation", "processes"]),
+    multiple=True,
+    help="NVML does not support these.",
+)
+@output.answers
+def fault(
+    prefix: str,
+    card: int | None,
+    fail_every: int,
+    fail_code: int,
+    block_every: int,
+    block_ms: int,
+    nvml_ms: int,
+    nvml_without: tuple[str, ...],
+) -> output.Report:
+    """Let the simulated driver fail, for tests of what runs on it; without options, it works again."""
+    cards = driver_root.cards_of(load_settings(prefix).state_dir)
+    files = sorted(cards.glob("[0-9]*"), key=lambda file: int(file.name))
+    chosen = [file for file in files if card is None or file.name == str(card)]
+    if not chosen:
+        raise refuse("GH-306", f"there is no simulated card{'' if card is None else f' {card}'}; run `gpu-hook sim up`")
+    without = ("utilisation" in nvml_without) | ("processes" in nvml_without) << 1
+    faults = {
+        "fail_every": fail_every,
+        "fail_code": fail_code if fail_every else 0,
+        "block_every": block_every,
+        "block_us": block_ms * 1000 if block_every else 0,
+        "nvml_call_us": nvml_ms * 1000,
+        "nvml_without": without,
+    }
+    for file in chosen:
+        driver_root.set_faults(file, faults)
+    on = ", ".join(f"{name} {value}" for name, value in faults.items() if value) or "no faults"
+    data = {"simulated": True, "cards": [int(file.name) for file in chosen], "faults": faults}
+    return output.Report(data, [f"simulated card {file.name}: {on}" for file in chosen])
 
 
 @sim.command()

@@ -35,6 +35,16 @@ QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
 CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the card's
 KERNEL_NS = 10_000
 MAX_TIME_SCALE = 1000
+TSG = ("error", "inert", "work")  # enum card_tsg
+# Fields of the head that may change while the card is used; offsets, 32 bits each.
+FAULTS = {
+    "fail_every": 336,
+    "fail_code": 340,
+    "block_every": 344,
+    "block_us": 348,
+    "nvml_call_us": 352,
+    "nvml_without": 356,
+}
 CONTEXT_MIB = 64
 SM_COUNT, CAPABILITY = 132, 90
 
@@ -54,10 +64,10 @@ def cards_of(state_dir: str) -> Path:
     return Path(state_dir) / "sim" / "cards"
 
 
-def make(prefix: str, state_dir: str, cards: int, memory_mib: int, time_scale: int = 1) -> Path:
+def make(prefix: str, state_dir: str, cards: int, memory_mib: int, time_scale: int = 1, tsg: str = "error") -> Path:
     """Make the driver root and the card files anew; the root. Raises NodeError GH-306.
 
-    time_scale: a card takes so many times as long for everything as it says.
+    time_scale: a card takes so many times as long for everything as it says. tsg: what controls of channel groups do.
     """
     parts = native_parts()
     missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
@@ -79,7 +89,7 @@ def make(prefix: str, state_dir: str, cards: int, memory_mib: int, time_scale: i
             os.symlink(f"{name}.1", libraries / name)
         files.mkdir(parents=True, mode=0o755)
         for minor in range(cards):
-            make_card(files / str(minor), minor, memory_mib, time_scale)
+            make_card(files / str(minor), minor, memory_mib, time_scale, tsg)
         mark: dict[str, str | int] = {"what": "a simulated driver of gpu-hook", "version": VERSION, "cards": str(files)}
         mark["time_scale"] = time_scale
         (root / SIMULATED_MARK).write_text(json.dumps(mark) + "\n")
@@ -89,7 +99,7 @@ def make(prefix: str, state_dir: str, cards: int, memory_mib: int, time_scale: i
     return root
 
 
-def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> str:
+def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1, tsg: str = "error") -> str:
     """One card's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
     constants = json.loads(CALIBRATION.read_text())
     us, rate = constants["card_us"], constants["copy_gb_s"]
@@ -117,7 +127,7 @@ def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> s
         constants["host_us"]["wake"] * 1000,
         *(rate[way] * 1000 for way in ("h2d", "d2h", "d2d")),
         constants["queue_depth"],
-        0,
+        TSG.index(tsg),
     )
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "xb") as f:
@@ -126,6 +136,14 @@ def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> s
     temporary.chmod(0o666)
     temporary.rename(path)
     return name
+
+
+def set_faults(card: Path, faults: dict[str, int]) -> None:
+    """Let the driver calls and NVML questions on this card go wrong; what is not named in `faults` goes right again."""
+    with open(card, "r+b") as f:  # a real card has no such words either: whoever is granted it could write them
+        for name, at in FAULTS.items():
+            f.seek(at)
+            f.write(faults.get(name, 0).to_bytes(4, "little"))
 
 
 def size_text(mib: int) -> str:

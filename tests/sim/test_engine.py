@@ -272,6 +272,7 @@ int main(void) {{
     subprocess.run(cc, check=True)
     said = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.split()
     here = [driver_root.FILE_SIZE, f"{driver_root.MAGIC:x}", driver_root.FORMAT, 224, 240, 264, 280]
+    assert driver_root.FAULTS["fail_every"] == driver_root.HEAD.size
     sizes = (
         *here,
         driver_root.HEAD.size,
