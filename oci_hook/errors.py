@@ -41,6 +41,8 @@ CODES = {
     "GH-407": "a living container already holds this id's grant",
     "GH-408": "the image cannot use what it is given (a warning)",
     "GH-409": "another program would put the driver into the same container",
+    "GH-410": "no living container, or more than one, goes by this name",
+    "GH-411": "the container's share cannot be changed in this way",
     "GH-501": "settings are missing or not valid",
     "GH-502": "settings changed since they were compiled",
     "GH-503": "the real runtime is missing or is gpu-hook itself",

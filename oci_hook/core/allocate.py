@@ -186,22 +186,31 @@ def _preference(use: Usage, placement: str) -> tuple[int, ...]:
 
 
 def _share(card: Card, wish: CardRequest, request: Request, rules: Rules) -> Share:
-    """What the wish means on this card. Percent is of the memory that can be granted, so that two halves fit."""
+    """What the wish means on this card."""
     if request.exclusive or wish.whole:
         return Share(card.uuid, card.memory_mib, whole=True)
-    memory = wish.memory_mib
-    if memory is None:
+    if wish.memory_mib is not None:
+        memory = memory_of(card, ("mib", wish.memory_mib), rules)
+    else:
         percent = wish.memory_percent if wish.memory_percent is not None else wish.compute or 0
-        memory = max(0, card.memory_mib - rules.memory_reserve) * percent // 100
-        memory -= memory % rules.memory_step  # down: what fits as percent still fits in steps
-    memory = _round_up(max(memory, rules.memory_min), rules.memory_step)
+        memory = memory_of(card, ("percent", percent), rules)
     compute = 0
     if wish.compute is not None and request.policy != "best-effort":
-        compute = min(100, _round_up(wish.compute, rules.compute_step))
+        compute = min(100, round_up(wish.compute, rules.compute_step))
     limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
     if request.policy == "fixed-share" and compute:
         limit = compute
     return Share(card.uuid, memory, compute, limit)
+
+
+def memory_of(card: Card, asked: tuple[str, int], rules: Rules) -> int:
+    """("mib", n) or ("percent", n) of this card in MiB, as shares are given. Percent is of the memory that can be
+    granted, so that two halves fit."""
+    kind, memory = asked
+    if kind == "percent":
+        memory = max(0, card.memory_mib - rules.memory_reserve) * memory // 100
+        memory -= memory % rules.memory_step  # down: what fits as percent still fits in steps
+    return round_up(max(memory, rules.memory_min), rules.memory_step)
 
 
 def _slot(card: Card, wish: CardRequest, alone: bool, grants: tuple[Grant, ...], rules: Rules) -> int:
@@ -220,7 +229,7 @@ def _places(card: Card, rules: Rules) -> int:
     return max(1, min(fit, rules.max_shares_per_card))
 
 
-def _round_up(n: int, step: int) -> int:
+def round_up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 

@@ -25,6 +25,7 @@ HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
 HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
 CLI_ONLY = (
     "account.py",
+    "change.py",
     "char_links.py",
     "context_memory.py",
     "cuda_memory.py",

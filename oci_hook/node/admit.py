@@ -16,6 +16,15 @@ from oci_hook.node.life import valid_id
 from oci_hook.node.settings import Settings
 
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Alteration = Callable[[Grant, tuple[Grant, ...]], Grant]
+
+MIN_PREFIX = 6
+
+
 class Admission(Value):
     """A committed grant, and the inventory that it was made from."""
 
@@ -111,6 +120,41 @@ def release(key: str, settings: Settings, force: bool = False) -> bool:
             if held.key == key:
                 raise refuse("GH-407", f"container {held.who.id[:100]} holds this grant and {_alive(held)}; stop it")
         return any(dead.key == key for dead in ledger.swept)
+
+
+def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Grant, Grant]:
+    """Change one living container's grant in one transaction; what it was and what it is.
+
+    container: see find(). change: the grant and the other living ones -> the grant as it is to be, or it raises, and
+    nothing is changed. The container's pages follow; it sees them at once. Raises also GH-303, GH-410.
+    """
+    with store.open_ledger(settings.state_dir) as ledger:
+        old = find(ledger.grants, container)
+        new = change(old, tuple(g for g in ledger.grants if g is not old))
+        if new != old:
+            ledger.change(new)
+    return old, new
+
+
+def find(grants: tuple[Grant, ...], name: str) -> Grant:
+    """The grant of a container by its id, its grant's key, NAMESPACE/POD/CONTAINER, POD/CONTAINER, CONTAINER or POD, or
+    the beginning of its id (six characters or more); the first of these that any container answers to counts.
+
+    Raises ApplyError GH-410 for none, and for more than one.
+    """
+
+    def paths(who: Identity) -> tuple[str, ...]:
+        return f"{who.namespace}/{who.pod}/{who.container}", f"{who.pod}/{who.container}", who.container, who.pod
+
+    found = [g for g in grants if name in (g.who.id, g.key)] or [g for g in grants if name and name in paths(g.who)]
+    if not found and len(name) >= MIN_PREFIX:
+        found = [g for g in grants if g.who.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise refuse("GH-410", f"no living container goes by {name[:100]}; `gpu-hook ps` lists those with a share")
+    ids = ", ".join("/".join(filter(None, (g.who.pod[:40], g.who.container[:40], g.who.id[:12]))) for g in found[:3])
+    raise refuse("GH-410", f"{len(found)} containers go by {name[:60]} ({ids}); name one by its id")
 
 
 def _alive(grant: Grant) -> str:

@@ -1,0 +1,49 @@
+"""`gpu-hook freeze|resume`: stop a container's work on its cards, and let it go on from where it was."""
+
+import time
+
+import click
+
+from oci_hook.cli import output
+from oci_hook.core.grant import Grant
+from oci_hook.errors import refuse
+from oci_hook.node import admit
+from oci_hook.node import settings as node_settings
+
+
+@click.command()
+@click.argument("container")
+@output.answers
+def freeze(prefix: str, container: str) -> output.Report:
+    """Stop CONTAINER's work on its cards until `gpu-hook resume`.
+
+    Its processes run on and keep their memory; what they submit waits. What is on the card already runs to its end.
+    CONTAINER is an id or its beginning, a name, or namespace/pod/container.
+    """
+    before, after = admit.alter(node_settings.load(prefix), container, frozen(int(time.time())))
+    return answer(before, after, "frozen")
+
+
+@click.command()
+@click.argument("container")
+@output.answers
+def resume(prefix: str, container: str) -> output.Report:
+    """Let CONTAINER go on that `gpu-hook freeze` stopped."""
+    before, after = admit.alter(node_settings.load(prefix), container, frozen(0))
+    return answer(before, after, "resumed")
+
+
+def frozen(since: int) -> "admit.Alteration":
+    def change(grant: Grant, _: tuple[Grant, ...]) -> Grant:
+        if not any(share.slot for share in grant.shares):
+            what = "has its cards alone" if grant.shares else "has no card"
+            raise refuse("GH-411", f"container {grant.who.id[:64]} {what}, and so nothing that could be stopped")
+        return grant.replace(frozen=grant.frozen if grant.frozen and since else since)
+
+    return change
+
+
+def answer(before: Grant, after: Grant, what: str) -> output.Report:
+    done = before != after
+    data = {"container": after.who.id, "key": after.key, "frozen": after.frozen, "changed": done}
+    return output.Report(data, [f"container {after.who.id} {what if done else f'was {what} already'}"])

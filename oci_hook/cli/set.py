@@ -1,0 +1,95 @@
+"""`gpu-hook set`: another share for a container that runs."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from oci_hook.cli import output
+from oci_hook.core import units, wishes
+from oci_hook.core.change import Change, changed
+from oci_hook.core.grant import Grant, Share
+from oci_hook.core.units import show
+from oci_hook.errors import Problem, RequestError
+from oci_hook.node import admit
+from oci_hook.node import inventory as node_inventory
+from oci_hook.node import settings as node_settings
+
+T = TypeVar("T")
+
+
+@click.command(name="set")
+@click.argument("container")
+@click.option("--memory", metavar="SIZE", help="Memory limit on each of its cards: 4Gi, 512Mi, 2048 (MiB) or 30%.")
+@click.option("--compute", metavar="N", help="Guaranteed compute on each card, 1 to 100 per cent.")
+@click.option("--compute-limit", metavar="N", help="With burst-share: a ceiling; 100 for none.")
+@click.option("--policy", metavar="P", help="best-effort, fixed-share or burst-share (be, fs, bs).")
+@click.option("--class", "class_", metavar="C", help="online, default or offline.")
+@output.answers
+def set_(
+    prefix: str,
+    container: str,
+    memory: str | None,
+    compute: str | None,
+    compute_limit: str | None,
+    policy: str | None,
+    class_: str | None,
+) -> output.Report:
+    """Change the share of CONTAINER while it runs.
+
+    CONTAINER is an id or its beginning, a name, or namespace/pod/container. What is not named stays. The new share must
+    fit beside the other containers on the card, or nothing is changed. Less memory than the container uses takes
+    nothing from it: it gets no more until it has freed enough. Its environment still says what it was given at first.
+    """
+    problems: list[Problem] = []
+
+    def read(option: str, text: str | None, reader: Callable[[str], T]) -> T | None:
+        try:
+            return None if text is None else reader(text)
+        except ValueError as e:
+            problems.append(Problem("GH-101", f"{option} {show(text)} {e}"))
+            return None
+
+    wish = Change(
+        read("--memory", memory, units.memory),
+        read("--compute", compute, units.percent),
+        read("--compute-limit", compute_limit, units.percent),
+        read("--policy", policy, wishes.policy),
+        read("--class", class_, wishes.priority_class),
+    )
+    if problems:
+        raise RequestError(*problems)
+    if wish == Change():
+        raise click.UsageError("say what to change: --memory, --compute, --compute-limit, --policy or --class")
+    settings = node_settings.load(prefix)
+    inventory = node_inventory.load(settings)
+    before, after = admit.alter(
+        settings, container, lambda grant, others: changed(grant, wish, inventory, others, settings.rules)
+    )
+    return report(before, after)
+
+
+def report(before: Grant, after: Grant) -> output.Report:
+    """What it was and is."""
+    old, new = as_data(before), as_data(after)
+    lines = [f"container {after.who.id}: {said(after)}" + ("" if new != old else " (as before)")]
+    lines += [f"  was: {said(before)}"] if new != old else []
+    return output.Report({"container": after.who.id, "key": after.key, "before": old, "after": new}, lines)
+
+
+def as_data(grant: Grant) -> dict[str, Any]:
+    cards = [share.fields() for share in grant.shares]
+    return {"policy": grant.policy, "class": grant.priority_class, "frozen": grant.frozen, "cards": cards}
+
+
+def said(grant: Grant) -> str:
+    cards = dict.fromkeys(card_words(share) for share in grant.shares)
+    return "; ".join([*cards, grant.policy, f"class {grant.priority_class}"])
+
+
+def card_words(share: Share) -> str:
+    if share.whole:
+        return "whole"
+    ceiling = f" up to {share.compute_limit}%" if share.compute < share.compute_limit < 100 else ""
+    compute = f", compute {share.compute}%{ceiling}" if share.compute else ""
+    return f"memory {output.size(share.memory_mib)}{compute}"

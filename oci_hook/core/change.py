@@ -1,0 +1,104 @@
+"""A living grant -> the same with other limits: `gpu-hook set`. Pure; a wish that does not fit changes nothing."""
+
+from oci_hook.core.allocate import TOO_SMALL, memory_of, round_up, usage
+from oci_hook.core.grant import Grant, Share
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.rules import Rules
+from oci_hook.core.value import Value
+from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
+
+
+class Change(Value):
+    """What is to be different; None: as it is. memory: ("mib", n) or ("percent", n), of each card."""
+
+    __slots__ = ("memory", "compute", "compute_limit", "policy", "priority_class")
+
+    def __init__(
+        self,
+        memory: tuple[str, int] | None = None,
+        compute: int | None = None,
+        compute_limit: int | None = None,
+        policy: str | None = None,
+        priority_class: str | None = None,
+    ) -> None:
+        self.memory = memory
+        self.compute = compute
+        self.compute_limit = compute_limit
+        self.policy = policy
+        self.priority_class = priority_class
+
+
+def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Grant, ...], rules: Rules) -> Grant:
+    """The grant as it would be, beside the other living grants.
+
+    Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a card that is no longer there), ApplyError GH-411.
+    """
+    if wish.replace(priority_class=None) == Change():
+        return grant.replace(priority_class=wish.priority_class or grant.priority_class)
+    if not grant.shares or any(share.whole for share in grant.shares):
+        what = "has its cards whole, without limits" if grant.shares else "has no card"
+        raise refuse("GH-411", f"container {grant.who.id[:64]} {what}; only its class can be set")
+    policy = _policy(grant, wish, rules)
+    cards = {card.uuid: card for card in inventory.cards}
+    there = {use.card.uuid: use for use in usage(inventory, others, rules)}
+    shares, problems = [], []
+    for share in grant.shares:
+        if share.uuid not in cards:
+            raise NoRoomError(Problem("GH-202", f"card {share.uuid} is no longer there (`gpu-hook gpus`)"))
+        card, use = cards[share.uuid], there[share.uuid]
+        new = share.replace(memory_mib=memory_of(card, wish.memory, rules) if wish.memory else share.memory_mib)
+        new = _compute(new, share, policy, grant.policy, wish, rules)
+        shares.append(new)
+        name = f"card {card.index} {card.uuid}"
+        if wish.memory and new.memory_mib < card.context_mib:
+            why = f"too little memory: {name} takes {card.context_mib} MiB {TOO_SMALL}, {new.memory_mib} asked"
+            problems.append(Problem("GH-201", f"{why}; ask for more"))
+        if new.memory_mib > max(use.free_mib, share.memory_mib):
+            why = f"no room: {name} has {use.free_mib} of {card.memory_mib} MiB for it beside the others"
+            problems.append(Problem("GH-201", f"{why}, {new.memory_mib} asked; ask for at most {use.free_mib}"))
+        if new.compute > max(use.free_compute, share.compute):
+            why = f"no room: {name} has {use.free_compute} of 100 % compute for it beside the others"
+            problems.append(Problem("GH-201", f"{why}, {new.compute} asked; ask for at most {use.free_compute}"))
+    if problems:
+        raise NoRoomError(*problems)
+    return grant.replace(
+        shares=tuple(shares), policy=policy, priority_class=wish.priority_class or grant.priority_class
+    )
+
+
+def _policy(grant: Grant, wish: Change, rules: Rules) -> str:
+    """As in a request: compute without a policy's name, where there was none, is the node's default policy."""
+    guaranteed = any(share.compute for share in grant.shares)
+    if wish.policy is not None:
+        policy = wish.policy
+    else:
+        policy = rules.default_policy if wish.compute is not None and not guaranteed else grant.policy
+    if policy == "best-effort" and wish.compute is not None:
+        raise _contradiction("--compute guarantees compute and the policy best-effort none; give --policy too")
+    if policy != "best-effort" and wish.compute is None and not guaranteed and wish.policy is not None:
+        raise _contradiction(f"the policy {policy} divides compute, and the container has none; give --compute too")
+    if policy != "burst-share" and wish.compute_limit is not None:
+        raise _contradiction(f"--compute-limit is for the policy burst-share, here it is {policy}; give --policy too")
+    return policy
+
+
+def _compute(share: Share, old: Share, policy: str, former: str, wish: Change, rules: Rules) -> Share:
+    if policy == "best-effort":
+        return share.replace(compute=0, compute_limit=100)
+    compute = old.compute if wish.compute is None else min(100, round_up(wish.compute, rules.compute_step))
+    if policy == "fixed-share":
+        return share.replace(compute=compute, compute_limit=compute if compute else 100)
+    limit = wish.compute_limit
+    if limit is None:
+        limit = old.compute_limit if former == policy else 100
+    if limit < compute:
+        raise _contradiction(
+            f"the ceiling of {limit} % is below the guarantee of {compute} %; give --compute-limit too"
+        )
+    if wish.compute_limit is not None and not compute:
+        raise _contradiction("--compute-limit is a ceiling above a guarantee, and there is none; give --compute too")
+    return share.replace(compute=compute, compute_limit=limit)
+
+
+def _contradiction(what: str) -> RequestError:
+    return RequestError(Problem("GH-103", what))
