@@ -13,7 +13,7 @@ from oci_hook.node import settings as node_settings
 from oci_hook.node import store
 from oci_hook.node.account import used_mib
 
-HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "SINCE")
+HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
 
 
 @click.command()
@@ -21,7 +21,8 @@ HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POL
 def ps(prefix: str) -> output.Report:
     """List the containers that hold a share now.
 
-    USED is what the container itself accounts ("-": nothing yet). COMPUTE is booked, not enforced yet.
+    USED is what the container itself accounts ("-": nothing yet). COMPUTE is
+    its guarantee, and with another ceiling than the whole card, that. STATE says whether `freeze` stops it.
     """
     settings = node_settings.load(prefix)
     grants = sorted(store.snapshot(settings.state_dir), key=lambda grant: (grant.created, grant.who.id))
@@ -54,10 +55,13 @@ def as_data(grant: Grant, indices: dict[str, int]) -> dict[str, Any]:
         "cards": cards,
         "policy": grant.policy,
         "class": grant.priority_class,
+        "state": state(grant),
+        "frozen_since": at(grant.frozen) if grant.frozen else None,
+        "preempt_tolerance_us": grant.tolerance or None,
         "exclusive": grant.exclusive,
         "capabilities": list(grant.capabilities),
         "driver_version": grant.driver_version,
-        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(grant.created)),
+        "since": at(grant.created),
     }
 
 
@@ -66,7 +70,12 @@ def as_rows(grant: Grant, entry: dict[str, Any]) -> list[tuple[object, ...]]:
     who = grant.who
     name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
     first = (output.short(who.id), name)
-    last = (grant.policy, grant.priority_class, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)))
+    last = (
+        grant.policy,
+        grant.priority_class,
+        stopped(grant),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
+    )
     if not grant.shares:
         return [(*first, "", "", "", "", "", *last)]
     rows: list[tuple[object, ...]] = []
@@ -84,6 +93,23 @@ def as_rows(grant: Grant, entry: dict[str, Any]) -> list[tuple[object, ...]]:
             )
         )
     return rows
+
+
+def state(grant: Grant) -> str:
+    if grant.frozen:
+        return "frozen"
+    return "running" if grant.life.init else "starting"
+
+
+def stopped(grant: Grant) -> str:
+    """The state for people: since when it is frozen, and by what."""
+    if not grant.frozen:
+        return state(grant)
+    return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
+
+
+def at(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def compute(share: Share) -> str:

@@ -15,7 +15,6 @@ from oci_hook.node.inventory import load
 from oci_hook.node.life import valid_id
 from oci_hook.node.settings import Settings
 
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,12 +26,14 @@ def test_table(install: Install) -> None:
     install.grant("a" * 64, Share("GPU-0", 4096, 30, 80), Share("GPU-1", 1000), policy="burst-share", who=POD)
     install.grant("whole", Share("GPU-1", 24576, whole=True), exclusive=True, priority_class="online")
     install.grant("files", policy="best-effort")
-    assert install.text("ps") == (
-        "CONTAINER     NAME         CARD  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    SINCE\n"
-        "aaaaaaaaaaaa  ns/shop/web  0     GPU-0  4Gi     -     30-80%   burst-share  default  2027-01-15 08:00:00\n"
-        "aaaaaaaaaaaa  ns/shop/web  1     GPU-1  1000Mi  -     -        burst-share  default  2027-01-15 08:00:00\n"
-        "files         -            -     -      -       -     -        best-effort  default  2027-01-15 08:00:00\n"
-        "whole         -            1     GPU-1  whole   -     -        burst-share  online   2027-01-15 08:00:00\n"
+    table = install.text("ps")
+    assert table.count("2027-01-15 08:00:00\n") == 4
+    assert table.replace("2027-01-15 08:00:00", "SINCE_") == (
+        "CONTAINER     NAME         CARD  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    STATE     SINCE\n"
+        "aaaaaaaaaaaa  ns/shop/web  0     GPU-0  4Gi     -     30-80%   burst-share  default  starting  SINCE_\n"
+        "aaaaaaaaaaaa  ns/shop/web  1     GPU-1  1000Mi  -     -        burst-share  default  starting  SINCE_\n"
+        "files         -            -     -      -       -     -        best-effort  default  starting  SINCE_\n"
+        "whole         -            1     GPU-1  whole   -     -        burst-share  online   starting  SINCE_\n"
     )
 
 
@@ -64,6 +66,9 @@ def test_json(install: Install) -> None:
                 ],
                 "policy": "burst-share",
                 "class": "default",
+                "state": "starting",
+                "frozen_since": None,
+                "preempt_tolerance_us": None,
                 "exclusive": False,
                 "capabilities": ["compute", "utility"],
                 "driver_version": "1.2",

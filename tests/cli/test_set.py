@@ -1,0 +1,126 @@
+"""`gpu-hook set`, `freeze` and `resume`: what fits is changed at once in all pages, what does not changes nothing."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from oci_hook.core.card_page import card_page, head
+from oci_hook.core.grant import Grant, Share
+from oci_hook.core.pages import policy_page
+from oci_hook.node import share, store
+from tests.cli.box import Install
+
+NO_ROOM = "GH-201: no room: card 0 GPU-0 has "
+POD = {"namespace": "ns", "pod": "shop", "container": "web"}
+
+
+@pytest.fixture
+def two(install: Install) -> tuple[Grant, Grant]:
+    """30 % and 4 GiB beside 50 % and 16 GiB, on a card of 24 GiB."""
+    web = install.grant("a" * 64, Share("GPU-0", 4096, 30, 80, slot=1), who=POD)
+    return web, install.grant("batch", Share("GPU-0", 16384, 50, 50, slot=2), policy="fixed-share")
+
+
+def now(install: Install, grant: Grant) -> Grant:
+    """The grant as the ledger has it, once its pages say the same."""
+    grants = store.snapshot(str(install.state))
+    (found,) = [g for g in grants if g.key == grant.key]
+    page = Path(install.state, "pages", grant.key, "policy").read_bytes()
+    assert page == policy_page(found, install.inventory, seq=page[16]) and page[16] % 2 == 0
+    card = Path(share.folder(str(install.state), "GPU-0"), "card").read_bytes()
+    assert card == card_page("GPU-0", grants, *head(card)[1:], head(card)[0]) and head(card)[0] % 2 == 0
+    return found
+
+
+def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> None:
+    web, batch = two
+    page = Path(install.state, "pages", web.key, "policy")
+    with page.open("rb") as f, mmap.mmap(f.fileno(), 4096, prot=mmap.PROT_READ) as seen:  # as the container has it
+        said = install.text("set", "shop/web", "--memory", "8Gi", "--compute", "40", "--class", "online")
+        assert said == (
+            f"container {'a' * 64}: memory 8Gi, compute 40% up to 80%; burst-share; class online\n"
+            "  was: memory 4Gi, compute 30% up to 80%; burst-share; class default\n"
+        )
+        assert seen[:] == policy_page(now(install, web), install.inventory, seq=seen[16]) == page.read_bytes()
+    assert now(install, web) == web.replace(shares=(Share("GPU-0", 8192, 40, 80, slot=1),), priority_class="online")
+    assert now(install, batch) == batch
+
+    steps = [
+        (("--policy", "fs"), (40, 40), "fixed-share"),
+        (("--policy", "bs"), (40, 100), "burst-share"),
+        (("--compute-limit", "60"), (40, 60), "burst-share"),
+        (("--compute", "50"), (50, 60), "burst-share"),
+        (("--policy", "be"), (0, 100), "best-effort"),
+        (("--compute", "20"), (20, 100), "burst-share"),  # the node's default policy, as in a request
+        (("--memory", "25%"), (20, 100), "burst-share"),
+        (("--class", "offline"), (20, 100), "burst-share"),
+    ]
+    for options, (compute, limit), policy in steps:
+        install.text("set", "a" * 12, *options)
+        found = now(install, web)
+        assert (found.shares[0].compute, found.shares[0].compute_limit, found.policy) == (compute, limit, policy)
+    assert (found.shares[0].memory_mib, found.priority_class) == (6144, "offline")
+    data = install.data("set", "web", "--class", "offline")
+    assert data["before"] == data["after"] and data["after"]["class"] == "offline"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--memory", "9Gi"), NO_ROOM + "8192 of 24576 MiB for it beside the others, 9216 asked;"),
+        (("--compute", "51"), NO_ROOM + "50 of 100 % compute for it beside the others, 51 asked;"),
+        (("--compute", "81"), "GH-103: the ceiling of 80 % is below the guarantee of 81 %; give --compute-limit too"),
+        (("--compute", "20", "--policy", "be"), "GH-103: --compute guarantees compute and the policy "),
+        (("--compute-limit", "90", "--policy", "fs"), "GH-103: --compute-limit is for the policy burst-share"),
+        (("--memory", "4G"), "GH-101: --memory '4G' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%\n"),
+        (("--compute", "0", "--policy", "x"), "GH-101: --compute '0' is not within 1 to 100\nGH-101: --policy 'x' is"),
+        (("--class", "first"), "GH-101: --class 'first' is not one of online, default, offline"),
+        (("--policy", "\x1b[31m"), "GH-101: --policy '\\x1b[31m' is not one of"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_changes_nothing(
+    install: Install, two: tuple[Grant, Grant], options: tuple[str, ...], said: str
+) -> None:
+    before = install.ledger()
+    assert install.text("set", "web", *options, status=1).startswith(said)
+    assert install.ledger() == before
+    assert now(install, two[0]) == two[0]
+
+
+def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, Grant]) -> None:
+    install.grant("whole", Share("GPU-1", 24576, whole=True), exclusive=True)
+    install.grant("files", policy="best-effort")
+    install.grant("b" * 64, Share("GPU-1", 1), who={**POD, "namespace": "other"})
+    before = install.ledger()
+    for command, line in (
+        (("set", "whole", "--memory", "1Gi"), "GH-411: container whole has its cards whole"),
+        (("set", "files", "--compute", "10"), "GH-411: container files has no card"),
+        (("freeze", "whole"), "GH-411: container whole has its cards alone"),
+        (("resume", "files"), "GH-411: container files has no card"),
+        (("set", "nobody", "--class", "online"), "GH-410: no living container goes by nobody;"),
+        (("freeze", "a"), "GH-410: no living container goes by a;"),
+        (("freeze", ""), "GH-410: no living container goes by ;"),
+        (("freeze", "web"), "GH-410: 2 containers go by web (shop/web/"),
+    ):
+        assert install.text(*command, status=1).startswith(line)
+    assert install.text("set", "whole", status=2).count("say what to change") == 1
+    assert install.ledger() == before
+    install.text("set", "other/shop/web", "--class", "online")
+    install.text("set", "whole", "--class", "online")
+
+
+def test_freeze_and_resume(install: Install, two: tuple[Grant, Grant]) -> None:
+    web, batch = two
+    assert install.text("freeze", "batch") == "container batch frozen\n"
+    frozen = now(install, batch)
+    assert frozen.frozen > 1_700_000_000 and now(install, web) == web
+    assert install.text("freeze", "batch") == "container batch was frozen already\n"
+    assert now(install, batch) == frozen
+    assert "frozen since" in install.text("ps")
+    assert [g["state"] for g in install.data("ps")["grants"]] == ["starting", "frozen"]
+    install.text("set", "batch", "--compute", "40")
+    assert now(install, batch).frozen == frozen.frozen
+    assert install.data("resume", "batch") == {"container": "batch", "key": batch.key, "frozen": 0, "changed": True}
+    assert install.text("resume", "batch") == "container batch was resumed already\n"
+    assert now(install, batch).frozen == 0
