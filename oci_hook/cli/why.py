@@ -138,12 +138,13 @@ def on_card(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> l
     ]
     if others and not share["whole"]:
         guaranteed = sum(s["compute"] for _, s in others)
+        also = f"{len(others)} others share" if len(others) > 1 else "another shares"
         own = f"{share['compute']} % compute is guaranteed" if share["compute"] else "no compute is guaranteed"
-        found.append(f"{where}: {own}; {len(others)} others share it, with {guaranteed} % guaranteed")
+        found.append(f"{where}: {own}; {also} it, with {guaranteed} % guaranteed")
         higher = [o for o, _ in others if rank(o["class"]) > rank(c["class"])]
         if higher:
             names = ", ".join(output.short(o["id"]) for o in higher[:3])
-            found.append(f"{where}: {len(higher)} of a higher class go first: {names}")
+            found.append(f"{where}: of a higher class, and first: {names}")
     if share["compute"] and share["compute_limit"] < 100:
         found.append(
             f"{where}: its compute ends at {share['compute_limit']} %, also when the card is idle ({c['policy']})"

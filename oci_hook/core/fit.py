@@ -30,13 +30,16 @@ class Change(Value):
 def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Change, ...]:
     """The smallest changes, one of each kind that helps, what asks least of the user first; empty: it fits as it is."""
 
+    # Less than a context takes is refused as well: what fits is an interval from there up.
+    least = max(rules.memory_min, 1, *(card.context_mib for card in inventory.cards))
+
     def fits(asked: Request, beside: tuple[Grant, ...] = grants) -> bool:
         return isinstance(allocate(asked, inventory, beside, rules), Allocation)
 
     if fits(request) or not request.cards:
         return ()
     found = []
-    if memory := _most(lambda n: fits(_limited(request, memory=n)), _memory(request, inventory)):
+    if memory := _most(lambda n: fits(_limited(request, memory=n)), _memory(request, inventory), least):
         asked = _limited(request, memory=memory)
         found.append(Change("memory", f"ask for at most {memory} MiB of memory", asked))
     computes = [card.compute for card in request.cards if card.compute is not None]
@@ -46,10 +49,10 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         best_effort = request.replace(policy="best-effort")
         if fits(best_effort):
             found.append(Change("policy", "use policy best-effort, which guarantees no compute", best_effort))
-    if not found and computes and (compute := _most(lambda n: fits(_limited(request, 1, n)), max(computes))):
-        memory = _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory))
-        text = f"ask for at most {memory} MiB of memory and {compute} % compute"
-        found.append(Change("both", text, _limited(request, memory, compute)))
+    if not found and computes and (compute := _most(lambda n: fits(_limited(request, least, n)), max(computes))):
+        if memory := _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory), least):
+            text = f"ask for at most {memory} MiB of memory and {compute} % compute"
+            found.append(Change("both", text, _limited(request, memory, compute)))
     anywhere = request.replace(cards=tuple(c.replace(device=None) for c in request.cards), narrow_to=None)
     if anywhere != request and not request.every_card and fits(anywhere):
         found.append(Change("devices", "name no cards: others have room", anywhere))
@@ -58,7 +61,7 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         found.append(Change("cards", f"ask for {fewer} instead of {len(request.cards)} cards", _first(request, fewer)))
     if request.exclusive or all(card.whole for card in request.cards):
         share = request.replace(exclusive=False, cards=tuple(CardRequest(c.device, 1) for c in request.cards))
-        if memory := _most(lambda n: fits(_limited(share, memory=n, raise_to=True)), _total(inventory)):
+        if memory := _most(lambda n: fits(_limited(share, memory=n, raise_to=True)), _total(inventory), least):
             asked = _limited(share, memory=memory, raise_to=True)
             found.append(Change("share", f"ask for a share of at most {memory} MiB instead of whole cards", asked))
     gone = _in_the_way(lambda beside: fits(request, beside), grants)
@@ -110,9 +113,11 @@ def _limited(
     return request.replace(cards=tuple(limited(card) for card in request.cards))
 
 
-def _most(good: "Callable[[int], bool]", top: int) -> int:
-    """The largest n in 1..top that is good, where a smaller one is as good; 0: none is."""
-    low, high = 0, top
+def _most(good: "Callable[[int], bool]", top: int, least: int = 1) -> int:
+    """The largest n in least..top that is good, where a smaller one is as good; 0: none is."""
+    if top < least or not good(least):
+        return 0
+    low, high = least, top
     while low < high:
         middle = (low + high + 1) // 2
         if good(middle):
