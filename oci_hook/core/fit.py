@@ -49,8 +49,10 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         best_effort = request.replace(policy="best-effort")
         if fits(best_effort):
             found.append(Change("policy", "use policy best-effort, which guarantees no compute", best_effort))
-    if not found and computes and (compute := _most(lambda n: fits(_limited(request, least, n)), max(computes))):
-        if memory := _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory), least):
+    if not found and computes:
+        compute = _most(lambda n: fits(_limited(request, least, n)), max(computes))
+        memory = _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory), least)
+        if compute and memory:
             text = f"ask for at most {memory} MiB of memory and {compute} % compute"
             found.append(Change("both", text, _limited(request, memory, compute)))
     anywhere = request.replace(cards=tuple(c.replace(device=None) for c in request.cards), narrow_to=None)

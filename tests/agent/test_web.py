@@ -1,0 +1,40 @@
+"""The web page in a real browser: what it shows is what there is, and names stay text."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.agent.box import running, wait_for
+from tests.e2e.stage import Stage
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium"),
+]
+NASTY = "<img src=x onerror=document.title='owned'>"
+
+
+def test_the_page(stage: Stage, root: Path, tmp_path: Path) -> None:
+    names = {"io.kubernetes.cri.sandbox-namespace": "ml", "io.kubernetes.cri.sandbox-name": NASTY}
+    share = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "3Gi", "gpu-hook.io/compute": "30"}
+    with running(stage) as agent:
+        id = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations={**names, **share})
+        cheat = stage.start(root, "/bin/bypass", "200")
+        wait_for(lambda: agent.kinds(cheat) and agent.container(id)["cards"][0]["used_mib"])
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
+        command += [f"--user-data-dir={tmp_path}", "--dump-dom", f"http://127.0.0.1:{agent.port}/"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        dom = done.stdout
+        assert 'data-ready="yes"' in dom, done.stderr[-500:]
+        assert "<title>gpu-hook</title>" in dom and "<img" not in dom and "&lt;img src=x" in dom
+        assert "simulated cards" in dom and dom.count("<section>") == 2
+        assert "3 GiB" in dom and "30 %" in dom and "no-stand-in: process" in dom
+        assert re.search(r"\d+ MiB / 3 GiB", dom) and "<path" in dom
+        assert not re.search(r"(src|href)=.?https?://", dom)  # works without a network

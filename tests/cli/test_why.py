@@ -1,0 +1,110 @@
+"""`why` and `events` without an agent: what the ledger, the books and the event log tell."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from oci_hook.core.grant import Identity, Share
+from oci_hook.core.request import CardRequest, Request
+from oci_hook.errors import NoRoomError
+from oci_hook.node import admit, events
+from tests.cli.box import Install, this_process
+
+BIG = Request((CardRequest("0", 20000, None, 50),))
+ESCAPE = "\x1b[31mred"
+
+
+def refused(install: Install, id: str = "big", request: Request = BIG) -> None:
+    try:
+        admit.admit(request, Identity("/run/runc", id, "/b", namespace="ml", pod="p"), this_process(), install.settings)
+    except NoRoomError:
+        return
+    raise AssertionError("it fits")
+
+
+def test_why_was_it_refused(install: Install) -> None:
+    install.grant("neighbour-a", Share("GPU-0", 10000, 60))
+    refused(install)
+    text = install.text("why", "big")
+    assert text.startswith("big was refused at ")
+    assert "GH-201: no room: card 0 GPU-0 has 14576 of 24576 MiB free, 20000 asked" in text
+    assert "  ask for at most 14576 MiB of memory and 40 % compute\n" in text
+    assert "  name no cards: others have room\n" in text and "  wait until neighbour-a ends\n" in text
+    data = install.data("why", "big")
+    assert [c["kind"] for c in data["changes"]] == ["both", "devices", "wait"] and not data["fits"]
+    install.run("release", "--force", "neighbour-a")
+    assert install.text("why", "big").endswith("it would fit now\n")
+
+
+def test_why_would_it_be_refused(install: Install) -> None:
+    assert install.text("why", "-a", "gpu-hook.io/memory=4Gi") == "it would fit now\n"
+    assert "no GPU" in install.text("why", "-a", "x=y")
+    text = install.text("why", "-a", "gpu-hook.io/memory=30Gi", "-a", "gpu-hook.io/devices=0")
+    assert text.startswith("it would be refused:\n  card 0 ") and "ask for at most 24576 MiB" in text
+    assert install.run("why").exit_code == 2
+    assert install.data("why", "nobody", status=1)["errors"][0]["code"] == "GH-407"
+
+
+def test_why_is_it_slow(install: Install) -> None:
+    install.grant(
+        "slow-one", Share("GPU-0", 100, 10, 30), policy="fixed-share", who={"namespace": "ml", "pod": "train"}
+    )
+    install.grant("quick-one", Share("GPU-0", 100, 80), priority_class="online")
+    text = install.text("why", "slow-one")
+    assert "10 % compute is guaranteed; another shares it, with 80 % guaranteed" in text
+    assert "of a higher class, and first: quick-one" in text
+    assert "its compute ends at 30 %, also when the card is idle (fixed-share)" in text and "no agent runs" in text
+    assert install.data("why", "quick-")["container"] == "quick-one"
+
+
+def test_an_event_that_says_nothing_useful(install: Install) -> None:
+    """A request of another version, or none: the line that was told, and no proposal."""
+    for n, request in enumerate(("x", {"cards": 7}, {"cards": [{"wings": 2}]}, None)):
+        events.record(
+            str(install.state), "refused", id=f"odd-{n}", codes=["GH-201"], lines=["GH-201: x"], request=request
+        )
+        text = install.text("why", f"odd-{n}")
+        assert "GH-201: x" in text and "change" not in text
+    events.record(str(install.state), "refused", id="odd-5", lines=[ESCAPE])
+    assert "\x1b" not in install.text("why", "odd-5") + install.text("events")
+
+
+def test_events(install: Install) -> None:
+    assert install.text("events") == ""
+    install.grant("first", Share("GPU-0", 20000))
+    refused(install)
+    events.record(str(install.state), "ended", id="f" * 64, peak_mib=2048)
+    events.record(
+        str(install.state), "finding", id="first", kind="over-limit", uuid="GPU-0", evidence="e", action="frozen"
+    )
+    lines = install.text("events").splitlines()
+    assert [line.split()[2:4] for line in lines] == [
+        ["refused", "ml/p"],
+        ["ended", "ffffffffffff"],
+        ["finding", "first"],
+    ]
+    assert lines[1].endswith("its share is free; at most 2Gi were in use")
+    assert lines[2].endswith("over-limit on GPU-0: e; frozen")
+    assert [json.loads(line)["event"] for line in install.text("events", "--json", "-c", "first").splitlines()] == [
+        "finding"
+    ]
+    assert install.text("events", "-c", "ml/p").count("\n") == 1
+
+
+def test_events_as_they_come(install: Install) -> None:
+    command = [sys.executable, "-m", "oci_hook", "events", "--follow", "--prefix", str(install.prefix)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    repo = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=repo, env=environment) as p:
+        assert p.stdout
+        try:
+            events.record(str(install.state), "ended", id="one")
+            assert "one" in p.stdout.readline()
+            time.sleep(0.1)
+            events.record(str(install.state), "ended", id="two")
+            assert "two" in p.stdout.readline()
+        finally:
+            p.kill()
