@@ -24,9 +24,10 @@ FLAGS = [
     "-fno-sanitize=undefined",
 ]
 LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
-INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view"}
+INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view", "gated"}
 EXEMPT = {"cuGetExportTable"}  # private tables without names: nothing to compare their pointers with
 COMMON = ["state.c", "pointers.c", "policy.c", "alive.c", "account.c", "real.c"]
+GATE = ["decide.c", "slot_view.c", "slot.c", "cost.c", "gate.c", "gate_marks.c", "pacer.c"]
 
 
 class Library:
@@ -40,6 +41,11 @@ class Library:
         self.real = real
         self.missing = missing
         self.sources = sources
+
+    def files(self) -> list[str]:
+        """Its C files."""
+        more = GATE if self.soname == "libcuda.so.1" else []
+        return [str(HERE / name) for name in COMMON + more] + sorted(str(p) for p in HERE.glob(self.sources))
 
 
 LIBRARIES = (
@@ -185,9 +191,8 @@ def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", f
         subprocess.run(
             [*compiler, "-shared", f"-Wl,-soname,{path}", "-o", str(needed), str(place / "empty.c")], check=True
         )
-        sources = [str(HERE / name) for name in COMMON] + sorted(str(p) for p in HERE.glob(library.sources))
         include = [f'-DGH_PRIVATE="{private}"', f"-I{place}", f"-I{HERE}"]
         link = [*LINK, f"-Wl,-soname,{library.soname}", "-o", f"{target}.new"]
-        objects = [*sources, str(place / "stubs.S"), str(needed), "-ldl", "-lpthread"]
+        objects = [*library.files(), str(place / "stubs.S"), str(needed), "-ldl", "-lpthread"]
         subprocess.run([*compiler, *FLAGS, *flags, *include, *link, *objects], check=True)
         Path(f"{target}.new").rename(target)

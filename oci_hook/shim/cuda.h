@@ -13,6 +13,7 @@ enum {
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
 };
 
 typedef int CUdevice;
@@ -33,6 +34,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
 
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUfunc_st *CUfunction;
 typedef struct CUmemPool_st *CUmemoryPool;
 typedef struct CUarray_st *CUarray;
 typedef struct CUmipmappedArray_st *CUmipmappedArray;
@@ -114,6 +116,19 @@ typedef struct {
     unsigned flags;
     unsigned reserved[16];
 } CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
+typedef struct {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    CUstream stream;
+    void *attributes;
+    unsigned count;
+} CUlaunchConfig;
+typedef struct {
+    CUfunction f;
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    CUstream stream;
+    void **parameters;
+} CUDA_LAUNCH_PARAMS;
 
 enum {
     CU_STREAM_LEGACY = 1,
@@ -240,6 +255,28 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream stream);
 CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream);
 CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value);
 CUresult cuDeviceGraphMemTrim(CUdevice device);
+
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream stream, void **parameters, void **extra);
+CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                             unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra);
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra);
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra);
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                   unsigned bz, unsigned shared, CUstream stream, void **parameters);
+CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                        unsigned bz, unsigned shared, CUstream stream, void **parameters);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned n, unsigned flags);
+CUresult cuLaunch(CUfunction f);
+CUresult cuLaunchGrid(CUfunction f, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream);
+CUresult cuStreamDestroy(CUstream stream);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuEventCreate(CUevent *event, unsigned flags);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventQuery(CUevent event);
+CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end);
 
 CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d);
 CUresult cuDestroyExternalMemory(CUexternalMemory memory);

@@ -1,5 +1,6 @@
 /* Contexts: what they take themselves, and that their memory goes with them. */
 #include "cuda_pool.h"
+#include "gate.h"
 #include "real.h"
 
 /* What a context takes is charged by the figure of the policy page, where it has one; the agent corrects it. */
@@ -81,6 +82,7 @@ CREATE(cuCtxCreate_v4, (CUcontext *context, void *parameters, unsigned flags, CU
 
 #define DESTROY(name)                                                                                                \
     GH_EXPORT CUresult name(CUcontext context) {                                                                     \
+        gate_context_leaves(context);                                                                                \
         CUresult r = REAL(name)(context);                                                                            \
         struct gh_state *st = gh_here();                                                                             \
         if (r == CUDA_SUCCESS && st)                                                                                 \
@@ -123,8 +125,19 @@ static CUresult released(CUresult r, CUdevice device, bool reset) {
     return r;
 }
 
+/* Maybe not for good; then what it has in flight counts as done a little early. */
+static void primary_leaves(CUdevice device) {
+    struct gh_state *st = gh_here();
+    CUcontext context = st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
+    if (context)
+        gate_context_leaves(context);
+}
+
 #define RELEASE(name, reset)                                                                                         \
-    GH_EXPORT CUresult name(CUdevice device) { return released(REAL(name)(device), device, reset); }
+    GH_EXPORT CUresult name(CUdevice device) {                                                                       \
+        primary_leaves(device);                                                                                      \
+        return released(REAL(name)(device), device, reset);                                                          \
+    }
 RELEASE(cuDevicePrimaryCtxRelease, false)
 RELEASE(cuDevicePrimaryCtxRelease_v2, false)
 RELEASE(cuDevicePrimaryCtxReset, true)

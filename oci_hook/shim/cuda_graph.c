@@ -2,7 +2,9 @@
  * and that pool keeps it; so a launch is charged like an allocation from a pool, by what the graph's nodes allocate. */
 #include <stdlib.h>
 
+#include "cost.h"
 #include "cuda_pool.h"
+#include "gate.h"
 #include "real.h"
 
 #define NESTED 16 /* child graphs within child graphs */
@@ -162,13 +164,24 @@ static CUresult run(CUgraphExec exec, CUstream stream, run_call *call, bool laun
     return r;
 }
 
-#define RUN(name, launch)                                                                                            \
+#define UPLOAD(name)                                                                                                 \
     static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); }              \
-    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) { return run(exec, stream, real_##name, launch); }
-RUN(cuGraphLaunch, true)
-RUN(cuGraphLaunch_ptsz, true)
-RUN(cuGraphUpload, false)
-RUN(cuGraphUpload_ptsz, false)
+    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) { return run(exec, stream, real_##name, false); }
+UPLOAD(cuGraphUpload)
+UPLOAD(cuGraphUpload_ptsz)
+
+static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 0); }
+
+#define LAUNCH(name, of)                                                                                             \
+    static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); }              \
+    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                                     \
+        struct gate_ticket ticket = {0};                                                                             \
+        if (!gate_open())                                                                                            \
+            gate_enter(&ticket, of, cost_key_of(exec));                                                              \
+        return gate_leave(&ticket, run(exec, stream, real_##name, true));                                            \
+    }
+LAUNCH(cuGraphLaunch, stream)
+LAUNCH(cuGraphLaunch_ptsz, stream ? stream : (CUstream)CU_STREAM_PER_THREAD)
 
 /* ---- how graphs are made ---- */
 
@@ -276,6 +289,8 @@ GH_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     struct gh_state *st = gh_here();
     uint64_t note = may_allocate(st) ? gh_pointers_take(&st->pointers, key_of(EXEC, (uintptr_t)exec)) : 0;
     CUresult r = REAL(cuGraphExecDestroy)(exec);
+    if (r == CUDA_SUCCESS)
+        gate_forget(cost_key_of(exec));
     if (note && r != CUDA_SUCCESS)
         gh_pointers_put(&st->pointers, key_of(EXEC, (uintptr_t)exec), note);
     else if (note) {

@@ -1,5 +1,6 @@
 #include "cuda_pool.h"
 
+#include "gate.h"
 #include "real.h"
 
 #define PAGE_SHIFT 21
@@ -441,7 +442,11 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
         return end_free(&o, real_free##suffix(pointer, stream));                                                     \
     }                                                                                                                \
     GH_EXPORT CUresult cuStreamSynchronize##suffix(CUstream stream) {                                                \
-        return synchronised(REAL(cuStreamSynchronize##suffix)(stream));                                              \
+        uint64_t before = gate_before_sync();                                                                        \
+        CUresult r = synchronised(REAL(cuStreamSynchronize##suffix)(stream));                                        \
+        if (r == CUDA_SUCCESS)                                                                                       \
+            gate_synchronised(before, stream ? stream : (CUstream)(uintptr_t)default_stream, false);                 \
+        return r;                                                                                                    \
     }
 
 /* A synchronisation is when the driver gives back what a pool keeps above its release threshold. */
@@ -461,7 +466,13 @@ static CUresult synchronised(CUresult r) {
 ASYNC(, CU_STREAM_LEGACY)
 ASYNC(_ptsz, CU_STREAM_PER_THREAD)
 
-GH_EXPORT CUresult cuCtxSynchronize(void) { return synchronised(REAL(cuCtxSynchronize)()); }
+GH_EXPORT CUresult cuCtxSynchronize(void) {
+    uint64_t before = gate_before_sync();
+    CUresult r = synchronised(REAL(cuCtxSynchronize)());
+    if (r == CUDA_SUCCESS)
+        gate_synchronised(before, NULL, true);
+    return r;
+}
 GH_EXPORT CUresult cuCtxSynchronize_v2(CUcontext c) { return synchronised(REAL(cuCtxSynchronize_v2)(c)); }
 GH_EXPORT CUresult cuEventSynchronize(CUevent event) { return synchronised(REAL(cuEventSynchronize)(event)); }
 

@@ -245,6 +245,7 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
         }
     }
 
+    int empty = mine->launched == mine->done || own->idle;
     if (share->cap) {
         struct gh_bucket b = gh_bucket_at(own->bucket, share->cap, r->burst, now);
         if (b.level <= 0) {
@@ -252,13 +253,12 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
             uint64_t refill = (uint64_t)(-(b.level + 1)) / share->cap + 2;
             return wait_for(d, GH_ON_TIME, me, add(now, min64(refill, r->recheck)));
         }
-        if (cost >= GH_COST_UNKNOWN && mine->launched != mine->done) {
+        if (cost >= GH_COST_UNKNOWN && !empty) {
             d.mode = GH_CAPPED;
             return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, r->window)));
         }
     }
 
-    int empty = mine->launched == mine->done;
     if (lower != GH_SLOTS && empty && residue <= r->drain_max) {
         uint64_t since = own->held_since ? own->held_since : now;
         if (age(now, since) < r->drain_max) {

@@ -35,6 +35,7 @@ struct gh_own {
     uint64_t distrust_until; /* gates of equals are ignored until then, */
     uint64_t distrust_for;   /* which is so long */
     uint64_t probed_at;      /* last claim with a probe_until */
+    uint8_t idle;            /* this process has nothing in flight, though its container may have */
     uint8_t ahead;           /* was stopped for its lead, and stays so until most of it is gone */
 };
 

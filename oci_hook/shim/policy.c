@@ -47,8 +47,9 @@ static uint32_t sequence(const struct gh_policy_page *page) {
     return __atomic_load_n(&page->seq, __ATOMIC_ACQUIRE);
 }
 
-/* A copy of one card's record that no writer was changing meanwhile; ncards beside it. */
-static bool snapshot(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards) {
+/* A copy of one card's record that no writer was changing meanwhile; ncards and the class beside it. */
+static bool copy_card(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards,
+                      uint32_t *class_) {
     const struct gh_policy_page *page = policy(st);
     for (int i = 0; page && i < TRIES; i++) {
         uint32_t seq = sequence(page);
@@ -56,6 +57,7 @@ static bool snapshot(struct gh_state *st, unsigned card, struct gh_card_policy *
             continue;
         bool valid = gh_policy_valid(page);
         *ncards = page->ncards;
+        *class_ = page->class_;
         *out = page->card[card];
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if (sequence(page) == seq) {
@@ -64,6 +66,17 @@ static bool snapshot(struct gh_state *st, unsigned card, struct gh_card_policy *
             break;
         }
     }
+    return false;
+}
+
+bool gh_policy_card(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards, uint32_t *class_) {
+    return card < GH_POLICY_CARDS && copy_card(st, card, out, ncards, class_);
+}
+
+static bool snapshot(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards) {
+    uint32_t class_;
+    if (copy_card(st, card, out, ncards, &class_))
+        return true;
     gh_say(GH_SAID_POLICY, "gpu-hook: GH-307: the policy page " GH_POLICY_FILE
                            " is missing or damaged: device memory is refused; start the container anew with "
                            "gpu-hook\n");

@@ -16,6 +16,8 @@ bool gh_policy_usable(struct gh_state *st);
 int gh_policy_find(struct gh_state *st, const char *uuid);
 /* The limit as it is now. False: no valid page; the caller refuses. */
 bool gh_policy_limit(struct gh_state *st, unsigned card, struct gh_limit *out);
+/* A card's whole record, and how many there are; false without a word when there is no valid page. */
+bool gh_policy_card(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards, uint32_t *class_);
 /* Checks a page that was read from anywhere; used for the mapped page and by the fuzzer. */
 bool gh_policy_valid(const struct gh_policy_page *page);
 

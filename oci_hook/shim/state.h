@@ -68,6 +68,7 @@ struct gh_pools {
 };
 
 struct vmm;
+struct gates;
 
 struct gh_state {
     _Atomic uint32_t phase; /* 0 fresh, 1 being set up, 2 ready */
@@ -89,6 +90,8 @@ struct gh_state {
     struct gh_pools pools;
     _Atomic uint64_t pressure_seen[GH_ACCOUNT_CARDS];
     struct vmm *_Atomic vmm;
+    struct gates *_Atomic gates; /* compute shares */
+    struct gh_lock gates_lock;
     _Atomic uint32_t device_card[GH_DEVICES]; /* 1 + card of a CUDA device; 0 not known yet */
 };
 

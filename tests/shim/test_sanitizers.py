@@ -23,7 +23,7 @@ def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         pytest.skip("gcc for x86_64 is not here")
     made = stand_in / "shim" / "libcuda"
     flags = ["-std=c11", "-g", "-O1", f"-fsanitize={request.param}", "-fno-sanitize-recover=undefined", "-w"]
-    sources = [str(SHIM / n) for n in build.COMMON] + [str(p) for p in sorted(SHIM.glob("cuda_*.c"))]
+    sources = build.LIBRARIES[0].files()
     needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
     shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
     steps = [

@@ -1,0 +1,73 @@
+#include "cost.h"
+
+#include <stddef.h>
+
+#define SHORT (300 * GH_US) /* against a slice */
+
+static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
+uint64_t cost_key(const void *handle, uint64_t grid, uint64_t block, uint64_t shared) {
+    uint64_t key = mix(mix(mix((uintptr_t)handle + 1) ^ grid) ^ block << 32 ^ shared);
+    return key ? key : 1;
+}
+
+struct cost *cost_of(struct cost_table *table, uint64_t key) {
+    unsigned at = (unsigned)(key % GH_COSTS), worst = at;
+    for (unsigned i = 0; i < 8; i++, at = (at + 1) % GH_COSTS) {
+        if (table->place[at].key == key)
+            return &table->place[at].cost;
+        if (!table->place[at].key) {
+            worst = at;
+            break;
+        }
+        if (table->place[at].cost.cost.samples[0] < table->place[worst].cost.cost.samples[0])
+            worst = at;
+    }
+    table->place[worst].key = key;
+    table->place[worst].cost = (struct cost){0};
+    return &table->place[worst].cost;
+}
+
+void cost_forget(struct cost_table *table, uint64_t key) { *cost_of(table, key) = (struct cost){0}; }
+
+/* A slice of another context lengthens a command by a millisecond or more, and few short ones: those are left out, the
+ * rest are as good as undisturbed. So are those that the card waited for, since the program was not quick enough. */
+uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queued, bool clean) {
+    const uint64_t low = c->low;
+    bool brief = low && low < SHORT, sliced = brief && !clean && elapsed > 3 * low + SHORT;
+    bool late = low && !queued && elapsed > low + low / 4;
+    if (!low || elapsed < low)
+        c->low = elapsed ? elapsed : 1;
+    else
+        c->low += (elapsed - low < low ? elapsed - low : low) / 64;
+    if (sliced || late)
+        return gh_cost_of(&c->cost);
+    gh_cost_learn(&c->cost, brief ? elapsed : shared, clean || brief);
+    return gh_cost_charge(&c->cost, shared, clean);
+}
+
+bool cost_sure(const struct cost *c) {
+    return c->cost.samples[1] >= GH_LEARN_CLEAN || c->cost.mean[0] / 256 > GH_COST_LONG;
+}
+
+static uint64_t span_most(uint32_t cap, uint64_t burst) { return burst * GH_PPM / cap; }
+
+static uint64_t clipped(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now) {
+    uint64_t most = span_most(cap, burst);
+    return (int64_t)(now - credit) > (int64_t)most ? now - most : credit;
+}
+
+struct gh_bucket cost_bucket(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now) {
+    int64_t span = (int64_t)(now - clipped(credit, cap, burst, now)), bottom = -1000 * (int64_t)GH_S;
+    return (struct gh_bucket){.level = (span < bottom ? bottom : span) * (int64_t)cap, .at = now};
+}
+
+uint64_t cost_take(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now, int64_t charge) {
+    const int64_t most = 1000 * (int64_t)GH_S;
+    charge = charge > most ? most : charge < -most ? -most : charge;
+    return clipped(credit, cap, burst, now) + (uint64_t)(charge * (int64_t)GH_PPM / (int64_t)cap);
+}

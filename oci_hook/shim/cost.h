@@ -1,0 +1,39 @@
+/* Learned GPU time per command: a fixed table by key. A key is a function with its grid, block and shared memory, or a
+ * graph that can be launched. */
+#ifndef GPU_HOOK_COST_H
+#define GPU_HOOK_COST_H
+
+#include <stdbool.h>
+
+#include "decide.h"
+
+#define GH_COSTS 4096u
+
+/* What is learned of a key, and its shortest time of late. */
+struct cost {
+    struct gh_cost cost;
+    uint64_t low;
+};
+
+struct cost_table {
+    struct {
+        uint64_t key; /* 0 free */
+        struct cost cost;
+    } place[GH_COSTS];
+};
+
+uint64_t cost_key(const void *handle, uint64_t grid, uint64_t block, uint64_t shared);
+/* The key's cost; a new one when it was not there, in the place of another one when the table is full. */
+struct cost *cost_of(struct cost_table *table, uint64_t key);
+/* One measured command. queued: it was put behind others; shared: the part of its time that was its context's; clean:
+ * nobody else had work. Returns what it is charged. */
+uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t shared, bool queued, bool clean);
+/* Enough was seen to believe it. */
+bool cost_sure(const struct cost *cost);
+void cost_forget(struct cost_table *table, uint64_t key);
+
+/* A bucket in one word, so that a container's processes can share it: the time at which it would have been empty. */
+struct gh_bucket cost_bucket(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now);
+uint64_t cost_take(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now, int64_t charge);
+
+#endif

@@ -1,0 +1,716 @@
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cuda_card.h"
+#include "gate_inside.h"
+#include "layout.h"
+#include "real.h"
+
+#define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
+#define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+#define LOOK_EVERY (100 * GH_US)
+#define SCALE_MAX 1000u
+#define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever was announced */
+#define UNMARKED (100 * GH_US)  /* an unknown command that cannot be measured */
+#define KAPPA 4u
+#define RESUME_LOSS (GH_MS / 2 + 60 * GH_US)
+#define PAGE_TRIES 1000
+
+uint64_t gate_now(const struct gh_gate *g) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return ((uint64_t)t.tv_sec * GH_S + (uint64_t)t.tv_nsec) / g->scale;
+}
+
+/* ---- setting up ---- */
+
+static const struct gh_card_page *map_card_page(unsigned card) {
+    char path[] = GH_SHARE_DIR "/00/card";
+    char *at = path + sizeof GH_SHARE_DIR;
+    if (card > 9)
+        *at++ = (char)('0' + card / 10);
+    *at++ = (char)('0' + card % 10);
+    strcpy(at, "/card");
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
+    struct stat st;
+    void *p = MAP_FAILED;
+    if (fd < 0)
+        return NULL;
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_size >= (off_t)GH_CARD_PAGE_SIZE)
+        p = mmap(NULL, GH_CARD_PAGE_SIZE, PROT_READ, MAP_SHARED, fd, 0);
+    syscall(SYS_close, fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* The page as it is, unless it cannot be read or is none: then what was known of it stays. */
+static void read_page(struct gh_gate *g) {
+    struct gh_card_page copy;
+    for (int i = 0; g->page && i < PAGE_TRIES; i++) {
+        uint32_t seq = __atomic_load_n(&g->page->seq, __ATOMIC_ACQUIRE);
+        if (seq & 1)
+            continue;
+        if (seq == g->seq)
+            return;
+        memcpy(&copy, g->page, sizeof copy);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (LOAD(&g->page->seq) != seq)
+            continue;
+        g->seq = seq;
+        if (copy.magic != GH_CARD_MAGIC || copy.version != GH_CARD_VERSION || copy.size != GH_CARD_PAGE_SIZE)
+            return;
+        if (!g->scale)
+            g->scale = copy.time_scale < 1 ? 1 : copy.time_scale > SCALE_MAX ? SCALE_MAX : copy.time_scale;
+        g->view.present = copy.present | 1ull << g->me;
+        for (unsigned k = 0; k < GH_SLOTS; k++) {
+            if (k == g->me && !(copy.present >> k & 1))
+                continue; /* our grant is gone, our processes are not yet: as before */
+            g->view.share[k] = copy.slot[k].share;
+            if (g->view.share[k].cap > GH_PPM)
+                g->view.share[k].cap = GH_PPM;
+            if (!(copy.present >> k & 1) || g->born[k] != copy.slot[k].born) {
+                slot_close(&g->peer[k]);
+                g->view.slot[k] = (struct gh_slot){0};
+            }
+            g->born[k] = copy.slot[k].born;
+        }
+        return;
+    }
+}
+
+static const uint32_t no_page; /* its seq */
+
+static struct gh_gate *make_gate(const struct gh_card_policy *policy, uint32_t class_, unsigned card,
+                                 struct gate_fast *fast) {
+    struct gh_gate *g = mmap(NULL, sizeof *g, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g == MAP_FAILED)
+        return NULL;
+    g->card = card;
+    g->me = policy->slot - 1;
+    g->fast = fast;
+    g->seq = UINT32_MAX;
+    g->page = map_card_page(card);
+    gh_rules_default(&g->view.rules);
+    g->view.present = 1ull << g->me;
+    g->view.share[g->me] = (struct gh_share){
+        .class_ = (uint8_t)class_,
+        .weight = GH_WEIGHT_ONE,
+        .cap = policy->compute_limit && policy->compute_limit < 100 ? policy->compute_limit * (GH_PPM / 100) : 0};
+    read_page(g);
+    if (!g->scale)
+        g->scale = 1;
+    if (!slot_attach(&g->own_slot, card)) {
+        munmap(g, sizeof *g);
+        return NULL;
+    }
+    uint64_t now = gate_now(g);
+    g->looked = g->view.seen = g->needed_at = now;
+    g->seen[0] = (struct seen){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1};
+    g->contexts = 1;
+    fast->seq = g->page ? &g->page->seq : &no_page;
+    atomic_store(&fast->open, UINT64_MAX);
+    return g;
+}
+
+struct gates *gates_make(struct gh_state *st) {
+    struct gates *none = NULL, *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                                            -1, 0);
+    struct gh_card_policy policy;
+    uint32_t cards = 1, class_ = 0;
+    if (made == MAP_FAILED)
+        return NULL;
+    if (!gh_lock(&st->gates_lock))
+        return NULL;
+    none = atomic_load(&st->gates);
+    if (none) {
+        gh_unlock(&st->gates_lock);
+        munmap(made, sizeof *made);
+        return none;
+    }
+    for (unsigned card = 0; card < cards && card < GH_POLICY_CARDS; card++) {
+        if (!gh_policy_card(st, card, &policy, &cards, &class_))
+            break; /* no policy: no memory either */
+        if (card >= cards || !policy.slot || policy.slot > GH_SLOTS || policy.flags & GH_CARD_WHOLE)
+            continue;
+        struct gh_gate *g = make_gate(&policy, class_, card, &made->fast[made->count]);
+        if (g) {
+            made->of_card[card] = g;
+            made->gate[made->count++] = g;
+        }
+    }
+    atomic_store_explicit(&st->gates, made, memory_order_release);
+    gh_unlock(&st->gates_lock);
+    return made;
+}
+
+/* ---- what is known of the others ---- */
+
+static const struct seen *last_seen(const struct gh_gate *g) { return &g->seen[g->looks % HISTORY]; }
+
+void gate_look(struct gh_gate *g, uint64_t now, bool must) {
+    if (!must && now - g->looked < LOOK_EVERY)
+        return;
+    if (g->page && LOAD(&g->page->seq) != g->seq)
+        read_page(g);
+    uint64_t elapsed = now - g->looked, top = g->view.slot[g->me].v;
+    uint32_t contexts = 1 + g->siblings;
+    for (unsigned i = 0; i < GH_SLOTS; i++)
+        if (g->view.present >> i & 1)
+            top = max64(top, g->view.slot[i].v);
+    for (uint64_t left = g->view.present & ~(1ull << g->me); left; left &= left - 1) {
+        unsigned i = (unsigned)__builtin_ctzll(left), theirs;
+        struct gh_slot before = g->view.slot[i];
+        g->view.slot[i] = slot_read(&g->peer[i], g->card, i, g->born[i], now, &g->view.rules, &before, elapsed, top,
+                                    &theirs);
+        contexts += theirs;
+    }
+    const struct seen *last = last_seen(g);
+    struct seen next = {.at = now, .contexts = contexts, .mine = last->mine + (now - last->at) / last->contexts};
+    if (contexts > 1)
+        next.clear_at = UINT64_MAX;
+    else
+        next.clear_at = last->clear_at == UINT64_MAX ? now + CLEAR_AFTER : last->clear_at;
+    g->seen[++g->looks % HISTORY] = next;
+    g->contexts = contexts;
+    g->looked = g->view.seen = now;
+}
+
+uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean) {
+    uint64_t begin = now - min64(elapsed, now);
+    const struct seen *then = last_seen(g), *last = then;
+    for (uint64_t back = 1; then->at > begin && back < HISTORY && back <= g->looks; back++)
+        then = &g->seen[(g->looks - back) % HISTORY];
+    *clean = then->clear_at <= begin;
+    if (now <= begin)
+        return elapsed;
+    uint64_t until = last->mine + (now - min64(last->at, now)) / last->contexts;
+    uint64_t from = then->mine + (begin - min64(then->at, begin)) / then->contexts;
+    return min64(until > from ? until - from : 0, elapsed);
+}
+
+/* ---- what the others may know of us ---- */
+
+static struct gh_slot_head *head_of(struct gh_gate *g) { return &g->own_slot.page->head; }
+
+static bool has_peers(const struct gh_gate *g) { return (g->view.present & ~(1ull << g->me)) != 0; }
+
+/* The oldest commands in flight: since when they can have been running, and how long they should. */
+static void find_running(struct gh_gate *g) {
+    uint64_t at = UINT64_MAX, cost = 0;
+    for (unsigned i = 0; i < TRACKS; i++) {
+        const struct track *k = &g->track[i];
+        if (!k->used)
+            continue;
+        const struct mark *m = k->first ? &g->mark[k->first - 1] : NULL;
+        if (m && m->submitted < at) {
+            at = m->submitted;
+            cost = m->estimate;
+        } else if (!m && k->batch && k->first_at < at) {
+            at = k->first_at;
+            cost = k->batch_estimate;
+        }
+    }
+    g->own.running_since = max64(g->done_at, at == UINT64_MAX ? 0 : at);
+    g->own.running_cost = cost;
+}
+
+/* GPU time had so far: what was charged, and the present command's part. */
+static uint64_t worked(struct gh_gate *g, uint64_t now) {
+    uint64_t more = 0;
+    if (g->launched != g->done)
+        more = min64(now - min64(g->own.running_since, now), g->own.running_cost);
+    return LOAD(&head_of(g)->charged) + more;
+}
+
+/* Saturation is learned from times in which nobody else had work for a while: only then is it the tenant's own doing. */
+static void count_clear(struct gh_gate *g, uint64_t now) {
+    uint64_t clear_at = last_seen(g)->clear_at, charge = worked(g, now);
+    if (clear_at <= g->counted_at) {
+        g->clear += now - g->counted_at;
+        g->clear_charged += charge - g->counted_charge; /* less, when what ran was reckoned to run for longer */
+    }
+    g->counted_at = now;
+    g->counted_charge = charge;
+}
+
+static void tenure_observe(struct gh_gate *g, bool idle) {
+    struct gh_slot_head *h = head_of(g);
+    uint64_t until = idle ? g->clear_at_idle : g->clear, charged = idle ? g->charged_at_idle : g->clear_charged;
+    if (until > g->tenure_clear && !g->unsure) {
+        uint32_t duty = gh_saturation(LOAD(&h->duty), (int64_t)(charged - g->tenure_charged) > 0 ? charged - g->tenure_charged : 0,
+                                      until - g->tenure_clear);
+        STORE(&h->duty, duty);
+        STORE(&h->saturated, gh_saturated(LOAD(&h->saturated), duty));
+    }
+    g->tenure_clear = g->clear;
+    g->tenure_charged = g->clear_charged;
+    g->unsure = false;
+}
+
+static void tenure_begin(struct gh_gate *g, uint64_t now) {
+    if (g->tenure)
+        return;
+    count_clear(g, now);
+    g->tenure = true;
+    g->unsure = false;
+    g->tenure_clear = g->clear;
+    g->tenure_charged = g->clear_charged;
+}
+
+void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle) {
+    count_clear(g, now);
+    tenure_observe(g, idle);
+    g->tenure = false;
+}
+
+void gate_publish(struct gh_gate *g, uint64_t now) {
+    struct gh_slot_head *h = head_of(g);
+    bool was_busy = g->view.slot[g->me].launched != g->view.slot[g->me].done;
+    bool busy = g->launched != g->done;
+    slot_keep(&g->own_slot, g->card);
+    struct gh_sub_slot *sub = g->own_slot.sub;
+    find_running(g);
+    STORE(&sub->residue, gh_residue(&g->own, now));
+    STORE(&sub->done_at, g->done_at);
+    STORE(&sub->done, g->done);
+    STORE(&sub->launched, g->launched);
+    STORE(&sub->held, g->holding);
+    STORE(&sub->heartbeat, now);
+    if (busy || was_busy || g->holding)
+        STORE(&h->active_at, now);
+    count_clear(g, now);
+    unsigned contexts;
+    struct gh_slot *s = &g->view.slot[g->me];
+    *s = gh_slot_view(g->own_slot.page, sizeof *g->own_slot.page, now, g->view.rules.heartbeat_stale, &contexts);
+    g->siblings = contexts - (busy && contexts);
+    if (was_busy && s->launched == s->done) {
+        g->clear_at_idle = g->clear;
+        g->charged_at_idle = g->clear_charged;
+        STORE(&h->idle_since, now);
+        s->idle_since = now;
+        if (has_peers(g))
+            slot_wake(&g->own_slot); /* lower classes count their linger from here */
+    }
+    if (g->tenure && busy && g->clear > g->tenure_clear + 2 * GH_MS)
+        tenure_observe(g, false);
+}
+
+void gate_yield(struct gh_gate *g, uint64_t now) {
+    struct gh_slot_head *h = head_of(g);
+    if (LOAD(&h->end) > now)
+        STORE(&h->end, now);
+    if (has_peers(g))
+        slot_wake(&g->own_slot);
+}
+
+static void raise_v(struct gh_gate *g, uint64_t charge) {
+    uint64_t *v = &head_of(g)->v, old = LOAD(v);
+    uint32_t weight = charge ? gh_weight(&g->view, g->me, g->looked) : 1;
+    for (;;) {
+        uint64_t next = charge ? gh_charge(old, charge, weight) : max64(old, gh_wake_v(&g->view, g->me));
+        if (__atomic_compare_exchange_n(v, &old, next, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return;
+    }
+}
+
+static void take_credit(struct gh_gate *g, uint64_t now, int64_t charge) {
+    uint64_t *credit = &head_of(g)->credit, old = LOAD(credit);
+    uint32_t cap = g->view.share[g->me].cap;
+    while (cap && !__atomic_compare_exchange_n(credit, &old, cost_take(old, cap, g->view.rules.burst, now, charge),
+                                               false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        ;
+}
+
+void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge) {
+    /* Streams beside each other: each command was measured, but a second has only a second. */
+    uint64_t wall = now - min64(g->busy_since, now);
+    charge = min64(charge, wall - min64(g->busy_charged, wall));
+    g->busy_charged += charge;
+    g->done += count;
+    g->done_at = now;
+    g->inflight = g->done == g->launched ? 0 : g->inflight - min64(g->inflight, estimate);
+    g->own.inflight = g->inflight;
+    take_credit(g, now, (int64_t)(charge - estimate));
+    if (charge)
+        raise_v(g, charge);
+    __atomic_add_fetch(&head_of(g)->charged, charge, __ATOMIC_RELAXED);
+    STORE(&head_of(g)->preempt_bound, gh_window(&g->view, g->me) + g->long_one);
+    __atomic_add_fetch(&g->done_word, 1, __ATOMIC_RELEASE);
+    if (g->waiting)
+        syscall(SYS_futex, &g->done_word, 129 /* FUTEX_WAKE_PRIVATE */, INT32_MAX, NULL, NULL, 0);
+}
+
+/* ---- the decision ---- */
+
+static bool anybody_awake(const struct gh_gate *g) {
+    for (uint64_t left = g->view.present & ~(1ull << g->me); left; left &= left - 1) {
+        const struct gh_slot *s = &g->view.slot[__builtin_ctzll(left)];
+        uint64_t last = max64(s->heartbeat, s->active_at);
+        if (last && !s->dead && (last >= g->looked || g->looked - last < g->view.rules.active_within))
+            return true;
+    }
+    return false;
+}
+
+/* Nobody to share with, nothing to count: until somebody comes, launches do not ask. */
+static void set_open(struct gh_gate *g, uint64_t now) {
+    uint64_t tick = gate_ticks();
+    struct gate_fast *f = g->fast;
+    bool ready = true;
+    STORE(&head_of(g)->idle_since, now);
+    STORE(&head_of(g)->active_at, now);
+    STORE(&g->own_slot.sub->heartbeat, now);
+    if (!has_peers(g)) {
+        atomic_store_explicit(&f->fresh, 0, memory_order_relaxed);
+    } else if (!g->tick0) {
+        g->tick0 = tick;
+        g->clock0 = now;
+        ready = false;
+    } else {
+        uint64_t ns = (now - g->clock0) * g->scale;
+        ready = ns >= GH_MS && tick > g->tick0;
+        if (ready) {
+            double rate = (double)(tick - g->tick0) / (double)ns;
+            atomic_store_explicit(&f->fresh, (uint64_t)(rate * (double)(LOOK_EVERY * g->scale)) | 1,
+                                  memory_order_relaxed);
+        }
+    }
+    atomic_store_explicit(&f->looked, tick, memory_order_relaxed);
+    atomic_store_explicit(&f->open, ready ? (g->page ? g->seq : 0) : UINT64_MAX, memory_order_release);
+}
+
+static void woken(struct gh_gate *g, uint64_t now) {
+    struct gh_slot_head *h = head_of(g);
+    const struct gh_slot *s = &g->view.slot[g->me];
+    gate_look(g, now, true);
+    if (s->active_at)
+        gh_gap_seen(&g->gaps, now - s->idle_since);
+    if (!g->view.share[g->me].linger)
+        STORE(&h->linger, gh_linger(&g->gaps, g->view.rules.window_guarded + RESUME_LOSS, KAPPA));
+    STORE(&h->woke_at, now);
+    raise_v(g, 0);
+}
+
+static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
+    struct gh_slot_head *h = head_of(g);
+    struct gh_own own = g->own;
+    /* The window is the container's: each process with work has its part of it. */
+    own.inflight = gh_residue(&g->own, now) * (g->siblings + 1);
+    own.running_cost = 0;
+    own.idle = g->launched == g->done;
+    if (g->view.share[g->me].cap)
+        own.bucket = cost_bucket(LOAD(&h->credit), g->view.share[g->me].cap, g->view.rules.burst, now);
+    struct gh_decision d = gh_decide(&g->view, g->me, &own, now, cost);
+    if (d.distrust_until != g->own.distrust_until)
+        __atomic_add_fetch(&h->distrusts, 1, __ATOMIC_RELAXED);
+    g->own.distrust_until = d.distrust_until;
+    g->own.distrust_for = d.distrust_for;
+    g->own.ahead = d.ahead;
+    g->own.held_since = gh_held_since(&g->own, &d, now);
+    uint8_t by = d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1);
+    if (LOAD(&h->mode) != d.mode || LOAD(&h->mode_by) != by) {
+        STORE(&h->mode, d.mode);
+        STORE(&h->mode_by, by);
+        STORE(&h->mode_since, now);
+    }
+    if (d.go || d.held)
+        STORE(&h->active_at, now);
+    if (d.claim) {
+        STORE(&h->end, 0); /* half a claim is none */
+        STORE(&h->start, d.start);
+        STORE(&h->probe_until, d.probe_until);
+        STORE(&h->epoch, d.epoch);
+        STORE(&h->end, d.end);
+        if (d.probe_until)
+            g->own.probed_at = now;
+        tenure_begin(g, now);
+        slot_wake(&g->own_slot);
+    } else if (!d.go && g->tenure && (d.on == GH_ON_SLOT || d.mode == GH_CAPPED)) {
+        gate_tenure_end(g, now, g->launched == g->done);
+        gate_yield(g, now);
+    }
+    return d;
+}
+
+/* Sleeps as the decision says; false: it came back at once. Entered and left with the lock. */
+static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, bool plainly) {
+    uint64_t step = d->until > now ? d->until - now : 0;
+    const uint32_t *word = NULL;
+    uint32_t seen = 0;
+    step = min64(step, STEP_MAX);
+    if (d->mode == GH_DRAIN)
+        step = min64(step, g->view.rules.pacer_min);
+    if (d->on == GH_ON_SLOT && d->mode != GH_DRAIN) {
+        word = g->peer[d->slot].mapped ? &g->peer[d->slot].mapped->head.word : NULL;
+        seen = g->peer[d->slot].word;
+    } else if (d->on == GH_ON_OWN_DONE) {
+        word = &g->done_word;
+        seen = LOAD(&g->done_word);
+    } else if (d->on == GH_ON_POLICY && g->page) {
+        word = &g->page->seq;
+        seen = g->seq;
+    }
+    g->waiting++;
+    gh_unlock(&g->lock);
+    slot_sleep(plainly ? NULL : word, seen, max64(plainly ? GH_US * 50 : step, GH_US) * g->scale);
+    bool locked = gh_lock(&g->lock);
+    (void)locked;
+    g->waiting--;
+    return gate_now(g) - now >= min64(step, 20 * GH_US);
+}
+
+static bool capturing(CUstream stream) {
+    int status = 0;
+    return REAL(cuStreamIsCapturing)(stream, &status) || status;
+}
+
+static struct gh_gate *gate_of(CUcontext *context) {
+    struct gh_state *st = gh_here();
+    struct gates *all = gates_here();
+    if (!st || !all || REAL(cuCtxGetCurrent)(context) || !*context)
+        return NULL;
+    struct place at = current_place(st);
+    return at.card < 0 || at.card >= GH_POLICY_CARDS ? NULL : all->of_card[at.card];
+}
+
+/* Until the driver may be asked. False: nothing is to be kept of this launch. */
+static bool admit(struct gh_gate *g, uint64_t key) {
+    bool held = false;
+    unsigned early = 0;
+    for (bool first = true;; first = false) {
+        marks_poll(g);
+        uint64_t now = gate_now(g);
+        gate_publish(g, now);
+        gate_look(g, now, !first);
+        const struct gh_slot *s = &g->view.slot[g->me];
+        if (first && s->launched == s->done && now - min64(s->idle_since, now) > g->view.rules.wake_idle) {
+            woken(g, now);
+            gate_publish(g, now);
+        }
+        struct gh_decision d = ask(g, now, gh_cost_of(&cost_of(&g->costs, key)->cost));
+        if (held != (d.held != 0)) {
+            held = d.held;
+            g->holding += held ? 1 : -1u;
+            gate_publish(g, now);
+        }
+        if (d.go) {
+            if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {
+                set_open(g, now);
+                return false;
+            }
+            atomic_store_explicit(&g->fast->open, UINT64_MAX, memory_order_relaxed);
+            g->needed_at = now;
+            return true;
+        }
+        atomic_store_explicit(&g->fast->open, UINT64_MAX, memory_order_relaxed);
+        early = rest(g, &d, now, early > 3) ? 0 : early + 1;
+    }
+}
+
+void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
+    CUcontext context = NULL;
+    *t = (struct gate_ticket){.key = key};
+    struct gh_gate *g = gate_of(&context);
+    if (!stream)
+        stream = (CUstream)CU_STREAM_LEGACY;
+    if (!g || capturing(stream) || !gh_lock(&g->lock))
+        return;
+    if (!admit(g, key)) {
+        gh_unlock(&g->lock);
+        return;
+    }
+    uint64_t now = gate_now(g);
+    const struct gh_cost *cost = &cost_of(&g->costs, key)->cost;
+    bool sample = cost->samples[0] < SAMPLES_AT_ONCE;
+    t->estimate = gh_cost_of(cost);
+    t->stream = stream;
+    t->track = marks_track(g, context, stream);
+    struct track *k = t->track ? &g->track[t->track - 1] : NULL;
+    if (k) {
+        t->queued = k->batch || k->first;
+        t->timed = sample || k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= BATCH_TIME;
+        if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
+            t->mark = marks_take(g, context);
+    }
+    if (!t->mark && t->estimate >= GH_COST_UNKNOWN)
+        t->estimate = UNMARKED;
+    if (g->launched == g->done) {
+        g->busy_since = g->done_at = now;
+        g->busy_charged = 0;
+    }
+    g->launched++;
+    g->inflight += t->estimate;
+    g->own.inflight = g->inflight;
+    take_credit(g, now, (int64_t)t->estimate);
+    if (k) {
+        k->first_at = k->batch ? k->first_at : now;
+        k->batch++;
+        k->batch_estimate += t->estimate;
+        k->last_at = now;
+        k->entered++;
+        t->gate = g;
+    } else { /* more streams than we can follow: charged, not waited for */
+        gate_retire(g, now + t->estimate, 1, t->estimate, t->estimate);
+    }
+    gate_publish(g, now);
+    gh_unlock(&g->lock);
+    if (t->mark && (!marks_ready(&g->mark[t->mark - 1], context) ||
+                    (t->timed && REAL(cuEventRecord)(g->mark[t->mark - 1].begin, stream))))
+        t->timed = false;
+}
+
+CUresult gate_leave(struct gate_ticket *t, CUresult r) {
+    struct gh_gate *g = t->gate;
+    if (!g)
+        return r;
+    struct mark *m = t->mark ? &g->mark[t->mark - 1] : NULL;
+    bool marked = m && r == CUDA_SUCCESS && m->context && !REAL(cuEventRecord)(m->end, t->stream);
+    if (!gh_lock(&g->lock))
+        return r;
+    struct track *k = &g->track[t->track - 1];
+    k->entered--;
+    if (r != CUDA_SUCCESS && k->batch) {
+        k->batch--;
+        k->batch_estimate -= min64(t->estimate, k->batch_estimate);
+        gate_retire(g, gate_now(g), 1, t->estimate, 0);
+    }
+    if (marked && k->batch) {
+        m->key = t->key;
+        m->sampled = t->estimate;
+        m->timed = t->timed;
+        m->queued = t->queued;
+        marks_link(g, t->track, t->mark);
+    } else if (m) {
+        marks_give(g, t->mark);
+    }
+    if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* it cannot be measured after all */
+        k->batch_estimate -= min64(t->estimate - UNMARKED, k->batch_estimate);
+        g->inflight -= min64(t->estimate - UNMARKED, g->inflight);
+        g->own.inflight = g->inflight;
+        take_credit(g, gate_now(g), -(int64_t)(t->estimate - UNMARKED));
+    }
+    pacer_need(g);
+    gh_unlock(&g->lock);
+    return r;
+}
+
+/* ---- what the program does besides ---- */
+
+uint64_t gate_before_sync(void) {
+    struct gh_state *st = gh_here();
+    struct gates *all = st ? atomic_load_explicit(&st->gates, memory_order_acquire) : NULL;
+    for (uint32_t i = 0; all && i < all->count; i++)
+        if (LOAD(&all->gate[i]->launched) != LOAD(&all->gate[i]->done))
+            return gate_now(all->gate[i]) + 1;
+    return 0;
+}
+
+void gate_synchronised(uint64_t before, CUstream stream, bool whole) {
+    CUcontext context = NULL;
+    struct gh_gate *g = before ? gate_of(&context) : NULL;
+    if (!stream)
+        stream = (CUstream)CU_STREAM_LEGACY;
+    if (!g || !gh_lock(&g->lock))
+        return;
+    marks_poll(g);
+    uint64_t now = gate_now(g);
+    for (unsigned i = 0; i < TRACKS; i++) {
+        struct track *k = &g->track[i];
+        if (k->used && k->context == context && (whole || (k->stream == stream && !k->thread)) && !k->entered &&
+            !k->first && k->last_at < before)
+            marks_flush(g, i + 1, now);
+    }
+    gate_publish(g, now);
+    gh_unlock(&g->lock);
+}
+
+static struct gates *existing(void) {
+    struct gh_state *st = gh_here();
+    return st ? atomic_load_explicit(&st->gates, memory_order_acquire) : NULL;
+}
+
+/* Waits a moment for a thread that is in the driver with what is about to go. */
+static void wait_out(void *_Atomic *tailing, const uint32_t *polling, const void *stream) {
+    for (int i = 0; i < 50; i++) {
+        void *now = tailing ? atomic_load(tailing) : NULL;
+        if ((!now || (stream && now != stream)) && (!polling || !LOAD(polling)))
+            return;
+        slot_sleep(NULL, 0, GH_MS);
+    }
+}
+
+void gate_stream_leaves(CUstream stream) {
+    struct gates *all = existing();
+    for (uint32_t i = 0; all && i < all->count; i++) {
+        struct gh_gate *g = all->gate[i];
+        if (!gh_lock(&g->lock))
+            continue;
+        for (unsigned n = 0; n < TRACKS; n++) {
+            struct track *k = &g->track[n];
+            if (!k->used || k->stream != stream || k->thread)
+                continue;
+            unsigned mark = k->batch ? marks_take(g, k->context) : 0;
+            CUcontext context = k->context;
+            gh_unlock(&g->lock);
+            struct mark *m = mark ? &g->mark[mark - 1] : NULL;
+            bool marked = m && !capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+            gh_lock(&g->lock);
+            if (m)
+                m->timed = 0;
+            if (marked && k->batch)
+                marks_link(g, n + 1, mark);
+            else if (mark)
+                marks_give(g, mark);
+            marks_flush(g, n + 1, gate_now(g));
+            k->stream = (CUstream)~(uintptr_t)0; /* the next stream of that name is another one */
+        }
+        gh_unlock(&g->lock);
+        wait_out(&g->tailing, NULL, (void *)((uintptr_t)stream + 1));
+    }
+}
+
+void gate_context_leaves(CUcontext context) {
+    struct gates *all = existing();
+    for (uint32_t i = 0; all && i < all->count; i++) {
+        struct gh_gate *g = all->gate[i];
+        wait_out(&g->tailing, &g->polling, NULL);
+        if (!gh_lock(&g->lock))
+            continue;
+        uint64_t now = gate_now(g);
+        for (unsigned n = 0; n < TRACKS; n++) {
+            struct track *k = &g->track[n];
+            if (!k->used || k->context != context)
+                continue;
+            while (k->first) {
+                unsigned mark = k->first;
+                struct mark *m = &g->mark[mark - 1];
+                k->first = m->next;
+                gate_retire(g, now, m->count, m->estimate, m->estimate >= GH_COST_UNKNOWN ? 0 : m->estimate);
+                marks_give(g, mark);
+            }
+            k->last = 0;
+            marks_flush(g, n + 1, now);
+            k->used = 0;
+        }
+        for (unsigned n = 0; n < MARKS; n++) /* its events go with it */
+            if (g->mark[n].context == context)
+                g->mark[n].context = NULL;
+        gate_publish(g, now);
+        gh_unlock(&g->lock);
+    }
+}
+
+void gate_forget(uint64_t key) {
+    struct gates *all = existing();
+    for (uint32_t i = 0; all && i < all->count; i++)
+        if (gh_lock(&all->gate[i]->lock)) {
+            cost_forget(&all->gate[i]->costs, key);
+            gh_unlock(&all->gate[i]->lock);
+        }
+}

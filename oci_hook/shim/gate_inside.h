@@ -1,0 +1,130 @@
+/* What the gate's parts share. The lock is held for microseconds and never across a driver call. */
+#ifndef GPU_HOOK_GATE_INSIDE_H
+#define GPU_HOOK_GATE_INSIDE_H
+
+#include "cost.h"
+#include "gate.h"
+#include "slot.h"
+
+#define TRACKS 64u
+#define MARKS 256u
+#define BATCH_COMMANDS 32u
+#define BATCH_TIME (200 * GH_US)
+#define SAMPLES_AT_ONCE 4u /* a key with fewer is measured at each launch */
+#define TAIL_AFTER (50 * GH_US)
+#define HISTORY 128u
+#define CLEAR_AFTER (700 * GH_US)
+
+/* A stream with commands in flight. */
+struct track {
+    CUcontext context;
+    CUstream stream;
+    uint64_t thread;         /* whose per-thread stream; 0 */
+    uint32_t batch;          /* commands since the last marker, */
+    uint64_t batch_estimate; /* their estimated GPU time, */
+    uint64_t first_at, last_at; /* when the first and the last of them were submitted */
+    uint16_t first, last;    /* markers on it, oldest first: 1 + index */
+    uint8_t entered;         /* launches between enter and leave */
+    uint8_t used;
+};
+
+/* An event behind a batch of commands; with a second one before the last of them, which is so measured. */
+struct mark {
+    CUcontext context; /* of its events, which stay its own; NULL: has none */
+    CUevent begin, end;
+    uint64_t key, sampled; /* of the measured command: what it is and was estimated at */
+    uint64_t estimate;     /* of the whole batch */
+    uint64_t submitted;
+    uint32_t count;
+    uint16_t next;
+    uint8_t timed, used;
+    uint8_t queued; /* the measured command was put behind others: no wait of the program's is in its time */
+};
+
+struct seen { /* one look at the neighbours */
+    uint64_t at;
+    uint64_t mine;     /* the part of the time so far that one context had of those with work */
+    uint64_t clear_at; /* nobody else had work for a while since then; UINT64_MAX: somebody has */
+    uint32_t contexts;
+};
+
+struct gh_gate {
+    struct gh_lock lock;
+    struct gate_fast *fast;
+    unsigned card, me;
+    uint32_t scale; /* the gate's time is CLOCK_MONOTONIC divided by it */
+    /* pages */
+    const struct gh_card_page *page; /* NULL: none */
+    uint32_t seq;
+    uint64_t born[GH_SLOTS];
+    struct slot_own own_slot;
+    struct slot_peer peer[GH_SLOTS];
+    /* what gh_decide sees */
+    struct gh_card view;
+    struct gh_own own;
+    struct gh_gaps gaps;
+    uint64_t looked;
+    uint32_t siblings; /* processes of the container with work, this one not counted */
+    uint32_t contexts; /* with work, everywhere, one of this process counted */
+    struct seen seen[HISTORY];
+    uint64_t looks;
+    /* in flight */
+    struct track track[TRACKS];
+    struct mark mark[MARKS];
+    uint64_t launched, done, done_at;
+    uint64_t inflight;
+    uint64_t busy_since, busy_charged;
+    uint64_t long_one; /* the longest command of late */
+    struct cost_table costs;
+    uint32_t polling; /* a thread is asking the driver about events */
+    void *_Atomic tailing; /* the stream that the pacer is putting a marker on */
+    uint32_t done_word; /* own threads sleep on it */
+    uint32_t waiting, holding; /* threads at the gate; of them, for their turn */
+    /* tenure: what duty is learned from */
+    bool tenure;
+    uint64_t clear, clear_charged, clear_at_idle, charged_at_idle, counted_at, counted_charge;
+    uint64_t tenure_clear, tenure_charged;
+    bool unsure; /* since tenure_clear, something was charged whose cost is not learned yet */
+    /* clock of the fast path */
+    uint64_t tick0, clock0;
+    /* pacer */
+    uint32_t pacer;      /* 0 none, 1 there */
+    uint32_t pacer_word;
+    uint32_t stop;
+    uint64_t needed_at;  /* when there was last something for it to do */
+    bool yielded;
+};
+
+static inline uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+uint64_t gate_now(const struct gh_gate *g);
+/* Reads card page and neighbours anew when `must` or the last look is old. */
+void gate_look(struct gh_gate *g, uint64_t now, bool must);
+/* Brings the own record of the view, the sub-slot and duty up to date. */
+void gate_publish(struct gh_gate *g, uint64_t now);
+/* The tenure is given back; sleepers look again. */
+void gate_yield(struct gh_gate *g, uint64_t now);
+void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle);
+/* Work of this process was seen to be done. */
+void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge);
+/* An own command of `elapsed` that ended just now: the part of it that was ours, and whether nobody disturbed it. */
+uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean);
+
+/* gate_marks.c; the lock is held on entry and on return, and given up in between */
+void marks_poll(struct gh_gate *g);
+unsigned marks_track(struct gh_gate *g, CUcontext context, CUstream stream);
+unsigned marks_take(struct gh_gate *g, CUcontext context);
+void marks_give(struct gh_gate *g, unsigned mark);
+void marks_link(struct gh_gate *g, unsigned track, unsigned mark);
+void marks_flush(struct gh_gate *g, unsigned track, uint64_t now);
+/* Without the lock: the events of a marker, made if need be. */
+bool marks_ready(struct mark *m, CUcontext context);
+/* With the lock, given up meanwhile: markers behind commands that have none. From a thread of ours: those of streams
+ * that were not used for a while. */
+void marks_tail(struct gh_gate *g);
+
+/* pacer.c */
+void pacer_need(struct gh_gate *g);
+
+#endif

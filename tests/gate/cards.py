@@ -1,0 +1,177 @@
+"""A shared simulated card and containers on it, made by hand: mount namespaces with card page and slot files."""
+
+import os
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.shim.box import ROOT
+
+PAGE, SLOT = 4096, 8192
+CARD_MAGIC = 0x3144524143504847
+POLICY_MAGIC = 0x31594C4F50484755
+OFFLINE, DEFAULT, ONLINE = 0, 1, 2
+
+
+class Tenant:
+    """What the card page says of one slot."""
+
+    def __init__(self, weight: int = 100, cap: float = 0, class_: int = DEFAULT, freeze: int = 0, linger: int = 0):
+        self.weight, self.cap, self.class_, self.freeze, self.linger = weight, cap, class_, freeze, linger
+
+
+class Card:
+    """One simulated card, slowed down `scale` times, and its share directory."""
+
+    def __init__(self, place: Path, sim: Any, tenants: list[Tenant], scale: int) -> None:
+        self.place, self.sim, self.tenants, self.scale = place, sim, tenants, scale
+        self.seq = 2
+        self.born = list(range(1, len(tenants) + 1))
+        (place / "slot").mkdir(parents=True)
+        file = sim.cards / "0"
+        with open(file, "r+b") as f:
+            f.seek(16)
+            self.uuid = f.read(48).rstrip(b"\0")
+            f.seek(264)
+            f.write(struct.pack("<QQ", 1_024_000 * scale, 90_000 * scale))
+        for i in range(len(tenants)):
+            self.new_slot(i)
+        self.write()
+
+    def slot_file(self, i: int) -> Path:
+        return self.place / "slot" / f"{i:02}"
+
+    def new_slot(self, i: int) -> None:
+        """A fresh inode of zeros."""
+        self.slot_file(i).unlink(missing_ok=True)
+        self.slot_file(i).write_bytes(bytes(SLOT))
+
+    def write(self) -> None:
+        """The card page, in place, under its seqlock."""
+        page = bytearray(PAGE)
+        present = (1 << len(self.tenants)) - 1
+        struct.pack_into("<QIIIIQQ48s", page, 0, CARD_MAGIC, 1, PAGE, self.seq, self.scale, 1, present, self.uuid)
+        for i, t in enumerate(self.tenants):
+            at = 128 + 32 * i
+            struct.pack_into("<BBHII", page, at, t.class_, t.freeze, t.weight, round(t.cap * 1e6), t.linger)
+            struct.pack_into("<Q", page, at + 16, self.born[i])
+        path = self.place / "card"
+        path.touch()
+        with open(path, "r+b") as f:
+            if path.stat().st_size:
+                os.pwrite(f.fileno(), struct.pack("<I", self.seq - 1), 16)
+                os.pwrite(f.fileno(), page[20:], 20)
+                os.pwrite(f.fileno(), struct.pack("<I", self.seq), 16)
+            else:
+                os.pwrite(f.fileno(), page, 0)
+        self.seq += 2
+
+
+class Box:
+    """One container on the card."""
+
+    def __init__(self, card: Card, slot: int, stand_in: Path, limit: int = 0) -> None:
+        self.card, self.slot, self.stand_in = card, slot, stand_in
+        self.place = card.place.parent / f"box{slot}"
+        for folder in ("driver", "account", "share/0", "slot"):
+            (self.place / folder).mkdir(parents=True)
+        (self.place / "slot" / "0").touch()
+        for name, library in (("cuda", "libcuda.so.1"), ("ml", "libnvidia-ml.so.1")):
+            (self.place / "driver" / name).write_bytes((card.sim.libraries / library).read_bytes())
+        page = bytearray(PAGE)
+        struct.pack_into("<QIIIIII40s", page, 0, POLICY_MAGIC, 1, PAGE, 0, 1, 0, 1, b"key")
+        struct.pack_into(
+            "<48sQQIIIIQI", page, 128, card.uuid, 512 << 20, 1024 << 20, 0, limit, 0, 0, 0, 1 + slot
+        )
+        (self.place / "policy").write_bytes(page)
+        self.running: list[Load] = []
+
+    def command(self, argv: list[str]) -> list[str]:
+        """argv, as it would run in the box: all slots read-only, the own one also read-write."""
+        c = self.card.place
+        script = (
+            f"mount --bind {self.place} {self.place} && mount --bind {c} {self.place}/share/0 && "
+            f"mount -o remount,bind,ro {self.place}/share/0 && "
+            f"mount --bind {c}/slot/{self.slot:02} {self.place}/slot/0 && "
+            "mount -t tmpfs none /run && mkdir -p /run/gpu-hook /run/lock && "
+            f'mount --rbind {self.place} /run/gpu-hook && exec "$@"'
+        )
+        return ["unshare", "-m", "sh", "-c", script, "sh", *argv]
+
+    def env(self, **more: str) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "ASAN_OPTIONS", "TSAN_OPTIONS")}
+        kept["GPU_HOOK_SIM_CARDS"] = str(self.card.sim.cards)
+        return {**kept, "LD_LIBRARY_PATH": str(self.stand_in), "PYTHONPATH": f"{ROOT}/tests/sim", **more}
+
+    def start(self, argv: list[str], **env: str) -> "Load":
+        load = Load(self.command(argv), self.env(**env))
+        self.running.append(load)
+        return load
+
+    def close(self) -> None:
+        for load in self.running:
+            load.kill()
+
+
+class Load:
+    """A running load.c: its kernels over time."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
+        self.points: list[tuple[int, int]] = []
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            at, count = line.split()
+            self.points.append((int(at), int(count)))
+
+    def rate(self, since: int, until: int) -> float:
+        """Launches between two moments of time.monotonic_ns(), interpolated."""
+        return self.at(until) - self.at(since)
+
+    def at(self, when: int) -> float:
+        last = (0, 0)
+        for point in list(self.points):
+            if point[0] > when:
+                part = (when - last[0]) / (point[0] - last[0]) if last[0] else 0
+                return last[1] + part * (point[1] - last[1])
+            last = point
+        return last[1]
+
+    def ready(self, timeout: float = 30) -> None:
+        """It has launched something."""
+        end = time.monotonic() + timeout
+        while not self.points:
+            assert self.process.poll() is None and time.monotonic() < end, self.said()
+            time.sleep(0.01)
+
+    def said(self) -> str:
+        self.kill()
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.thread.join()
+
+
+def measure(loads: list[Load], seconds: float, settle: float = 1.0) -> list[float]:
+    """Launches of each during the same span."""
+    for load in loads:
+        load.ready()
+    time.sleep(settle)
+    since = time.monotonic_ns()
+    time.sleep(seconds)
+    until = time.monotonic_ns()
+    time.sleep(0.1)
+    return [load.rate(since, until) for load in loads]

@@ -1,0 +1,100 @@
+/* A program with one habit, for the gate's tests:
+ *
+ *   load WAY MICROSECONDS [BURST GAP_MICROSECONDS]
+ *
+ * launches kernels of that length for ever by the named route; with BURST so many at a time, then synchronises and
+ * rests. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many kernels it has launched. Ends when its
+ * input does. */
+#include <dlfcn.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static void *cuda;
+#define CALL(name, ...) ((int (*)())dlsym(cuda, name))(__VA_ARGS__)
+#define MUST(name, ...)                                                 \
+    do {                                                                \
+        int r_ = CALL(name, __VA_ARGS__);                               \
+        if (r_) {                                                       \
+            fprintf(stderr, "%s: %d\n", name, r_);                      \
+            exit(1);                                                    \
+        }                                                               \
+    } while (0)
+
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+struct config {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    void *stream, *attributes;
+    unsigned n;
+};
+
+static void *function, *stream, *graph;
+
+static void launch(const char *way) {
+    struct config c = {1, 1, 1, 32, 1, 1, 0, stream, NULL, 0};
+    if (!strcmp(way, "ex"))
+        MUST("cuLaunchKernelEx", &c, function, NULL, NULL);
+    else if (!strcmp(way, "cooperative"))
+        MUST("cuLaunchCooperativeKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL);
+    else if (!strcmp(way, "ptsz"))
+        MUST("cuLaunchKernel_ptsz", function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+    else if (!strcmp(way, "graph"))
+        MUST("cuGraphLaunch", graph, stream);
+    else
+        MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+}
+
+int main(int argc, char **argv) {
+    const char *way = argv[1];
+    unsigned long burst = argc > 4 ? strtoul(argv[3], NULL, 10) : 0, gap = argc > 4 ? strtoul(argv[4], NULL, 10) : 0;
+    char image[200], name[64];
+    void *context, *module, *captured;
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!cuda)
+        return 2;
+    snprintf(name, sizeof name, "spin_%sus", argv[2]);
+    snprintf(image, sizeof image, "// %s", name);
+    MUST("cuInit", 0);
+    MUST("cuDevicePrimaryCtxRetain", &context, 0);
+    MUST("cuCtxSetCurrent", context);
+    MUST("cuModuleLoadData", &module, image);
+    MUST("cuModuleGetFunction", &function, module, name);
+    if (strcmp(way, "legacy"))
+        MUST("cuStreamCreate", &stream, 1);
+    if (!strcmp(way, "graph")) {
+        MUST("cuStreamBeginCapture_v2", stream, 0);
+        for (int i = 0; i < 10; i++)
+            MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+        MUST("cuStreamEndCapture", stream, &captured);
+        MUST("cuGraphInstantiateWithFlags", &graph, captured, (uint64_t)0);
+    }
+    uint64_t count = 0, said = 0;
+    for (;;) {
+        launch(way);
+        count++;
+        if (burst && count % burst == 0) {
+            MUST("cuStreamSynchronize", stream);
+            usleep((useconds_t)gap);
+        }
+        uint64_t t = now();
+        if (t - said > 20000000) {
+            struct pollfd in = {0, POLLIN, 0};
+            said = t;
+            printf("%llu %llu\n", (unsigned long long)t, (unsigned long long)count);
+            fflush(stdout);
+            if (poll(&in, 1, 0) > 0)
+                break;
+        }
+    }
+    MUST("cuCtxSynchronize");
+    return 0;
+}
