@@ -84,9 +84,7 @@ class Box:
             (self.place / "driver" / name).write_bytes((card.sim.libraries / library).read_bytes())
         page = bytearray(PAGE)
         struct.pack_into("<QIIIIII40s", page, 0, POLICY_MAGIC, 1, PAGE, 0, 1, 0, 1, b"key")
-        struct.pack_into(
-            "<48sQQIIIIQI", page, 128, card.uuid, 512 << 20, 1024 << 20, 0, limit, 0, 0, 0, 1 + slot
-        )
+        struct.pack_into("<48sQQIIIIQI", page, 128, card.uuid, 512 << 20, 1024 << 20, 0, limit, 0, 0, 0, 1 + slot)
         (self.place / "policy").write_bytes(page)
         self.running: list[Load] = []
 
@@ -114,7 +112,7 @@ class Box:
 
     def close(self) -> None:
         for load in self.running:
-            load.kill()
+            load.close()
 
 
 class Load:
@@ -122,7 +120,7 @@ class Load:
 
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         pipe = subprocess.PIPE
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
         self.points: list[tuple[int, int]] = []
         self.thread = threading.Thread(target=self._read)
@@ -163,6 +161,12 @@ class Load:
         self.process.kill()
         self.process.wait()
         self.thread.join()
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdin and self.process.stdout
+        for file in (self.process.stdin, self.process.stdout, self.errors):
+            file.close()
 
 
 def measure(loads: list[Load], seconds: float, settle: float = 1.0) -> list[float]:

@@ -77,10 +77,12 @@ int main(int argc, char **argv) {
         MUST("cuStreamEndCapture", stream, &captured);
         MUST("cuGraphInstantiateWithFlags", &graph, captured, (uint64_t)0);
     }
-    uint64_t count = 0, said = 0;
+    uint64_t count = 0, said = 0, began = now();
     for (;;) {
         launch(way);
         count++;
+        if (now() - began < 400000000) /* until the others are there, too: no queue that was filled while alone */
+            MUST("cuStreamSynchronize", stream);
         if (burst && count % burst == 0) {
             MUST("cuStreamSynchronize", stream);
             usleep((useconds_t)gap);

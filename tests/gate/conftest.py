@@ -1,0 +1,67 @@
+"""Boxes on one simulated card, slowed down, so that a loaded machine of two cores is quick enough."""
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gate.cards import Box, Card, Tenant
+from tests.shim.box import ROOT
+from tests.sim.conftest import Sim, build_simulated
+
+SCALE = 10
+
+
+class Place:
+    """A card with tenants, a box for each, and the load program."""
+
+    def __init__(self, place: Path, load: Path, stand_in: Path, tenants: list[Tenant], scale: int) -> None:
+        self.sim = Sim(place, build_simulated())
+        self.card = Card(place / "share", self.sim, tenants, scale)
+        self.boxes = [Box(self.card, i, stand_in) for i in range(len(tenants))]
+        self.load = str(load)
+
+    def kernels(self, slot: int, way: str, us: float, *more: int):  # type: ignore[no-untyped-def]
+        """Kernels of so many microseconds of card time, for ever, in a slot's box."""
+        scale = self.card.scale
+        return self.boxes[slot].start([self.load, way, str(round(us * scale)), *(str(n) for n in more)])
+
+    def close(self) -> None:
+        for box in self.boxes:
+            box.close()
+        self.sim.close()
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> Path:
+    """The folder of the stand-in libraries as they are shipped."""
+    subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "build"), "--part", "shim"], check=True, stdout=subprocess.DEVNULL
+    )
+    return ROOT / "build" / platform.machine()
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled load.c."""
+    out = tmp_path_factory.mktemp("load") / "load"
+    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w"]
+    subprocess.run([*cc, "-o", str(out), str(Path(__file__).parent / "load.c"), "-ldl"], check=True)
+    return out
+
+
+@pytest.fixture
+def place(tmp_path: Path, load: Path, stand_in: Path) -> Iterator[Callable[..., Place]]:
+    """Makes cards; everything on them ends with the test."""
+    made: list[Place] = []
+
+    def make(*tenants: Tenant, scale: int = SCALE, libraries: Path = stand_in) -> Place:
+        made.append(Place(tmp_path / f"card{len(made)}", load, libraries, list(tenants), scale))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,169 @@
+"""Shares, caps and classes between real processes in boxes of their own, with the shipped stand-in. Simulated card.
+
+A machine with two busy cores starves programs now and then; hence the tolerances. scripts/bench share measures.
+"""
+
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gate.cards import OFFLINE, ONLINE, SLOT, Load, Tenant, measure
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+Make = Callable[..., Any]
+
+
+def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[float]:
+    counts = measure(loads, seconds, settle)
+    assert sum(counts) > 0, [load.said() for load in loads]
+    return [n / sum(counts) for n in counts]
+
+
+@pytest.mark.parametrize("weights", [(50, 50), (70, 30), (50, 30, 20)])
+def test_weights_of_saturated_tenants(place: Make, weights: tuple[int, ...]) -> None:
+    p = place(*(Tenant(w) for w in weights))
+    got = parts([p.kernels(i, "plain", 80) for i in range(len(weights))], seconds=4)
+    for share, weight in zip(got, weights, strict=True):
+        assert abs(share - weight / sum(weights)) < 0.05, got
+
+
+@pytest.mark.parametrize("way", ["ex", "cooperative", "ptsz", "graph", "legacy"])
+def test_every_route_passes_the_gate(place: Make, way: str) -> None:
+    p = place(Tenant(75), Tenant(25))
+    odd, plain = p.kernels(0, way, 80), p.kernels(1, "plain", 80)
+    counts = measure([odd, plain], 3, 2)
+    part = counts[0] * (10 if way == "graph" else 1)  # a graph of ten kernels
+    assert abs(part / (part + counts[1]) - 0.75) < 0.08, counts
+
+
+@pytest.mark.parametrize("us", [80, 1500])
+def test_cap_holds_alone_on_the_card(place: Make, us: int) -> None:
+    p = place(Tenant(cap=0.3))
+    load = p.kernels(0, "plain", us)
+    (count,) = measure([load], 4, 2)
+    assert 0.26 < count * us * p.card.scale / 4e6 < 0.33
+
+
+def test_processes_of_a_container_are_one_tenant(place: Make) -> None:
+    p = place(Tenant(), Tenant())
+    loads = [*(p.kernels(0, "plain", 80) for _ in range(3)), p.kernels(1, "plain", 80)]
+    got = parts(loads, 4, 3)
+    assert abs(got[3] - 0.5) < 0.08, got
+    assert min(got[:3]) > 0.08, got
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_dies_or_stops_holds_nobody(place: Make, sign: signal.Signals) -> None:
+    p = place(Tenant(), Tenant())
+    gone, stays = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
+    measure([gone, stays], 1, 2)
+    gone.process.send_signal(sign)
+    time.sleep(0.5)  # 50 ms of card time
+    since = time.monotonic_ns()
+    time.sleep(1.5)
+    until = time.monotonic_ns()
+    time.sleep(0.1)
+    assert stays.rate(since, until) * 80e-6 * p.card.scale > 1.5 * 0.75
+    if sign == signal.SIGSTOP:
+        gone.process.send_signal(signal.SIGCONT)
+        got = parts([gone, stays], 3, 3)
+        assert abs(got[0] - 0.5) < 0.08, got
+
+
+def test_a_neighbours_file_is_only_bytes(place: Make) -> None:
+    """Truncated, grown, random or gone: the tenant beside it goes on with the whole card, and the file's owner, too."""
+    p = place(Tenant(), Tenant())
+    load = p.kernels(0, "plain", 80)
+    neighbour = p.card.slot_file(1)
+    for content in (b"", b"x" * 100, bytes(SLOT * 3), bytes(range(256)) * 32, None):
+        if content is None:
+            neighbour.unlink()
+        else:
+            with open(neighbour, "r+b") as f:
+                f.truncate(0)
+                f.write(content)
+        (count,) = measure([load], 0.6, 0.4)
+        assert count * 80e-6 * p.card.scale > 0.6 * 0.7, content
+    assert load.process.poll() is None
+
+
+def test_a_liar_costs_what_slicing_would(place: Make) -> None:
+    """A slot that claims the card for ever and is always busy: its neighbour goes on after some card time."""
+    p = place(Tenant(), Tenant())
+    load = p.kernels(0, "plain", 80)
+    page = bytearray(SLOT)
+    neighbour = p.card.slot_file(1)
+    load.ready()
+    end = time.monotonic() + 6
+    points = []
+    with open(neighbour, "r+b") as f:
+        while time.monotonic() < end:
+            now = time.monotonic_ns() // p.card.scale
+            head = [0, 0, 0, 1 << 40, now, now + 100_000_000, now + 100_000_000, now, 0, now]
+            struct.pack_into("<QIIQII10QIBBBB", page, 0, 0x31544F4C53504847, 1, 1, 1, 0, 0, *head, 10**6, 1, 2, 0, 0)
+            struct.pack_into("<6QII", page, 512, 1, 9, 8, now, now, 10**6, 1, 1)
+            f.seek(0)
+            f.write(page)
+            f.flush()
+            time.sleep(0.002)
+            points.append(time.monotonic_ns())
+    time.sleep(0.1)
+    assert load.rate(points[-1] - 10**9 * 2, points[-1]) * 80e-6 * p.card.scale > 2 * 0.6
+
+
+def test_freeze_and_thaw_by_the_card_page(place: Make) -> None:
+    p = place(Tenant(), Tenant())
+    load = p.kernels(0, "plain", 80)
+    measure([load], 0.2, 0.3)
+    p.card.tenants[0].freeze = 1
+    p.card.write()
+    time.sleep(1)  # what was in flight
+    before = load.at(time.monotonic_ns())
+    time.sleep(0.7)
+    assert load.at(time.monotonic_ns()) - before <= 1, "it launches though frozen"
+    p.card.tenants[0].freeze = 0
+    p.card.write()
+    (count,) = measure([load], 1, 0.3)
+    assert count * 80e-6 * p.card.scale > 0.6
+
+
+def test_online_work_stops_offline_work(place: Make) -> None:
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
+    offline, online = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
+    counts = measure([offline, online], 1.5, 2)
+    assert counts[1] * 80e-6 * p.card.scale > 1.5 * 0.8 and counts[0] < counts[1] * 0.03, counts
+    online.kill()
+    (count,) = measure([offline], 1, 1)
+    assert count * 80e-6 * p.card.scale > 0.7
+
+
+def test_weights_change_while_it_runs(place: Make) -> None:
+    p = place(Tenant(50), Tenant(50))
+    loads = [p.kernels(i, "plain", 80) for i in range(2)]
+    measure(loads, 0.5, 1)
+    p.card.tenants[0].weight = 150
+    p.card.write()
+    got = parts(loads, 3, 1)
+    assert abs(got[0] - 0.75) < 0.06, got
+
+
+def test_alone_there_is_no_thread_and_no_system_call(place: Make) -> None:
+    p = place(Tenant())
+    load = p.kernels(0, "plain", 80, 20, 0)
+    measure([load], 0.2, 0.2)
+    pid = load.process.pid
+    assert subprocess.run(["ls", f"/proc/{pid}/task"], capture_output=True, text=True).stdout.split() == [str(pid)]
+    assert p.card.slot_file(0).read_bytes()[512 + 8 : 512 + 24] == bytes(16), "something was counted"
+
+
+def test_without_a_card_page_only_the_own_cap_is_held(place: Make) -> None:
+    p = place(Tenant(), Tenant())
+    (p.card.place / "card").write_bytes(b"\xff" * 4096)
+    load = p.kernels(0, "plain", 80)
+    (count,) = measure([load], 0.5, 0.3)
+    assert count * 80e-6 * p.card.scale > 0.3
