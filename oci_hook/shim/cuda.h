@@ -180,6 +180,7 @@ CUresult cuMemAlloc(unsigned *pointer, unsigned bytes);
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
 CUresult cuMemFree(unsigned pointer);
 CUresult cuMemFree_v2(CUdeviceptr pointer);
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer);
 CUresult cuMemGetInfo(unsigned *free, unsigned *total);
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
 CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device);

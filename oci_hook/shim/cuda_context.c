@@ -63,6 +63,7 @@ static void gone(struct gh_state *st, CUcontext context, bool with_itself) {
         gh_release(st, card_of(value), units_of(value));
         gh_count_contexts(st, card_of(value), -1);
     }
+    pools_lost(st);
     atomic_store(&st->pools.dirty, 1);
     pools_look(st);
 }
@@ -92,12 +93,24 @@ CREATE(cuCtxCreate_v4, (CUcontext *context, void *parameters, unsigned flags, CU
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
 
+/* A primary context that was reset has kept its charge: that is now the new one's. */
+static bool take_over(struct charge *c, CUdevice device) {
+    struct gh_state *st = gh_here();
+    CUcontext last = st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
+    uint64_t kept = last ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)last)) : 0;
+    if (!kept)
+        return false;
+    gh_count_contexts(st, card_of(kept), -1);
+    *c = (struct charge){st, {(int)card_of(kept), 0}, units_of(kept)};
+    return true;
+}
+
 GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     struct charge c = {.at = {NO_CONTEXT, 0}};
     unsigned flags;
     int active = 0;
     CUresult r = CUDA_SUCCESS;
-    if (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) || !active)
+    if ((REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) || !active) && !take_over(&c, device))
         r = charge_context(&c, device);
     if (r)
         return r;

@@ -135,10 +135,10 @@ static CUresult begin(struct growths *g, struct gh_state *st, const struct needs
 }
 
 /* What it left is the graph pool's; noted so that it is known to be there when the graph is launched again. */
-static void launched(struct gh_state *st, const struct needs *n) {
+static void launched(struct gh_state *st, const struct needs *n, bool ok) {
     for (size_t i = 0; i < n->count; i++) {
         uint64_t key = key_of(GRAPHED, n->node[i].at);
-        if (n->node[i].what == LASTS)
+        if (n->node[i].what == LASTS && ok)
             gh_pointers_put(&st->pointers, key, pack(n->node[i].units, 0, 0, GRAPHED));
         else if (is_ours(st, n->node[i].at))
             gh_pointers_take(&st->pointers, key);
@@ -158,8 +158,8 @@ static CUresult run(CUgraphExec exec, CUstream stream, run_call *call, bool laun
     if (r)
         return r;
     r = call(exec, stream);
-    if (r == CUDA_SUCCESS && launch)
-        launched(st, n);
+    if (launch)
+        launched(st, n, r == CUDA_SUCCESS);
     end(&g);
     return r;
 }

@@ -1,5 +1,7 @@
 #include "cuda_pool.h"
 
+#include <stdlib.h>
+
 #include "gate.h"
 #include "real.h"
 
@@ -361,6 +363,39 @@ void pool_freed(struct gh_state *st, uint64_t address, uint64_t value) {
         bury(st, pool);
 }
 
+struct list {
+    uint64_t *key;
+    size_t count, room;
+};
+
+static bool add_piece(uint64_t key, uint64_t value, void *with) {
+    struct list *l = with;
+    if (kind_of(value) == POOLED && l->count < l->room)
+        l->key[l->count++] = key;
+    return false;
+}
+
+void pools_lost(struct gh_state *st) {
+    struct list all = {0};
+    CUdeviceptr base;
+    size_t bytes;
+    for (uint32_t i = 0, n = atomic_load(&st->pools.count); i < n; i++) {
+        int64_t pieces = atomic_load(&st->pools.pool[i].pieces);
+        all.room += pieces > 0 ? (size_t)pieces : 0;
+    }
+    if (!all.room || !(all.key = calloc(all.room, sizeof *all.key)))
+        return;
+    gh_pointers_filter(&st->pointers, add_piece, &all);
+    for (size_t i = 0; i < all.count; i++) {
+        CUresult r = REAL(cuMemGetAddressRange_v2)(&base, &bytes, all.key[i]);
+        bool gone = r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_NOT_FOUND;
+        uint64_t value = gone ? gh_pointers_take(&st->pointers, all.key[i]) : 0;
+        if (value)
+            pool_freed(st, all.key[i], value);
+    }
+    free(all.key);
+}
+
 /* ---- the calls ---- */
 
 static bool capturing(CUstream stream) {
@@ -401,8 +436,11 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
         return call(pointer, bytes, handle, stream); /* the driver refuses, too */
     struct gh_pool *pool = find(st, handle, POOL_ALIVE);
     if (!pool && !(pool = learn(st, handle, device))) {
-        struct charge c; /* too many pools: charge the piece itself */
-        if ((r = charge_at(&c, st, (struct place){card_of_device(st, device), 0}, (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))))
+        struct charge c; /* too many pools: charge each piece by what one may grow for it */
+        uint64_t least = least_of(st);
+        if (bytes > UINT64_MAX / 2)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        if ((r = charge_at(&c, st, (struct place){card_of_device(st, device), 0}, (bytes + least - 1) & ~(least - 1))))
             return r;
         r = call(pointer, bytes, handle, stream);
         return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);

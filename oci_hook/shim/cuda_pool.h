@@ -25,6 +25,8 @@ CUresult pool_end(struct growth *g);
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int card);
 /* A part of a pool was freed: its address and what was noted for it. */
 void pool_freed(struct gh_state *st, uint64_t address, uint64_t value);
+/* A context went, and pieces of pools may have gone with it: asks the driver which. */
+void pools_lost(struct gh_state *st);
 /* Our pools gave memory back, or may have: look. */
 void pools_look(struct gh_state *st);
 /* Makes our pools on a card give back what they keep. False: there are none. */

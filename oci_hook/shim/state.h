@@ -44,7 +44,7 @@ struct gh_contexts {
 
 
 /* Memory pools seen. What is booked for a pool is what the driver has reserved for it, not what is handed out. */
-#define GH_POOLS 64
+#define GH_POOLS 1024
 struct gh_pool {
     void *_Atomic handle; /* CUmemoryPool; or 1 + device for a device's graph memory */
     _Atomic int32_t card; /* < 0: not charged here (host memory, imported) */

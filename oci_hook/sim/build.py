@@ -19,7 +19,7 @@ CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "c
 CUDA += ["proc_address.c", "model/rng.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
-    "libnvidia-ml.so.1": [*LIBRARY, *CARD, "nvml.c", "nvml-rest.c"],
+    "libnvidia-ml.so.1": [*LIBRARY, *CARD, "nvml.c", "nvml_smi.c", "nvml-rest.c"],
     "gpu-probe": ["gpu-probe.c", "-ldl"],
     "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],
 }

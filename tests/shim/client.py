@@ -98,10 +98,11 @@ def async_free(pointer: int, suffix: str = "") -> int:
     return getattr(lib, "cuMemFreeAsync" + suffix)(c_uint64(pointer), c_void_p(0))
 
 
-def pool(device: int = 0, where: int = 1) -> int:
+def pool(device: int = 0, where: int = 1, handles: int = 0) -> int:
     """cuMemPoolCreate."""
-    h = c_void_p()
-    assert lib.cuMemPoolCreate(byref(h), byref(prop(device, where))) == 0
+    h, props = c_void_p(), prop(device, where)
+    props.handles = handles
+    assert lib.cuMemPoolCreate(byref(h), byref(props)) == 0
     return h.value or 0
 
 
@@ -127,16 +128,46 @@ def used() -> int:
     return t - f
 
 
-def graph(size: int, flags: int = 0) -> int:
-    """An executable graph with one memory node."""
-    g, e, node = c_void_p(), c_void_p(), c_void_p()
+def external(fd: int, size: int) -> "tuple[int, int]":
+    """cuImportExternalMemory of a file descriptor: (result, handle)."""
+    d = (c_uint64 * 13)(1, fd, 0, size)
+    m = c_void_p()
+    return lib.cuImportExternalMemory(byref(m), d), m.value or 0
+
+
+graph_addresses: "dict[int, int]" = {}  # executable graph -> what its memory node allocates
+
+
+def _memory_graph(size: int, within: bool) -> "tuple[c_void_p, int]":
+    g, node, free_node = c_void_p(), c_void_p(), c_void_p()
     params = (c_uint64 * 15)()
     params[1] = 1  # pool properties: location {device, 0}
     params[13] = size
     assert lib.cuGraphCreate(byref(g), 0) == 0
     assert lib.cuGraphAddMemAllocNode(byref(node), g, None, c_size_t(0), params) == 0
+    if within:
+        after = (c_void_p * 1)(node)
+        assert lib.cuGraphAddMemFreeNode(byref(free_node), g, after, c_size_t(1), c_uint64(params[14])) == 0
+    return g, params[14]
+
+
+def graph(size: int, flags: int = 0, within: bool = False) -> int:
+    """An executable graph with one memory node; within: and one that frees it again."""
+    g, at = _memory_graph(size, within)
+    e = c_void_p()
     assert lib.cuGraphInstantiateWithFlags(byref(e), g, c_uint64(flags)) == 0
+    graph_addresses[e.value or 0] = at
     return e.value or 0
+
+
+def graph_upload(size: int) -> "tuple[int, int]":
+    """The same, uploaded when it is made: (result, executable graph)."""
+    g, at = _memory_graph(size, False)
+    e = c_void_p()
+    params = (c_uint64 * 4)(1 | 2)  # free at the next launch, upload
+    r = lib.cuGraphInstantiateWithParams(byref(e), g, params)
+    graph_addresses[e.value or 0] = at
+    return r, e.value or 0
 
 
 def launch(exec_: int, suffix: str = "") -> int:

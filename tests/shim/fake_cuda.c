@@ -443,6 +443,13 @@ CUresult cuMemPoolDestroy(void *pool) {
     pool_trim(pool, 0);
     DONE(OK);
 }
+CUresult cuMemGetAddressRange_v2(u64 *base, size_t *size, u64 pointer) {
+    LOCKED;
+    struct piece *p = find(pointer, LINEAR, POOLED);
+    if (p)
+        *base = p->key, *size = p->size;
+    DONE(p ? OK : INVALID);
+}
 CUresult cuMemPoolTrimTo(void *pool, size_t keep) {
     LOCKED;
     pool_trim(pool, keep);

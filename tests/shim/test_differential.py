@@ -1,30 +1,20 @@
 """Random calls by every route from several processes, with kills, through the shipped stand-in over the simulated
-driver; compared with what the simulated card itself counts.
-
-The model: the card counts what its driver has handed out (contexts included). Of that, contexts count against the
-limit by the policy page's figure. Then at every instant: counted <= limit; a refusal: counted + need > limit; when all
-is still: cuMemGetInfo's free = limit - counted, and that much, and not one piece more, is granted.
+driver; compared with what the simulated card itself counts. The model is in differential.py, the calls in
+random_calls.py.
 """
 
-import fcntl
-import mmap
 import os
-import random
-import signal
-import struct
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from box import MIB, Box, policy
-from conftest import HERE
+from box import MIB
+from differential import CONTEXT, LIMIT, Bench, Failure, minimised, play, replay
 
 from oci_hook.sim import build as sim_build
-from oci_hook.sim import driver_root
 
 pytestmark = pytest.mark.root
+<<<<<<< HEAD
 CARD_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
 CONTEXTS_AT = 8 + 8 + 4  # struct card_slot: used, start_ticks, pid, contexts
 
@@ -202,6 +192,8 @@ def play(place: Path, stand_in: Path, seed: int, seconds: float) -> Bench:
             p.kill()
             p.communicate()
     return bench
+=======
+>>>>>>> 70c3bd1 (Differential test: more routes, exec, resets, shares between processes, short reproducers; pools that fill the table; nvidia-smi on a simulated card)
 
 
 @pytest.fixture(scope="module")
@@ -210,17 +202,35 @@ def over_simulated(stand_in: Path) -> Path:
     return stand_in
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_short(tmp_path: Path, over_simulated: Path, seed: int) -> None:
-    bench = play(tmp_path, over_simulated, seed, 4)
+def test_short(tmp_path: Path, over_simulated: Path) -> None:
+    bench = play(tmp_path, over_simulated, 1, 4)
     assert bench.granted and bench.refused and bench.samples and bench.kills
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [int(os.environ.get("GH_SEED", "3")), 4])
 def test_long(tmp_path: Path, over_simulated: Path, seed: int) -> None:
-    bench = play(tmp_path, over_simulated, seed, 25)
+    bench = play(tmp_path, over_simulated, seed, float(os.environ.get("GH_SECONDS", "15")))
     assert bench.granted and bench.refused and bench.samples and bench.kills
+    every = {"alloc", "pitch", "managed", "create", "map", "array", "shape", "mipmap", "context", "external", "async",
+             "ptsz", "pool", "shared", "doomed", "graph", "upload", "captured", "within", "export"}  # fmt: skip
+    assert not every - set(bench.routes), bench.routes
+
+
+def test_a_failing_sequence_is_made_short(tmp_path: Path, over_simulated: Path) -> None:
+    """Judged by a smaller limit than is granted, any sequence fails; one allocation is enough."""
+    bench = Bench(tmp_path / "bench", over_simulated, 6, allowed=100 * MIB)
+    try:
+        with pytest.raises(Failure) as failure:
+            bench.crew(2)
+            bench.serial(1000)
+    finally:
+        bench.close()
+    assert failure.value.kind == "over" and len(bench.calls) > 3
+    calls = minimised(tmp_path, over_simulated, bench, "over", seconds=60)
+    assert calls[0] == ("start",) and len(calls) < min(6, len(bench.calls)), calls
+    again = replay(tmp_path / "again", over_simulated, 6, calls, 100 * MIB)
+    assert again is not None and again.kind == "over"
 
 
 RESETS = """
@@ -237,8 +247,9 @@ for turn in range(40):
 """
 
 
-def test_a_context_that_is_reset_is_charged_once(tmp_path: Path, stand_in: Path) -> None:
+def test_a_context_that_is_reset_is_charged_once(tmp_path: Path, over_simulated: Path) -> None:
     """The simulated driver gives a primary context another handle after each reset."""
-    bench = Bench(tmp_path, stand_in, seed=1)
+    bench = Bench(tmp_path, over_simulated, seed=1)
+    bench.close()
     done = bench.box.run([sys.executable, "-c", RESETS], GPU_HOOK_SIM_CARDS=bench.cards)
     assert set(done.stdout.split()) == {str((LIMIT - CONTEXT) // MIB)}, done.stdout

@@ -1,0 +1,341 @@
+"""The model of the differential test, its processes, and how a failing sequence of calls is made short.
+
+The model: the card counts what its driver has handed out, contexts included. Then at every instant: counted <= limit;
+a refusal: counted + need > limit; when all is still: cuMemGetInfo's free = limit - counted, and that much, and not one
+piece more, is granted. What processes hold that the card does not count (external memory, exports) counts as well once
+they have said how much that is.
+"""
+
+import fcntl
+import mmap
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from box import MIB, Box, policy
+
+from oci_hook.sim import driver_root
+
+HERE = Path(__file__).parent
+CARD_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
+SLOT_SIZE = (driver_root.FILE_SIZE - 4096) // 256
+CONTEXT_BYTES_AT = 232  # struct card_head
+Process = subprocess.Popen[str]
+Call = tuple[str | int, ...]  # ("start",), ("one", process, seed), ("share", process, to, kind), ("exec", process), ...
+
+
+class Failure(AssertionError):
+    """What is not as the model says; `kind` tells failures of different causes apart."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Card:
+    """The simulated card's own figures."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDWR)
+        self.map = mmap.mmap(self.fd, driver_root.FILE_SIZE, prot=mmap.PROT_READ)
+
+    def counted(self) -> int:
+        """Bytes that living processes hold."""
+        total = 0
+        for slot in range(256):
+            if not (used := struct.unpack_from("<Q", self.map, 4096 + slot * SLOT_SIZE)[0]):
+                continue
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, (1 << 32) + slot, 1, 0)
+            if struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK:
+                total += used
+        return total
+
+    def close(self) -> None:
+        """Give the mapping back."""
+        self.map.close()
+        os.close(self.fd)
+
+
+class Bench:
+    """A box over the simulated driver, its processes and what they were told. `allowed`: what the model allows."""
+
+    def __init__(self, place: Path, stand_in: Path, seed: int, allowed: int = LIMIT) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.allowed = allowed
+        self.charge = CONTEXT if seed % 2 else 0  # what a context takes, and the page says so
+        cards = place / "cards"
+        cards.mkdir(parents=True)
+        uuid = driver_root.make_card(cards / "0", 0, CARD_MIB)
+        with open(cards / "0", "r+b") as f:
+            f.seek(CONTEXT_BYTES_AT)
+            f.write(struct.pack("<Q", self.charge))
+        self.box = Box(place / "box", stand_in, stand_in / "sim" / "libcuda.so.1")
+        page = bytearray(policy({0: LIMIT}))
+        struct.pack_into("<48s", page, 128, uuid.encode())
+        struct.pack_into("<Q", page, 128 + 80, self.charge)
+        self.box.write_policy(bytes(page))
+        self.card = Card(cards / "0")
+        self.cards = str(cards)
+        self.log: list[str] = []
+        self.calls: list[Call] = []  # since the last time that no process ran, if
+        self.told = True  # no storm came in between
+        self.running: list[Process] = []
+        self.started: list[Process] = []
+        self.beyond: dict[int, int] = {}  # pid: bytes charged though the card does not count them
+        self.samples = self.refused = self.granted = self.kills = self.again = 0
+        self.routes: dict[str, int] = {}
+        self.judge = self.launch()
+        assert self.answer(self.judge) == "ready\n"
+
+    def launch(self) -> Process:
+        """A process; it is not ready yet."""
+        command = [sys.executable, str(HERE / "random_calls.py"), str(self.charge)]
+        p = self.box.start(command, GPU_HOOK_SIM_CARDS=self.cards)
+        self.started.append(p)
+        return p
+
+    def close(self) -> None:
+        """End all processes."""
+        for p in self.started:
+            p.kill()
+            p.communicate()
+        self.card.close()
+
+    def tell(self, p: Process, line: str = "") -> None:
+        """Send a line, without waiting for the answer."""
+        assert p.stdin
+        print(line, file=p.stdin, flush=True)
+
+    def ask(self, p: Process, line: str) -> str:
+        """Send a line; its answer."""
+        self.tell(p, line)
+        return self.answer(p)
+
+    def answer(self, p: Process) -> str:
+        """The next line that a process says."""
+        assert p.stdout
+        if answer := p.stdout.readline():
+            return answer
+        _, said = p.communicate()
+        return self.fail("ended", f"a process ended by itself: {p.returncode} {said}")
+
+    def fail(self, kind: str, why: str) -> str:
+        """Raise Failure with the last calls."""
+        raise Failure(kind, f"seed {self.seed}: {why}\nthe last calls:\n" + "\n".join(self.log[-12:]))
+
+    def room(self, exactly: bool = False) -> int:
+        """Bytes that the model still allows; exactly: what the card does not count is counted as well."""
+        beyond = sum(self.beyond.get(p.pid, 0) for p in self.running) if exactly else 0
+        return self.allowed - self.card.counted() - beyond
+
+    def kill(self, p: Process) -> None:
+        """SIGKILL, and off the list."""
+        p.kill()
+        p.communicate()
+        self.started.remove(p)
+        if p in self.running:
+            self.running.remove(p)
+        self.kills += 1
+
+    def until_ready(self, p: Process) -> None:
+        """A process may have to wait for room for its context."""
+        for _ in range(20):  # what it says may be from before the last kill
+            if (said := self.answer(p)) == "ready\n":
+                return
+            if others := [q for q in self.running if q is not p]:
+                self.kill(others[0])
+            self.tell(p)
+        self.fail("context", f"no context: {said}, room {self.room()}, booked {self.box.total()}")
+
+    def crew(self, many: int) -> None:
+        """That many processes that are ready."""
+        while len(self.running) < many:
+            self.do(("start",))
+
+    def do(self, call: Call) -> None:
+        """One call, compared with the model; of a process that is not there, nothing."""
+        self.calls.append(call)
+        what, *rest = call
+        if what == "start":
+            p = self.launch()
+            self.until_ready(p)
+            self.running.append(p)
+            return
+        p = self.running[int(rest[0]) % len(self.running)] if self.running else None
+        if p is None:
+            return
+        if what == "look":
+            for q in self.running:
+                self.ask(q, "look")
+        elif what == "exec":
+            self.beyond.pop(p.pid, None)
+            self.tell(p, "exec")
+            self.until_ready(p)
+        elif what == "kill":
+            self.kill(p)
+        elif what == "share":
+            to = self.running[int(rest[1]) % len(self.running)]
+            if to is not p:
+                self.compare(p, f"share {rest[2]} {to.pid}")
+                self.compare(to, "take")
+        else:
+            self.compare(p, f"one {rest[1]}")
+        if (room := self.room()) < 0:
+            self.fail("over", f"{-room} bytes over the limit")
+
+    def compare(self, p: Process, line: str) -> None:
+        """Ask for one call and judge its result."""
+        route, need, result, beyond = self.ask(p, line).rsplit(" ", 3)
+        self.beyond[p.pid] = int(beyond)
+        room, n, r = self.room(exactly=True), int(need), int(result)
+        name = self.running.index(p)
+        self.log.append(f"process {name}: {line}: {route}, {n} bytes: {r}, then room for {room}")
+        if r == 2 and n <= room and self.refused_again(p, line):
+            self.fail("refused", f"{route} of {n} bytes refused, with room for {room}")
+        if r not in (0, 2):
+            self.fail(f"result {route} {r}", f"{route}: {r}")
+        self.granted += r == 0
+        self.refused += r == 2
+        self.routes[route] = self.routes.get(route, 0) + (r == 0)
+
+    def refused_again(self, p: Process, line: str) -> bool:
+        """The same call once every process has looked at what its driver's pools gave back by themselves."""
+        for q in self.running:
+            self.ask(q, "look")
+        self.again += 1
+        _, need, result, beyond = self.ask(p, line).rsplit(" ", 3)
+        self.beyond[p.pid] = int(beyond)
+        return int(result) == 2 and int(need) <= self.room(exactly=True)
+
+    def serial(self, steps: int) -> None:
+        """One call at a time, each compared."""
+        for _ in range(steps):
+            i, n = self.rng.randrange(4), self.rng.random()
+            if n < 0.04:
+                self.do(("share", i, self.rng.randrange(4), self.rng.choice(("ipc", "vmm", "pool"))))
+            elif n < 0.05:
+                self.do(("exec", i))
+            else:
+                self.do(("one", i, self.rng.randrange(1 << 30)))
+
+    def storm(self, samples: int, routes: str) -> None:
+        """All at once; the card is looked at while they are stopped in the middle of things; one is killed."""
+        self.told = False
+        for p in self.running:
+            self.tell(p, f"many {self.rng.randrange(1 << 30)} {self.rng.randrange(200, 600)} {routes}")
+        for _ in range(samples):
+            time.sleep(self.rng.random() * 0.005)
+            for p in self.running:
+                p.send_signal(signal.SIGSTOP)
+            for p in self.running:
+                os.waitid(os.P_PID, p.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            room = self.room()
+            for p in self.running:
+                p.send_signal(signal.SIGCONT)
+            self.samples += 1
+            if room < 0:
+                self.fail("storm", f"{-room} bytes over the limit while all run")
+        self.kill(self.rng.choice(self.running))
+        for p in self.running:
+            self.beyond[p.pid], *odd = self.answer(p).split()  # type: ignore[assignment]
+            self.beyond[p.pid] = int(self.beyond[p.pid])
+            if odd:
+                self.fail("storm", " ".join(odd))
+
+    def still(self) -> None:
+        """All is still: what is shown as free is what the card has room for, and is granted."""
+        self.do(("look", 0))
+        time.sleep(0.15)  # cuMemGetInfo sweeps ten times a second
+        free, total, most, more, after, bad = map(int, self.ask(self.judge, "full").split())
+        room = self.room(exactly=True)
+        self.log.append(f"still: free {free}, room {room}, granted {most}, one more {more}")
+        if (free, total, most, more, after, bad) != (max(room, 0), LIMIT, 0, 2, free, 0):
+            why = f"free {free} of {total}; all of it: {most}; one byte more: {more}; after: {after}; room {room}"
+            self.fail("figures", why)
+
+    def clear(self) -> None:
+        """End the crew: what follows can be told from its calls alone."""
+        while self.running:
+            self.kill(self.running[0])
+        self.beyond.clear()
+        self.calls.clear()
+        self.told = True
+
+    def play(self, seconds: float) -> None:
+        """Calls one at a time, then all at once without pools and with them, then judged again."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.clear()
+            self.crew(4)
+            self.serial(60)
+            self.still()
+            for routes in ("plain", "all"):
+                self.crew(4)
+                self.do(("look", 0))
+                self.storm(20, routes)
+                self.do(("look", 0))
+                self.serial(8)  # what a storm left refuses nothing for which there is room
+                self.still()
+
+
+def replay(place: Path, stand_in: Path, seed: int, calls: list[Call], allowed: int = LIMIT) -> Failure | None:
+    """The calls in fresh processes: how that fails."""
+    bench = Bench(place, stand_in, seed, allowed)
+    try:
+        for call in calls:
+            bench.do(call)
+        if bench.running:
+            bench.still()
+    except Failure as failure:
+        return failure
+    finally:
+        bench.close()
+    return None
+
+
+def minimised(place: Path, stand_in: Path, bench: Bench, kind: str, seconds: float = 120) -> list[Call]:
+    """The calls of a bench that failed, less those without which they fail in the same way. []: none."""
+    end, runs = time.monotonic() + seconds, 0
+
+    def fails(calls: list[Call]) -> bool:
+        nonlocal runs
+        runs += 1
+        failure = replay(place / f"replay{runs}", stand_in, bench.seed, calls, bench.allowed)
+        return failure is not None and failure.kind == kind
+
+    calls, size = list(bench.calls), max(len(bench.calls) // 2, 1)
+    if not fails(calls):
+        return []
+    while time.monotonic() < end:
+        at = 0
+        while at < len(calls) and time.monotonic() < end:
+            fewer = calls[:at] + calls[at + size :]
+            if fewer and fails(fewer):
+                calls = fewer
+            else:
+                at += size
+        if size == 1:
+            break
+        size //= 2
+    return calls
+
+
+def play(place: Path, stand_in: Path, seed: int, seconds: float) -> Bench:
+    """Play, and when that fails say the shortest way to the same failure that was found."""
+    bench = Bench(place / "play", stand_in, seed)
+    try:
+        bench.play(seconds)
+    except Failure as failure:
+        bench.close()
+        short = minimised(place, stand_in, bench, failure.kind) if bench.told else []
+        if not short:
+            raise
+        raise Failure(failure.kind, f"{failure}\nshortest: replay(place, stand_in, {seed}, {short})") from None
+    bench.close()
+    return bench
