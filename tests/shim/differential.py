@@ -23,7 +23,6 @@ from oci_hook.sim import driver_root
 
 HERE = Path(__file__).parent
 CARD_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
-SLOT_SIZE = (driver_root.FILE_SIZE - 4096) // 256
 CONTEXT_BYTES_AT = 232  # struct card_head
 Process = subprocess.Popen[str]
 Call = tuple[str | int, ...]  # ("start",), ("one", process, seed), ("share", process, to, kind), ("exec", process), ...
@@ -47,8 +46,8 @@ class Card:
     def counted(self) -> int:
         """Bytes that living processes hold."""
         total = 0
-        for slot in range(256):
-            if not (used := struct.unpack_from("<Q", self.map, 4096 + slot * SLOT_SIZE)[0]):
+        for slot in range(driver_root.SLOTS):
+            if not (used := struct.unpack_from("<Q", self.map, 4096 + slot * driver_root.SLOT_SIZE)[0]):
                 continue
             lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, (1 << 32) + slot, 1, 0)
             if struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK:
