@@ -9,8 +9,9 @@ import os
 import time
 
 from oci_hook.apply import to_spec
-from oci_hook.core.device_rules import reachable_cards
+from oci_hook.core.device_rules import reachable_cards, reachable_nodes
 from oci_hook.core.grant import Life
+from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, Problem, refuse
@@ -140,8 +141,11 @@ def plan_for(
 
 def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") -> None:
     resources = (doc.get("linux") or {}).get("resources") or {}
-    granted = [inventory.card(share.uuid).minor for share in grant.shares]
-    if reachable := reachable_cards(resources.get("devices") or (), granted):
+    rules = resources.get("devices") or ()
+    granted = {share.uuid: inventory.card(share.uuid).minor for share in grant.shares}
+    others = {(n.major, n.minor) for n in inventory.nodes if n.capability == MIG and n.uuid not in granted}
+    others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}  # of two in one GPU instance
+    if reachable := reachable_cards(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
         raise refuse(
             "GH-403",
             f"the container's device rules reach {', '.join(reachable)} beside its share; "

@@ -255,6 +255,7 @@ def card_data(uuid: str, why: str, inventory: Inventory, found: Allocation) -> d
     share = next((share for share in found.shares if share.uuid == uuid), None)
     return {
         "index": card.index,
+        "address": card.address,
         "uuid": uuid,
         "name": card.name,
         "memory_mib": card.memory_mib,
@@ -266,7 +267,7 @@ def card_data(uuid: str, why: str, inventory: Inventory, found: Allocation) -> d
 
 def card_line(card: dict[str, Any]) -> str:
     share = card["share"]
-    line = f"{card['index']}  {card['uuid']}  {card['reason']}"
+    line = f"{card['address']}  {card['uuid']}  {card['reason']}"
     if share is None:
         return line
     if share["whole"]:

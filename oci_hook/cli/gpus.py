@@ -39,7 +39,7 @@ def report(inventory: Inventory, grants: tuple[Grant, ...]) -> output.Report:
         )
         name = card.name + (" (simulated)" if card.simulated and "imulated" not in card.name else "")
         granted = (output.size(memory), f"{compute}%", len(shares))
-        rows.append((card.index, card.uuid, name, output.size(card.memory_mib), card.minor, *granted))
+        rows.append((card.address, card.uuid, name, output.size(card.memory_mib), card.minor, *granted))
     simulated = ", simulated" if inventory.simulated else ""
     where = f"driver {inventory.driver_version} in {inventory.driver_root}{simulated}"
     data = {

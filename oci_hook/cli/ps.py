@@ -33,15 +33,17 @@ def ps(prefix: str) -> output.Report:
     return output.Report({"grants": data}, lines, warnings)
 
 
-def card_indices(settings: node_settings.Settings) -> tuple[dict[str, int], list[Problem]]:
+def card_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str], list[Problem]]:
     """UUID -> index. A node that is not fit to give cards can still say who holds them."""
     try:
-        return {card.uuid: card.index for card in node_inventory.load(settings).cards}, []
+        return {
+            card.uuid: card.address if card.parent else card.index for card in node_inventory.load(settings).cards
+        }, []
     except GhError as e:
         return {}, list(e.problems)
 
 
-def as_data(grant: Grant, indices: dict[str, int]) -> dict[str, Any]:
+def as_data(grant: Grant, indices: dict[str, int | str]) -> dict[str, Any]:
     cards = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": used}
         for share, used in zip(grant.shares, used_mib(grant), strict=True)

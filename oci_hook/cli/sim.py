@@ -19,6 +19,7 @@ from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
 from oci_hook.node.settings_template import quoted
 from oci_hook.sim import driver_root
+from oci_hook.sim import mig as sim_mig
 
 DRIVER_ROOT_LINE = re.compile(r"^driver_root:.*$", re.MULTILINE)
 
@@ -48,9 +49,10 @@ sim.add_command(sim_model.model)
     show_default=True,
     help="Controls of channel groups: refused, accepted without effect, or working.",
 )
+@click.option("--mig", default="", metavar="PROFILES", help="Split card 0 into MIG devices: 3g.20gb,1g.5gb")
 @click.option("--force", is_flag=True, help="Replace simulated cards that containers still use.")
 @output.answers
-def up(prefix: str, cards: int, memory: str, time_scale: int, tsg: str, force: bool) -> output.Report:
+def up(prefix: str, cards: int, memory: str, time_scale: int, tsg: str, mig: str, force: bool) -> output.Report:
     """Make simulated cards and let this install use them instead of a real driver.
 
     Sets driver_root in the install's settings. Cards that were simulated before are replaced; the new ones have other
@@ -60,11 +62,15 @@ def up(prefix: str, cards: int, memory: str, time_scale: int, tsg: str, force: b
         memory_mib = units.size(memory)
     except ValueError as e:
         raise refuse("GH-101", f"--memory {memory[:40]}: {e}; write a size as 24Gi") from None
+    try:
+        devices = sim_mig.profiles(mig, memory_mib)
+    except ValueError as e:
+        raise refuse("GH-101", f"--mig {mig[:60]}: {e}; write profiles as 3g.20gb,1g.5gb") from None
     settings = load_settings(prefix)
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings)
-    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale, tsg)
+    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale, tsg, devices)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:
@@ -75,7 +81,7 @@ def up(prefix: str, cards: int, memory: str, time_scale: int, tsg: str, force: b
         raise
     cache.save(settings, found)
     lines = [f"simulated driver {found.driver_version} in {root}; driver_root in {prefix}/{SETTINGS_YAML} is set to it"]
-    lines += [f"simulated card {c.index}: {c.uuid}, {output.size(c.memory_mib)}" for c in found.cards]
+    lines += [f"simulated card {c.address}: {c.uuid}, {output.size(c.memory_mib)}" for c in found.cards]
     data = {"simulated": True, "driver_root": str(root), "cards": [card.fields() for card in found.cards]}
     return output.Report(data, lines)
 

@@ -141,7 +141,7 @@ def _wishes(
     problems = []
     for wish in request.cards:
         if request.every_card:
-            wishes += [(wish, i) for i in sorted(allowed, key=lambda i: cards[i].index)]
+            wishes += [(wish, i) for i in sorted(allowed, key=lambda i: (cards[i].index, cards[i].instance))]
         elif wish.device is None:
             wishes.append((wish, None))
         elif (i := _find(wish.device, cards)) is None:
@@ -156,7 +156,7 @@ def _wishes(
     if not cards:
         return [], allowed, (Problem("GH-203", "a card is asked for, this node has none (`gpu-hook gpus`)"),)
     if not wishes and not problems:
-        left = ",".join(str(cards[i].index) for i in sorted(allowed))
+        left = ",".join(cards[i].address for i in sorted(allowed))
         what = f"none of the asked cards is among those that the container's own env names ({left}); change one of both"
         problems.append(Problem("GH-202", what))
     room = min(len(allowed), MAX_CARDS)
@@ -169,20 +169,20 @@ def _wishes(
 
 def _find(name: str, cards: tuple[Card, ...]) -> int | None:
     for i, card in enumerate(cards):
-        if name == card.uuid or name == str(card.index):
+        if name == card.uuid or name == card.address:
             return i
     return None
 
 
 def _unknown(what: str, cards: tuple[Card, ...]) -> str:
-    have = ", ".join(str(c.index) for c in cards[:MAX_CARDS]) or "none"
+    have = ", ".join(c.address for c in cards[:MAX_CARDS]) or "none"
     return f"{what}, this node's cards are {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
 
 
 def _preference(use: Usage, placement: str) -> tuple[int, ...]:
     if placement == "spread":
-        return (-use.free_mib, -use.free_compute, use.containers, use.card.index)
-    return (int(not use.containers), use.free_mib, use.free_compute, use.card.index)
+        return (-use.free_mib, -use.free_compute, use.containers, use.card.index, use.card.instance)
+    return (int(not use.containers), use.free_mib, use.free_compute, use.card.index, use.card.instance)
 
 
 def _share(card: Card, wish: CardRequest, request: Request, rules: Rules) -> Share:
@@ -236,7 +236,7 @@ def round_up(n: int, step: int) -> int:
 def _obstacle(use: Usage, wish: CardRequest, request: Request, rules: Rules) -> str:
     """Why this card cannot serve the wish, with numbers; "" when it can."""
     need = _share(use.card, wish, request, rules)
-    name = f"card {use.card.index} {use.card.uuid}"
+    name = f"card {use.card.address} {use.card.uuid}"
     containers = f"{use.containers} container" + ("s" if use.containers != 1 else "")
     if use.alone:
         return f"{name} is held by one container alone"

@@ -48,6 +48,12 @@ def starts_closed(rules: "Sequence[Mapping[str, object]]") -> bool:
     return any((rule.get("type") or "a") == "a" and rule.get("allow") is not True for rule in rules)
 
 
+def reachable_nodes(rules: "Iterable[Mapping[str, object]]", numbers: "Iterable[tuple[int, int]]") -> list[str]:
+    """Which of these character devices may be opened for reading or writing."""
+    open_ = [(major, minor) for major, minor, access in allowed(rules) if access & {"r", "w"}]
+    return [f"{a}:{b}" for a, b in numbers if any(major in (ANY, a) and minor in (ANY, b) for major, minor in open_)]
+
+
 def reachable_cards(rules: "Iterable[Mapping[str, object]]", granted: "Iterable[int]") -> list[str]:
     """Cards ("195:N", or "every card") that may be opened for reading or writing without their minor being granted."""
     granted = set(granted)

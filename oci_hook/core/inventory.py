@@ -3,6 +3,7 @@
 from oci_hook.core.value import Value
 
 WHOLE = "+whole"  # behind a driver file's capability
+MIG = "mig"  # a CardNode's capability: the nodes that open a MIG device, which every container with it gets
 
 
 class Card(Value):
@@ -10,6 +11,8 @@ class Card(Value):
 
     context_mib: what one process's context takes of it in MiB, rounded up; 0 not known. time_scale: how many times as
     long as it says a simulated card takes for everything; 1 for real ones.
+    A MIG device is a card as well: parent is the UUID of the card that it is part of, "" for a card; index, minor, pci
+    and numa are the parent's, instance its number there, -1 for a card.
     """
 
     __slots__ = (
@@ -23,6 +26,8 @@ class Card(Value):
         "simulated",
         "context_mib",
         "time_scale",
+        "parent",
+        "instance",
     )
 
     def __init__(
@@ -37,6 +42,8 @@ class Card(Value):
         simulated: bool = False,
         context_mib: int = 0,
         time_scale: int = 1,
+        parent: str = "",
+        instance: int = -1,
     ) -> None:
         self.uuid = uuid
         self.index = index
@@ -48,6 +55,18 @@ class Card(Value):
         self.simulated = simulated
         self.context_mib = context_mib
         self.time_scale = time_scale
+        self.parent = parent
+        self.instance = instance
+
+    @property
+    def address(self) -> str:
+        """As people name it: 0, or 0:1 for a MIG device."""
+        return f"{self.index}:{self.instance}" if self.parent else str(self.index)
+
+    @property
+    def simulated_file(self) -> int:
+        """The name of a simulated card's file; sim/card.h CARD_MIG."""
+        return 100 + 8 * self.minor + self.instance if self.parent else self.minor
 
 
 class DriverFile(Value):
@@ -80,7 +99,8 @@ class DeviceFile(Value):
 
 
 class CardNode(Value):
-    """A device node beside /dev/nvidiaN that containers with whole cards and this capability get, mode 0666.
+    """A device node beside /dev/nvidiaN that containers with whole cards and this capability get, mode 0666; those of
+    capability MIG, every container with the card.
 
     uuid: of the card that it belongs to, "" for every card.
     """

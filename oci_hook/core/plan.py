@@ -1,7 +1,7 @@
 """Grant -> Plan: the ordered changes that make a container of it. Each step describes itself; nothing is done here."""
 
 from oci_hook.core.grant import Grant
-from oci_hook.core.inventory import WHOLE, Inventory
+from oci_hook.core.inventory import MIG, WHOLE, Inventory
 from oci_hook.core.layout import (
     ACCOUNT_DIR,
     CONTAINER_DIR,
@@ -141,16 +141,16 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
         *_sharing(grant, state_dir),
     ]
     steps += _driver_files(grant, inventory, image)
-    nodes = [DeviceNode(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards]
+    minors = dict.fromkeys(card.minor for card in cards)  # once, for several MIG devices of one card
+    nodes = [DeviceNode(f"/dev/nvidia{minor}", NVIDIA_MAJOR, minor) for minor in minors]
     if cards:
         nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
-        nodes += _nodes_of_whole_cards(grant, inventory)
+        nodes += _nodes_of_cards(grant, inventory)
     steps += nodes
     steps += [DeviceRule(node.major, node.minor) for node in nodes]
     steps += [
-        Bind(f"{state_dir}/sim/cards/{card.minor}", f"{SIM_CARDS}/{card.minor}", OWN)
-        for card in cards
-        if card.simulated
+        Bind(f"{state_dir}/sim/cards/{n}", f"{SIM_CARDS}/{n}", OWN)
+        for n in (card.simulated_file for card in cards if card.simulated)
     ]
     steps += _environment(grant, inventory, image.libdir)
     steps += _stand_in("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
@@ -177,14 +177,15 @@ def _offered(grant: Grant) -> set[str]:
     return names & set(WITH_A_SHARE)
 
 
-def _nodes_of_whole_cards(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
+def _nodes_of_cards(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
     offered = _offered(grant)
     cards = ("", *(share.uuid for share in grant.shares))
-    return [
+    found = [
         DeviceNode(node.path, node.major, node.minor)
         for node in inventory.nodes
-        if node.capability + WHOLE in offered and node.uuid in cards
+        if node.uuid in cards and (node.capability == MIG or node.capability + WHOLE in offered)
     ]
+    return list(dict.fromkeys(found))  # MIG devices of one GPU instance have its node in common
 
 
 def _driver_files(grant: Grant, inventory: Inventory, image: ImageFacts) -> list[Step]:

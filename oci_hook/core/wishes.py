@@ -48,15 +48,18 @@ def devices(text: str) -> str | tuple[str, ...] | None:
 
 
 def device(item: str) -> str:
-    """An index or a UUID."""
-    if item.startswith("GPU-"):
+    """An index, a UUID, or a MIG device as CARD:DEVICE or by its UUID."""
+    if item.startswith(("GPU-", "MIG-")):
         if len(item) > MAX_UUID or not UUID_CHARACTERS.issuperset(item):
             raise ValueError("has a card UUID that is not well-formed")
         return item
-    if item.startswith("MIG-") or ":" in item:
-        raise ValueError("names a part of a card (MIG), which gpu-hook does not give out; name whole cards")
+    card, colon, instance = item.partition(":")
+    if colon:
+        return f"{integer(card, 0, MAX_INDEX)}:{integer(instance, 0, MAX_INDEX)}"
     if not DIGITS.issuperset(item):
-        raise ValueError("is not a list of card indices (0,2) or UUIDs (GPU-...), and not all or none")
+        raise ValueError(
+            "is not a list of card indices (0,2), MIG devices (0:1) or UUIDs (GPU-..., MIG-...), nor all or none"
+        )
     return str(integer(item, 0, MAX_INDEX))
 
 

@@ -16,7 +16,9 @@ FOLDER = "/dev/char"
 def nodes(cards: Inventory) -> list[tuple[str, int, int]]:
     """(path, major, minor) of every node that containers may be given."""
     wanted = [(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards.cards]
-    return wanted + [(device.path, device.major, device.minor) for device in cards.control]
+    wanted += [(device.path, device.major, device.minor) for device in cards.control]
+    wanted += [(node.path, node.major, node.minor) for node in cards.nodes]
+    return list(dict.fromkeys(wanted))
 
 
 def is_device(path: str, major: int, minor: int) -> bool:

@@ -2,12 +2,13 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from oci_hook.core.inventory import Card, CardNode, DeviceFile, Inventory
+from oci_hook.core.inventory import MIG, Card, CardNode, DeviceFile, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.errors import refuse
 from oci_hook.node import driver_files
@@ -58,6 +59,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 f"NVML speaks of driver {answer['driver_version']}, its file is {files.version}; install one version",
             )
         contexts = context_mib(files.libcuda, files.libnvml, environment, nvml_seconds)
+        instances = {card["uuid"]: (card.pop("gi", -1), card.pop("ci", -1)) for card in answer["cards"]}
         cards = tuple(
             Card(
                 **card,
@@ -74,6 +76,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
     elif answer.get("code") == LIB_RM_VERSION_MISMATCH:
         raise refuse("GH-302", f"NVML: {answer['error']}; the driver was updated while loaded: reboot, or reload it")
     else:
+        instances = {}
         cards, links = cards_from_proc(proc, files.libcuda, environment, nvml_seconds, answer["error"]), ()
     if not cards:
         raise refuse("GH-301", "the driver lists no card; look at `dmesg` and `nvidia-smi`, or try `gpu-hook sim up`")
@@ -91,7 +94,8 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         libnvml=files.libnvml,
         links=links,
         stamp=tuple(stamp(path) for path in marks),
-        nodes=() if simulated else nodes_of_whole_cards(cards),
+        nodes=(() if simulated else nodes_of_whole_cards(cards))
+        + nodes_of_mig(cards, instances, f"{driver_root.rstrip('/')}/proc" if simulated else proc),
     )
 
 
@@ -184,12 +188,23 @@ def numa_node(pci: str) -> int:
         return -1
 
 
-def nodes_of_whole_cards(cards: tuple[Card, ...], sys_root: str = "/sys") -> tuple[CardNode, ...]:
-    """The nodes for graphics and displays: the card's own of /dev/dri, and nvidia-modeset's where it is loaded."""
+def nodes_of_whole_cards(cards: tuple[Card, ...], sys_root: str = "/sys", dev: str = "/dev") -> tuple[CardNode, ...]:
+    """The nodes for graphics and displays: the card's own of /dev/dri, and nvidia-modeset's where it is loaded; for
+    compute those of GPUDirect Storage, whose module makes one for each queue.
+
+    Left out, also for whole cards: nvidia-cap nodes for MIG's configuration and monitor, which are the node's; IMEX
+    channels, which join jobs of several nodes and want to be asked for one by one; NVSwitches, the fabric manager's.
+    """
     found = []
+    for path in sorted(Path(dev).glob("nvidia-fs[0-9]*")):
+        st = path.lstat()
+        if stat.S_ISCHR(st.st_mode):
+            found.append(CardNode("", "compute", f"/dev/{path.name}", os.major(st.st_rdev), os.minor(st.st_rdev)))
     if Path(f"{sys_root}/module/nvidia_modeset").is_dir():
         found.append(CardNode("", "display", "/dev/nvidia-modeset", NVIDIA_MAJOR, 254))
     for card in cards:
+        if card.parent:
+            continue  # a part draws nothing, and the node is the whole card's
         domain, _, rest = card.pci.lower().partition(":")
         for folder in sorted(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/drm").glob("*")):
             if not folder.name.startswith(("card", "renderD")):
@@ -202,18 +217,52 @@ def nodes_of_whole_cards(cards: tuple[Card, ...], sys_root: str = "/sys") -> tup
     return tuple(found)
 
 
+def nodes_of_mig(
+    cards: tuple[Card, ...], instances: dict[str, tuple[int, int]], proc: str = PROC
+) -> tuple[CardNode, ...]:
+    """The nodes that open each MIG device: of its GPU instance and of its compute instance in it.
+
+    instances: (GPU instance, compute instance) by UUID. Raises NodeError GH-302 where the kernel has no such device: an
+    open of the card alone would then fail in every container.
+    """
+    found = []
+    for card in cards:
+        if not card.parent:
+            continue
+        gi, ci = instances[card.uuid]
+        top = f"{proc}/driver/nvidia/capabilities/gpu{card.minor}/mig/gi{gi}"
+        for file in (f"{top}/access", f"{top}/ci{ci}/access"):
+            minor = number_in(file, "DeviceFileMinor")
+            major = dynamic_major("nvidia-caps", proc)
+            if minor < 0 or major < 0:
+                raise refuse("GH-302", f"MIG device {card.uuid}: {file} or nvidia-caps in {proc}/devices is missing")
+            found.append(CardNode(card.uuid, MIG, f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor))
+    return tuple(found)
+
+
+def number_in(file: str, key: str) -> int:
+    """The number behind "key:" in a file of the kernel driver's; -1 for none."""
+    try:
+        lines = (line.partition(":") for line in Path(file).read_text().splitlines())
+        return next((int(value) for name, _, value in lines if name.strip() == key), -1)
+    except (OSError, ValueError):
+        return -1
+
+
+def dynamic_major(name: str, proc: str = PROC) -> int:
+    """The major number of this character device driver; -1 when it is not loaded."""
+    try:
+        lines = Path(f"{proc}/devices").read_text().partition("Block devices")[0].splitlines()
+    except OSError:
+        return -1
+    return next((int(words[0]) for line in lines if (words := line.split())[1:] == [name] and words[0].isdigit()), -1)
+
+
 def control_devices(proc: str = PROC) -> tuple[DeviceFile, ...]:
     """The nodes that every container with a card needs. nvidia-uvm's major number is dynamic, its minors 0 and 1."""
     files = [DeviceFile("/dev/nvidiactl", NVIDIA_MAJOR, 255)]
-    try:
-        lines = Path(f"{proc}/devices").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line == "":  # the block devices follow
-            continue
-        words = line.split()
-        if len(words) == 2 and words[1] == "nvidia-uvm" and words[0].isdigit():
-            files.append(DeviceFile("/dev/nvidia-uvm", int(words[0]), 0))
-            files.append(DeviceFile("/dev/nvidia-uvm-tools", int(words[0]), 1))
+    major = dynamic_major("nvidia-uvm", proc)
+    if major >= 0:
+        files.append(DeviceFile("/dev/nvidia-uvm", major, 0))
+        files.append(DeviceFile("/dev/nvidia-uvm-tools", major, 1))
     return tuple(files)

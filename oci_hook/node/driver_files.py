@@ -75,7 +75,7 @@ OWN_VERSION = {
 ALSO = {"GLX_nvidia": "libGLX_indirect.so.0", "nvidia-allocator": "gbm/nvidia-drm_gbm.so"}
 # Files that tell loaders where the libraries are, and data; the container has them at these paths.
 DATA = {
-    "compute" + WHOLE: ("/etc/OpenCL/vendors/nvidia.icd",),
+    "compute" + WHOLE: ("/etc/OpenCL/vendors/nvidia.icd", "/etc/cufile.json"),  # the second: GPUDirect Storage
     "graphics": (
         "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
         *(f"{top}/vulkan/icd.d/nvidia_icd{arch}.json" for top in ("/usr/share", "/etc") for arch in ("", ".{machine}")),

@@ -27,6 +27,37 @@ def memory_mib(handle: Any) -> int:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total // MIB)
 
 
+def is_split(handle: Any) -> bool:
+    """Whether the card is in MIG mode: then it can be used by its parts alone."""
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+    except pynvml.NVMLError:  # not a card that knows MIG
+        return False
+
+
+def mig_devices(handle: Any, card: dict[str, Any]) -> list[dict[str, Any]]:
+    """The card's MIG devices, with the ids of their GPU and compute instances. Profiles may leave numbers out."""
+    found = []
+    for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+        except pynvml.NVMLError:
+            continue
+        found.append(
+            {
+                **card,
+                "uuid": text(pynvml.nvmlDeviceGetUUID(mig)),
+                "memory_mib": memory_mib(mig),
+                "name": text(pynvml.nvmlDeviceGetName(mig)),
+                "parent": card["uuid"],
+                "instance": i,
+                "gi": pynvml.nvmlDeviceGetGpuInstanceId(mig),
+                "ci": pynvml.nvmlDeviceGetComputeInstanceId(mig),
+            }
+        )
+    return found
+
+
 def distance(a: Any, b: Any) -> int | None:
     try:
         if pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK:
@@ -48,8 +79,9 @@ def main() -> int:
         return 0
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     uuids = [text(pynvml.nvmlDeviceGetUUID(h)) for h in handles]
-    cards = [
-        {
+    cards = []
+    for i, h in enumerate(handles):
+        card = {
             "uuid": uuids[i],
             "index": i,
             "minor": pynvml.nvmlDeviceGetMinorNumber(h),
@@ -57,8 +89,7 @@ def main() -> int:
             "name": text(pynvml.nvmlDeviceGetName(h)),
             "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
         }
-        for i, h in enumerate(handles)
-    ]
+        cards += mig_devices(h, card) if is_split(h) else [card]
     links = []
     for i, a in enumerate(handles):
         for j in range(i):

@@ -124,6 +124,10 @@ struct card_slot {
     uint8_t reserved[24];
 };
 
+/* A MIG device has a file of its own, named CARD_MIG + 8 * minor of its card + its number there. */
+#define CARD_MIG 100
+enum card_mig { CARD_PLAIN, CARD_SPLIT, CARD_PART };
+
 struct card_head { /* fixed when the card is made; all strings NUL-padded */
     uint64_t magic;
     uint32_t version;
@@ -155,7 +159,12 @@ struct card_head { /* fixed when the card is made; all strings NUL-padded */
     uint32_t block_us;       /* 348: for 0 to so long, in real time */
     uint32_t nvml_call_us;   /* 352: an NVML question about load or processes takes so long, in real time */
     uint32_t nvml_without;   /* 356: not supported: bit 0 utilisation, bit 1 utilisation per process */
-    uint8_t reserved[152];   /* 360 */
+    uint32_t mig;            /* 360: of enum card_mig */
+    uint32_t mig_index;      /* 364: a MIG device's number on its card */
+    uint32_t gpu_instance;   /* 368 */
+    uint32_t compute_instance; /* 372 */
+    char parent[48];         /* 376: a MIG device's card */
+    uint8_t reserved[88];    /* 424 */
     _Atomic uint64_t live;   /* 512: commits << 16 | index of the live state; from here on the card's */
     _Atomic uint32_t slots, queues, groups; /* how many were ever taken: nothing is beyond */
 };

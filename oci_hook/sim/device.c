@@ -50,7 +50,11 @@ API CUresult cuInit(unsigned flags)
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     if (!alive) {
-        sim_cards = cards_open(sim_card, CARD_MAX, true);
+        int all = cards_open(sim_card, CARD_MAX, true);
+        sim_cards = 0;
+        for (int i = 0; i < all; i++) /* a card in MIG mode is no device of its own */
+            if (sim_card[i].file->head.mig != CARD_SPLIT)
+                sim_card[sim_cards++] = sim_card[i];
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         if (visible)
             narrow(visible);
@@ -146,10 +150,11 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-static CUresult get_uuid(CUuuid *uuid, CUdevice dev)
+static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance)
 {
     TRY(sim_device(dev));
-    const char *p = sim_card[dev].file->head.uuid + 4; /* after "GPU-" */
+    const struct card_head *h = &sim_card[dev].file->head;
+    const char *p = (instance || h->mig != CARD_PART ? h->uuid : h->parent) + 4; /* after "GPU-" */
     for (int i = 0; i < 16; i++) {
         unsigned byte;
         while (*p == '-')
@@ -162,8 +167,8 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev); }
-API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev); }
+API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev, false); }
+API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev, true); }
 
 API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {

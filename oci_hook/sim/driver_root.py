@@ -18,6 +18,7 @@ from struct import Struct
 from oci_hook.errors import refuse
 from oci_hook.node.discover import SIMULATED_MARK
 from oci_hook.node.driver_files import MULTIARCH
+from oci_hook.sim import mig as mig_devices
 
 VERSION = "550.0.0"  # no real release has this number
 CUDA_VERSION = 12040
@@ -64,10 +65,19 @@ def cards_of(state_dir: str) -> Path:
     return Path(state_dir) / "sim" / "cards"
 
 
-def make(prefix: str, state_dir: str, cards: int, memory_mib: int, time_scale: int = 1, tsg: str = "error") -> Path:
+def make(
+    prefix: str,
+    state_dir: str,
+    cards: int,
+    memory_mib: int,
+    time_scale: int = 1,
+    tsg: str = "error",
+    mig: tuple[mig_devices.Profile, ...] = (),
+) -> Path:
     """Make the driver root and the card files anew; the root. Raises NodeError GH-306.
 
     time_scale: a card takes so many times as long for everything as it says. tsg: what controls of channel groups do.
+    mig: what card 0 is split into.
     """
     parts = native_parts()
     missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
@@ -90,6 +100,8 @@ def make(prefix: str, state_dir: str, cards: int, memory_mib: int, time_scale: i
         files.mkdir(parents=True, mode=0o755)
         for minor in range(cards):
             make_card(files / str(minor), minor, memory_mib, time_scale, tsg)
+        if mig:
+            mig_devices.split(root, files, mig, HEAD)
         mark: dict[str, str | int] = {"what": "a simulated driver of gpu-hook", "version": VERSION, "cards": str(files)}
         mark["time_scale"] = time_scale
         (root / SIMULATED_MARK).write_text(json.dumps(mark) + "\n")

@@ -152,12 +152,21 @@ API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size
 
 /* --- which device --- */
 
+/* MIG devices come after all cards (CARD_MIG) and are found through theirs; alone in a container, they are its cards. */
+static int visible(void)
+{
+    int n = 0;
+    while (n < count && cards[n].file->head.mig != CARD_PART)
+        n++;
+    return n ? n : count;
+}
+
 static nvmlReturn_t get_count(unsigned *out)
 {
     READY();
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *out = (unsigned)count;
+    *out = (unsigned)visible();
     return NVML_SUCCESS;
 }
 
@@ -167,7 +176,7 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) { return get_count(out); }
 static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *out)
 {
     READY();
-    if (!out || index >= (unsigned)count)
+    if (!out || index >= (unsigned)visible())
         return NVML_ERROR_INVALID_ARGUMENT;
     *out = &cards[index];
     return NVML_SUCCESS;
@@ -210,6 +219,37 @@ static nvmlReturn_t by_pci(const char *id, nvmlDevice_t *out)
 
 API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *out) { return by_pci(id, out); }
 API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *out) { return by_pci(id, out); }
+
+/* --- MIG --- */
+
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending)
+{
+    DEVICE(d);
+    if (!current || !pending)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *current = *pending = d->file->head.mig == CARD_SPLIT;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned index, nvmlDevice_t *out)
+{
+    DEVICE(d);
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (int i = 0; i < count; i++) {
+        const struct card_head *h = &cards[i].file->head;
+        if (h->mig == CARD_PART && h->mig_index == index && !strcmp(h->parent, d->file->head.uuid)) {
+            *out = &cards[i];
+            return NVML_SUCCESS;
+        }
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, d->file->head.mig == CARD_SPLIT ? 7 : 0)
+NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, d->file->head.mig == CARD_PART)
+NUMBER(nvmlDeviceGetGpuInstanceId, unsigned, d->file->head.gpu_instance)
+NUMBER(nvmlDeviceGetComputeInstanceId, unsigned, d->file->head.compute_instance)
 
 TEXT(nvmlDeviceGetUUID, d->file->head.uuid)
 TEXT(nvmlDeviceGetName, d->file->head.name)

@@ -143,9 +143,10 @@ def test_json(install: Install) -> None:
             "narrow_to": None,
         },
         "cards": [
-            {"index": 0, "uuid": "GPU-0", **card, "reason": "chosen (binpack)", "share": share},
+            {"index": 0, "address": "0", "uuid": "GPU-0", **card, "reason": "chosen (binpack)", "share": share},
             {
                 "index": 1,
+                "address": "1",
                 "uuid": "GPU-1",
                 **card,
                 "reason": "has room, another card comes first (binpack)",

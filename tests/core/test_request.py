@@ -192,8 +192,14 @@ def test_env_never_grants(visible: str) -> None:
 
 
 def test_env_that_cannot_be_read_refuses_only_who_asks() -> None:
-    [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="MIG-1")
-    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='MIG-1' names a part of a card (MIG)")
+    [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="MIG-GPU-1/1/0")
+    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='MIG-GPU-1/1/0' has a card UUID that is not well-formed")
+
+
+@pytest.mark.parametrize("name", ["0:1", "MIG-51de0000-1"])
+def test_a_part_of_a_card_is_named_as_the_nvidia_runtime_names_it(name: str) -> None:
+    found = parse({P + "devices": name, P + "memory": "1Gi"}, {}, "", RULES)
+    assert found and [card.device for card in found.cards] == [name]
 
 
 def test_trusted_env_asks_as_annotations_do() -> None:
@@ -515,7 +521,7 @@ def test_a_share_in_a_request_bounds_the_capabilities() -> None:
         ('[{"memory": true}]', "card 1: memory is neither text nor a whole number in bounds"),
         ('[{"memory": null}]', "card 1: memory is neither text nor a whole number in bounds"),
         ('[{"device": -1}]', "card 1: device is neither text nor a whole number in bounds"),
-        ('[{"device": "MIG-1"}]', "card 1 (device 'MIG-1') names a part of a card (MIG)"),
+        ('[{"device": "0:x"}]', "card 1 (device '0:x') is not"),
         ('[{"device": 0}, {"device": "0"}]', "names card 0 twice"),
         ('[{"memory": 1, "memory": 2}]', "an object has a key twice"),
         ('{"a": [{}], "a": []}', "an object has a key twice"),

@@ -47,11 +47,12 @@ def compile_client(out: Path, *args: str, target: Sequence[str] = GLIBC) -> Path
 class Stage:
     """Two simulated cards of 8 GiB; containers get 1 GiB of the first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
+        """options: more of `gpu-hook sim up`."""
         self.folder = folder
         self.prefix, self.state = folder / "prefix", folder / "state"
         installs.lay(str(self.prefix), state_dir=str(self.state))
-        up = ["sim", "up", "--cards", "2", "--memory", f"{CARD_MIB}Mi", "--prefix", str(self.prefix)]
+        up = ["sim", "up", "--cards", "2", "--memory", f"{CARD_MIB}Mi", "--prefix", str(self.prefix), *options]
         CliRunner().invoke(cli, up, catch_exceptions=False)
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.runc = Runc(folder)

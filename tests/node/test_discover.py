@@ -282,6 +282,48 @@ def test_nodes_of_whole_cards(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.root
+def test_nodes_of_gpudirect_storage(tmp_path: Path) -> None:
+    for name, kind, device in (("nvidia-fs0", 0o020600, (509, 0)), ("nvidia-fs15", 0o020600, (509, 15))):
+        os.mknod(tmp_path / name, kind, os.makedev(*device))
+    (tmp_path / "nvidia-fs1").write_text("a file")
+    (tmp_path / "nvidia-fs2").symlink_to("/dev/null")
+    os.mknod(tmp_path / "nvidia-nvswitch0", 0o020600, os.makedev(510, 0))
+    found = discover.nodes_of_whole_cards((), str(tmp_path), str(tmp_path))
+    assert found == (
+        CardNode("", "compute", "/dev/nvidia-fs0", 509, 0),
+        CardNode("", "compute", "/dev/nvidia-fs15", 509, 15),
+    )
+
+
+def test_nodes_of_mig_devices(tmp_path: Path) -> None:
+    """By the ids of their instances; of two compute instances in one GPU instance, the first node is shared."""
+    top = tmp_path / "driver/nvidia/capabilities/gpu2/mig/gi3"
+    for folder, minor in ((top, 30), (top / "ci0", 31), (top / "ci1", 32)):
+        folder.mkdir(parents=True)
+        (folder / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    devices = tmp_path / "devices"
+    devices.write_text(
+        "Character devices:\n195 nvidia\n237 nvidia-caps-imex-channels\n238 nvidia-caps\n\nBlock devices:\n9 x\n"
+    )
+    cards = tuple(Card(f"MIG-{i}", 0, 2, 1024, parent="GPU-1", instance=i) for i in range(2))
+    instances = {"MIG-0": (3, 0), "MIG-1": (3, 1)}
+    found = discover.nodes_of_mig((*cards, Card("GPU-2", 1, 1, 1024)), instances, str(tmp_path))
+    assert [(n.uuid, n.path, n.major, n.minor) for n in found] == [
+        ("MIG-0", "/dev/nvidia-caps/nvidia-cap30", 238, 30),
+        ("MIG-0", "/dev/nvidia-caps/nvidia-cap31", 238, 31),
+        ("MIG-1", "/dev/nvidia-caps/nvidia-cap30", 238, 30),
+        ("MIG-1", "/dev/nvidia-caps/nvidia-cap32", 238, 32),
+    ]
+    devices.write_text("Character devices:\n195 nvidia\n")
+    with pytest.raises(NodeError, match="GH-302: .*nvidia-caps"):
+        discover.nodes_of_mig(cards, instances, str(tmp_path))
+    (top / "ci1/access").write_text("DeviceFileMinor: x\n")
+    devices.write_text("Character devices:\n238 nvidia-caps\n")
+    with pytest.raises(NodeError, match="GH-302: .*ci1/access"):
+        discover.nodes_of_mig(cards, instances, str(tmp_path))
+
+
 def test_this_machines_driver() -> None:
     if not os.path.exists("/proc/driver/nvidia/version"):
         pytest.skip("no NVIDIA driver here")

@@ -1,0 +1,76 @@
+"""Simulated MIG: card 0 of the simulated driver split into devices with memory and multiprocessors of their own.
+
+Each device is a card file of its own (card.h CARD_PART) that names its card, which no program can use any more
+(CARD_SPLIT). What the kernel driver says of the device nodes is in the driver root's proc/, as below the real /proc.
+"""
+
+import re
+import uuid
+from pathlib import Path
+from struct import Struct, pack
+
+from oci_hook.core.value import Value
+
+MIB = 1 << 20
+SLICES = 7  # of multiprocessors, as on all cards that know MIG
+CARD, SPLIT, PART = 0, 1, 2  # card.h enum card_mig
+AT = 360  # card.h struct card_head, mig
+FILE = 100  # card.h CARD_MIG
+CAPS_MAJOR = 508  # dynamic on real machines, and about this
+PROFILE = re.compile(r"(\d)g\.(\d+)gb")
+
+
+class Profile(Value):
+    """NVIDIA's name of a kind of MIG device: 3g.20gb has 3 of 7 slices and 20 GiB."""
+
+    __slots__ = ("name", "slices", "memory_mib")
+
+    def __init__(self, name: str, slices: int, memory_mib: int) -> None:
+        self.name = name
+        self.slices = slices
+        self.memory_mib = memory_mib
+
+
+def profiles(text: str, memory_mib: int) -> tuple[Profile, ...]:
+    """What --mig says; () for nothing. Raises ValueError for words that are none, or more than the card has."""
+    found = []
+    for word in text.split(",") if text else ():
+        said = PROFILE.fullmatch(word.strip())
+        if not said:
+            raise ValueError(f"{word[:20]!r} is no profile")
+        found.append(Profile(said[0], int(said[1]), int(said[2]) * 1024))
+    if sum(p.slices for p in found) > SLICES or not all(p.slices and p.memory_mib for p in found):
+        raise ValueError(f"a card has {SLICES} slices, a device at least one")
+    if sum(p.memory_mib for p in found) > memory_mib:
+        raise ValueError(f"together more than the card's {memory_mib} MiB")
+    return tuple(found)
+
+
+def split(root: Path, files: Path, parts: tuple[Profile, ...], head: Struct) -> None:
+    """Make the device files beside card 0's, and root/proc. head: the part of card_head before `mig`."""
+    card = files / "0"
+    with open(card, "rb") as f:
+        data = f.read(AT)
+    size = card.stat().st_size
+    fields = list(head.unpack_from(data))
+    parent: bytes = fields[3].rstrip(b"\0")
+    with open(card, "r+b") as f:
+        f.seek(AT)
+        f.write(pack("<I", SPLIT))
+    caps = root / "proc/driver/nvidia/capabilities/gpu0/mig"
+    for i, part in enumerate(parts):
+        gi, ci = i + 1, 0
+        mine = list(fields)
+        mine[3] = b"MIG-" + str(uuid.uuid4()).encode()
+        mine[4] = fields[4].rstrip(b"\0") + f" MIG {part.name}".encode()
+        mine[7] = part.memory_mib * MIB
+        mine[12] = fields[12] * part.slices // SLICES
+        path = files / str(FILE + i)
+        with open(path, "xb") as f:
+            f.write(head.pack(*mine) + data[head.size :] + pack("<IIII48s", PART, i, gi, ci, parent))
+            f.truncate(size)
+        path.chmod(0o666)
+        for folder, minor in ((caps / f"gi{gi}", 9 * gi + 3), (caps / f"gi{gi}/ci{ci}", 9 * gi + 4)):
+            folder.mkdir(parents=True)
+            (folder / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    (root / "proc/devices").write_text(f"Character devices:\n195 nvidia\n{CAPS_MAJOR} nvidia-caps\n\nBlock devices:\n")

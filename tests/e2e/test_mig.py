@@ -1,0 +1,129 @@
+"""MIG devices as cards, from NVML to the program in the container: card 0 of the simulated driver is split."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from oci_hook.cli.main import cli
+from oci_hook.core.inventory import Card, CardNode, Inventory
+from oci_hook.node import inventory, store
+from oci_hook.node import settings as node_settings
+from tests.e2e.stage import Stage, compile_client, glibc_image, stopped_at_the_limit
+from tests.e2e.test_nvidia_runtime import mknod
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+class Split(Stage):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "--mig", "3g.4gb,1g.1gb")
+        self.inventory: Inventory = inventory.load(node_settings.load(str(self.prefix)))
+
+    def card(self, address: str) -> Card:
+        return next(card for card in self.inventory.cards if card.address == address)
+
+    def nodes(self, address: str) -> list[CardNode]:
+        return [node for node in self.inventory.nodes if node.uuid == self.card(address).uuid]
+
+
+@pytest.fixture(scope="module")
+def stage(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
+    made = Split(tmp_path_factory.mktemp("mig"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def image(stage: Split) -> Path:
+    root = glibc_image(stage.folder / "image")
+    shutil.copy(compile_client(stage.folder / "route", "route.c", "-ldl"), root / "bin/route")
+    return root
+
+
+def test_the_split_card_is_offered_by_its_parts_alone(stage: Split) -> None:
+    cards = stage.inventory.cards
+    assert [card.address for card in cards] == ["0:0", "0:1", "1"]
+    assert [card.memory_mib for card in cards] == [4096, 1024, 8192]
+    big, small, whole = cards
+    assert big.uuid.startswith("MIG-") and big.parent == small.parent and big.parent.startswith("GPU-")
+    assert (big.minor, small.minor, whole.minor, whole.parent) == (0, 0, 1, "")
+    assert "MIG 3g.4gb" in big.name
+    paths = [[node.path for node in stage.nodes(address)] for address in ("0:0", "0:1")]
+    assert paths == [[f"/dev/nvidia-caps/nvidia-cap{n}" for n in pair] for pair in ((12, 13), (21, 22))]
+    shown = CliRunner().invoke(cli, ["gpus", "--prefix", str(stage.prefix)]).output
+    assert re.search(r"^0:1 +MIG-", shown, re.M)
+
+
+@pytest.mark.parametrize("by", ["address", "uuid"])
+def test_a_container_has_its_device_and_nothing_of_the_other(stage: Split, image: Path, by: str) -> None:
+    ask = {"NVIDIA_VISIBLE_DEVICES": getattr(stage.card("0:1"), by), "gpu-hook.io/memory": "512Mi"}
+    theirs = stage.nodes("0:0")[0]
+    mine = stage.nodes("0:1")[0]
+    script = f"""env | grep VISIBLE; ls /dev /dev/nvidia-caps /dev/nvidia-sim
+    for n in 195:0 195:1 {mine.major}:{mine.minor} {theirs.major}:{theirs.minor}; do
+        mknod /p-$n c ${{n%:*}} ${{n#*:}}; cat /p-$n 2>&1 | grep -q 'not permitted' && echo $n closed || echo $n open
+        rm -f /p-$n
+    done"""
+    done = stage.run(image, "/bin/sh", "-c", script, annotations=ask, edit=mknod)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert f"NVIDIA_VISIBLE_DEVICES={stage.card('0:1').uuid}\n" in said
+    assert re.findall(r"^nvidia-cap\d+$", said, re.M) == ["nvidia-cap21", "nvidia-cap22"]
+    assert "nvidia0\n" in said and "nvidia1\n" not in said
+    assert "195:0 open" in said and "195:1 closed" in said
+    assert f"{mine.major}:{mine.minor} open" in said and f"{theirs.major}:{theirs.minor} closed" in said
+
+
+def test_the_limit_is_of_the_device(stage: Split, image: Path) -> None:
+    """The stand-in finds its policy by what cuDeviceGetUuid_v2 says, which is the device's and not its card's."""
+    for address, limit in (("0:1", 512), ("0:0", 2048)):
+        ask = {"gpu-hook.io/devices": address, "gpu-hook.io/memory": f"{limit}Mi"}
+        held = stage.fill(image, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2", annotations=ask)
+        assert held.code == 2 and limit * 8 // 10 <= held.granted <= limit, held
+
+
+def test_the_whole_device_and_no_room_beside_it(stage: Split, image: Path) -> None:
+    ask = {"gpu-hook.io/devices": "0:1", "gpu-hook.io/exclusive": "true"}
+    id = stage.start(image, annotations=ask)
+    said = stage.refused(image, "GH-201", annotations={"gpu-hook.io/devices": "0:1", "gpu-hook.io/memory": "1Gi"})
+    assert "card 0:1 MIG-" in said
+    held = stage.exec(id, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2")
+    assert held.code == 2 and 800 < held.granted < 1024, held
+    stage.runc("delete", "--force", id)
+    assert store.snapshot(str(stage.state)) == ()
+
+
+def test_what_is_refused(stage: Split, image: Path) -> None:
+    share = {"gpu-hook.io/memory": "512Mi"}
+    assert "cards are 0:0, 0:1, 1" in stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0"})
+    assert "0:7" in stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0:7"})
+    other = stage.nodes("0:0")[0]
+
+    def node_of_the_other(spec: dict[str, Any]) -> None:
+        rule = {"allow": True, "type": "c", "major": other.major, "minor": other.minor, "access": "rw"}
+        spec["linux"]["resources"]["devices"].append(rule)
+
+    ask = {**share, "gpu-hook.io/devices": "0:1"}
+    assert f"{other.major}:{other.minor}" in stage.refused(image, "GH-403", annotations=ask, edit=node_of_the_other)
+
+
+@pytest.mark.parametrize("profiles", ["3g", "9g.1gb", "3g.4gb,3g.4gb,3g.4gb", "1g.9gb", "0g.1gb"])
+def test_profiles_that_no_card_has(stage: Split, profiles: str) -> None:
+    command = ["sim", "up", "--memory", "8Gi", "--prefix", str(stage.prefix), "--mig", profiles, "--json"]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code != 0 and "GH-101" in done.output
+    assert json.loads(CliRunner().invoke(cli, ["gpus", "--prefix", str(stage.prefix), "--json"]).output)
+
+
+def test_several_devices_of_one_card(stage: Split, image: Path) -> None:
+    ask = {"gpu-hook.io/devices": "0:0,0:1", "gpu-hook.io/memory": "512Mi"}
+    done = stage.run(image, "/bin/ls", "/dev", "/dev/nvidia-caps", annotations=ask)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split().count("nvidia0") == 1 and done.stdout.count("nvidia-cap") == 6
+    stopped_at_the_limit(stage.fill(image, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2", annotations=ask), 512)
