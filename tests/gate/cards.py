@@ -36,8 +36,8 @@ class Card:
         with open(file, "r+b") as f:
             f.seek(16)
             self.uuid = f.read(48).rstrip(b"\0")
-            f.seek(264)
-            f.write(struct.pack("<QQ", 1_024_000 * scale, 90_000 * scale))
+            f.seek(260)
+            f.write(struct.pack("<I", scale))
         for i in range(len(tenants)):
             self.new_slot(i)
         self.write()

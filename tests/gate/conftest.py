@@ -26,8 +26,7 @@ class Place:
 
     def kernels(self, slot: int, way: str, us: float, *more: int):  # type: ignore[no-untyped-def]
         """Kernels of so many microseconds of card time, for ever, in a slot's box."""
-        scale = self.card.scale
-        return self.boxes[slot].start([self.load, way, str(round(us * scale)), *(str(n) for n in more)])
+        return self.boxes[slot].start([self.load, way, str(round(us)), *(str(n) for n in more)])
 
     def close(self) -> None:
         for box in self.boxes:
