@@ -53,6 +53,7 @@ static CUresult load(CUmodule *out, const void *image)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (is_text(image))
         m->text = strdup(image);
+    sim_context_wait(ctx); /* loading code may synchronise, as freeing memory does */
     *out = m;
     return CUDA_SUCCESS;
 }

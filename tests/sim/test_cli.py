@@ -15,6 +15,7 @@ from oci_hook.errors import NodeError
 from oci_hook.node import inventory, settings_compile, store
 from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.settings import load
+from oci_hook.sim import driver_root
 
 REAL_ROOT = "/srv/driver"
 
@@ -75,6 +76,20 @@ def test_a_slow_card_is_known_as_one(install: Install) -> None:
     assert [card["time_scale"] for card in install.data("gpus")["cards"]] == [20]
     assert [c.time_scale for c in inventory.load(load(str(install.prefix))).cards] == [20]
     install.run("sim", "up", "--time-scale", "0", status=2)
+
+
+def test_faults_are_set_and_cleared(install: Install) -> None:
+    assert "no simulated card" in install.run("sim", "fault", status=1)
+    install.run("sim", "up", "--cards", "2", "--tsg", "inert")
+    card = Path(install.settings.state_dir) / "sim/cards/1"
+    assert int.from_bytes(card.read_bytes()[332:336], "little") == driver_root.TSG.index("inert")
+    options = "--fail-every", "7", "--fail-code", "2", "--block-every", "3", "--nvml-without", "processes"
+    said = install.data("sim", "fault", "--card", "1", *options)
+    assert said["cards"] == [1] and said["faults"]["fail_every"] == 7
+    words = [int.from_bytes(card.read_bytes()[at : at + 4], "little") for at in driver_root.FAULTS.values()]
+    assert words == [7, 2, 3, 50000, 0, 2]
+    assert install.run("sim", "fault").splitlines() == [f"simulated card {n}: no faults" for n in (0, 1)]
+    assert card.read_bytes()[336:360] == bytes(24)
 
 
 def test_data(install: Install) -> None:
