@@ -72,16 +72,16 @@ def test_kernel_duration_by_name_and_text(sim: Sim) -> None:
     """All queued behind a long kernel, so that they run back to back and their times are exact."""
     out = sim.python(
         """
-context(); m, f = c_void_p(), c_void_p(); events = []
-launch(kernel(300000)); events.append(event())
+context(); m, events = c_void_p(), []; functions = [kernel(300000)]
 for image, name in [
     (b".entry a() .entry b() // sim_us=300 sim_us b=700", b"b"),
     (b".entry a() .entry b() // sim_us=300 sim_us b=700", b"a"),
     (b"\\x7fELF\\x02\\x01\\x01\\0\\0\\0", b"gemm_250us"),
     (b"\\x50\\xed\\x55\\xba\\0\\0\\0\\0", b"plain"),
 ]:
-    cuda.cuModuleLoadData(byref(m), image); cuda.cuModuleGetFunction(byref(f), m, name)
-    launch(f); events.append(event())
+    f = c_void_p(); cuda.cuModuleLoadData(byref(m), image); cuda.cuModuleGetFunction(byref(f), m, name)
+    functions.append(f)
+for f in functions: launch(f); events.append(event())
 cuda.cuModuleLoadData(byref(m), b".entry c() // sim_param"); cuda.cuModuleGetFunction(byref(f), m, b"c")
 for ns in (600000, 50000):
     n = c_uint64(ns); parameters = (c_void_p * 1)(ctypes.addressof(n))
