@@ -54,6 +54,7 @@ OURS = {
     "core.plan",
     "core.request",
     "core.rules",
+    "core.slot_page",
     "core.units",
     "core.value",
     "core.wishes",

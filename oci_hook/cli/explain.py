@@ -8,7 +8,7 @@ import click
 from oci_hook import runtime
 from oci_hook.apply import to_spec, to_text
 from oci_hook.cli import output
-from oci_hook.core.allocate import Allocation, Refusal, allocate
+from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
 from oci_hook.core.collect import container_names
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
@@ -20,7 +20,7 @@ from oci_hook.core.units import show
 from oci_hook.errors import NoRoomError, Problem
 from oci_hook.node import inventory as node_inventory
 from oci_hook.node import settings as node_settings
-from oci_hook.node import store
+from oci_hook.node import share, store
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import asked
@@ -94,7 +94,8 @@ def explain(
             {**data, "request": None, "cards": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
         )
     inventory = node_inventory.load(settings)
-    found = allocate(request, inventory, grants, settings.rules)
+    bounds = share.preempt_bounds(settings.state_dir, grants) if request.preempt_tolerance is not None else ()
+    found = allocate(request, inventory, grants, settings.rules, bounds)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
     plan = to_text.lines(plan_for(given, request, found, inventory, settings, warnings))
@@ -225,8 +226,10 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
             ("policy", request.policy),
             ("class", request.priority_class),
             ("exclusive", "yes" if request.exclusive else "no"),
-            ("placement", request.placement or f"{rules.placement} (the node's)"),
+            ("placement", request.placement or f"{placement_of(request, rules)} (the node's)"),
         ]
+    if request.preempt_tolerance is not None:
+        lines.append(("tolerance", f"{request.preempt_tolerance} us until lower classes let go"))
     lines.append(("capabilities", ", ".join(request.capabilities)))
     if request.narrow_to is not None:
         lines.append(("narrowed to", ", ".join(request.narrow_to) or "no card"))

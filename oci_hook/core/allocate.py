@@ -7,18 +7,25 @@ guarantees above 100 %, anyone beside a container that holds the card alone, a l
 Order of preference among the cards that have room (ties: the lower index):
   binpack  a card in use before a free one, then the least free memory, then the least free compute
   spread   the most free memory, then the most free compute, then the fewest containers
+The node's `by-class` is spread for class online, which should meet few others, and binpack for the rest. A container
+that says how long it can wait for its turn is kept from cards where a lower class is known to hold the card longer.
 Several cards: the set with the smallest sum of link distances between its pairs, then the one with the fewest pairs on
 two NUMA nodes, then the one whose cards come first in the order of preference.
 """
 
-from oci_hook.core.card_page import free_slot
+from oci_hook.core.card_page import free_slot, on_card
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Card, Inventory
-from oci_hook.core.pages import MAX_CARDS
+from oci_hook.core.pages import CLASS_NUMBERS, MAX_CARDS
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.core.value import Value
+from oci_hook.core.wishes import BY_CLASS
 from oci_hook.errors import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Bounds = tuple[tuple[str, str, int], ...]
 
 TOO_SMALL = "for a program's context alone"  # which is part of the limit: no program could run
 FAR = 1000  # distance of two cards that the inventory has no link for
@@ -66,18 +73,37 @@ def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tupl
     return tuple(_usage(card, grants, rules) for card in inventory.cards)
 
 
-def allocate(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> "Allocation | Refusal":
-    """Find cards with room for the request beside the (living) grants."""
+def placement_of(request: Request, rules: Rules) -> str:
+    """Which order of preference holds: the container's word, else the node's."""
+    placement = request.placement or rules.placement
+    if placement == BY_CLASS:
+        return "spread" if request.priority_class == "online" else "binpack"
+    return placement
+
+
+def allocate(
+    request: Request,
+    inventory: Inventory,
+    grants: tuple[Grant, ...],
+    rules: Rules,
+    bounds: "Bounds" = (),
+) -> "Allocation | Refusal":
+    """Find cards with room for the request beside the (living) grants.
+
+    bounds: (grant's key, card's UUID, microseconds) as far as they are known: how long the container holds the card at
+    most once a higher class has work.
+    """
     if not request.cards or request.narrow_to == ():
         return Allocation((), False, tuple((c.uuid, "no card is asked for") for c in inventory.cards))
     uses = usage(inventory, grants, rules)
     wishes, allowed, problems = _wishes(request, inventory)
     if problems:
         return Refusal(problems)
-    placement = request.placement or rules.placement
+    placement = placement_of(request, rules)
     order = sorted(range(len(uses)), key=lambda i: _preference(uses[i], placement))
     # Per wish, the cards that it may get and that have room, best first.
-    blocked = [[_obstacle(use, wish, request, rules) for use in uses] for wish, _ in wishes]
+    late = [_late(use, request, grants, bounds) for use in uses]
+    blocked = [[_obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)] for wish, _ in wishes]
     options = [
         [i for i in order if not blocked[w][i] and (i == only if only is not None else i in allowed)]
         for w, (_, only) in enumerate(wishes)
@@ -95,6 +121,7 @@ def allocate(request: Request, inventory: Inventory, grants: tuple[Grant, ...], 
         reasons = [blocked[w][i] for w, (_, only) in enumerate(wishes) if only in (None, i)]
         if i in chosen:
             note = f"chosen ({placement})" if wishes[chosen.index(i)][1] is None else "chosen (asked for by name)"
+            note += late[i][1]
         elif not reasons or (i not in allowed):
             note = "not asked for"
         elif all(reasons):
@@ -201,6 +228,22 @@ def _share(card: Card, wish: CardRequest, request: Request, rules: Rules) -> Sha
     if request.policy == "fixed-share" and compute:
         limit = compute
     return Share(card.uuid, memory, compute, limit)
+
+
+def _late(use: Usage, request: Request, grants: tuple[Grant, ...], bounds: "Bounds") -> tuple[str, str]:
+    """(why the card is too slow for what the request tolerates or "", what is not known of it or "")."""
+    tolerance = request.preempt_tolerance
+    if tolerance is None or not use.containers:
+        return "", ""
+    known = {(key, uuid): bound for key, uuid, bound in bounds}
+    own = CLASS_NUMBERS[request.priority_class]
+    lower = [g for g, _ in on_card(use.card.uuid, grants) if CLASS_NUMBERS[g.priority_class] < own]
+    found = [known[g.key, use.card.uuid] for g in lower if (g.key, use.card.uuid) in known]
+    if found and max(found) > tolerance:
+        name = f"card {use.card.index} {use.card.uuid}"
+        return f"{name} has a lower class that lets go after {max(found)} us, {tolerance} are tolerated", ""
+    unknown = len(lower) - len(found)
+    return "", f"; of {unknown} of a lower class it is not known yet how soon they let go" if unknown else ""
 
 
 def memory_of(card: Card, asked: tuple[str, int], rules: Rules) -> int:

@@ -159,6 +159,19 @@ def compute_limit(given: Given, policy: str) -> int | None:
     return limit
 
 
+def tolerance(given: Given) -> int | None:
+    """How long a lower class may hold the card once this container has work; only the highest class may say."""
+    said = given.value("preempt-tolerance")
+    if (
+        said is not None
+        and given.value("class") != "online"
+        and not ("class" in given and given.value("class") is None)
+    ):
+        why = "only class online goes before others; set class to online, or drop it"
+        given.complain("GH-103", f"{given.wishes['preempt-tolerance']}: {why}")
+    return said if isinstance(said, int) else None
+
+
 def guarantee(given: Given) -> int:
     """The highest per cent that is asked of any card; 0 where it could not be read."""
     each = [card[PART["compute"]] for card in given.value("cards") or ()]

@@ -53,6 +53,7 @@ class Request(Value):
     every_card: cards has one entry, meant for each card of the node.
     exclusive: the cards are whole and nobody else may be on them.
     placement: None means the node's setting. narrow_to: cards that the container's own env narrows it to, or None.
+    preempt_tolerance: microseconds that a lower class may hold the card once this container has work, or None.
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class Request(Value):
         "placement",
         "capabilities",
         "narrow_to",
+        "preempt_tolerance",
     )
 
     def __init__(
@@ -78,6 +80,7 @@ class Request(Value):
         placement: str | None = None,
         capabilities: tuple[str, ...] = ("compute", "utility"),
         narrow_to: tuple[str, ...] | None = None,
+        preempt_tolerance: int | None = None,
     ) -> None:
         self.cards = cards
         self.every_card = every_card
@@ -88,6 +91,7 @@ class Request(Value):
         self.placement = placement
         self.capabilities = capabilities
         self.narrow_to = narrow_to
+        self.preempt_tolerance = preempt_tolerance
 
 
 def parse(
@@ -137,6 +141,7 @@ def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules")
     declined = judge.declined(given)
     if declined == VOID:
         return None
+    tolerance = judge.tolerance(given)
     if declined or narrow_to == ():
         return Request((), False, policy, None, priority_class, False, placement, capabilities, narrow_to)
 
@@ -159,4 +164,5 @@ def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules")
         placement,
         capabilities,
         narrow_to,
+        tolerance,
     )

@@ -33,7 +33,7 @@ class Rules(Value):
     def __init__(
         self,
         default_policy: str = "burst-share",
-        placement: str = "binpack",
+        placement: str = "by-class",
         whole_cards: str = "exclusive",
         memory_reserve: int = 0,
         memory_step: int = 1,

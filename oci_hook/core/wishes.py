@@ -3,7 +3,7 @@
 A reader returns None for "as if the key were not there", and raises ValueError with the words to put after the value.
 """
 
-from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, integer, names, percent
+from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 POLICIES = ("best-effort", "fixed-share", "burst-share")
 CLASSES = ("online", "default", "offline")
 PLACEMENTS = ("binpack", "spread")
+BY_CLASS = "by-class"  # the node's: online containers spread, others binpack
 CAPABILITIES = ("compute", "utility", "video", "graphics", "display", "ngx", "compat32")
 WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the card past libcuda, so no limit would hold
 
@@ -108,6 +109,11 @@ def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":
 
 priority_class = one_of(CLASSES)
 placement = one_of(PLACEMENTS)
+
+
+def preempt_tolerance(text: str) -> int:
+    """A time, in microseconds."""
+    return duration(text) // 1000
 
 
 def policy(text: str) -> str:

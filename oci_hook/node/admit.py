@@ -14,6 +14,7 @@ from oci_hook.node.claims import Claims
 from oci_hook.node.inventory import load
 from oci_hook.node.life import valid_id
 from oci_hook.node.settings import Settings
+from oci_hook.node.share import preempt_bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def admit_on(
                 raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
             if held.key == instead_of and waits(held):
                 ledger.remove(held.key)
-        found = allocate(request, inventory, ledger.grants, settings.rules)
+        bounds = preempt_bounds(settings.state_dir, ledger.grants) if request.preempt_tolerance is not None else ()
+        found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
         if isinstance(found, Refusal):
             events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
             raise NoRoomError(*found.problems)
@@ -76,6 +78,7 @@ def admit_on(
             created=int(time.time()),
             born=time.monotonic_ns(),
             linger=settings.rules.linger,
+            tolerance=request.preempt_tolerance or 0,
         )
         real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
         with Claims(real, settings.state_dir):

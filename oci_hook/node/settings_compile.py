@@ -116,7 +116,7 @@ SETTINGS: dict[str, Reader] = {
 }
 RULES: dict[str, Reader] = {
     "default_policy": one_of(*wishes.POLICIES),
-    "placement": one_of(*wishes.PLACEMENTS),
+    "placement": one_of(*wishes.PLACEMENTS, wishes.BY_CLASS),
     "whole_cards": one_of("exclusive", "shared"),
     "memory_reserve": memory(0),
     "memory_step": memory(1),

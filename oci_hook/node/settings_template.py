@@ -29,8 +29,9 @@ rules:
   # burst-share, fixed-share or best-effort.
   default_policy: burst-share
 
-  # Which card when several fit: binpack (the fullest) or spread (the emptiest).
-  placement: binpack
+  # Which card when several fit: binpack (the fullest), spread (the emptiest), or by-class: spread for class online,
+  # which should meet few others, and binpack for the rest.
+  placement: by-class
 
   # What a container gets that asks for a card, but neither for memory nor for compute:
   # exclusive (alone on it) or shared (without limits, beside others).

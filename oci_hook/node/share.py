@@ -13,6 +13,8 @@ import os
 
 from oci_hook.core.card_page import SEQ_OFFSET, SLOT_FILE_SIZE, card_page, head, on_card
 from oci_hook.core.layout import CARD_FILE, SHARE_STATE, SLOT_DIR, slot_file
+from oci_hook.core.slot_page import HEAD_SIZE as SLOT_HEAD_SIZE
+from oci_hook.core.slot_page import preempt_bound_us
 from oci_hook.errors import refuse
 
 TYPE_CHECKING = False
@@ -136,6 +138,29 @@ def make_slot(state_dir: str, uuid: str, slot: int) -> None:
                 if e.errno != 28 or attempt == TRIES - 1:  # ENOSPC
                     raise
             trim(state_dir, uuid)
+    finally:
+        os.close(fd)
+
+
+def preempt_bounds(state_dir: str, grants: "tuple[Grant, ...]") -> "tuple[tuple[str, str, int], ...]":
+    """(grant's key, card's UUID, microseconds) for each container that has published how long it holds the card at most
+    once a higher class has work. A tenant wrote it: it decides where others go, and nothing else."""
+    found = []
+    for grant in grants:
+        for held in grant.shares:
+            bound = _bound(f"{folder(state_dir, held.uuid)}/{slot_file(held.slot)}") if held.slot else 0
+            if bound:
+                found.append((grant.key, held.uuid, bound))
+    return tuple(found)
+
+
+def _bound(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return 0
+    try:
+        return preempt_bound_us(os.pread(fd, SLOT_HEAD_SIZE, 0))
     finally:
         os.close(fd)
 

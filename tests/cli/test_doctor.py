@@ -113,7 +113,13 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
         "GH-504",
         "can be changed by others",
     ),
-    "settings changed": (edit("etc/settings.yaml", "binpack", "spread"), "settings", "warn", "GH-502", "differs"),
+    "settings changed": (
+        edit("etc/settings.yaml", "by-class", "spread"),
+        "settings",
+        "warn",
+        "GH-502",
+        "differs",
+    ),
     "settings not compiled": (drop("etc/settings.json"), "settings", "fail", "GH-501", "settings.json"),
     "no stand-in": (drop("lib/stand-in/libcuda.so.1"), "stand-in", "fail", "GH-305", "is missing"),
     "a wrong stand-in": (

@@ -141,6 +141,7 @@ def test_json(install: Install) -> None:
             "placement": None,
             "capabilities": ["compute", "utility"],
             "narrow_to": None,
+            "preempt_tolerance": None,
         },
         "cards": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **card, "reason": "chosen (binpack)", "share": share},

@@ -13,7 +13,7 @@ def test_valid_and_in_use(install: Install) -> None:
 
 def test_valid_and_not_in_use(install: Install) -> None:
     yaml = (install.prefix / "etc/settings.yaml").read_text()
-    install.say(yaml.replace("placement: binpack", "placement: spread"))
+    install.say(yaml.replace("placement: by-class", "placement: spread"))
     result = install.run("settings", "check")
     assert result.exit_code == 0
     assert result.stdout == f"{install.prefix}/etc/settings.yaml is valid\n"

@@ -164,6 +164,39 @@ def test_the_setting_decides_where_the_request_does_not():
     assert indices(place(ask(memory_mib=1, placement="binpack"), n, held, placement="spread"), n) == [0]
 
 
+def test_by_class_spreads_online_and_packs_the_rest():
+    n = node(8000, 8000)
+    held = [grant(1, [Share(UUID.format(0), 500)])]
+    for class_, card in (("online", 1), ("default", 0), ("offline", 0)):
+        assert indices(place(ask(memory_mib=1, priority_class=class_), n, held), n) == [card]
+    online = ask(memory_mib=1, priority_class="online")
+    assert indices(place(online.replace(placement="binpack"), n, held), n) == [0]
+    assert indices(place(online, n, held, placement="binpack"), n) == [0]
+
+
+def test_a_tolerance_keeps_off_cards_that_are_known_to_be_slow():
+    n = node(8000, 8000)
+    offline = [grant(i, [Share(UUID.format(0), 1, slot=i)]).replace(priority_class="offline") for i in (1, 2)]
+    wish = ask(memory_mib=1, priority_class="online", placement="binpack", preempt_tolerance=1000)
+    at = UUID.format(0)
+
+    def tried(request, *bounds):
+        return allocate(request, n, tuple(offline), Rules(), tuple((offline[i].key, at, us) for i, us in bounds))
+
+    assert indices(tried(wish), n) == indices(tried(wish, (0, 1000), (1, 7)), n) == [0]
+    assert "; of 2 of a lower class it is not known yet how soon they let go" in tried(wish).notes[0][1]
+    assert "not known" not in tried(wish, (0, 1), (1, 1)).notes[0][1]
+    slow = tried(wish, (0, 1001))
+    assert indices(slow, n) == [1]
+    assert slow.notes[0][1] == f"card 0 {at} has a lower class that lets go after 1001 us, 1000 are tolerated"
+    assert indices(tried(wish.replace(preempt_tolerance=None), (0, 1001)), n) == [0]
+    named = wish.replace(cards=(CardRequest("0", memory_mib=1),))
+    refused = tried(named, (1, 5000))
+    assert isinstance(refused, Refusal) and "lets go after 5000 us, 1000 are tolerated" in str(refused.problems[0])
+    peers = [g.replace(priority_class="online") for g in offline]  # who is not lower makes nobody wait
+    assert indices(allocate(wish, n, tuple(peers), Rules(), ((peers[0].key, at, 9999),)), n) == [0]
+
+
 @pytest.mark.parametrize(
     ("request_", "memory", "compute", "limit"),
     [

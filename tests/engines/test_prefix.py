@@ -74,7 +74,7 @@ def test_the_library_needs_nothing_that_is_not_there(place: Path) -> None:
 def test_again_keeps_the_settings_and_renews_the_rest(place: Path) -> None:
     lay(place)
     yaml = place / layout.SETTINGS_YAML
-    yaml.write_text(yaml.read_text().replace("placement: binpack", "placement: spread"))
+    yaml.write_text(yaml.read_text().replace("placement: by-class", "placement: spread"))
     stale = place / layout.LIB_DIR / "oci_hook/core/gone.py"
     stale.write_text("")
     program = place / "bin/gpu-hook-runtime"

@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from oci_hook.core import slot_page
 from oci_hook.core.card_page import SLOT_FILE_SIZE, SLOTS, card_page, head
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.errors import NodeError
@@ -264,3 +266,22 @@ def test_dropped(state: str) -> None:
     assert not os.path.exists(f"{state}/share")
     assert not [m for m in mountinfo() if m.point.startswith(state)]
     assert life.boot_id()
+
+
+def test_what_containers_publish_is_read_as_what_it_is(state: str) -> None:
+    """A bound that makes sense, or none; the head is the tenant's to scribble on."""
+    grants = [make(slot) for slot in range(1, 6)]
+    put(state, *grants)
+    mark = struct.pack("<QI", slot_page.MAGIC, slot_page.VERSION)
+    for grant, head_, bound in zip(
+        grants,
+        (mark, b"x" * 12, b"", mark, mark),
+        (1_500_001, 1_500_001, 0, 0, (1 << 64) - 1),
+        strict=True,
+    ):
+        path = Path(share.folder(state, CARDS[0]), "slot", f"{grant.shares[0].slot - 1:02d}")
+        data = bytearray(SLOT_FILE_SIZE)
+        data[: len(head_)] = head_
+        data[128:136] = struct.pack("<Q", bound)
+        path.write_bytes(data if head_ else b"")
+    assert share.preempt_bounds(state, tuple(grants)) == ((grants[0].key, CARDS[0], 1501),)

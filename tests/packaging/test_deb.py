@@ -111,7 +111,7 @@ def test_installed_used_and_purged(machine: Machine) -> None:
 
 def test_settings_outlive_upgrade_and_removal_not_purge(machine: Machine, newer: Path) -> None:
     machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
-    machine.sh(f"sed -i 's/placement: binpack/placement: spread/' {PREFIX}/etc/settings.yaml")
+    machine.sh(f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml")
     machine.sh("gpu-hook settings compile")
     machine.sh(f"dpkg -i /packages/{newer.name}")
     assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
@@ -124,7 +124,7 @@ def test_settings_outlive_upgrade_and_removal_not_purge(machine: Machine, newer:
     assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
     assert not machine.exists("/var/lib/gpu-hook")
     machine.sh("dpkg --purge gpu-hook; dpkg -i /packages/gpu-hook_0*.deb")
-    assert "placement: binpack" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    assert "placement: by-class" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
 
 
 def test_engines_are_told_where_the_administrator_says_so(machine: Machine) -> None:

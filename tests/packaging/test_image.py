@@ -180,7 +180,7 @@ def test_kept_where_asked_and_renewed_by_the_next_start(machine: Machine, pods: 
     pod.ready()
     assert pod.stop() == 0
     pod.close()
-    machine.sh(f"sed -i 's/placement: binpack/placement: spread/' {PREFIX}/etc/settings.yaml")
+    machine.sh(f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml")
     machine.sh(f"rm {PREFIX}/bin/oci-gpu-hook")
     pod = pods(ENGINES="none")
     pod.ready()

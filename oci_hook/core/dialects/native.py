@@ -15,6 +15,7 @@ KEYS: "dict[str, Row]" = {
     "compute-limit": ("compute-limit", units.percent, {}),
     "class": ("class", wishes.priority_class, {}),
     "exclusive": ("exclusive", wishes.flag, {}),
+    "preempt-tolerance": ("preempt-tolerance", wishes.preempt_tolerance, {}),
     "placement": ("placement", wishes.placement, {}),
     "capabilities": ("capabilities", wishes.capabilities, {}),
 }
