@@ -55,7 +55,8 @@ def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
     files = below(HOME, {**package(arch), **vendored(*packages)})
     files["usr/bin/gpu-hook"] = (COMMAND.format(folder=f"/{HOME}").encode(), 0o755)
     files["etc/default/gpu-hook"] = read(HERE / "deb/default")
-    files["usr/lib/systemd/system/gpu-hook-inventory.service"] = read(HERE / "systemd/gpu-hook-inventory.service")
+    for unit in ("gpu-hook-inventory.service", "gpu-hook-agent.service"):
+        files[f"usr/lib/systemd/system/{unit}"] = read(HERE / "systemd" / unit)
     for name, text in man.pages().items():
         files[f"usr/share/man/man{name[-1]}/{name}.gz"] = (gzip.compress(text.encode(), mtime=0), 0o644)
     completions = {

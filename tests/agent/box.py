@@ -20,6 +20,7 @@ from tests.e2e.stage import CC, GLIBC, Stage
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
+UNIT = REPO / "packaging/systemd/gpu-hook-agent.service"
 T = TypeVar("T")
 
 
@@ -32,12 +33,21 @@ def wait_for(what: Callable[[], T], seconds: float = 20) -> T:
     return answer
 
 
+def capabilities() -> list[str]:
+    """As setpriv(1) has them: +kill."""
+    lines = UNIT.read_text().splitlines()
+    (names,) = [line.partition("=")[2] for line in lines if line.startswith("CapabilityBoundingSet=")]
+    return ["+" + name.removeprefix("CAP_").lower() for name in names.split()]
+
+
 class Agent:
     """A running one. `node` is its JSON, None while it does not answer."""
 
     def __init__(self, stage: Stage, *flags: str) -> None:
         self.log = stage.folder / f"agent{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "oci_hook", "agent", "--prefix", str(stage.prefix)]
+        # With no more rights than its unit gives it.
+        command = ["setpriv", "--no-new-privs", "--bounding-set", ",".join(("-all", *capabilities())), sys.executable]
+        command += ["-m", "oci_hook", "agent", "--prefix", str(stage.prefix)]
         command += ["--interval", "0.2", "--address", "127.0.0.1:0", *flags]
         environment = {k: v for k, v in os.environ.items() if k not in ("JOURNAL_STREAM", "NOTIFY_SOCKET")}
         with open(self.log, "w") as log:

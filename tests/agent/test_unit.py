@@ -1,0 +1,31 @@
+"""The systemd unit: valid, and closed as far as the agent's work allows. Its capabilities hold in all other tests."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oci_hook.cli.main import COMMANDS
+from tests.agent.box import UNIT
+
+pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
+
+
+def test_the_unit(tmp_path: Path) -> None:
+    text = UNIT.read_text()
+    program, command = re.findall(r"^ExecStart=(\S+) (\S+)$", text, re.MULTILINE)[0]
+    assert program == "/usr/bin/gpu-hook" and command in COMMANDS
+    unit = tmp_path / UNIT.name
+    unit.write_text(text.replace(f"{program} {command}", "/bin/true").replace("Documentation=", "#"))
+    said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert said.returncode == 0 and not said.stderr, said.stderr
+    graded = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=40", "--no-pager", str(unit)],
+        capture_output=True,
+        text=True,
+    )
+    if "unrecognized option" in graded.stderr:  # systemd before 250
+        pytest.skip("systemd-analyze knows no --offline")
+    assert graded.returncode == 0, graded.stdout[-300:]
