@@ -1,0 +1,190 @@
+"""What the agent costs and how soon it answers: 100 real containers with programs on 8 simulated cards.
+
+rss_mb and cpu_percent are those of the agent and its NVML process together, at the default interval. cheat_samples: how
+many looks at the cards, from the first that can see the cheat, until the finding. reclaim_ms: from SIGKILL of a
+container's init until nothing of its grant is on disk. Of both the worst of several.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import tiny_image
+
+from oci_hook.engines import prefix as installs
+from oci_hook.node import share, store
+
+REPO = Path(__file__).resolve().parents[2]
+BUILD = REPO / "build" / os.uname().machine
+CARDS, CARD_MIB, SHARE_MIB = 8, 24576, 1024
+CONTAINERS = 100
+PORT = 9461
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Place:
+    """An install with simulated cards, an image with the probe and the cheat, a runc root of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.prefix, self.state = folder, folder / "prefix", folder / "state"
+        self.name = f"gpu-hook-agent-{os.getpid()}"
+        installs.lay(str(self.prefix), state_dir=str(self.state))
+        self.cli("sim", "up", "--cards", str(CARDS), "--memory", f"{CARD_MIB}Mi")
+        rootfs = tiny_image.with_c_library(folder / "rootfs")
+        shutil.copy(BUILD / "sim/gpu-probe", rootfs / "bin/gpu-probe")
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{os.uname().machine}-linux-gnu.2.17", "-O1"]
+        source = REPO / "tests/agent/bypass.c"
+        subprocess.run([*command, "-o", str(rootfs / "bin/bypass"), str(source), "-ldl"], check=True)
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        self.spec = json.loads((folder / "config.json").read_text())
+        self.spec["process"]["terminal"] = False
+        self.spec["root"] = {"path": str(rootfs), "readonly": True}
+        self.ids: list[str] = []
+
+    def cli(self, *words: str) -> None:
+        command = [sys.executable, "-m", "oci_hook", *words, "--prefix", str(self.prefix)]
+        subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
+
+    def start(self, card: int, *args: str) -> str:
+        id = f"c{len(self.ids)}"
+        self.ids.append(id)
+        bundle = self.folder / id
+        bundle.mkdir()
+        asks = {"gpu-hook.io/devices": str(card), "gpu-hook.io/memory": f"{SHARE_MIB}Mi", "gpu-hook.io/compute": "5"}
+        spec = {**self.spec, "annotations": asks, "process": {**self.spec["process"], "args": list(args)}}
+        spec["linux"] = {**self.spec["linux"], "cgroupsPath": f"/{self.name}/{id}"}
+        (bundle / "config.json").write_text(json.dumps(spec))
+        self.runtime("run", "--detach", "--bundle", str(bundle), id)
+        return id
+
+    def runtime(self, *words: str) -> None:
+        command = [str(self.prefix / "bin/gpu-hook-runtime"), "--root", str(self.folder / "runc"), *words]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, check=True, **quiet)
+
+    def init(self, id: str) -> int:
+        return int(json.loads((self.folder / "runc" / id / "state.json").read_text())["init_process_pid"])
+
+    def key(self, id: str) -> str:
+        return store.grant_key(str(self.folder / "runc"), id)
+
+    def close(self) -> None:
+        for id in self.ids:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self.runtime("delete", "--force", id)
+        for group in [*Path("/sys/fs/cgroup").glob(f"*/{self.name}"), Path("/sys/fs/cgroup", self.name)]:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        share.drop(str(self.state))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def get(path: str) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=20) as answer:
+        return bytes(answer.read())
+
+
+@contextlib.contextmanager
+def agent(place: Place, *flags: str):
+    command = [sys.executable, "-m", "oci_hook", "agent", "--prefix", str(place.prefix), *flags]
+    command += ["--address", f"127.0.0.1:{PORT}"]
+    process = subprocess.Popen(command, cwd=REPO, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                if json.loads(get("/api/node"))["agent"]["nvml"] == "ok":
+                    break
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def family(process: "subprocess.Popen[bytes]") -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [process.pid, *map(int, children)]
+
+
+def rss_mb(pids: list[int]) -> float:
+    lines = (line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(f[11]) + int(f[12]) for f in fields) / TICK
+
+
+def cheat_samples(place: Place, process: "subprocess.Popen[bytes]", card: int) -> int:
+    """Samples from the first that can show the cheat to the one that names it."""
+    id = place.start(card, "/bin/bypass", "900")
+    seen: set[float] = set()
+    for _ in range(2000):
+        node = json.loads(get("/api/node"))
+        mine = next((c for c in node["containers"] if c["id"] == id), None)
+        history = json.loads(get("/api/history")).get(mine["key"], {}) if mine else {}
+        seen |= {at for line in history.values() for at, used, _ in line if used}
+        if mine and any(f["kind"] == "no-stand-in" for f in mine["findings"]):
+            return len(seen)
+        time.sleep(0.02)
+    return 9999
+
+
+def reclaim_ms(place: Place, id: str) -> float:
+    """By the files: nobody but the agent looks at the ledger meanwhile."""
+    paths = [place.state / f"ledger/{place.key(id)}.json", place.state / f"pages/{place.key(id)}"]
+    pid = place.init(id)
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    while any(p.exists() for p in paths) and time.monotonic() < start + 30:
+        time.sleep(0.002)
+    return (time.monotonic() - start) * 1000
+
+
+def run(short: bool) -> dict[str, dict[str, object]]:
+    folder = Path(tempfile.mkdtemp(prefix="gh-agent-"))
+    place = Place(folder)
+    try:
+        for n in range(CONTAINERS):
+            place.start(n % CARDS, "/bin/gpu-probe", "alloc", "300", "hold", "100000")
+        with agent(place) as process:
+            time.sleep(6)
+            pids = family(process)
+            seconds = 20 if short else 120
+            before, start = cpu_seconds(pids), time.monotonic()
+            time.sleep(seconds)
+            cpu = 100 * (cpu_seconds(pids) - before) / (time.monotonic() - start)
+            scrapes = []
+            for _ in range(5 if short else 20):
+                at = time.monotonic()
+                body = get("/metrics")
+                scrapes.append((time.monotonic() - at) * 1000)
+                time.sleep(0.3)
+            rss = rss_mb(pids)
+            reclaims = [reclaim_ms(place, id) for id in place.ids[: 3 if short else 15]]
+        with agent(place, "--interval", "1") as process:
+            cheats = [cheat_samples(place, process, card) for card in range(1 if short else 5)]
+    finally:
+        place.close()
+    scrape = statistics.median(scrapes)
+    return {
+        "rss_mb": {"value": round(rss, 1), "unit": "MB", "budget": 60, "ok": rss <= 60},
+        "cpu_percent": {"value": round(cpu, 2), "unit": "%", "budget": 1, "ok": cpu <= 1},
+        "scrape_ms": {"value": round(scrape, 1), "unit": "ms", "budget": 50, "ok": scrape <= 50},
+        "scrape_bytes": {"value": len(body), "unit": "bytes", "budget": None, "ok": True},
+        "cheat_samples": {"value": max(cheats), "unit": "samples", "budget": 2, "ok": max(cheats) <= 2},
+        "reclaim_ms": {"value": round(max(reclaims), 1), "unit": "ms", "budget": 1000, "ok": max(reclaims) <= 1000},
+    }
