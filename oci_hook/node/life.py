@@ -85,7 +85,7 @@ def learn(grant: Grant) -> Grant:
     if who.root.startswith(BUNDLE_ROOT) or not valid_id(who.id):
         return grant
     folder = who.root + "/" + who.id
-    init = _runc_state(folder) or _crun_state(folder)
+    init = _runc_state(folder) or _crun_state(folder) or _youki_state(folder)
     if init is None:
         return grant
     pid, start, cgroup = init
@@ -149,6 +149,36 @@ def _crun_state(folder: str) -> tuple[int, int, str] | None:
         if os.path.exists(f"{top}/{path}/cgroup.procs"):
             return pid, start, os.path.normpath(f"{top}/{path}")
     return pid, start, ""
+
+
+def _youki_state(folder: str) -> tuple[int, int, str] | None:
+    """youki writes no start time: a process that started after the file was last written is somebody else's."""
+    path = folder + "/state.json"
+    state = _load(path)
+    try:
+        if "useSystemd" not in state:  # runc's file has the same name
+            return None
+        pid = int(state["pid"])
+        start = start_time(pid)
+        ticks = os.sysconf("SC_CLK_TCK")
+        since_written = time.time() - os.stat(path).st_mtime
+        if not start or start / ticks > time.clock_gettime(time.CLOCK_BOOTTIME) - since_written + 1:
+            return None
+        return pid, start, _cgroup_of(pid)
+    except (KeyError, TypeError, ValueError, OSError):
+        return None
+
+
+def _cgroup_of(pid: int) -> str:
+    """Its cgroup of the devices controller, or of version 2; "" where neither is mounted in the usual place."""
+    v2 = ""
+    for line in read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "devices" in controllers.split(","):
+            return os.path.normpath(f"{CGROUP}/devices{path}")
+        if number == "0":
+            v2 = os.path.normpath(f"{CGROUP}{path}")
+    return v2 if os.path.exists(v2 + "/cgroup.procs") else ""
 
 
 def _load(path: str) -> "Any":

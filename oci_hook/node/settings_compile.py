@@ -300,8 +300,15 @@ def check_program(checker: Checker, settings: Settings, name: str, program: str,
         checker.complain(f"{name}: {program} is gpu-hook itself; name the real one, like /usr/sbin/runc", line, code)
 
 
+KERNELS_OF_THEIR_OWN = ("runsc", "kata", "containerd-shim-kata", "crun-krun", "krun")
+
+
 def check_mode(checker: Checker, settings: Settings) -> None:
-    """Only on top of the NVIDIA runtime is it the real one."""
+    """Only on top of the NVIDIA runtime is it the real one; and a sandbox shares neither pages nor cards."""
+    name = os.path.basename(settings.runtime)
+    if name.startswith(KERNELS_OF_THEIR_OWN):
+        why = "runs containers behind a kernel of their own, which the pages of a share do not reach; use runc or crun"
+        checker.complain(f"runtime: {settings.runtime} {why}", checker.lines.get("runtime"), "GH-503")
     if settings.mode != "on-top" and os.path.basename(settings.runtime).startswith("nvidia-container-runtime"):
         why = "is called by gpu-hook in mode on-top only; set mode, or name the real runtime, like /usr/sbin/runc"
         checker.complain(f"runtime: {settings.runtime} {why}", checker.lines.get("runtime"))

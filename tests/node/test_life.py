@@ -299,6 +299,34 @@ def test_a_container_of_crun(tmp_path, bundle):
     assert said == [f"/sys/fs/cgroup/devices/{id}", True, True, False]
 
 
+def youki(folder, pid):
+    """The state that youki 0.3 to 0.5 write, as their sources have it."""
+    state = {"ociVersion": "v1.0.2", "id": "c1", "status": "running", "pid": pid, "bundle": "/b", "annotations": {}}
+    state |= {"created": "2025-01-01T00:00:00Z", "creator": 0, "useSystemd": False, "cleanUpIntelRdtSubdirectory": None}
+    (folder / "c1").mkdir(exist_ok=True)
+    (folder / "c1/state.json").write_text(json.dumps(state))
+
+
+def test_a_container_of_youki(child, tmp_path):
+    p = child(READY + "sys.stdin.read()")
+    grant = grant_of(tmp_path, "c1", creator=(p.pid, 1))
+    youki(tmp_path, p.pid)
+    learned = life.learn(grant)
+    assert learned.life.init == life.process_life(p.pid)
+    assert life.current(learned, BOOT)
+    youki(tmp_path, None)  # stopped
+    assert life.learn(grant) is grant
+
+
+def test_a_pid_in_youkis_state_that_another_process_has_now(child, tmp_path):
+    p = child(READY + "sys.stdin.read()")
+    youki(tmp_path, p.pid)
+    long_ago = time.time() - 3600
+    os.utime(tmp_path / "c1/state.json", (long_ago, long_ago))
+    grant = grant_of(tmp_path, "c1", creator=(p.pid, 1))
+    assert life.learn(grant) is grant and life.current(grant, BOOT) is None
+
+
 @pytest.mark.parametrize(
     "state",
     [

@@ -225,6 +225,14 @@ def test_the_runtime_must_not_be_gpu_hook_itself(prefix: Path) -> None:
     assert "is gpu-hook itself" in line
 
 
+@pytest.mark.parametrize("name", ["runsc", "kata-runtime", "krun"])
+def test_a_runtime_with_a_kernel_of_its_own(prefix: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / name).chmod(0o755)
+    [line] = problems(prefix, f"runtime: {tmp_path / name}\n")
+    assert line.startswith("GH-503: ") and "a kernel of their own" in line
+
+
 @pytest.mark.parametrize(
     ("mode", "why"), [(0o644, "is not an executable file"), (0o775, "can be changed by others than root")]
 )
