@@ -43,19 +43,29 @@ LONGEST_FIRST = ("packaging", "engines", "sim_model", "shim", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for `-n 2 --dist loadgroup`, the long ones first, so that both workers end at about the same time."""
+    """The long ones first, so that two workers end at about the same time."""
 
     def rank(item: pytest.Item) -> int:
-        return LONGEST_FIRST.index(folder(item)) if folder(item) in LONGEST_FIRST else len(LONGEST_FIRST)
+        folder = folder_of(item.nodeid)
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
-    for item in items:
-        name = folder(item) if folder(item) in TOGETHER else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=rank)
 
 
-def folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2 --no-loadscope-reorder`, which keeps the order above."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class InGroups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return folder_of(nodeid) if folder_of(nodeid) in TOGETHER else nodeid.partition("::")[0]
+
+    return InGroups(config, log)
+
+
+def folder_of(nodeid: str) -> str:
+    return nodeid.partition("/")[2].partition("/")[0]
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,12 @@ class Cri:
         answer = function(encode(method, fields), timeout=60, wait_for_ready=False)
         return dict(decode(answer))
 
+    def answers(self) -> bool:
+        try:
+            return bool(self.call("Version", version="v1"))
+        except grpc.RpcError:
+            return False
+
     def config(self) -> Any:
         """The configuration that the server has come to, all files and defaults merged."""
         info = self.call("Status", verbose=1)[2]

@@ -75,17 +75,11 @@ class Containerd:
 
     def start(self) -> None:
         command = self.place.hideout.command("containerd", "--config", str(self.config))
-        self.process = box.serve(command, self.log, self.answers)
+        self.process = box.serve(command, self.log, self.cri.answers)
 
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(box.WAIT)
-
-    def answers(self) -> bool:
-        try:
-            return bool(self.cri.call("Version", version="v1"))
-        except grpc.RpcError:
-            return False
 
     def pod(self, annotations: dict[str, str], handler: str = "gpu-hook", name: str = "pod") -> dict[str, Any]:
         """A running sandbox: its configuration, with its id."""

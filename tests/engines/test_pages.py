@@ -160,7 +160,9 @@ def test_containerd(containerd: Page) -> None:
 
 def connect(page: Page) -> Cri:
     """To the socket in the hideout, by way of its keeper's root directory."""
-    return Cri(f"/proc/{page.place.hideout.keeper.pid}/root/run/containerd/containerd.sock")
+    cri = Cri(f"/proc/{page.place.hideout.keeper.pid}/root/run/containerd/containerd.sock")
+    assert box.until(cri.answers)  # its CRI plugin is ready after `ctr version` is
+    return cri
 
 
 def start(cri: Cri, pod: dict[str, Any], handler: str, cgroup: str, pods: list[str]) -> dict[str, str]:
