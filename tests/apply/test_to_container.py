@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -410,6 +411,27 @@ def test_container_dies_meanwhile(host):
         os.waitid(os.P_PID, box.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(GhError, match="GH-405"):
             to_container.apply(host.plan(), container, host.sources)
+
+
+REPO = Path(__file__).resolve().parents[2]
+FAKE_PROC = """
+import os, subprocess, sys
+from oci_hook.apply import to_container
+from oci_hook.errors import GhError
+subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+os.makedirs(f"/proc/{os.getpid()}/root/etc")
+try:
+    to_container.open_container(os.getpid(), "/")
+except GhError as e:
+    print(e)
+"""
+
+
+def test_a_proc_that_is_none_is_not_believed():
+    """Somebody has mounted a folder of files over /proc: a pid would lead where they say."""
+    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", FAKE_PROC]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
+    assert done.stdout.startswith("GH-404: /proc is not a proc file system"), done
 
 
 # --- kernels and clocks ---

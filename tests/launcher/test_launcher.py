@@ -209,6 +209,10 @@ def test_a_sandbox_inside_a_string_is_none(place: Place) -> None:
         (SANDBOX.replace("1Gi", "\\n"), "python"),
         ('{"x": "\\n"}', "python"),
         ('{"env": ["CUDA_VERSION=11"]}', "python"),
+        ('{"env": ["DOCKER_RESOURCE_GPU=0"]}', "python"),
+        ('{"linux": {"devices": [{"path": "/dev/nvidia0"}]}}', "python"),
+        ('{"destination": "/usr/lib64/libcuda.so.550.1.1"}', "python"),
+        ('{"path": "/usr/bin/nvidia-cdi-hook"}', "python"),
         ('{"destination": "/var/run/nvidia-container-devices/0"}', "python"),
     ],
 )
