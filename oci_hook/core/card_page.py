@@ -49,13 +49,13 @@ def cap(grant: Grant, share: Share) -> int:
 
 def card_page(uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0) -> bytes:
     """The whole page of a card from all living grants of the node."""
-    there = on_card(uuid, grants)
-    rest = [pair for pair in there if not guaranteed(*pair)]
-    left = max(1, 100 - sum(guaranteed(*pair) for pair in there))
-    equal = max(1, left * ONE_PERCENT // max(1, len(rest)))
+    there = [(grant, share, guaranteed(grant, share)) for grant, share in on_card(uuid, grants)]
+    firm = [percent for _, _, percent in there if percent]
+    left = max(1, 100 - sum(firm))
+    equal = max(1, left * ONE_PERCENT // max(1, len(there) - len(firm)))
     present = 0
     page = bytearray(SIZE)
-    for grant, share in there:
+    for grant, share, percent in there:
         slot = share.slot - 1
         present |= 1 << slot
         _SLOT.pack_into(
@@ -63,7 +63,7 @@ def card_page(uuid: str, grants: tuple[Grant, ...], generation: int, time_scale:
             _HEAD.size + slot * _SLOT.size,
             CLASS_NUMBERS[grant.priority_class],
             1 if grant.frozen else 0,
-            guaranteed(grant, share) * ONE_PERCENT or equal,
+            percent * ONE_PERCENT or equal,
             cap(grant, share) * PPM,
             grant.linger,
             0,

@@ -36,23 +36,21 @@ def folder(state_dir: str, uuid: str) -> str:
 def ready(state_dir: str, uuid: str) -> None:
     """Mount the card's tmpfs unless it is. Raises OSError."""
     top, path = f"{state_dir}/{SHARE_STATE}", folder(state_dir, uuid)
-    for directory in (top, path):
-        try:
-            os.mkdir(directory, 0o700)
-        except FileExistsError:
-            pass
-    above = os.lstat(top)
+    try:
+        above, there = os.lstat(top), os.lstat(path)
+    except FileNotFoundError:
+        os.makedirs(path, 0o700, exist_ok=True)
+        above, there = os.lstat(top), os.lstat(path)
     if above.st_uid not in (0, os.geteuid()) or above.st_mode & 0o170022 != 0o040000:
         raise refuse("GH-303", f"{top} can be changed by other users, or is no directory; remove it")
-    if not _mounted(path, above):
+    if there.st_dev == above.st_dev:
         from oci_hook.linux import mount
 
         mount.mount_tmpfs(path, f"size={TMPFS_SIZE},nr_inodes={TMPFS_INODES},mode=0755")
-    try:
-        os.mkdir(f"{path}/{SLOT_DIR}")
-        os.chmod(f"{path}/{SLOT_DIR}", 0o755)  # whatever the umask
-    except FileExistsError:
-        pass
+    slots = f"{path}/{SLOT_DIR}"
+    if not os.path.exists(slots):
+        os.mkdir(slots)
+        os.chmod(slots, 0o755)  # whatever the umask
 
 
 def _mounted(path: str, above: os.stat_result) -> bool:
