@@ -18,7 +18,7 @@ from oci_hook.node.discover import SIMULATED_MARK, discover
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
 from oci_hook.node.settings_template import quoted
-from oci_hook.sim import driver_root
+from oci_hook.sim import driver_root, topology
 from oci_hook.sim import mig as sim_mig
 
 DRIVER_ROOT_LINE = re.compile(r"^driver_root:.*$", re.MULTILINE)
@@ -50,9 +50,21 @@ sim.add_command(sim_model.model)
     help="Controls of channel groups: refused, accepted without effect, or working.",
 )
 @click.option("--mig", default="", metavar="PROFILES", help="Split card 0 into MIG devices: 3g.20gb,1g.5gb")
+@click.option("--numa", default="", metavar="NODES", help="NUMA node of each card: 0,0,1,1")
+@click.option("--nvlink", default="", metavar="PAIRS", help="Cards that an NVLink joins: 0-1,2-3")
 @click.option("--force", is_flag=True, help="Replace simulated cards that containers still use.")
 @output.answers
-def up(prefix: str, cards: int, memory: str, time_scale: int, tsg: str, mig: str, force: bool) -> output.Report:
+def up(
+    prefix: str,
+    cards: int,
+    memory: str,
+    time_scale: int,
+    tsg: str,
+    mig: str,
+    numa: str,
+    nvlink: str,
+    force: bool,
+) -> output.Report:
     """Make simulated cards and let this install use them instead of a real driver.
 
     Sets driver_root in the install's settings. Cards that were simulated before are replaced; the new ones have other
@@ -66,11 +78,15 @@ def up(prefix: str, cards: int, memory: str, time_scale: int, tsg: str, mig: str
         devices = sim_mig.profiles(mig, memory_mib)
     except ValueError as e:
         raise refuse("GH-101", f"--mig {mig[:60]}: {e}; write profiles as 3g.20gb,1g.5gb") from None
+    try:
+        places = topology.parse(numa, nvlink, cards)
+    except ValueError as e:
+        raise refuse("GH-101", f"--numa, --nvlink: {e}; write them as 0,0,1,1 and 0-1,2-3") from None
     settings = load_settings(prefix)
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings)
-    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale, tsg, devices)
+    root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale, tsg, devices, places)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:

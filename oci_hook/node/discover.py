@@ -63,7 +63,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         cards = tuple(
             Card(
                 **card,
-                numa=-1 if simulated else numa_node(card["pci"]),
+                numa=numa_node(card["pci"], f"{driver_root.rstrip('/')}/sys" if simulated else "/sys"),
                 simulated=simulated,
                 context_mib=contexts.get(card["uuid"], 0),
                 time_scale=time_scale,
@@ -179,11 +179,11 @@ def _ask(command: list[str], environment: dict[str, str], seconds: float) -> dic
         return {"error": str(e)}
 
 
-def numa_node(pci: str) -> int:
+def numa_node(pci: str, sys_root: str = "/sys") -> int:
     """The card's NUMA node, -1 unknown. pci: as NVML writes it, 00000000:3B:00.0."""
     domain, _, rest = pci.lower().partition(":")
     try:
-        return int(Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
+        return int(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
     except (OSError, ValueError):
         return -1
 

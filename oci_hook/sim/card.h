@@ -164,7 +164,8 @@ struct card_head { /* fixed when the card is made; all strings NUL-padded */
     uint32_t gpu_instance;   /* 368 */
     uint32_t compute_instance; /* 372 */
     char parent[48];         /* 376: a MIG device's card */
-    uint8_t reserved[88];    /* 424 */
+    uint32_t nvlink;         /* 424: bit N: an NVLink to card N */
+    uint8_t reserved[84];    /* 428 */
     _Atomic uint64_t live;   /* 512: commits << 16 | index of the live state; from here on the card's */
     _Atomic uint32_t slots, queues, groups; /* how many were ever taken: nothing is beyond */
 };

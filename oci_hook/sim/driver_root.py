@@ -19,6 +19,7 @@ from oci_hook.errors import refuse
 from oci_hook.node.discover import SIMULATED_MARK
 from oci_hook.node.driver_files import MULTIARCH
 from oci_hook.sim import mig as mig_devices
+from oci_hook.sim.topology import Topology, lay
 
 VERSION = "550.0.0"  # no real release has this number
 CUDA_VERSION = 12040
@@ -73,6 +74,7 @@ def make(
     time_scale: int = 1,
     tsg: str = "error",
     mig: tuple[mig_devices.Profile, ...] = (),
+    topology: Topology = Topology(),  # noqa: B008  a frozen value
 ) -> Path:
     """Make the driver root and the card files anew; the root. Raises NodeError GH-306.
 
@@ -100,6 +102,7 @@ def make(
         files.mkdir(parents=True, mode=0o755)
         for minor in range(cards):
             make_card(files / str(minor), minor, memory_mib, time_scale, tsg)
+        lay(root, files, topology, {minor: bus_id(minor) for minor in range(cards)})
         if mig:
             mig_devices.split(root, files, mig, HEAD)
         mark: dict[str, str | int] = {"what": "a simulated driver of gpu-hook", "version": VERSION, "cards": str(files)}
@@ -122,7 +125,7 @@ def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1, tsg:
         FILE_SIZE,
         name.encode(),
         f"Simulated GPU {size_text(memory_mib)}".encode(),
-        f"00000000:{0x51 + minor:02X}:00.0".encode(),
+        bus_id(minor).encode(),
         VERSION.encode(),
         memory_mib * MIB,
         min(CONTEXT_MIB, memory_mib // 16) * MIB,
@@ -156,6 +159,11 @@ def set_faults(card: Path, faults: dict[str, int]) -> None:
         for name, at in FAULTS.items():
             f.seek(at)
             f.write(faults.get(name, 0).to_bytes(4, "little"))
+
+
+def bus_id(minor: int) -> str:
+    """As NVML writes it."""
+    return f"00000000:{0x51 + minor:02X}:00.0"
 
 
 def size_text(mib: int) -> str:

@@ -308,6 +308,19 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_
     return NVML_SUCCESS;
 }
 
+API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned what, unsigned *out)
+{
+    enum { CAPS_NVLINK = 2, STATUS_OK = 0, STATUS_NOT_SUPPORTED = 5 };
+    DEVICE(a);
+    DEVICE(b);
+    if (!out || a == b)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    uint32_t minor = b->file->head.minor;
+    bool joined = minor < 32 && a->file->head.nvlink >> minor & 1;
+    *out = what == CAPS_NVLINK && joined ? STATUS_OK : STATUS_NOT_SUPPORTED;
+    return NVML_SUCCESS;
+}
+
 /* --- memory and time --- */
 
 struct memory { unsigned long long total, free, used; };

@@ -52,7 +52,16 @@ class Stage:
         self.folder = folder
         self.prefix, self.state = folder / "prefix", folder / "state"
         installs.lay(str(self.prefix), state_dir=str(self.state))
-        up = ["sim", "up", "--cards", "2", "--memory", f"{CARD_MIB}Mi", "--prefix", str(self.prefix), *options]
+        up = [
+            "sim",
+            "up",
+            *([] if "--cards" in options else ["--cards", "2"]),
+            "--memory",
+            f"{CARD_MIB}Mi",
+            "--prefix",
+            str(self.prefix),
+            *options,
+        ]
         CliRunner().invoke(cli, up, catch_exceptions=False)
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.runc = Runc(folder)
