@@ -61,6 +61,10 @@ void channel_leave(struct stream *s)
 void channel_close(CUcontext ctx)
 {
     pthread_mutex_lock(&ctx->mutex);
+    ctx->closed = true;
+    for (int i = 0; i < CHANNELS; i++)
+        if (ctx->channel[i])
+            atomic_store(&ctx->channel[i]->closed, true);
     card_give_group(sim_card_of(ctx), ctx->group);
     pthread_mutex_unlock(&ctx->mutex);
 }
@@ -129,7 +133,7 @@ static void make_room(CUcontext ctx, struct channel *ch)
     uint64_t depth = ch->card->file->head.queue_depth;
     if (depth < 16 || depth > CARD_RING - SPARE)
         depth = CARD_RING - SPARE;
-    while (ch->tail - ch->head >= depth) {
+    while (!ctx->closed && ch->tail - ch->head >= depth) {
         uint64_t seq = ch->tail - depth; /* a little more than one, so that not every launch sleeps */
         ch->head = card_head_of(ch->card->file, ch->queue);
         if (ch->tail - ch->head < depth)
@@ -140,7 +144,7 @@ static void make_room(CUcontext ctx, struct channel *ch)
         pthread_mutex_lock(&ctx->mutex);
         ch->head = card_head_of(ch->card->file, ch->queue);
     }
-    while (ch->tail - atomic_load(&ch->ops_head) >= CARD_RING && atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) &&
+    while (!ctx->closed && ch->tail - atomic_load(&ch->ops_head) >= CARD_RING && atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) &&
            ch->op[atomic_load(&ch->ops_head) % CARD_RING].seq + CARD_RING <= ch->tail)
         memops_run(ch); /* written by the card's front end in a moment */
 }
@@ -149,12 +153,13 @@ CUresult channel_submit(struct stream *s, struct card_work work, struct event *e
 {
     CUcontext ctx = s->ctx;
     pthread_mutex_lock(&ctx->mutex);
-    struct channel *ch = channel_of(s);
-    if (!ch) {
+    struct channel *ch = ctx->closed ? NULL : channel_of(s);
+    if (ch)
+        make_room(ctx, ch);
+    if (!ch || ctx->closed) {
         pthread_mutex_unlock(&ctx->mutex);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return ctx->closed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    make_room(ctx, ch);
     order(s, ch);
     uint64_t seq = ch->tail, ops = atomic_load(&ch->ops_tail);
     if (op) {
@@ -191,7 +196,7 @@ static bool ops_done(struct channel *ch, uint64_t last)
 
 bool channel_done(struct channel *ch, uint64_t last)
 {
-    if (!ch || !last)
+    if (!ch || !last || atomic_load(&ch->closed))
         return true;
     if (!card_done(ch->card, ch->queue, last - 1))
         return false;
@@ -202,9 +207,9 @@ bool channel_done(struct channel *ch, uint64_t last)
 
 void channel_wait(struct channel *ch, uint64_t last)
 {
-    if (!ch || !last)
+    if (!ch || !last || atomic_load(&ch->closed))
         return;
     card_wait(ch->card, ch->queue, last - 1);
-    while (!ops_done(ch, last))
+    while (!ops_done(ch, last) && !atomic_load(&ch->closed))
         memops_run(ch);
 }

@@ -69,6 +69,7 @@ struct context {
     unsigned flags;
     bool primary;
     int group;               /* on the card */
+    bool closed;             /* under the mutex */
     pthread_mutex_t mutex;   /* submission; taken before the card's */
     struct channel *channel[CHANNELS];
     struct stream null_stream;
@@ -88,6 +89,7 @@ struct channel { /* this process's side of a queue */
     int queue;
     unsigned users;
     bool watched;            /* by the front end */
+    _Atomic bool closed;     /* its context was destroyed, and the queue may be another's */
     uint64_t tail, head;     /* submitted; known to be done */
     uint64_t blocking;       /* 1 + the last work of a stream that waits for the legacy default stream and vice versa */
     uint64_t after_legacy;   /* how much of the legacy channel its work comes after */

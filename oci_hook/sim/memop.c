@@ -68,14 +68,17 @@ static bool progress(struct channel *ch)
         uint64_t at = atomic_load(&ch->ops_head);
         if (at == atomic_load_explicit(&ch->ops_tail, memory_order_acquire))
             return any;
+        if (atomic_load(&ch->closed)) {
+            atomic_store(&ch->ops_head, at + 1);
+            continue;
+        }
         const struct memop *op = &ch->op[at % CARD_RING];
         uint64_t head = card_head_of(f, ch->queue);
         struct card_work *w = &q->ring[op->seq % CARD_RING];
         if (op->kind == WORK_WRITE) {
             if (head <= op->seq)
                 return any;
-            if (op->seq >= atomic_load(&q->cut)) /* its context was destroyed */
-                write_value(op);
+            write_value(op);
         } else if (head <= op->seq) {
             if (head < op->seq || !satisfied(op))
                 return any;

@@ -208,6 +208,47 @@ def test_progress_is_written_while_the_program_is_stopped(slow: Sim, tmp_path: P
     assert out == ["960"]
 
 
+def test_the_front_end_is_no_child_that_a_program_waits_for_and_does_not_outlive_it(slow: Sim) -> None:
+    """Nor the program's image: exec ends it, and what the old image had goes back to the card."""
+    out = python(
+        slow,
+        """
+import os, sys
+def children(task): return open(f"/proc/self/task/{task}/children").read().split()
+def front_ends(): return sum(len(children(task)) for task in os.listdir("/proc/self/task"))
+context(); alloc(500 * MIB); s = stream(); g = gate(); cuda.cuStreamWaitValue32_v2(s, g, 1, 0)
+for _ in range(100):
+    if front_ends(): break
+    time.sleep(0.02)
+print(front_ends())
+try: os.wait()
+except ChildProcessError: print("none")
+sys.stdout.flush()
+again = "from client import *; context(); alloc(500 * MIB); print('again', free_bytes() >> 20)"
+os.execv(sys.executable, [sys.executable, "-c", again])
+""",
+    )
+    assert out == ["1", "none", "again", "460"]
+
+
+def test_work_for_a_destroyed_context_is_refused(slow: Sim) -> None:
+    """Its channels may be another context's by now."""
+    out = python(
+        slow,
+        """
+context(); one, two = c_void_p(), c_void_p(); cuda.cuCtxCreate_v2(byref(one), 0, 0)
+s = stream(); f = kernel(1000); g = gate(); h = gate(); e = event(s)
+cuda.cuStreamWaitValue32_v2(s, g, 1, 0); cuda.cuStreamWriteValue32_v2(s, h, 1, 0); wide(f, s); last = event(s)
+cuda.cuCtxDestroy_v2(one); cuda.cuCtxCreate_v2(byref(two), 0, 0)
+t = stream(); f = kernel(1000); wide(f, t)
+launched = code("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, s, NONE, NONE)
+print(launched, code("cuEventRecord", last, s), code("cuStreamSynchronize", s), code("cuEventQuery", e))
+cuda.cuStreamSynchronize(t); cuda.cuStreamDestroy_v2(s); cuda.cuCtxSynchronize(); print("done")
+""",
+    )
+    assert out == ["709", "709", "0", "0", "done"]
+
+
 def test_neighbours_go_on_when_programs_are_stopped_at_any_instant(slow: Sim) -> None:
     """No lock is held by whoever computes the card's time: 100 stops, none of them felt beyond a turn."""
     busy = (
