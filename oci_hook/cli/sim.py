@@ -1,5 +1,6 @@
 """`gpu-hook sim up|down`: simulated cards for machines without a GPU; everything above the card is the real thing."""
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import click
 from oci_hook.cli import output, sim_model
 from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 from oci_hook.node import inventory as cache
 from oci_hook.node import settings_compile, share, store
 from oci_hook.node.discover import SIMULATED_MARK, discover
@@ -85,7 +86,7 @@ def up(
     settings = load_settings(prefix)
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
-    drop_shared(settings)
+    drop_shared(settings, force)
     root = driver_root.make(prefix, settings.state_dir, cards, memory_mib, time_scale, tsg, devices, places)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
@@ -158,6 +159,7 @@ def down(prefix: str, force: bool) -> output.Report:
     """Remove the simulated cards; driver_root becomes what it was before."""
     settings = load_settings(prefix)
     refuse_while_used(settings, "down", force)
+    drop_shared(settings, force)
     former = former_root(settings)
     if settings.driver_root == str(driver_root.root_of(prefix)):
         set_driver_root(prefix, former)
@@ -165,7 +167,6 @@ def down(prefix: str, force: bool) -> output.Report:
             os.unlink(f"{settings.state_dir}/{INVENTORY}")
         except FileNotFoundError:
             pass
-    drop_shared(settings)
     there = driver_root.remove(prefix, settings.state_dir)
     line = f"simulated cards removed; driver_root is {former}" if there else "there are no simulated cards here"
     return output.Report({"removed": there, "driver_root": former}, [line])
@@ -197,13 +198,19 @@ def refuse_while_used(settings: Settings, command: str, force: bool) -> None:
         )
 
 
-def drop_shared(settings: Settings) -> None:
-    """Take away what containers shared on cards that none uses now. Raises NodeError GH-303."""
+def drop_shared(settings: Settings, force: bool) -> None:
+    """Take away what containers shared on cards that none uses now; by force on all simulated ones. Raises NodeError
+    GH-303."""
     if not share.cards(settings.state_dir):
         return
+    going = set()
+    if force:
+        with contextlib.suppress(GhError):  # no inventory: then it is not known which ones were simulated
+            going = {card.uuid for card in cache.load(settings).cards if card.simulated}
     with store.open_ledger(settings.state_dir) as ledger:
+        used = {held.uuid for grant in ledger.grants for held in grant.shares}
         try:
-            share.drop(settings.state_dir, tuple(held.uuid for grant in ledger.grants for held in grant.shares))
+            share.drop(settings.state_dir, tuple(used - going))
         except OSError as e:
             raise store.unusable(settings.state_dir, e) from None
 

@@ -111,7 +111,7 @@ def test_up_again_makes_new_cards_and_remembers_the_first_root(install: Install)
 
 def test_containers_on_the_cards_keep_them(install: Install) -> None:
     card = install.data("sim", "up", "--memory", "2Gi")["cards"][0]
-    install.grant(Share(card["uuid"], 512, compute=30))
+    install.grant(Share(card["uuid"], 512, compute=30, slot=1))
     row = install.run("gpus").splitlines()[-1].split()
     assert row[-3:] == ["512Mi", "30%", "1"]
     assert install.data("gpus")["cards"][0]["granted_memory_mib"] == 512
@@ -119,8 +119,10 @@ def test_containers_on_the_cards_keep_them(install: Install) -> None:
         error = install.data("sim", command, status=1)["errors"][0]
         assert error["code"] == "GH-306" and "box" in error["message"] and f"sim {command} --force" in error["message"]
     assert install.data("gpus")["cards"][0]["uuid"] == card["uuid"]
+    shared = Path(install.settings.state_dir, "share")
+    assert shared.exists()
     install.run("sim", "down", "--force")
-    assert not (install.prefix / "sim").exists()
+    assert not (install.prefix / "sim").exists() and not shared.exists()
 
 
 @pytest.mark.parametrize("memory", ["0", "4G", "much", "-1", "99999Ti"])
