@@ -20,7 +20,7 @@ from oci_hook.sim import model_run
 from oci_hook.sim.model import metrics
 from oci_hook.sim.model.scenarios import OFFLINE, ONLINE, requests
 
-SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "8"))
+SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "5"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
 REQUESTS = {50: 1000, 20: 200, 5: 60}
 SHORT_REQUESTS = 60

@@ -60,7 +60,7 @@ CELLS = (
     Cell("cap 30, graphs of 4 ms", "cap", {**GRAPH, "cap": 30}, native=False),
     Cell("cap 30, launch-bound", "cap", {**launch_bound(), "cap": 30}, native=False),
     Cell("caps 30 + 70", "caps", {**SATURATED, "cap": 30, "weight": 30}, {**SATURATED, "cap": 70, "weight": 70}),
-    Cell("burst 30 + 70, the 30 in phases of 1 s", "burst", s(30, on=1000000, off=1000000), s(70), seconds=8),
+    Cell("burst 30 + 70, the 30 in phases of 1 s", "burst", s(30, on=1000000, off=1000000), s(70), seconds=6),
 )
 SHORT = ("70/30", "saturated + launch-bound, 50/50", "cap 30")
 
@@ -75,7 +75,7 @@ def takeover(stage: Stage, fault: str, seconds: float, seed: int, card: int) -> 
     with stage.tenant(card, share, start=start) as a, stage.tenant(card, share, start=start) as b:
         stage.wait(0.5)
         while time.monotonic() < until:
-            stage.wait(draw.uniform(0.05, 0.1))
+            stage.wait(draw.uniform(0.12, 0.2) if fault == "kill" else draw.uniform(0.05, 0.1))
             survivor, victim = sorted((a, b), key=lambda t: t.launches()[1])  # who launched last runs
             count = survivor.launches()[0]
             pid = victim.pid()
@@ -124,7 +124,7 @@ def measure(short: bool) -> Json:
         kinds = [(c, native) for c in chosen for native in (False, True) if c.native or not native]
         jobs = [functools.partial(_cell, stage, c, native) for c, native in kinds]
         faults = [(f, i) for f in ("kill", "stop") for i in range(1 if short else LANES // 2)]
-        jobs += [functools.partial(takeover, stage, f, 8 if short else 120, i) for f, i in faults]
+        jobs += [functools.partial(takeover, stage, f, 8 if short else 100, i) for f, i in faults]
         results = in_lanes(stage, LANES, jobs)
         after = references(stage, tenants, 0.4 if short else 0.8)
     finally:

@@ -26,7 +26,7 @@ class Cell:
     """`group` decides which figure it counts for; `seconds` of card time are measured after `warm` ones."""
 
     def __init__(
-        self, name: str, group: str, *tenants: Json, seconds: float = 3, warm: float = 1.2, native: bool = True
+        self, name: str, group: str, *tenants: Json, seconds: float = 2.2, warm: float = 1.2, native: bool = True
     ) -> None:
         self.name, self.group, self.tenants = name, group, tenants
         self.seconds, self.warm, self.native = seconds, warm, native

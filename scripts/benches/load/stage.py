@@ -75,7 +75,7 @@ class Container(Tenant):
 
     def begin(self) -> None:
         self.lay()
-        script = self.command_lines("load", "/work", f"--scale {self.stage.scale}", self.start)
+        script = self.command_lines("load", "/work", f"--scale {self.stage.scale}", self.start, 0.05 * self.stage.scale)
         spec = json.loads(self.stage.spec)
         spec["process"].update(terminal=False, args=["/bin/sh", "-c", f"exec 2>/work/log; {script}"])
         spec["root"].update(path=str(self.stage.rootfs), readonly=False)

@@ -33,12 +33,12 @@ class Tenant:
         for i in range(self.procs):
             os.mkfifo(self.work / f"c{i}")
 
-    def command_lines(self, program: str, inside: str, options: str, start: str = "") -> str:
+    def command_lines(self, program: str, inside: str, options: str, start: str = "", restart: float = 0) -> str:
         """What a shell in the container does; `inside` is where it sees the folder. start: a first command, done
-        anew whenever the program was killed."""
+        anew so many seconds after the program was killed."""
         lines = [f"{program} --control {inside}/c{i} --out {inside}/o{i} {options}" for i in range(self.procs)]
         if start:
-            return f"while :; do {lines[0]} --start '{start}'; done"
+            return f"while :; do {lines[0]} --start '{start}'; sleep {restart}; done"
         return " & ".join(lines) + " & wait" if self.procs > 1 else "exec " + lines[0]
 
     def wait_ready(self, seconds: float = 20) -> None:
