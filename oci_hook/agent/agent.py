@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from oci_hook.agent import act, heal, journal, nvml, options, textfile, web
+from oci_hook.agent import act, heal, journal, nvml, options, slots, textfile, web
 from oci_hook.agent.audit import Auditor, Finding, Verdict
 from oci_hook.agent.http import Server
 from oci_hook.agent.members import Members
@@ -247,7 +247,7 @@ class Agent:
             self._forget(self.grants[key])
         for key in set(new) - set(self.grants):
             self.watched[key] = Watched()
-        self.grants = new
+        self.grants, self._view = new, {}
         self._members.update(new)
         for grant in living:
             self._follow(grant, now)
@@ -427,8 +427,10 @@ class Agent:
                 kept = watched.books
                 booked = kept.totals[i] if isinstance(kept, account.Books) and i < len(kept.totals) else 0
                 used = -(-max(booked, use.used if use else 0) // account.MIB)
+                watched.measure(share.uuid, slots.read(self.settings.state_dir, share))
+                busy = watched.shares.get(share.uuid) or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
-                watched.note(share.uuid, used, use.busy if use else 0)
+                watched.note(share.uuid, used, round(busy))
         for finding in verdict.news:
             self.answer(finding)
         for finding in verdict.over:

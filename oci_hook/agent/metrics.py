@@ -30,6 +30,7 @@ SHARE = (
     ("memory_surcharge_bytes", "Counted beyond the books: contexts, modules, bypass.", "surcharge_mib", MIB),
     ("compute_entitlement_ratio", "Guaranteed compute.", "compute", 0.01),
     ("compute_limit_ratio", "Ceiling of compute.", "compute_limit", 0.01),
+    ("compute_used_ratio", "Had of the card since the look before, by the gate's books.", "share", 0.01),
     ("busy_ratio", "NVML's utilisation by the container's processes.", "busy", 0.01),
 )
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -152,6 +153,8 @@ def _container(f: Families, c: dict[str, Any], seen: set[str]) -> None:
     seen.add(same)
     f.gauge("container_info", "What was granted.", (*CONTAINER, *GRANTED), (*who, *(c[name] for name in GRANTED)), 1)
     f.gauge("container_start_time_seconds", "When it got its share.", CONTAINER, who, c["created"])
+    since = c["frozen_since"]
+    f.gauge("container_frozen_since_seconds", "Since when it is frozen, in seconds since 1970.", CONTAINER, who, since)
     for kind in KINDS:
         n = sum(1 for finding in c["findings"] if finding["kind"] == kind)
         if n:
@@ -159,7 +162,19 @@ def _container(f: Families, c: dict[str, Any], seen: set[str]) -> None:
     for s in c["cards"]:
         at = (*who, "" if s["index"] is None else s["index"], s["uuid"])
         for name, help, field, factor in SHARE:
-            f.gauge(f"container_{name}", help, (*CONTAINER, *CARD), at, scaled(s.get(field), factor))
+            f.gauge(f"container_{name}", help, (*CONTAINER, *CARD), at, scaled(s[field], factor))
+        if s["gate"]:
+            _gate(f, at, s["gate"])
+
+
+def _gate(f: Families, at: tuple[Any, ...], gate: dict[str, Any]) -> None:
+    labels = (*CONTAINER, *CARD)
+    f.counter("container_compute_charged_seconds", "GPU time had, by the gate's books.", labels, at, gate["charged"])
+    f.counter("container_launches", "Commands that passed the gate.", labels, at, gate["launches"])
+    f.gauge("container_gate_waiting", "Threads that the gate holds now.", labels, at, gate["waiting"])
+    f.gauge("container_gate_mode", "1: the gate's last decision.", (*labels, "mode"), (*at, gate["mode"]), 1)
+    bound = gate["preempt_bound"] or None
+    f.gauge("container_preempt_bound_seconds", "Its work is off the card this soon after a freeze.", labels, at, bound)
 
 
 class _Once:

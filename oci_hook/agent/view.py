@@ -5,6 +5,7 @@ from typing import Any
 
 from oci_hook.agent.audit import Finding, Use
 from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.slots import Gate, Meter
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.node.account import Books
@@ -21,8 +22,19 @@ class Watched:
         self.peaks: dict[str, int] = {}
         self.history: dict[str, list[tuple[float, int, int]]] = {}
         self.uses: dict[str, Use] = {}
-        self.compute: dict[str, dict[str, float]] = {}  # what slot files tell, by UUID
+        self.gates: dict[str, Gate] = {}  # what slot files tell, by UUID
+        self.meters: dict[str, Meter] = {}
+        self.shares: dict[str, float | None] = {}  # per cent of the card, by these
         self.stopped = ""  # by the agent: "frozen" or "killed"
+
+    def measure(self, uuid: str, gate: Gate | None) -> None:
+        """What the gate says now."""
+        if gate is None:
+            self.gates.pop(uuid, None)
+            self.shares.pop(uuid, None)
+            return
+        self.gates[uuid] = gate
+        self.shares[uuid] = self.meters.setdefault(uuid, Meter()).add(gate.charged)
 
     def note(self, uuid: str, used_mib: int, busy: int) -> None:
         line = self.history.setdefault(uuid, [])
@@ -41,6 +53,7 @@ def view(
 ) -> dict[str, Any]:
     """cards: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
     indices = {card.uuid: card.index for card in inventory.cards} if inventory else {}
+    by_slot = {(s.uuid, s.slot): g.who.id for g in grants.values() for s in g.shares if s.slot}
     order = sorted(grants.values(), key=lambda g: (g.created, g.who.id))
     return {
         "at": round(time.time(), 1),
@@ -52,7 +65,9 @@ def view(
             for card in (inventory.cards if inventory else ())
         ],
         "containers": [
-            container_view(g, indices, watched.get(g.key) or Watched(), [f for f in findings if f.key == g.key])
+            container_view(
+                g, indices, watched.get(g.key) or Watched(), [f for f in findings if f.key == g.key], by_slot
+            )
             for g in order
         ],
     }
@@ -80,9 +95,15 @@ def card_view(
     }
 
 
-def container_view(grant: Grant, indices: dict[str, int], watched: Watched, findings: list[Finding]) -> dict[str, Any]:
+def container_view(
+    grant: Grant,
+    indices: dict[str, int],
+    watched: Watched,
+    findings: list[Finding],
+    by_slot: dict[tuple[str, int], str],
+) -> dict[str, Any]:
     who = grant.who
-    frozen = getattr(grant, "frozen", 0)
+    frozen = grant.frozen
     state = watched.stopped or ("frozen" if frozen else "running" if grant.life.init else "starting")
     return {
         "key": grant.key,
@@ -95,14 +116,16 @@ def container_view(grant: Grant, indices: dict[str, int], watched: Watched, find
         "state": state,
         "frozen_since": frozen or None,
         "created": grant.created,
-        "cards": [share_view(grant, i, indices, watched) for i in range(len(grant.shares))],
+        "cards": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
         "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],
     }
 
 
-def share_view(grant: Grant, i: int, indices: dict[str, int], watched: Watched) -> dict[str, Any]:
+def share_view(
+    grant: Grant, i: int, indices: dict[str, int], watched: Watched, by_slot: dict[tuple[str, int], str]
+) -> dict[str, Any]:
     share, books = grant.shares[i], watched.books if isinstance(watched.books, Books) else None
-    use = watched.uses.get(share.uuid)
+    use, gate = watched.uses.get(share.uuid), watched.gates.get(share.uuid)
     booked = -(-books.totals[i] // MIB) if books and i < len(books.totals) else None
     seen = -(-use.used // MIB) if use else None
     return {
@@ -116,5 +139,7 @@ def share_view(grant: Grant, i: int, indices: dict[str, int], watched: Watched) 
         "compute_limit": share.compute_limit,
         "whole": share.whole,
         "busy": use.busy if use else None,
-        **watched.compute.get(share.uuid, {}),
+        "share": watched.shares.get(share.uuid),
+        "gate": gate.fields() if gate else None,
+        "waits_for": by_slot.get((share.uuid, gate.waits_for)) if gate else None,
     }

@@ -5,7 +5,7 @@ import http.client
 import json
 from typing import Any
 
-from oci_hook.agent import options
+from oci_hook.agent import options, slots
 from oci_hook.agent.view import Watched, view
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
@@ -62,6 +62,8 @@ def alone(settings: Settings) -> dict[str, Any]:
     watched = {}
     for key, grant in grants.items():
         watched[key] = Watched()
+        for part in grant.shares:
+            watched[key].measure(part.uuid, slots.read(settings.state_dir, part))
         if grant.life.init is not None and grant.shares:
             try:
                 with account.Account(*grant.life.init) as page:

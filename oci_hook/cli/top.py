@@ -18,7 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from oci_hook.cli import live, output
+from oci_hook.cli.freeze import frozen
 from oci_hook.errors import GhError
+from oci_hook.node import admit
 from oci_hook.node import settings as node_settings
 from oci_hook.node.settings import Settings
 
@@ -27,15 +29,16 @@ SORTS = ("memory", "busy", "compute", "name", "age")
 WIDE = 100  # columns; below, policy and class are left out
 NUMBERED = ("CONTAINER", "CARD", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
 GRANTED = ("POLICY", "CLASS")
-KEYS = "q quit   s sort   ↑↓ select"
+KEYS = "q quit   s sort   ↑↓ select   f freeze   r resume"
 STATES = {"running": "green", "starting": "yellow", "frozen": "cyan", "killed": "red"}
 
 
 class Screen:
     """What is shown and chosen. `node` is view.view()."""
 
-    def __init__(self, node: dict[str, Any]) -> None:
+    def __init__(self, node: dict[str, Any], settings: Settings | None = None) -> None:
         self.node = node
+        self.settings = settings
         self.sort = 0
         self.selected = ""
         self.message = ""
@@ -69,10 +72,23 @@ class Screen:
             return False
         if key == "s":
             self.sort = (self.sort + 1) % len(SORTS)
+        elif key in ("f", "r"):
+            self.message = self.act(key)
         elif key in ("\x1b[A", "k", "\x1b[B", "j") and order:
             at = order.index(self.selected) if self.selected in order else 0
             self.selected = order[max(0, min(len(order) - 1, at + (1 if key in ("\x1b[B", "j") else -1)))]
         return True
+
+    def act(self, key: str) -> str:
+        """Freeze or resume the selected container; what to say of it."""
+        chosen = self.chosen()
+        if chosen is None or self.settings is None:
+            return ""
+        try:
+            admit.alter(self.settings, chosen["id"], frozen(int(time.time()) if key == "f" else 0))
+        except GhError as e:
+            return str(e.problems[0])
+        return f"{'froze' if key == 'f' else 'resumed'} {output.printable(name(chosen))}"
 
     def draw(self, width: int, height: int) -> RenderableType:
         parts: list[RenderableType] = [self.head()]
@@ -137,7 +153,7 @@ class Screen:
         rest = rest if first else [Text()] * len(rest)
         if share is None:
             return [who, *[Text("-")] * 5, *rest]
-        busy = share.get("share", share["busy"])
+        busy = share["busy"] if share["share"] is None else share["share"]
         return [
             who,
             Text("?" if share["index"] is None else str(share["index"])),
@@ -203,7 +219,7 @@ def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
     """
     try:
         settings = node_settings.load(prefix)
-        screen = Screen(live.node(settings, prefix))
+        screen = Screen(live.node(settings, prefix), settings)
     except GhError as e:
         output.fail(e, as_json)
     if as_json:
@@ -225,10 +241,10 @@ def watch(screen: Screen, console: Console, settings: Settings, prefix: str, int
                 due = now + interval
                 try:
                     screen.node = live.node(settings, prefix)
-                    screen.message = ""
                 except GhError as e:
                     screen.message = str(e)[:100]
             display.update(screen.draw(console.width, console.height), refresh=True)
             for key in keys(max(0.0, due - time.monotonic())):
                 if not screen.press(key):
                     return
+                due = 0.0 if key in ("f", "r") else due

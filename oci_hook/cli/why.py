@@ -18,6 +18,12 @@ from oci_hook.node import store
 from oci_hook.oci import asked
 
 MIN_PREFIX = 6
+WAITS = {
+    "rotate": "take turns with those of others who want the card as well",
+    "frozen": "wait for a higher class, or are frozen",
+    "capped": "wait because its cap is used up",
+    "drain": "wait for a lower class to leave the card",
+}
 
 
 @click.command()
@@ -149,6 +155,12 @@ def on_card(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> l
         found.append(
             f"{where}: its compute ends at {share['compute_limit']} %, also when the card is idle ({c['policy']})"
         )
+    gate = share.get("gate")
+    if gate and gate["mode"] in WAITS:
+        behind = f" (container {output.short(share['waits_for'])})" if share.get("waits_for") else ""
+        found.append(f"{where}: its launches {WAITS[gate['mode']]}{behind}; {gate['waiting']} threads wait now")
+    if share.get("share") is not None:
+        found.append(f"{where}: it had {share['share']:.0f} % of the card since the look before")
     if card and card["busy"] is not None and share["busy"] is not None:
         found.append(f"{where}: NVML sees it busy {share['busy']} %, the card {card['busy']} %")
     return found

@@ -5,14 +5,17 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from oci_hook.cli import top
 from oci_hook.cli.main import cli
 from oci_hook.node import account
+from oci_hook.node.settings import load
 from tests.agent.box import events, grant, running, surcharge, wait_for
-from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, Stage
+from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 HOLD = ("/bin/gpu-probe", "alloc", "300", "hold", "600")
@@ -107,6 +110,30 @@ def test_what_the_stand_in_does_not_see_is_charged(stage: Stage, root: Path) -> 
             page.surcharge(0, 0)
         # Less what is still booked for the two programs that have ended.
         wait_for(lambda: surcharge(stage, id) >= 500 - 2 * CONTEXT_MIB)
+
+
+def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None:
+    """Two containers that want the card: their shares by the gate's books; then one is frozen from `top`."""
+    share = {**SHARE, "gpu-hook.io/memory": "1Gi"}
+    busy = ("/bin/gpu-probe", "launch", "2000", "100000")
+    ids = [stage.start(root, *busy, annotations={**share, "gpu-hook.io/compute": n}) for n in ("60", "30")]
+    with running(stage, "--interval", "1") as agent:
+
+        def card(id: str) -> Any:
+            return agent.container(id)["cards"][0]
+
+        wait_for(lambda: all(card(id)["share"] and card(id)["gate"]["launches"] > 0 for id in ids))
+        text = agent.get("/metrics").decode()
+        assert "gpu_hook_container_compute_charged_seconds_total{" in text and 'mode="' in text
+        settings = load(str(stage.prefix))
+        screen = top.Screen(agent.node(), settings)
+        screen.selected = agent.container(ids[0])["key"]
+        screen.press("f")
+        assert screen.message.startswith("froze ")
+        wait_for(lambda: agent.container(ids[0])["state"] == "frozen" and card(ids[0])["gate"]["mode"] == "frozen")
+        assert agent.container(ids[0])["frozen_since"] and not agent.kinds(ids[0])
+        screen.press("r")
+        wait_for(lambda: agent.container(ids[0])["state"] == "running" and card(ids[0])["gate"]["mode"] != "frozen")
 
 
 HOSTILE = (

@@ -1,0 +1,70 @@
+"""The dashboard and the alerts speak of metrics and labels that there are."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from oci_hook.agent.audit import KINDS, Finding
+from oci_hook.agent.metrics import Counters, exposition
+from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.slots import Gate
+from oci_hook.agent.view import Watched, view
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, Inventory
+
+GRAFANA = Path(__file__).resolve().parents[2] / "docs/grafana"
+
+
+def metrics() -> dict[str, set[str]]:
+    """Every metric with its labels, of a node where everything is known."""
+    inventory = Inventory("", "", "/", True, (Card("GPU-0", 0, 0, 8),), (), (), "", "")
+    grant = Grant("k", Identity("/", "c", "/"), Life(""), (Share("GPU-0", 8, 30),), frozen=1)
+    watched = Watched()
+    watched.measure("GPU-0", Gate(1.0, 1, 1, "mix", 0, 0.1))
+    watched.shares["GPU-0"], watched.peaks["GPU-0"] = 3.0, 4
+    watched.note("GPU-0", 1, 1)
+    status = {"state": "ok", "problems": {}, "started": 1.0}
+    finding = Finding(KINDS[0], "k", "GPU-0", 0, 0, "")
+    node = view(inventory, {"k": grant}, {"GPU-0": CardSample(1, 2, 3, ())}, {"k": watched}, (finding,), {}, status)
+    for card in node["containers"][0]["cards"]:
+        card.update(used_mib=1, busy=1)
+    counters = Counters()
+    counters.refused["GH-201"] = 1
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(exposition(node, counters).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def expressions() -> list[str]:
+    dashboard: Any = json.loads((GRAFANA / "dashboard.json").read_text())
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    rules: Any = yaml.safe_load((GRAFANA / "alerts.yaml").read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return found + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_every_metric_and_label_exists() -> None:
+    known = metrics()
+    used = 0
+    for expression in expressions():
+        assert expression.count("(") == expression.count(")"), expression
+        for name, labels in re.findall(r"\b(gpu_hook_\w+)(?:\{([^}]*)\})?", expression):
+            used += 1
+            assert name in known, name
+            for label in re.findall(r"(\w+)\s*(?:=~|!=|=)", labels):
+                assert label in known[name] | {"instance"}, (name, label)
+    assert used > 20
+
+
+def test_every_metric_is_on_the_page() -> None:
+    page = (GRAFANA.parent / "agent.md").read_text()
+    for name in metrics():
+        base = re.sub(r"_(bucket|sum|count)$", "", name.removeprefix("gpu_hook_"))
+        assert f"`{base}`" in page, name
