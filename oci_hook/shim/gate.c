@@ -465,11 +465,6 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
     return gate_now(g) - now >= min64(step, 20 * GH_US);
 }
 
-static bool capturing(CUstream stream) {
-    int status = 0;
-    return REAL(cuStreamIsCapturing)(stream, &status) || status;
-}
-
 static struct gh_gate *gate_of(CUcontext *context) {
     struct gh_state *st = gh_here();
     struct gates *all = gates_here();
@@ -519,7 +514,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
     struct gh_gate *g = gate_of(&context);
     if (!stream)
         stream = (CUstream)CU_STREAM_LEGACY;
-    if (!g || capturing(stream) || !gh_lock(&g->lock))
+    if (!g || marks_capturing(stream) || !gh_lock(&g->lock))
         return;
     if (!admit(g, key)) {
         gh_unlock(&g->lock);
@@ -606,7 +601,7 @@ uint64_t gate_before_sync(void) {
     struct gh_state *st = gh_here();
     struct gates *all = st ? atomic_load_explicit(&st->gates, memory_order_acquire) : NULL;
     for (uint32_t i = 0; all && i < all->count; i++)
-        if (LOAD(&all->gate[i]->launched) != LOAD(&all->gate[i]->done))
+        if (atomic_load(&all->gate[i]->launched) != atomic_load(&all->gate[i]->done))
             return gate_now(all->gate[i]) + 1;
     return 0;
 }
@@ -636,10 +631,10 @@ static struct gates *existing(void) {
 }
 
 /* Waits a moment for a thread that is in the driver with what is about to go. */
-static void wait_out(void *_Atomic *tailing, const uint32_t *polling, const void *stream) {
+static void wait_out(void *_Atomic *tailing, const _Atomic uint32_t *polling, const void *stream) {
     for (int i = 0; i < 50; i++) {
         void *now = tailing ? atomic_load(tailing) : NULL;
-        if ((!now || (stream && now != stream)) && (!polling || !LOAD(polling)))
+        if ((!now || (stream && now != stream)) && (!polling || !atomic_load(polling)))
             return;
         slot_sleep(NULL, 0, GH_MS);
     }
@@ -659,7 +654,7 @@ void gate_stream_leaves(CUstream stream) {
             CUcontext context = k->context;
             gh_unlock(&g->lock);
             struct mark *m = mark ? &g->mark[mark - 1] : NULL;
-            bool marked = m && !capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+            bool marked = m && !marks_capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
             gh_lock(&g->lock);
             if (m)
                 m->timed = 0;

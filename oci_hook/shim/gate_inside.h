@@ -71,12 +71,13 @@ struct gh_gate {
     /* in flight */
     struct track track[TRACKS];
     struct mark mark[MARKS];
-    uint64_t launched, done, done_at;
+    _Atomic uint64_t launched, done;
+    uint64_t done_at;
     uint64_t inflight;
     uint64_t busy_since, busy_charged;
     uint64_t long_one; /* the longest command of late */
     struct cost_table costs;
-    uint32_t polling; /* a thread is asking the driver about events */
+    _Atomic uint32_t polling; /* a thread is asking the driver about events */
     void *_Atomic tailing; /* the stream that the pacer is putting a marker on */
     uint32_t done_word; /* own threads sleep on it */
     uint32_t waiting, holding; /* threads at the gate; of them, for their turn */
@@ -88,7 +89,7 @@ struct gh_gate {
     /* clock of the fast path */
     uint64_t tick0, clock0;
     /* pacer */
-    uint32_t pacer;      /* 0 none, 1 there */
+    _Atomic uint32_t pacer; /* 0 none, 1 there, 2 in its long sleep */
     uint32_t pacer_word;
     uint32_t stop;
     uint64_t needed_at;  /* when there was last something for it to do */
@@ -120,6 +121,8 @@ void marks_link(struct gh_gate *g, unsigned track, unsigned mark);
 void marks_flush(struct gh_gate *g, unsigned track, uint64_t now);
 /* Without the lock: the events of a marker, made if need be. */
 bool marks_ready(struct mark *m, CUcontext context);
+/* Without the lock: what is launched into the stream becomes a graph, or is refused. */
+bool marks_capturing(CUstream stream);
 /* With the lock, given up meanwhile: markers behind commands that have none. From a thread of ours: those of streams
  * that were not used for a while. */
 void marks_tail(struct gh_gate *g);

@@ -144,9 +144,10 @@ void marks_poll(struct gh_gate *g) {
     g->polling = 0;
 }
 
-static bool capturing(CUstream stream) {
+bool marks_capturing(CUstream stream) {
     int status = 0;
-    return REAL(cuStreamIsCapturing)(stream, &status) || status;
+    CUresult r = REAL(cuStreamIsCapturing)(stream, &status);
+    return r ? r != GH_MISSING : status; /* drivers before 10.0 capture nothing */
 }
 
 void marks_tail(struct gh_gate *g) {
@@ -173,7 +174,7 @@ void marks_tail(struct gh_gate *g) {
         if (!REAL(cuCtxPushCurrent_v2)(context)) {
             int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
             REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-            there = !capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+            there = !marks_capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
             REAL(cuThreadExchangeStreamCaptureMode)(&mode);
             REAL(cuCtxPopCurrent_v2)(&popped);
         }

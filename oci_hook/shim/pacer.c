@@ -47,7 +47,7 @@ static void *pace(void *gate) {
         gate_look(g, now, false);
         uint64_t ns = step(g, now);
         if (g->stop || (ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
-            __atomic_store_n(&g->pacer, 0, __ATOMIC_RELEASE);
+            atomic_store(&g->pacer, 0);
             gh_unlock(&g->lock);
             return NULL;
         }
@@ -74,7 +74,7 @@ static void at_exit(void) {
         if (g->tenure)
             gate_yield(g, gate_now(g));
         gh_unlock(&g->lock);
-        for (int k = 0; k < 50 && __atomic_load_n(&g->pacer, __ATOMIC_ACQUIRE); k++)
+        for (int k = 0; k < 50 && atomic_load(&g->pacer); k++)
             slot_sleep(NULL, 0, GH_MS);
     }
 }

@@ -12,8 +12,11 @@ SOURCES = Path(__file__).parent / "shim_c"
 PROCESSES = 16
 
 
-def _box(place: Path) -> list[str]:
-    """Build driver and client, lay out a private directory; returns the command prefix that makes it /run/gpu-hook."""
+def _box(place: Path, shared: bool = False) -> list[str]:
+    """Build driver and client, lay out a private directory; returns the command prefix that makes it /run/gpu-hook.
+
+    shared: the card is shared in time with a tenant that does nothing.
+    """
     cc = [sys.executable, "-m", "ziglang", "cc", "-O2"]
     for folder in ("driver", "account"):
         (place / folder).mkdir()
@@ -24,6 +27,17 @@ def _box(place: Path) -> list[str]:
     struct.pack_into("<QIIIIII", page, 0, 0x31594C4F50484755, 1, 4096, 0, 1, 0, 1)
     uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0"
     struct.pack_into("<48sQQ", page, 128, uuid.encode(), 64 << 30, 128 << 30)
+    if shared:
+        struct.pack_into("<I", page, 128 + 88, 1)
+        (place / "share/0/slot").mkdir(parents=True)
+        (place / "slot").mkdir()
+        card = bytearray(4096)
+        struct.pack_into("<QIIIIQQ48s", card, 0, 0x3144524143504847, 1, 4096, 2, 1, 1, 3, uuid.encode())
+        for slot in range(2):
+            struct.pack_into("<BBHIIIQ", card, 128 + 32 * slot, 1, 0, 100, 0, 0, 0, 1 + slot)
+            (place / f"share/0/slot/{slot:02}").write_bytes(bytes(8192))
+        (place / "share/0/card").write_bytes(card)
+        (place / "slot/0").write_bytes(bytes(8192))
     (place / "policy").write_bytes(page)
     mounts = f'mount -t tmpfs none /run && mkdir /run/gpu-hook && mount --bind {place} /run/gpu-hook && exec "$@"'
     return ["unshare", "-Urm", "sh", "-c", mounts, "sh", "/run/gpu-hook/client"]
@@ -44,10 +58,10 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     )
     rounds, calls = ("5", "5000") if short else ("31", "20000")
     env = {"LD_LIBRARY_PATH": str(ROOT / "build" / platform.machine()), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    with tempfile.TemporaryDirectory() as folder:
-        client = _box(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        alone, shared = _box(Path(folder)), _box(Path(other), shared=True)
 
-        def start(live: int) -> "subprocess.Popen[str]":
+        def start(live: int, client: list[str] = alone) -> "subprocess.Popen[str]":
             argv = [*client, rounds, calls, str(live)]
             return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
 
@@ -57,11 +71,12 @@ def run(short: bool) -> dict[str, dict[str, object]]:
                 raise RuntimeError(f"the client failed with {process.returncode}: {out}")
             return _figures(out)
 
-        one, many = finish(start(1)), finish(start(10000))
+        one, many, beside = finish(start(1)), finish(start(10000)), finish(start(1, shared))
         crowd = [finish(p) for p in [start(1) for _ in range(PROCESSES)]]
     contended = sorted(f["alloc_free"] for f in crowd)[PROCESSES // 2]
     return {
         "launch_added_ns": _figure(one["launch"], "ns", 15),
+        "launch_peer_idle_added_ns": _figure(beside["launch"], "ns", 25),
         "alloc_free_added_ns": _figure(one["alloc_free"], "ns", 150),
         "alloc_free_10000_added_ns": _figure(many["alloc_free"], "ns", 150),
         "meminfo_added_ns": _figure(one["meminfo"], "ns", 100),

@@ -1,6 +1,8 @@
 """A shared simulated card and containers on it, made by hand: mount namespaces with card page and slot files."""
 
+import contextlib
 import os
+import signal
 import struct
 import subprocess
 import tempfile
@@ -121,7 +123,9 @@ class Load:
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         pipe = subprocess.PIPE
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
-        self.process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
+        self.process = subprocess.Popen(
+            argv, env=env, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, start_new_session=True
+        )
         self.points: list[tuple[int, int]] = []
         self.thread = threading.Thread(target=self._read)
         self.thread.start()
@@ -158,7 +162,8 @@ class Load:
         return self.errors.read()
 
     def kill(self) -> None:
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # and its children
         self.process.wait()
         self.thread.join()
 

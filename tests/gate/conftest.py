@@ -48,7 +48,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled load.c."""
     out = tmp_path_factory.mktemp("load") / "load"
     cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w"]
-    subprocess.run([*cc, "-o", str(out), str(Path(__file__).parent / "load.c"), "-ldl"], check=True)
+    subprocess.run([*cc, "-o", str(out), str(Path(__file__).parent / "load.c"), "-ldl", "-lpthread"], check=True)
     return out
 
 

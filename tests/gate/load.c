@@ -7,6 +7,7 @@
  * input does. */
 #include <dlfcn.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,11 +54,27 @@ static void launch(const char *way) {
         MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
 
+static void *context;
+static void *beside(void *unused) {
+    void *own;
+    MUST("cuCtxSetCurrent", context);
+    MUST("cuStreamCreate", &own, 1);
+    for (unsigned i = 0;; i++) {
+        MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, own, NULL, NULL);
+        if (i % 50 == 49) {
+            MUST("cuStreamSynchronize", own);
+            MUST("cuStreamDestroy_v2", own);
+            MUST("cuStreamCreate", &own, 1);
+        }
+    }
+    return unused;
+}
+
 int main(int argc, char **argv) {
     const char *way = argv[1];
     unsigned long burst = argc > 4 ? strtoul(argv[3], NULL, 10) : 0, gap = argc > 4 ? strtoul(argv[4], NULL, 10) : 0;
     char image[200], name[64];
-    void *context, *module, *captured;
+    void *module, *captured;
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!cuda)
         return 2;
@@ -76,6 +93,19 @@ int main(int argc, char **argv) {
             MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
         MUST("cuStreamEndCapture", stream, &captured);
         MUST("cuGraphInstantiateWithFlags", &graph, captured, (uint64_t)0);
+    }
+    if (!strcmp(way, "threads"))
+        for (int i = 0; i < 3; i++) {
+            pthread_t thread;
+            pthread_create(&thread, NULL, beside, NULL);
+        }
+    if (!strcmp(way, "fork") || !strcmp(way, "exec")) {
+        for (int i = 0; i < 50; i++)
+            launch(way);
+        argv[1] = "plain";
+        pid_t child = strcmp(way, "fork") ? 0 : fork();
+        if (!child)
+            execv(strcmp(way, "fork") ? argv[0] : "/proc/self/exe", argv);
     }
     uint64_t count = 0, said = 0, began = now();
     for (;;) {

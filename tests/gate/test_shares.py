@@ -8,6 +8,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,7 +153,7 @@ def test_weights_change_while_it_runs(place: Make) -> None:
     assert abs(got[0] - 0.75) < 0.06, got
 
 
-def test_alone_there_is_no_thread_and_no_system_call(place: Make) -> None:
+def test_alone_there_is_no_thread_and_nothing_is_counted(place: Make) -> None:
     p = place(Tenant())
     load = p.kernels(0, "plain", 80, 20, 0)
     measure([load], 0.2, 0.2)
@@ -167,3 +168,34 @@ def test_without_a_card_page_only_the_own_cap_is_held(place: Make) -> None:
     load = p.kernels(0, "plain", 80)
     (count,) = measure([load], 0.5, 0.3)
     assert count * 80e-6 * p.card.scale > 0.3
+
+
+def sub_slots(p: Any, slot: int) -> list[tuple[int, int]]:
+    """Owner and launches of each sub-slot ever used."""
+    page = p.card.slot_file(slot).read_bytes()
+    (top,) = struct.unpack_from("<I", page, 12)
+    return [struct.unpack_from("<QQ", page, 512 + 64 * i) for i in range(top)]
+
+
+@pytest.mark.parametrize(("way", "subs"), [("exec", 1), ("fork", 2)])
+def test_fork_and_exec_take_sub_slots_of_their_own(place: Make, way: str, subs: int) -> None:
+    p = place(Tenant(), Tenant())
+    other, load = p.kernels(0, "plain", 80), p.kernels(1, way, 80)
+    got = parts([other, load], 2, 2)
+    used = sub_slots(p, 1)
+    assert len(used) == subs and len({owner for owner, _ in used}) == subs, used
+    assert all(launched > 30 for _, launched in used), used
+    if way != "fork":  # two processes print there
+        assert abs(got[0] - 0.5) < 0.1, got
+
+
+def test_what_a_capturing_stream_records_is_not_gated(place: Make) -> None:
+    """A frozen tenant captures and instantiates its graph; launching it is what waits."""
+    p = place(Tenant(freeze=1), Tenant())
+    load = p.kernels(0, "graph", 80)
+    time.sleep(1)
+    assert not load.points and "futex" in Path(f"/proc/{load.process.pid}/wchan").read_text()
+    assert load.process.poll() is None, load.said()
+    p.card.tenants[0].freeze = 0
+    p.card.write()
+    load.ready(5)

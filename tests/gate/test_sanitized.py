@@ -1,0 +1,69 @@
+"""The gate under gcc's sanitizers: threads and processes beside each other; any bytes as a slot file."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.shim import build
+from tests.gate.cards import Tenant, measure
+from tests.shim.box import ROOT
+
+SHIM = ROOT / "oci_hook" / "shim"
+HERE = Path(__file__).parent
+
+
+def gcc() -> str:
+    found = shutil.which("gcc")
+    machine = found and subprocess.run([found, "-dumpmachine"], capture_output=True, check=True).stdout[:6]
+    if not found or machine != b"x86_64":
+        pytest.skip("gcc for x86_64 is not here")
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_bytes_are_a_slot_file(tmp_path: Path, seed: int) -> None:
+    out = tmp_path / "fuzz_slot"
+    flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{SHIM}"]
+    sources = [str(HERE / "fuzz_slot.c"), str(SHIM / "slot_view.c"), str(SHIM / "decide.c")]
+    subprocess.run([gcc(), *flags, "-DGH_FUZZ_MAIN", "-o", str(out), *sources], check=True)
+    done = subprocess.run([str(out), str(seed), "20000"], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "20000\n"), done.stderr
+
+
+@pytest.fixture(scope="module", params=["address,undefined", "thread"])
+def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stand_in: Path) -> Path:
+    """Stand-in and load program built with a sanitizer."""
+    out = tmp_path_factory.mktemp("sanitized")
+    made = stand_in / "shim" / "libcuda"
+    flags = ["-std=c11", "-g", "-O1", f"-fsanitize={request.param}", "-fno-sanitize-recover=undefined", "-w"]
+    shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
+    needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
+    load = ["-D_GNU_SOURCE", "-std=gnu11", str(HERE / "load.c"), str(out / "libcuda.so.1"), "-ldl", "-lpthread"]
+    for step in (
+        [gcc(), *flags, *shared, "-o", str(out / "libcuda.so.1"), *build.LIBRARIES[0].files(), *needed],
+        [gcc(), *flags, "-o", str(out / "load"), *load, "-Wl,--allow-shlib-undefined"],
+    ):
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        if "cannot find" in done.stderr and "san" in done.stderr:
+            pytest.skip(f"gcc lacks the {request.param} sanitizer")
+        assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> None:
+    p = place(Tenant(cap=0.6), Tenant(), libraries=sanitized)
+    p.load = str(sanitized / "load")
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
+    us = str(80 * p.card.scale)
+    loads = [p.boxes[0].start([p.load, "threads", us], **options), p.boxes[1].start([p.load, "threads", us], **options)]
+    loads.append(p.boxes[1].start([p.load, "graph", us], **options))
+    counts = measure(loads, 3, 2)
+    alive = [load.process.poll() is None for load in loads]
+    said = "".join(load.said() for load in loads)
+    assert all(alive) and min(counts) > 0 and "ERROR" not in said and "WARNING" not in said, said
