@@ -14,7 +14,7 @@ import pytest
 
 from oci_hook.node import driver_files, inventory
 from tests.conftest import Bundle, Install, Runc
-from tests.e2e.fetched import wheel
+from tests.e2e.fetched import nvidia, wheel
 from tests.e2e.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 from tests.node.test_driver_files import debian_driver
 
@@ -113,6 +113,28 @@ def test_nvitop(stage: Stage, holder: str) -> None:
     assert "300.0MiB / 1024MiB" in done.stdout or "300MiB / 1024MiB" in done.stdout, done.stdout
     assert re.search(r"\b1 C\b", done.stdout) and f"hold.py {300 - CONTEXT_MIB}" in done.stdout
     assert "700" not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_nvidia_smi(stage: Stage, python: Python, holder: str) -> None:
+    """NVIDIA's own program: its table, its queries; and what it may not change.
+
+    The table's list of processes comes from an internal table of NVML, which is empty on simulated cards.
+    """
+    (program,) = (p for p in nvidia().rglob("nvidia-smi") if p.is_file() and p.stat().st_size > 100000)
+    shutil.copy(program, python.root / "tmp/nvidia-smi")
+
+    def said(*args: str) -> str:
+        done = stage.runc("exec", holder, "/tmp/nvidia-smi", *args)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    table = said()
+    assert re.search(r"\| +300MiB / +1024MiB +\|", table) and "700" not in table, table
+    query = ("--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits")
+    assert said(*query).split() == ["1024,", "300,", "724"]
+    assert said("-L").count("GPU ") == 1
+    done = stage.runc("exec", holder, "/tmp/nvidia-smi", "-c", "EXCLUSIVE_PROCESS")
+    assert done.returncode != 0 and "ermission" in done.stdout + done.stderr, done
 
 
 def test_gpustat(stage: Stage, holder: str) -> None:

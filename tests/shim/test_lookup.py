@@ -10,6 +10,8 @@ import pytest
 from box import ROOT, Box
 from conftest import HERE, compile_c
 
+from tests.e2e.fetched import wheel
+
 pytestmark = pytest.mark.root
 SHIM = ROOT / "oci_hook" / "shim"
 
@@ -104,6 +106,36 @@ int main(void) { void *c; unsigned long long p;
 """)
     program = compile_c(tmp_path / "p", str(source), str(fake_cuda))
     assert box.run([str(program)]).stdout == "0 2\n"
+
+
+CHECK = """
+import sys
+own = {line.split(",")[0][8:] for line in open(sys.argv[1]) if line.startswith("GH_CUDA(")}
+spans = [[int(n, 16) for n in line.split()[0].split("-")] for line in open("/proc/self/maps") if sys.argv[2] in line]
+asked = {tuple(line.split()) for line in open("/run/gpu-hook/asked") if line.count(" ") == 2 and line[0] != " "}
+ours = 0
+for name, version, flags in asked:
+    if name in own and (at := cu.address(name, int(version), int(flags))):
+        assert any(a <= at < b for a, b in spans), (name, version, flags)
+        ours += 1
+print(len(asked), ours)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("static", [False, True])
+def test_what_cudart_asks_for_is_ours(box: Box, tmp_path: Path, static: bool) -> None:
+    """The real runtime library over a driver that writes down its look-ups: cuGetProcAddress, for every function."""
+    folder = wheel("nvidia-cuda-runtime-cu12") / "nvidia/cuda_runtime/lib"
+    library = folder / ("libcudart_static.a" if static else "libcudart.so.12")
+    program = tmp_path / "program"
+    client = ROOT / "tests" / "e2e" / "clients" / "runtime.c"
+    compile_c(program, str(client), str(library), f"-Wl,-rpath,{folder}", "-ldl", "-lrt", "-lpthread")
+    box.run([str(program)], FAKE_LOOKUPS="/run/gpu-hook/asked")
+    (box.place / "check.py").write_text("import client as cu\n" + CHECK)
+    argv = ["/run/gpu-hook/check.py", str(SHIM / "intercepts.def"), str(box.stand_in / "libcuda.so.1")]
+    asked, ours = map(int, box.run([sys.executable, *argv]).stdout.split())
+    assert asked > 300 and ours > 30, (asked, ours)
 
 
 @pytest.mark.slow
