@@ -36,39 +36,24 @@ static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
     return !__builtin_mul_overflow((pitch + PITCH - 1) & ~(PITCH - 1), height, bytes);
 }
 
-GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
-                                      unsigned element) {
-    struct charge c;
-    uint64_t bytes;
-    if (!rows(width, height, &bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult r = charge(&c, bytes);
-    if (r)
-        return r;
-    r = REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
-    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {
-        REAL(cuMemFree_v2)(*pointer);
-        r = CUDA_ERROR_OUT_OF_MEMORY;
+#define ALLOC_PITCH(name, address, length, undo)                                                                     \
+    GH_EXPORT CUresult name(address *pointer, length *pitch, length width, length height, unsigned element) {        \
+        struct charge c;                                                                                             \
+        uint64_t bytes;                                                                                              \
+        if (!rows(width, height, &bytes))                                                                            \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                         \
+        CUresult r = charge(&c, bytes);                                                                              \
+        if (r)                                                                                                       \
+            return r;                                                                                                \
+        r = REAL(name)(pointer, pitch, width, height, element);                                                      \
+        if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {                                          \
+            REAL(undo)(*pointer);                                                                                    \
+            r = CUDA_ERROR_OUT_OF_MEMORY;                                                                            \
+        }                                                                                                            \
+        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                        \
     }
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
-}
-
-GH_EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height,
-                                   unsigned element) {
-    struct charge c;
-    uint64_t bytes;
-    if (!rows(width, height, &bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult r = charge(&c, bytes);
-    if (r)
-        return r;
-    r = REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
-    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {
-        REAL(cuMemFree)(*pointer);
-        r = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
-}
+ALLOC_PITCH(cuMemAllocPitch_v2, CUdeviceptr, size_t, cuMemFree_v2)
+ALLOC_PITCH(cuMemAllocPitch, unsigned, unsigned, cuMemFree)
 
 GH_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
     struct owed o = begin_free(LINEAR, pointer);

@@ -63,7 +63,7 @@ class Card:
 class Bench:
     """A box over the simulated driver, its processes and what they were told. `allowed`: what the model allows."""
 
-    def __init__(self, place: Path, stand_in: Path, seed: int, allowed: int = LIMIT) -> None:
+    def __init__(self, place: Path, stand_in: Path, seed: int, allowed: int = LIMIT, **env: str) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.allowed = allowed
@@ -81,6 +81,7 @@ class Bench:
         self.box.write_policy(bytes(page))
         self.card = Card(cards / "0")
         self.cards = str(cards)
+        self.env = {"GPU_HOOK_SIM_CARDS": self.cards, **env}
         self.log: list[str] = []
         self.calls: list[Call] = []  # since the last time that no process ran, if
         self.told = True  # no storm came in between
@@ -95,7 +96,7 @@ class Bench:
     def launch(self) -> Process:
         """A process; it is not ready yet."""
         command = [sys.executable, str(HERE / "random_calls.py"), str(self.charge)]
-        p = self.box.start(command, GPU_HOOK_SIM_CARDS=self.cards)
+        p = self.box.start(command, **self.env)
         self.started.append(p)
         return p
 
@@ -325,9 +326,9 @@ def minimised(place: Path, stand_in: Path, bench: Bench, kind: str, seconds: flo
     return calls
 
 
-def play(place: Path, stand_in: Path, seed: int, seconds: float) -> Bench:
+def play(place: Path, stand_in: Path, seed: int, seconds: float, **env: str) -> Bench:
     """Play, and when that fails say the shortest way to the same failure that was found."""
-    bench = Bench(place / "play", stand_in, seed)
+    bench = Bench(place / "play", stand_in, seed, **env)
     try:
         bench.play(seconds)
     except Failure as failure:

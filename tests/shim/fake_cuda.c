@@ -79,7 +79,7 @@ static struct context primary[DEVICES];
 static int primary_refs[DEVICES];
 static __thread struct context *stack[16];
 static __thread int depth;
-static u64 next_pointer = 0x700000000000ull, next_handle = 1;
+static u64 next_pointer = 0x700010000000ull, next_handle = 1;
 
 static int lock(int byte, short type, int wait) {
     struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};

@@ -8,6 +8,8 @@ pytestmark = pytest.mark.root
 
 ROUND = {  # a call that takes about 300 MiB -> (result, handle); how to free the handle
     "cuMemAlloc_v2": ("cu.alloc(300 * M)", "cu.free(h)"),
+    "cuMemAlloc": ("old(300 * M)", "cu.lib.cuMemFree(cu.c_uint(h))"),
+    "cuMemAllocPitch": ("old_pitch(300 * M // 4096 - 8, 4096)", "cu.lib.cuMemFree(cu.c_uint(h))"),
     "cuMemAllocManaged": ("managed(300 * M)", "cu.free(h)"),
     "cuMemAllocPitch_v2": ("pitch(300 * M // 4096 - 8, 4096)", "cu.free(h)"),
     "cuMemAllocAsync": ("cu.async_alloc(300 * M)", "cu.async_free(h)"),
@@ -32,6 +34,13 @@ def managed(n):
 def pitch(width, height):
     p, wide = cu.c_uint64(), cu.c_size_t()
     return cu.lib.cuMemAllocPitch_v2(cu.byref(p), cu.byref(wide), cu.c_size_t(width), cu.c_size_t(height), 4), p.value
+def old(n):  # before CUDA 3.2: 32-bit addresses
+    p = cu.c_uint()
+    return cu.lib.cuMemAlloc(cu.byref(p), cu.c_uint(n)), p.value
+def old_pitch(width, height):
+    p, wide = cu.c_uint(), cu.c_uint()
+    r = cu.lib.cuMemAllocPitch(cu.byref(p), cu.byref(wide), cu.c_uint(width), cu.c_uint(height), cu.c_uint(4))
+    return r, p.value
 def plain_array(w, h):
     d = (cu.c_size_t * 3)(w, h, 0x20 | 4 << 32)
     a = cu.c_void_p()

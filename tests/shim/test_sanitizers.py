@@ -2,13 +2,16 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from box import MIB, ROOT, Box
 from conftest import HERE
+from differential import play
 
 from oci_hook.shim import build
+from oci_hook.sim import build as sim_build
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 SHIM = ROOT / "oci_hook" / "shim"
@@ -53,3 +56,15 @@ def test_threads_and_all_routes(sanitized: Path, tmp_path: Path, fake_cuda: Path
     alone = box.run([str(sanitized / "worker"), "threads", "9", "800"], timeout=200, **options)
     assert alone.stdout == "0\n"
     assert 900 * MIB < box.peak() <= 1024 * MIB
+
+
+def test_random_calls(sanitized: Path, tmp_path: Path, stand_in: Path, request: pytest.FixtureRequest) -> None:
+    """The differential test; Python itself is not built with the sanitizer, so its library comes first."""
+    if "address" not in request.node.name:
+        pytest.skip("the thread sanitizer does not follow Python's forks")
+    sim_build.build(stand_in / "sim", "x86_64", [sys.executable, "-m", "ziglang", "cc"])
+    (sanitized / "sim").symlink_to(stand_in / "sim")
+    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    options = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    bench = play(tmp_path, sanitized, 8, 1, **options)
+    assert bench.granted and bench.refused and bench.samples
