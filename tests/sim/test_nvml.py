@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -163,3 +164,24 @@ except nvml.NVMLError: pass
 """
         )
         assert sim.run(sim.probe, "alloc", "10", "launch", "100", "20").returncode in (0, 1)
+
+
+def test_a_neighbour_that_scribbles_crashes_no_running_program(sim: Sim) -> None:
+    """Its times are spoiled, and its streams may wait for ever; it lives, and a fresh card is as good as new."""
+    code = "context(); f = kernel(50); print('ready', flush=True)\n"
+    code += "while True: launch(f); code('cuStreamSynchronize', NONE)"
+    children = [sim.start_python(code) for _ in range(2)]
+    random = Random(5)
+    end = time.monotonic() + 2
+    with open(sim.cards / "0", "r+b") as f:
+        while time.monotonic() < end:
+            area = random.choice((512, 4096, 12288, 18432, driver_root.FILE_SIZE - 64 * driver_root.QUEUE_SIZE))
+            f.seek(area + 8 * random.randrange(400))
+            f.write(random.choice((bytes(8), b"\xff" * 8, random.randbytes(8))))
+            f.flush()
+    assert [child.poll() for child in children] == [None, None]
+    for child in children:
+        child.kill()
+        child.wait()
+    driver_root.make_card(sim.cards / "0", 0, MEMORY_MIB)
+    assert sim.run(sim.probe, "launch", "100", "20").returncode == 0
