@@ -23,9 +23,19 @@ pytestmark = [
     pytest.mark.skipif(not os.path.exists(SYSTEMD), reason="systemd is not installed"),
 ]
 GROUP = "/sys/fs/cgroup/unified"
-# A target of nothing: no service of this machine is started. Sysctls are this machine's, so systemd may not set them.
+APART = "/tmp /var/tmp /home /root /srv"
+# A target of nothing, and no other unit to fall back on: this machine's services must not start here (its tmpfiles
+# would empty /tmp). These folders are read-only but for {own}. Sysctls are the machine's, so read-only too.
 # /dev/char has the cards as `gpus --refresh` makes them known where they are real; runc 1.1.5 looks there.
 BOOT = f"""
+for d in {{apart}}; do [ ! -d $d ] || mount --bind $d $d; done
+mount --bind {{own}} {{own}}
+for d in {{apart}}; do [ ! -d $d ] || mount -o remount,bind,ro $d; done
+for d in /usr/lib /lib /etc /usr/local/lib; do
+  for s in systemd/system systemd/system-generators systemd/system-preset tmpfiles.d sysctl.d modules-load.d; do
+    [ ! -d $d/$s ] || mount -t tmpfs none $d/$s
+  done
+done
 umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup
 mount -t proc proc /proc; mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys
 mkdir -p /run/dev/char /run/dev/pts /run/dev/shm
@@ -33,7 +43,7 @@ cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /run/dev
 mount --bind /run/dev /dev
 for n in 0 1 255; do mknod /dev/char/195:$n c 195 $n; done
 echo 0123456789abcdef0123456789abcdef >/etc/machine-id; : >/etc/fstab
-mkdir -p /run/systemd/system; printf '[Unit]\\nAllowIsolate=yes\\n' >/run/systemd/system/gh.target
+mkdir -p /run/systemd/system; printf '[Unit]\\nAllowIsolate=yes\\nDefaultDependencies=no\\n' >/run/systemd/system/gh.target
 exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin {SYSTEMD} --unit=gh.target --log-target=null
 """
 
@@ -47,7 +57,7 @@ class Systemd:
         self.group = Path(GROUP, f"gh-{place.dir.name}-systemd")
         self.group.mkdir()
         boot = self.dir / "boot"
-        boot.write_text(f"set -e\n{PRIVATE}{BOOT}")
+        boot.write_text(f"set -e\n{PRIVATE}{BOOT.format(own=place.dir, apart=APART)}")
         enter = (
             f"echo $$ >{self.group}/cgroup.procs; exec unshare -C -m -p -f -i -u -n --kill-child --propagation private"
         )
