@@ -106,8 +106,8 @@ class Stage:
 
 
 def wait_for(stage: Stage, name: str, word: str) -> str:
-    """The detached container's output once it says `word` (10 s at most)."""
-    for _ in range(200):
+    """The detached container's output once it says `word` (20 s at most)."""
+    for _ in range(400):
         with contextlib.suppress(OSError):
             if word in stage.log(name):
                 break
@@ -169,7 +169,31 @@ def story(stage: Stage) -> None:
         "card1: Operation not permitted" in output and "nvidia0: Operation not permitted" not in output,
     )
 
-    title("6. Everything is given back when the containers are gone")
+    other = f"{card} 1" if stage.simulated else "the same card"
+    title(f"6. Two programs that never pause share the compute of {other}: 70 to 30, then the other way round")
+    where = "1" if stage.simulated else "0"
+    for name in stage.ids:
+        stage.runtime("delete", "--force", name)
+    for name, percent in (("large", "70"), ("small", "30")):
+        asked = {"NVIDIA_VISIBLE_DEVICES": where, "gpu-hook.io/compute": percent}
+        say(f"container {name}, annotations {json.dumps(asked)}")
+        status, output = stage.container(name, asked, "gpu-probe run 500 12", detach=True)
+        if status != 0:
+            show(output)
+    time.sleep(6)
+    say("gpu-hook set large --compute 30; gpu-hook set small --compute 70")
+    for name, percent in (("large", "30"), ("small", "70")):
+        stage.cli("set", name, "--compute", percent)
+    say("what each had of the card, second by second:")
+    for name, first in (("large", 70), ("small", 30)):
+        show(f"{name} {wait_for(stage, name, 'kernels')}")
+        had = [int(word.rstrip("%")) for word in stage.log(name).partition(";")[0].split()[1:]]
+        expect(
+            f"{name} had about {first} %, then about {100 - first} %",
+            len(had) >= 9 and abs(sum(had[2:5]) / 3 - first) < 8 and abs(sum(had[-3:-1]) / 2 - 100 + first) < 8,
+        )
+
+    title("7. Everything is given back when the containers are gone")
     for name in stage.ids:
         stage.runtime("delete", "--force", name)
     stage.ids.clear()

@@ -8,6 +8,7 @@
  *   fill MIB         allocate pieces of MIB mebibytes until one is refused
  *   free             free everything allocated so far
  *   launch US COUNT  launch COUNT kernels that each keep the card busy for US microseconds, and wait for them
+ *   run US SECONDS   keep launching kernels of US microseconds; what part of the card was had, in total and per second
  *   bench COUNT      what launch, alloc+free and cuMemGetInfo cost on the host, in ns per call
  *   hold SECONDS     keep everything for a while
  *   pause            keep everything until standard input ends
@@ -43,6 +44,9 @@ typedef unsigned long long CUdeviceptr;
     F(cuModuleGetFunction, (void **function, void *module, const char *name))                                   \
     F(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,         \
                        unsigned bz, unsigned shared, void *stream, void **params, void **extra))                \
+    F(cuEventCreate, (void **event, unsigned flags))                                                            \
+    F(cuEventRecord, (void *event, void *stream))                                                               \
+    F(cuEventSynchronize, (void *event))                                                                        \
     F(cuGetErrorName, (CUresult error, const char **name))
 
 #ifdef LINKED
@@ -226,6 +230,39 @@ static void launch(unsigned long us, unsigned long n)
     printf("launch %lu x %lu us: %.1f ms (alone it takes %.1f ms)\n", n, us, ms, (double)us * (double)n / 1e3);
 }
 
+/* Two batches of about 5 ms are on their way at any time: never idle for want of a launch, and what is counted is done.
+ * Seconds are those of the clock on the wall, so that the lines of several containers stand beside each other. */
+static void run(unsigned long us, double length)
+{
+    void *function = kernel(us), *event[2];
+    unsigned long batch = us < 5000 ? 5000 / us : 1, n = 0, done = 0, then = 0;
+    if (!function || refused("cuEventCreate", cuEventCreate(&event[0], 2)) ||
+        refused("cuEventCreate", cuEventCreate(&event[1], 2)))
+        return;
+    double begin = seconds(), at = begin, mark = begin;
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    double tick = begin + 1 - (double)wall.tv_nsec / 1e9;
+    printf("run:");
+    for (; at < begin + length; n++) {
+        for (unsigned long i = 0; i < batch; i++)
+            if (refused("cuLaunchKernel", start(function, us)))
+                return;
+        if (refused("cuEventRecord", cuEventRecord(event[n & 1], NULL)) ||
+            (n && refused("cuEventSynchronize", cuEventSynchronize(event[~n & 1]))))
+            return;
+        done = n * batch;
+        at = seconds();
+        if (at >= tick) {
+            printf(" %.0f%%", (double)((done - then) * us) / (at - mark) / 1e4);
+            fflush(stdout);
+            mark = at, then = done, tick += 1;
+        }
+    }
+    printf("; %lu kernels of %lu us in %.1f s, %.0f %% of the card\n", done, us, at - begin,
+           (double)(done * us) / (at - begin) / 1e4);
+}
+
 /* Batches far below the launch queue's depth, so that no call waits for the card. */
 static void bench(unsigned long n)
 {
@@ -261,7 +298,7 @@ static void bench(unsigned long n)
 static int command(const char *word, char *(*next)(void))
 {
     char *a = NULL, *b = NULL;
-    int takes = !strcmp(word, "launch") ? 2 : strchr("abdfh", word[0]) && strcmp(word, "free") ? 1 : 0;
+    int takes = !strcmp(word, "launch") || !strcmp(word, "run") ? 2 : strchr("abdfh", word[0]) && strcmp(word, "free") ? 1 : 0;
     if ((takes > 0 && !(a = next())) || (takes > 1 && !(b = next())))
         return 2;
     if (!strcmp(word, "device")) {
@@ -293,6 +330,8 @@ static int command(const char *word, char *(*next)(void))
         free_all();
     } else if (!strcmp(word, "launch")) {
         launch(strtoul(a, NULL, 10), strtoul(b, NULL, 10));
+    } else if (!strcmp(word, "run") && atoi(a) > 0) {
+        run(strtoul(a, NULL, 10), atof(b));
     } else if (!strcmp(word, "bench")) {
         bench(strtoul(a, NULL, 10));
     } else {
@@ -317,7 +356,7 @@ int main(int argc, char **argv)
 {
     if (argc < 2) {
         fprintf(stderr, "usage: gpu-probe info | device N | alloc MIB | fill MIB | free | launch US COUNT | "
-                        "bench COUNT | "
+                        "run US SECONDS | bench COUNT | "
                         "hold SECONDS | pause ...\n       gpu-probe -   (commands from standard input)\n");
         return 2;
     }
