@@ -43,7 +43,8 @@ cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /run/dev
 mount --bind /run/dev /dev
 for n in 0 1 255; do mknod /dev/char/195:$n c 195 $n; done
 echo 0123456789abcdef0123456789abcdef >/etc/machine-id; : >/etc/fstab
-mkdir -p /run/systemd/system; printf '[Unit]\\nAllowIsolate=yes\\nDefaultDependencies=no\\n' >/run/systemd/system/gh.target
+mkdir -p /run/systemd/system
+printf '[Unit]\\nAllowIsolate=yes\\nDefaultDependencies=no\\n' >/run/systemd/system/gh.target
 exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin {SYSTEMD} --unit=gh.target --log-target=null
 """
 
