@@ -20,9 +20,9 @@ from oci_hook.sim import model_run
 from oci_hook.sim.model import metrics
 from oci_hook.sim.model.scenarios import OFFLINE, ONLINE, requests
 
-SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "5"))
-LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
-REQUESTS = {50: 1000, 20: 200, 5: 60}
+SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
+LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "8"))
+REQUESTS = {50: int(os.environ.get("GPU_HOOK_BENCH_REQUESTS", "1000")), 20: 200, 5: 60}
 SHORT_REQUESTS = 60
 PRIME, MASK = 1099511628211, (1 << 64) - 1
 

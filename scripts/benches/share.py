@@ -18,7 +18,7 @@ from oci_hook.sim.model import metrics
 from oci_hook.sim.model.scenarios import gappy, launch_bound
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
-LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
+LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "6"))
 DRIFT = 0.02  # alone references before and after may differ by this much
 
 
@@ -124,7 +124,7 @@ def measure(short: bool) -> Json:
         kinds = [(c, native) for c in chosen for native in (False, True) if c.native or not native]
         jobs = [functools.partial(_cell, stage, c, native) for c, native in kinds]
         faults = [(f, i) for f in ("kill", "stop") for i in range(1 if short else LANES // 2)]
-        jobs += [functools.partial(takeover, stage, f, 8 if short else 100, i) for f, i in faults]
+        jobs += [functools.partial(takeover, stage, f, 8 if short else 80, i) for f, i in faults]
         results = in_lanes(stage, LANES, jobs)
         after = references(stage, tenants, 0.4 if short else 0.8)
     finally:

@@ -48,6 +48,12 @@ class Node:
         if simulated:
             os.environ["LD_LIBRARY_PATH"] = os.path.dirname(self.inventory.libcuda)
 
+    def close(self) -> None:
+        """Unmount what the cards' sharers shared."""
+        from oci_hook.node import share
+
+        share.drop(str(self.state))
+
 
 @contextlib.contextmanager
 def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Callable[..., Any]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,14 +50,17 @@ def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, f
     """Their figures are judged on a card only; here nothing may fail but the card's own properties."""
     out = tmp_path / "result.json"
     argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", run, "--out", out]
-    r = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert r.returncode == 0, r.stdout + r.stderr
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
     results = json.loads(out.read_text())
     phases = results["phases"]
     assert (results["run"], results["simulated"]) == (run, True)
     assert list(phases)[:3] == ["environment", "inventory", first] and list(phases)[-1] == last
     if run == "shares":
         assert abs(phases["native: 70/30"]["efficiency"] - 0.92) < 0.1  # both sharers are on one card
+        assert phases["gpu-hook: 70/30"]["error"] < 8 < phases["native: 70/30"]["error"]
         assert phases["verdict"]["rows"] == 3
     if run == "physics":
         committed = json.loads(CALIBRATION.read_text())
