@@ -71,7 +71,8 @@ class Counters:
 
 
 def label(value: object) -> str:
-    return "".join(c if c.isprintable() else "?" for c in str(value)[:LABEL_MAX])
+    text = str(value)[:LABEL_MAX]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 class Families:
