@@ -218,6 +218,14 @@ CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, ui
 CUresult cuMemMapArrayAsync(void *list, unsigned count, CUstream stream);
 CUresult cuMemMapArrayAsync_ptsz(void *list, unsigned count, CUstream stream);
 
+CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
+                            uint64_t flags);
+CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory, size_t from,
+                               size_t bytes, uint64_t flags);
+CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes, uint64_t flags);
+CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at, size_t bytes,
+                                uint64_t flags);
+
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d);
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d);
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d);

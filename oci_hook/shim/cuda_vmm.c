@@ -1,6 +1,6 @@
 /* Virtual memory management. A piece of memory lives while a handle or a mapping holds it, so it is charged from
- * cuMemCreate until both are gone. A piece that was exported, or mapped into a sparse array, may live on in ways that
- * are not seen here: it stays charged until the process ends. */
+ * cuMemCreate until both are gone. A piece that was exported, mapped into a sparse array or bound to a multicast object
+ * may live on in ways that are not seen here: it stays charged until the process ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -264,3 +264,39 @@ typedef struct { /* CUarrayMapInfo */
     }
 MAP_ARRAY(cuMemMapArrayAsync)
 MAP_ARRAY(cuMemMapArrayAsync_ptsz)
+
+/* Memory bound to a multicast object is the binder's own, charged when it was made; the object may hold it from now on. */
+static CUresult bound(CUresult r, CUmemHandle handle) {
+    if (r == CUDA_SUCCESS)
+        keep(handle);
+    return r;
+}
+
+static CUresult bound_at(CUresult r, CUdeviceptr at, size_t bytes) {
+    struct gh_state *st = gh_here();
+    struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
+    if (r || !v || !gh_lock(&v->lock))
+        return r;
+    for (size_t i = 0; i < v->count; i++)
+        if (v->map[i].at < at + bytes && at < v->map[i].at + v->map[i].size)
+            v->map[i].piece->kept = true;
+    gh_unlock(&v->lock);
+    return r;
+}
+
+GH_EXPORT CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
+                                      uint64_t flags) {
+    return bound(REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags), memory);
+}
+GH_EXPORT CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory,
+                                         size_t from, size_t bytes, uint64_t flags) {
+    return bound(REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags), memory);
+}
+GH_EXPORT CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes,
+                                       uint64_t flags) {
+    return bound_at(REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags), at, bytes);
+}
+GH_EXPORT CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at,
+                                          size_t bytes, uint64_t flags) {
+    return bound_at(REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags), at, bytes);
+}

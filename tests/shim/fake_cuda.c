@@ -744,6 +744,13 @@ CUresult cuImportExternalMemory(void **out, const u64 *d) {
     add((u64)*out, d[3], device, EXTERNAL, ctx);
     DONE(OK);
 }
+/* A multicast object holds nothing here: what must stay booked is the stand-in's to know. */
+CUresult cuMulticastBindMem(u64 object, size_t offset, u64 memory, size_t from, size_t size, u64 flags) {
+    return (void)object, (void)offset, (void)memory, (void)from, (void)size, (void)flags, OK;
+}
+CUresult cuMulticastBindAddr(u64 object, size_t offset, u64 at, size_t size, u64 flags) {
+    return (void)object, (void)offset, (void)at, (void)size, (void)flags, OK;
+}
 CUresult cuDestroyExternalMemory(void *memory) { return array_drop(memory, EXTERNAL); }
 CUresult cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {

@@ -127,7 +127,7 @@ int main(int argc, char **argv) {
     const char *what = argv[1];
     int other = argc > 2, sweep = !strcmp(what, "sweep"), status;
     unsigned stride = sweep ? 17 : 1, tried = 0;
-    unsigned most = !strcmp(what, "refuse") ? 1000 : 100000; /* a refusal goes on to sweep */
+    unsigned most = !strcmp(what, "refuse") ? 600 : 100000; /* a refusal goes on to sweep */
     start();
     u64 mine = take(7 * MIB);
     int fd = open("/run/gpu-hook/account/page", O_RDWR);

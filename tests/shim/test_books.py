@@ -129,11 +129,11 @@ def test_threads_leave_the_books_at_zero(box: Box, tools: Path, seed: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, seed: int) -> None:
     rng = random.Random(seed)
     running: list[subprocess.Popen[str]] = []
-    end = time.monotonic() + 8
+    end = time.monotonic() + 6
     started = 0
     while time.monotonic() < end:
         while len(running) < 6:
@@ -146,7 +146,7 @@ def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, seed: in
     for p in running:
         p.send_signal(signal.SIGTERM)
         p.communicate()
-    assert started > 30
+    assert started > 20
     assert 900 * MIB < box.peak() <= 1024 * MIB
     box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
 
