@@ -27,7 +27,6 @@ from oci_hook.oci import asked
 from oci_hook.oci import spec as oci_spec
 
 KEY = "KEY"  # stands in paths for the key that a real grant has
-NO_COMPUTE_YET = "compute is booked in the ledger but not enforced yet"
 
 
 class Container:
@@ -99,8 +98,6 @@ def explain(
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
     plan = to_text.lines(plan_for(given, request, found, inventory, settings, warnings))
-    booked = any(share.compute for share in found.shares)
-    notes = [NO_COMPUTE_YET] if booked else []
     cards = [card_data(uuid, why, inventory, found) for uuid, why in found.notes]
     lines = [
         *heading(given, named),
@@ -110,9 +107,8 @@ def explain(
         *(f"  {card_line(card)}" for card in cards),
         "plan",
         *(f"  {step}" for step in plan),
-        *(f"note: {note}" for note in notes),
     ]
-    data |= {"request": plain(request), "cards": cards, "plan": list(plan), "notes": notes}
+    data |= {"request": plain(request), "cards": cards, "plan": list(plan)}
     return output.Report(data, lines, warnings)
 
 

@@ -10,7 +10,7 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.sim import model_run
 from oci_hook.sim.model import scenarios
 
-NOTE = "simulated: a model of scheduling, not of a card's speed; nothing in a container enforces compute shares yet"
+NOTE = "simulated: a model of scheduling, not of a card's speed"
 
 
 @click.command()

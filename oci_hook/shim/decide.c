@@ -409,12 +409,16 @@ uint64_t gh_residue(const struct gh_own *own, uint64_t now) {
     return own->inflight - min64(age(now, own->running_since), min64(own->running_cost, own->inflight));
 }
 
+#define GH_DUTY_FALL ((int64_t)(3 * GH_MS / 2))
 uint32_t gh_saturation(uint32_t before_, uint64_t pending, uint64_t length) {
     const int64_t tau = 20 * (int64_t)GH_MS;
     if (!length)
         return before_;
     int64_t now_ = (int64_t)(min64(pending, length) * (uint64_t)GH_PPM / length);
     int64_t step = (int64_t)min64(length, (uint64_t)tau);
+    /* Down in small steps: a moment without a processor looks like a gap of the program's own. */
+    if (now_ < (int64_t)before_)
+        step = step < GH_DUTY_FALL ? step : GH_DUTY_FALL;
     return (uint32_t)((int64_t)before_ + (now_ - (int64_t)before_) * step / tau);
 }
 

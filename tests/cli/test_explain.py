@@ -71,7 +71,7 @@ def test_t9k_share_of_a_named_card(install: Install) -> None:
     assert "  env T9K_GPU_MEMORY=6144\n" in answer
 
 
-def test_compute_is_booked_and_not_enforced_yet(install: Install) -> None:
+def test_compute_and_its_ceiling(install: Install) -> None:
     install.grant("other", Share("GPU-0", 20480))
     install.grant("full", Share("GPU-1", 1024, 90))
     answer = install.text(
@@ -90,10 +90,7 @@ def test_compute_is_booked_and_not_enforced_yet(install: Install) -> None:
         "  capabilities compute, utility\n"
         "cards (simulated)\n"
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
-        "  1  GPU-1  card 1 GPU-1 has 10 of 100 % compute free, 30 asked\n"
-        + PLAN
-        + LAST
-        + "note: compute is booked in the ledger but not enforced yet\n"
+        "  1  GPU-1  card 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + PLAN + LAST
     )
 
 
@@ -154,7 +151,6 @@ def test_json(install: Install) -> None:
                 "share": None,
             },
         ],
-        "notes": [],
     }
 
 

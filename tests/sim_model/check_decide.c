@@ -342,9 +342,13 @@ static void saturation_has_hysteresis(void) {
     MUST(gh_saturated(0, 949999) == 0 && gh_saturated(0, 950000) == 1);
     MUST(gh_saturated(1, 850000) == 1 && gh_saturated(1, 849999) == 0);
     uint32_t s = GH_PPM;
-    for (int i = 0; i < 30; i++)
+    for (int i = 0; i < 80; i++)
         s = gh_saturation(s, 2 * GH_MS, 4 * GH_MS);
     MUST(s > 490000 && s < 510000);
+    for (int i = 0; i < 30; i++)
+        s = gh_saturation(s, 4 * GH_MS, 4 * GH_MS);
+    MUST(s > 990000);
+    MUST(gh_saturation(s, 0, 20 * GH_MS) > 900000); /* one gap is none */
 }
 
 static const struct {

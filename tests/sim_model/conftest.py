@@ -9,20 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.sim.model import build
-
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent.parent
 SHIM = REPO / "oci_hook" / "shim"
-ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
 @pytest.fixture(scope="session")
 def share_model() -> Path:
     """The executable, where `gpu-hook sim model` looks for it."""
-    out = REPO / "build" / os.uname().machine / "sim"
-    build.build(out, os.uname().machine, ZIG)
-    return out / "share-model"
+    command = [sys.executable, REPO / "scripts/build", "--part", "sim/model"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return REPO / "build" / os.uname().machine / "sim/share-model"
 
 
 @pytest.fixture(scope="session")

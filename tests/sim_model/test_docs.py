@@ -38,5 +38,5 @@ def test_calibration_is_the_files() -> None:
     assert set(re.findall(r"calibration ([0-9a-f]{16})", TEXT)) == {Calibration().digest[:16]}
 
 
-def test_it_is_said_that_nothing_is_enforced() -> None:
-    assert "Nothing enforces compute shares yet" in TEXT
+def test_it_is_said_that_it_is_simulated() -> None:
+    assert "Every figure on this page is simulated" in TEXT
