@@ -392,7 +392,7 @@ static u64 chunk(const struct pool *pool) {
     return pool->dying ? 512 : mib ? (u64)atoi(mib) << 20 : CHUNK;
 }
 static void pool_trim(struct pool *pool, u64 keep) {
-    u64 want = up(pool->used > keep ? pool->used : keep, chunk(pool));
+    u64 want = keep < pool->reserved ? up(pool->used > keep ? pool->used : keep, chunk(pool)) : keep;
     if (want < pool->reserved) {
         give(pool->device, pool->reserved - want);
         pool->reserved = want;
