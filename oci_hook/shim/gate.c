@@ -555,6 +555,8 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
     }
     gate_publish(g, now);
     gh_unlock(&g->lock);
+    if (t->mark)
+        g->mark[t->mark - 1].begun = gate_now(g);
     if (t->mark && (!marks_ready(&g->mark[t->mark - 1], context) ||
                     (t->timed && REAL(cuEventRecord)(g->mark[t->mark - 1].begin, stream))))
         t->timed = false;
@@ -565,6 +567,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     if (!g)
         return r;
     struct mark *m = t->mark ? &g->mark[t->mark - 1] : NULL;
+    uint64_t launched_at = gate_now(g);
     bool marked = m && r == CUDA_SUCCESS && m->context && !REAL(cuEventRecord)(m->end, t->stream);
     if (!gh_lock(&g->lock))
         return r;
@@ -580,6 +583,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
         m->sampled = t->estimate;
         m->timed = t->timed;
         m->queued = t->queued;
+        m->begun = launched_at - min64(m->begun, launched_at);
         marks_link(g, t->track, t->mark);
     } else if (m) {
         marks_give(g, t->mark);

@@ -35,6 +35,7 @@ struct mark {
     uint64_t key, sampled; /* of the measured command: what it is and was estimated at */
     uint64_t estimate;     /* of the whole batch */
     uint64_t submitted;
+    uint64_t begun; /* while it is launched: before its first event; then how long that took the program */
     uint32_t count;
     uint16_t next;
     uint8_t timed, used;
