@@ -29,12 +29,20 @@ SECOND = 1_000_000_000
 
 class Gate(Value):
     """charged: seconds of GPU time had. launches: commands submitted through the gate. waiting: threads held now.
-    mode: of MODES. waits_for: the slot it waits for, as Share.slot has it, 0 none. preempt_bound: seconds."""
+    mode: of MODES, since when in seconds of CLOCK_MONOTONIC. waits_for: the slot it waits for, as Share.slot has it, 0
+    none. preempt_bound: seconds."""
 
-    __slots__ = ("charged", "launches", "waiting", "mode", "waits_for", "preempt_bound")
+    __slots__ = ("charged", "launches", "waiting", "mode", "waits_for", "preempt_bound", "since")
 
     def __init__(
-        self, charged: float, launches: int, waiting: int, mode: str, waits_for: int, preempt_bound: float
+        self,
+        charged: float,
+        launches: int,
+        waiting: int,
+        mode: str,
+        waits_for: int,
+        preempt_bound: float,
+        since: float = 0.0,
     ) -> None:
         self.charged = charged
         self.launches = launches
@@ -42,6 +50,7 @@ class Gate(Value):
         self.mode = mode
         self.waits_for = waits_for
         self.preempt_bound = preempt_bound
+        self.since = since
 
 
 def parse(data: bytes, scale: int = 1) -> Gate | None:
@@ -50,15 +59,23 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
         return None
     magic, version, top, *words = HEAD.unpack_from(data)
     charged = words[4]
-    mode, by, _, _, bound, _ = words[-6:]
-    if (magic, version) != (MAGIC, VERSION) or charged > SANE or mode >= len(MODES) or by > 64 or bound > SANE:
+    mode, by, _, since, bound, _ = words[-6:]
+    if (
+        (magic, version) != (MAGIC, VERSION)
+        or charged > SANE
+        or mode >= len(MODES)
+        or by > 64
+        or max(since, bound) > SANE
+    ):
         return None
     launches = waiting = 0
     for i in range(min(top, SUBS)):
         sub = SUB.unpack_from(data, SUB_OFFSET + SUB.size * i)
         launches += min(sub[1], SANE)
         waiting += bool(sub[0]) and min(sub[6], 1024)
-    return Gate(charged * scale / SECOND, launches, waiting, MODES[mode], by, bound * scale / SECOND)
+    return Gate(
+        charged * scale / SECOND, launches, waiting, MODES[mode], by, bound * scale / SECOND, since * scale / SECOND
+    )
 
 
 def read(state_dir: str, share: Share) -> Gate | None:

@@ -1,10 +1,12 @@
 """`gpu-hook ps`: the living grants, and what their containers use of them."""
 
+import calendar
 import time
 from typing import Any
 
 import click
 
+from oci_hook.agent import slots
 from oci_hook.cli import output
 from oci_hook.core.grant import Grant, Share
 from oci_hook.errors import GhError, Problem
@@ -22,12 +24,14 @@ def ps(prefix: str) -> output.Report:
     """List the containers that hold a share now.
 
     USED is what the container itself accounts ("-": nothing yet). COMPUTE is
-    its guarantee, and with another ceiling than the whole card, that. STATE says whether `freeze` stops it.
+    its guarantee, and with another ceiling than the whole card, that. STATE says whether
+    `freeze` stops it, or which container of a higher class has the card, and
+    since when.
     """
     settings = node_settings.load(prefix)
     grants = sorted(store.snapshot(settings.state_dir), key=lambda grant: (grant.created, grant.who.id))
     indices, warnings = card_indices(settings)
-    data = [as_data(grant, indices) for grant in grants]
+    data = [as_data(grant, indices, suspended(settings.state_dir, grant, grants)) for grant in grants]
     rows = [row for grant, entry in zip(grants, data, strict=True) for row in as_rows(grant, entry)]
     lines = output.table(HEADER, rows) if rows else ["no container holds a share"]
     return output.Report({"grants": data}, lines, warnings)
@@ -43,7 +47,19 @@ def card_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str]
         return {}, list(e.problems)
 
 
-def as_data(grant: Grant, indices: dict[str, int | str]) -> dict[str, Any]:
+def suspended(state_dir: str, grant: Grant, grants: list[Grant]) -> tuple[str, float] | None:
+    """Who has a card that this container waits for, being of a lower class, and since when, in seconds since 1970."""
+    for share in grant.shares:
+        gate = slots.read(state_dir, share)
+        if gate is None or gate.mode != "frozen" or not gate.waiting or not gate.waits_for:
+            continue
+        for other in grants:
+            if any((part.uuid, part.slot) == (share.uuid, gate.waits_for) for part in other.shares):
+                return other.who.id, time.time() - max(0.0, time.monotonic() - gate.since)
+    return None
+
+
+def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float] | None = None) -> dict[str, Any]:
     cards = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": used}
         for share, used in zip(grant.shares, used_mib(grant), strict=True)
@@ -57,8 +73,9 @@ def as_data(grant: Grant, indices: dict[str, int | str]) -> dict[str, Any]:
         "cards": cards,
         "policy": grant.policy,
         "class": grant.priority_class,
-        "state": state(grant),
-        "frozen_since": at(grant.frozen) if grant.frozen else None,
+        "state": "suspended" if held and not grant.frozen else state(grant),
+        "frozen_since": at(grant.frozen) if grant.frozen else at(int(held[1])) if held else None,
+        "frozen_by": "freeze" if grant.frozen else held[0] if held else None,
         "preempt_tolerance_us": grant.tolerance or None,
         "exclusive": grant.exclusive,
         "capabilities": list(grant.capabilities),
@@ -75,7 +92,7 @@ def as_rows(grant: Grant, entry: dict[str, Any]) -> list[tuple[object, ...]]:
     last = (
         grant.policy,
         grant.priority_class,
-        stopped(grant),
+        stopped(grant, entry),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
     )
     if not grant.shares:
@@ -103,11 +120,13 @@ def state(grant: Grant) -> str:
     return "running" if grant.life.init else "starting"
 
 
-def stopped(grant: Grant) -> str:
+def stopped(grant: Grant, entry: dict[str, Any]) -> str:
     """The state for people: since when it is frozen, and by what."""
-    if not grant.frozen:
+    if not entry["frozen_by"]:
         return state(grant)
-    return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
+    since = calendar.timegm(time.strptime(entry["frozen_since"], "%Y-%m-%dT%H:%M:%SZ"))
+    by = "`freeze`" if grant.frozen else output.short(entry["frozen_by"])
+    return time.strftime(f"{'frozen' if grant.frozen else 'suspended'} since %H:%M:%S by {by}", time.localtime(since))
 
 
 def at(seconds: int) -> str:

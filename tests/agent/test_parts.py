@@ -241,15 +241,15 @@ def test_missing_nodes_and_links_are_made(tmp_path: Path, monkeypatch: pytest.Mo
 
 def slot(charged: int = 7_000_000_000, mode: int = 4, by: int = 2, top: int = 2) -> bytes:
     head = slots.HEAD.pack(
-        slots.MAGIC, slots.VERSION, top, 1, 0, 0, 5, charged, *[0] * 8, 0, 0, mode, by, 0, 0, 3_000_000, 0
+        slots.MAGIC, slots.VERSION, top, 1, 0, 0, 5, charged, *[0] * 8, 0, 0, mode, by, 0, 9_000_000_000, 3_000_000, 0
     )
     subs = slots.SUB.pack(1, 100, 90, 0, 0, 0, 3, 77, 0) + slots.SUB.pack(0, 50, 50, 0, 0, 0, 9, 78, 0)
     return (head.ljust(slots.SUB_OFFSET, b"\0") + subs).ljust(slots.SLOT_FILE_SIZE, b"\0")
 
 
 def test_a_slot_file_is_read_and_bounded() -> None:
-    assert slots.parse(slot()) == slots.Gate(7.0, 150, 3, "frozen", 2, 0.003)
-    assert slots.parse(slot(), 10) == slots.Gate(70.0, 150, 3, "frozen", 2, 0.03)
+    assert slots.parse(slot()) == slots.Gate(7.0, 150, 3, "frozen", 2, 0.003, 9.0)
+    assert slots.parse(slot(), 10) == slots.Gate(70.0, 150, 3, "frozen", 2, 0.03, 90.0)
     good = slot()
     for bad in (b"", bytes(8192), good[:-1], good + b"\0", b"\xff" * 8192, slot(1 << 63), slot(mode=7), slot(by=99)):
         assert slots.parse(bad) is None

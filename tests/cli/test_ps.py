@@ -68,6 +68,7 @@ def test_json(install: Install) -> None:
                 "class": "default",
                 "state": "starting",
                 "frozen_since": None,
+                "frozen_by": None,
                 "preempt_tolerance_us": None,
                 "exclusive": False,
                 "capabilities": ["compute", "utility"],
