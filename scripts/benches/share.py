@@ -154,6 +154,10 @@ def measure(short: bool) -> Json:
 def run(short: bool) -> dict[str, Json]:
     """The figures of design and issue; `report.last` keeps the rows for tables and plots."""
     data = report.last["share"] = measure(short)
+    return figures(data)
+
+
+def figures(data: Json) -> dict[str, Json]:
     ours = [r for r in data["rows"] if not r["native"]]
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
 
