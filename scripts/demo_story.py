@@ -43,7 +43,8 @@ class Stage:
     def __init__(self, simulated: bool) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="gpu-hook-demo-"))
         self.prefix = self.dir / "prefix"
-        self.state = Path(tempfile.mkdtemp(prefix="gpu-hook-demo-", dir="/run"))
+        self.state = Path("/run", self.dir.name)
+        self.state.mkdir(0o700)
         self.root = self.dir / "runc"
         self.ids: list[str] = []
         self.simulated = simulated
