@@ -35,18 +35,19 @@ struct cost *cost_of(struct cost_table *table, uint64_t key) {
 void cost_forget(struct cost_table *table, uint64_t key) { *cost_of(table, key) = (struct cost){0}; }
 
 /* A slice of another context lengthens a command by a millisecond or more, and few short ones: those are left out, the
- * rest are as good as undisturbed. So are those that the card waited for, since the program was not quick enough. */
-uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queued, bool clean) {
+ * rest are as good as undisturbed. Not so what went onto an empty stream: it may have waited for the end of another's
+ * work, however short. Those that the card waited for, since the program was not quick enough, are left out as well. */
+uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queued, bool prompt, bool clean) {
     const uint64_t low = c->low;
     bool brief = low && low < SHORT, sliced = brief && !clean && elapsed > 3 * low + SHORT;
-    bool late = low && !queued && elapsed > low + low / 4;
+    bool late = low && !queued && !prompt && elapsed > low + low / 4, steady = clean || (brief && queued);
     if (!low || elapsed < low)
         c->low = elapsed ? elapsed : 1;
     else
         c->low += (elapsed - low < low ? elapsed - low : low) / 64;
     if (sliced || late)
         return gh_cost_of(&c->cost);
-    gh_cost_learn(&c->cost, brief ? elapsed : shared, clean || brief);
+    gh_cost_learn(&c->cost, steady ? elapsed : shared, steady);
     return gh_cost_charge(&c->cost, shared, clean);
 }
 

@@ -25,9 +25,9 @@ struct cost_table {
 uint64_t cost_key(const void *handle, uint64_t grid, uint64_t block, uint64_t shared);
 /* The key's cost; a new one when it was not there, in the place of another one when the table is full. */
 struct cost *cost_of(struct cost_table *table, uint64_t key);
-/* One measured command. queued: it was put behind others; shared: the part of its time that was its context's; clean:
- * nobody else had work. Returns what it is charged. */
-uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t shared, bool queued, bool clean);
+/* One measured command. queued: it was put behind others; prompt: the program launched it at once; shared: the part of
+ * its time that was its context's; clean: nobody else had work. Returns what it is charged. */
+uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t shared, bool queued, bool prompt, bool clean);
 /* Enough was seen to believe it. */
 bool cost_sure(const struct cost *cost);
 void cost_forget(struct cost_table *table, uint64_t key);

@@ -135,7 +135,9 @@ def test_freeze_and_thaw_by_the_card_page(place: Make) -> None:
 
 def test_online_work_stops_offline_work(place: Make) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
-    offline, online = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
+    offline = p.kernels(0, "plain", 80)
+    offline.ready()  # were it second, it would not come to its first launch
+    online = p.kernels(1, "plain", 80)
     counts = measure([offline, online], 1.5, 2)
     assert counts[1] * 80e-6 * p.card.scale > 1.5 * 0.8 and counts[0] < counts[1] * 0.03, counts
     online.kill()
