@@ -117,6 +117,46 @@ def test_a_liar_costs_what_slicing_would(place: Make) -> None:
     assert load.rate(points[-1] - 10**9 * 2, points[-1]) * 80e-6 * p.card.scale > 2 * 0.6
 
 
+@pytest.mark.parametrize("years", [-1, 1])
+def test_a_neighbour_whose_clock_jumped(place: Make, years: int) -> None:
+    """A slot at work, all of whose times are far off: whoever wrote it, the tenant beside it has its half at least."""
+    p = place(Tenant(), Tenant())
+    load = p.kernels(0, "plain", 80)
+    load.ready()
+    when = (time.monotonic_ns() // p.card.scale + years * 365 * 86400 * 10**9) % 2**64
+    page = bytearray(SLOT)
+    head = [10**9, 10**9, 0, 3, when, (when + 10**7) % 2**64, 0, when, when, when]
+    struct.pack_into("<QIIQII10QIBBBB", page, 0, 0x31544F4C53504847, 1, 1, 1, 0, 0, *head, 10**6, 1, 2, 0, 0)
+    struct.pack_into("<6QII", page, 512, 1, 9, 8, when, when, 10**6, 1, 1)
+    p.card.slot_file(1).write_bytes(page)
+    (count,) = measure([load], 2, 3)
+    assert count * 80e-6 * p.card.scale > 2 * 0.5
+
+
+def test_a_tenant_without_processor_time_keeps_nobody(place: Make, tmp_path: Path) -> None:
+    """A hundredth of a processor: what it cannot use of its half, the other one has."""
+    p = place(Tenant(), Tenant())
+    starved, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
+    measure([starved, other], 0.5, 1)
+    group = Path("/sys/fs/cgroup/cpu", f"gh-{tmp_path.name}")
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_quota_us").write_text("1000")
+        (group / "cgroup.procs").write_text(str(starved.process.pid))
+        (count,) = measure([other], 3, 1)
+    finally:
+        starved.kill()
+        group.rmdir()
+    assert count * 80e-6 * p.card.scale > 3 * 0.5
+
+
+def test_a_card_with_all_its_slots_granted(place: Make) -> None:
+    """Two at work among 64, at both ends of the page; the others are idle."""
+    p = place(*(Tenant(300 if i == 0 else 100) for i in range(64)))
+    got = parts([p.kernels(0, "plain", 80), p.kernels(63, "plain", 80)])
+    assert abs(got[0] - 0.75) < 0.06, got
+
+
 def test_freeze_and_thaw_by_the_card_page(place: Make) -> None:
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
