@@ -82,6 +82,8 @@ def test_a_dead_grant_holds_no_claim(installs):
 def test_an_install_that_is_gone_holds_no_claim(installs):
     a, b = installs
     give(a)
+    for mount in Path(a.state_dir, "share").iterdir():
+        subprocess.run(["umount", mount], check=True)
     subprocess.run(["rm", "-r", a.state_dir], check=True)
     give(b)
 
@@ -181,5 +183,5 @@ def test_both_waiting_for_the_other_do_not_block(installs, monkeypatch):
 
 def test_peek_reads_what_the_claim_protects(installs):
     grant = give(installs[0])
-    assert isinstance(grant, Grant) and grant.shares == (Share(UUIDS[0], 10),)
+    assert isinstance(grant, Grant) and grant.shares == (Share(UUIDS[0], 10, slot=1),)
     assert store.peek(installs[0].state_dir) == (grant,)

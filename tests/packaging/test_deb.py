@@ -128,7 +128,7 @@ def test_settings_outlive_upgrade_and_removal_not_purge(machine: Machine, newer:
 
 
 def test_engines_are_told_where_the_administrator_says_so(machine: Machine) -> None:
-    machine.sh("touch /usr/bin/dockerd; mkdir /etc/docker; echo '{}' >/etc/docker/daemon.json")
+    machine.sh("touch /usr/bin/dockerd; mkdir -p /etc/docker; echo '{}' >/etc/docker/daemon.json")
     machine.sh("""echo 'ENGINES="docker"' >/etc/default/gpu-hook; dpkg --force-confold -i /packages/gpu-hook_0*.deb""")
     assert f"{PREFIX}/bin/gpu-hook-runtime" in machine.sh("cat /etc/docker/daemon.json")
     machine.sh("dpkg --remove gpu-hook")

@@ -47,7 +47,7 @@ def bundle(archive: Path, packages: Path) -> Path:
     process = spec["process"]
     process.update(terminal=False, args=config["config"]["Entrypoint"])
     process["capabilities"] = {
-        kind: [*sets, "CAP_SYS_CHROOT", "CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"]
+        kind: [*sets, "CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"]
         for kind, sets in process["capabilities"].items()
     }
     spec["root"]["readonly"] = False
@@ -209,7 +209,7 @@ def test_stays_while_containers_hold_shares(machine: Machine, pods: Any, package
     pod.close()
     pod = pods(ENGINES="none")
     pod.ready()
-    assert pod.stop() == 0
+    assert pod.stop() == 0, pod.log.read_text()
     assert not machine.exists(PREFIX) and not machine.exists(f"{PREFIX}-cli")
 
 
