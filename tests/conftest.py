@@ -260,11 +260,12 @@ class Runc:
             if (self.root / id).exists():
                 self("delete", "--force", id)
             # A runc that was killed early has written nothing down that its `delete` could go by.
-            for group in Path("/sys/fs/cgroup").glob(f"*/{id}"):
-                try:
-                    group.rmdir()
-                except OSError:
-                    pass
+            for pattern in (f"*/{id}", f"*/*/*/{id}"):  # where runc puts what has no path: below its own
+                for group in Path("/sys/fs/cgroup").glob(pattern):
+                    try:
+                        group.rmdir()
+                    except OSError:
+                        pass
 
 
 @pytest.fixture

@@ -137,11 +137,10 @@ class Host:
     def snapshot(self) -> object:
         """Everything outside the rootfs that must stay as it is, and what the host sees mounted."""
         files = []
-        for top in (self.prefix, self.outside, Path("/dev")):
+        for top in (self.prefix, self.outside, *sorted(Path("/dev").glob("*nvidia*"))):
             for path in [top, *sorted(top.rglob("*"))]:
                 st = path.lstat()
-                if top != Path("/dev") or "nvidia" in path.name:
-                    content = path.read_bytes() if stat.S_ISREG(st.st_mode) else b""
-                    files.append((str(path), st.st_mode, st.st_ino, content))
+                content = path.read_bytes() if stat.S_ISREG(st.st_mode) else b""
+                files.append((str(path), st.st_mode, st.st_ino, content))
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
         return files, mounts, sorted(os.listdir("/")), os.path.lexists("/run/gpu-hook")
