@@ -12,12 +12,11 @@ from struct import Struct
 from oci_hook.core.card_page import SLOT_FILE_SIZE, head
 from oci_hook.core.grant import Share
 from oci_hook.core.layout import CARD_FILE, slot_file
+from oci_hook.core.slot_page import MAGIC, VERSION
 from oci_hook.core.value import Value
 from oci_hook.node.share import folder
 
 # struct gh_slot_head and gh_sub_slot of shim/slot_page.h; a test compares.
-MAGIC = 0x31544F4C53504847
-VERSION = 1
 HEAD = Struct("<QIIQIIQQQQQQQQQQIBBBBQQQ")
 SUB = Struct("<QQQQQQIIQ")
 SUB_OFFSET = 512

@@ -1,6 +1,5 @@
 """`gpu-hook ps`: the living grants, and what their containers use of them."""
 
-import calendar
 import time
 from typing import Any
 
@@ -31,8 +30,9 @@ def ps(prefix: str) -> output.Report:
     settings = node_settings.load(prefix)
     grants = sorted(store.snapshot(settings.state_dir), key=lambda grant: (grant.created, grant.who.id))
     indices, warnings = card_indices(settings)
-    data = [as_data(grant, indices, suspended(settings.state_dir, grant, grants)) for grant in grants]
-    rows = [row for grant, entry in zip(grants, data, strict=True) for row in as_rows(grant, entry)]
+    held = [suspended(settings.state_dir, grant, grants) for grant in grants]
+    data = [as_data(grant, indices, by) for grant, by in zip(grants, held, strict=True)]
+    rows = [row for grant, entry, by in zip(grants, data, held, strict=True) for row in as_rows(grant, entry, by)]
     lines = output.table(HEADER, rows) if rows else ["no container holds a share"]
     return output.Report({"grants": data}, lines, warnings)
 
@@ -84,7 +84,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float]
     }
 
 
-def as_rows(grant: Grant, entry: dict[str, Any]) -> list[tuple[object, ...]]:
+def as_rows(grant: Grant, entry: dict[str, Any], held: tuple[str, float] | None) -> list[tuple[object, ...]]:
     """A row per card; one without a card for a grant of driver files alone."""
     who = grant.who
     name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
@@ -92,7 +92,7 @@ def as_rows(grant: Grant, entry: dict[str, Any]) -> list[tuple[object, ...]]:
     last = (
         grant.policy,
         grant.priority_class,
-        stopped(grant, entry),
+        stopped(grant, held),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
     )
     if not grant.shares:
@@ -120,13 +120,13 @@ def state(grant: Grant) -> str:
     return "running" if grant.life.init else "starting"
 
 
-def stopped(grant: Grant, entry: dict[str, Any]) -> str:
+def stopped(grant: Grant, held: tuple[str, float] | None) -> str:
     """The state for people: since when it is frozen, and by what."""
-    if not entry["frozen_by"]:
-        return state(grant)
-    since = calendar.timegm(time.strptime(entry["frozen_since"], "%Y-%m-%dT%H:%M:%SZ"))
-    by = "`freeze`" if grant.frozen else output.short(entry["frozen_by"])
-    return time.strftime(f"{'frozen' if grant.frozen else 'suspended'} since %H:%M:%S by {by}", time.localtime(since))
+    if grant.frozen:
+        return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
+    if held:
+        return time.strftime("suspended since %H:%M:%S by ", time.localtime(held[1])) + output.short(held[0])
+    return state(grant)
 
 
 def at(seconds: int) -> str:

@@ -75,14 +75,14 @@ class Container(Tenant):
 
     def begin(self) -> None:
         self.lay()
-        script = self.command_lines("load", "/work", f"--scale {self.stage.scale}", self.start, 0.05 * self.stage.scale)
+        script = self.command_lines("load", "/load", f"--scale {self.stage.scale}", self.start, 0.05 * self.stage.scale)
         spec = json.loads(self.stage.spec)
-        spec["process"].update(terminal=False, args=["/bin/sh", "-c", f"exec 2>/work/log; {script}"])
+        spec["process"].update(terminal=False, args=["/bin/sh", "-c", f"exec 2>/load/log; {script}"])
         spec["root"].update(path=str(self.stage.rootfs), readonly=False)
         spec["annotations"] = {k: str(v) for k, v in (self.annotations or {}).items()}
         spec["linux"]["cgroupsPath"] = f"/{self.stage.dir.name}/{self.name}"
         spec["linux"]["resources"].pop("memory", None)
-        self._bind(spec, self.work, "/work")
+        self._bind(spec, self.work, "/load")
         if self.annotations is None:
             folder = "usr/lib/" + MULTIARCH[platform.machine()]
             library = f"{folder}/libcuda.so.1"
