@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import re
 import shlex
-from pathlib import Path
 
 import click
 
@@ -18,11 +16,8 @@ from oci_hook.node import settings_compile, share, store
 from oci_hook.node.discover import SIMULATED_MARK, discover
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
-from oci_hook.node.settings_template import quoted
 from oci_hook.sim import driver_root, topology
 from oci_hook.sim import mig as sim_mig
-
-DRIVER_ROOT_LINE = re.compile(r"^driver_root:.*$", re.MULTILINE)
 
 
 @click.group()
@@ -92,7 +87,7 @@ def up(
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:
         found = discover(str(root))
-        settings = set_driver_root(prefix, str(root))
+        settings = settings_compile.set_driver_root(prefix, str(root))
     except Exception:
         driver_root.remove(prefix, settings.state_dir)
         raise
@@ -162,7 +157,7 @@ def down(prefix: str, force: bool) -> output.Report:
     drop_shared(settings, force)
     former = former_root(settings)
     if settings.driver_root == str(driver_root.root_of(prefix)):
-        set_driver_root(prefix, former)
+        settings_compile.set_driver_root(prefix, former)
         try:
             os.unlink(f"{settings.state_dir}/{INVENTORY}")
         except FileNotFoundError:
@@ -213,20 +208,3 @@ def drop_shared(settings: Settings, force: bool) -> None:
             share.drop(settings.state_dir, tuple(used - going))
         except OSError as e:
             raise store.unusable(settings.state_dir, e) from None
-
-
-def set_driver_root(prefix: str, root: str) -> Settings:
-    """Change the one line of settings.yaml and compile it; comments and the other settings stay as they are."""
-    path = Path(prefix) / SETTINGS_YAML
-    try:
-        old = path.read_text()
-    except OSError as e:
-        raise refuse("GH-501", f"{path}: {e.strerror}; run `gpu-hook install --prefix {prefix}`") from None
-    line = f"driver_root: {quoted(root)}"
-    new = DRIVER_ROOT_LINE.sub(lambda _: line, old, count=1) if DRIVER_ROOT_LINE.search(old) else f"{old}\n{line}\n"
-    settings_compile.write(str(path), new)
-    try:
-        return settings_compile.compile(prefix)
-    except Exception:
-        settings_compile.write(str(path), old)
-        raise

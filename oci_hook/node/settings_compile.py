@@ -5,6 +5,7 @@ Not for the hot path: it imports PyYAML. All problems are reported at once, with
 
 import ipaddress
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Callable
@@ -20,11 +21,13 @@ from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, SettingsError, refuse
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings_template import default_settings_yaml as default_settings_yaml
+from oci_hook.node.settings_template import quoted
 from oci_hook.oci import fastjson
 
 MAX_SIZE = 64 << 10
 MODES = ("standalone", "on-top", "below")
 RUNTIME_NAME = "gpu-hook-runtime"
+DRIVER_ROOT_LINE = re.compile(r"^driver_root:.*$", re.MULTILINE)
 
 Reader = Callable[[Any], Any]
 
@@ -355,6 +358,27 @@ def compile(prefix: str) -> Settings:
     write(os.path.join(prefix, LAUNCHER_CONF), conf)
     write(os.path.join(prefix, SETTINGS_JSON), fastjson.dumps(data) + "\n")
     return settings
+
+
+def set_driver_root(prefix: str, root: str) -> Settings:
+    """Change that one line of settings.yaml and compile it; comments and the other settings stay as they are.
+
+    Raises SettingsError GH-501..; then the file is as it was.
+    """
+    path = f"{prefix}/{SETTINGS_YAML}"
+    try:
+        with open(path) as f:
+            old = f.read()
+    except OSError as e:
+        raise refuse("GH-501", f"{path}: {e.strerror}; run `gpu-hook install --prefix {prefix}`") from None
+    line = f"driver_root: {quoted(root)}"
+    new = DRIVER_ROOT_LINE.sub(lambda _: line, old, count=1) if DRIVER_ROOT_LINE.search(old) else f"{old}\n{line}\n"
+    write(path, new)
+    try:
+        return compile(prefix)
+    except Exception:
+        write(path, old)
+        raise
 
 
 def write(file: str, text: str) -> None:

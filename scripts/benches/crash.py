@@ -33,11 +33,8 @@ class Place:
         self.root = folder / "runc"
         installs.lay(str(self.prefix), state_dir=str(self.state))
         driver_root.make(str(self.prefix), str(self.state), 1, CARD_MIB)
-        yaml = self.prefix / "etc/settings.yaml"
-        lines = yaml.read_text().splitlines()
         root = driver_root.root_of(str(self.prefix))
-        yaml.write_text("".join(f"driver_root: {root}\n" if x.startswith("driver_root:") else x + "\n" for x in lines))
-        settings = settings_compile.compile(str(self.prefix))
+        settings = settings_compile.set_driver_root(str(self.prefix), str(root))
         inventory.save(settings, discover.discover(settings.driver_root))
         tiny_image.busybox(folder / "rootfs")
         subprocess.run(["runc", "spec"], cwd=folder, check=True)

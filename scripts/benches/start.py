@@ -75,9 +75,7 @@ class _Place:
             Path(file).write_text("")
         (state / "sim/cards").mkdir(parents=True)
         (state / "sim/cards/0").write_text("")
-        yaml = Path(settings.prefix, "etc/settings.yaml")
-        yaml.write_text(yaml.read_text().replace("driver_root: /", f"driver_root: {driver}"))
-        compiled = settings_compile.compile(settings.prefix)
+        compiled = settings_compile.set_driver_root(settings.prefix, str(driver))
         found = Inventory(
             boot_id=boot_id(),
             driver_version=DRIVER,

@@ -4,7 +4,6 @@ in them; shares are given to them by the shipped live-container applier."""
 import contextlib
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -37,10 +36,8 @@ class Node:
         self.settings = prefix.lay(str(self.prefix), runtime=runtime, python=python, state_dir=str(self.state))
         if simulated:
             driver_root.make(str(self.prefix), str(self.state), 1, 24576, time_scale)
-            yaml = self.prefix / "etc/settings.yaml"
             root = driver_root.root_of(str(self.prefix))
-            yaml.write_text(re.sub(r"(?m)^driver_root: .*$", f"driver_root: {root}", yaml.read_text()))
-            self.settings = settings_compile.compile(str(self.prefix))
+            self.settings = settings_compile.set_driver_root(str(self.prefix), str(root))
             # the bare runs find the simulated driver so
             os.environ["GPU_HOOK_SIM_CARDS"] = f"{self.state}/sim/cards"
         self.inventory = discover.discover(self.settings.driver_root)
