@@ -1,5 +1,5 @@
-/* Learned GPU time per command: a fixed table by key. A key is a function with its grid, block and shared memory, or a
- * graph that can be launched. */
+/* Learned GPU time per command: a fixed table by key. A key is a function with its grid, block and shared memory, a
+ * graph that can be launched, or a copy's size. */
 #ifndef GPU_HOOK_COST_H
 #define GPU_HOOK_COST_H
 

@@ -130,6 +130,34 @@ typedef struct {
     void **parameters;
 } CUDA_LAUNCH_PARAMS;
 
+#define GH_MEMCPY(length, pointer, flat, solid)                                                                      \
+    typedef struct {                                                                                                 \
+        struct {                                                                                                     \
+            length x, y;                                                                                             \
+            unsigned type; /* CU_MEMORYTYPE_... */                                                                   \
+            void *host;                                                                                              \
+            pointer device;                                                                                          \
+            CUarray array;                                                                                           \
+            length pitch;                                                                                            \
+        } from, to;                                                                                                  \
+        length width, height;                                                                                        \
+    } flat;                                                                                                          \
+    typedef struct {                                                                                                 \
+        struct {                                                                                                     \
+            length x, y, z, level;                                                                                   \
+            unsigned type;                                                                                           \
+            void *host;                                                                                              \
+            pointer device;                                                                                          \
+            CUarray array;                                                                                           \
+            void *reserved;                                                                                          \
+            length pitch, height;                                                                                    \
+        } from, to;                                                                                                  \
+        length width, height, depth;                                                                                 \
+    } solid;
+GH_MEMCPY(size_t, CUdeviceptr, CUDA_MEMCPY2D, CUDA_MEMCPY3D)
+GH_MEMCPY(unsigned, unsigned, CUDA_MEMCPY2D_v1, CUDA_MEMCPY3D_v1)
+#undef GH_MEMCPY
+
 enum {
     CU_STREAM_LEGACY = 1,
     CU_STREAM_PER_THREAD = 2,
@@ -138,6 +166,11 @@ enum {
     CU_LIMIT_MALLOC_HEAP_SIZE = 2,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
+    CU_MEMORYTYPE_HOST = 1,
+    CU_MEMORYTYPE_DEVICE = 2,
+    CU_MEMORYTYPE_ARRAY = 3,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
@@ -287,10 +320,55 @@ CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventQuery(CUevent event);
 CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end);
 
+CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer);
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyDtoD(unsigned to, unsigned from, unsigned bytes);
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoDAsync(unsigned to, unsigned from, unsigned bytes, CUstream stream);
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+#define GH_COPY(name, type)                                                                                          \
+    CUresult name(const type##_v1 *copy);                                                                            \
+    CUresult name##_v2(const type *copy);                                                                            \
+    CUresult name##_v2_ptds(const type *copy);
+#define GH_COPY_ASYNC(name, type)                                                                                    \
+    CUresult name(const type##_v1 *copy, CUstream stream);                                                           \
+    CUresult name##_v2(const type *copy, CUstream stream);                                                           \
+    CUresult name##_v2_ptsz(const type *copy, CUstream stream);
+GH_COPY(cuMemcpy2D, CUDA_MEMCPY2D)
+GH_COPY(cuMemcpy2DUnaligned, CUDA_MEMCPY2D)
+GH_COPY(cuMemcpy3D, CUDA_MEMCPY3D)
+GH_COPY_ASYNC(cuMemcpy2DAsync, CUDA_MEMCPY2D)
+GH_COPY_ASYNC(cuMemcpy3DAsync, CUDA_MEMCPY3D)
+#undef GH_COPY
+#undef GH_COPY_ASYNC
+#define GH_FILL(bits, type)                                                                                          \
+    CUresult cuMemsetD##bits(unsigned to, type value, unsigned n);                                                   \
+    CUresult cuMemsetD2D##bits(unsigned to, unsigned pitch, type value, unsigned n, unsigned rows);                  \
+    CUresult cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t n);                                             \
+    CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr to, type value, size_t n);                                        \
+    CUresult cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t n, CUstream stream);                          \
+    CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t n, CUstream stream);                     \
+    CUresult cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);                \
+    CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);           \
+    CUresult cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows,               \
+                                      CUstream stream);                                                              \
+    CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows,          \
+                                           CUstream stream);
+GH_FILL(8, unsigned char)
+GH_FILL(16, unsigned short)
+GH_FILL(32, unsigned)
+#undef GH_FILL
+
 CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d);
 CUresult cuDestroyExternalMemory(CUexternalMemory memory);
 
 _Static_assert(sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "node parameters");
 _Static_assert(sizeof(CUgraphNodeParams) == 256, "node parameters");
+_Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && sizeof(CUDA_MEMCPY3D) == 200, "copies");
 
 #endif

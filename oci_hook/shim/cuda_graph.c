@@ -180,8 +180,8 @@ static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 
             gate_enter(&ticket, of, cost_key_of(exec));                                                              \
         return gate_leave(&ticket, run(exec, stream, real_##name, true));                                            \
     }
-LAUNCH(cuGraphLaunch, stream)
-LAUNCH(cuGraphLaunch_ptsz, stream ? stream : (CUstream)CU_STREAM_PER_THREAD)
+LAUNCH(cuGraphLaunch, PLAIN(stream))
+LAUNCH(cuGraphLaunch_ptsz, PER_THREAD(stream))
 
 /* ---- how graphs are made ---- */
 

@@ -4,18 +4,6 @@
 #include "gate.h"
 #include "real.h"
 
-#define PLAIN(stream) (stream)
-#define PER_THREAD(stream) ((stream) ? (stream) : (CUstream)CU_STREAM_PER_THREAD)
-
-#define GATED(stream, key, call)                                                                                     \
-    do {                                                                                                             \
-        if (__builtin_expect(gate_open(), 1))                                                                        \
-            return call;                                                                                             \
-        struct gate_ticket ticket;                                                                                   \
-        gate_enter(&ticket, stream, key);                                                                            \
-        return gate_leave(&ticket, call);                                                                            \
-    } while (0)
-
 static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                             unsigned shared) {
     return cost_key(f, (uint64_t)gx << 32 ^ (uint64_t)gy << 16 ^ gz, (uint64_t)bx << 20 ^ (uint64_t)by << 10 ^ bz,

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ class Card:
         for i in range(len(tenants)):
             self.new_slot(i)
         self.write()
+
+    def copy_rate(self, bytes_per_us: int) -> None:
+        """Of copies and fills within the card; before a program uses it."""
+        with open(self.sim.cards / "0", "r+b") as f:
+            os.pwrite(f.fileno(), struct.pack("<Q", bytes_per_us), 320)
 
     def slot_file(self, i: int) -> Path:
         return self.place / "slot" / f"{i:02}"
@@ -149,6 +155,10 @@ class Load:
             last = point
         return last[1]
 
+    def waits(self) -> bool:
+        """Its thread sleeps at the gate."""
+        return "futex" in Path(f"/proc/{self.process.pid}/wchan").read_text()
+
     def ready(self, timeout: float = 30) -> None:
         """It has launched something."""
         end = time.monotonic() + timeout
@@ -184,3 +194,11 @@ def measure(loads: list[Load], seconds: float, settle: float = 1.0) -> list[floa
     until = time.monotonic_ns()
     time.sleep(0.1)
     return [load.rate(since, until) for load in loads]
+
+
+def until(true: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for it; fails when it does not come."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)

@@ -2,9 +2,9 @@
  *
  *   load WAY MICROSECONDS [BURST GAP_MICROSECONDS]
  *
- * launches kernels of that length for ever by the named route; with BURST so many at a time, then synchronises and
- * rests. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many kernels it has launched. Ends when its
- * input does. */
+ * launches kernels of that length for ever by the named route, or copies or fills a megabyte each time; with BURST so
+ * many at a time, then synchronises and rests. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many
+ * kernels it has launched. Ends when its input does. */
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -39,6 +39,19 @@ struct config {
 };
 
 static void *function, *stream, *graph;
+static uint64_t there, here; /* memory of the card */
+static char host[1 << 20];
+
+enum { MEGABYTE = 1 << 20 };
+
+struct side {
+    size_t x, y;
+    unsigned type;
+    void *host;
+    uint64_t device;
+    void *array;
+    size_t pitch;
+};
 
 static void launch(const char *way) {
     struct config c = {1, 1, 1, 32, 1, 1, 0, stream, NULL, 0};
@@ -50,6 +63,28 @@ static void launch(const char *way) {
         MUST("cuLaunchKernel_ptsz", function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
     else if (!strcmp(way, "graph"))
         MUST("cuGraphLaunch", graph, stream);
+    else if (!strcmp(way, "copy"))
+        MUST("cuMemcpyDtoDAsync_v2", there, here, (size_t)MEGABYTE, stream);
+    else if (!strcmp(way, "copy any"))
+        MUST("cuMemcpyAsync", there, here, (size_t)MEGABYTE, stream);
+    else if (!strcmp(way, "copy now"))
+        MUST("cuMemcpyDtoD_v2", there, here, (size_t)MEGABYTE);
+    else if (!strcmp(way, "copy rows")) {
+        struct {
+            struct side from, to;
+            size_t width, height;
+        } c = {{.type = 2, .device = here, .pitch = 1024}, {.type = 2, .device = there, .pitch = 1024}, 1024, 1024};
+        MUST("cuMemcpy2DAsync_v2", &c, stream);
+    } else if (!strcmp(way, "fill"))
+        MUST("cuMemsetD32Async", there, 7, (size_t)MEGABYTE / 4, stream);
+    else if (!strcmp(way, "fill rows"))
+        MUST("cuMemsetD2D8_v2", there, (size_t)1024, 7, (size_t)1024, (size_t)1024);
+    else if (!strcmp(way, "copy little"))
+        MUST("cuMemcpyAsync", there, here, (size_t)MEGABYTE - 1, stream);
+    else if (!strcmp(way, "copy in"))
+        MUST("cuMemcpyAsync", there, host, (size_t)MEGABYTE, stream);
+    else if (!strcmp(way, "copy out"))
+        MUST("cuMemcpyDtoHAsync_v2", host, there, (size_t)MEGABYTE, stream);
     else
         MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
@@ -87,6 +122,8 @@ int main(int argc, char **argv) {
     MUST("cuModuleGetFunction", &function, module, name);
     if (strcmp(way, "legacy"))
         MUST("cuStreamCreate", &stream, 1);
+    MUST("cuMemAlloc_v2", &here, (size_t)MEGABYTE);
+    MUST("cuMemAlloc_v2", &there, (size_t)MEGABYTE);
     if (!strcmp(way, "graph")) {
         MUST("cuStreamBeginCapture_v2", stream, 0);
         for (int i = 0; i < 10; i++)

@@ -1,0 +1,34 @@
+"""Copies and fills within the card: the gate sees the large ones. Simulated card."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gate.cards import Tenant, measure, until
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+Make = Callable[..., Any]
+MEGABYTE = 1 << 20
+
+
+@pytest.mark.parametrize("way", ["copy", "copy any", "copy now", "copy rows", "fill", "fill rows"])
+def test_large_ones_are_charged_what_they_take(place: Make, way: str) -> None:
+    """A megabyte takes this card 80 us."""
+    p = place(Tenant(cap=0.4))
+    p.card.copy_rate(MEGABYTE // 80)
+    (count,) = measure([p.kernels(0, way, 80)], 2, 1)
+    assert 0.33 < count * 80e-6 * p.card.scale / 2 < 0.45
+
+
+@pytest.mark.parametrize(
+    ("way", "waits"), [("copy", True), ("copy little", False), ("copy in", False), ("copy out", False)]
+)
+def test_only_large_ones_within_the_card_wait(place: Make, way: str, waits: bool) -> None:
+    p = place(Tenant(freeze=1), Tenant())
+    load = p.kernels(0, way, 80)
+    if waits:
+        until(load.waits)
+        assert not load.points
+    else:
+        load.ready()
