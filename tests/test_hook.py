@@ -632,7 +632,9 @@ def host_view(install: Install, tmp_path: Path) -> set[object]:
     }
     for top in ("/", "/usr", "/usr/lib", "/usr/bin", "/usr/lib64", "/dev", "/run"):
         view |= {
-            (top, name) for name in os.listdir(top) if any(word in name for word in ("nvidia", "cuda", "gpu-hook"))
+            (top, name)
+            for name in os.listdir(top)
+            if name == "gpu-hook" or any(word in name for word in ("nvidia", "cuda"))
         }
     view -= {("/run", "gpu-hook"), ("/usr/bin", "gpu-hook")}  # an install of this machine's own may come and go
     return view | {

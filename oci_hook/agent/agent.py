@@ -32,6 +32,7 @@ from oci_hook.node import inventory as cache
 from oci_hook.node import settings as node_settings
 from oci_hook.node.discover import discover
 from oci_hook.node.life import start_time
+from oci_hook.node.lock import own_dir
 
 SETTLE = 0.02  # seconds from a sign that something ended to the look at what: others end with it
 BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
@@ -113,7 +114,7 @@ class Agent:
         return f"web page http://{f'[{host}]' if ':' in host else host}:{self._server.port}/"
 
     def open(self) -> None:
-        store.own_dir(self.settings.state_dir)
+        own_dir(self.settings.state_dir)
         self._lock = only_one(f"{self.settings.state_dir}/{AGENT_LOCK}")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a few descriptors per container

@@ -9,6 +9,7 @@ import os
 
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import store
+from oci_hook.node.lock import lock_file, own_dir
 
 CLAIMS = "/run/lock/gpu-hook"
 
@@ -29,10 +30,10 @@ class Claims:
     def __enter__(self) -> None:
         try:
             if self._uuids:
-                store.own_dir(CLAIMS)
+                own_dir(CLAIMS)
             for uuid in self._uuids:
                 path = f"{CLAIMS}/{uuid.replace('/', '_')}"
-                fd = store.lock_file(path, fcntl.LOCK_EX)
+                fd = lock_file(path, fcntl.LOCK_EX)
                 self._held.append(fd)
                 self._claim(fd, uuid)
         except BaseException as e:

@@ -11,8 +11,8 @@ from oci_hook.core.layout import INVENTORY
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
 from oci_hook.node.life import boot_id, read_file
+from oci_hook.node.lock import own_dir
 from oci_hook.node.settings import Settings
-from oci_hook.node.store import own_dir
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False

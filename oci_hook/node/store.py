@@ -11,19 +11,18 @@ The state directory is root's alone (0700); page folders and pages are open (075
 sources as a user namespace's root. Such a runtime must still have been handed the way there (runc >= 1.1 and crun are).
 """
 
-import _thread
 import fcntl
 import os
-from _operator import attrgetter
 
-from oci_hook.core.card_page import SLOTS
-from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.grant import Grant, Share
 from oci_hook.core.layout import LEDGER_DIR, PAGES_DIR
 from oci_hook.core.pages import SEQ_OFFSET, SIZE, amended
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import life as liveness
 from oci_hook.node import share
-from oci_hook.oci import fastjson
+from oci_hook.node.grant_file import GRANT_MAX, encode
+from oci_hook.node.grant_file import read as _read
+from oci_hook.node.lock import lock_file, own_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 
 PAGE_FILE = "policy"
 CHANGING = ".changing"  # beside a page folder: its grant is being written anew
-LOCK_SECONDS = 8.0
-FORMAT = 1
-GRANT_MAX = 1 << 15  # bytes of a grant file; names in it are the tenant's
-
-_GRANT, _WHO, _LIFE, _SHARE = (attrgetter(*kind.__slots__) for kind in (Grant, Identity, Life, Share))
 
 # Tests stop or kill the process at a step of a transaction: called with the step's name where it is set.
 step: "Callable[[str], None] | None" = None
@@ -358,160 +352,9 @@ def shared(grant: Grant) -> list[Share]:
     return [held for held in grant.shares if held.slot]
 
 
-def own_dir(path: str) -> None:
-    """Make the directory (0700), or check that nobody but root can change what is in it. Raises NodeError GH-303."""
-    try:
-        st = os.lstat(path)
-    except FileNotFoundError:
-        try:
-            os.makedirs(path, 0o700)
-        except FileExistsError:  # made by another process meanwhile
-            pass
-        st = os.lstat(path)
-    if st.st_mode & 0o170000 != 0o040000:
-        raise refuse("GH-303", f"{path} is not a directory; remove it")
-    if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
-        raise refuse(
-            "GH-303",
-            f"{path} (owner {st.st_uid}, mode {st.st_mode & 0o7777:04o}) can be changed by other users;"
-            " remove it, or chown it to root and chmod 0700",
-        )
-
-
-def lock_file(path: str, how: int, wait: bool = True) -> int:
-    """A descriptor that holds the flock (LOCK_EX makes the file, LOCK_SH does not); closing it lets go.
-
-    Raises NodeError GH-303 after LOCK_SECONDS, OSError; wait=False: BlockingIOError where another holds it.
-    """
-    flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
-    while True:
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if wait:
-                _flock(fd, how, path)
-            else:
-                fcntl.flock(fd, how | fcntl.LOCK_NB)
-            try:
-                if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                    return fd
-            except FileNotFoundError:
-                pass  # the directory was removed and made anew: the file that we locked protects nothing
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _flock(fd: int, how: int, path: str) -> None:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-        return
-    except BlockingIOError:
-        pass
-    # flock has no deadline, and a stopped holder must not stop every container of the node. A thread waits in our
-    # place; if it comes too late, the caller closes the descriptor, and the lock ends with the thread's last use of it.
-    done = _thread.allocate_lock()
-    done.acquire()
-    failed: list[OSError] = []
-
-    def wait() -> None:
-        try:
-            fcntl.flock(fd, how)
-        except OSError as e:
-            failed.append(e)
-        finally:
-            done.release()
-
-    try:
-        _thread.start_new_thread(wait, ())
-    except RuntimeError:  # no more threads allowed: wait without a deadline
-        wait()
-    if not done.acquire(timeout=LOCK_SECONDS):
-        raise refuse("GH-303", f"{path} is locked for {LOCK_SECONDS:g} s by {_holder(fd)}; end it and try again")
-    if failed:
-        raise failed[0]
-
-
-def _holder(fd: int) -> str:
-    """Who holds the lock, from /proc/locks: `1: FLOCK ADVISORY WRITE PID MAJ:MIN:INODE 0 EOF`."""
-    inode = str(os.fstat(fd).st_ino).encode()
-    try:
-        for line in liveness.read_file("/proc/locks", 1 << 20).splitlines():
-            word = line.split()
-            if word[1] == b"FLOCK" and word[5].rpartition(b":")[2] == inode:
-                return f"process {word[4].decode()}"
-    except (OSError, IndexError):
-        pass
-    return "another process"
-
-
 def unusable(state_dir: str, e: OSError) -> GhError:
     what = f"{e.strerror} ({e.filename})" if e.filename else str(e.strerror or e)
     return refuse("GH-303", f"ledger in {state_dir}: {what}; check its file system (df, mount) and rights, then retry")
-
-
-def encode(grant: Grant) -> bytes:
-    """A JSON array: FORMAT, then the fields in the order of their slots; records and shares are arrays again.
-
-    (Names in the file would cost every reader four times as long per grant.)
-    """
-    key, who, life, shares, *rest = _GRANT(grant)
-    by = _LIFE(life) if life.deadline else _LIFE(life)[:-1]  # as it was before there were deadlines
-    return fastjson.dumps([FORMAT, key, _WHO(who), by, [_SHARE(s) for s in shares], *rest]).encode()
-
-
-def decode(data: bytes) -> Grant:
-    """The grant of a ledger file. Raises ValueError, with the reason, for anything that `encode` did not write."""
-    try:
-        version, key, who, life, shares, policy, priority, exclusive, offered, driver, *numbers = fastjson.loads(data)
-        if version != FORMAT:
-            raise ValueError("another version's format")
-        boot, creator, init, cgroup, inode, deadline = life if len(life) == 6 else (*life, 0)
-        "".join((key, boot, cgroup, policy, priority, driver, *who, *offered))  # TypeError unless all are text
-        for fields in shares:
-            uuid, memory, compute, limit, whole, slot = fields
-            if type(uuid) is not str or not type(memory) is type(compute) is type(limit) is type(slot) is int:
-                raise ValueError("a share is not valid")
-            if memory < 0 or not 0 <= slot <= SLOTS:
-                raise ValueError("a share is not valid")
-        return Grant(
-            key,
-            Identity(*who),
-            Life(boot, _process(creator), _process(init), cgroup, int(inode), int(deadline)),
-            tuple([Share(*fields) for fields in shares]),
-            policy,
-            priority,
-            bool(exclusive),
-            tuple(offered),
-            driver,
-            *map(int, numbers),
-        )
-    except TypeError as e:
-        raise ValueError(f"not a grant ({e})") from None
-
-
-def _process(pair: "list[int] | None") -> tuple[int, int] | None:
-    if pair is None:
-        return None
-    pid, start = pair
-    return int(pid), int(start)
-
-
-def _read(folder: str, key: str) -> Grant:
-    path = f"{folder}/{key}.json"
-    data = liveness.read_once(path, 2 * GRANT_MAX)
-    try:
-        grant = decode(data)
-        if grant.key != key:
-            raise ValueError("the key inside is another one")
-    except ValueError as e:
-        why = str(e)
-        raise refuse(
-            "GH-303",
-            f"grant file {path} is damaged ({why[:50]}): nothing is granted until its container is stopped and"
-            f" `gpu-hook release --force --key {key[:32]}` removed it",
-        ) from None
-    return grant
 
 
 def _write(path: str, data: bytes, mode: int) -> None:

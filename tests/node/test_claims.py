@@ -11,7 +11,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.errors import NodeError
-from oci_hook.node import admit, claims, life, store
+from oci_hook.node import admit, claims, life, lock, store
 from oci_hook.node.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -157,7 +157,7 @@ with claims.Claims(sys.argv[2:], sys.argv[1]):
 def test_who_decides_keeps_the_claim_until_the_commit(installs, folder, monkeypatch):
     """No other install may look at our ledger between our choice and our grant."""
     a, b = installs
-    monkeypatch.setattr(store, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
     folder.mkdir(mode=0o700, parents=True)
     code = HOLDER.format(repo=str(REPO), folder=str(folder))
     p = subprocess.Popen(

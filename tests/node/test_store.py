@@ -14,7 +14,7 @@ import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.errors import GhError, NodeError
-from oci_hook.node import life, store
+from oci_hook.node import grant_file, life, lock, store
 
 REPO = Path(__file__).resolve().parents[2]
 BOOT = life.boot_id()
@@ -88,7 +88,7 @@ def test_modes_let_a_user_namespace_read_the_page_and_nobody_write(state):
 
 def test_encode_and_decode_agree(state):
     full = make(by=Life(BOOT, (1, 2), (3, 4), "/sys/fs/cgroup/x", 5), driver_version="550", priority_class="online")
-    assert store.decode(store.encode(full)) == full
+    assert grant_file.decode(grant_file.encode(full)) == full
 
 
 def test_the_dead_are_swept_with_their_pages(state):
@@ -352,7 +352,7 @@ def test_a_linked_lock_or_grant_file_is_not_followed(state, tmp_path):
 
 
 def test_a_stopped_holder_is_told_after_the_deadline(state, monkeypatch):
-    monkeypatch.setattr(store, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
     with store.open_ledger(state):
         for read in (lambda: put(state, make()), lambda: store.snapshot(state), lambda: store.forget(state, "0" * 32)):
             with pytest.raises(NodeError) as e:

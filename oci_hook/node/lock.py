@@ -1,0 +1,97 @@
+"""Directories of root alone, and a lock file with a deadline."""
+
+import _thread
+import fcntl
+import os
+
+from oci_hook.errors import refuse
+from oci_hook.node.life import read_file
+
+LOCK_SECONDS = 8.0
+
+
+def own_dir(path: str) -> None:
+    """Make the directory (0700), or check that nobody but root can change what is in it. Raises NodeError GH-303."""
+    try:
+        st = os.lstat(path)
+    except FileNotFoundError:
+        try:
+            os.makedirs(path, 0o700)
+        except FileExistsError:  # made by another process meanwhile
+            pass
+        st = os.lstat(path)
+    if st.st_mode & 0o170000 != 0o040000:
+        raise refuse("GH-303", f"{path} is not a directory; remove it")
+    if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
+        raise refuse(
+            "GH-303",
+            f"{path} (owner {st.st_uid}, mode {st.st_mode & 0o7777:04o}) can be changed by other users;"
+            " remove it, or chown it to root and chmod 0700",
+        )
+
+
+def lock_file(path: str, how: int, wait: bool = True) -> int:
+    """A descriptor that holds the flock (LOCK_EX makes the file, LOCK_SH does not); closing it lets go.
+
+    Raises NodeError GH-303 after LOCK_SECONDS, OSError; wait=False: BlockingIOError where another holds it.
+    """
+    flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
+    while True:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if wait:
+                _flock(fd, how, path)
+            else:
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
+            try:
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                    return fd
+            except FileNotFoundError:
+                pass  # the directory was removed and made anew: the file that we locked protects nothing
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _flock(fd: int, how: int, path: str) -> None:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        pass
+    # flock has no deadline, and a stopped holder must not stop every container of the node. A thread waits in our
+    # place; if it comes too late, the caller closes the descriptor, and the lock ends with the thread's last use of it.
+    done = _thread.allocate_lock()
+    done.acquire()
+    failed: list[OSError] = []
+
+    def wait() -> None:
+        try:
+            fcntl.flock(fd, how)
+        except OSError as e:
+            failed.append(e)
+        finally:
+            done.release()
+
+    try:
+        _thread.start_new_thread(wait, ())
+    except RuntimeError:  # no more threads allowed: wait without a deadline
+        wait()
+    if not done.acquire(timeout=LOCK_SECONDS):
+        raise refuse("GH-303", f"{path} is locked for {LOCK_SECONDS:g} s by {_holder(fd)}; end it and try again")
+    if failed:
+        raise failed[0]
+
+
+def _holder(fd: int) -> str:
+    """Who holds the lock, from /proc/locks: `1: FLOCK ADVISORY WRITE PID MAJ:MIN:INODE 0 EOF`."""
+    inode = str(os.fstat(fd).st_ino).encode()
+    try:
+        for line in read_file("/proc/locks", 1 << 20).splitlines():
+            word = line.split()
+            if word[1] == b"FLOCK" and word[5].rpartition(b":")[2] == inode:
+                return f"process {word[4].decode()}"
+    except (OSError, IndexError):
+        pass
+    return "another process"
