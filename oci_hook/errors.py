@@ -30,6 +30,7 @@ CODES = {
     "GH-307": "a container's policy page is missing or damaged (said by the stand-in)",
     "GH-308": "a container's account page cannot be used or is full (said by the stand-in)",
     "GH-309": "a program uses a card that its container's policy page does not name (said by the stand-in)",
+    "GH-310": "a card with containers is not probed (a warning)",
     "GH-320": "another agent runs for this state directory",
     "GH-321": "the agent's address cannot be used",
     "GH-401": "config.json cannot be read, parsed or written",

@@ -1,22 +1,32 @@
-"""`gpu-hook gpus`: the node's cards and what of them is granted; --refresh asks the driver anew."""
+"""`gpu-hook gpus`: the node's cards and what of them is granted; --refresh asks the driver anew, --probe tries it."""
+
+from typing import Any
 
 import click
 
 from oci_hook.cli import output
+from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
+from oci_hook.errors import Problem
 from oci_hook.node import inventory as cache
 from oci_hook.node import store
+from oci_hook.node import tiers as probed
 from oci_hook.node.settings import load as load_settings
 
-HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
+HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
 
 
 @click.command()
 @click.option("--refresh", is_flag=True, help="Ask the driver, and remember its answer for the containers to come.")
+@click.option("--probe", is_flag=True, help="Try what cards without containers can do for preemption; seconds each.")
 @output.answers
-def gpus(prefix: str, refresh: bool) -> output.Report:
-    """List the node's cards; --refresh looks for them anew."""
+def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
+    """List the node's cards; --refresh looks for them anew.
+
+    TIER is how online work gets a card back from offline work: 0 between launches, 0.5 also between what is launched,
+    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/compute-sharing.md
+    """
     settings = load_settings(prefix)
     if refresh:
         from oci_hook.node import char_links
@@ -26,20 +36,44 @@ def gpus(prefix: str, refresh: bool) -> output.Report:
         cache.save(settings, found)
         char_links.make(found)
     inventory = cache.load(settings)
-    return report(inventory, store.snapshot(settings.state_dir))
+    warnings = []
+    if probe:
+        held = {share.uuid for grant in store.snapshot(settings.state_dir) for share in grant.shares}
+        for card in inventory.cards:
+            if card.uuid in held:  # they would spoil each other's times
+                left = f"card {card.address} ({card.uuid}) has containers and was not probed; probe it when it is free"
+                warnings.append(Problem("GH-310", left))
+            else:
+                probed.save(settings, inventory, {card.uuid: probed.probe(inventory, card)})
+    let = tiers.LET[settings.rules.channel_groups]
+    return report(inventory, store.snapshot(settings.state_dir), probed.load(settings, inventory), let, warnings)
 
 
-def report(inventory: Inventory, grants: tuple[Grant, ...]) -> output.Report:
+def report(
+    inventory: Inventory,
+    grants: tuple[Grant, ...],
+    seen: dict[str, dict[str, Any]] | None = None,
+    let: int = 0,
+    warnings: list[Problem] | None = None,
+) -> output.Report:
+    """seen: what probes found, by UUID. let: the tiers' bits that the settings let containers use."""
     cards, rows = [], []
     for card in inventory.cards:
         shares = [share for grant in grants for share in grant.shares if share.uuid == card.uuid]
         memory, compute = sum(s.memory_mib for s in shares), sum(s.compute for s in shares)
+        tier = tier_of((seen or {}).get(card.uuid), let)
         cards.append(
-            {**card.fields(), "granted_memory_mib": memory, "granted_compute": compute, "containers": len(shares)}
+            {
+                **card.fields(),
+                "tier": tier,
+                "granted_memory_mib": memory,
+                "granted_compute": compute,
+                "containers": len(shares),
+            }
         )
         name = card.name + (" (simulated)" if card.simulated and "imulated" not in card.name else "")
         granted = (output.size(memory), f"{compute}%", len(shares))
-        rows.append((card.address, card.uuid, name, output.size(card.memory_mib), card.minor, *granted))
+        rows.append((card.address, card.uuid, name, output.size(card.memory_mib), card.minor, shown(tier), *granted))
     simulated = ", simulated" if inventory.simulated else ""
     where = f"driver {inventory.driver_version} in {inventory.driver_root}{simulated}"
     data = {
@@ -48,4 +82,21 @@ def report(inventory: Inventory, grants: tuple[Grant, ...]) -> output.Report:
         "simulated": inventory.simulated,
         "cards": cards,
     }
-    return output.Report(data, [where, *output.table(HEADER, rows)])
+    return output.Report(data, [where, *output.table(HEADER, rows)], warnings or ())
+
+
+def tier_of(seen: dict[str, Any] | None, let: int) -> dict[str, Any] | None:
+    """What a probe saw, the highest tier that it bears out, and the highest that containers use; None: not probed."""
+    if seen is None:
+        return None
+    return {
+        "found": tiers.name(seen["bits"]),
+        "used": tiers.name(seen["bits"] & let),
+        **{part: seen[part] for part in ("memops", "groups", "error") if part in seen},
+    }
+
+
+def shown(tier: dict[str, Any] | None) -> str:
+    if tier is None:
+        return "-"
+    return tier["found"] if tier["found"] == tier["used"] else f"{tier['found']} (uses {tier['used']})"

@@ -9,7 +9,7 @@ import click
 
 from oci_hook.cli import output, sim_model
 from oci_hook.core import units
-from oci_hook.core.layout import INVENTORY, SETTINGS_YAML
+from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import inventory as cache
 from oci_hook.node import settings_compile, share, store
@@ -158,10 +158,9 @@ def down(prefix: str, force: bool) -> output.Report:
     former = former_root(settings)
     if settings.driver_root == str(driver_root.root_of(prefix)):
         settings_compile.set_driver_root(prefix, former)
-        try:
-            os.unlink(f"{settings.state_dir}/{INVENTORY}")
-        except FileNotFoundError:
-            pass
+        for name in (INVENTORY, TIERS):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{settings.state_dir}/{name}")
     there = driver_root.remove(prefix, settings.state_dir)
     line = f"simulated cards removed; driver_root is {former}" if there else "there are no simulated cards here"
     return output.Report({"removed": there, "driver_root": former}, [line])

@@ -18,7 +18,7 @@ SLOT_FILE_SIZE = 8192
 ONE_PERCENT = 100  # of weight
 PPM = 10_000  # of one per cent
 
-_HEAD = Struct("<QIIIIQQ48s40x")
+_HEAD = Struct("<QIIIIQQ48sI36x")
 _SLOT = Struct("<BBHIIIQQ")
 
 
@@ -47,8 +47,10 @@ def cap(grant: Grant, share: Share) -> int:
     return most if most < 100 else 0
 
 
-def card_page(uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0) -> bytes:
-    """The whole page of a card from all living grants of the node."""
+def card_page(
+    uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0, tiers: int = 0
+) -> bytes:
+    """The whole page of a card from all living grants of the node. tiers: bits of core/tiers.py that they may use."""
     there = [(grant, share, guaranteed(grant, share)) for grant, share in on_card(uuid, grants)]
     firm = [percent for _, _, percent in there if percent]
     left = max(1, 100 - sum(firm))
@@ -70,7 +72,7 @@ def card_page(uuid: str, grants: tuple[Grant, ...], generation: int, time_scale:
             grant.born,
             0,
         )
-    _HEAD.pack_into(page, 0, MAGIC, VERSION, SIZE, seq, time_scale, generation, present, uuid.encode())
+    _HEAD.pack_into(page, 0, MAGIC, VERSION, SIZE, seq, time_scale, generation, present, uuid.encode(), tiers)
     return bytes(page)
 
 
@@ -78,7 +80,12 @@ def head(page: bytes) -> tuple[int, int, int]:
     """(seq, generation, time scale) of a page, or of whatever is in its place: then (1, 0, 1), not to be read."""
     if len(page) < _HEAD.size:
         return 1, 0, 1
-    magic, version, size, seq, time_scale, generation, _, _ = _HEAD.unpack_from(page)
+    magic, version, size, seq, time_scale, generation, _, _, _ = _HEAD.unpack_from(page)
     if (magic, version, size) != (MAGIC, VERSION, SIZE):
         return 1, 0, 1
     return seq, generation, max(1, time_scale)
+
+
+def tiers_of(page: bytes) -> int:
+    """The bits of a page; 0 of whatever is in its place."""
+    return int(_HEAD.unpack_from(page)[8]) if head(page)[1] else 0

@@ -32,6 +32,7 @@ LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
 PAGES_DIR = "pages"  # KEY/policy per grant
 SHARE_STATE = "share"  # UUID/card, UUID/slot/NN: a tmpfs of its own per card
 INVENTORY = "inventory.json"
+TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
 AGENT_LOCK = "agent.lock"  # held by the one agent
 

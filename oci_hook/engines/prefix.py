@@ -4,6 +4,7 @@ Not for the hot path. Every file is put in place by rename, so that a running co
 and the engine never calls half a program.
 """
 
+import contextlib
 import os
 import platform
 import shutil
@@ -163,10 +164,9 @@ def _empty_state(state_dir: str, force: bool) -> None:
         raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then uninstall again") from None
     for name in (layout.LEDGER_DIR, layout.PAGES_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
-    try:
-        os.unlink(os.path.join(state_dir, layout.INVENTORY))
-    except OSError:
-        pass
+    for name in (layout.INVENTORY, layout.TIERS):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(state_dir, name))
     try:
         os.rmdir(state_dir)
     except OSError:

@@ -1,10 +1,12 @@
 """Request -> grant, in one transaction of the node's ledger; and back."""
 
+import os
 import time
 
 from oci_hook.core.allocate import Refusal, allocate
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import TIERS
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import Request
 from oci_hook.core.value import Value
@@ -84,8 +86,16 @@ def admit_on(
         with Claims(real, settings.state_dir):
             store.at("claimed")
             scales = {card.uuid: card.time_scale for card in inventory.cards}
-            ledger.put(grant, policy_page(grant, inventory), scales)
+            ledger.put(grant, policy_page(grant, inventory), scales, _tiers(settings, inventory))
     return Admission(grant, inventory)
+
+
+def _tiers(settings: Settings, inventory: Inventory) -> "dict[str, int] | None":
+    if not os.path.exists(f"{settings.state_dir}/{TIERS}"):
+        return None
+    from oci_hook.node.tiers import usable
+
+    return usable(settings, inventory)
 
 
 def waits(grant: Grant) -> bool:

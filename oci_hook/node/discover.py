@@ -30,20 +30,10 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
     Raises NodeError GH-302 when the driver's files or its answers do not fit together, GH-301 when there is no card,
     GH-306 when the simulated driver is damaged.
     """
+    env, time_scale = environment(driver_root)
     mark = Path(driver_root) / SIMULATED_MARK
-    simulated = mark.exists()
-    time_scale = 1
-    environment = dict(os.environ)
-    if simulated:
-        try:
-            said = json.loads(mark.read_text())
-            environment["GPU_HOOK_SIM_CARDS"] = str(said["cards"])
-            time_scale = int(said.get("time_scale", 1))
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise refuse("GH-306", f"{mark} is damaged ({e}); run `gpu-hook sim down` and `sim up`") from None
-        loaded = ""
-    else:
-        loaded = kernel_version(proc)
+    simulated = time_scale > 0
+    loaded = "" if simulated else kernel_version(proc)
     files = driver_files.find(driver_root, loaded)
     if not simulated and not loaded:
         raise refuse(
@@ -51,14 +41,14 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
             f"driver files {files.version} are in {driver_root}, but no NVIDIA kernel driver is loaded"
             f" ({proc}/driver/nvidia/version is missing); load it (modprobe nvidia), or try `gpu-hook sim up`",
         )
-    answer = ask_nvml(files.libnvml, environment, nvml_seconds)
+    answer = ask_nvml(files.libnvml, env, nvml_seconds)
     if "cards" in answer:
         if answer["driver_version"] != files.version:
             raise refuse(
                 "GH-302",
                 f"NVML speaks of driver {answer['driver_version']}, its file is {files.version}; install one version",
             )
-        contexts = context_mib(files.libcuda, files.libnvml, environment, nvml_seconds)
+        contexts = context_mib(files.libcuda, files.libnvml, env, nvml_seconds)
         instances = {card["uuid"]: (card.pop("gi", -1), card.pop("ci", -1)) for card in answer["cards"]}
         cards = tuple(
             Card(
@@ -66,7 +56,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 numa=numa_node(card["pci"], f"{driver_root.rstrip('/')}/sys" if simulated else "/sys"),
                 simulated=simulated,
                 context_mib=contexts.get(card["uuid"], 0),
-                time_scale=time_scale,
+                time_scale=max(1, time_scale),
             )
             for card in answer["cards"]
         )
@@ -77,7 +67,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         raise refuse("GH-302", f"NVML: {answer['error']}; the driver was updated while loaded: reboot, or reload it")
     else:
         instances = {}
-        cards, links = cards_from_proc(proc, files.libcuda, environment, nvml_seconds, answer["error"]), ()
+        cards, links = cards_from_proc(proc, files.libcuda, env, nvml_seconds, answer["error"]), ()
     if not cards:
         raise refuse("GH-301", "the driver lists no card; look at `dmesg` and `nvidia-smi`, or try `gpu-hook sim up`")
     marks = [files.libcuda, files.libnvml]
@@ -97,6 +87,21 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         nodes=(() if simulated else nodes_of_whole_cards(cards))
         + nodes_of_mig(cards, instances, f"{driver_root.rstrip('/')}/proc" if simulated else proc),
     )
+
+
+def environment(driver_root: str) -> tuple[dict[str, str], int]:
+    """What a program that asks the driver below that root must have in its environment, and the time scale of its
+    simulated cards, 0 for real ones. Raises NodeError GH-306."""
+    env = dict(os.environ)
+    mark = Path(driver_root) / SIMULATED_MARK
+    if not mark.exists():
+        return env, 0
+    try:
+        said = json.loads(mark.read_text())
+        env["GPU_HOOK_SIM_CARDS"] = str(said["cards"])
+        return env, max(1, int(said.get("time_scale", 1)))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise refuse("GH-306", f"{mark} is damaged ({e}); run `gpu-hook sim down` and `sim up`") from None
 
 
 def kernel_version(proc: str = PROC) -> str:

@@ -53,16 +53,21 @@ def load(settings: Settings) -> Inventory:
 
 def save(settings: Settings, inventory: Inventory) -> None:
     """Put it in place at once, for root to write and all to read. Raises NodeError GH-303 when that fails."""
-    path = f"{settings.state_dir}/{INVENTORY}"
+    put_file(settings, INVENTORY, _to_data(inventory))
+
+
+def put_file(settings: Settings, name: str, data: "dict[str, Any]") -> None:
+    """Replace a JSON file of the state directory, mode 0644. Raises NodeError GH-303."""
+    path = f"{settings.state_dir}/{name}"
     temporary = f"{path}.{os.getpid()}.new"
     try:
         own_dir(settings.state_dir)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             os.fchmod(fd, 0o644)
-            data = (fastjson.dumps(_to_data(inventory)) + "\n").encode()
-            while data:
-                data = data[os.write(fd, data) :]
+            text = (fastjson.dumps(data) + "\n").encode()
+            while text:
+                text = text[os.write(fd, text) :]
         finally:
             os.close(fd)
         os.rename(temporary, path)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from oci_hook import __version__
-from oci_hook.core import dialects, units, wishes
+from oci_hook.core import dialects, tiers, units, wishes
 from oci_hook.core.dialects import qgpu
 from oci_hook.core.layout import LAUNCHER_CONF, SETTINGS_JSON, SETTINGS_YAML
 from oci_hook.core.rules import Rules
@@ -131,6 +131,7 @@ RULES: dict[str, Reader] = {
     "dialects": dialect_names,
     "qgpu_memory_unit": one_of("none", *qgpu.UNITS),
     "linger": linger,
+    "channel_groups": one_of(*tiers.LET),
 }
 
 

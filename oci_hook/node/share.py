@@ -11,7 +11,7 @@ it is not there (ARCHITECTURE.md).
 
 import os
 
-from oci_hook.core.card_page import SEQ_OFFSET, SLOT_FILE_SIZE, card_page, head, on_card
+from oci_hook.core.card_page import SEQ_OFFSET, SLOT_FILE_SIZE, card_page, head, on_card, tiers_of
 from oci_hook.core.layout import CARD_FILE, SHARE_STATE, SLOT_DIR, slot_file
 from oci_hook.core.slot_page import HEAD_SIZE as SLOT_HEAD_SIZE
 from oci_hook.core.slot_page import preempt_bound_us
@@ -71,12 +71,16 @@ def mark(state_dir: str, uuid: str, make: bool = False) -> None:
         os.close(fd)
 
 
-def rewrite(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int = 0) -> None:
-    """Write all of a marked page but its seq. time_scale: 0 keeps what the page says. Raises OSError."""
+def rewrite(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int = 0, tiers: int = 0) -> None:
+    """Write all of a marked page but its seq. time_scale: 0 keeps what the page says of it and of tiers. Raises
+    OSError."""
     fd = os.open(f"{folder(state_dir, uuid)}/{CARD_FILE}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        _, generation, scale = head(os.pread(fd, HEAD_SIZE, 0))
-        page = card_page(uuid, grants, generation + 1, time_scale or scale)
+        old = os.pread(fd, HEAD_SIZE, 0)
+        _, generation, scale = head(old)
+        page = card_page(
+            uuid, grants, generation + 1, time_scale or scale, tiers=tiers if time_scale else tiers_of(old)
+        )
         os.pwrite(fd, page[SEQ_OFFSET + 4 :], SEQ_OFFSET + 4)
         os.pwrite(fd, page[:SEQ_OFFSET], 0)
     finally:

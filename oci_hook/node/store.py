@@ -89,10 +89,16 @@ class Ledger:
     ) -> None:
         self._unlock()
 
-    def put(self, grant: Grant, page: bytes, time_scales: "dict[str, int] | None" = None) -> None:
+    def put(
+        self,
+        grant: Grant,
+        page: bytes,
+        time_scales: "dict[str, int] | None" = None,
+        tiers: "dict[str, int] | None" = None,
+    ) -> None:
         """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large.
 
-        time_scales: of simulated cards, by UUID; 1 for others.
+        time_scales: of simulated cards, by UUID; 1 for others. tiers: bits that their containers may use, likewise; 0.
         """
         data = encode(grant)
         if len(data) > GRANT_MAX:
@@ -117,7 +123,8 @@ class Ledger:
                 at("slot")
             self._save(grant.key, data)
             for held in shared(grant):
-                self._settle(held.uuid, (*self.grants, grant), (time_scales or {}).get(held.uuid, 1))
+                scale, bits = (time_scales or {}).get(held.uuid, 1), (tiers or {}).get(held.uuid, 0)
+                self._settle(held.uuid, (*self.grants, grant), scale, bits)
         except BaseException as e:
             try:
                 for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
@@ -233,8 +240,8 @@ class Ledger:
             except FileNotFoundError:
                 pass
 
-    def _settle(self, uuid: str, grants: tuple[Grant, ...], time_scale: int = 0) -> None:
-        share.rewrite(self._state, uuid, grants, time_scale)
+    def _settle(self, uuid: str, grants: tuple[Grant, ...], time_scale: int = 0, tiers: int = 0) -> None:
+        share.rewrite(self._state, uuid, grants, time_scale, tiers)
         at("card page")
         share.settle(self._state, uuid)
         at("card settled")

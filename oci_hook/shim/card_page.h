@@ -25,6 +25,13 @@ struct gh_card_share {
     uint64_t reserved1;
 };
 
+/* What the card was found to do, and its containers may use, for preemption (`gpu-hook gpus --probe`, core/tiers.py). */
+enum gh_tier {
+    GH_TIER_MEMOPS = 1, /* streams wait for words in host memory */
+    GH_TIER_SLICE = 2,  /* a channel group's time slice can be set */
+    GH_TIER_STOP = 4    /* a channel group can be stopped */
+};
+
 struct gh_card_page {
     uint64_t magic;
     uint32_t version;
@@ -34,7 +41,8 @@ struct gh_card_page {
     uint64_t generation; /* counts the changes */
     uint64_t present;    /* bit i: slot i is granted */
     char uuid[48];
-    uint8_t reserved[40];
+    uint32_t tiers; /* bits of enum gh_tier */
+    uint8_t reserved[36];
     struct gh_card_share slot[GH_SLOTS];
 };
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oci_hook.core import card_page as pages
+from oci_hook.core import tiers
 from oci_hook.core.grant import Grant, Identity, Life, Share
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
@@ -24,15 +25,15 @@ int main(int argc, char **argv) {
     FILE *f = fopen(argv[argc - 1], "rb");
     if (!f || fread(&p, 1, sizeof p, f) != sizeof p || fseek(f, 0, SEEK_END) || ftell(f) != GH_CARD_PAGE_SIZE) return 1;
     printf("{\"magic\": %d, \"version\": %u, \"size\": %u, \"seq\": %u, \"scale\": %u, \"generation\": %llu, "
-           "\"present\": %llu, \"uuid\": \"%.48s\", \"file\": %u, \"slots\": %u, \"slot\": [",
+           "\"present\": %llu, \"uuid\": \"%.48s\", \"tiers\": %u, \"file\": %u, \"slots\": %u, \"slot\": [",
            p.magic == GH_CARD_MAGIC, p.version, p.size, p.seq, p.time_scale, (unsigned long long)p.generation,
-           (unsigned long long)p.present, p.uuid, GH_SLOT_FILE_SIZE, GH_SLOTS);
+           (unsigned long long)p.present, p.uuid, p.tiers, GH_SLOT_FILE_SIZE, GH_SLOTS);
     for (int i = 0, n = 0; i < (int)GH_SLOTS; i++)
         if (p.present >> i & 1)
             printf("%s[%d, %u, %u, %u, %u, %u, %llu]", n++ ? ", " : "", i, p.slot[i].share.class_,
                    p.slot[i].share.freeze, p.slot[i].share.weight, p.slot[i].share.cap, p.slot[i].share.linger,
                    (unsigned long long)p.slot[i].born);
-    printf("]}\n");
+    printf("], \"bits\": [%d, %d, %d]}\n", GH_TIER_MEMOPS, GH_TIER_SLICE, GH_TIER_STOP);
     return 0;
 }
 """
@@ -66,7 +67,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         grant(2).replace(shares=(Share("GPU-other", 1, 50, slot=2),)),
         grant(6).replace(shares=(Share(UUID, 1, whole=True),), exclusive=True),
     )
-    (tmp_path / "page").write_bytes(pages.card_page(UUID, grants, 7, 10, seq=6))
+    (tmp_path / "page").write_bytes(pages.card_page(UUID, grants, 7, 10, seq=6, tiers=tiers.MEMOPS | tiers.STOP))
     (tmp_path / "reader.c").write_text(READER)
     cc = [sys.executable, "-m", "ziglang", "cc"]
     subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
@@ -80,6 +81,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         "generation": 7,
         "present": 1 | 4 | 8 | 16 | 1 << 63,
         "uuid": UUID,
+        "tiers": 5,
         "file": pages.SLOT_FILE_SIZE,
         "slots": pages.SLOTS,
         "slot": [
@@ -89,6 +91,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
             [4, 1, 0, 2000, 0, 0, 0],
             [63, 2, 1, 2000, 800_000, 0, 1 << 63],
         ],
+        "bits": [tiers.MEMOPS, tiers.SLICE, tiers.STOP],
     }
     assert pages.head(pages.card_page(UUID, grants, 7, 10, seq=6)) == (6, 7, 10)
 

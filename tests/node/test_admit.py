@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.card_page import card_page, head
+from oci_hook.core.card_page import card_page, head, tiers_of
 from oci_hook.core.grant import Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.errors import ApplyError, NodeError, NoRoomError, RequestError
-from oci_hook.node import admit, inventory, life, store
+from oci_hook.node import admit, inventory, life, store, tiers
 from oci_hook.node.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -263,6 +263,23 @@ def test_killed_at_every_step_of_an_admission(settings, other):
         if p.returncode == 0:
             break
     assert int(p.stdout) == step - 1 >= 12
+
+
+def test_containers_learn_what_their_card_was_found_to_do(settings):
+    """As far as the settings let them; and no more once the finding has expired."""
+    seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
+    seen["groups"] = {"favoured": 0.9, "even": 0.5, "stopped": 0.0, "resumed": 0.5}
+    tiers.save(settings, inventory.load(settings), {UUID: seen})
+    page = Path(settings.state_dir, "share", UUID, "card")
+    for i, (allowed, bits) in enumerate((("none", 1), ("slice", 3), ("stop", 7))):
+        changed = settings.replace(rules=settings.rules.replace(channel_groups=allowed))
+        held = admit.admit(SHARE, who(f"c{i}"), me(), changed).grant
+        assert tiers_of(page.read_bytes()) == bits
+    admit.release(held.key, settings, force=True)
+    assert tiers_of(page.read_bytes()) == 7, "changed without a reason"
+    os.unlink(f"{settings.state_dir}/tiers.json")
+    admit.admit(SHARE, who("later"), me(), settings)
+    assert tiers_of(page.read_bytes()) == 0
 
 
 @pytest.mark.root
