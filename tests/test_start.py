@@ -54,7 +54,6 @@ OURS = {
     "core.plan",
     "core.request",
     "core.rules",
-    "core.slot_page",
     "core.units",
     "core.value",
     "core.wishes",

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from oci_hook.agent import act, heal, journal, nvml, options, slots, textfile, web
+from oci_hook.agent import act, heal, journal, nvml, options, textfile, web
 from oci_hook.agent.audit import Auditor, Finding, Verdict
 from oci_hook.agent.http import Server
 from oci_hook.agent.members import Members
@@ -33,6 +33,7 @@ from oci_hook.node import settings as node_settings
 from oci_hook.node.discover import discover
 from oci_hook.node.life import start_time
 from oci_hook.node.lock import own_dir
+from oci_hook.node.share import read_gate
 
 SETTLE = 0.02  # seconds from a sign that something ended to the look at what: others end with it
 BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
@@ -428,7 +429,7 @@ class Agent:
                 kept = watched.books
                 booked = kept.totals[i] if isinstance(kept, account.Books) and i < len(kept.totals) else 0
                 used = -(-max(booked, use.used if use else 0) // account.MIB)
-                watched.measure(share.uuid, slots.read(self.settings.state_dir, share))
+                watched.measure(share.uuid, read_gate(self.settings.state_dir, share))
                 busy = watched.shares.get(share.uuid) or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
                 watched.note(share.uuid, used, round(busy))

@@ -4,10 +4,11 @@ import time
 from typing import Any
 
 from oci_hook.agent.audit import Finding, Use
+from oci_hook.agent.meter import Meter
 from oci_hook.agent.nvml import CardSample
-from oci_hook.agent.slots import Gate, Meter
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
+from oci_hook.core.slot_page import Gate
 from oci_hook.node.account import Books
 
 MIB = 1 << 20

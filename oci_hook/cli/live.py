@@ -5,13 +5,14 @@ import http.client
 import json
 from typing import Any
 
-from oci_hook.agent import options, slots
+from oci_hook.agent import options
 from oci_hook.agent.view import Watched, view
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
 from oci_hook.node import account, store
 from oci_hook.node import inventory as cache
 from oci_hook.node.settings import Settings
+from oci_hook.node.share import read_gate
 
 SECONDS = 2.0
 MAX = 16 << 20
@@ -63,7 +64,7 @@ def alone(settings: Settings) -> dict[str, Any]:
     for key, grant in grants.items():
         watched[key] = Watched()
         for part in grant.shares:
-            watched[key].measure(part.uuid, slots.read(settings.state_dir, part))
+            watched[key].measure(part.uuid, read_gate(settings.state_dir, part))
         if grant.life.init is not None and grant.shares:
             try:
                 with account.Account(*grant.life.init) as page:

@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from oci_hook.agent import slots
 from oci_hook.cli import output
 from oci_hook.core.grant import Grant, Share
 from oci_hook.errors import GhError, Problem
@@ -13,6 +12,7 @@ from oci_hook.node import inventory as node_inventory
 from oci_hook.node import settings as node_settings
 from oci_hook.node import store
 from oci_hook.node.account import used_mib
+from oci_hook.node.share import read_gate
 
 HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
 
@@ -50,7 +50,7 @@ def card_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str]
 def suspended(state_dir: str, grant: Grant, grants: list[Grant]) -> tuple[str, float] | None:
     """Who has a card that this container waits for, being of a lower class, and since when, in seconds since 1970."""
     for share in grant.shares:
-        gate = slots.read(state_dir, share)
+        gate = read_gate(state_dir, share)
         if gate is None or gate.mode != "frozen" or not gate.waiting or not gate.waits_for:
             continue
         for other in grants:

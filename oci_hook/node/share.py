@@ -13,13 +13,12 @@ import os
 
 from oci_hook.core.card_page import SEQ_OFFSET, SLOT_FILE_SIZE, card_page, head, on_card, tiers_of
 from oci_hook.core.layout import CARD_FILE, SHARE_STATE, SLOT_DIR, slot_file
-from oci_hook.core.slot_page import HEAD_SIZE as SLOT_HEAD_SIZE
-from oci_hook.core.slot_page import preempt_bound_us
 from oci_hook.errors import refuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oci_hook.core.grant import Grant
+    from oci_hook.core.grant import Grant, Share
+    from oci_hook.core.slot_page import Gate
 
 TMPFS_SIZE = 8 << 20  # far more than is in it: who fills it needs milliseconds, which leaves time to get a slot file in
 TMPFS_INODES = 128
@@ -150,19 +149,30 @@ def preempt_bounds(state_dir: str, grants: "tuple[Grant, ...]") -> "tuple[tuple[
     found = []
     for grant in grants:
         for held in grant.shares:
-            bound = _bound(f"{folder(state_dir, held.uuid)}/{slot_file(held.slot)}") if held.slot else 0
-            if bound:
-                found.append((grant.key, held.uuid, bound))
+            told = read_gate(state_dir, held)
+            if told and told.preempt_bound:
+                found.append((grant.key, held.uuid, -(-round(told.preempt_bound * 1e9) // 1000)))
     return tuple(found)
 
 
-def _bound(path: str) -> int:
+def read_gate(state_dir: str, held: "Share") -> "Gate | None":
+    """What the container with this share publishes of its compute; None where it has no slot, or says nothing."""
+    from oci_hook.core.slot_page import parse  # no container's start needs it
+
+    if not held.slot:
+        return None
+    place = folder(state_dir, held.uuid)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        scale = head(_read(f"{place}/{CARD_FILE}", HEAD_SIZE))[2]
+        return parse(_read(f"{place}/{slot_file(held.slot)}", SLOT_FILE_SIZE + 1), scale)
     except OSError:
-        return 0
+        return None
+
+
+def _read(path: str, size: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return preempt_bound_us(os.pread(fd, SLOT_HEAD_SIZE, 0))
+        return os.pread(fd, size, 0)
     finally:
         os.close(fd)
 

@@ -284,6 +284,9 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     STORE(&sub->heartbeat, now);
     if (busy || was_busy || g->holding)
         STORE(&h->active_at, now);
+    if (g->wanting)
+        slot_wanted(&g->own_slot, g->wanting, now);
+    g->wanting = busy || g->entering ? now : 0;
     count_clear(g, now);
     unsigned contexts;
     struct gh_slot *s = &g->view.slot[g->me];
@@ -363,6 +366,7 @@ static void set_open(struct gh_gate *g, uint64_t now) {
     uint64_t tick = gate_ticks();
     struct gate_fast *f = g->fast;
     bool ready = true;
+    g->wanting = 0;
     STORE(&head_of(g)->idle_since, now);
     STORE(&head_of(g)->active_at, now);
     STORE(&g->own_slot.sub->heartbeat, now);
@@ -478,9 +482,12 @@ static struct gh_gate *gate_of(CUcontext *context) {
 static bool admit(struct gh_gate *g, uint64_t key) {
     bool held = false;
     unsigned early = 0;
+    uint64_t came = 0;
+    g->entering++;
     for (bool first = true;; first = false) {
         marks_poll(g);
         uint64_t now = gate_now(g);
+        came = first ? now : came;
         gate_publish(g, now);
         gate_look(g, now, !first);
         const struct gh_slot *s = &g->view.slot[g->me];
@@ -495,6 +502,9 @@ static bool admit(struct gh_gate *g, uint64_t key) {
             gate_publish(g, now);
         }
         if (d.go) {
+            g->entering--;
+            if (!first)
+                slot_waited(&g->own_slot, (now - came) * g->scale);
             if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {
                 set_open(g, now);
                 return false;

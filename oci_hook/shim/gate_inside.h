@@ -81,7 +81,8 @@ struct gh_gate {
     _Atomic uint32_t polling; /* a thread is asking the driver about events */
     void *_Atomic tailing; /* the stream that the pacer is putting a marker on */
     uint32_t done_word; /* own threads sleep on it */
-    uint32_t waiting, holding; /* threads at the gate; of them, for their turn */
+    uint32_t entering, waiting, holding; /* threads at the gate; of them, asleep; for their turn */
+    uint64_t wanting; /* since when, or up to when it is counted, there is work to do; 0 there is none */
     /* tenure: what duty is learned from */
     bool tenure;
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle, counted_at, counted_charge;

@@ -105,6 +105,7 @@ bool slot_attach(struct slot_own *own, unsigned card) {
         STORE(&head->version, GH_SLOT_VERSION);
         STORE(&head->magic, GH_SLOT_MAGIC);
     }
+    STORE(&head->counts, 1);
     take(own);
     return true;
 }
@@ -122,6 +123,26 @@ void slot_keep(struct slot_own *own, unsigned card) {
 void slot_wake(struct slot_own *own) {
     __atomic_add_fetch(&own->page->head.word, 1, __ATOMIC_RELEASE);
     syscall(SYS_futex, &own->page->head.word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void slot_waited(struct slot_own *own, uint64_t ns) {
+    unsigned bin = 0;
+    while (bin < GH_WAITS - 1 && ns >= GH_WAIT_FIRST << bin)
+        bin++;
+    __atomic_add_fetch(&own->page->head.waits[bin], 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&own->page->head.waited, ns, __ATOMIC_RELAXED);
+}
+
+void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now) {
+    uint64_t last = LOAD(&own->page->head.wanted_at);
+    if (now > GH_WANTED_STEP && since < now - GH_WANTED_STEP)
+        since = now - GH_WANTED_STEP;
+    while (last < now)
+        if (__atomic_compare_exchange_n(&own->page->head.wanted_at, &last, now, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
+            __atomic_add_fetch(&own->page->head.wanted, now - (last > since ? last : since), __ATOMIC_RELAXED);
+            return;
+        }
 }
 
 /* ---- the others' ---- */

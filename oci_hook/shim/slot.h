@@ -6,6 +6,8 @@
 
 #include "slot_page.h"
 
+#define GH_WANTED_STEP (20 * GH_MS) /* who does not look for longer had no processor, and wanted no card */
+
 struct slot_own {
     struct gh_slot_page *page; /* the file, or private memory when there is none: then nobody sees us */
     struct gh_sub_slot *sub;   /* ours in it, or spare */
@@ -20,6 +22,10 @@ bool slot_attach(struct slot_own *own, unsigned card);
 void slot_keep(struct slot_own *own, unsigned card);
 /* Sleepers on our word look again. */
 void slot_wake(struct slot_own *own);
+/* A launch was held at the gate for `ns` of real time. */
+void slot_waited(struct slot_own *own, uint64_t ns);
+/* There was work to do from `since`, or for at most GH_WANTED_STEP, until `now`: counted once for all processes. */
+void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now);
 
 struct slot_peer {
     uint64_t born; /* the grant that it was opened for, */

@@ -12,6 +12,8 @@
 #define GH_SLOT_MAGIC 0x31544f4c53504847ull /* "GHPSLOT1" */
 #define GH_SLOT_VERSION 1u
 #define GH_SUB_SLOTS 120u
+#define GH_WAITS 16u             /* bins of waits at the gate: shorter than GH_WAIT_FIRST << i, */
+#define GH_WAIT_FIRST (64 * GH_US) /* the last one any longer */
 
 struct gh_slot_head {
     uint64_t magic;
@@ -29,11 +31,15 @@ struct gh_slot_head {
     uint8_t saturated;
     uint8_t mode;        /* enum gh_mode of the last decision, */
     uint8_t mode_by;     /* 1 + the slot that it waits for, 0 none */
-    uint8_t reserved0;
+    uint8_t counts;      /* 1: waits and wanted are counted */
     uint64_t mode_since;
     uint64_t preempt_bound; /* learned: after a freeze, this long at most until its work has left the card */
     uint64_t distrusts;     /* how often its equals held it too long */
-    uint64_t reserved1[46];
+    uint64_t wanted;    /* how long there was work in flight, or a launch at the gate */
+    uint64_t wanted_at; /* up to when that is counted */
+    uint64_t waited;    /* at the gate, by all launches that were held there; this and the bins are in real time, */
+    uint64_t waits[GH_WAITS]; /* whatever time_scale is. Launches that passed at once are in no bin */
+    uint64_t reserved1[27];
 };
 
 struct gh_sub_slot {

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from oci_hook.agent.audit import KINDS, Finding
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.nvml import CardSample
-from oci_hook.agent.slots import Gate
 from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.slot_page import Gate
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docs/grafana"
 
@@ -24,7 +24,7 @@ def metrics() -> dict[str, set[str]]:
     inventory = Inventory("", "", "/", True, (Card("GPU-0", 0, 0, 8),), (), (), "", "")
     grant = Grant("k", Identity("/", "c", "/"), Life(""), (Share("GPU-0", 8, 30),), frozen=1)
     watched = Watched()
-    watched.measure("GPU-0", Gate(1.0, 1, 1, "mix", 0, 0.1))
+    watched.measure("GPU-0", Gate(1.0, 2.0, 1, 1, (1,) * 16, 1.0, "mix", 0.0, 0, 0.1))
     watched.shares["GPU-0"], watched.peaks["GPU-0"] = 3.0, 4
     watched.note("GPU-0", 1, 1)
     status = {"state": "ok", "problems": {}, "started": 1.0}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent import heal, journal, nvml, options, slots, textfile
+from oci_hook.agent import heal, journal, nvml, options, textfile
 from oci_hook.agent.event_log import Follower
+from oci_hook.agent.meter import Meter
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
 from oci_hook.agent.options import Options
@@ -236,25 +236,11 @@ def test_missing_nodes_and_links_are_made(tmp_path: Path, monkeypatch: pytest.Mo
     assert heal.repair(inventory(True, 2, nodes)) == ([], [])
 
 
-# --- slot files
+# --- shares by the gate's books
 
 
-def slot(charged: int = 7_000_000_000, mode: int = 4, by: int = 2, top: int = 2) -> bytes:
-    head = slots.HEAD.pack(
-        slots.MAGIC, slots.VERSION, top, 1, 0, 0, 5, charged, *[0] * 8, 0, 0, mode, by, 0, 9_000_000_000, 3_000_000, 0
-    )
-    subs = slots.SUB.pack(1, 100, 90, 0, 0, 0, 3, 77, 0) + slots.SUB.pack(0, 50, 50, 0, 0, 0, 9, 78, 0)
-    return (head.ljust(slots.SUB_OFFSET, b"\0") + subs).ljust(slots.SLOT_FILE_SIZE, b"\0")
-
-
-def test_a_slot_file_is_read_and_bounded() -> None:
-    assert slots.parse(slot()) == slots.Gate(7.0, 150, 3, "frozen", 2, 0.003, 9.0)
-    assert slots.parse(slot(), 10) == slots.Gate(70.0, 150, 3, "frozen", 2, 0.03, 90.0)
-    good = slot()
-    for bad in (b"", bytes(8192), good[:-1], good + b"\0", b"\xff" * 8192, slot(1 << 63), slot(mode=7), slot(by=99)):
-        assert slots.parse(bad) is None
-    assert slots.parse(slot(top=1 << 31)) == slots.parse(good)
-    meter = slots.Meter()
+def test_shares_by_what_was_charged_between_two_looks() -> None:
+    meter = Meter()
     assert [meter.add(c, t) for c, t in ((1.0, 10), (1.5, 11), (1.5, 12), (9.0, 13), (2.0, 14), (2.1, 14))] == [
         None,
         50.0,
@@ -263,38 +249,6 @@ def test_a_slot_file_is_read_and_bounded() -> None:
         None,
         None,
     ]
-
-
-@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
-def test_the_slot_files_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
-    fields = (
-        "top",
-        "generation",
-        "word",
-        "linger",
-        "v",
-        "charged",
-        "credit",
-        "epoch",
-        "active_at",
-        "duty",
-        "saturated",
-    )
-    fields += ("mode", "mode_by", "mode_since", "preempt_bound", "distrusts")
-    sub = ("owner", "launched", "done", "residue", "held", "pid")
-    code = "".join(f'printf("%zu ", offsetof(struct gh_slot_head, {f}));' for f in fields)
-    code += "".join(f'printf("%zu ", offsetof(struct gh_sub_slot, {f}));' for f in sub)
-    code += 'printf("%llu %u %u %u %d", GH_SLOT_MAGIC, GH_SLOT_VERSION, GH_SUB_SLOTS, GH_SLOT_FILE_SIZE, GH_DRAIN);'
-    (tmp_path / "x.c").write_text(
-        f'#include <stdio.h>\n#include "slot_page.h"\n#include "decide.h"\nint main(void) {{ {code} }}'
-    )
-    shim = Path(slots.__file__).parents[1] / "shim"
-    subprocess.run(["cc", "-I", str(shim), "-o", str(tmp_path / "x"), str(tmp_path / "x.c")], check=True)
-    said = subprocess.run([str(tmp_path / "x")], capture_output=True, text=True, check=True).stdout.split()
-    head = [12, 16, 24, 28, 32, 40, 48, 56, 88, 112, 116, 117, 118, 120, 128, 136]
-    rest = [slots.MAGIC, slots.VERSION, slots.SUBS, slots.SLOT_FILE_SIZE, slots.MODES.index("drain")]
-    assert [int(n) for n in said] == [*head, 0, 8, 16, 40, 48, 52, *rest]
-    assert (slots.HEAD.size, slots.SUB.size) == (144, 64)
 
 
 # --- NVML's process

@@ -1,5 +1,7 @@
-"""The head of a slot file: the host finds what the stand-in's header puts there."""
+"""The slot file: the host finds what the stand-in's header puts there, and takes any bytes for what they are."""
 
+import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -7,29 +9,84 @@ from pathlib import Path
 import pytest
 
 from oci_hook.core import slot_page
+from oci_hook.core.card_page import SLOT_FILE_SIZE
+from oci_hook.core.slot_page import Gate, parse
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 
 WRITER = r"""
 #include <stdio.h>
+#include "decide.h"
 #include "slot_page.h"
 int main(void) {
-    static struct gh_slot_head head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .preempt_bound = 1234567};
-    _Static_assert(sizeof head == 512, "head");
-    return fwrite(&head, 1, sizeof head, stdout) != sizeof head;
+    static struct gh_slot_page page = {
+        .head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 2, .charged = 7 * GH_S, .mode = GH_FROZEN,
+                 .mode_by = 2, .counts = 1, .mode_since = 9 * GH_S, .preempt_bound = 3 * GH_MS, .wanted = 8 * GH_S,
+                 .wanted_at = 5, .waited = 2 * GH_S, .distrusts = 1},
+        .sub = {{.owner = 1, .launched = 100, .done = 90, .held = 3}, {.launched = 50, .done = 50, .held = 9}}};
+    for (unsigned i = 0; i < GH_WAITS; i++)
+        page.head.waits[i] = i;
+    fprintf(stderr, "%u %llu %d", GH_SUB_SLOTS, GH_WAIT_FIRST, GH_DRAIN);
+    return fwrite(&page, 1, sizeof page, stdout) != sizeof page;
 }
 """
+GATE = Gate(7.0, 8.0, 150, 3, tuple(range(16)), 2.0, "frozen", 9.0, 2, 0.003)
 
 
-@pytest.mark.skipif(not (SHIM / "slot_page.h").exists(), reason="the stand-in writes no slot files yet")
+def made(**words: int) -> bytes:
+    """A slot file as the stand-in writes it."""
+    head = {"charged": 7, "mode": 4, "by": 2, "counts": 1, "since": 9, "bound": 3, "wanted": 8, "waited": 2, **words}
+    n = {name: value * 10**9 for name, value in head.items()}
+    n |= {name: head[name] for name in ("mode", "by", "counts")} | {"bound": head["bound"] * 10**6}
+    page = slot_page.HEAD.pack(
+        *(slot_page.MAGIC, slot_page.VERSION, head.get("top", 2), 1, 0, 0, 5, n["charged"], *[0] * 8, 0, 0),
+        *(n["mode"], n["by"], n["counts"], n["since"], n["bound"], 0, n["wanted"], 0, n["waited"], *range(16)),
+    )
+    subs = slot_page.SUB.pack(1, 100, 90, 0, 0, 0, 3, 77, 0) + slot_page.SUB.pack(0, 50, 50, 0, 0, 0, 9, 78, 0)
+    return (page.ljust(slot_page.SUB_OFFSET, b"\0") + subs).ljust(SLOT_FILE_SIZE, b"\0")
+
+
 def test_python_reads_what_c_wrote(tmp_path: Path) -> None:
     (tmp_path / "writer.c").write_text(WRITER)
     cc = [sys.executable, "-m", "ziglang", "cc"]
     subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "writer", tmp_path / "writer.c"], check=True)
-    head = subprocess.run([tmp_path / "writer"], check=True, capture_output=True).stdout
-    assert len(head) == slot_page.HEAD_SIZE and slot_page.preempt_bound_us(head) == 1235
+    done = subprocess.run([tmp_path / "writer"], check=True, capture_output=True)
+    assert parse(done.stdout) == GATE == parse(made())
+    subs, first, drain = map(int, done.stderr.split())
+    assert (subs, first / 1e9, drain) == (slot_page.SUBS, slot_page.WAIT_BOUNDS[0], slot_page.MODES.index("drain"))
 
 
-@pytest.mark.parametrize("head", [b"", bytes(512), b"\xff" * 512, b"x" * 100])
-def test_anything_else_says_nothing(head: bytes) -> None:
-    assert slot_page.preempt_bound_us(head) == 0
+def test_times_are_this_machines() -> None:
+    """On a slowed-down card; waits are in real time as they are."""
+    slow = parse(made(), 10)
+    assert slow == GATE.replace(charged=70.0, wanted=80.0, since=90.0, preempt_bound=0.03)
+
+
+def test_a_stand_in_that_counts_no_waits() -> None:
+    assert parse(made(counts=0, wanted=0, waited=0)) == GATE.replace(wanted=None, waits=None, waited=0.0)
+
+
+@pytest.mark.parametrize("word", ["charged", "since", "wanted", "waited"])
+def test_a_figure_that_makes_no_sense(word: str) -> None:
+    assert parse(made(**{word: 10**10 - 1})) is None
+
+
+def test_anything_else_says_nothing() -> None:
+    good = made()
+    for bad in (b"", bytes(8192), good[:-1], good + b"\0", b"\xff" * 8192, made(mode=7), made(by=99)):
+        assert parse(bad) is None
+    assert parse(made(top=(1 << 32) - 1)) == parse(good)
+    assert parse(made(bound=10**9)) == GATE.replace(preempt_bound=0.0)
+
+
+def test_any_bytes_give_figures_that_are_bounded() -> None:
+    draw = random.Random(7)
+    for _ in range(2000):
+        page = bytearray(made())
+        for _ in range(draw.randrange(1, 30)):
+            at = draw.randrange(16, 600) & ~7
+            page[at : at + 8] = struct.pack("<Q", draw.choice((draw.getrandbits(64), draw.getrandbits(8), 2**64 - 1)))
+        told = parse(bytes(page), 1000)
+        if told is not None:
+            assert 0 <= told.charged < 5e12 and 0 <= told.waiting <= 120 * 1024 and told.preempt_bound < 5e6
+            assert told.waits is None or (len(told.waits) == 16 and all(0 <= n <= slot_page.SANE for n in told.waits))

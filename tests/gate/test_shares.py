@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from oci_hook.core.slot_page import parse
 from tests.gate.cards import OFFLINE, ONLINE, SLOT, Load, Tenant, measure
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -23,6 +24,17 @@ def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[floa
     counts = measure(loads, seconds, settle)
     assert sum(counts) > 0, [load.said() for load in loads]
     return [n / sum(counts) for n in counts]
+
+
+def told(p: Any, slot: int) -> Any:
+    return parse(p.card.slot_file(slot).read_bytes(), p.card.scale)
+
+
+def wait_until(what: Callable[[], Any]) -> None:
+    end = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("weights", [(50, 50), (70, 30), (50, 30, 20)])
@@ -173,6 +185,39 @@ def test_freeze_and_thaw_by_the_card_page(place: Make) -> None:
     assert count * 80e-6 * p.card.scale > 0.6
 
 
+def test_what_is_published_is_what_was(place: Make) -> None:
+    """GPU time had, and how long there was work, in three seconds of two saturated tenants; how long they waited."""
+    p = place(Tenant(70), Tenant(30))
+    loads = [p.kernels(i, "plain", 80) for i in range(2)]
+    measure(loads, 0.2, 2)
+    before, since = [told(p, i) for i in range(2)], time.monotonic()
+    time.sleep(3)
+    after, elapsed = [told(p, i) for i in range(2)], time.monotonic() - since
+    for old, new, part in zip(before, after, (0.7, 0.3), strict=True):
+        assert abs((new.charged - old.charged) / elapsed - part) < 0.1, (before, after)
+        assert 0.8 * elapsed < new.wanted - old.wanted < 1.1 * elapsed, (before, after)
+        held = new.waited - old.waited  # the rest of the time is the driver's and the program's
+        assert 0.3 * (1 - part) * elapsed < held < 1.1 * elapsed, (before, after)
+        assert 0 < sum(new.waits) - sum(old.waits) <= new.launches - old.launches + 1, (before, after)
+
+
+def test_a_long_wait_is_in_its_bin(place: Make) -> None:
+    p = place(Tenant(), Tenant())
+    load = p.kernels(0, "plain", 80)
+    load.ready()
+    p.card.tenants[0].freeze = 1
+    p.card.write()
+    wait_until(lambda: told(p, 0).mode == "frozen")
+    time.sleep(0.6)
+    before = told(p, 0)
+    assert not any(before.waits[14:])
+    p.card.tenants[0].freeze = 0
+    p.card.write()
+    wait_until(lambda: sum(told(p, 0).waits) > sum(before.waits))
+    after = told(p, 0)
+    assert sum(after.waits[14:]) == 1 and after.waited - before.waited > 0.6, (before, after)  # 0.52 s and longer
+
+
 def test_online_work_stops_offline_work(place: Make) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     offline = p.kernels(0, "plain", 80)
@@ -201,7 +246,8 @@ def test_alone_there_is_no_thread_and_nothing_is_counted(place: Make) -> None:
     measure([load], 0.2, 0.2)
     pid = load.process.pid
     assert subprocess.run(["ls", f"/proc/{pid}/task"], capture_output=True, text=True).stdout.split() == [str(pid)]
-    assert p.card.slot_file(0).read_bytes()[512 + 8 : 512 + 24] == bytes(16), "something was counted"
+    seen = told(p, 0)
+    assert (seen.launches, seen.charged, seen.wanted, sum(seen.waits), seen.waited) == (0, 0, 0, 0, 0)
 
 
 def test_without_a_card_page_only_the_own_cap_is_held(place: Make) -> None:

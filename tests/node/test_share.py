@@ -269,7 +269,7 @@ def test_dropped(state: str) -> None:
 
 
 def test_what_containers_publish_is_read_as_what_it_is(state: str) -> None:
-    """A bound that makes sense, or none; the head is the tenant's to scribble on."""
+    """A bound that makes sense, in this machine's time, or none; the head is the tenant's to scribble on."""
     grants = [make(slot) for slot in range(1, 6)]
     put(state, *grants)
     mark = struct.pack("<QI", slot_page.MAGIC, slot_page.VERSION)
@@ -284,4 +284,4 @@ def test_what_containers_publish_is_read_as_what_it_is(state: str) -> None:
         data[: len(head_)] = head_
         data[128:136] = struct.pack("<Q", bound)
         path.write_bytes(data if head_ else b"")
-    assert share.preempt_bounds(state, tuple(grants)) == ((grants[0].key, CARDS[0], 1501),)
+    assert share.preempt_bounds(state, tuple(grants)) == ((grants[0].key, CARDS[0], 5 * 1500 + 1),)
