@@ -88,7 +88,9 @@ def _start(given: "State", settings: "Settings") -> None:
 
     container = to_container.open_container(given.pid, spec.rootfs(config, given.bundle))
     to_container.check_child_of(container, os.getppid())
-    held = _held(given, settings) or _adopted(given, config, settings)
+    held = _held(given, settings)
+    if held is None and (held := _adopted(given, config, settings)) is not None:
+        events.granted(settings.state_dir, held, time.monotonic() - began)
     if held is not None:
         if settings.mode == "standalone":
             _verify(held, config, container, settings)

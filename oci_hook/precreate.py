@@ -86,7 +86,8 @@ def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
     who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking)
     life = Life(boot_id(), deadline=int(time.monotonic()) + WAIT)
-    admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
+    mute = _checked(found, settings)  # then the hook is refused the same, and tells
+    admission = admit(request, who, life, settings, instead_of=to_spec.marked(found), tell=not mute)
     try:
         doc, plan, warnings = plan_for(doc, "", admission.grant, admission.inventory, settings)
         for warning in warnings:

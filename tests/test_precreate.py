@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oci_hook.agent.event_log import Follower
 from oci_hook.node import store
 from oci_hook.node.life import boot_id, process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Install
@@ -84,6 +85,8 @@ def test_the_hook_makes_it_the_containers(install, bundle, runc):
     [grant] = install.grants()
     pid = runc.pid(runc.ids[-1])
     assert (grant.key, grant.who.id, grant.who.bundle) == (key, runc.ids[-1], str(folder))
+    [told] = Follower(str(install.state), old=True).read()
+    assert (told["event"], told["id"], told["key"]) == ("granted", runc.ids[-1], key)
     assert grant.life.init == process_life(pid) and grant.life.deadline == 0 and grant.life.cgroup
     assert [(s.uuid, s.memory_mib) for s in grant.shares] == [(UUIDS[0], MEMORY_MIB * 60 // 100)]
     assert Path(f"/proc/{pid}/root/run/gpu-hook/policy").read_bytes()[:4]
@@ -178,6 +181,8 @@ def test_a_refusal_is_left_to_the_hook_that_podman_lets_speak(install, bundle, r
     said = runc.create(folder)
     assert said.returncode == 1 and "stderr: GH-201: " in said.stderr
     nothing_is_booked(install)
+    [told] = Follower(str(install.state), old=True).read()
+    assert (told["event"], told["id"], told["codes"]) == ("refused", runc.ids[-1], ["GH-201"])
 
 
 @pytest.mark.parametrize(

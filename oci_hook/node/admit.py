@@ -37,20 +37,29 @@ class Admission(Value):
         self.inventory = inventory
 
 
-def admit(request: Request, who: Identity, life: Life, settings: Settings, instead_of: str = "") -> Admission:
+def admit(
+    request: Request, who: Identity, life: Life, settings: Settings, instead_of: str = "", tell: bool = True
+) -> Admission:
     """Grant the request or raise; when it raises, nothing is booked and nothing is left behind.
 
     instead_of: key of the grant that podman's precreate stage made for the same container; it is taken back, if it
-    still waits for its container.
+    still waits for its container. tell: record in the node's events that there was no room; not, where another stage of
+    the same container will.
 
     GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a card of another install, GH-407 the key is held
     by a living container. A grant of the same key that nothing lives by any more is replaced.
     """
-    return admit_on(load(settings), request, who, life, settings, instead_of)
+    return admit_on(load(settings), request, who, life, settings, instead_of, tell)
 
 
 def admit_on(
-    inventory: Inventory, request: Request, who: Identity, life: Life, settings: Settings, instead_of: str = ""
+    inventory: Inventory,
+    request: Request,
+    who: Identity,
+    life: Life,
+    settings: Settings,
+    instead_of: str = "",
+    tell: bool = True,
 ) -> Admission:
     """`admit` with an inventory that is loaded already."""
     if not valid_id(who.id):
@@ -65,7 +74,8 @@ def admit_on(
         bounds = preempt_bounds(settings.state_dir, ledger.grants) if request.preempt_tolerance is not None else ()
         found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
         if isinstance(found, Refusal):
-            events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
+            if tell:
+                events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
             raise NoRoomError(*found.problems)
         grant = Grant(
             key=key,

@@ -2,9 +2,11 @@
 
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from oci_hook.agent.event_log import Follower
 from tests.engines import box
 from tests.engines.box import IMAGE, LOOK, Place
 
@@ -110,10 +112,17 @@ def test_a_build_is_not_disturbed(podman: Podman) -> None:
     assert podman("rmi", "gh-built").returncode == 0
 
 
+def refusals(podman: Podman) -> list[dict[str, Any]]:
+    return [e for e in Follower(str(podman.place.state), old=True).read() if e["event"] == "refused"]
+
+
 @pytest.mark.parametrize("runtime", ("gpu-hook", "runc"))
 def test_a_refusal_is_said(podman: Podman, runtime: str) -> None:
+    before = len(refusals(podman))
     done = podman.run("--annotation", "gpu-hook.io/memory=99Gi", runtime=runtime)
     assert done.returncode != 0 and "GH-201: " in done.stderr, done.stderr
+    (told,) = refusals(podman)[before:]  # once, whatever number of stages saw it
+    assert told["codes"] == ["GH-201"] and told["id"]
 
 
 def test_detached_exec_and_end(podman: Podman) -> None:
