@@ -22,12 +22,7 @@ def agent(prefix: str, **flags: Any) -> None:
 
     Containers do not need it. Flags win over the section `agent` of settings.yaml.
     """
-    # Not for every command, and not installed wherever gpu-hook is.
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError:
-        raise click.ClickException("prometheus-client is missing: apt-get install python3-prometheus-client") from None
-    from oci_hook.agent import options
+    from oci_hook.agent import options  # not for every command
     from oci_hook.agent.agent import Agent
     from oci_hook.node import settings_compile as checks
 

@@ -159,7 +159,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     place = Place(folder)
     try:
         for n in range(CONTAINERS):
-            place.start(n % CARDS, "/bin/gpu-probe", "alloc", "300", "hold", "100000")
+            place.start(n % CARDS, "/bin/gpu-probe", "alloc", "300", "launch", "100", "5", "hold", "100000")
         with agent(place) as process:
             time.sleep(6)
             pids = family(process)

@@ -78,7 +78,7 @@ def test_a_tenant_that_goes_past_the_stand_in(stage: Stage, root: Path, policy: 
         if policy == "report":
             assert agent.kinds(cheat) == {"no-stand-in", "over-limit"} and stage.runc.living() == {honest, cheat}
             text = agent.get("/metrics").decode()
-            assert 'gpu_hook_findings_total{kind="no-stand-in"} 1.0' in text
+            assert 'gpu_hook_findings_total{kind="no-stand-in"} 1\n' in text
             assert "gpu_hook_container_findings{" in text and cheat in text
         elif policy == "freeze":
             state = stage.runc("state", cheat).stdout
@@ -169,7 +169,7 @@ def test_nvml_that_dies_comes_back(stage: Stage, root: Path) -> None:
         assert len(pids) == 1
         os.kill(int(pids[0]), signal.SIGKILL)
         wait_for(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
-        assert b'gpu_hook_agent_problem{what="nvml"} 1.0' in agent.get("/metrics")
+        assert b'gpu_hook_agent_problem{what="nvml"} 1\n' in agent.get("/metrics")
         id = stage.start(root)
         wait_for(lambda: agent.container(id))  # the rest goes on
         wait_for(lambda: agent.node()["agent"]["nvml"] == "ok" and agent.node()["agent"]["state"] == "ok")

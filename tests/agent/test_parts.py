@@ -23,6 +23,7 @@ from oci_hook.agent.view import Watched, view
 from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, DeviceFile, Inventory
+from oci_hook.core.slot_page import Gate
 from oci_hook.errors import GhError, Problem
 from oci_hook.node import char_links, events
 from oci_hook.node import inventory as cache
@@ -145,6 +146,22 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     assert found["gpu_hook_card_error", (("card", "1"), ("uuid", "GPU-1"))] == 1
     entitled = [v for (name, _), v in found.items() if name == "gpu_hook_container_compute_entitlement_ratio"]
     assert sorted(entitled) == [0, 0, 0, 0.3, 0.3, 0.3]
+
+
+def test_the_gates_waits_are_a_histogram() -> None:
+    held = grant("k", "c")
+    watched = Watched()
+    watched.measure("GPU-0", Gate(waits=(1, 2, 1, *[0] * 11, 3, 4), waited=9.5))
+    watched.measure("GPU-1", Gate())  # a stand-in that does not count them
+    status = {"state": "ok", "problems": {}, "started": 1.5}
+    text = exposition(view(inventory(), {"k": held}, {}, {"k": watched}, (), {}, status), Counters()).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    waits = families["gpu_hook_container_gate_wait_seconds"]
+    assert waits.type == "histogram" and {s.labels["uuid"] for s in waits.samples} == {"GPU-0"}
+    bins = {float(s.labels["le"]): s.value for s in waits.samples if "le" in s.labels}
+    assert list(bins.values()) == [1, 4, 4, 4, 4, 4, 4, 7, 11] and list(bins)[:2] == [64e-6, 256e-6]
+    assert [s.value for s in waits.samples if "le" not in s.labels] == [9.5, 11]
+    assert len(families["gpu_hook_container_launches"].samples) == 2
 
 
 # --- who may read it
