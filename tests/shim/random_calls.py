@@ -52,12 +52,12 @@ def default_pool() -> int:
     return handle.value or 0
 
 
-fine: set[int] = set()  # pools that were seen to grow by less than 32 MiB
+grain: dict[int, int] = {}  # of pools that were seen to grow by less than 32 MiB
 
 
 def growth(n: int, handle: int = 0) -> int:
     """What a pool needs room for: docs/account-page.md."""
-    return max(CHUNK, up(n, 2 * MIB if handle in fine else CHUNK))
+    return max(CHUNK, up(n, grain.get(handle, CHUNK)))
 
 
 def from_pool(route: str, n: int) -> "tuple[int, int, int, tuple[int, ...]]":
@@ -70,9 +70,8 @@ def from_pool(route: str, n: int) -> "tuple[int, int, int, tuple[int, ...]]":
     need = growth(n, handle)
     r, p = cu.async_alloc(n, suffix="_ptsz" if route == "ptsz" else "") if route in ("async", "ptsz") \
         else cu.pool_alloc(handle, n)  # fmt: skip
-    low = reserved(handle)
-    if low and low & -low < CHUNK:
-        fine.add(handle)
+    if total := reserved(handle):
+        grain[handle] = min(grain.get(handle, CHUNK), max(total & -total, 2 * MIB))
     return need, r, p, ()
 
 
