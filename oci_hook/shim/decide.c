@@ -21,7 +21,7 @@ static unsigned weight_of(const struct gh_share *share) { return share->weight ?
 void gh_rules_default(struct gh_rules *rules) {
     *rules = (struct gh_rules){
         .window = GH_MS,
-        .window_guarded = 300 * GH_US,
+        .window_guarded = 200 * GH_US,
         .quantum = 10 * GH_MS,
         .tenure_min = 2 * GH_MS,
         .tenure_sum = 100 * GH_MS,
@@ -39,7 +39,7 @@ void gh_rules_default(struct gh_rules *rules) {
         .silent = 2500 * GH_US,
         .progress_stale = GH_S,
         .linger_max = 100 * GH_MS,
-        .drain_max = 350 * GH_US,
+        .drain_max = 700 * GH_US,
         .pacer_min = 50 * GH_US,
         .pacer_max = 200 * GH_US,
         .starve = 200 * GH_MS,
@@ -110,9 +110,9 @@ static uint64_t frozen_until(const struct gh_card *card, unsigned h, uint64_t no
         return add(now, card->rules.recheck);
     if (!s->active_at)
         return 0;
-    uint64_t linger = card->share[h].linger ? card->share[h].linger : s->linger;
+    uint64_t linger = card->share[h].linger ? card->share[h].linger : min64(s->linger, card->rules.linger_max);
     uint64_t last = s->launched != s->done ? s->done_at : s->active_at; /* stuck work: count from its last progress */
-    return add(min64(last, now), min64(linger, card->rules.linger_max));
+    return add(min64(last, now), linger);
 }
 
 static struct gh_decision wait_for(struct gh_decision d, enum gh_wait on, uint64_t slot, uint64_t until) {

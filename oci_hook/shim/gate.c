@@ -450,7 +450,7 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
     step = min64(step, STEP_MAX);
     if (d->mode == GH_DRAIN)
         step = min64(step, g->view.rules.pacer_min);
-    if (d->on == GH_ON_SLOT && d->mode != GH_DRAIN) {
+    if (d->on == GH_ON_SLOT) {
         word = g->peer[d->slot].mapped ? &g->peer[d->slot].mapped->head.word : NULL;
         seen = g->peer[d->slot].word;
     } else if (d->on == GH_ON_OWN_DONE) {
@@ -518,6 +518,9 @@ static bool admit(struct gh_gate *g, uint64_t key) {
     }
 }
 
+/* A small window is refilled by what is seen to be done: it takes more markers. */
+static uint64_t batch_time(const struct gh_gate *g) { return min64(BATCH_TIME, gh_window(&g->view, g->me) / 2); }
+
 void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
     CUcontext context = NULL;
     *t = (struct gate_ticket){.key = key};
@@ -539,7 +542,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
     if (k) {
         t->queued = k->batch || k->first;
-        t->timed = sample || k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= BATCH_TIME;
+        t->timed = sample || k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g);
         if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
             t->mark = marks_take(g, context);
     }

@@ -1,6 +1,7 @@
 """Runs one benchmark: NAME.py beside this file, with run(short) -> {key: {"value", "unit", "budget", "ok"}}.
 
-One that has details() -> text has it printed above the figures; one that has write_docs() can redo its part of docs/.
+One that has details() -> text has it printed above the figures; one that has write_docs() can redo its part of docs/;
+one that has arguments(parser) has options of its own, and run(short, options).
 """
 
 import argparse
@@ -20,10 +21,14 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="fewer rounds; the figures are rougher")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--docs", action="store_true", help="put the tables and plots into docs/")
-    args = parser.parse_args()
     sys.path.insert(0, str(HERE))
-    module = importlib.import_module(args.name)
-    figures = module.run(args.short)
+    named = next((word for word in sys.argv[1:] if word in names), None)
+    module = importlib.import_module(named) if named else None
+    own = hasattr(module, "arguments")
+    if own:
+        module.arguments(parser)
+    args = parser.parse_args()
+    figures = module.run(args.short, args) if own else module.run(args.short)
     if args.docs and hasattr(module, "write_docs"):
         module.write_docs(figures)
     if args.json:

@@ -22,15 +22,18 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
         return
     pairs = PAIRS[:1] if short else PAIRS
     span = 0.7 if short else SECONDS
-    alone: dict[int, list[float]] = {}
+    alone: dict[int, Json] = {}
     duty: dict[str, float] = {}
 
     def references() -> Json:
         for rate in sorted({p.rate for p in pairs}):
-            alone[rate] = bench.alone_latency(stage, rate, round(rate * span), 0)
+            alone[rate] = bench.measure_alone(stage, rate, round(rate * span), 0)
         for kind in {p.offline for p in pairs}:
             duty[kind] = bench.cells.alone(stage, bench.OFFLINES[kind], 0, 0.3 if short else 1.0)
-        return {"duty": duty, "p50_ms": {r: sorted(v)[len(v) // 2] for r, v in alone.items()}}
+        return {
+            "duty": duty,
+            "p50_ms": {r: sorted(v["latency_ms"])[len(v["latency_ms"]) // 2] for r, v in alone.items()},
+        }
 
     if not run.phase("alone", 120, references)["ok"]:
         return
@@ -40,17 +43,15 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
             need = (span + 3) * 2 * stage.scale
             if run.left() > need + RESERVE:
                 name = f"{'native' if native else 'gpu-hook'}: {pair.name}"
-                count = len(alone[pair.rate])
+                count = len(alone[pair.rate]["latency_ms"])
                 work = functools.partial(_pair, stage, pair, count, native, alone[pair.rate], duty[pair.offline], rows)
                 run.phase(name, need, work)
     run.phase("verdict", 10, lambda: verdict(rows, simulated))
 
 
-def _pair(
-    stage: Boxes, pair: bench.Pair, count: int, native: bool, alone: list[float], duty: float, rows: list[Json]
-) -> Json:
+def _pair(stage: Boxes, pair: bench.Pair, count: int, native: bool, alone: Json, duty: float, rows: list[Json]) -> Json:
     measured = bench.measure_pair(stage, pair, count, native, 0)
-    row = bench.row(pair, native, measured, alone, duty)
+    row = bench.row(pair, native, [measured], [alone], duty)
     rows.append(row)
     return {k: v for k, v in row.items() if k not in ("latency_ms", "predicted")}
 

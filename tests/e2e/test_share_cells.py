@@ -3,8 +3,10 @@
 Loose bounds, since others may use this machine; scripts/bench share and priority measure.
 """
 
+import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,75 @@ def test_offline_work_makes_room_and_loses_nothing(card: Any) -> None:
     assert len(measured["latency_ms"]) == 12 and min(measured["latency_ms"]) > 3.5
     assert sorted(measured["latency_ms"])[6] < 1.6 * 3.7  # sliced it would be more than twice
     assert measured["low_gpu_time"] > 0.6
+
+
+def test_a_linger_of_the_settings_is_kept_to(card: Any) -> None:
+    """100 ms as qGPU has it, or as long as the gaps advise; it counts for containers that start from now on."""
+    fixed = bench_priority.Pair(5, "80 us", 100)
+    try:
+        bench_priority.set_linger(card, fixed.linger)
+        released = bench_priority.measure_pair(card, fixed, 5, False, 0)["release_ms"]
+    finally:
+        bench_priority.set_linger(card, 0)
+    assert released and min(released) > 99 and sorted(released)[len(released) // 2] < 115, released
+    released = bench_priority.measure_pair(card, bench_priority.Pair(20, "80 us"), 15, False, 0)["release_ms"]
+    assert released and sorted(released)[len(released) // 2] < 15, released
+
+
+def test_freeze_and_resume_lose_nothing(card: Any) -> None:
+    """By the command line, twice; then its commands have all ended, once and in order."""
+    annotations = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": card.memory}
+    with card.tenant(0, annotations) as batch:
+        batch.run("trace=1 ends=1 kernel=80 sigma=0.5")
+        for _ in range(2):
+            goes_on(batch)
+            card.cli("freeze", batch.name)
+            wait_for(lambda: stands_still(batch))
+            (grant,) = json.loads(card.cli("ps", "--json"))["grants"]
+            assert (grant["state"], grant["frozen_by"]) == ("frozen", "freeze")
+            card.cli("resume", batch.name)
+        goes_on(batch)
+        (result,) = batch.stop()
+    assert result["retired"] == result["launches"] and result["fold"] == bench_priority.fold(result["retired"])
+
+
+def test_ps_says_who_keeps_a_container_out(card: Any) -> None:
+    """Online work that never ends: the offline container starves, but not silently."""
+    shares = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": card.memory}
+    with (
+        card.tenant(0, {**shares, "gpu-hook.io/class": "offline"}) as batch,
+        card.tenant(0, {**shares, "gpu-hook.io/class": "online"}) as web,
+    ):
+        batch.run("trace=1 kernel=80")
+        wait_for(lambda: batch.launches()[0] > 100)
+        web.run("trace=1 kernel=80")
+        wait_for(lambda: web.launches()[0] > 100)
+        wait_for(lambda: stands_still(batch))
+        said = {g["container"]: g for g in json.loads(card.cli("ps", "--json"))["grants"]}
+        assert said[batch.name]["state"] == "suspended" and said[batch.name]["frozen_by"] == web.name, said
+        assert said[batch.name]["frozen_since"] and said[web.name]["state"] == "running"
+        web.stop()
+        goes_on(batch)
+        states = {g["container"]: g["state"] for g in json.loads(card.cli("ps", "--json"))["grants"]}
+        assert states == {batch.name: "running", web.name: "running"}
+
+
+def wait_for(truth: Callable[[], Any], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not truth():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def goes_on(container: Any) -> None:
+    before = container.launches()[0]
+    wait_for(lambda: container.launches()[0] > before + 100)
+
+
+def stands_still(container: Any) -> bool:
+    """It launches nothing for a while."""
+    count, at = container.launches()
+    return bool(time.monotonic_ns() - at > 5e8 and container.launches()[0] == count)
 
 
 def test_the_other_goes_on_when_one_is_killed(card: Any) -> None:

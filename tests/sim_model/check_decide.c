@@ -214,7 +214,7 @@ static void higher_class_freezes(void) {
     idle(0, now - 2 * GH_MS);
     d = ask(1);
     MUST(d.go && d.mode == GH_GUARDED);
-    own.inflight = 250 * GH_US; /* the small window, since a higher class is registered */
+    own.inflight = 150 * GH_US; /* the small window, since a higher class is registered */
     MUST(!gh_decide(&card, 1, &own, now, 80 * GH_US).go);
     card.slot[0].launched++;
     card.slot[0].done_at = card.slot[0].heartbeat = now - 2 * GH_S; /* stuck or lost: its lower ones thaw */
@@ -228,11 +228,13 @@ static void drain_then_go(void) {
     idle(0, now - GH_S / 2);
     card.slot[1].residue = 200 * GH_US;
     struct gh_decision d = ask(0);
-    MUST(!d.go && d.mode == GH_DRAIN && d.until == now + 350 * GH_US);
-    own.held_since = now - 350 * GH_US;
+    MUST(!d.go && d.mode == GH_DRAIN && d.until == now + 700 * GH_US);
+    own.held_since = now - 500 * GH_US; /* longer than it promised to be */
+    MUST(!ask(0).go);
+    own.held_since = now - 700 * GH_US;
     MUST(ask(0).go);
     own.held_since = 0;
-    card.slot[1].residue = 500 * GH_US; /* holding would only cost */
+    card.slot[1].residue = 900 * GH_US; /* holding would only cost */
     MUST(ask(0).go);
     card.slot[1].residue = 200 * GH_US;
     card.slot[0].launched++; /* not at the edge */

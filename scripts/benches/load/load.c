@@ -14,7 +14,7 @@
  *     spread=fixed | uniform (0.5 to 1.5) | exponential, of gap and period
  *     on=0 off=0   phases                        graph=0      kernels per graph; `count` is then of graphs
  *     streams=1    launches take turns           blocks=0     of a kernel; 0: one per multiprocessor
- *     seed=1                                     ends=0       1: log every command's end to OUT.ends
+ *     seed=1                                     ends=0       1: log every command's end to OUT.ends; 2: bursts' ends
  *     trace=0      1: log every launch to OUT.trace
  *     train=0      1: lengths are those of a training step instead: 160 kernels of 20 us to 2 ms
  *   stop        quit
@@ -252,7 +252,7 @@ static uint64_t draw(void)
     return (uint64_t)(factor * (double)run.p.kernel);
 }
 
-static void launch(void)
+static void launch(bool last)
 {
     unsigned i = (unsigned)(run.launches % run.p.streams);
     uint64_t ns = run.p.graph ? run.graph_ns : draw();
@@ -273,7 +273,7 @@ static void launch(void)
     run.launches++;
     lane[i].work_ns += ns;
     lane[i].commands++;
-    if (run.p.ends || lane[i].work_ns >= 200000)
+    if (run.p.ends == 1 || (run.p.ends && last) || lane[i].work_ns >= 200000)
         mark(i);
     look(false);
 }
@@ -435,7 +435,7 @@ static void run_program(struct program *p)
             host_time();
             if (!k)
                 b->launched = clock_ns();
-            launch();
+            launch(k + 1 == p->count);
         }
         if (p->sync) {
             for (uint64_t i = 0; i < p->streams; i++)

@@ -83,14 +83,15 @@ def _cdf(axes: Any, values: list[float], **style: Any) -> None:
 
 def latency(data: Json) -> None:
     """How much slower are online requests beside offline work?"""
-    kinds = [r["offline"] for r in data["rows"] if r["rate"] == 50 and not r["native"]]
+    shown = [r for r in data["rows"] if r["rate"] == 50 and not r["linger"]]
+    kinds = [r["offline"] for r in shown if not r["native"]]
     columns = 4 if len(kinds) > 1 else 1
     lines = -(-len(kinds) // columns)
     figure, grid = plt.subplots(
         lines, columns, figsize=(7.2, 1.7 * lines + 0.3), sharey=True, squeeze=False, layout="constrained"
     )
     for axes, kind in zip(grid.flat, kinds, strict=False):
-        for r in (r for r in data["rows"] if r["rate"] == 50 and r["offline"] == kind):
+        for r in (r for r in shown if r["offline"] == kind):
             color, name = (NATIVE, "bare driver") if r["native"] else (OURS, "gpu-hook")
             _cdf(axes, r["latency_ms"], color=color, label=name)
         _cdf(axes, data["alone_ms"][50], color=MODEL, ls=":", label="alone")
@@ -106,9 +107,8 @@ def harvest(data: Json) -> None:
     figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
     for kind, marker in (("80 us", "o"), ("training", "s")):
         for native, color in ((True, NATIVE), (False, OURS)):
-            rows = sorted(
-                (r for r in data["rows"] if r["offline"] == kind and r["native"] == native), key=lambda r: r["rate"]
-            )
+            shown = [r for r in data["rows"] if r["offline"] == kind and r["native"] == native and not r["linger"]]
+            rows = sorted(shown, key=lambda r: r["rate"])
             name = f"{'bare driver' if native else 'gpu-hook'}, {kind}"
             x = [r["rate"] for r in rows]
             axes.plot(x, [100 * r["harvest"] for r in rows], marker=marker, color=color, lw=1, ms=4, label=name)

@@ -1,0 +1,169 @@
+"""Suspended containers: what they can still do, what becomes of them, and who else goes on. Simulated card."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, measure
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+Make = Callable[..., Any]
+HERE = Path(__file__).parent
+
+
+def wait_for(truth: Callable[[], Any], seconds: float = 30) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := truth()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+class Calls(Load):
+    """A running calls.c: its first thread's launches over time, and how long each call of the other one took."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        self.took: list[tuple[str, int, int]] = []
+        super().__init__(argv, env)
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            name, at, number = line.split()
+            if name == "launched":
+                self.points.append((int(at), int(number)))
+            else:
+                self.took.append((name, int(at), int(number)))
+
+    def stands_still(self, seconds: float = 0.7) -> int:
+        """Since when nothing is launched, once that has been so for a while; 0: not yet."""
+        last = self.points[-1]
+        first = next(at for at, count in self.points if count == last[1])
+        return first if last[0] - first > seconds * 1e9 else 0
+
+    def rounds(self, since: int) -> int:
+        """How often the last call of a round came back since then."""
+        return sum(name == "nvmlDeviceGetUtilizationRates" and at > since for name, at, _ in list(self.took))
+
+
+@pytest.fixture(scope="session")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled calls.c."""
+    out = tmp_path_factory.mktemp("calls") / "calls"
+    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w"]
+    subprocess.run([*cc, "-o", str(out), str(HERE / "calls.c"), "-ldl", "-lpthread"], check=True)
+    return out
+
+
+def freeze(p: Any, slot: int, on: bool) -> None:
+    p.card.tenants[slot].freeze = int(on)
+    p.card.write()
+
+
+@pytest.mark.parametrize("by", ["freeze", "class"])
+def test_a_suspended_container_can_do_all_but_launch(place: Make, calls: Path, by: str) -> None:
+    """Its launching thread is held. Another one allocates, frees, copies, queries, synchronises, asks NVML: none of
+    that waits for the end of the freeze, which does not come before they are done."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
+    box = p.boxes[0]
+    program = Calls(box.command([str(calls), "20"]), box.env())
+    box.running.append(program)
+    wait_for(lambda: program.points and program.points[-1][1] > 50)
+    online = p.kernels(1, "plain", 80) if by == "class" else None
+    if online is None:
+        freeze(p, 0, True)
+    since = wait_for(program.stands_still)
+    wait_for(lambda: program.rounds(since) >= 5)
+    until, count = program.points[-1]
+    longest = max(took for _, at, took in list(program.took) if since < at <= until)
+    assert longest < 2e6, "microseconds"
+    assert program.process.poll() is None and program.points[-1][1] <= count + 1
+    if online is None:
+        freeze(p, 0, False)
+    else:
+        online.kill()
+    wait_for(lambda: program.points[-1][1] > count + 50)
+
+
+@pytest.mark.parametrize("by", ["freeze", "class"])
+def test_a_suspended_container_can_be_killed(place: Make, by: str) -> None:
+    """It dies at once, and those beside it do not notice."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
+    gone, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
+    measure([gone, other], 0.2, 0.3)
+    online = p.kernels(2, "plain", 80) if by == "class" else None
+    if online is None:
+        freeze(p, 0, True)
+    else:
+        online.ready()
+    held(p, gone)
+    gone.process.send_signal(signal.SIGKILL)
+    gone.process.wait(10)
+    stays = online or other
+    (count,) = measure([stays], 1, 0.3)
+    assert count * 80e-6 * p.card.scale > 0.7
+    if online:
+        online.kill()
+        (count,) = measure([other], 1, 0.5)
+        assert count * 80e-6 * p.card.scale > 0.7
+
+
+def held(p: Any, load: Load, seconds: float = 0.5) -> None:
+    """Wait until it has launched nothing for a while."""
+    wait_for(lambda: time.monotonic_ns() - load.points[-1][0] > seconds * 1e9)
+
+
+def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -> None:
+    """Killed while it keeps another out: the other does not wait for anything that a dead one could do."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=1_000_000_000))
+    offline = p.kernels(0, "plain", 80)
+    offline.ready()
+    took = []
+    for _ in range(5):
+        online = p.kernels(1, "plain", 80)
+        online.ready()
+        held(p, offline)
+        before = len(offline.points)
+        killed = time.monotonic_ns()
+        online.kill()
+        wait_for(lambda n=before: len(offline.points) > n)
+        took.append((offline.points[before][0] - killed) / 1e6 / p.card.scale)
+    assert sorted(took)[2] < 20, "ms of card time"
+
+
+def test_two_online_containers_compete_and_keep_offline_work_out(place: Make) -> None:
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE), Tenant(class_=ONLINE))
+    offline = p.kernels(0, "plain", 80)
+    offline.ready()
+    first, second = p.kernels(1, "plain", 80), p.kernels(2, "plain", 80)
+    counts = measure([offline, first, second], 2, 2)
+    online = counts[1] + counts[2]
+    assert online * 80e-6 * p.card.scale > 2 * 0.75 and counts[0] < online * 0.03, counts
+    assert abs(counts[1] / online - 0.5) < 0.1, counts
+    first.kill()
+    counts = measure([offline, second], 1, 0.5)
+    assert counts[0] < counts[1] * 0.05, counts
+    second.kill()
+    (count,) = measure([offline], 1, 0.5)
+    assert count * 80e-6 * p.card.scale > 0.6
+
+
+def test_a_linger_of_the_card_page_is_kept_to(place: Make) -> None:
+    """Bursts with gaps of 60 ms of card time: a linger of 200 ms leaves nothing of them, one of 1 ms most."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=200_000_000))
+    offline = p.kernels(0, "plain", 80)
+    offline.ready()
+    p.kernels(1, "plain", 80, 20, 60_000 * p.card.scale)
+    held(p, offline)
+    (count,) = measure([offline], 1.5, 0.2)
+    assert count <= 2, "it launched in the linger"
+    p.card.tenants[1].linger = 1_000_000
+    p.card.write()
+    (count,) = measure([offline], 2, 1)
+    assert count * 80e-6 * p.card.scale > 2 * 0.6
