@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAGIC = 0x31544F4C53504847
 VERSION = 1
 HEAD = Struct("<QIIQIIQQQQQQQQQQIBBBBQQQQQQ16Q")
-SUB = Struct("<QQQQQQIIQ")
+SUB = Struct("<QQQQQQIIII")
 SUB_OFFSET = 512
 SUBS = 120
 WAITS = 16
@@ -88,7 +88,7 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
     for i in range(min(top, SUBS)):
         sub = SUB.unpack_from(data, SUB_OFFSET + SUB.size * i)
         launches += min(sub[1], SANE)
-        waiting += bool(sub[0]) and min(sub[6], THREADS_MAX)
+        waiting += bool(sub[0]) and min(max(sub[6], sub[8]), THREADS_MAX)  # the latter: not by every release
     return Gate(
         charged=charged * scale / SECOND,
         wanted=wanted * scale / SECOND if counts == 1 else None,

@@ -281,6 +281,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     STORE(&sub->done, g->done);
     STORE(&sub->launched, g->launched);
     STORE(&sub->held, g->holding);
+    STORE(&sub->waiting, g->entering);
     STORE(&sub->heartbeat, now);
     if (busy || was_busy || g->holding)
         STORE(&h->active_at, now);
@@ -502,7 +503,7 @@ static bool admit(struct gh_gate *g, uint64_t key) {
             gate_publish(g, now);
         }
         if (d.go) {
-            g->entering--;
+            STORE(&g->own_slot.sub->waiting, --g->entering);
             if (!first)
                 slot_waited(&g->own_slot, (now - came) * g->scale);
             if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {

@@ -69,6 +69,7 @@ static void take(struct slot_own *own) {
         STORE(&sub->heartbeat, 0);
         STORE(&sub->residue, 0);
         STORE(&sub->held, 0);
+        STORE(&sub->waiting, 0);
         STORE(&sub->pid, (uint32_t)syscall(SYS_getpid));
         STORE(&sub->owner, own->generation);
         uint32_t top = LOAD(&head->top);

@@ -47,9 +47,10 @@ struct gh_sub_slot {
     uint64_t launched, done;
     uint64_t done_at, heartbeat;
     uint64_t residue;
-    uint32_t held;
+    uint32_t held; /* threads that wait at the gate for their turn: the others reckon with them */
     uint32_t pid; /* as the process sees itself; for people */
-    uint64_t reserved;
+    uint32_t waiting; /* threads at the gate, also those that wait for a higher class, a cap or the end of a freeze */
+    uint32_t reserved;
 };
 
 struct gh_slot_page {

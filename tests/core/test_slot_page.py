@@ -23,7 +23,7 @@ int main(void) {
         .head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 2, .charged = 7 * GH_S, .mode = GH_FROZEN,
                  .mode_by = 2, .counts = 1, .mode_since = 9 * GH_S, .preempt_bound = 3 * GH_MS, .wanted = 8 * GH_S,
                  .wanted_at = 5, .waited = 2 * GH_S, .distrusts = 1},
-        .sub = {{.owner = 1, .launched = 100, .done = 90, .held = 3}, {.launched = 50, .done = 50, .held = 9}}};
+        .sub = {{.owner = 1, .launched = 100, .done = 90, .held = 2, .waiting = 3}, {.launched = 50, .done = 50, .held = 9}}};
     for (unsigned i = 0; i < GH_WAITS; i++)
         page.head.waits[i] = i;
     fprintf(stderr, "%u %llu %d", GH_SUB_SLOTS, GH_WAIT_FIRST, GH_DRAIN);
@@ -42,7 +42,7 @@ def made(**words: int) -> bytes:
         *(slot_page.MAGIC, slot_page.VERSION, head.get("top", 2), 1, 0, 0, 5, n["charged"], *[0] * 8, 0, 0),
         *(n["mode"], n["by"], n["counts"], n["since"], n["bound"], 0, n["wanted"], 0, n["waited"], *range(16)),
     )
-    subs = slot_page.SUB.pack(1, 100, 90, 0, 0, 0, 3, 77, 0) + slot_page.SUB.pack(0, 50, 50, 0, 0, 0, 9, 78, 0)
+    subs = slot_page.SUB.pack(1, 100, 90, 0, 0, 0, 2, 77, 3, 0) + slot_page.SUB.pack(0, 50, 50, 0, 0, 0, 9, 78, 0, 0)
     return (page.ljust(slot_page.SUB_OFFSET, b"\0") + subs).ljust(SLOT_FILE_SIZE, b"\0")
 
 
