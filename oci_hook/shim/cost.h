@@ -9,10 +9,11 @@
 
 #define GH_COSTS 4096u
 
-/* What is learned of a key, and its shortest time of late. */
+/* What is learned of a key, its shortest time of late, and by how much its times differ from their mean. */
 struct cost {
     struct gh_cost cost;
-    uint64_t low;
+    uint64_t low, spread;
+    bool collective; /* waits for other processes' kernels, and says so by its name */
 };
 
 struct cost_table {
@@ -25,9 +26,17 @@ struct cost_table {
 uint64_t cost_key(const void *handle, uint64_t grid, uint64_t block, uint64_t shared);
 /* The key's cost; a new one when it was not there, in the place of another one when the table is full. */
 struct cost *cost_of(struct cost_table *table, uint64_t key);
+/* Its time depends on what others do: by its name or its variance. Such a command is measured at each launch. */
+bool cost_elastic(const struct cost *cost);
+/* A kernel that by its name is part of a collective operation of several processes. */
+bool cost_is_collective(const char *name);
+/* What a launch of it is reckoned to take: an elastic one as long as when it need not wait. */
+uint64_t cost_estimate(const struct cost *cost);
 /* One measured command. queued: it was put behind others; prompt: the program launched it at once; shared: the part of
- * its time that was its context's; clean: nobody else had work. Returns what it is charged. */
-uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t shared, bool queued, bool prompt, bool clean);
+ * its time that was its context's; clean: nobody else had work. Returns what it is charged; *waited: the part of that in
+ * which a collective may only have waited for others. */
+uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t shared, bool queued, bool prompt, bool clean,
+                   uint64_t *waited);
 /* Enough was seen to believe it. */
 bool cost_sure(const struct cost *cost);
 void cost_forget(struct cost_table *table, uint64_t key);

@@ -312,6 +312,8 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
 CUresult cuLaunch(CUfunction f);
 CUresult cuLaunchGrid(CUfunction f, int width, int height);
 CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream);
+CUresult cuFuncGetName(const char **name, CUfunction f);
+CUresult cuKernelGetName(const char **name, CUfunction f); /* a CUkernel may be launched as a CUfunction */
 CUresult cuStreamDestroy(CUstream stream);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuEventCreate(CUevent *event, unsigned flags);

@@ -38,7 +38,7 @@ static bool same_card(int a, int b) {
     do {                                                                                                             \
         if (gate_open() || !(gated))                                                                                 \
             return call;                                                                                             \
-        GATED(stream, key, call);                                                                                    \
+        GATED(stream, key, NULL, call);                                                                                 \
     } while (0)
 
 #define COPIED(stream, call)                                                                                         \

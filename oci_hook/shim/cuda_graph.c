@@ -177,7 +177,7 @@ static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 
     GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                                     \
         struct gate_ticket ticket = {0};                                                                             \
         if (!gate_open())                                                                                            \
-            gate_enter(&ticket, of, cost_key_of(exec));                                                              \
+            gate_enter(&ticket, of, cost_key_of(exec), NULL);                                                             \
         return gate_leave(&ticket, run(exec, stream, real_##name, true));                                            \
     }
 LAUNCH(cuGraphLaunch, PLAIN(stream))

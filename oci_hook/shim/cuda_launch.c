@@ -13,7 +13,7 @@ static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
 #define LAUNCH(name, of)                                                                                             \
     GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
                             unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra) {        \
-        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared),                                            \
+        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                                            \
               REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra));                             \
     }
 LAUNCH(cuLaunchKernel, PLAIN)
@@ -23,7 +23,7 @@ LAUNCH(cuLaunchKernel_ptsz, PER_THREAD)
     GH_EXPORT CUresult name(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra) {                \
         if (!c)                                                                                                      \
             return REAL(name)(c, f, parameters, extra);                                                              \
-        GATED(of(c->stream), key_of_grid(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared),                    \
+        GATED(of(c->stream), key_of_grid(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared), f,                    \
               REAL(name)(c, f, parameters, extra));                                                                  \
     }
 LAUNCH_EX(cuLaunchKernelEx, PLAIN)
@@ -32,7 +32,7 @@ LAUNCH_EX(cuLaunchKernelEx_ptsz, PER_THREAD)
 #define LAUNCH_COOPERATIVE(name, of)                                                                                 \
     GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
                             unsigned bz, unsigned shared, CUstream stream, void **parameters) {                      \
-        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared),                                            \
+        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                                            \
               REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters));                                    \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PLAIN)
@@ -49,7 +49,7 @@ GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list
         ticket[i] = (struct gate_ticket){0};
         if (REAL(cuStreamGetCtx)(p->stream, &context) || REAL(cuCtxPushCurrent_v2)(context))
             continue;
-        gate_enter(&ticket[i], p->stream, key_of_grid(p->f, p->gx, p->gy, p->gz, p->bx, p->by, p->bz, p->shared));
+        gate_enter(&ticket[i], p->stream, key_of_grid(p->f, p->gx, p->gy, p->gz, p->bx, p->by, p->bz, p->shared), p->f);
         REAL(cuCtxPopCurrent_v2)(&popped);
     }
     CUresult r = REAL(cuLaunchCooperativeKernelMultiDevice)(list, n, flags);
@@ -59,12 +59,12 @@ GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list
 }
 
 /* Before CUDA 4, block and shared memory were set on the function. */
-GH_EXPORT CUresult cuLaunch(CUfunction f) { GATED(NULL, cost_key(f, 1, 0, 0), REAL(cuLaunch)(f)); }
+GH_EXPORT CUresult cuLaunch(CUfunction f) { GATED(NULL, cost_key(f, 1, 0, 0), f, REAL(cuLaunch)(f)); }
 GH_EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height) {
-    GATED(NULL, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), REAL(cuLaunchGrid)(f, width, height));
+    GATED(NULL, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), f, REAL(cuLaunchGrid)(f, width, height));
 }
 GH_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
-    GATED(stream, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0),
+    GATED(stream, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), f,
           REAL(cuLaunchGridAsync)(f, width, height, stream));
 }
 

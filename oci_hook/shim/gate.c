@@ -22,6 +22,7 @@
 #define KAPPA 4u
 #define RESUME_LOSS (GH_MS / 2 + 60 * GH_US)
 #define PAGE_TRIES 1000
+#define STUCK_AFTER (10 * GH_MS) /* beyond what it should take, were it only sliced */
 
 uint64_t gate_now(const struct gh_gate *g) {
     struct timespec t;
@@ -200,22 +201,38 @@ static struct gh_slot_head *head_of(struct gh_gate *g) { return &g->own_slot.pag
 
 static bool has_peers(const struct gh_gate *g) { return (g->view.present & ~(1ull << g->me)) != 0; }
 
+/* What is not a guess of an estimate. */
+static uint64_t sure(uint64_t estimate) { return estimate >= GH_COST_UNKNOWN ? estimate - GH_COST_UNKNOWN : estimate; }
+
+/* A stream's first commands take far longer than they should: they wait for something, maybe for what is at the gate. */
+static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, uint64_t estimate, uint64_t now) {
+    if (now - min64(max64(since, k->done_at), now) < sure(estimate) * g->contexts + STUCK_AFTER)
+        return false;
+    g->stuck += k->batch_estimate;
+    g->stuck_commands += k->batch;
+    for (unsigned n = k->first; n; n = g->mark[n - 1].next) {
+        g->stuck += g->mark[n - 1].estimate;
+        g->stuck_commands += g->mark[n - 1].count;
+    }
+    return true;
+}
+
 /* The oldest commands in flight: since when they can have been running, and how long they should. */
-static void find_running(struct gh_gate *g) {
+static void find_running(struct gh_gate *g, uint64_t now) {
     uint64_t at = UINT64_MAX, cost = 0;
+    g->stuck = g->stuck_commands = 0;
     for (unsigned i = 0; i < TRACKS; i++) {
         const struct track *k = &g->track[i];
-        if (!k->used)
+        if (!k->used || (!k->first && !k->batch))
             continue;
         const struct mark *m = k->first ? &g->mark[k->first - 1] : NULL;
-        if (m && m->submitted < at) {
-            at = m->submitted;
-            cost = m->estimate;
-        } else if (!m && k->batch && k->first_at < at) {
-            at = k->first_at;
-            cost = k->batch_estimate;
+        uint64_t since = m ? m->submitted : k->first_at, estimate = m ? m->estimate : k->batch_estimate;
+        if (!is_stuck(g, k, since, estimate, now) && since < at) {
+            at = since;
+            cost = estimate;
         }
     }
+    g->own.inflight = g->inflight - min64(g->stuck, g->inflight);
     g->own.running_since = max64(g->done_at, at == UINT64_MAX ? 0 : at);
     g->own.running_cost = cost;
 }
@@ -275,7 +292,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     bool busy = g->launched != g->done;
     slot_keep(&g->own_slot, g->card);
     struct gh_sub_slot *sub = g->own_slot.sub;
-    find_running(g);
+    find_running(g, now);
     STORE(&sub->residue, gh_residue(&g->own, now));
     STORE(&sub->done_at, g->done_at);
     STORE(&sub->done, g->done);
@@ -331,7 +348,14 @@ static void take_credit(struct gh_gate *g, uint64_t now, int64_t charge) {
         ;
 }
 
-void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge) {
+/* The cap's bucket stands still while a collective waits. Were that charged in full, the other side would wait in its
+ * turn until it is paid, and each would make the other wait longer and longer. */
+static int64_t of_bucket(const struct gh_gate *g, uint64_t charge, uint64_t waited) {
+    waited = min64(waited, charge);
+    return (int64_t)(charge - waited + waited / 1000 * g->view.share[g->me].cap / (GH_PPM / 1000));
+}
+
+void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited) {
     /* Streams beside each other: each command was measured, but a second has only a second. */
     uint64_t wall = now - min64(g->busy_since, now);
     charge = min64(charge, wall - min64(g->busy_charged, wall));
@@ -340,7 +364,7 @@ void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estim
     g->done_at = now;
     g->inflight = g->done == g->launched ? 0 : g->inflight - min64(g->inflight, estimate);
     g->own.inflight = g->inflight;
-    take_credit(g, now, (int64_t)(charge - estimate));
+    take_credit(g, now, of_bucket(g, charge, waited) - (int64_t)sure(estimate));
     if (charge)
         raise_v(g, charge);
     __atomic_add_fetch(&head_of(g)->charged, charge, __ATOMIC_RELAXED);
@@ -408,7 +432,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     /* The window is the container's: each process with work has its part of it. */
     own.inflight = gh_residue(&g->own, now) * (g->siblings + 1);
     own.running_cost = 0;
-    own.idle = g->launched == g->done;
+    own.idle = g->launched - g->done == g->stuck_commands;
     if (g->view.share[g->me].cap)
         own.bucket = cost_bucket(LOAD(&h->credit), g->view.share[g->me].cap, g->view.rules.burst, now);
     struct gh_decision d = gh_decide(&g->view, g->me, &own, now, cost);
@@ -496,7 +520,7 @@ static bool admit(struct gh_gate *g, uint64_t key) {
             woken(g, now);
             gate_publish(g, now);
         }
-        struct gh_decision d = ask(g, now, gh_cost_of(&cost_of(&g->costs, key)->cost));
+        struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
         if (held != (d.held != 0)) {
             held = d.held;
             g->holding += held ? 1 : -1u;
@@ -522,22 +546,39 @@ static bool admit(struct gh_gate *g, uint64_t key) {
 /* A small window is refilled by what is seen to be done: it takes more markers. */
 static uint64_t batch_time(const struct gh_gate *g) { return min64(BATCH_TIME, gh_window(&g->view, g->me) / 2); }
 
-void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
+static bool is_collective(struct gh_gate *g, uint64_t key, CUfunction f) {
+    struct name *known = &g->name[key / 2 % NAMES];
+    uint64_t was = atomic_load_explicit(&known->key, memory_order_relaxed);
+    const char *name = NULL;
+    if (!f || (was | 1) == (key | 1))
+        return f && was & 1;
+    if ((REAL(cuFuncGetName)(&name, f) && REAL(cuKernelGetName)(&name, f)) || !name)
+        name = ""; /* drivers before 12.3 */
+    bool is = cost_is_collective(name);
+    atomic_store_explicit(&known->key, (key & ~1ull) | is, memory_order_relaxed);
+    return is;
+}
+
+void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction f) {
     CUcontext context = NULL;
     *t = (struct gate_ticket){.key = key};
     struct gh_gate *g = gate_of(&context);
     if (!stream)
         stream = (CUstream)CU_STREAM_LEGACY;
-    if (!g || marks_capturing(stream) || !gh_lock(&g->lock))
+    if (!g || marks_capturing(stream))
         return;
+    bool collective = is_collective(g, key, f);
+    if (!gh_lock(&g->lock))
+        return;
+    cost_of(&g->costs, key)->collective = collective;
     if (!admit(g, key)) {
         gh_unlock(&g->lock);
         return;
     }
     uint64_t now = gate_now(g);
-    const struct gh_cost *cost = &cost_of(&g->costs, key)->cost;
-    bool sample = cost->samples[0] < SAMPLES_AT_ONCE;
-    t->estimate = gh_cost_of(cost);
+    const struct cost *cost = cost_of(&g->costs, key);
+    bool sample = cost->cost.samples[0] < SAMPLES_AT_ONCE || cost_elastic(cost);
+    t->estimate = cost_estimate(cost);
     t->stream = stream;
     t->track = marks_track(g, context, stream);
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
@@ -556,7 +597,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
     g->launched++;
     g->inflight += t->estimate;
     g->own.inflight = g->inflight;
-    take_credit(g, now, (int64_t)t->estimate);
+    take_credit(g, now, (int64_t)sure(t->estimate));
     if (k) {
         k->first_at = k->batch ? k->first_at : now;
         k->batch++;
@@ -565,7 +606,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key) {
         k->entered++;
         t->gate = g;
     } else { /* more streams than we can follow: charged, not waited for */
-        gate_retire(g, now + t->estimate, 1, t->estimate, t->estimate);
+        gate_retire(g, now + t->estimate, 1, t->estimate, t->estimate, 0);
     }
     gate_publish(g, now);
     gh_unlock(&g->lock);
@@ -590,7 +631,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     if (r != CUDA_SUCCESS && k->batch) {
         k->batch--;
         k->batch_estimate -= min64(t->estimate, k->batch_estimate);
-        gate_retire(g, gate_now(g), 1, t->estimate, 0);
+        gate_retire(g, gate_now(g), 1, t->estimate, 0, 0);
     }
     if (marked && k->batch) {
         m->key = t->key;
@@ -606,7 +647,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
         k->batch_estimate -= min64(t->estimate - UNMARKED, k->batch_estimate);
         g->inflight -= min64(t->estimate - UNMARKED, g->inflight);
         g->own.inflight = g->inflight;
-        take_credit(g, gate_now(g), -(int64_t)(t->estimate - UNMARKED));
+        take_credit(g, gate_now(g), (int64_t)UNMARKED - (int64_t)sure(t->estimate));
     }
     pacer_need(g);
     gh_unlock(&g->lock);
@@ -704,7 +745,7 @@ void gate_context_leaves(CUcontext context) {
                 unsigned mark = k->first;
                 struct mark *m = &g->mark[mark - 1];
                 k->first = m->next;
-                gate_retire(g, now, m->count, m->estimate, m->estimate >= GH_COST_UNKNOWN ? 0 : m->estimate);
+                gate_retire(g, now, m->count, m->estimate, m->estimate >= GH_COST_UNKNOWN ? 0 : m->estimate, 0);
                 marks_give(g, mark);
             }
             k->last = 0;

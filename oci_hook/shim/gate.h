@@ -64,8 +64,9 @@ struct gate_ticket {
     bool timed, queued;
 };
 
-/* Before a launch into `stream`: as it is, or CU_STREAM_PER_THREAD for the NULL of a _ptsz function. May wait. */
-void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key);
+/* Before a launch into `stream`: as it is, or CU_STREAM_PER_THREAD for the NULL of a _ptsz function. f: NULL when it is
+ * no kernel. May wait. */
+void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction f);
 /* After it, with the driver's answer, which it returns. */
 CUresult gate_leave(struct gate_ticket *t, CUresult r);
 
@@ -79,12 +80,12 @@ void gate_context_leaves(CUcontext context);
 void gate_forget(uint64_t key);
 
 /* In an interceptor: returns what the driver answers to `call`, which is made when it may be. */
-#define GATED(stream, key, call)                                                                                     \
+#define GATED(stream, key, f, call)                                                                                  \
     do {                                                                                                             \
         if (__builtin_expect(gate_open(), 1))                                                                        \
             return call;                                                                                             \
         struct gate_ticket ticket;                                                                                   \
-        gate_enter(&ticket, stream, key);                                                                            \
+        gate_enter(&ticket, stream, key, f);                                                                         \
         return gate_leave(&ticket, call);                                                                            \
     } while (0)
 #define PLAIN(stream) (stream)

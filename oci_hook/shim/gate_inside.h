@@ -23,6 +23,7 @@ struct track {
     uint32_t batch;          /* commands since the last marker, */
     uint64_t batch_estimate; /* their estimated GPU time, */
     uint64_t first_at, last_at; /* when the first and the last of them were submitted */
+    uint64_t done_at;        /* when commands before them were last seen to be done */
     uint16_t first, last;    /* markers on it, oldest first: 1 + index */
     uint8_t entered;         /* launches between enter and leave */
     uint8_t used;
@@ -41,6 +42,12 @@ struct mark {
     uint8_t timed, used;
     uint8_t queued; /* the measured command was put behind others: no wait of the program's is in its time */
 };
+
+/* Which kernels were found to be collectives, by key; asked again when another one took the place. */
+struct name {
+    _Atomic uint64_t key; /* its lowest bit: 1 it is */
+};
+#define NAMES 1024u
 
 struct seen { /* one look at the neighbours */
     uint64_t at;
@@ -75,9 +82,11 @@ struct gh_gate {
     _Atomic uint64_t launched, done;
     uint64_t done_at;
     uint64_t inflight;
+    uint64_t stuck, stuck_commands; /* of it, what waits for something: as if it were not there */
     uint64_t busy_since, busy_charged;
     uint64_t long_one; /* the longest command of late */
     struct cost_table costs;
+    struct name name[NAMES];
     _Atomic uint32_t polling; /* a thread is asking the driver about events */
     void *_Atomic tailing; /* the stream that the pacer is putting a marker on */
     uint32_t done_word; /* own threads sleep on it */
@@ -109,8 +118,8 @@ void gate_publish(struct gh_gate *g, uint64_t now);
 /* The tenure is given back; sleepers look again. */
 void gate_yield(struct gh_gate *g, uint64_t now);
 void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle);
-/* Work of this process was seen to be done. */
-void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge);
+/* Work of this process was seen to be done. waited: the part of the charge in which it only waited for others. */
+void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited);
 /* An own command of `elapsed` that ended just now: the part of it that was ours, and whether nobody disturbed it. */
 uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean);
 

@@ -84,23 +84,23 @@ void marks_flush(struct gh_gate *g, unsigned track, uint64_t now) {
     k->batch = 0;
     k->batch_estimate = 0;
     if (count)
-        gate_retire(g, now, count, estimate, estimate);
+        gate_retire(g, now, count, estimate, estimate, 0);
 }
 
 static void retire(struct gh_gate *g, struct mark *m, uint64_t now, bool measured, float ms) {
-    uint64_t charge = m->estimate;
+    uint64_t charge = m->estimate, waited = 0;
     if (measured && m->timed && ms >= 0 && ms < 1e6f) {
         uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* the card's time, as the gate's is */
         bool clean;
         uint64_t shared = gate_shared(g, now, elapsed, &clean);
         struct cost *cost = cost_of(&g->costs, m->key);
-        charge = charge - min64(m->sampled, charge) + cost_seen(cost, elapsed, shared, m->queued, m->begun < elapsed / 8, clean);
+        charge = charge - min64(m->sampled, charge) + cost_seen(cost, elapsed, shared, m->queued, m->begun < elapsed / 8, clean, &waited);
         g->unsure |= !cost_sure(cost);
         g->long_one = max64(elapsed, g->long_one - g->long_one / 256);
     } else if (charge >= GH_COST_UNKNOWN) {
         charge = now - min64(now, m->submitted); /* not measured, of unknown cost: at most this */
     }
-    gate_retire(g, now, m->count, m->estimate, charge);
+    gate_retire(g, now, m->count, m->estimate, charge, waited);
 }
 
 /* One thread at a time; the events of a marker on a track are touched by it alone until it takes them off. */
@@ -137,7 +137,8 @@ void marks_poll(struct gh_gate *g) {
             g->track[i].first = m->next;
             if (!m->next)
                 g->track[i].last = 0;
-            retire(g, m, gate_now(g), r == CUDA_SUCCESS, ms);
+            g->track[i].done_at = gate_now(g);
+            retire(g, m, g->track[i].done_at, r == CUDA_SUCCESS, ms);
             marks_give(g, mark);
         }
     }

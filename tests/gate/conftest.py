@@ -43,13 +43,22 @@ def stand_in() -> Path:
     return ROOT / "build" / platform.machine()
 
 
+def compiled(place: Path, name: str) -> Path:
+    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w", "-o", str(place / name)]
+    subprocess.run([*cc, str(Path(__file__).parent / f"{name}.c"), "-ldl", "-lpthread"], check=True)
+    return place / name
+
+
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled load.c."""
-    out = tmp_path_factory.mktemp("load") / "load"
-    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w"]
-    subprocess.run([*cc, "-o", str(out), str(Path(__file__).parent / "load.c"), "-ldl", "-lpthread"], check=True)
-    return out
+    return compiled(tmp_path_factory.mktemp("load"), "load")
+
+
+@pytest.fixture(scope="session")
+def waiter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The compiled wait.c."""
+    return str(compiled(tmp_path_factory.mktemp("wait"), "wait"))
 
 
 @pytest.fixture

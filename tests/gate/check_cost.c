@@ -1,0 +1,61 @@
+/* What cost.c makes of kernels whose time depends on others. Silent when all is as it should be. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cost.h"
+
+static int wrong;
+#define CHECK(x)                                                                 \
+    do {                                                                         \
+        if (!(x))                                                                \
+            wrong = 1, fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x); \
+    } while (0)
+
+static uint64_t waited;
+static uint64_t alone(struct cost *c, uint64_t us) { return cost_seen(c, us * GH_US, us * GH_US, true, true, true, &waited); }
+static uint64_t beside(struct cost *c, uint64_t us, uint64_t contexts) {
+    return cost_seen(c, us * GH_US, us * GH_US / contexts, true, true, false, &waited);
+}
+
+int main(void) {
+    struct cost c = {0};
+
+    /* Steady times, and slices of others in between: no. */
+    for (int i = 0; i < 200; i++) {
+        CHECK(alone(&c, 20 + (uint64_t)i % 3) < 30 * GH_US);
+        CHECK(beside(&c, i % 10 ? 21 : 1060, 2) < 30 * GH_US);
+        CHECK(!cost_elastic(&c) && waited == 0);
+    }
+    CHECK(cost_estimate(&c) > 15 * GH_US && cost_estimate(&c) < 30 * GH_US);
+    /* So long no slice takes: charged as measured, even before it is known as elastic. */
+    CHECK(beside(&c, 40000, 2) == 20 * GH_MS);
+
+    /* One in four waits: elastic, charged as measured, reckoned with as if it did not wait. */
+    c = (struct cost){0};
+    for (uint64_t i = 0; i < 40; i++)
+        alone(&c, i % 4 ? 20 : 10000);
+    CHECK(cost_elastic(&c));
+    CHECK(cost_estimate(&c) < 30 * GH_US);
+    CHECK(alone(&c, 10000) == 10 * GH_MS && waited == 0);
+    CHECK(alone(&c, 20) == 20 * GH_US);
+    CHECK(beside(&c, 1000, 2) == 500 * GH_US);
+    /* It may come to rest. */
+    for (int i = 0; i < 2000; i++)
+        alone(&c, 20);
+    CHECK(!cost_elastic(&c));
+
+    /* By its name, from the first launch on; what it waited is told apart. */
+    c = (struct cost){.collective = true};
+    CHECK(cost_elastic(&c) && cost_estimate(&c) < GH_MS);
+    CHECK(alone(&c, 500000) == 500 * GH_MS && waited > 499 * GH_MS);
+    CHECK(alone(&c, 20) == 20 * GH_US && waited == 0);
+    CHECK(alone(&c, 5020) == 5020 * GH_US && waited >= 4999 * GH_US && waited <= 5000 * GH_US);
+    CHECK(cost_is_collective("_Z40ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE"));
+    CHECK(cost_is_collective("void vllm::cross_device_reduce_1stage<float, 2>"));
+    CHECK(!cost_is_collective("ampere_sgemm_128x64_tn") && !cost_is_collective(""));
+
+    /* No cap makes anybody wait for longer than ten seconds. */
+    uint64_t now = 100 * GH_S, credit = cost_take(now, 100000, 10 * GH_MS, now, 500 * (int64_t)GH_S);
+    CHECK(credit == now + 10 * GH_S);
+    return wrong;
+}

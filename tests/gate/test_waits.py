@@ -1,0 +1,107 @@
+"""Kernels that wait for other kernels: another process's, their own one's, a frozen container's. Simulated card.
+
+Nobody may wait for ever, whatever the gate holds back meanwhile.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, until
+from tests.gate.test_sanitized import SHIM, gcc
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+Make = Callable[..., Any]
+
+
+def rounds(load: Load) -> int:
+    assert load.process.poll() is None, load.said()
+    return load.points[-1][1] if load.points else 0
+
+
+def pair(p: Any, waiter: str, slots: tuple[int, int]) -> list[Load]:
+    """Two processes of one collective."""
+    words = Path(p.card.place.parent / "words")
+    words.touch()
+    os.truncate(words, 8 << 20)
+    return [p.boxes[slot].start([waiter, "peer", str(words), str(me), "4"]) for me, slot in enumerate(slots)]
+
+
+@pytest.mark.parametrize(
+    ("caps", "slots"),
+    [((0.3, 0), (0, 0)), ((0, 0), (0, 1)), ((0.3, 0.3), (0, 1)), ((0.2, 0.6), (0, 1))],
+    ids=["one container, capped", "two", "two, capped", "two, with different caps"],
+)
+def test_two_processes_that_wait_for_each_other(
+    place: Make, waiter: str, caps: tuple[float, float], slots: tuple[int, int]
+) -> None:
+    """Were waiting charged to caps, each would let the other wait longer and longer."""
+    p = place(*(Tenant(cap=cap) for cap in caps), scale=2)
+    both = pair(p, waiter, slots)
+    until(lambda: min(map(rounds, both)) > 150, 60)
+
+
+def test_beside_a_busy_neighbour(place: Make, waiter: str) -> None:
+    p = place(Tenant(), Tenant(), scale=2)
+    other = p.kernels(1, "plain", 40)
+    other.ready()
+    both = pair(p, waiter, (0, 0))
+    until(lambda: min(map(rounds, both)) > 100, 60)
+    before = rounds(other)
+    until(lambda: rounds(other) > before)
+
+
+@pytest.mark.parametrize("way", [["self"], ["self", "4"], ["resident"]])
+@pytest.mark.parametrize("cap", [0, 0.5])
+def test_a_kernel_that_waits_for_one_at_the_gate(place: Make, waiter: str, way: list[str], cap: float) -> None:
+    """What is in flight keeps the next launch back, but only for as long as it can be running."""
+    p = place(Tenant(cap=cap), Tenant(), scale=2)
+    if not cap:
+        p.kernels(1, "plain", 40).ready()
+    load = p.boxes[0].start([waiter, *way])
+    until(lambda: rounds(load) > 10)
+
+
+def test_online_work_that_waits_for_offline_work(place: Make, waiter: str) -> None:
+    """It shows no progress for a second; then the offline work is let in, and so for each round."""
+    p = place(Tenant(class_=ONLINE), Tenant(class_=OFFLINE), scale=1)
+    both = pair(p, waiter, (0, 1))
+    until(lambda: rounds(both[1]) >= 3, 60)
+
+
+def test_who_waits_for_a_frozen_container_goes_on_with_it(place: Make, waiter: str) -> None:
+    p = place(Tenant(), Tenant(), scale=2)
+    both = pair(p, waiter, (0, 1))
+    until(lambda: min(map(rounds, both)) > 10)
+    p.card.tenants[1].freeze = 1
+    p.card.write()
+    until(both[1].waits)
+    time.sleep(0.3)
+    before = [rounds(load) for load in both]
+    time.sleep(0.3)
+    assert [rounds(load) for load in both] == before
+    p.card.tenants[1].freeze = 0
+    p.card.write()
+    until(lambda: min(map(rounds, both)) > max(before) + 10)
+
+
+def test_what_is_learned_of_kernels_that_wait(tmp_path: Path) -> None:
+    out = tmp_path / "check_cost"
+    flags = [
+        "-std=c11",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        f"-I{SHIM}",
+        "-Wall",
+        "-Werror",
+    ]
+    sources = [str(Path(__file__).parent / "check_cost.c"), str(SHIM / "cost.c"), str(SHIM / "decide.c")]
+    subprocess.run([gcc(), *flags, "-o", str(out), *sources], check=True)
+    done = subprocess.run([str(out)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
