@@ -16,15 +16,16 @@ def freeze(grant: Grant) -> str:
     try:
         if init is None or start_time(init[0]) != init[1]:
             return "its init is not known, or gone"
-        if _shared(init[0]):
-            return "its cgroup is not its alone"
-        directory = cgroup.open_v1(init[0], "freezer")
+        directory, controller = cgroup.open_v1(init[0], "freezer"), "freezer"
         name, word = "freezer.state", "FROZEN"
         if directory is None:
-            directory, name, word = cgroup.open_v2(init[0]), "cgroup.freeze", "1"
+            directory, controller = cgroup.open_v2(init[0]), ""
+            name, word = "cgroup.freeze", "1"
         if directory is None:
             return "it is in no cgroup that can be frozen"
         try:
+            if _shared(init[0], controller):
+                return "its cgroup is not its alone"
             if start_time(init[0]) != init[1]:
                 return "it has just ended"
             cgroup.write(directory, name, word)
@@ -59,15 +60,11 @@ def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:
     return "; ".join(problems)
 
 
-def _shared(pid: int) -> bool:
-    """Whether its cgroup that can be frozen is the top, or also ours."""
+def _shared(pid: int, controller: str) -> bool:
+    """Whether its cgroup in that hierarchy ("": version 2) is the top, or also ours."""
     own = cgroup_lines(os.getpid())
     for line in cgroup_lines(pid):
         names, _, path = line.rpartition(":")
-        if names == "" or "freezer" in names.split(","):
-            if path == "/":
-                if "freezer" in names or not any("freezer" in o for o in own):
-                    return True
-            elif any(o == line or o.startswith(line + "/") for o in own):
-                return True
-    return False
+        if controller in names.split(","):
+            return path == "/" or any(o == line or o.startswith(line + "/") for o in own)
+    return True

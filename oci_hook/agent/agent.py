@@ -58,7 +58,9 @@ class Agent:
         self.watched: dict[str, Watched] = {}
         self.cards: dict[str, nvml.CardSample] = {}
         self.verdict = Verdict((), (), (), {}, {}, {})
-        self.problems: dict[str, str] = {}  # by what is wrong: ledger, inventory, nvml, devices, disk
+        self.problems: dict[
+            str, str
+        ] = {}  # by what is wrong: settings, ledger, inventory, nvml, devices, books, textfile
         self.counters = Counters()
         self._auditor = Auditor(given.tolerance)
         self._members = Members()
@@ -102,7 +104,7 @@ class Agent:
                     self._server.check(now)
                 self._sampler.check(now)
                 self._watch_sampler()
-                self.wait(next_tick)
+                self.wait(min(next_tick, self.notifier.alive(now)))
             journal.write("stopped; containers run on")
             return 0
         finally:
@@ -158,9 +160,9 @@ class Agent:
     def _register(self, fd: int, callback: Callable[[float], None], write: bool = False) -> None:
         self.selector.register(fd, selectors.EVENT_WRITE if write else selectors.EVENT_READ, callback)
 
-    def wait(self, next_tick: float) -> None:
+    def wait(self, latest: float) -> None:
         """Sleep until something happens."""
-        until = [next_tick]
+        until = [latest]
         if self._reconcile_at:
             until.append(self._reconcile_at)
         if self._server and (deadline := self._server.next_deadline()) is not None:
@@ -171,8 +173,6 @@ class Agent:
     # --- every few seconds
 
     def tick(self, now: float) -> None:
-        if self.notifier.watchdog:
-            self.notifier.say("WATCHDOG=1")
         try:
             self.settings = node_settings.load(self.prefix)
         except GhError as e:
@@ -412,11 +412,11 @@ class Agent:
         self.audit({uuid: card for uuid, card in sample.items() if not card.error})
 
     def audit(self, cards: dict[str, nvml.CardSample]) -> None:
-        books = {key: self._books(grant) for key, grant in self.grants.items()}
+        books, unread = self._all_books()
         members = self._members.find({pid for card in cards.values() for pid, _, _ in card.processes})
         grants = {key: g for key, g in self.grants.items() if not self.watched[key].stopped}
         members = {pid: m for pid, m in members.items() if m[0] in grants}
-        self.verdict = verdict = self._auditor.judge(grants, cards, members, books)
+        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, unread)
         for (key, i), amount in verdict.surcharges.items():
             kept = books[key]
             if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
@@ -440,8 +440,21 @@ class Agent:
                 self._tell(finding, "is over", journal.NOTICE, "cleared")
         self._view = {}
 
+    def _all_books(self) -> "tuple[dict[str, account.Books | str | None], frozenset[str]]":
+        """(by key, the keys where we ourselves cannot look)"""
+        books: dict[str, account.Books | str | None] = {}
+        unread = {}
+        for key, grant in self.grants.items():
+            try:
+                books[key] = self._books(grant)
+            except OSError as e:
+                books[key], unread[key] = None, e
+        why = next((f"of {self.grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
+        self.problem("books", why and f"{len(unread)} account pages cannot be read, {why}")
+        return books, frozenset(unread)
+
     def _books(self, grant: Grant) -> "account.Books | str | None":
-        """None: not begun; a text: why it cannot be read."""
+        """None: not begun; a text: what is wrong with the page. Raises OSError where we cannot look."""
         if grant.life.init is None or not grant.shares:
             return None
         try:
@@ -455,8 +468,8 @@ class Agent:
             return known[1].read(len(grant.shares))
         except account.DamagedPage as e:
             return str(e)
-        except OSError:  # its container ends, or has no such directory (a whole card alone)
-            return None
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            return None  # its container ends, or has no such directory (a whole card alone)
 
     def _surcharge(self, key: str, card: int, amount: int) -> None:
         try:

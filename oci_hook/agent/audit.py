@@ -108,17 +108,19 @@ class Auditor:
         cards: dict[str, CardSample],
         members: dict[int, tuple[str, Process]],
         books: dict[str, "Books | str | None"],
+        unread: frozenset[str] = frozenset(),
     ) -> Verdict:
         """cards: by UUID, only those that NVML could look at. members: by pid, (the grant's key, the process).
-        books: by key; None: not begun; a text: why there are none."""
+        books: by key; None: not begun; a text: why there are none. unread: keys whose books we could not look into,
+        which tells nothing of the container."""
         uses, strangers = _uses(cards, members)
-        seen = {f.what: f for f in self._suspicions(grants, cards, members, books, uses)}
+        seen = {f.what: f for f in self._suspicions(grants, cards, members, books, uses, unread)}
         standing = {what: f for what, f in seen.items() if what in self._suspected}
         news = tuple(f for what, f in standing.items() if what not in self._standing)
-        # A card that could not be looked at this time clears nobody.
+        # What could not be looked at this time clears nobody.
         unseen = {s.uuid for g in grants.values() for s in g.shares} - set(cards)
         for what, f in self._standing.items():
-            if what not in standing and f.key in grants and f.uuid in unseen:
+            if what not in standing and f.key in grants and (f.uuid in unseen or f.key in unread):
                 standing[what] = f
         over = tuple(f for what, f in self._standing.items() if what not in standing)
         self._suspected, self._standing = {**seen, **standing}, standing
@@ -132,6 +134,7 @@ class Auditor:
         members: dict[int, tuple[str, Process]],
         books: dict[str, "Books | str | None"],
         uses: dict[tuple[str, str], Use],
+        unread: frozenset[str],
     ) -> list[Finding]:
         found = []
         for (key, uuid), use in uses.items():
@@ -153,7 +156,7 @@ class Auditor:
             kept = books.get(key)
             owners = kept.owners if isinstance(kept, Books) else frozenset()
             for p in processes:
-                if not p.owners & owners:
+                if not p.owners & owners and key not in unread:
                     why = kept if isinstance(kept, str) else "the account page does not have it"
                     found.append(Finding("no-stand-in", key, uuid, p.pid, p.start, f"{_name(p)}: {why}"))
         for key, kept in books.items():

@@ -1,5 +1,6 @@
 """Say to systemd that we are ready and alive (sd_notify(3): one datagram per message to $NOTIFY_SOCKET)."""
 
+import math
 import os
 import socket
 
@@ -12,6 +13,16 @@ class Notifier:
         ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = environment.get("WATCHDOG_USEC", "")
         self.watchdog = int(usec) / 1e6 if ours and usec.isdigit() else 0.0
+        self._alive_at = 0.0
+
+    def alive(self, now: float) -> float:
+        """Give a sign of life if it is time for one; when the next is due, in monotonic seconds."""
+        if not self.watchdog:
+            return math.inf
+        if now >= self._alive_at:
+            self._alive_at = now + self.watchdog / 3
+            self.say("WATCHDOG=1")
+        return self._alive_at
 
     def say(self, *lines: str) -> None:
         if self._address[:1] not in ("/", "@"):

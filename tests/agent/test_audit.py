@@ -166,3 +166,15 @@ def test_forged_books_end_at_what_the_driver_sees(total: int) -> None:
         seen = case.look({CARD: sample((101, 2000 * MIB))}, Books((total,), (0,), frozenset()))
     assert ("over-limit", CARD, 0) in kinds(seen)
     assert seen.surcharges["a", 0] == max(0, 2000 * MIB - total)
+
+
+def test_books_that_we_cannot_read_accuse_and_clear_nobody() -> None:
+    case = Case()
+    cards, of, unread = {CARD: sample((101, 600 * MIB))}, {101: process(101)}, frozenset({"a"})
+    for _ in range(3):
+        assert not case.auditor.judge(case.grants, cards, of, {"a": None}, unread).findings
+    case.look(cards, books(0))
+    assert kinds(case.look(cards, books(0))) == [("no-stand-in", CARD, 101)]
+    seen = case.auditor.judge(case.grants, cards, of, {"a": None}, unread)
+    assert kinds(seen) == [("no-stand-in", CARD, 101)] and not seen.over
+    assert case.look(cards, books(600, 101)).over

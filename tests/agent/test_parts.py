@@ -1,6 +1,7 @@
 """The agent's parts by themselves: event log, metrics, options, journal, systemd, devices, NVML's process."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -217,9 +218,15 @@ def test_systemd_is_told(tmp_path: Path) -> None:
         n = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "30000000"})
         n.say("READY=1", "STATUS=well")
         assert s.recv(100) == b"READY=1\nSTATUS=well" and n.watchdog == 30
+        assert [n.alive(t) for t in (100.0, 105.0, 110.5)] == [110, 110, 120.5]
+        s.setblocking(False)
+        assert s.recv(100) == s.recv(100) == b"WATCHDOG=1"
+        with pytest.raises(BlockingIOError):
+            s.recv(100)
     n.say("READY=1")  # nobody listens any more
     assert Notifier({"WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}).watchdog == 0
     Notifier({}).say("x")
+    assert Notifier({}).alive(5) == math.inf
 
 
 def test_journal_lines_carry_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

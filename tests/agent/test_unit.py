@@ -1,4 +1,5 @@
-"""The systemd unit: valid, and closed as far as the agent's work allows. Its capabilities hold in all other tests."""
+"""The systemd unit: valid, and closed as far as the agent's work allows. Its capabilities hold in all other
+tests of the agent; tests/engines/test_agent_unit.py has it run by systemd."""
 
 import re
 import shutil
@@ -17,6 +18,10 @@ def test_the_unit(tmp_path: Path) -> None:
     text = UNIT.read_text()
     program, command = re.findall(r"^ExecStart=(\S+) (\S+)$", text, re.MULTILINE)[0]
     assert program == "/usr/bin/gpu-hook" and command in COMMANDS
+    # These close the cards' devices (ProtectClock before systemd 253), or openat2.
+    assert not re.search(
+        r"^(ProtectClock|PrivateDevices|DevicePolicy|DeviceAllow|RestrictSUIDSGID)=", text, re.MULTILINE
+    )
     unit = tmp_path / UNIT.name
     unit.write_text(text.replace(f"{program} {command}", "/bin/true").replace("Documentation=", "#"))
     said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
