@@ -290,7 +290,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     struct gh_slot_head *h = head_of(g);
     bool was_busy = g->view.slot[g->me].launched != g->view.slot[g->me].done;
     bool busy = g->launched != g->done;
-    slot_keep(&g->own_slot, g->card);
+    slot_keep(&g->own_slot, now);
     struct gh_sub_slot *sub = g->own_slot.sub;
     find_running(g, now);
     STORE(&sub->residue, gh_residue(&g->own, now));
@@ -309,6 +309,10 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     unsigned contexts;
     struct gh_slot *s = &g->view.slot[g->me];
     *s = gh_slot_view(g->own_slot.page, sizeof *g->own_slot.page, now, g->view.rules.heartbeat_stale, &contexts);
+    if (sub == &g->own_slot.spare && busy) { /* all are taken: the page does not show us */
+        s->launched += g->launched - g->done;
+        contexts++;
+    }
     g->siblings = contexts - (busy && contexts);
     if (was_busy && s->launched == s->done) {
         g->clear_at_idle = g->clear;

@@ -15,6 +15,7 @@
 
 #define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
 #define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
+#define ASK_EVERY (100 * GH_MS)
 #define HIGH 100 /* descriptors out of the way of programs that count on low numbers */
 
 static char *number(char *to, unsigned n, unsigned digits) {
@@ -111,10 +112,11 @@ bool slot_attach(struct slot_own *own, unsigned card) {
     return true;
 }
 
-void slot_keep(struct slot_own *own, unsigned card) {
-    (void)card;
-    if (own->sub != &own->spare && LOAD(&own->sub->owner) != own->generation) {
+void slot_keep(struct slot_own *own, uint64_t now) {
+    bool lost = own->sub != &own->spare && LOAD(&own->sub->owner) != own->generation;
+    if (lost || (own->sub == &own->spare && own->fd && now - own->asked_at > ASK_EVERY)) {
         uint64_t launched = LOAD(&own->sub->launched), done = LOAD(&own->sub->done);
+        own->asked_at = now;
         take(own);
         STORE(&own->sub->launched, launched);
         STORE(&own->sub->done, done);

@@ -13,13 +13,14 @@ struct slot_own {
     struct gh_sub_slot *sub;   /* ours in it, or spare */
     struct gh_sub_slot spare;
     uint64_t generation;
+    uint64_t asked_at; /* when a sub-slot was last looked for */
     int fd; /* holds the lock of the sub-slot; 0 none */
 };
 
 /* Opens the own slot file of the card at `card` of the policy page and takes a sub-slot. False: no memory. */
 bool slot_attach(struct slot_own *own, unsigned card);
-/* Our sub-slot is ours still; else another one is taken. */
-void slot_keep(struct slot_own *own, unsigned card);
+/* Our sub-slot is ours still; else another one is taken, now or once one is free. */
+void slot_keep(struct slot_own *own, uint64_t now);
 /* Sleepers on our word look again. */
 void slot_wake(struct slot_own *own);
 /* A launch was held at the gate for `ns` of real time. */

@@ -202,3 +202,17 @@ def until(true: Callable[[], bool], seconds: float = 30) -> None:
     while not true():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)
+
+
+def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[float]:
+    """Of all launches, those of each."""
+    counts = measure(loads, seconds, settle)
+    assert sum(counts) > 0, [load.said() for load in loads]
+    return [n / sum(counts) for n in counts]
+
+
+def sub_slots(card: Card, slot: int) -> list[tuple[int, int]]:
+    """Owner and launches of each sub-slot ever used."""
+    page = card.slot_file(slot).read_bytes()
+    (top,) = struct.unpack_from("<I", page, 12)
+    return [struct.unpack_from("<QQ", page, 512 + 64 * i) for i in range(top)]

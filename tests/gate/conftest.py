@@ -18,8 +18,8 @@ SCALE = 10
 class Place:
     """A card with tenants, a box for each, and the load program."""
 
-    def __init__(self, place: Path, load: Path, stand_in: Path, tenants: list[Tenant], scale: int) -> None:
-        self.sim = Sim(place, build_simulated())
+    def __init__(self, place: Path, load: Path, stand_in: Path, tenants: list[Tenant], scale: int, mib: int) -> None:
+        self.sim = Sim(place, build_simulated(), mib)
         self.card = Card(place / "share", self.sim, tenants, scale)
         self.boxes = [Box(self.card, i, stand_in) for i in range(len(tenants))]
         self.load = str(load)
@@ -66,8 +66,8 @@ def place(tmp_path: Path, load: Path, stand_in: Path) -> Iterator[Callable[..., 
     """Makes cards; everything on them ends with the test."""
     made: list[Place] = []
 
-    def make(*tenants: Tenant, scale: int = SCALE, libraries: Path = stand_in) -> Place:
-        made.append(Place(tmp_path / f"card{len(made)}", load, libraries, list(tenants), scale))
+    def make(*tenants: Tenant, scale: int = SCALE, libraries: Path = stand_in, mib: int = 1024) -> Place:
+        made.append(Place(tmp_path / f"card{len(made)}", load, libraries, list(tenants), scale, mib))
         return made[-1]
 
     yield make

@@ -14,27 +14,14 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.cards import OFFLINE, ONLINE, SLOT, Load, Tenant, measure
+from tests.gate.cards import OFFLINE, ONLINE, SLOT, Tenant, measure, parts, sub_slots, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
 
 
-def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[float]:
-    counts = measure(loads, seconds, settle)
-    assert sum(counts) > 0, [load.said() for load in loads]
-    return [n / sum(counts) for n in counts]
-
-
 def told(p: Any, slot: int) -> Any:
     return parse(p.card.slot_file(slot).read_bytes(), p.card.scale)
-
-
-def wait_until(what: Callable[[], Any]) -> None:
-    end = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("weights", [(50, 50), (70, 30), (50, 30, 20)])
@@ -207,13 +194,13 @@ def test_a_long_wait_is_in_its_bin(place: Make) -> None:
     load.ready()
     p.card.tenants[0].freeze = 1
     p.card.write()
-    wait_until(lambda: told(p, 0).mode == "frozen")
+    until(lambda: told(p, 0).mode == "frozen")
     time.sleep(0.6)
     before = told(p, 0)
     assert not any(before.waits[14:])
     p.card.tenants[0].freeze = 0
     p.card.write()
-    wait_until(lambda: sum(told(p, 0).waits) > sum(before.waits))
+    until(lambda: sum(told(p, 0).waits) > sum(before.waits))
     after = told(p, 0)
     assert sum(after.waits[14:]) == 1 and after.waited - before.waited > 0.6, (before, after)  # 0.52 s and longer
 
@@ -258,19 +245,12 @@ def test_without_a_card_page_only_the_own_cap_is_held(place: Make) -> None:
     assert count * 80e-6 * p.card.scale > 0.3
 
 
-def sub_slots(p: Any, slot: int) -> list[tuple[int, int]]:
-    """Owner and launches of each sub-slot ever used."""
-    page = p.card.slot_file(slot).read_bytes()
-    (top,) = struct.unpack_from("<I", page, 12)
-    return [struct.unpack_from("<QQ", page, 512 + 64 * i) for i in range(top)]
-
-
 @pytest.mark.parametrize(("way", "subs"), [("exec", 1), ("fork", 2)])
 def test_fork_and_exec_take_sub_slots_of_their_own(place: Make, way: str, subs: int) -> None:
     p = place(Tenant(), Tenant())
     other, load = p.kernels(0, "plain", 80), p.kernels(1, way, 80)
     got = parts([other, load], 2, 2)
-    used = sub_slots(p, 1)
+    used = sub_slots(p.card, 1)
     assert len(used) == subs and len({owner for owner, _ in used}) == subs, used
     assert all(launched > 30 for _, launched in used), used
     if way != "fork":  # two processes print there
