@@ -4,6 +4,7 @@ One thread waits for everything at once: exits of processes (pidfd), changes of 
 HTTP clients, signals, the clock. Nothing here is needed by a container: it may die and start again at any time.
 """
 
+import errno
 import fcntl
 import os
 import resource
@@ -39,6 +40,7 @@ SETTLE = 0.02  # seconds from a sign that something ended to the look at what: o
 BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
 LINGER = (0.05, 0.1, 0.2, 0.4, 0.8)  # looks again at a container whose init ended and whose cgroup is not empty yet
 SWEEP_SECONDS = 60.0  # a sweep under the lock even if nothing seems to have changed
+ROOM, ROOM_FILES = 128 << 10, 16  # in the state directory; a grant needs a tenth of it
 DISCOVER_SECONDS = 30.0  # doubled with each failure, up to
 DISCOVER_MAX = 600.0
 
@@ -60,7 +62,7 @@ class Agent:
         self.verdict = Verdict((), (), (), {}, {}, {})
         self.problems: dict[
             str, str
-        ] = {}  # by what is wrong: settings, ledger, inventory, nvml, devices, books, textfile
+        ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, devices, books, textfile
         self.counters = Counters()
         self._auditor = Auditor(given.tolerance)
         self._members = Members()
@@ -179,6 +181,7 @@ class Agent:
             self.problem("settings", str(e))
         else:
             self.problem("settings", "")
+        self.problem("disk", full(self.settings.state_dir))
         self._watch_ledger()
         self.reconcile(now, sweep=now - self._swept_at >= SWEEP_SECONDS)
         self._look_at_inventory(now)
@@ -468,8 +471,10 @@ class Agent:
             return known[1].read(len(grant.shares))
         except account.DamagedPage as e:
             return str(e)
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
-            return None  # its container ends, or has no such directory (a whole card alone)
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESRCH):
+                return None  # its container ends, or has no such directory (a whole card alone)
+            raise
 
     def _surcharge(self, key: str, card: int, amount: int) -> None:
         try:
@@ -572,5 +577,19 @@ def only_one(path: str) -> int:
         os.close(fd)
         raise refuse("GH-320", f"process {holder} is the agent of {os.path.dirname(path)}; stop it first") from None
     os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)  # for GH-320 alone
+    except OSError:  # a full disk
+        pass
     return fd
+
+
+def full(path: str) -> str:
+    """What is to be said of a file system without room for a grant; "" where there is room."""
+    try:
+        st = os.statvfs(path)
+    except OSError as e:
+        return f"{path}: {e.strerror}"
+    if st.f_bavail * st.f_frsize >= ROOM and (not st.f_files or st.f_favail >= ROOM_FILES):
+        return ""
+    return f"{path} is full: containers are refused their share (GH-303) and events are lost; look what fills it"

@@ -8,7 +8,7 @@ mapped. What it says is a number to show or to compare with the driver's, never 
 import os
 import stat
 import struct
-from errno import ELOOP, EXDEV
+from errno import ELOOP, ENOENT, EXDEV
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import ACCOUNT_DIR, ACCOUNT_FILE
@@ -124,8 +124,10 @@ class Account:
         """The books of the first `cards` cards; None: the container has none yet. Raises OSError, DamagedPage."""
         try:
             fd = self._open(os.O_RDONLY)
-        except FileNotFoundError:
-            return None
+        except OSError as e:
+            if e.errno == ENOENT:
+                return None
+            raise
         try:
             data = os.pread(fd, OWNERS_OFFSET + OWNERS.size if owners else OWNERS_OFFSET, 0)
         finally:
