@@ -22,6 +22,7 @@
 #define KAPPA 4u
 #define RESUME_LOSS (GH_MS / 2 + 60 * GH_US)
 #define PAGE_TRIES 1000
+#define ALONE_TRIES 1000
 #define STUCK_AFTER (10 * GH_MS) /* beyond what it should take, were it only sliced */
 
 uint64_t gate_now(const struct gh_gate *g) {
@@ -631,7 +632,8 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     if (!gh_lock(&g->lock))
         return r;
     struct track *k = &g->track[t->track - 1];
-    k->entered--;
+    if (k->entered) /* its context is not gone meanwhile */
+        k->entered--;
     if (r != CUDA_SUCCESS && k->batch) {
         k->batch--;
         k->batch_estimate -= min64(t->estimate, k->batch_estimate);
@@ -693,14 +695,17 @@ static struct gates *existing(void) {
     return st ? atomic_load_explicit(&st->gates, memory_order_acquire) : NULL;
 }
 
-/* Waits a moment for a thread that is in the driver with what is about to go. */
-static void wait_out(void *_Atomic *tailing, const _Atomic uint32_t *polling, const void *stream) {
-    for (int i = 0; i < 50; i++) {
-        void *now = tailing ? atomic_load(tailing) : NULL;
-        if ((!now || (stream && now != stream)) && (!polling || !atomic_load(polling)))
-            return;
+/* Takes the lock when no thread of ours is in the driver with an event or this stream; NULL: with any. False: one does
+ * not come back. */
+static bool lock_alone(struct gh_gate *g, CUstream stream) {
+    for (int i = 0; i < ALONE_TRIES && gh_lock(&g->lock); i++) {
+        void *with = atomic_load(&g->tailing);
+        if (stream ? with != (void *)((uintptr_t)stream + 1) : !with && !g->polling)
+            return true;
+        gh_unlock(&g->lock);
         slot_sleep(NULL, 0, GH_MS);
     }
+    return false;
 }
 
 void gate_stream_leaves(CUstream stream) {
@@ -729,7 +734,8 @@ void gate_stream_leaves(CUstream stream) {
             k->stream = (CUstream)~(uintptr_t)0; /* the next stream of that name is another one */
         }
         gh_unlock(&g->lock);
-        wait_out(&g->tailing, NULL, (void *)((uintptr_t)stream + 1));
+        if (lock_alone(g, stream))
+            gh_unlock(&g->lock);
     }
 }
 
@@ -737,8 +743,7 @@ void gate_context_leaves(CUcontext context) {
     struct gates *all = existing();
     for (uint32_t i = 0; all && i < all->count; i++) {
         struct gh_gate *g = all->gate[i];
-        wait_out(&g->tailing, &g->polling, NULL);
-        if (!gh_lock(&g->lock))
+        if (!lock_alone(g, NULL))
             continue;
         uint64_t now = gate_now(g);
         for (unsigned n = 0; n < TRACKS; n++) {
@@ -749,7 +754,8 @@ void gate_context_leaves(CUcontext context) {
                 unsigned mark = k->first;
                 struct mark *m = &g->mark[mark - 1];
                 k->first = m->next;
-                gate_retire(g, now, m->count, m->estimate, m->estimate >= GH_COST_UNKNOWN ? 0 : m->estimate, 0);
+                uint64_t most = now - min64(now, m->submitted); /* more it did not have, if nothing is known of it */
+                gate_retire(g, now, m->count, m->estimate, m->estimate < GH_COST_UNKNOWN ? m->estimate : most, 0);
                 marks_give(g, mark);
             }
             k->last = 0;

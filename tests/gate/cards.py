@@ -30,13 +30,13 @@ class Tenant:
 class Card:
     """One simulated card, slowed down `scale` times, and its share directory."""
 
-    def __init__(self, place: Path, sim: Any, tenants: list[Tenant], scale: int) -> None:
+    def __init__(self, place: Path, sim: Any, tenants: list[Tenant], scale: int, number: int = 0) -> None:
         self.place, self.sim, self.tenants, self.scale = place, sim, tenants, scale
         self.seq = 2
         self.born = list(range(1, len(tenants) + 1))
         (place / "slot").mkdir(parents=True)
-        file = sim.cards / "0"
-        with open(file, "r+b") as f:
+        self.file = sim.cards / str(number)
+        with open(self.file, "r+b") as f:
             f.seek(16)
             self.uuid = f.read(48).rstrip(b"\0")
             f.seek(260)
@@ -47,7 +47,7 @@ class Card:
 
     def copy_rate(self, bytes_per_us: int) -> None:
         """Of copies and fills within the card; before a program uses it."""
-        with open(self.sim.cards / "0", "r+b") as f:
+        with open(self.file, "r+b") as f:
             os.pwrite(f.fileno(), struct.pack("<Q", bytes_per_us), 320)
 
     def slot_file(self, i: int) -> Path:
@@ -80,29 +80,33 @@ class Card:
 
 
 class Box:
-    """One container on the card."""
+    """One container, with the same slot on each of its cards."""
 
-    def __init__(self, card: Card, slot: int, stand_in: Path, limit: int = 0) -> None:
-        self.card, self.slot, self.stand_in = card, slot, stand_in
-        self.place = card.place.parent / f"box{slot}"
-        for folder in ("driver", "account", "share/0", "slot"):
+    def __init__(self, cards: list[Card], slot: int, stand_in: Path) -> None:
+        self.cards, self.slot, self.stand_in = cards, slot, stand_in
+        self.place = cards[0].place.parent / f"box{slot}"
+        for folder in ("driver", "account", "slot", *(f"share/{n}" for n in range(len(cards)))):
             (self.place / folder).mkdir(parents=True)
-        (self.place / "slot" / "0").touch()
         for name, library in (("cuda", "libcuda.so.1"), ("ml", "libnvidia-ml.so.1")):
-            (self.place / "driver" / name).write_bytes((card.sim.libraries / library).read_bytes())
+            (self.place / "driver" / name).write_bytes((cards[0].sim.libraries / library).read_bytes())
         page = bytearray(PAGE)
-        struct.pack_into("<QIIIIII40s", page, 0, POLICY_MAGIC, 1, PAGE, 0, 1, 0, 1, b"key")
-        struct.pack_into("<48sQQIIIIQI", page, 128, card.uuid, 512 << 20, 1024 << 20, 0, limit, 0, 0, 0, 1 + slot)
+        struct.pack_into("<QIIIIII40s", page, 0, POLICY_MAGIC, 1, PAGE, 0, len(cards), 0, 1, b"key")
+        for n, card in enumerate(cards):
+            (self.place / "slot" / str(n)).touch()
+            record = (card.uuid, 512 << 20, 1024 << 20, 0, 0, 0, n, 0, 1 + slot)
+            struct.pack_into("<48sQQIIIIQI", page, 128 + 128 * n, *record)
         (self.place / "policy").write_bytes(page)
         self.running: list[Load] = []
 
     def command(self, argv: list[str]) -> list[str]:
         """argv, as it would run in the box: all slots read-only, the own one also read-write."""
-        c = self.card.place
+        cards = "".join(
+            f"mount --bind {c.place} {self.place}/share/{n} && mount -o remount,bind,ro {self.place}/share/{n} && "
+            f"mount --bind {c.place}/slot/{self.slot:02} {self.place}/slot/{n} && "
+            for n, c in enumerate(self.cards)
+        )
         script = (
-            f"mount --bind {self.place} {self.place} && mount --bind {c} {self.place}/share/0 && "
-            f"mount -o remount,bind,ro {self.place}/share/0 && "
-            f"mount --bind {c}/slot/{self.slot:02} {self.place}/slot/0 && "
+            f"mount --bind {self.place} {self.place} && {cards}"
             "mount -t tmpfs none /run && mkdir -p /run/gpu-hook /run/lock && "
             f'mount --rbind {self.place} /run/gpu-hook && exec "$@"'
         )
@@ -110,7 +114,7 @@ class Box:
 
     def env(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "ASAN_OPTIONS", "TSAN_OPTIONS")}
-        kept["GPU_HOOK_SIM_CARDS"] = str(self.card.sim.cards)
+        kept["GPU_HOOK_SIM_CARDS"] = str(self.cards[0].sim.cards)
         return {**kept, "LD_LIBRARY_PATH": str(self.stand_in), "PYTHONPATH": f"{ROOT}/tests/sim", **more}
 
     def start(self, argv: list[str], **env: str) -> "Load":

@@ -3,8 +3,9 @@
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,22 @@ SCALE = 10
 
 
 class Place:
-    """A card with tenants, a box for each, and the load program."""
+    """A card with tenants, or several with the same ones, a box for each, and the load program."""
 
-    def __init__(self, place: Path, load: Path, stand_in: Path, tenants: list[Tenant], scale: int, mib: int) -> None:
+    def __init__(
+        self,
+        place: Path,
+        load: Path,
+        stand_in: Path,
+        tenants: list[Tenant],
+        scale: int,
+        mib: int,
+        more: list[list[Tenant]],
+    ) -> None:
         self.sim = Sim(place, build_simulated(), mib)
         self.card = Card(place / "share", self.sim, tenants, scale)
-        self.boxes = [Box(self.card, i, stand_in) for i in range(len(tenants))]
+        self.cards = [self.card, *(Card(place / f"share{n}", self.sim, t, scale, n) for n, t in enumerate(more, 1))]
+        self.boxes = [Box(self.cards, i, stand_in) for i in range(len(tenants))]
         self.load = str(load)
 
     def kernels(self, slot: int, way: str, us: float, *more: int):  # type: ignore[no-untyped-def]
@@ -66,8 +77,11 @@ def place(tmp_path: Path, load: Path, stand_in: Path) -> Iterator[Callable[..., 
     """Makes cards; everything on them ends with the test."""
     made: list[Place] = []
 
-    def make(*tenants: Tenant, scale: int = SCALE, libraries: Path = stand_in, mib: int = 1024) -> Place:
-        made.append(Place(tmp_path / f"card{len(made)}", load, libraries, list(tenants), scale, mib))
+    def make(
+        *tenants: Tenant, scale: int = SCALE, libraries: Path = stand_in, mib: int = 1024, more: Sequence[Any] = ()
+    ) -> Place:
+        """more: of each further card, how it is shared by the same tenants."""
+        made.append(Place(tmp_path / f"card{len(made)}", load, libraries, list(tenants), scale, mib, list(more)))
         return made[-1]
 
     yield make

@@ -4,7 +4,8 @@
  *
  * launches kernels of that length for ever by the named route, or copies or fills a megabyte each time; with BURST so
  * many at a time, then synchronises and rests. "brief" launches three, waits for the end of its input, launches three
- * more and ends. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many
+ * more and ends. "cards" does the same on the second card at once; "contexts" and "reset" destroy the context every 20
+ * launches with work in flight; "child" forks every 200, and ends with 4 when its child comes by a launch. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many
  * kernels it has launched. Ends when its input does. */
 #include <dlfcn.h>
 #include <poll.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -91,6 +93,54 @@ static void launch(const char *way) {
 }
 
 static void *context;
+static char image[200], name[64];
+
+/* In the current context. */
+static void set_up(const char *way) {
+    void *module;
+    MUST("cuModuleLoadData", &module, image);
+    MUST("cuModuleGetFunction", &function, module, name);
+    if (strcmp(way, "legacy"))
+        MUST("cuStreamCreate", &stream, 1);
+    MUST("cuMemAlloc_v2", &here, (size_t)MEGABYTE);
+    MUST("cuMemAlloc_v2", &there, (size_t)MEGABYTE);
+}
+
+static void renew(const char *way) {
+    if (!strcmp(way, "contexts")) {
+        MUST("cuCtxDestroy_v2", context);
+        MUST("cuCtxCreate_v2", &context, 0, 0);
+    } else {
+        MUST("cuDevicePrimaryCtxReset_v2", 0);
+        MUST("cuDevicePrimaryCtxRetain", &context, 0);
+        MUST("cuCtxSetCurrent", context);
+    }
+    set_up(way);
+}
+
+/* CUDA does not outlive a fork. */
+static void fork_one(void) {
+    int status;
+    pid_t child = fork();
+    if (!child)
+        exit(CALL("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) != 3 ||
+             CALL("cuCtxSynchronize") != 3 || CALL("cuInit", 0) != 3);
+    if (child < 0 || waitpid(child, &status, 0) != child || status)
+        exit(4);
+}
+
+static void *second(void *unused) {
+    void *other, *module, *own, *f;
+    MUST("cuDevicePrimaryCtxRetain", &other, 1);
+    MUST("cuCtxSetCurrent", other);
+    MUST("cuModuleLoadData", &module, image);
+    MUST("cuModuleGetFunction", &f, module, name);
+    MUST("cuStreamCreate", &own, 1);
+    for (;;)
+        MUST("cuLaunchKernel", f, 1, 1, 1, 32, 1, 1, 0, own, NULL, NULL);
+    return unused;
+}
+
 static void *beside(void *unused) {
     void *own;
     MUST("cuCtxSetCurrent", context);
@@ -109,22 +159,20 @@ static void *beside(void *unused) {
 int main(int argc, char **argv) {
     const char *way = argv[1];
     unsigned long burst = argc > 4 ? strtoul(argv[3], NULL, 10) : 0, gap = argc > 4 ? strtoul(argv[4], NULL, 10) : 0;
-    char image[200], name[64];
-    void *module, *captured;
+    void *captured;
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!cuda)
         return 2;
     snprintf(name, sizeof name, "spin_%sus", argv[2]);
     snprintf(image, sizeof image, "// %s", name);
     MUST("cuInit", 0);
-    MUST("cuDevicePrimaryCtxRetain", &context, 0);
-    MUST("cuCtxSetCurrent", context);
-    MUST("cuModuleLoadData", &module, image);
-    MUST("cuModuleGetFunction", &function, module, name);
-    if (strcmp(way, "legacy"))
-        MUST("cuStreamCreate", &stream, 1);
-    MUST("cuMemAlloc_v2", &here, (size_t)MEGABYTE);
-    MUST("cuMemAlloc_v2", &there, (size_t)MEGABYTE);
+    if (strcmp(way, "contexts")) {
+        MUST("cuDevicePrimaryCtxRetain", &context, 0);
+        MUST("cuCtxSetCurrent", context);
+    } else {
+        MUST("cuCtxCreate_v2", &context, 0, 0);
+    }
+    set_up(way);
     if (!strcmp(way, "graph")) {
         MUST("cuStreamBeginCapture_v2", stream, 0);
         for (int i = 0; i < 10; i++)
@@ -137,6 +185,10 @@ int main(int argc, char **argv) {
             pthread_t thread;
             pthread_create(&thread, NULL, beside, NULL);
         }
+    if (!strcmp(way, "cards")) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, second, NULL);
+    }
     if (!strcmp(way, "fork") || !strcmp(way, "exec")) {
         for (int i = 0; i < 50; i++)
             launch(way);
@@ -163,6 +215,10 @@ int main(int argc, char **argv) {
     for (;;) {
         launch(way);
         count++;
+        if (count % 20 == 0 && (!strcmp(way, "contexts") || !strcmp(way, "reset")))
+            renew(way);
+        if (count % 200 == 0 && !strcmp(way, "child"))
+            fork_one();
         if (now() - began < 400000000) /* until the others are there, too: no queue that was filled while alone */
             MUST("cuStreamSynchronize", stream);
         if (burst && count % burst == 0) {

@@ -63,6 +63,7 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
     us = str(80 * p.card.scale)
     loads = [p.boxes[0].start([p.load, "threads", us], **options), p.boxes[1].start([p.load, "threads", us], **options)]
     loads.append(p.boxes[1].start([p.load, "graph", us], **options))
+    loads += [p.boxes[1].start([p.load, way, us], **options) for way in ("contexts", "reset")]
     counts = measure(loads, 3, 2)
     alive = [load.process.poll() is None for load in loads]
     said = "".join(load.said() for load in loads)

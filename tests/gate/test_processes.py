@@ -1,0 +1,57 @@
+"""What processes do to contexts and cards while their work is in flight. Simulated card."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oci_hook.core.slot_page import parse
+from tests.gate.cards import Load, Tenant, measure, parts, sub_slots, until
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+Make = Callable[..., Any]
+
+
+def charged(card: Any, slot: int) -> float:
+    return parse(card.slot_file(slot).read_bytes(), 1).charged
+
+
+def test_one_process_on_two_cards_has_its_share_of_each(place: Make) -> None:
+    """And what holds it on the one does not hold it on the other."""
+    p = place(Tenant(cap=0.2), Tenant(), more=[[Tenant(cap=0.6), Tenant()]])
+    load = p.kernels(0, "cards", 80)
+    load.ready()
+    until(lambda: min(charged(card, 0) for card in p.cards) > 0.1)
+    assert 2.2 < charged(p.cards[1], 0) / charged(p.cards[0], 0) < 3.8
+    p.cards[0].tenants[0].freeze = 1
+    p.cards[0].write()
+    until(load.waits)
+    had = charged(p.cards[1], 0)
+    until(lambda: charged(p.cards[1], 0) > had + 0.02)
+
+
+@pytest.mark.parametrize("way", ["contexts", "reset"])
+def test_a_context_that_goes_with_work_in_flight(place: Make, way: str) -> None:
+    """Its program goes on in the next one, and is charged; its neighbour has most of its share."""
+    p = place(Tenant(), Tenant())
+    loads = [p.kernels(0, way, 80), p.kernels(1, "plain", 80)]
+    counts = measure(loads, 2, 1)
+    assert counts[0] > 60 and counts[1] * 80e-6 * p.card.scale > 2 * 0.3, counts
+    assert charged(p.card, 0) > 0.01
+    alive(loads)
+
+
+def test_children_leave_their_parents_slot_alone(place: Make) -> None:
+    """CUDA refuses to work in a forked child. That ends as a program does, and its parent goes on."""
+    p = place(Tenant(), Tenant())
+    loads = [p.kernels(0, "child", 80), p.kernels(1, "plain", 80)]
+    until(lambda: loads[0].points and sub_slots(p.card, 0))
+    (owner, _), *_ = sub_slots(p.card, 0)
+    got = parts(loads, 2, 1)
+    assert abs(got[0] - 0.5) < 0.15, got
+    assert sub_slots(p.card, 0)[0][0] == owner
+    alive(loads)
+
+
+def alive(loads: list[Load]) -> None:
+    assert all(load.process.poll() is None for load in loads), [load.said() for load in loads]
