@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,13 +43,14 @@ def capabilities() -> list[str]:
 class Agent:
     """A running one. `node` is its JSON, None while it does not answer."""
 
-    def __init__(self, stage: Stage, *flags: str) -> None:
+    def __init__(self, stage: Stage, *flags: str, env: Mapping[str, str] | None = None) -> None:
         self.log = stage.folder / f"agent{time.monotonic_ns()}.log"
         # With no more rights than its unit gives it.
         command = ["setpriv", "--no-new-privs", "--bounding-set", ",".join(("-all", *capabilities())), sys.executable]
         command += ["-m", "oci_hook", "agent", "--prefix", str(stage.prefix)]
         command += ["--interval", "0.2", "--address", "127.0.0.1:0", *flags]
         environment = {k: v for k, v in os.environ.items() if k not in ("JOURNAL_STREAM", "NOTIFY_SOCKET")}
+        environment |= env or {}
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, cwd=REPO, stderr=log, env=environment)
         self.port = 0
@@ -85,8 +86,8 @@ class Agent:
 
 
 @contextmanager
-def running(stage: Stage, *flags: str) -> Iterator[Agent]:
-    agent = Agent(stage, *flags)
+def running(stage: Stage, *flags: str, env: Mapping[str, str] | None = None) -> Iterator[Agent]:
+    agent = Agent(stage, *flags, env=env)
     try:
         agent.ready()
         yield agent
