@@ -137,6 +137,23 @@ def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -
     assert sorted(took)[2] < 20, "ms of card time"
 
 
+def test_offline_work_goes_on_when_the_online_container_is_stopped(place: Make) -> None:
+    """SIGSTOP, as a debugger's: signs of life fail for 50 ms, and it is not waited for any longer."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=1_000_000))
+    offline = p.kernels(0, "plain", 80)
+    offline.ready()
+    online = p.kernels(1, "plain", 80)
+    online.ready()
+    held(p, offline)
+    before = len(offline.points)
+    online.process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: len(offline.points) > before)
+    online.process.send_signal(signal.SIGCONT)
+    held(p, offline)
+    (count,) = measure([online], 1, 0.2)
+    assert count * 80e-6 * p.card.scale > 0.7
+
+
 def test_two_online_containers_compete_and_keep_offline_work_out(place: Make) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE), Tenant(class_=ONLINE))
     offline = p.kernels(0, "plain", 80)
