@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include "gate.h"
 #include "real.h"
 
 #define PAGE_SHIFT 21
@@ -16,7 +15,7 @@ static uint64_t booked_next(uint64_t booked, uint64_t units) { return units << 2
 
 /* ---- the table ---- */
 
-static struct gh_pool *find(struct gh_state *st, void *handle, enum pool_kind kind) {
+struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind) {
     uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
     for (uint32_t i = 0; i < n; i++)
         if (atomic_load_explicit(&st->pools.pool[i].kind, memory_order_acquire) == kind &&
@@ -25,12 +24,11 @@ static struct gh_pool *find(struct gh_state *st, void *handle, enum pool_kind ki
     return NULL;
 }
 
-/* NULL when the table is full: then each allocation is charged by itself. */
-static struct gh_pool *note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int card) {
+struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int card) {
     struct gh_pool *pool = NULL;
     if (!gh_lock(&st->pools.lock))
         return NULL;
-    if (!(pool = find(st, handle, kind))) {
+    if (!(pool = pool_find(st, handle, kind))) {
         uint32_t n = atomic_load(&st->pools.count), i = 0;
         while (i < n && atomic_load(&st->pools.pool[i].kind) != POOL_FREE)
             i++;
@@ -55,26 +53,25 @@ static struct gh_pool *note(struct gh_state *st, void *handle, enum pool_kind ki
 
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int card) {
     void *handle = (void *)((uintptr_t)device + 1);
-    struct gh_pool *pool = find(st, handle, POOL_GRAPH);
-    return pool ? pool : note(st, handle, POOL_GRAPH, device, card);
+    struct gh_pool *pool = pool_find(st, handle, POOL_GRAPH);
+    return pool ? pool : pool_note(st, handle, POOL_GRAPH, device, card);
 }
 
-/* A pool that we did not see made: a device's own, or one of a library that looked its functions up elsewhere. */
-static struct gh_pool *learn(struct gh_state *st, CUmemoryPool handle, CUdevice device) {
+struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device) {
     CUmemoryPool own;
     int count = 0;
     if (!REAL(cuDeviceGetCount)(&count))
         for (CUdevice d = 0; d < count; d++)
             if (!REAL(cuDeviceGetDefaultMemPool)(&own, d) && own == handle)
                 device = d;
-    return note(st, handle, POOL_ALIVE, device, card_of_device(st, device));
+    return pool_note(st, handle, POOL_ALIVE, device, card_of_device(st, device));
 }
 
 /* ---- who may be at a pool at once ---- */
 
 /* Operations that may change a pool are many at once, but for one that counts on the pool's idle memory: that is alone.
  * Nobody waits longer than seconds: then the one alone is taken for a thread that is gone. */
-static void enter(struct gh_pool *pool) {
+void pool_enter(struct gh_pool *pool) {
     int64_t until = 0;
     for (unsigned step = 0;; step++) {
         atomic_fetch_add(&pool->inflight, 1);
@@ -86,7 +83,7 @@ static void enter(struct gh_pool *pool) {
     }
 }
 
-static void leave(struct gh_pool *pool) { atomic_fetch_sub(&pool->inflight, 1); }
+void pool_leave(struct gh_pool *pool) { atomic_fetch_sub(&pool->inflight, 1); }
 
 enum turn { TURN_MINE, TURN_OTHERS, TURN_NEVER };
 
@@ -121,7 +118,7 @@ static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, u
     atomic_fetch_add(&pool->pieces, more);
 }
 
-static void put_piece(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
+void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
     unsigned at = (unsigned)(pool - st->pools.pool);
     uint64_t value = pack(gh_units(bytes), atomic_load(&pool->card), at, POOLED);
     uint64_t stale = gh_pointers_take(&st->pointers, address); /* it went with its context */
@@ -148,14 +145,14 @@ static bool figures(const struct gh_pool *pool, uint64_t *reserved, uint64_t *us
     return true;
 }
 
-static uint64_t least_of(struct gh_state *st) {
+uint64_t pool_least(struct gh_state *st) {
     uint64_t least = atomic_load(&st->pools.least);
     return least ? least : FIRST_LEAST;
 }
 
 /* The most that a pool grows by when it must hand out so much more. */
 static uint64_t growth_for(struct gh_state *st, const struct gh_pool *pool, uint64_t bytes) {
-    uint64_t grain = atomic_load(&pool->grain), least = least_of(st);
+    uint64_t grain = atomic_load(&pool->grain), least = pool_least(st);
     if (grain < least && least > FIRST_LEAST)
         grain = least; /* we were wrong before */
     bytes = (bytes + grain - 1) & ~(grain - 1);
@@ -172,7 +169,7 @@ static void learn_grain(struct gh_pool *pool, uint64_t reserved) {
 
 /* A driver that grows pools by more than any known one: foresee twice as much from now on. */
 static void learn_least(struct gh_state *st) {
-    uint64_t least = least_of(st);
+    uint64_t least = pool_least(st);
     if (least < MOST_LEAST)
         atomic_store(&st->pools.least, 2 * least);
 }
@@ -184,10 +181,9 @@ static uint64_t limit_of(struct gh_state *st, unsigned card) {
     return limit.whole ? GH_UNLIMITED : limit.bytes >> GH_UNIT_SHIFT;
 }
 
-/* Brings the books to what the driver has reserved. `held` was booked in advance and is given back or used up here.
- * What others booked in advance covers their growth, whether it is in the figure already or not; so the figure is right
+/* What others booked in advance covers their growth, whether it is in the figure already or not; so the figure is right
  * to book, but never more than we have: the rest is theirs. Only who is alone may add what nobody foresaw. */
-static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, bool alone) {
+CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, bool alone) {
     unsigned card = (unsigned)atomic_load(&pool->card);
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < 1000; i++) {
@@ -258,7 +254,7 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
     bool trimmed = false;
     for (int i = 0; i < 1000; i++) {
         uint64_t units = gh_units(growth_for(st, pool, bytes));
-        enter(pool);
+        pool_enter(pool);
         enum gh_booked done = gh_reserve(st, (unsigned)card, units, limit_of(st, (unsigned)card));
         if (done == GH_BOOKED) {
             g->units = units;
@@ -272,7 +268,7 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
         }
         if (turn == TURN_MINE)
             atomic_store(&pool->alone, 0);
-        leave(pool);
+        pool_leave(pool);
         if (done != GH_NO_ROOM)
             return CUDA_ERROR_OUT_OF_MEMORY;
         if (turn == TURN_OTHERS)
@@ -288,27 +284,27 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
 CUresult pool_end(struct growth *g) {
     if (!g->pool)
         return CUDA_SUCCESS;
-    CUresult r = correct(g->st, g->pool, g->units, g->alone);
+    CUresult r = pool_correct(g->st, g->pool, g->units, g->alone);
     if (g->alone) {
         if (atomic_load(&g->pool->kind) != POOL_GRAPH)
             REAL(cuMemPoolSetAttribute)(atomic_load(&g->pool->handle), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
                                         &g->threshold);
         atomic_store(&g->pool->alone, 0);
     }
-    leave(g->pool);
+    pool_leave(g->pool);
     return r;
 }
 
 /* True when it keeps memory that it does not need: the driver may give that back at any synchronisation. */
 static bool look(struct gh_state *st, struct gh_pool *pool) {
     uint64_t reserved, used;
-    enter(pool);
-    correct(st, pool, 0, false);
-    leave(pool);
+    pool_enter(pool);
+    pool_correct(st, pool, 0, false);
+    pool_leave(pool);
     return !figures(pool, &reserved, &used) || reserved > used;
 }
 
-static bool charged(const struct gh_pool *pool) {
+bool pool_charged(const struct gh_pool *pool) {
     uint32_t kind = atomic_load(&pool->kind);
     return (kind == POOL_ALIVE || kind == POOL_GRAPH) && atomic_load(&pool->card) >= 0;
 }
@@ -318,7 +314,7 @@ void pools_look(struct gh_state *st) {
     if (!n || !atomic_exchange(&st->pools.dirty, 0))
         return;
     for (uint32_t i = 0; i < n; i++)
-        if (charged(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
+        if (pool_charged(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
             atomic_store(&st->pools.dirty, 1);
 }
 
@@ -327,26 +323,25 @@ bool pools_trim(struct gh_state *st, int card) {
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         struct gh_pool *pool = &st->pools.pool[i];
-        if (!charged(pool) || atomic_load(&pool->card) != card || !booked_units(atomic_load(&pool->booked)))
+        if (!pool_charged(pool) || atomic_load(&pool->card) != card || !booked_units(atomic_load(&pool->booked)))
             continue;
         /* Relaxed: else a trim would spoil a capture that another thread has under way. */
         int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        enter(pool);
+        pool_enter(pool);
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
         if (atomic_load(&pool->kind) == POOL_GRAPH)
             REAL(cuDeviceGraphMemTrim)(pool->device);
         else
             REAL(cuMemPoolTrimTo)(atomic_load(&pool->handle), 0);
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-        correct(st, pool, 0, false);
-        leave(pool);
+        pool_correct(st, pool, 0, false);
+        pool_leave(pool);
         any = true;
     }
     return any;
 }
 
-/* The last piece of a pool that was destroyed is gone, and the driver's memory with it. */
-static void bury(struct gh_state *st, struct gh_pool *pool) {
+void pool_bury(struct gh_state *st, struct gh_pool *pool) {
     uint64_t was = atomic_load(&pool->booked);
     uint32_t destroyed = POOL_DESTROYED;
     while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, 0))) {}
@@ -360,7 +355,7 @@ void pool_freed(struct gh_state *st, uint64_t address, uint64_t value) {
     touch(st, pool, address, value, -1);
     atomic_store(&st->pools.dirty, 1);
     if (atomic_load(&pool->kind) == POOL_DESTROYED && atomic_load(&pool->pieces) <= 0)
-        bury(st, pool);
+        pool_bury(st, pool);
 }
 
 struct list {
@@ -394,200 +389,4 @@ void pools_lost(struct gh_state *st) {
             pool_freed(st, all.key[i], value);
     }
     free(all.key);
-}
-
-/* ---- the calls ---- */
-
-static bool capturing(CUstream stream) {
-    int status = 0;
-    return !REAL(cuStreamIsCapturing)(stream, &status) && status;
-}
-
-/* The device of a stream; the default streams are the current context's. */
-static bool device_of(CUstream stream, CUdevice *device) {
-    CUcontext of = NULL, now = NULL, popped;
-    if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &of) || !of ||
-        REAL(cuCtxGetCurrent)(&now) || of == now)
-        return !REAL(cuCtxGetDevice)(device);
-    if (REAL(cuCtxPushCurrent_v2)(of))
-        return false;
-    bool known = !REAL(cuCtxGetDevice)(device);
-    REAL(cuCtxPopCurrent_v2)(&popped);
-    return known;
-}
-
-typedef CUresult alloc_call(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
-typedef CUresult free_call(CUdeviceptr, CUstream);
-
-/* `default_stream`: what the stream NULL means to this variant of the call. */
-static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream,
-                            alloc_call *call, free_call *undo, uintptr_t default_stream) {
-    struct gh_state *st = gh_here();
-    struct growth g;
-    CUdevice device;
-    CUresult r;
-    if (!st)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (capturing(stream ? stream : (CUstream)default_stream)) { /* a node: charged when the graph is launched */
-        atomic_store(&st->pools.graphs_allocate, 1);
-        return call(pointer, bytes, handle, stream);
-    }
-    if (!device_of(stream, &device) || (!handle && REAL(cuDeviceGetMemPool)(&handle, device)))
-        return call(pointer, bytes, handle, stream); /* the driver refuses, too */
-    struct gh_pool *pool = find(st, handle, POOL_ALIVE);
-    if (!pool && !(pool = learn(st, handle, device))) {
-        struct charge c; /* too many pools: charge each piece by what one may grow for it */
-        uint64_t least = least_of(st);
-        if (bytes > UINT64_MAX / 2)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        if ((r = charge_at(&c, st, (struct place){card_of_device(st, device), 0}, (bytes + least - 1) & ~(least - 1))))
-            return r;
-        r = call(pointer, bytes, handle, stream);
-        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
-    }
-    if ((r = pool_begin(&g, st, pool, bytes, 0)))
-        return r;
-    r = call(pointer, bytes, handle, stream);
-    if (r == CUDA_SUCCESS && g.pool) /* before the end: who is alone next must know of it */
-        put_piece(st, pool, *pointer, bytes);
-    if (pool_end(&g) && r == CUDA_SUCCESS) {
-        struct owed o = begin_free(LINEAR, *pointer);
-        end_free(&o, undo(*pointer, stream));
-        pools_trim(st, atomic_load(&pool->card));
-        r = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return r;
-}
-
-#define ASYNC(suffix, default_stream)                                                                                \
-    static CUresult real_alloc##suffix(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) {                    \
-        (void)pool;                                                                                                  \
-        return REAL(cuMemAllocAsync##suffix)(p, n, s);                                                               \
-    }                                                                                                                \
-    static CUresult real_from_pool##suffix(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) {                \
-        return REAL(cuMemAllocFromPoolAsync##suffix)(p, n, pool, s);                                                 \
-    }                                                                                                                \
-    static CUresult real_free##suffix(CUdeviceptr p, CUstream s) { return REAL(cuMemFreeAsync##suffix)(p, s); }      \
-    GH_EXPORT CUresult cuMemAllocAsync##suffix(CUdeviceptr *pointer, size_t bytes, CUstream stream) {                \
-        return alloc_async(pointer, bytes, NULL, stream, real_alloc##suffix, real_free##suffix, default_stream);     \
-    }                                                                                                                \
-    GH_EXPORT CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,        \
-                                                       CUstream stream) {                                            \
-        return alloc_async(pointer, bytes, pool, stream, real_from_pool##suffix, real_free##suffix, default_stream); \
-    }                                                                                                                \
-    GH_EXPORT CUresult cuMemFreeAsync##suffix(CUdeviceptr pointer, CUstream stream) {                                \
-        struct owed o = begin_free(LINEAR, pointer);                                                                 \
-        return end_free(&o, real_free##suffix(pointer, stream));                                                     \
-    }                                                                                                                \
-    GH_EXPORT CUresult cuStreamSynchronize##suffix(CUstream stream) {                                                \
-        uint64_t before = gate_before_sync();                                                                        \
-        CUresult r = synchronised(REAL(cuStreamSynchronize##suffix)(stream));                                        \
-        if (r == CUDA_SUCCESS)                                                                                       \
-            gate_synchronised(before, stream ? stream : (CUstream)(uintptr_t)default_stream, false);                 \
-        return r;                                                                                                    \
-    }
-
-/* A synchronisation is when the driver gives back what a pool keeps above its release threshold. */
-static CUresult synchronised(CUresult r) {
-    struct gh_state *st = gh_here();
-    uint32_t n = st ? atomic_load_explicit(&st->pools.count, memory_order_acquire) : 0;
-    if (n)
-        pools_look(st);
-    for (uint32_t i = 0; i < n; i++) {
-        int card = atomic_load(&st->pools.pool[i].card);
-        if (card >= 0 && gh_pressed(st, (unsigned)card))
-            pools_trim(st, card);
-    }
-    return r;
-}
-
-ASYNC(, CU_STREAM_LEGACY)
-ASYNC(_ptsz, CU_STREAM_PER_THREAD)
-
-GH_EXPORT CUresult cuCtxSynchronize(void) {
-    uint64_t before = gate_before_sync();
-    CUresult r = synchronised(REAL(cuCtxSynchronize)());
-    if (r == CUDA_SUCCESS)
-        gate_synchronised(before, NULL, true);
-    return r;
-}
-GH_EXPORT CUresult cuCtxSynchronize_v2(CUcontext c) { return synchronised(REAL(cuCtxSynchronize_v2)(c)); }
-GH_EXPORT CUresult cuEventSynchronize(CUevent event) { return synchronised(REAL(cuEventSynchronize)(event)); }
-
-GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props) {
-    CUresult r = REAL(cuMemPoolCreate)(handle, props);
-    struct gh_state *st = gh_here();
-    struct gh_pool *pool = NULL;
-    if (r == CUDA_SUCCESS && st)
-        pool = note(st, *handle, POOL_ALIVE, props->location.id,
-                    on_host(&props->location) ? NOT_CHARGED : card_of_device(st, props->location.id));
-    if (pool)
-        atomic_store(&pool->shared, props->handle_types != 0);
-    return r;
-}
-
-/* Pieces that are still handed out keep the pool's memory until the last of them is freed. */
-GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
-    struct gh_state *st = gh_here();
-    struct gh_pool *pool = st ? find(st, handle, POOL_ALIVE) : NULL;
-    if (pool && charged(pool)) {
-        enter(pool);
-        REAL(cuMemPoolTrimTo)(handle, 0);
-        correct(st, pool, 0, false);
-        leave(pool);
-    }
-    if (pool) /* before the driver may give the handle to another pool */
-        atomic_store(&pool->kind, POOL_DESTROYED);
-    CUresult r = REAL(cuMemPoolDestroy)(handle);
-    if (pool && r != CUDA_SUCCESS)
-        atomic_store(&pool->kind, POOL_ALIVE);
-    else if (pool && atomic_load(&pool->pieces) <= 0)
-        bury(st, pool);
-    return r;
-}
-
-/* A call that may give back what a pool has idle, or tell the driver to keep it: not while another counts on that. */
-static struct gh_pool *entered(struct gh_state *st, void *handle, enum pool_kind kind) {
-    struct gh_pool *pool = st ? find(st, handle, kind) : NULL;
-    if (!pool || !charged(pool))
-        return NULL;
-    enter(pool);
-    return pool;
-}
-
-static CUresult trimmed(struct gh_state *st, struct gh_pool *pool, CUresult r) {
-    if (pool) {
-        correct(st, pool, 0, false);
-        leave(pool);
-    }
-    return r;
-}
-
-GH_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
-    struct gh_state *st = gh_here();
-    struct gh_pool *pool = entered(st, handle, POOL_ALIVE);
-    return trimmed(st, pool, REAL(cuMemPoolTrimTo)(handle, keep));
-}
-
-GH_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value) {
-    struct gh_pool *pool = entered(gh_here(), handle, POOL_ALIVE);
-    CUresult r = REAL(cuMemPoolSetAttribute)(handle, attribute, value);
-    if (pool)
-        leave(pool);
-    return r;
-}
-
-/* An imported pool hands out nothing new, and what its exporter handed out is charged to him. */
-GH_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *os, int type, uint64_t flags) {
-    CUresult r = REAL(cuMemPoolImportFromShareableHandle)(handle, os, type, flags);
-    struct gh_state *st = gh_here();
-    if (r == CUDA_SUCCESS && st)
-        note(st, *handle, POOL_ALIVE, 0, NOT_CHARGED);
-    return r;
-}
-
-GH_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
-    struct gh_state *st = gh_here();
-    struct gh_pool *pool = entered(st, (void *)((uintptr_t)device + 1), POOL_GRAPH);
-    return trimmed(st, pool, REAL(cuDeviceGraphMemTrim)(device));
 }
