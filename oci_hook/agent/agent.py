@@ -62,7 +62,7 @@ class Agent:
         self.verdict = Verdict((), (), (), {}, {}, {})
         self.problems: dict[
             str, str
-        ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, devices, books, textfile
+        ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, cards, devices, books, textfile
         self.counters = Counters()
         self._auditor = Auditor(given.tolerance)
         self._members = Members()
@@ -81,6 +81,8 @@ class Agent:
         self._discovery: threading.Thread | None = None
         self._discovered: Inventory | GhError | None = None
         self._discover_at = 0.0
+        self._discover_soon = False
+        self._changed: frozenset[str] = frozenset()  # cards that NVML sees, and we do not know, or the other way round
         self._discover_gap = DISCOVER_SECONDS
         self._view: dict[str, Any] = {}
         self._page: tuple[float, bytes] = (0.0, b"")
@@ -189,6 +191,7 @@ class Agent:
         if self.inventory is not None:
             self._sampler.use(self.inventory)
             if not self._sampler.ask(now):
+                self.cards = {}  # what they were is not what they are
                 self.audit({})  # books can be read without the driver
         self._watch_sampler()
         sick = self._sampler.state in ("slow", "down") and self.inventory is not None
@@ -364,9 +367,11 @@ class Agent:
                 self.problem("inventory", str(e))
             self._sampler.stop(str(e))
             self.inventory, self.cards = None, {}
-            if self._discovery is None and now >= self._discover_at:
-                self._discovery = threading.Thread(target=self._discover, daemon=True)
-                self._discovery.start()
+            self._discover_soon = now >= self._discover_at
+        if self._discover_soon and self._discovery is None:
+            self._discover_soon = False
+            self._discovery = threading.Thread(target=self._discover, daemon=True)
+            self._discovery.start()
 
     def _discover(self) -> None:
         try:
@@ -405,6 +410,8 @@ class Agent:
             self._watch_sampler()
             return
         self.problem("nvml", self._sampler.error)
+        if self._sampler.state == "ok":
+            self._who_is_there(sample)
         for uuid, card in sample.items():
             before = self.cards.get(uuid)
             if card.error and (before is None or not before.error):
@@ -413,6 +420,27 @@ class Agent:
                 events.record(self.settings.state_dir, "card", uuid=uuid, error=card.error)
         self.cards = sample
         self.audit({uuid: card for uuid, card in sample.items() if not card.error})
+
+    def _who_is_there(self, sample: dict[str, nvml.CardSample]) -> None:
+        """Cards that fell off the bus, and come back. What NVML finds twice in a row is made the inventory."""
+        known = {card.uuid for card in self.inventory.cards} if self.inventory else set()
+        whole = {card.parent or card.uuid for card in self.inventory.cards} if self.inventory else set()
+        for uuid in whole - set(sample):  # a lost card may have no handle any more
+            sample[uuid] = nvml.CardSample(0, 0, -1, (), "NVML does not find it: GPU is lost")
+        lost = {uuid for uuid, card in sample.items() if nvml.lost(card.error)}
+        new = {uuid for uuid, card in sample.items() if not card.error} - whole
+        changed = frozenset((lost & whole) | new)
+        if changed and changed == self._changed and self._discovery is None:
+            self._discover_soon = True
+        self._changed = changed
+        holders: dict[str, int] = {}
+        for grant in self.grants.values():
+            for share in grant.shares:
+                holders[share.uuid] = holders.get(share.uuid, 0) + 1
+        gone = sorted((lost & whole) | (set(holders) - known))
+        told = [f"{uuid} is lost (containers on it: {holders.get(uuid, 0)})" for uuid in gone[:4]]
+        advice = "; look for Xid in the kernel's log; its containers cannot go on" if gone else ""
+        self.problem("cards", ", ".join(told) + advice)
 
     def audit(self, cards: dict[str, nvml.CardSample]) -> None:
         books, unread = self._all_books()

@@ -30,7 +30,7 @@ SHARE = (
     ("busy_ratio", "NVML's utilisation by the container's processes.", "busy", 0.01),
 )
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
-PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "devices", "books", "textfile")
+PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "cards", "devices", "books", "textfile")
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 

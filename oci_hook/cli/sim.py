@@ -114,6 +114,7 @@ COUNT = click.IntRange(0, 1_000_000)
     multiple=True,
     help="NVML does not support these.",
 )
+@click.option("--lost", is_flag=True, help="The card has fallen off the bus.")
 @output.answers
 def fault(
     prefix: str,
@@ -124,6 +125,7 @@ def fault(
     block_ms: int,
     nvml_ms: int,
     nvml_without: tuple[str, ...],
+    lost: bool,
 ) -> output.Report:
     """Let the simulated driver fail, for tests of what runs on it; without options, it works again."""
     cards = driver_root.cards_of(load_settings(prefix).state_dir)
@@ -139,6 +141,7 @@ def fault(
         "block_us": block_ms * 1000 if block_every else 0,
         "nvml_call_us": nvml_ms * 1000,
         "nvml_without": without,
+        "lost": int(lost),
     }
     for file in chosen:
         driver_root.set_faults(file, faults)

@@ -77,19 +77,27 @@ def main() -> int:
     except pynvml.NVMLError as e:
         json.dump({"error": str(e), "code": getattr(e, "value", 0)}, sys.stdout)
         return 0
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    uuids = [text(pynvml.nvmlDeviceGetUUID(h)) for h in handles]
-    cards = []
-    for i, h in enumerate(handles):
-        card = {
-            "uuid": uuids[i],
-            "index": i,
-            "minor": pynvml.nvmlDeviceGetMinorNumber(h),
-            "memory_mib": memory_mib(h),
-            "name": text(pynvml.nvmlDeviceGetName(h)),
-            "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
-        }
-        cards += mig_devices(h, card) if is_split(h) else [card]
+    cards, handles, uuids, error = [], [], [], pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    for i in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            h = pynvml.nvmlDeviceGetHandleByIndex(i)
+            card = {
+                "uuid": text(pynvml.nvmlDeviceGetUUID(h)),
+                "index": i,
+                "minor": pynvml.nvmlDeviceGetMinorNumber(h),
+                "memory_mib": memory_mib(h),
+                "name": text(pynvml.nvmlDeviceGetName(h)),
+                "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
+            }
+            cards += mig_devices(h, card) if is_split(h) else [card]
+        except pynvml.NVMLError as e:  # it has fallen off the bus: the others are there
+            error = e
+            continue
+        handles.append(h)
+        uuids.append(card["uuid"])
+    if not handles:
+        json.dump({"error": str(error), "code": error.value}, sys.stdout)
+        return 0
     links = []
     for i, a in enumerate(handles):
         for j in range(i):

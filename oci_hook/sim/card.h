@@ -165,7 +165,8 @@ struct card_head { /* fixed when the card is made; all strings NUL-padded */
     uint32_t compute_instance; /* 372 */
     char parent[48];         /* 376: a MIG device's card */
     uint32_t nvlink;         /* 424: bit N: an NVLink to card N */
-    uint8_t reserved[84];    /* 428 */
+    uint32_t lost;           /* 428: a fault: the card has fallen off the bus */
+    uint8_t reserved[80];    /* 432 */
     _Atomic uint64_t live;   /* 512: commits << 16 | index of the live state; from here on the card's */
     _Atomic uint32_t slots, queues, groups; /* how many were ever taken: nothing is beyond */
 };

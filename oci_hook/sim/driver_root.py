@@ -46,6 +46,7 @@ FAULTS = {
     "block_us": 348,
     "nvml_call_us": 352,
     "nvml_without": 356,
+    "lost": 428,
 }
 CONTEXT_MIB = 64
 SM_COUNT, CAPABILITY = 132, 90

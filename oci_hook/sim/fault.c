@@ -10,6 +10,9 @@ CUresult fault(void)
     static _Atomic uint32_t calls, draws;
     if (!sim_cards)
         return CUDA_SUCCESS;
+    for (int i = 0; i < sim_cards; i++)
+        if (sim_card[i].file->head.lost)
+            return CUDA_ERROR_UNKNOWN;
     const struct card_head *h = &sim_card[0].file->head;
     uint32_t fail = h->fail_every, block = h->block_every;
     if (!fail && !block)

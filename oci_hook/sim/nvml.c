@@ -23,6 +23,7 @@ enum {
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_GPU_IS_LOST = 15,
     NVML_ERROR_MEMORY = 20,
 };
 
@@ -66,6 +67,7 @@ API const char *nvmlErrorString(nvmlReturn_t code)
     case NVML_ERROR_NOT_FOUND: return "Not Found";
     case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
     case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
     case NVML_ERROR_MEMORY: return "Insufficient Memory";
     default: return "Unknown Error";
     }
@@ -84,6 +86,8 @@ static bool known(nvmlDevice_t d) { return d >= cards && d < cards + count && d-
         READY();                                \
         if (!known(d))                          \
             return NVML_ERROR_INVALID_ARGUMENT; \
+        if ((d)->file->head.lost)               \
+            return NVML_ERROR_GPU_IS_LOST;      \
     } while (0)
 
 static nvmlReturn_t text(char *out, unsigned size, const char *value)
@@ -179,7 +183,7 @@ static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *out)
     if (!out || index >= (unsigned)visible())
         return NVML_ERROR_INVALID_ARGUMENT;
     *out = &cards[index];
-    return NVML_SUCCESS;
+    return cards[index].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out) { return by_index(index, out); }
@@ -193,7 +197,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
     for (int i = 0; i < count; i++)
         if (!strcmp(cards[i].file->head.uuid, uuid)) {
             *out = &cards[i];
-            return NVML_SUCCESS;
+            return cards[i].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
         }
     return NVML_ERROR_NOT_FOUND;
 }

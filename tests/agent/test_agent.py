@@ -169,6 +169,7 @@ def test_nvml_that_dies_comes_back(stage: Stage, root: Path) -> None:
         assert len(pids) == 1
         os.kill(int(pids[0]), signal.SIGKILL)
         wait_for(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
+        assert agent.node()["cards"][0]["used_mib"] is None  # not known is not as before
         assert b'gpu_hook_agent_problem{what="nvml"} 1\n' in agent.get("/metrics")
         id = stage.start(root)
         wait_for(lambda: agent.container(id))  # the rest goes on

@@ -162,6 +162,34 @@ def test_a_full_disk(small: Stage, root: Path) -> None:
         assert f"disk: {small.state} is full" in log and "Traceback" not in log
 
 
+def test_a_card_falls_off_the_bus(stage: Stage, root: Path) -> None:
+    """The node says so, gives it to nobody from then on, and has it again when it is back."""
+    second = {**SHARE, "gpu-hook.io/devices": "1"}
+
+    def fault(*words: str) -> None:
+        CliRunner().invoke(cli, ["sim", "fault", *words, "--prefix", str(stage.prefix)], catch_exceptions=False)
+
+    held = stage.start(root, *HOLD, annotations=second)
+    try:
+        with running(stage) as agent:
+            uuid = wait_for(lambda: (c := agent.container(held)) and c["cards"][0]["uuid"])
+            fault("--card", "1", "--lost")
+            problem = wait_for(lambda: agent.node()["agent"]["problems"].get("cards", ""))
+            assert f"{uuid} is lost (containers on it: 1)" in problem
+            wait_for(lambda: len(agent.node()["cards"]) == 1)  # found anew without it
+            assert agent.node()["agent"]["state"] == "degraded" and "cards" in agent.node()["agent"]["problems"]
+            assert b'gpu_hook_agent_problem{what="cards"} 1' in agent.get("/metrics")
+            stage.refused(root, "GH-202", annotations=second)
+            assert [e["error"] for e in events(stage) if e["event"] == "card"] == ["GPU is lost"]
+            fault()
+            wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["cards"]) == 2)
+            stage.start(root, annotations=second)
+    finally:
+        fault()
+        CliRunner().invoke(cli, ["gpus", "--refresh", "--prefix", str(stage.prefix)], catch_exceptions=False)
+    (stage.state / "events").unlink()
+
+
 def test_killed_at_any_point(stage: Stage, root: Path) -> None:
     """Containers come and go meanwhile; whoever looks next finds the books right."""
     chance = random.Random(7)

@@ -83,13 +83,13 @@ def test_faults_are_set_and_cleared(install: Install) -> None:
     install.run("sim", "up", "--cards", "2", "--tsg", "inert")
     card = Path(install.settings.state_dir) / "sim/cards/1"
     assert int.from_bytes(card.read_bytes()[332:336], "little") == driver_root.TSG.index("inert")
-    options = "--fail-every", "7", "--fail-code", "2", "--block-every", "3", "--nvml-without", "processes"
+    options = "--fail-every", "7", "--fail-code", "2", "--block-every", "3", "--nvml-without", "processes", "--lost"
     said = install.data("sim", "fault", "--card", "1", *options)
     assert said["cards"] == [1] and said["faults"]["fail_every"] == 7
     words = [int.from_bytes(card.read_bytes()[at : at + 4], "little") for at in driver_root.FAULTS.values()]
-    assert words == [7, 2, 3, 50000, 0, 2]
+    assert words == [7, 2, 3, 50000, 0, 2, 1]
     assert install.run("sim", "fault").splitlines() == [f"simulated card {n}: no faults" for n in (0, 1)]
-    assert card.read_bytes()[336:360] == bytes(24)
+    assert card.read_bytes()[336:360] == bytes(24) and card.read_bytes()[428:432] == bytes(4)
 
 
 def test_data(install: Install) -> None:

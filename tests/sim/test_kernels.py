@@ -201,3 +201,17 @@ for call in (lambda: rates(card(0)), lambda: each(card(0), 0), lambda: rates(car
 """
     )
     assert out.split() == ["3", "3", "0"] and time.monotonic() - begin > 0.06
+
+
+def test_a_card_falls_off_the_bus_and_comes_back(sim: Sim) -> None:
+    ask = """
+def asked(what):
+    try: return what() and "well"
+    except nvml.NVMLError as e: return f"{e.value} {e}"
+nvml.nvmlInit()
+print(nvml.nvmlDeviceGetCount(), *(asked(lambda: nvml.nvmlDeviceGetMemoryInfo(card(n))) for n in (0, 1)), sep=", ")
+"""
+    driver_root.set_faults(sim.cards / "1", {"lost": 1})
+    assert sim.python(ask) == "2, well, 15 GPU is lost\n"
+    driver_root.set_faults(sim.cards / "1", {})
+    assert sim.python(ask) == "2, well, well\n"
