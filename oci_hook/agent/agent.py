@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from oci_hook import __version__
 from oci_hook.agent import act, heal, journal, nvml, options, textfile, web
 from oci_hook.agent.audit import Auditor, Finding, Verdict
 from oci_hook.agent.http import Server
@@ -551,6 +552,7 @@ class Agent:
         return {
             "state": "degraded" if self.problems else "ok",
             "problems": dict(self.problems),
+            "version": __version__,
             "nvml": self._sampler.state,
             "state_dir": self.settings.state_dir,
             "policy": self.options.policy,

@@ -1,9 +1,14 @@
 """`gpu-hook doctor`: what is wrong on this node, in one screen."""
 
+from shlex import quote
+
 import click
 
 from oci_hook.cli import output, registration
+from oci_hook.cli.agent_check import check_agent
 from oci_hook.engines.doctor import FAIL, OK, STATES, WARN, Finding, examine
+from oci_hook.errors import GhError
+from oci_hook.node import settings as node_settings
 
 
 @click.command()
@@ -15,6 +20,14 @@ def doctor(prefix: str, host_root: str) -> output.Report:
     Exit status 0: all is well. 1: something to look at. 2: containers will not start, or not as they should.
     """
     findings = examine(prefix, host_root)
+    try:
+        settings = node_settings.load(prefix)
+    except GhError:
+        pass  # among the findings
+    else:
+        findings += check_agent(
+            settings, prefix, "" if prefix == output.DEFAULT_PREFIX else f" --prefix {quote(prefix)}"
+        )
     worst = max((f.state for f in findings), key=STATES.index, default=OK)
     status = {WARN: 1, FAIL: 2}.get(worst, 0)
     width = max(len(f.check) for f in findings)

@@ -1,7 +1,9 @@
 """The agent beside real containers: it may come, go and be killed; nothing of the dead stays; who cheats is found."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from oci_hook.cli import top
+from oci_hook.cli import agent_check, top
 from oci_hook.cli.main import cli
 from oci_hook.node import account
 from oci_hook.node.settings import load
@@ -194,3 +196,41 @@ def test_the_driver_changes(stage: Stage) -> None:
         wait_for(lambda: "cards found: 2" in agent.log.read_text())
         wait_for(lambda: agent.node()["agent"]["state"] == "ok" and agent.node()["agent"]["nvml"] == "ok")
         assert len(agent.node()["cards"]) == 2
+
+
+def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    file = stage.prefix / "etc/settings.yaml"
+    before = file.read_text()
+
+    def said(state: str) -> list[dict[str, str]]:
+        r = CliRunner().invoke(cli, ["doctor", "--json", "--prefix", str(stage.prefix)], catch_exceptions=False)
+        return [f for f in json.loads(r.output)["findings"] if f["check"] == "agent" and f["state"] == state]
+
+    try:
+        file.write_text(before.replace("127.0.0.1:9409", address))
+        CliRunner().invoke(cli, ["settings", "compile", "--prefix", str(stage.prefix)], catch_exceptions=False)
+        assert "does not run" in said("note")[0]["message"]
+        with running(stage, "--address", address) as agent:
+            pid = agent.process.pid
+            assert f"runs (process {pid}) on {address}" in said("ok")[0]["message"]
+            CliRunner().invoke(cli, ["sim", "fault", "--card", "1", "--lost", "--prefix", str(stage.prefix)])
+            (degraded,) = wait_for(lambda: said("warn"))
+            assert "is lost" in degraded["message"] and degraded["mend"] == "dmesg | grep -i xid"
+            CliRunner().invoke(cli, ["sim", "fault", "--prefix", str(stage.prefix)])
+            wait_for(lambda: said("ok"))
+            with monkeypatch.context() as patch:
+                patch.setattr(agent_check, "__version__", "9.9")
+                (old,) = said("warn")
+                assert "this is 9.9" in old["message"] and "gpu-hook" in old["mend"]
+            agent.process.send_signal(signal.SIGSTOP)
+            (silent,) = said("warn")
+            agent.process.send_signal(signal.SIGCONT)
+            assert f"(process {pid}) and does not answer on {address}" in silent["message"] and silent["mend"]
+    finally:
+        file.write_text(before)
+        for words in (["sim", "fault"], ["settings", "compile"], ["gpus", "--refresh"]):
+            CliRunner().invoke(cli, [*words, "--prefix", str(stage.prefix)], catch_exceptions=False)
+        (stage.state / "events").unlink(missing_ok=True)

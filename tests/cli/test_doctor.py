@@ -85,7 +85,9 @@ def test_all_is_well(well: Node) -> None:
     (driver,) = [f for f in findings if f["check"] == "driver"]
     assert driver["state"] == "note" and "simulated" in driver["message"]
     text = CliRunner().invoke(cli, ["doctor", "--prefix", str(well.prefix), "--host-root", str(well.root)]).output
-    assert text.splitlines()[-1] == "all is well" and "mend:" not in text
+    assert text.splitlines()[-1] == "all is well" and text.count("mend:") == 1
+    (agent,) = [f for f in findings if f["check"] == "agent"]
+    assert agent["state"] == "note" and agent["message"].startswith("does not run") and "gpu-hook" in agent["mend"]
 
 
 def drop(name: str) -> Callable[[Node], object]:
@@ -170,12 +172,14 @@ def test_settings_that_are_not_valid_name_their_line(well: Node) -> None:
     edit("etc/settings.yaml", "compute_step: 1", "compute_step: 0")(well)
     (finding,) = well.wrong()
     assert finding["code"] == "GH-501" and "settings.yaml:" in finding["message"] and finding["state"] == "fail"
+    assert f"{well.prefix}/etc/settings.yaml && gpu-hook settings compile" in finding["mend"]
 
 
 def test_a_broken_engine_file_names_its_place(well: Node) -> None:
     well.docker.write_text('{"a": 1,}')
     (finding,) = well.wrong()
     assert (finding["check"], finding["code"]) == ("docker", "GH-506") and ":1:9:" in finding["message"]
+    assert finding["mend"] == f"${{EDITOR:-vi}} {well.docker}"
 
 
 def test_no_install(native: Path, tmp_path: Path) -> None:
@@ -215,12 +219,18 @@ def test_nvidia_as_the_default(well: Node) -> None:
     well.docker.write_text(json.dumps({**data, "default-runtime": "nvidia"}))
     (finding,) = well.wrong()
     assert finding["code"] == "GH-403" and "every card" in finding["message"]
+    assert finding["mend"] == f"${{EDITOR:-vi}} {well.docker} && systemctl restart docker"
 
 
 def test_cri_switched_off(well: Node) -> None:
-    well.containerd.write_text('disabled_plugins = ["cri"]\n' + well.containerd.read_text())
-    (finding,) = well.wrong()
-    assert finding["check"] == "containerd" and "disabled_plugins" in finding["message"]
+    for before, after in (('["cri"]', "[]"), ('["cri", "zfs"]', '["zfs"]')):
+        text = well.containerd.read_text()
+        well.containerd.write_text(f"disabled_plugins = {before}\n{text}")
+        (finding,) = well.wrong()
+        assert finding["check"] == "containerd" and "disabled_plugins" in finding["message"]
+        subprocess.run(["sh", "-c", finding["mend"].partition(" && systemctl restart containerd")[0]], check=True)
+        assert well.containerd.read_text() == f"disabled_plugins = {after}\n{text}"
+        well.containerd.write_text(text)
 
 
 def grant(well: Node, uuid: str) -> None:
@@ -246,6 +256,8 @@ def test_a_damaged_ledger(well: Node) -> None:
     file.write_text("{")
     (finding,) = well.wrong()
     assert (finding["check"], finding["code"], finding["state"]) == ("ledger", "GH-303", "fail")
+    well.mend(finding)
+    assert well.wrong() == []
 
 
 def test_state_on_a_disk(well: Node, tmp_path: Path) -> None:
@@ -255,6 +267,9 @@ def test_state_on_a_disk(well: Node, tmp_path: Path) -> None:
     volatile = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout.strip()
     found = [f for f in well.wrong() if "not on tmpfs" in f["message"]]
     assert len(found) == (volatile != "tmpfs")
+    for finding in found:
+        well.mend(finding)
+        assert load(str(well.prefix)).state_dir == "/run/gpu-hook"
 
 
 # What this machine has not: looked at with files in its place.

@@ -4,10 +4,12 @@ Every check is a function that yields findings; one that fails by itself becomes
 """
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 
-from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, STATES, WARN, Finding
+from oci_hook.core.layout import SETTINGS_YAML
+from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, Finding
 from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_ledger
 from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_stand_in
 from oci_hook.engines.doctor.registered import check_engines
@@ -40,17 +42,23 @@ def examine(prefix: str, host_root: str = "/") -> list[Finding]:
             ("ledger", check_ledger(settings, option)),
         ]
     checks += [
-        ("kernel", check_kernel()),
+        ("kernel", check_kernel(option)),
         ("engine", check_engines(Registration(prefix, host_root=host_root), option, settings)),
     ]
-    return [finding for name, findings in checks for finding in guarded(name, findings)]
+    return [finding for name, findings in checks for finding in guarded(name, findings, option, prefix)]
 
 
-def guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) -> Iterator[Finding]:
+    """These findings, and what kept a check from its end; its message may name the command that mends it."""
     try:
         yield from findings
     except GhError as e:
         for problem in e.problems:
-            yield Finding(name, FAIL, str(problem).partition(": ")[2], problem.code)
+            message = str(problem).partition(": ")[2]
+            named = re.search(r"`(gpu-hook [^`]+)`", message)
+            mend = f"{named[1]}{option}" if named and "--prefix" not in named[1] else named[1] if named else ""
+            if not mend and name == "settings":
+                mend = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings compile{option}"
+            yield Finding(name, FAIL, message, problem.code, mend)
     except OSError as e:
-        yield Finding(name, WARN, f"cannot be looked at: {e}; run as root")
+        yield Finding(name, WARN, f"cannot be looked at: {e}", "", f"sudo gpu-hook doctor{option}")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+EDIT = "${EDITOR:-vi}"  # what only a person can decide
 OK, NOTE, WARN, FAIL = STATES = ("ok", "note", "warn", "fail")
 
 

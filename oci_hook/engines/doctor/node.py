@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import LEDGER_DIR
+from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
 from oci_hook.linux import cgroup, mount, openat2
@@ -13,6 +13,7 @@ from oci_hook.node import char_links, discover, driver_files, inventory, store
 from oci_hook.node.settings import Settings
 
 PERSISTENCED = "/run/nvidia-persistenced/socket"
+CGROUP2 = "mount -t cgroup2 none /sys/fs/cgroup"
 FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
 
 
@@ -78,8 +79,10 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
         finally:
             os.close(fd)
         if not volatile:
-            message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it; set it to one"
-            yield Finding("ledger", WARN, message, "GH-303")
+            line = f"'s|^state_dir:.*|state_dir: /run/gpu-hook|' {settings.prefix}/{SETTINGS_YAML}"
+            mend = f"sed -i {line} && gpu-hook settings compile{option}"
+            message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it"
+            yield Finding("ledger", WARN, message, "GH-303", mend)
     try:
         known = {card.uuid for card in inventory.load(settings).cards}
     except GhError:
@@ -91,7 +94,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
                 yield Finding("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
 
 
-def check_kernel() -> Iterator[Finding]:
+def check_kernel(option: str) -> Iterator[Finding]:
     release = os.uname().release
     try:
         os.close(openat2.openat2(-100, "/", os.O_PATH, openat2.RESOLVE_IN_ROOT | openat2.RESOLVE_NO_MAGICLINKS))
@@ -106,7 +109,7 @@ def check_kernel() -> Iterator[Finding]:
             os.close(root)
         yield Finding("kernel", OK, f"{release} has what the hooks need")
     except PermissionError as e:
-        yield Finding("kernel", WARN, f"cannot be tried: {e}; run as root")
+        yield Finding("kernel", WARN, f"cannot be tried: {e}", "", f"sudo gpu-hook doctor{option}")
     except OSError as e:
         message = f"{release} lacks {e}; the hooks need {FEATURES}; gpu-hook-runtime works without"
         yield Finding("kernel", WARN, message, "GH-404")
@@ -116,4 +119,4 @@ def check_kernel() -> Iterator[Finding]:
     elif os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
         yield Finding("cgroup", OK, "version 2")
     else:
-        yield Finding("cgroup", FAIL, "neither the devices controller nor version 2 is mounted", "GH-404")
+        yield Finding("cgroup", FAIL, "neither the devices controller nor version 2 is mounted", "GH-404", CGROUP2)

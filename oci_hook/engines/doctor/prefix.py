@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+import shlex
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from oci_hook.errors import GhError
 from oci_hook.node import elf, settings_compile
 from oci_hook.node.settings import load
 
+REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
 GLIBC_FLOOR = (2, 17)  # the oldest C library of images that the stand-ins must load in
 
 
@@ -26,7 +29,9 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
         detect.check_prefix(prefix)
     except GhError as e:
         message = str(e.problems[0]).partition(": ")[2]
-        yield Finding("prefix", FAIL, message, e.problems[0].code, mend if "does not exist" in message else "")
+        yield Finding(
+            "prefix", FAIL, message, e.problems[0].code, mend if "does not exist" in message else closed(message)
+        )
         return
     open_to_others = [path for path in sorted(Path(prefix).rglob("*")) if changeable(path)]
     if open_to_others:
@@ -46,6 +51,12 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
         yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", mend)
     else:
         yield Finding("prefix", OK, f"gpu-hook {__version__} in {prefix}")
+
+
+def closed(message: str) -> str:
+    """What closes the place of which detect.check_prefix says that others can change it."""
+    path, found, _ = message.partition(" can be changed by others")
+    return f"chown root: {shlex.quote(path)} && chmod go-w {shlex.quote(path)}" if found else ""
 
 
 def changeable(path: Path) -> bool:
@@ -80,7 +91,7 @@ def check_settings(prefix: str, option: str) -> Iterator[Finding]:
     if done.returncode == 0:
         yield Finding("runtime", OK, f"{used.runtime}, {done.stdout.strip().splitlines()[0]}")
     else:
-        yield Finding("runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503")
+        yield Finding("runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503", REINSTALL)
 
 
 def check_stand_in(prefix: str, option: str) -> Iterator[Finding]:

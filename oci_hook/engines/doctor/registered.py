@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_hook.engines import containerd, crio, detect, engine, json_text, toml_text
-from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
+from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, Finding
 from oci_hook.engines.edits import NAME, Change, Record, Registration, annotation_patterns, plan, read
 from oci_hook.errors import GhError
 from oci_hook.node.settings import Settings
@@ -30,7 +30,9 @@ def check_engines(registration: Registration, option: str, settings: Settings | 
             yield from check_engine(name, registration, record, option, settings)
         except GhError as e:
             for problem in e.problems:
-                yield Finding(name, FAIL, str(problem).partition(": ")[2], problem.code)
+                message = str(problem).partition(": ")[2]
+                path = message.partition(":")[0]
+                yield Finding(name, FAIL, message, problem.code, f"{EDIT} {path}" if path.startswith("/") else "")
 
 
 def check_engine(
@@ -80,7 +82,7 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
     text = (change.old or b"").decode("utf-8", "replace")
     if name == "docker":
         data = json_text.parse(text, change.path) if text.strip() else {}
-        yield from nvidia_default(name, data.get("default-runtime"))
+        yield from nvidia_default(name, data.get("default-runtime"), change.path)
         major = version("dockerd")
         if major and major < ANNOTATIONS_SINCE and settings is not None and not settings.rules.trust_env:
             message = (
@@ -98,12 +100,13 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
                 yield Finding(name, WARN, message, "GH-510", "systemctl reload docker")
     if name == "containerd":
         data = toml_text.parse(text, change.path)
-        disabled = {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", []))
-        if disabled:
-            message = f"{change.path}: disabled_plugins has {disabled.pop()}: there is no kubelet to serve then"
-            yield Finding(name, WARN, message, "GH-510")
-        for plugin in containerd.PLUGIN.values():
-            yield from nvidia_default(name, toml_text.get(data, (*plugin, "containerd", "default_runtime_name")))
+        for plugin in {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", [])):
+            message = f"{change.path}: disabled_plugins has {plugin}: there is no kubelet to serve then"
+            mend = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
+            yield Finding(name, WARN, message, "GH-510", mend)
+        for table in containerd.PLUGIN.values():
+            default = toml_text.get(data, (*table, "containerd", "default_runtime_name"))
+            yield from nvidia_default(name, default, change.path)
     reload = engine(name).RELOAD
     if reload in (containerd.RELOAD, crio.RELOAD):
         for pid, _ in running(reload[0]):
@@ -116,7 +119,7 @@ def rival_hooks(name: str, folder: Path) -> Iterator[Finding]:
     for other in sorted(folder.glob("*.json")):
         if any(program in other.read_text(errors="replace") for program in rivals.PROGRAMS):
             message = f"{other} is NVIDIA's own hook: containers that it matches as well are refused (GH-409)"
-            yield Finding(name, NOTE, message)
+            yield Finding(name, NOTE, message, "", f"mv {other} {other}.off")
 
 
 def docker_runtimes() -> str:
@@ -129,10 +132,10 @@ def docker_runtimes() -> str:
     return done.stdout if done.returncode == 0 else NAME
 
 
-def nvidia_default(name: str, runtime: Any) -> Iterator[Finding]:
+def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[Finding]:
     if isinstance(runtime, str) and "nvidia" in runtime:
         message = f"the default runtime is {runtime}: an image's own NVIDIA_VISIBLE_DEVICES gives it every card"
-        yield Finding(name, WARN, message, "GH-403")
+        yield Finding(name, WARN, message, "GH-403", f"{EDIT} {path} && systemctl restart {name}")
 
 
 def version(program: str) -> int | None:

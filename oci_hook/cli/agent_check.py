@@ -1,0 +1,71 @@
+"""What `doctor` says of the node agent: whether it runs, answers, is of this version, and of what it complains."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+from oci_hook import __version__
+from oci_hook.agent import options
+from oci_hook.cli import live, output
+from oci_hook.core.layout import AGENT_LOCK
+from oci_hook.engines.doctor import NOTE, OK, WARN, Finding
+from oci_hook.errors import GhError
+from oci_hook.node.settings import Settings
+
+UNIT = "gpu-hook-agent"
+UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+# By the agent's problem: what mends it.
+MENDS = {
+    "settings": "gpu-hook settings compile{option}",
+    "disk": "du -ah {state_dir} | sort -h | tail",
+    "ledger": "gpu-hook ps{option}",
+    "inventory": "gpu-hook gpus --refresh{option}",
+    "nvml": "nvidia-smi",
+    "cards": "dmesg | grep -i xid",
+    "devices": "nvidia-smi",
+    "books": "journalctl -u gpu-hook-agent",
+    "textfile": "journalctl -u gpu-hook-agent",
+}
+
+
+def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Finding]:
+    pid, node = holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings, prefix)
+    here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
+    managed = here and shutil.which("systemctl") is not None
+    if not pid and node is None:
+        start = f"systemctl enable --now {UNIT}" if managed else f"gpu-hook agent{option}"
+        yield Finding("agent", NOTE, "does not run: nobody looks for cheats; containers do not need it", "", start)
+        return
+    restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
+    try:
+        address = options.load(prefix).address
+    except GhError:
+        return  # said by another check
+    if address == "none":
+        yield Finding("agent", OK, f"runs (process {pid}); what it sees is not known: agent.address is none")
+        return
+    if node is None:
+        message = f"runs (process {pid}) and does not answer on {address}"
+        yield Finding("agent", WARN, message, "", restart)
+        return
+    agent = node["agent"]
+    version = str(agent.get("version", "an older version"))
+    if version != __version__:
+        yield Finding("agent", WARN, f"is of {output.printable(version)}, this is {__version__}", "", restart)
+    for name, what in agent["problems"].items():
+        mend = MENDS.get(name, restart).format(option=option, state_dir=settings.state_dir)
+        yield Finding("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", mend)
+    if not agent["problems"]:
+        yield Finding("agent", OK, f"{output.printable(version)} runs (process {pid}) on {address}")
+
+
+def holder(path: str) -> int:
+    """The process that has this file locked, 0 for none. By /proc/locks: a try of our own could keep an agent out."""
+    try:
+        st = os.stat(path)
+        place = f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:{st.st_ino}"
+        with open("/proc/locks") as locks:
+            words = [line.split() for line in locks]
+    except OSError:
+        return 0
+    return next((int(w[4]) for w in words if w[1] == "FLOCK" and w[5:6] == [place]), 0)
