@@ -70,6 +70,7 @@ static void read_page(struct gh_gate *g) {
         if (!g->scale)
             g->scale = copy.time_scale < 1 ? 1 : copy.time_scale > SCALE_MAX ? SCALE_MAX : copy.time_scale;
         g->view.present = copy.present | 1ull << g->me;
+        g->tiers = copy.tiers;
         for (unsigned k = 0; k < GH_SLOTS; k++) {
             if (k == g->me && !(copy.present >> k & 1))
                 continue; /* our grant is gone, our processes are not yet: as before */
@@ -173,7 +174,9 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
         contexts += theirs;
     }
     const struct seen *last = last_seen(g);
-    struct seen next = {.at = now, .contexts = contexts, .mine = last->mine + (now - last->at) / last->contexts};
+    struct seen next = {.at = now, .contexts = contexts, .mine = last->mine};
+    if (!g->stopped)
+        next.mine += (now - last->at) / last->contexts;
     if (contexts > 1)
         next.clear_at = UINT64_MAX;
     else
@@ -191,7 +194,7 @@ uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bo
     *clean = then->clear_at <= begin;
     if (now <= begin)
         return elapsed;
-    uint64_t until = last->mine + (now - min64(last->at, now)) / last->contexts;
+    uint64_t until = last->mine + (g->stopped ? 0 : (now - min64(last->at, now)) / last->contexts);
     uint64_t from = then->mine + (begin - min64(then->at, begin)) / then->contexts;
     return min64(until > from ? until - from : 0, elapsed);
 }
@@ -207,7 +210,9 @@ static uint64_t sure(uint64_t estimate) { return estimate >= GH_COST_UNKNOWN ? e
 
 /* A stream's first commands take far longer than they should: they wait for something, maybe for what is at the gate. */
 static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, uint64_t estimate, uint64_t now) {
-    if (now - min64(max64(since, k->done_at), now) < sure(estimate) * g->contexts + STUCK_AFTER)
+    since = max64(since, k->done_at);
+    since += groups_stopped(g, since, now);
+    if (now - min64(since, now) < sure(estimate) * g->contexts + STUCK_AFTER)
         return false;
     g->stuck += k->batch_estimate;
     g->stuck_commands += k->batch;
@@ -234,7 +239,8 @@ static void find_running(struct gh_gate *g, uint64_t now) {
         }
     }
     g->own.inflight = g->inflight - min64(g->stuck, g->inflight);
-    g->own.running_since = max64(g->done_at, at == UINT64_MAX ? 0 : at);
+    at = max64(g->done_at, at == UINT64_MAX ? 0 : at);
+    g->own.running_since = at + groups_stopped(g, at, now);
     g->own.running_cost = cost;
 }
 
@@ -373,7 +379,7 @@ void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estim
     if (charge)
         raise_v(g, charge);
     __atomic_add_fetch(&head_of(g)->charged, charge, __ATOMIC_RELAXED);
-    STORE(&head_of(g)->preempt_bound, gh_window(&g->view, g->me) + g->long_one);
+    STORE(&head_of(g)->preempt_bound, groups_bound(g, gh_window(&g->view, g->me) + g->long_one));
     __atomic_add_fetch(&g->done_word, 1, __ATOMIC_RELEASE);
     if (g->waiting)
         syscall(SYS_futex, &g->done_word, 129 /* FUTEX_WAKE_PRIVATE */, INT32_MAX, NULL, NULL, 0);
@@ -614,7 +620,10 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         gate_retire(g, now + t->estimate, 1, t->estimate, t->estimate, 0);
     }
     gate_publish(g, now);
+    uint64_t slice = groups_enter(g, context);
     gh_unlock(&g->lock);
+    if (slice != GROUP_NOTHING)
+        groups_slice(g, context, slice);
     if (t->mark)
         g->mark[t->mark - 1].begun = gate_now(g);
     if (t->mark && (!marks_ready(&g->mark[t->mark - 1], context) ||
@@ -745,6 +754,7 @@ void gate_context_leaves(CUcontext context) {
         struct gh_gate *g = all->gate[i];
         if (!lock_alone(g, NULL))
             continue;
+        groups_leave(g, context);
         uint64_t now = gate_now(g);
         for (unsigned n = 0; n < TRACKS; n++) {
             struct track *k = &g->track[n];

@@ -7,6 +7,9 @@
 #include "slot.h"
 
 #define TRACKS 64u
+#define GROUPS 8u
+#define HALTS 16u
+#define GROUP_NOTHING UINT64_MAX
 #define MARKS 256u
 #define BATCH_COMMANDS 32u
 #define BATCH_TIME (200 * GH_US)
@@ -48,6 +51,16 @@ struct name {
     _Atomic uint64_t key; /* its lowest bit: 1 it is */
 };
 #define NAMES 1024u
+
+struct group { /* the channel group of a context */
+    CUcontext context; /* NULL: free */
+    uint64_t slice;    /* us; 0 the card's own */
+    bool off, changing; /* a thread of ours is in the driver with it */
+};
+
+struct halt { /* tier 2: no work of this process ran then */
+    uint64_t begin, end;
+};
 
 struct seen { /* one look at the neighbours */
     uint64_t at;
@@ -92,6 +105,14 @@ struct gh_gate {
     uint32_t done_word; /* own threads sleep on it */
     uint32_t entering, waiting, holding; /* threads at the gate; of them, asleep; for their turn */
     uint64_t wanting; /* since when, or up to when it is counted, there is work to do; 0 there is none */
+    /* gate_groups.c */
+    uint32_t tiers; /* of the card page */
+    struct group group[GROUPS];
+    bool grouped; /* there are, or were, contexts in it */
+    bool stopped;
+    uint64_t frozen_since;
+    struct halt halt[HALTS]; /* the last of them */
+    unsigned halts;
     /* tenure: what duty is learned from */
     bool tenure;
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle, counted_at, counted_charge;
@@ -137,6 +158,19 @@ bool marks_capturing(CUstream stream);
 /* With the lock, given up meanwhile: markers behind commands that have none. From a thread of ours: those of streams
  * that were not used for a while. */
 void marks_tail(struct gh_gate *g);
+
+/* gate_groups.c; the lock is held, and given up in between by those that are not const */
+/* Before a launch: the time slice in us that `groups_slice` is to set without the lock, or GROUP_NOTHING. */
+uint64_t groups_enter(struct gh_gate *g, CUcontext context);
+void groups_slice(struct gh_gate *g, CUcontext context, uint64_t slice);
+/* From the pacer: stops and slices as the rules ask for. True: stopped, and *d says until when. */
+bool groups_pace(struct gh_gate *g, uint64_t now, struct gh_decision *d);
+/* The context (NULL: all) goes: none is left stopped. */
+void groups_leave(struct gh_gate *g, CUcontext context);
+/* For how long between two times nothing of this process ran because it was stopped. */
+uint64_t groups_stopped(const struct gh_gate *g, uint64_t since, uint64_t now);
+/* The preempt bound, which stopping lowers. */
+uint64_t groups_bound(const struct gh_gate *g, uint64_t bound);
 
 /* pacer.c */
 void pacer_need(struct gh_gate *g);

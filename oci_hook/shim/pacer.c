@@ -13,6 +13,7 @@
 
 #define STACK (256u << 10)
 #define GO_AFTER (100 * GH_MS) /* without work */
+#define STOPPED_MOST (2 * GH_MS) /* between two looks whether stopped work may go on */
 
 /* Busy: looks at the window's rhythm. Idle: waits until it is clear that this is no small gap, and yields. */
 static uint64_t step(struct gh_gate *g, uint64_t now) {
@@ -46,15 +47,24 @@ static void *pace(void *gate) {
         gate_publish(g, now);
         gate_look(g, now, false);
         uint64_t ns = step(g, now);
-        if (g->stop || (ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
+        struct gh_decision d;
+        bool stopped = groups_pace(g, now, &d);
+        if (stopped)
+            ns = min64(d.until - min64(now, d.until) + GH_US, STOPPED_MOST);
+        if (g->stop || (!stopped && ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
             atomic_store(&g->pacer, 0);
             gh_unlock(&g->lock);
             return NULL;
         }
+        const uint32_t *word = &g->pacer_word;
         uint32_t seen = g->pacer_word;
-        g->pacer = ns == GO_AFTER ? 2 : 1;
+        if (stopped && g->peer[d.slot].mapped) {
+            word = &g->peer[d.slot].mapped->head.word;
+            seen = g->peer[d.slot].word;
+        }
+        g->pacer = !stopped && ns == GO_AFTER ? 2 : 1;
         gh_unlock(&g->lock);
-        slot_sleep(&g->pacer_word, seen, ns * g->scale);
+        slot_sleep(word, seen, ns * g->scale);
     }
     return NULL;
 }
@@ -76,6 +86,10 @@ static void at_exit(void) {
         gh_unlock(&g->lock);
         for (int k = 0; k < 50 && atomic_load(&g->pacer); k++)
             slot_sleep(NULL, 0, GH_MS);
+        if (gh_lock(&g->lock)) {
+            groups_leave(g, NULL);
+            gh_unlock(&g->lock);
+        }
     }
 }
 

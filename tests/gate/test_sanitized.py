@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from oci_hook.core.tiers import SLICE, STOP
 from oci_hook.shim import build
-from tests.gate.cards import Tenant, measure
+from tests.gate.cards import OFFLINE, ONLINE, Tenant, measure
 from tests.shim.box import ROOT
 
 SHIM = ROOT / "oci_hook" / "shim"
@@ -68,3 +69,20 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
     alive = [load.process.poll() is None for load in loads]
     said = "".join(load.said() for load in loads)
     assert all(alive) and min(counts) > 0 and "ERROR" not in said and "WARNING" not in said, said
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_threads_whose_channel_group_is_stopped(place: Callable[..., Any], sanitized: Path) -> None:
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=500_000), libraries=sanitized)
+    p.card.tiers = SLICE | STOP
+    p.card.write()
+    p.load = str(sanitized / "load")
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
+    offline = p.boxes[0].start([p.load, "threads", "2000"], **options)
+    offline.ready()
+    online = p.boxes[1].start([p.load, "plain", "80", "40", str(3000 * p.card.scale)], **options)
+    counts = measure([offline, online], 1, 0.5)
+    alive = [load.process.poll() is None for load in (offline, online)]
+    said = offline.said() + online.said()
+    assert all(alive) and counts[1] > 0 and "ERROR" not in said and "WARNING" not in said, said

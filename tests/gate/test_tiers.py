@@ -1,0 +1,84 @@
+"""Tiers 1 and 2: what channel-group controls give online work beside long offline kernels. Simulated card."""
+
+import signal
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oci_hook.core.slot_page import HEAD_SIZE, preempt_bound_us
+from oci_hook.core.tiers import SLICE, STOP
+from oci_hook.sim import driver_root
+from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, measure
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+Make = Callable[..., Any]
+LONG_US = 20_000
+LINGER_NS = 500_000
+
+
+def long_beside_bursts(p: Any) -> tuple[Load, Load]:
+    """Kernels of 20 ms for ever, and bursts of 3.2 ms of work with 1.5 ms of rest between them."""
+    offline = p.kernels(0, "plain", LONG_US)
+    offline.ready()
+    return offline, p.kernels(1, "plain", 80, 40, 1500 * p.card.scale)
+
+
+def let(p: Any, tiers: int) -> None:
+    p.card.tiers = tiers
+    p.card.write()
+
+
+def goes_on(load: Load, launches: int = 1, seconds: float = 15) -> bool:
+    before, end = load.at(time.monotonic_ns()), time.monotonic() + seconds
+    while load.at(time.monotonic_ns()) - before < launches and time.monotonic() < end:
+        time.sleep(0.05)
+    return load.at(time.monotonic_ns()) - before >= launches
+
+
+def test_online_work_is_quicker_and_offline_work_goes_on(place: Make) -> None:
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=LINGER_NS))
+    offline, online = long_beside_bursts(p)
+    rate, bound = {}, {}
+    for tiers in (SLICE, STOP, 0):  # in this order, so that what is not undone is seen
+        let(p, tiers)
+        counts = measure([offline, online], 1.2, 0.8)
+        assert counts[0] > 0, (tiers, counts)
+        rate[tiers] = counts[1]
+        bound[tiers] = preempt_bound_us(p.card.slot_file(0).read_bytes()[:HEAD_SIZE])
+    assert rate[SLICE] > rate[0] * 1.25, rate
+    assert rate[STOP] > rate[0] * 1.25, rate
+    assert bound[STOP] < 1000 < LONG_US < bound[0], bound
+    online.kill()
+    assert goes_on(offline)
+
+
+def test_a_stopped_program_that_was_stopped_goes_on(place: Make) -> None:
+    """The online one ends while the offline one, off the card, cannot notice it."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=LINGER_NS))
+    let(p, STOP)
+    offline, online = long_beside_bursts(p)
+    measure([offline, online], 0.5, 0.5)
+    offline.process.send_signal(signal.SIGSTOP)
+    (count,) = measure([online], 0.5, 0.2)
+    assert count > 0
+    online.kill()
+    offline.process.send_signal(signal.SIGCONT)
+    assert goes_on(offline)
+
+
+def test_controls_that_do_not_work_harm_nobody(place: Make) -> None:
+    """Were they let, against what a probe finds."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=LINGER_NS))
+    let(p, SLICE | STOP)
+    offline, online = long_beside_bursts(p)
+    for mode in ("error", "inert"):
+        with open(p.sim.cards / "0", "r+b") as card:
+            card.seek(332)
+            card.write(struct.pack("<I", driver_root.TSG.index(mode)))
+        counts = measure([offline, online], 0.7, 0.5)
+        assert counts[1] > 40, (mode, counts)
+    online.kill()
+    assert goes_on(offline)
