@@ -15,7 +15,6 @@
 
 #define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
 #define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
-#define LOOK_EVERY (100 * GH_US)
 #define SCALE_MAX 1000u
 #define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever was announced */
 #define UNMARKED (100 * GH_US)  /* an unknown command that cannot be measured */

@@ -11,7 +11,6 @@
 #define SHORT_US 200u
 #define LONG_US 20000u
 #define UNKNOWN (GROUP_NOTHING - 1)
-#define BOUND (600 * GH_US) /* a look, a step of the pacer, and the time in which what is short ends of itself */
 enum { SLICE_US = 1, OFF = 2, PREEMPT = 3 };
 
 typedef CUresult (*control_function)(CUcontext, int, uint64_t);
@@ -161,5 +160,6 @@ uint64_t groups_stopped(const struct gh_gate *g, uint64_t since, uint64_t now) {
 }
 
 uint64_t groups_bound(const struct gh_gate *g, uint64_t bound) {
-    return g->tiers & GH_TIER_STOP && control() ? min64(bound, BOUND) : bound;
+    const struct gh_rules *r = &g->view.rules; /* what is short ends of itself; for the rest, a look and a step */
+    return g->tiers & GH_TIER_STOP && control() ? min64(bound, r->drain_max + LOOK_EVERY + r->pacer_max) : bound;
 }

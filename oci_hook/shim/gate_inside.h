@@ -16,6 +16,7 @@
 #define SAMPLES_AT_ONCE 4u /* a key with fewer is measured at each launch */
 #define TAIL_AFTER (50 * GH_US)
 #define HISTORY 128u
+#define LOOK_EVERY (100 * GH_US)
 #define CLEAR_AFTER (700 * GH_US)
 
 /* A stream with commands in flight. */

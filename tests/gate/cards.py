@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oci_hook.sim import driver_root
 from tests.shim.box import ROOT
 
 PAGE, SLOT = 4096, 8192
@@ -34,7 +33,6 @@ class Card:
     def __init__(self, place: Path, sim: Any, tenants: list[Tenant], scale: int, number: int = 0) -> None:
         self.place, self.sim, self.tenants, self.scale = place, sim, tenants, scale
         self.seq = 2
-        self.tiers = 0  # of enum gh_tier
         self.born = list(range(1, len(tenants) + 1))
         (place / "slot").mkdir(parents=True)
         self.file = sim.cards / str(number)
@@ -43,8 +41,6 @@ class Card:
             self.uuid = f.read(48).rstrip(b"\0")
             f.seek(260)
             f.write(struct.pack("<I", scale))
-            f.seek(332)
-            f.write(struct.pack("<I", driver_root.TSG.index("work")))
         for i in range(len(tenants)):
             self.new_slot(i)
         self.write()
@@ -66,8 +62,7 @@ class Card:
         """The card page, in place, under its seqlock."""
         page = bytearray(PAGE)
         present = (1 << len(self.tenants)) - 1
-        head = CARD_MAGIC, 1, PAGE, self.seq, self.scale, 1, present, self.uuid, self.tiers
-        struct.pack_into("<QIIIIQQ48sI", page, 0, *head)
+        struct.pack_into("<QIIIIQQ48s", page, 0, CARD_MAGIC, 1, PAGE, self.seq, self.scale, 1, present, self.uuid)
         for i, t in enumerate(self.tenants):
             at = 128 + 32 * i
             struct.pack_into("<BBHII", page, at, t.class_, t.freeze, t.weight, round(t.cap * 1e6), t.linger)

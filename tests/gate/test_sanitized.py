@@ -11,6 +11,7 @@ import pytest
 from oci_hook.core.tiers import SLICE, STOP
 from oci_hook.shim import build
 from tests.gate.cards import OFFLINE, ONLINE, Tenant, measure
+from tests.gate.tiers import controls, let
 from tests.shim.box import ROOT
 
 SHIM = ROOT / "oci_hook" / "shim"
@@ -75,8 +76,8 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
 @pytest.mark.slow
 def test_threads_whose_channel_group_is_stopped(place: Callable[..., Any], sanitized: Path) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=500_000), libraries=sanitized)
-    p.card.tiers = SLICE | STOP
-    p.card.write()
+    controls(p, "work")
+    let(p, SLICE | STOP)
     p.load = str(sanitized / "load")
     options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
     offline = p.boxes[0].start([p.load, "threads", "2000"], **options)
