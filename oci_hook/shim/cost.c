@@ -69,11 +69,11 @@ bool cost_elastic(const struct cost *c) {
     return c->collective || (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > gh_cost_of(&c->cost) / 2);
 }
 
-uint64_t cost_estimate(const struct cost *c) {
+uint64_t cost_estimate(const struct cost *c, bool promised) {
     if (!c->cost.samples[0])
         return c->collective ? BRIEF : GH_COST_UNKNOWN;
     uint64_t mean = gh_cost_of(&c->cost), most = GH_COST_UNKNOWN / 2; /* with all before it, less than unknown */
-    if (cost_elastic(c) && c->low < mean)
+    if ((promised ? c->collective : cost_elastic(c)) && c->low < mean)
         mean = c->low;
     return mean < most ? mean : most;
 }

@@ -30,8 +30,9 @@ struct cost *cost_of(struct cost_table *table, uint64_t key);
 bool cost_elastic(const struct cost *cost);
 /* A kernel that by its name is part of a collective operation of several processes. */
 bool cost_is_collective(const char *name);
-/* What a launch of it is reckoned to take: an elastic one as long as when it need not wait. */
-uint64_t cost_estimate(const struct cost *cost);
+/* What a launch of it is reckoned to take: an elastic one as long as when it need not wait. promised: somebody relies on
+ * it, so that what only varies is reckoned at its mean. */
+uint64_t cost_estimate(const struct cost *cost, bool promised);
 /* One measured command. queued: it was put behind others; prompt: the program launched it at once; shared: the part of
  * its time that was its context's; clean: nobody else had work. Returns what it is charged; *waited: the part of that in
  * which a collective may only have waited for others. */

@@ -513,6 +513,11 @@ static struct gh_gate *gate_of(CUcontext *context) {
     return at.card < 0 || at.card >= GH_POLICY_CARDS ? NULL : all->of_card[at.card];
 }
 
+/* Beneath a higher class the work in flight is a promise. */
+static uint64_t estimate_of(const struct gh_gate *g, const struct cost *cost) {
+    return cost_estimate(cost, gh_window(&g->view, g->me) < g->view.rules.window);
+}
+
 /* Until the driver may be asked. False: nothing is to be kept of this launch. */
 static bool admit(struct gh_gate *g, uint64_t key) {
     bool held = false;
@@ -530,7 +535,7 @@ static bool admit(struct gh_gate *g, uint64_t key) {
             woken(g, now);
             gate_publish(g, now);
         }
-        struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
+        struct gh_decision d = ask(g, now, estimate_of(g, cost_of(&g->costs, key)));
         if (held != (d.held != 0)) {
             held = d.held;
             g->holding += held ? 1 : -1u;
@@ -588,7 +593,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     uint64_t now = gate_now(g);
     const struct cost *cost = cost_of(&g->costs, key);
     bool sample = cost->cost.samples[0] < SAMPLES_AT_ONCE || cost_elastic(cost);
-    t->estimate = cost_estimate(cost);
+    t->estimate = estimate_of(g, cost);
     t->stream = stream;
     t->track = marks_track(g, context, stream);
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
