@@ -17,16 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 from oci_hook import __version__
-from oci_hook.agent import act, heal, journal, nvml, options, textfile, web
+from oci_hook.agent import act, heal, journal, meter, nvml, options, textfile, web
 from oci_hook.agent.audit import Auditor, Finding, Verdict
 from oci_hook.agent.http import Server
 from oci_hook.agent.members import Members
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
 from oci_hook.agent.view import Watched, view
+from oci_hook.core.card_page import guaranteed
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
+from oci_hook.core.pages import CLASS_NUMBERS
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux import inotify
 from oci_hook.node import account, events, store
@@ -453,6 +455,7 @@ class Agent:
             kept = books[key]
             if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
                 self._surcharge(key, i, amount)
+        self._measure()
         for key, watched in self.watched.items():
             watched.books = books.get(key)
             for i, share in enumerate(self.grants[key].shares):
@@ -461,8 +464,7 @@ class Agent:
                 kept = watched.books
                 booked = kept.totals[i] if isinstance(kept, account.Books) and i < len(kept.totals) else 0
                 used = -(-max(booked, use.used if use else 0) // account.MIB)
-                watched.measure(share.uuid, read_gate(self.settings.state_dir, share))
-                busy = watched.shares.get(share.uuid) or (use.busy if use else 0)
+                busy = watched.meter(share.uuid).share or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
                 watched.note(share.uuid, used, round(busy))
         for finding in verdict.news:
@@ -484,6 +486,22 @@ class Agent:
         why = next((f"of {self.grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
         self.problem("books", why and f"{len(unread)} account pages cannot be read, {why}")
         return books, frozenset(unread)
+
+    def _measure(self) -> None:
+        """What the gates tell, and what was had of each card since the look before."""
+        parties: dict[str, list[meter.Party]] = {}
+        for key, grant in self.grants.items():
+            watched, rank = self.watched[key], CLASS_NUMBERS[grant.priority_class]
+            for share in grant.shares:
+                gate = read_gate(self.settings.state_dir, share)
+                watched.told(share.uuid, gate)
+                use = self.verdict.uses.get((key, share.uuid))
+                promise, stopped = guaranteed(grant, share), bool(grant.frozen or watched.stopped)
+                party = meter.Party(watched.meter(share.uuid), gate, use.busy if use else None, promise, rank, stopped)
+                parties.setdefault(share.uuid, []).append(party)
+        now = time.monotonic()
+        for card in parties.values():
+            meter.look(now, card)
 
     def _books(self, grant: Grant) -> "account.Books | str | None":
         """None: not begun; a text: what is wrong with the page. Raises OSError where we cannot look."""

@@ -1,18 +1,93 @@
-"""Turns the gate's totals into shares of a card."""
+"""What one container has had of one card, by its gate's books, against what it was promised. Pure; times are seconds.
 
-import time
+The promise counts while the container wants work: owed is its guarantee of that time, and the share error is what was
+owed less what it had, in points of the card over the last minute. Nothing is owed while it is frozen, nor while a
+container of a higher class wanted the card, which the lower ones make way for. Who passes the gate by is in nobody's
+books and slows everybody's work, which then counts for more than the card gave: where the driver saw much less than was
+booked, its figure is taken. Harvest is what an offline container had.
+"""
+
+from oci_hook.core.pages import CLASS_NUMBERS
+from oci_hook.core.slot_page import Gate
+from oci_hook.core.value import Value
+
+WINDOW = 60.0
+DOUBT = 15.0  # points: NVML looks now and then, and a burst may fall between
+OFFLINE = CLASS_NUMBERS["offline"]
 
 
 class Meter:
-    """Turns totals into shares of a card: per cent of the time between two looks. `add` gives None where nothing was
-    counted meanwhile."""
+    """`add` at each look. share: per cent of the card since the look before, None where nothing was counted. error:
+    points, below 0 where it had more than its guarantee; None where nothing was owed in the last minute. harvested:
+    seconds in all; harvest: per cent of the card over the last minute. wanting: since the look before, it wanted work.
+    """
 
     def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None
+        self.share: float | None = None
+        self.error: float | None = None
+        self.harvested = 0.0
+        self.harvest: float | None = None
+        self.wanting = False
+        self._owed = self._had = self._seen = 0.0
+        self._last: tuple[float, Gate | None] | None = None
+        self._points: list[tuple[float, float, float, float, float]] = []  # when: owed, had, seen, harvested so far
 
-    def add(self, charged: float, now: float | None = None) -> float | None:
-        now = time.monotonic() if now is None else now
-        last, self._last = self._last, (now, charged)
-        if last is None or now <= last[0] or charged <= last[1]:
-            return None
-        return min(100.0, 100 * (charged - last[1]) / (now - last[0]))
+    def step(self, now: float, gate: Gate | None) -> tuple[float, float, float]:
+        """(seconds since the look before, of those: charged, wanted); each of the latter bounded by the first."""
+        last, self._last = self._last, (now, gate)
+        if last is None or now <= last[0] or gate is None or last[1] is None:
+            self.share, self.wanting = None, False
+            return max(0.0, now - last[0]) if last else 0.0, 0.0, 0.0
+        took = now - last[0]
+        charged = min(took, max(0.0, gate.charged - last[1].charged))
+        wanted = min(took, max(0.0, (gate.wanted or 0.0) - (last[1].wanted or 0.0)))
+        self.share = 100 * charged / took if charged else None
+        self.wanting = wanted > 0 or charged > 0
+        return took, charged, wanted
+
+    def count(
+        self, now: float, step: tuple[float, float, float], busy: int | None, promise: int, offline: bool, owing: bool
+    ) -> None:
+        """After `step` of all containers of the card. busy: NVML's figure, for where nothing is counted. promise: per
+        cent. owing: neither frozen nor stopped by a higher class."""
+        took, charged, wanted = step
+        if offline:
+            self.harvested += charged if self.wanting else took * (busy or 0) / 100
+        if owing and wanted:
+            self._owed += wanted * promise / 100
+            self._had += charged
+            self._seen += charged if busy is None else took * busy / 100
+        self._points.append((now, self._owed, self._had, self._seen, self.harvested))
+        while len(self._points) > 2 and self._points[1][0] <= now - WINDOW:
+            del self._points[0]
+        then, owed, had, seen, harvested = self._points[0]
+        length, had, seen = now - then, self._had - had, self._seen - seen
+        self.error = self.harvest = None
+        if length > 0 and promise and self._owed > owed:
+            if had - seen > length * DOUBT / 100:
+                had = seen
+            self.error = 100 * (self._owed - owed - had) / length
+        if length > 0 and offline:
+            self.harvest = min(100.0, 100 * (self.harvested - harvested) / length)
+
+
+class Party(Value):
+    """One container on the card. rank: its class, higher goes first."""
+
+    __slots__ = ("meter", "gate", "busy", "promise", "rank", "stopped")
+
+    def __init__(self, meter: Meter, gate: Gate | None, busy: int | None, promise: int, rank: int, stopped: bool):
+        self.meter = meter
+        self.gate = gate
+        self.busy = busy
+        self.promise = promise
+        self.rank = rank
+        self.stopped = stopped
+
+
+def look(now: float, card: list[Party]) -> None:
+    """Bring the meters of all containers of one card up to date."""
+    steps = [p.meter.step(now, p.gate) for p in card]
+    first = max((p.rank for p in card if p.meter.wanting), default=0)
+    for p, step in zip(card, steps, strict=True):
+        p.meter.count(now, step, p.busy, p.promise, p.rank == OFFLINE, not p.stopped and p.rank >= first)

@@ -27,6 +27,7 @@ SHARE = (
     ("compute_entitlement_ratio", "Guaranteed compute.", "compute", 0.01),
     ("compute_limit_ratio", "Ceiling of compute.", "compute_limit", 0.01),
     ("compute_used_ratio", "Had of the card since the look before, by the gate's books.", "share", 0.01),
+    ("compute_share_error_ratio", "Guarantee less what it had while it wanted work, last minute.", "share_error", 0.01),
     ("busy_ratio", "NVML's utilisation by the container's processes.", "busy", 0.01),
 )
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
@@ -108,6 +109,8 @@ def _card(out: Exposition, card: dict[str, Any]) -> None:
     out.gauge("card_memory_used_bytes", "In use, as NVML sees it.", at, scaled(card["used_mib"], MIB))
     out.gauge("card_compute_granted_ratio", "Guaranteed compute.", at, card["granted_compute"] / 100)
     out.gauge("card_busy_ratio", "NVML's utilisation of the card.", at, scaled(card["busy"], 0.01))
+    help = "Had by offline containers in the last minute: what the others left idle."
+    out.gauge("card_harvest_ratio", help, at, scaled(card["harvest"], 0.01))
     out.gauge("card_containers", "Containers that hold a share of it.", at, card["containers"])
     out.gauge("card_error", "1: NVML cannot look at the card.", at, int(bool(card["error"])))
     out.gauge("card_strangers", "Processes on it that are of no container known here.", at, card["strangers"])
@@ -131,6 +134,9 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
         on = f"{at},{labels(CARD, ('' if s['index'] is None else s['index'], s['uuid']))}"
         for name, help, field, factor in SHARE:
             out.gauge(f"container_{name}", help, on, scaled(s[field], factor))
+        if s["harvest"] is not None:
+            help = "Compute that an offline container had: what the others left idle."
+            out.counter("container_harvested_seconds", help, on, s["harvested_seconds"])
         if s["gate"]:
             _gate(out, on, s["gate"])
 

@@ -25,17 +25,16 @@ class Watched:
         self.uses: dict[str, Use] = {}
         self.gates: dict[str, Gate] = {}  # what slot files tell, by UUID
         self.meters: dict[str, Meter] = {}
-        self.shares: dict[str, float | None] = {}  # per cent of the card, by these
         self.stopped = ""  # by the agent: "frozen" or "killed"
 
-    def measure(self, uuid: str, gate: Gate | None) -> None:
+    def told(self, uuid: str, gate: Gate | None) -> None:
         """What the gate says now."""
-        if gate is None:
-            self.gates.pop(uuid, None)
-            self.shares.pop(uuid, None)
-            return
-        self.gates[uuid] = gate
-        self.shares[uuid] = self.meters.setdefault(uuid, Meter()).add(gate.charged)
+        self.gates.pop(uuid, None)
+        if gate is not None:
+            self.gates[uuid] = gate
+
+    def meter(self, uuid: str) -> Meter:
+        return self.meters.setdefault(uuid, Meter())
 
     def note(self, uuid: str, used_mib: int, busy: int) -> None:
         line = self.history.setdefault(uuid, [])
@@ -55,6 +54,11 @@ def view(
     """cards: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
     indices = {card.uuid: card.index for card in inventory.cards} if inventory else {}
     by_slot = {(s.uuid, s.slot): g.who.id for g in grants.values() for s in g.shares if s.slot}
+    harvests: dict[str, float] = {}
+    for w in watched.values():
+        for uuid, meter in w.meters.items():
+            if meter.harvest is not None:
+                harvests[uuid] = harvests.get(uuid, 0.0) + meter.harvest
     order = sorted(grants.values(), key=lambda g: (g.created, g.who.id))
     return {
         "at": round(time.time(), 1),
@@ -62,7 +66,7 @@ def view(
         "driver_version": inventory.driver_version if inventory else "",
         "agent": agent,
         "cards": [
-            card_view(card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid))
+            card_view(card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid), harvests.get(card.uuid))
             for card in (inventory.cards if inventory else ())
         ],
         "containers": [
@@ -75,7 +79,11 @@ def view(
 
 
 def card_view(
-    card: dict[str, Any], grants: dict[str, Grant], sample: CardSample | None, strangers: tuple[int, int] | None
+    card: dict[str, Any],
+    grants: dict[str, Grant],
+    sample: CardSample | None,
+    strangers: tuple[int, int] | None,
+    harvest: float | None,
 ) -> dict[str, Any]:
     shares = [s for g in grants.values() for s in g.shares if s.uuid == card["uuid"]]
     good = sample if sample and not sample.error else None
@@ -90,6 +98,7 @@ def card_view(
         "containers": len(shares),
         "used_mib": -(-good.used // MIB) if good else None,
         "busy": good.gpu if good and good.gpu >= 0 else None,
+        "harvest": harvest,
         "error": sample.error if sample else "",
         "strangers": strangers[0] if strangers else 0,
         "strangers_mib": -(-strangers[1] // MIB) if strangers else 0,
@@ -127,6 +136,7 @@ def share_view(
 ) -> dict[str, Any]:
     share, books = grant.shares[i], watched.books if isinstance(watched.books, Books) else None
     use, gate = watched.uses.get(share.uuid), watched.gates.get(share.uuid)
+    meter = watched.meters.get(share.uuid) or Meter()
     booked = -(-books.totals[i] // MIB) if books and i < len(books.totals) else None
     seen = -(-use.used // MIB) if use else None
     return {
@@ -140,7 +150,10 @@ def share_view(
         "compute_limit": share.compute_limit,
         "whole": share.whole,
         "busy": use.busy if use else None,
-        "share": watched.shares.get(share.uuid),
+        "share": meter.share,
+        "share_error": meter.error,
+        "harvest": meter.harvest,
+        "harvested_seconds": meter.harvested,
         "gate": gate.fields() if gate else None,
         "waits_for": by_slot.get((share.uuid, gate.waits_for)) if gate else None,
     }

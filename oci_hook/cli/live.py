@@ -64,7 +64,7 @@ def alone(settings: Settings) -> dict[str, Any]:
     for key, grant in grants.items():
         watched[key] = Watched()
         for part in grant.shares:
-            watched[key].measure(part.uuid, read_gate(settings.state_dir, part))
+            watched[key].told(part.uuid, read_gate(settings.state_dir, part))
         if grant.life.init is not None and grant.shares:
             try:
                 with account.Account(*grant.life.init) as page:

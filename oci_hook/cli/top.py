@@ -26,8 +26,11 @@ from oci_hook.node.settings import Settings
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue", "bright_cyan", "bright_yellow")
 SORTS = ("memory", "busy", "compute", "name", "age")
-WIDE = 100  # columns; below, policy and class are left out
+SHORT = 5  # points below its guarantee: worth a look
+WIDE = 100  # columns; below, policy and class are left out,
+WIDER = 110  # and below this the share error
 NUMBERED = ("CONTAINER", "CARD", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
+ERROR = ("ERROR",)
 GRANTED = ("POLICY", "CLASS")
 KEYS = "q quit   s sort   ↑↓ select   f freeze   r resume"
 STATES = {"running": "green", "starting": "yellow", "frozen": "cyan", "killed": "red"}
@@ -123,18 +126,20 @@ class Screen:
         compute = bar([(s["compute"] / 100, self.colour(c["key"]), label(c)) for c, s in limited], wide)
         used = "" if card["used_mib"] is None else f", {output.size(card['used_mib'])} used"
         busy = "" if card["busy"] is None else f", busy {card['busy']}%"
+        harvest = f", harvest {card['harvest']:.0f}%" if card["harvest"] else ""
         granted = f" {output.size(card['granted_mib'])} of {output.size(card['memory_mib'])}{used}"
         return [
             Text(),
             head,
             Text("  memory  ").append(memory).append(granted),
-            Text("  compute ").append(compute).append(f" {card['granted_compute']}%{busy}"),
+            Text("  compute ").append(compute).append(f" {card['granted_compute']}%{busy}{harvest}"),
         ]
 
     def table(self, rows: int, width: int) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
-        for title in (*NUMBERED, *(GRANTED if width >= WIDE else ()), "STATE"):
-            right = title in NUMBERED[1:]
+        more = (*(ERROR if width >= WIDER else ()), *(GRANTED if width >= WIDE else ()))
+        for title in (*NUMBERED, *more, "STATE"):
+            right = title in (*NUMBERED[1:], *ERROR)
             table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
         chosen = self.chosen()
         order = self.containers()
@@ -152,8 +157,10 @@ class Screen:
         rest = [*((Text(c["policy"]), Text(c["class"])) if width >= WIDE else ()), state]
         rest = rest if first else [Text()] * len(rest)
         if share is None:
-            return [who, *[Text("-")] * 5, *rest]
+            return [who, *[Text("-")] * (6 if width >= WIDER else 5), *rest]
         busy = share["busy"] if share["share"] is None else share["share"]
+        error = share["share_error"]
+        short = Text("-" if error is None else f"{error:+.0f}", "red" if error and error > SHORT else "")
         return [
             who,
             Text("?" if share["index"] is None else str(share["index"])),
@@ -161,6 +168,7 @@ class Screen:
             Text("whole" if share["whole"] else output.size(share["memory_mib"])),
             Text(f"{share['compute']}%" if share["compute"] else "-"),
             Text("-" if busy is None else f"{busy:.0f}%"),
+            *([short] if width >= WIDER else []),
             *rest,
         ]
 
@@ -216,6 +224,7 @@ def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
     """Show cards and containers as they are now; sort by key.
 
     With an agent the figures are the driver's; without one, memory is what the containers themselves account.
+    ERROR: guarantee less what the container had while it wanted work, in points of the card over the last minute.
     """
     try:
         settings = node_settings.load(prefix)

@@ -16,7 +16,7 @@ from oci_hook.cli import agent_check, top
 from oci_hook.cli.main import cli
 from oci_hook.node import account
 from oci_hook.node.settings import load
-from tests.agent.box import events, grant, running, surcharge, wait_for
+from tests.agent.box import Agent, events, grant, running, surcharge, wait_for
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -136,6 +136,63 @@ def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None
         assert agent.container(ids[0])["frozen_since"] and not agent.kinds(ids[0])
         screen.press("r")
         wait_for(lambda: agent.container(ids[0])["state"] == "running" and card(ids[0])["gate"]["mode"] != "frozen")
+
+
+PAST_THE_GATE = (
+    "mkdir -p /tmp/past; ln -sf /run/gpu-hook/driver/cuda /tmp/past/libcuda.so.1;"
+    " LD_LIBRARY_PATH=/tmp/past exec /bin/gpu-probe run 500 600"
+)
+
+
+def watch(agent: Agent, ids: list[str], seconds: float) -> list[tuple[float, float]]:
+    """(NVML's utilisation by the container's processes on average, its share error at the end)."""
+    seen: list[dict[float, int]] = [{} for _ in ids]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        node = agent.node()
+        for id, one in zip(ids, seen, strict=True):
+            card = next(c for c in node["containers"] if c["id"] == id)["cards"][0]
+            one[node["at"]] = card["busy"] or 0
+        time.sleep(0.1)
+    return [
+        (sum(one.values()) / len(one), agent.container(id)["cards"][0]["share_error"])
+        for id, one in zip(ids, seen, strict=True)
+    ]
+
+
+def test_share_errors_are_what_the_card_saw(stage: Stage, root: Path) -> None:
+    """Two that keep to the gate; then one beside them that passes it by, and takes from both."""
+    ask = {**SHARE, "gpu-hook.io/policy": "burst-share"}
+    guarantees = (60, 30)
+    busy = ("/bin/gpu-probe", "run", "2000", "600")
+    ids = [stage.start(root, *busy, annotations={**ask, "gpu-hook.io/compute": str(n)}) for n in guarantees]
+    lost: list[float] = []
+    for cheat in (False, True):
+        if cheat:
+            stage.start(root, "/bin/sh", "-c", PAST_THE_GATE)
+        with running(stage, "--interval", "0.5") as agent:
+            wait_for(lambda: all(agent.container(id)["cards"][0]["share_error"] is not None for id in ids))
+            figures = watch(agent, ids, 5)
+            for n, (had, error) in zip(guarantees, figures, strict=True):
+                # At most all the time it wanted work; less where the machine gave it no processor.
+                assert 0.6 * n - had - 15 < error < n - had + 15, figures
+            lost.append(figures[0][1])
+            text = agent.get("/metrics").decode()
+            assert text.count("gpu_hook_container_compute_share_error_ratio{") == 2
+    assert lost[1] > lost[0] + 8, lost
+
+
+def test_harvest_is_what_offline_containers_had(stage: Stage, root: Path) -> None:
+    offline = {**SHARE, "gpu-hook.io/class": "offline"}
+    stage.start(root, "/bin/sleep", "600", annotations={**SHARE, "gpu-hook.io/class": "online"})
+    id = stage.start(root, "/bin/gpu-probe", "run", "2000", "600", annotations=offline)
+    with running(stage, "--interval", "0.5") as agent:
+        wait_for(lambda: (agent.container(id)["cards"][0]["harvest"] or 0) > 1)
+        ((busy, error),) = watch(agent, [id], 4)
+        (card, other), harvest = agent.node()["cards"], agent.container(id)["cards"][0]["harvest"]
+        assert abs(harvest - busy) < 25 and error is None and busy > 50, (harvest, busy)
+        assert abs(card["harvest"] - harvest) < 10 and other["harvest"] is None
+        assert "gpu_hook_container_harvested_seconds_total{" in agent.get("/metrics").decode()
 
 
 HOSTILE = (

@@ -24,8 +24,10 @@ def metrics() -> dict[str, set[str]]:
     inventory = Inventory("", "", "/", True, (Card("GPU-0", 0, 0, 8),), (), (), "", "")
     grant = Grant("k", Identity("/", "c", "/"), Life(""), (Share("GPU-0", 8, 30),), frozen=1)
     watched = Watched()
-    watched.measure("GPU-0", Gate(1.0, 2.0, 1, 1, (1,) * 16, 1.0, "mix", 0.0, 0, 0.1))
-    watched.shares["GPU-0"], watched.peaks["GPU-0"] = 3.0, 4
+    watched.told("GPU-0", Gate(1.0, 2.0, 1, 1, (1,) * 16, 1.0, "mix", 0.0, 0, 0.1))
+    watched.peaks["GPU-0"] = 4
+    meter = watched.meter("GPU-0")
+    meter.share, meter.error, meter.harvest = 3.0, 2.0, 1.0
     watched.note("GPU-0", 1, 1)
     status = {"state": "ok", "problems": {}, "started": 1.0}
     finding = Finding(KINDS[0], "k", "GPU-0", 0, 0, "")

@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.agent import heal, journal, nvml, options, textfile
 from oci_hook.agent.event_log import Follower
-from oci_hook.agent.meter import Meter
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
 from oci_hook.agent.options import Options
@@ -152,8 +151,8 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
 def test_the_gates_waits_are_a_histogram() -> None:
     held = grant("k", "c")
     watched = Watched()
-    watched.measure("GPU-0", Gate(waits=(1, 2, 1, *[0] * 11, 3, 4), waited=9.5))
-    watched.measure("GPU-1", Gate())  # a stand-in that does not count them
+    watched.told("GPU-0", Gate(waits=(1, 2, 1, *[0] * 11, 3, 4), waited=9.5))
+    watched.told("GPU-1", Gate())  # a stand-in that does not count them
     status = {"state": "ok", "problems": {}, "started": 1.5}
     text = exposition(view(inventory(), {"k": held}, {}, {"k": watched}, (), {}, status), Counters()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -258,21 +257,6 @@ def test_missing_nodes_and_links_are_made(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.path.lexists(tmp_path / "char/195:255")
     assert heal.repair(inventory(False, 0, nodes))[0] == []
     assert heal.repair(inventory(True, 2, nodes)) == ([], [])
-
-
-# --- shares by the gate's books
-
-
-def test_shares_by_what_was_charged_between_two_looks() -> None:
-    meter = Meter()
-    assert [meter.add(c, t) for c, t in ((1.0, 10), (1.5, 11), (1.5, 12), (9.0, 13), (2.0, 14), (2.1, 14))] == [
-        None,
-        50.0,
-        None,
-        100.0,
-        None,
-        None,
-    ]
 
 
 # --- NVML's process

@@ -43,7 +43,7 @@ def test_the_screen(busy: Install) -> None:
     assert memory[10 : 10 + wide].rstrip("·") == "train".ljust(wide // 2) + "two?[2J".ljust(wide // 4 + 1)
     assert memory.endswith(" 18Gi of 24Gi")
     row = next(line for line in lines if "ml/p/train" in line)
-    assert row.split() == ["■", "ml/p/train", "0", "-", "12Gi", "30%", "-", "burst-share", "default", "starting"]
+    assert row.split() == ["■", "ml/p/train", "0", "-", "12Gi", "30%", "-", "-", "burst-share", "default", "starting"]
     assert any("two?[2J" in line and "online" in line for line in lines) and "\x1b[2J" not in "".join(lines)
     assert "POLICY" not in drawn(screen, 80) and all(len(line) <= 80 for line in drawn(screen, 80).splitlines())
 
