@@ -34,7 +34,8 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
         while True:
             for event in log.read():
                 if concerns(event, container):
-                    click.echo(json.dumps(event) if as_json else line(event))
+                    for text in [json.dumps(event)] if as_json else output.folded(line(event), output.columns()):
+                        click.echo(text)
             if not follow:
                 return
             time.sleep(EVERY)
@@ -58,12 +59,19 @@ def line(event: dict[str, Any]) -> str:
 
 def granted(event: dict[str, Any]) -> str:
     shares = event.get("shares") or ()
-    words = [f"{uuid}: {output.size(int(mib))}" + (f", {compute}%" if compute else "") for uuid, mib, compute in shares]
+    words = [
+        f"{card(uuid)}: {output.size(int(mib))}" + (f", {compute}%" if compute else "") for uuid, mib, compute in shares
+    ]
     return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
 
 
 def refused(event: dict[str, Any]) -> str:
     return "; ".join(str(text) for text in event.get("lines") or ())
+
+
+def card(uuid: object) -> str:
+    """Enough of it to tell one from another; --json has all."""
+    return output.cut(str(uuid))
 
 
 def ended(event: dict[str, Any]) -> str:
@@ -74,7 +82,7 @@ def ended(event: dict[str, Any]) -> str:
 
 
 def finding(event: dict[str, Any]) -> str:
-    on = f" on {event['uuid']}" if event.get("uuid") else ""
+    on = f" on {card(event['uuid'])}" if event.get("uuid") else ""
     return f"{event.get('kind')}{on}: {event.get('evidence')}; {event.get('action')}"
 
 

@@ -15,6 +15,7 @@ from oci_hook.node import tiers as probed
 from oci_hook.node.settings import load as load_settings
 
 HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
+SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
 
 
 @click.command()
@@ -82,7 +83,7 @@ def report(
         "simulated": inventory.simulated,
         "cards": cards,
     }
-    return output.Report(data, [where, *output.table(HEADER, rows)], warnings or ())
+    return output.Report(data, [where, *output.table(HEADER, rows, SPARE)], warnings or ())
 
 
 def tier_of(seen: dict[str, Any] | None, let: int) -> dict[str, Any] | None:

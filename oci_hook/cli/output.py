@@ -10,6 +10,9 @@ A command returns a Report and raises GhError; it neither prints nor exits:
 
 import functools
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -19,6 +22,7 @@ from oci_hook.errors import GhError, Problem
 from oci_hook.node.events import short as short
 
 DEFAULT_PREFIX = "/opt/gpu-hook"
+CUT = 12  # characters that tell one UUID or id from another
 
 
 class Report:
@@ -71,8 +75,10 @@ def show(report: Report, as_json: bool) -> None:
         warnings = {"warnings": [as_data(p) for p in report.warnings]} if report.warnings else {}
         click.echo(json.dumps({**report.data, **warnings}, indent=2))
         return
+    width = columns()
     for line in report.lines:
-        click.echo(line)
+        for part in [line] if isinstance(line, Row) else folded(line, width):
+            click.echo(part)
 
 
 def fail(error: GhError, as_json: bool) -> NoReturn:
@@ -88,10 +94,59 @@ def as_data(problem: Problem) -> dict[str, str]:
     return {"code": problem.code, "message": str(problem).removeprefix(f"{problem.code}: ")}
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Columns as wide as their widest cell, two blanks between, no rule lines: fit for eyes, grep and awk."""
+class Row(str):
+    """A line that is not folded."""
+
+
+def columns() -> int:
+    """Of the terminal; 0: what is printed goes elsewhere, and is not to be shortened."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def folded(line: str, width: int) -> list[str]:
+    """At blanks, what follows a little further in."""
+    if not width or len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False) or [line]
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = (), width: int | None = None
+) -> list[str]:
+    """Columns as wide as their widest cell, two blanks between, no rule lines: fit for eyes, grep and awk.
+
+    spare: columns that a terminal without room for all (width; None: as it is) does without, one after the other;
+    before one goes, its cells are cut to CUT characters where that is enough. What is last then may be cut as well.
+    """
     cells = [tuple(header), *(tuple(printable(c) for c in row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    width = columns() if width is None else width
+    left = list(spare)
+    while width and left and least(cells, left) > width:
+        at = cells[0].index(left[0])
+        if max((len(row[at]) for row in cells[1:]), default=0) > CUT + 1:
+            cells = [cells[0], *((*row[:at], cut(row[at]), *row[at + 1 :]) for row in cells[1:])]
+        else:
+            cells = [(*row[:at], *row[at + 1 :]) for row in cells]
+            left.pop(0)
+    return [Row(line if not width or len(line) <= width else line[: width - 1] + "…") for line in aligned(cells)]
+
+
+def cut(text: str) -> str:
+    """Enough of an id to tell it from others."""
+    return text if len(text) <= CUT else text[:CUT] + "…"
+
+
+def least(cells: Sequence[Sequence[str]], spare: Sequence[str]) -> int:
+    """The columns that these cells need, the last one but CUT where it cannot be spared."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if cells[0][-1] not in spare:
+        widths[-1] = min(widths[-1], CUT)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 

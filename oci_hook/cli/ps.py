@@ -16,6 +16,8 @@ from oci_hook.node.share import read_gate
 
 HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
 
+SPARE = ("UUID", "SINCE", "CLASS", "POLICY", "COMPUTE", "NAME")
+
 
 @click.command()
 @output.answers
@@ -33,7 +35,7 @@ def ps(prefix: str) -> output.Report:
     held = [suspended(settings.state_dir, grant, grants) for grant in grants]
     data = [as_data(grant, indices, by) for grant, by in zip(grants, held, strict=True)]
     rows = [row for grant, entry, by in zip(grants, data, held, strict=True) for row in as_rows(grant, entry, by)]
-    lines = output.table(HEADER, rows) if rows else ["no container holds a share"]
+    lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     return output.Report({"grants": data}, lines, warnings)
 
 

@@ -27,12 +27,16 @@ from oci_hook.node.settings import Settings
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue", "bright_cyan", "bright_yellow")
 SORTS = ("memory", "busy", "compute", "name", "age")
 SHORT = 5  # points below its guarantee: worth a look
-WIDE = 100  # columns; below, policy and class are left out,
-WIDER = 110  # and below this the share error
+WIDER, WIDE, NARROW = 110, 100, 64  # columns; below the share error is left out, policy and class, and then more
 NUMBERED = ("CONTAINER", "CARD", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
 ERROR = ("ERROR",)
 GRANTED = ("POLICY", "CLASS")
+ALL = (*NUMBERED, *ERROR, *GRANTED, "STATE")
+ROOMY = ("LIMIT", "COMPUTE")  # only where there is room
+CUT = ("CONTAINER", "STATE")
+TABLE = 8  # lines for the containers, with what is around them
 KEYS = "q quit   s sort   ↑↓ select   f freeze   r resume"
+Part = tuple[float, str, str]  # of a bar: fraction, colour, name
 STATES = {"running": "green", "starting": "yellow", "frozen": "cyan", "killed": "red"}
 
 
@@ -94,73 +98,118 @@ class Screen:
         return f"{'froze' if key == 'f' else 'resumed'} {output.printable(name(chosen))}"
 
     def draw(self, width: int, height: int) -> RenderableType:
-        parts: list[RenderableType] = [self.head()]
-        for card in self.node["cards"]:
-            parts += self.card(card, width)
-        room = height - 4 - 4 * len(self.node["cards"])
-        foot = Text(f"{KEYS}   sorted by {SORTS[self.sort]}   {self.message}", "dim")
-        parts += [Text(), self.table(max(3, room), width), foot]
-        return Group(*parts)
+        """As much of it as has room: a card takes four lines, or one where there are many."""
+        cards, head = self.node["cards"], self.head(width)
+        tall = len(head) + 4 * len(cards) + TABLE <= height
+        seen = cards if tall else cards[: max(1, height - len(head) - TABLE)]
+        parts: list[RenderableType] = list(head)
+        for card in seen:
+            parts += self.card(card, width) if tall else [self.line(card, width)]
+        if len(seen) < len(cards):
+            parts[-1] = fit(f"and {len(cards) - len(seen) + 1} more cards", "dim")
+        room = height - len(parts) - 3
+        keys = KEYS if width >= NARROW else "q s ↑↓ f r"
+        foot = fit(f"{keys}   sorted by {SORTS[self.sort]}   {self.message}", "dim")
+        return Group(*parts, Text(), self.table(max(TABLE - 3, room), width), foot)
 
-    def head(self) -> Text:
+    def head(self, width: int) -> list[Text]:
         agent = self.node["agent"]
-        line = Text("gpu-hook", "bold")
-        line.append(f"  driver {self.node['driver_version'] or 'none'}", "default")
+        lines = [fit("gpu-hook", "bold").append(f"  driver {self.node['driver_version'] or 'none'}", "default")]
         if self.node["simulated"]:
-            line.append("  simulated cards", "yellow")
+            lines[0].append("  simulated cards", "yellow")
         words = {"ok": ("agent ok", "green"), "degraded": ("agent degraded", "red")}
-        line.append("  ").append(*words.get(agent["state"], ("no agent: use of the cards is not known", "yellow")))
-        for what, why in agent["problems"].items():
-            line.append(f"  {what}: {output.printable(why)[:100]}", "red")
-        return line
+        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of the cards is not known", "yellow")))
+        if width >= NARROW:
+            lines[0].append(said)
+        else:
+            lines.append(said)
+        lines += [fit(f"  {what}: {output.printable(why)}", "red") for what, why in agent["problems"].items()]
+        if not self.node["cards"]:
+            lines.append(fit("  no cards are known: `gpu-hook doctor` says why", "yellow"))
+        return lines
+
+    def shares(self, card: dict[str, Any]) -> tuple[list[Part], list[Part]]:
+        """(of its memory, of its compute)"""
+        on = [(c, s) for c in self.node["containers"] for s in c["cards"] if s["uuid"] == card["uuid"]]
+        total = max(1, card["memory_mib"])
+        memory = [(s["memory_mib"] / total, self.colour(c["key"]), label(c)) for c, s in on]
+        limited = [(c, s) for c, s in on if s["compute"] and not s["whole"]]
+        return memory, [(s["compute"] / 100, self.colour(c["key"]), label(c)) for c, s in limited]
 
     def card(self, card: dict[str, Any], width: int) -> list[RenderableType]:
-        on = [(c, s) for c in self.node["containers"] for s in c["cards"] if s["uuid"] == card["uuid"]]
-        limited = [(c, s) for c, s in on if s["compute"] and not s["whole"]]
-        wide = max(20, width - 42)
-        head = Text(f"card {card['index']}  ", "bold").append(output.printable(card["name"])[:40], "dim")
+        memory, compute = self.shares(card)
+        head = fit(f"card {card['index']}  ", "bold").append(output.printable(card["name"])[:40], "dim")
         if card["error"]:
-            head.append(f"  {output.printable(card['error'])[:60]}", "red")
-        total = max(1, card["memory_mib"])
-        memory = bar([(s["memory_mib"] / total, self.colour(c["key"]), label(c)) for c, s in on], wide)
-        compute = bar([(s["compute"] / 100, self.colour(c["key"]), label(c)) for c, s in limited], wide)
-        used = "" if card["used_mib"] is None else f", {output.size(card['used_mib'])} used"
-        busy = "" if card["busy"] is None else f", busy {card['busy']}%"
-        harvest = f", harvest {card['harvest']:.0f}%" if card["harvest"] else ""
-        granted = f" {output.size(card['granted_mib'])} of {output.size(card['memory_mib'])}{used}"
+            head.append(f"  {output.printable(card['error'])}", "red")
+        granted = f" {output.size(card['granted_mib'])} of {output.size(card['memory_mib'])}"
+        share = f" {card['granted_compute']}%"
+        if width >= NARROW:
+            granted += "" if card["used_mib"] is None else f", {output.size(card['used_mib'])} used"
+            share += "" if card["busy"] is None else f", busy {card['busy']}%"
+            share += f", harvest {card['harvest']:.0f}%" if card["harvest"] else ""
+        wide = width - 42 if width >= NARROW else max(4, width - 11 - len(granted))
         return [
             Text(),
             head,
-            Text("  memory  ").append(memory).append(granted),
-            Text("  compute ").append(compute).append(f" {card['granted_compute']}%{busy}{harvest}"),
+            fit("  memory  ").append(bar(memory, wide)).append(granted),
+            fit("  compute ").append(bar(compute, wide)).append(share),
         ]
 
-    def table(self, rows: int, width: int) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
-        more = (*(ERROR if width >= WIDER else ()), *(GRANTED if width >= WIDE else ()))
-        for title in (*NUMBERED, *more, "STATE"):
-            right = title in (*NUMBERED[1:], *ERROR)
-            table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    def line(self, card: dict[str, Any], width: int) -> Text:
+        memory, _ = self.shares(card)
+        busy = "" if card["busy"] is None else f", busy {card['busy']}%"
+        told = (
+            output.printable(card["error"]) if card["error"] else output.size(card["granted_mib"]) + " granted" + busy
+        )
+        head = fit(f"card {card['index']:<3}", "bold")
+        return head.append(bar(memory, max(4, width - 42))).append(f" {told}", "red" if card["error"] else "default")
+
+    def table(self, lines: int, width: int) -> RenderableType:
+        if not self.node["containers"]:
+            return fit("no container holds a share", "dim")
+        table = Table(box=None, pad_edge=False, header_style="dim", expand=width >= NARROW)
+        for title in self.titles(width):
+            # What may be cut gives way before any number does.
+            table.add_column(
+                title, justify="right" if title in (*NUMBERED[1:], *ERROR) else "left", no_wrap=title not in CUT
+            )
         chosen = self.chosen()
         order = self.containers()
-        first = max(0, order.index(chosen) - rows + 1) if chosen else 0
-        for c in order[first : first + rows]:
+        first, at = 0, order.index(chosen) if chosen else 0
+        while first < at and sum(max(1, len(c["cards"])) for c in order[first : at + 1]) > lines:
+            first += 1
+        left = lines
+        for c in order[first:]:
             for i, share in enumerate(c["cards"] or [None]):
-                table.add_row(*self.row(c, share, i == 0, width), style="reverse" if c is chosen else "")
+                if left > 0:
+                    row = dict(zip(ALL, self.row(c, share, i == 0), strict=True))
+                    table.add_row(*(row[t] for t in self.titles(width)), style="reverse" if c is chosen else "")
+                    left -= 1
         return table
 
-    def row(self, c: dict[str, Any], share: dict[str, Any] | None, first: bool, width: int) -> list[Text]:
-        who = Text("■ ", self.colour(c["key"])).append(output.printable(name(c)), "default") if first else Text()
-        state = Text(c["state"], STATES.get(c["state"], ""))
+    def titles(self, width: int) -> list[str]:
+        out = (
+            *(ERROR if width < WIDER else ()),
+            *(GRANTED if width < WIDE else ()),
+            *(ROOMY if width < NARROW else ()),
+        )
+        return [t for t in ALL if t not in out]
+
+    def row(self, c: dict[str, Any], share: dict[str, Any] | None, first: bool) -> list[Text]:
+        """The cells, as ALL has them."""
+        who = fit("■ ", self.colour(c["key"])).append(output.printable(name(c)), "default") if first else Text()
+        state = fit(c["state"], STATES.get(c["state"], ""))
+        held = share["waits_for"] if share and share["gate"] and share["gate"]["mode"] == "frozen" else None
+        if held and c["state"] == "running":
+            other = next((o for o in self.node["containers"] if o["id"] == held), None)
+            state = fit(f"waits for {label(other) if other else output.short(held)}", "yellow")
         if c["findings"]:
             state.append(" " + ",".join(sorted({f["kind"] for f in c["findings"]})), "red")
-        rest = [*((Text(c["policy"]), Text(c["class"])) if width >= WIDE else ()), state]
-        rest = rest if first else [Text()] * len(rest)
+        rest = [Text(c["policy"]), Text(c["class"]), state] if first or held else [Text()] * 3
         if share is None:
-            return [who, *[Text("-")] * (6 if width >= WIDER else 5), *rest]
+            return [who, *[Text("-")] * 6, *rest]
         busy = share["busy"] if share["share"] is None else share["share"]
         error = share["share_error"]
-        short = Text("-" if error is None else f"{error:+.0f}", "red" if error and error > SHORT else "")
         return [
             who,
             Text("?" if share["index"] is None else str(share["index"])),
@@ -168,9 +217,14 @@ class Screen:
             Text("whole" if share["whole"] else output.size(share["memory_mib"])),
             Text(f"{share['compute']}%" if share["compute"] else "-"),
             Text("-" if busy is None else f"{busy:.0f}%"),
-            *([short] if width >= WIDER else []),
+            Text("-" if error is None else f"{error:+.0f}", "red" if error and error > SHORT else ""),
             *rest,
         ]
+
+
+def fit(text: str, style: str = "") -> Text:
+    """A text that stays on its line, cut where it must be."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def name(c: dict[str, Any]) -> str:
@@ -181,7 +235,7 @@ def label(c: dict[str, Any]) -> str:
     return output.printable(name(c).rpartition("/")[2])
 
 
-def bar(parts: list[tuple[float, str, str]], width: int) -> Text:
+def bar(parts: list[Part], width: int) -> Text:
     """Parts as (fraction of the whole, colour, name), each at least one column; what is left is drawn dim."""
     text = Text()
     for fraction, colour, word in parts:

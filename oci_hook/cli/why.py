@@ -158,7 +158,7 @@ def on_card(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> l
     gate = share.get("gate")
     if gate and gate["mode"] in WAITS:
         behind = f" (container {output.short(share['waits_for'])})" if share.get("waits_for") else ""
-        found.append(f"{where}: its launches {WAITS[gate['mode']]}{behind}; {gate['waiting']} threads wait now")
+        found.append(f"{where}: its launches {WAITS[gate['mode']]}{behind}; threads that wait now: {gate['waiting']}")
     if share.get("share") is not None:
         found.append(f"{where}: it had {share['share']:.0f} % of the card since the look before")
     if card and card["busy"] is not None and share["busy"] is not None:

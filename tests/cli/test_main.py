@@ -16,6 +16,23 @@ from oci_hook.errors import Problem, SettingsError
 from tests.cli.box import Install
 
 
+def test_what_a_terminal_has_no_room_for() -> None:
+    rows = [("c1", "GPU-51de0000-6f33-4bf0-a35a-08465603b98f", "3Gi", "running"), ("c2", "-", "12Gi", "x" * 60)]
+    header, spare = ("CONTAINER", "UUID", "MEMORY", "STATE"), ("UUID", "MEMORY")
+    assert max(map(len, output.table(header, rows, spare, 0))) > 100
+    table = output.table(header, rows, spare, 100)
+    assert table[1].split() == ["c1", rows[0][1], "3Gi", "running"] and len(table[2]) == 100
+    table = output.table(header, rows, spare, 50)
+    assert table[1].split() == ["c1", "GPU-51de0000…", "3Gi", "running"] and len(table[2]) == 50 and table[2][-1] == "…"
+    assert output.table(header, rows, spare, 40)[0].split() == ["CONTAINER", "MEMORY", "STATE"]
+    assert output.table(header, rows, spare, 25)[0].split() == ["CONTAINER", "STATE"]
+    assert output.folded("  card 1: " + "word " * 9, 40) == [
+        "  card 1: word word word word word word",
+        "    word word word",
+    ]
+    assert output.folded("x" * 90, 0) == ["x" * 90] and output.folded("", 40) == [""]
+
+
 def test_every_command_has_a_summary_and_is_there() -> None:
     assert set(main.SUMMARIES) == set(main.COMMANDS)
     for name, where in main.COMMANDS.items():
