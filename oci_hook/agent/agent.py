@@ -67,7 +67,7 @@ class Agent:
             str, str
         ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, cards, devices, books, textfile
         self.counters = Counters()
-        self._auditor = Auditor(given.tolerance)
+        self._auditor = Auditor(given.tolerance, given.compute_tolerance)
         self._members = Members()
         self._sampler = nvml.Sampler()
         self._sampler_fd = -1
@@ -450,7 +450,11 @@ class Agent:
         members = self._members.find({pid for card in cards.values() for pid, _, _ in card.processes})
         grants = {key: g for key, g in self.grants.items() if not self.watched[key].stopped}
         members = {pid: m for pid, m in members.items() if m[0] in grants}
-        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, unread)
+        for key, grant in self.grants.items():
+            for share in grant.shares:
+                self.watched[key].told(share.uuid, read_gate(self.settings.state_dir, share))
+        gated = frozenset((key, uuid) for key, watched in self.watched.items() for uuid in watched.gates)
+        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, unread, gated)
         for (key, i), amount in verdict.surcharges.items():
             kept = books[key]
             if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
@@ -488,13 +492,12 @@ class Agent:
         return books, frozenset(unread)
 
     def _measure(self) -> None:
-        """What the gates tell, and what was had of each card since the look before."""
+        """What was had of each card since the look before."""
         parties: dict[str, list[meter.Party]] = {}
         for key, grant in self.grants.items():
             watched, rank = self.watched[key], CLASS_NUMBERS[grant.priority_class]
             for share in grant.shares:
-                gate = read_gate(self.settings.state_dir, share)
-                watched.told(share.uuid, gate)
+                gate = watched.gates.get(share.uuid)
                 use = self.verdict.uses.get((key, share.uuid))
                 promise, stopped = guaranteed(grant, share), bool(grant.frozen or watched.stopped)
                 party = meter.Party(watched.meter(share.uuid), gate, use.busy if use else None, promise, rank, stopped)

@@ -4,18 +4,25 @@ Nothing is concluded from one sample: a finding and a surcharge need two in a ro
 or memory that is being freed, between the look at the driver and the look at the books is no cheat.
 
 over-limit   the container's processes hold more of a card than its limit and the tolerance
+over-compute its processes have more of a card's time than it may: than its ceiling; than nothing, frozen; than its
+             guarantee, beside others, though it has never come to the gate. By the driver's figures alone: what other
+             tenants publish accuses nobody
 not-granted  a process of the container is on a card that the container does not have
 no-stand-in  a process uses a granted card and the stand-in keeps no books for it: it was bypassed
 bad-page     in the place of the account page is something else, so there are no books
 """
 
+from collections import Counter
+
 from oci_hook.agent.nvml import CardSample
-from oci_hook.core.grant import Grant
+from oci_hook.core.card_page import cap, guaranteed
+from oci_hook.core.grant import Grant, Share
 from oci_hook.core.value import Value
 from oci_hook.node.account import Books
 
-KINDS = ("over-limit", "not-granted", "no-stand-in", "bad-page")
+KINDS = ("over-limit", "over-compute", "not-granted", "no-stand-in", "bad-page")
 MIB = 1 << 20
+LOOKS = 3  # over which compute is averaged: one look sees less than a second
 
 
 class Process(Value):
@@ -93,10 +100,13 @@ class Verdict(Value):
 
 
 class Auditor:
-    """Remembers the sample before. tolerance_mib: what a container may be over, for modules that load by themselves."""
+    """Remembers the sample before. tolerance_mib: what a container may be over, for modules that load by themselves;
+    tolerance_points: of the card's time, for bursts."""
 
-    def __init__(self, tolerance_mib: int) -> None:
+    def __init__(self, tolerance_mib: int, tolerance_points: int = 15) -> None:
         self.tolerance_mib = tolerance_mib
+        self.tolerance_points = tolerance_points
+        self._loads: dict[tuple[str, str], list[tuple[int, int]]] = {}  # by (key, UUID): per cent had, allowed
         self._suspected: dict[tuple[str, str, str, int, int], Finding] = {}
         self._standing: dict[tuple[str, str, str, int, int], Finding] = {}
         self._excess: dict[tuple[str, int], int] = {}
@@ -109,12 +119,14 @@ class Auditor:
         members: dict[int, tuple[str, Process]],
         books: dict[str, "Books | str | None"],
         unread: frozenset[str] = frozenset(),
+        gated: frozenset[tuple[str, str]] = frozenset(),
     ) -> Verdict:
         """cards: by UUID, only those that NVML could look at. members: by pid, (the grant's key, the process).
         books: by key; None: not begun; a text: why there are none. unread: keys whose books we could not look into,
-        which tells nothing of the container."""
+        which tells nothing of the container. gated: (key, UUID) of those who have ever come to the gate."""
         uses, strangers = _uses(cards, members)
         seen = {f.what: f for f in self._suspicions(grants, cards, members, books, uses, unread)}
+        seen |= {f.what: f for f in self._loaded(grants, cards, uses, gated)}
         standing = {what: f for what, f in seen.items() if what in self._suspected}
         news = tuple(f for what, f in standing.items() if what not in self._standing)
         # What could not be looked at this time clears nobody.
@@ -164,6 +176,32 @@ class Auditor:
                 found.append(Finding("bad-page", key, "", 0, 0, f"account page: {kept}"))
         return found
 
+    def _loaded(
+        self,
+        grants: dict[str, Grant],
+        cards: dict[str, CardSample],
+        uses: dict[tuple[str, str], Use],
+        gated: frozenset[tuple[str, str]],
+    ) -> list[Finding]:
+        shared = Counter(s.uuid for g in grants.values() for s in g.shares)
+        found, loads = [], {}
+        for key, grant in grants.items():
+            for share in grant.shares:
+                at = key, share.uuid
+                line = loads[at] = self._loads.get(at, [])
+                if share.whole or share.uuid not in cards:
+                    continue
+                allowed, why = _allowed(grant, share, at in gated or not share.slot or shared[share.uuid] == 1)
+                line.append((uses[at].busy if at in uses else 0, allowed))
+                del line[:-LOOKS]
+                had, may = (sum(n) / LOOKS for n in zip(*line, strict=True))
+                if len(line) == LOOKS and had > may + self.tolerance_points:
+                    what = f"{had:.0f} % of the card's time over {LOOKS} looks, {why}"
+                    what += f", tolerance {self.tolerance_points} points"
+                    found.append(Finding("over-compute", key, share.uuid, 0, 0, what))
+        self._loads = loads
+        return found
+
     def _surcharges(
         self,
         grants: dict[str, Grant],
@@ -191,6 +229,17 @@ class Auditor:
                 surcharges[key, i] = min(excess[key, i], self._excess.get((key, i), 0))
         self._excess, self._totals = excess, totals
         return surcharges
+
+
+def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
+    """(per cent of the card's time, in words). gated: it comes to the gate, which sees to its part, or is alone."""
+    if grant.frozen:
+        return 0, "though it is frozen"
+    if most := cap(grant, share):
+        return most, f"ceiling {most} %"
+    if gated:
+        return 100, "all of it"
+    return guaranteed(grant, share), f"none of it through the gate, guarantee {guaranteed(grant, share)} %"
 
 
 def _uses(

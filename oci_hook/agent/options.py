@@ -13,9 +13,9 @@ TOKEN_MIN = 16
 
 class Options(Value):
     """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: report | freeze | kill.
-    tolerance: MiB. interval: seconds."""
+    tolerance: MiB. compute_tolerance: points of a card's time. interval: seconds."""
 
-    __slots__ = ("address", "token_file", "textfile", "policy", "tolerance", "interval")
+    __slots__ = ("address", "token_file", "textfile", "policy", "tolerance", "compute_tolerance", "interval")
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class Options(Value):
         textfile: str = "none",
         policy: str = "report",
         tolerance: int = 256,
+        compute_tolerance: int = 15,
         interval: float = 5,
     ) -> None:
         self.address = address
@@ -31,6 +32,7 @@ class Options(Value):
         self.textfile = textfile
         self.policy = policy
         self.tolerance = tolerance
+        self.compute_tolerance = compute_tolerance
         self.interval = interval
 
 

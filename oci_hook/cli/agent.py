@@ -16,6 +16,9 @@ from oci_hook.errors import GhError
 @click.option("--textfile", metavar="FILE.prom", help="Write the metrics there as well.")
 @click.option("--policy", type=click.Choice(["report", "freeze", "kill"]), help="What a cheat is answered with.")
 @click.option("--tolerance", metavar="SIZE", help="What a container may be above its limit.")
+@click.option(
+    "--compute-tolerance", type=int, metavar="POINTS", help="By how much of a card it may be above its ceiling."
+)
 @click.option("--interval", type=click.FloatRange(0.1, 60), metavar="SECONDS", help="Between two looks at the cards.")
 def agent(prefix: str, **flags: Any) -> None:
     """Watch this node: keep the ledger tidy, audit the cards, serve metrics.

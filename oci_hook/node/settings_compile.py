@@ -159,6 +159,7 @@ AGENT: dict[str, Reader] = {
     "textfile": path_or_none,
     "policy": one_of("report", "freeze", "kill"),
     "tolerance": memory(0),
+    "compute_tolerance": whole(1, 100),
     "interval": whole(1, 60),
 }
 

@@ -69,6 +69,7 @@ agent:
   textfile: none            # a *.prom file in node_exporter's textfile directory
   policy: report            # what a cheat is answered with: report, freeze or kill
   tolerance: 256Mi          # what a container may be above its limit before that is a finding
+  compute_tolerance: 15     # by how many per cent of a card it may be above its ceiling; 100 finds nobody
   interval: 5               # seconds between two looks at the cards
 """
 

@@ -94,6 +94,33 @@ def test_a_tenant_that_goes_past_the_stand_in(stage: Stage, root: Path, policy: 
     (stage.state / "events").unlink()
 
 
+@pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
+def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: str) -> None:
+    """It keeps books, so that its process is known; its kernels pass the gate by, and its ceiling."""
+    ask = {**SHARE, "gpu-hook.io/policy": "fixed-share", "gpu-hook.io/compute": "30"}
+    honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=ask)
+    with running(stage, "--policy", policy, "--interval", "0.5") as agent:
+        cheat = stage.start(root, "/bin/bypass", "1", "own", "500", annotations=ask)
+
+        def findings() -> list[dict[str, Any]]:
+            return [e for e in events(stage) if e["event"] == "finding"]
+
+        told = wait_for(findings)
+        assert {(e["id"], e["kind"]) for e in told} == {(cheat, "over-compute")}, told
+        assert "ceiling 30 %, tolerance 15 points" in told[0]["evidence"]
+        assert told[0]["action"] == {"report": "reported", "freeze": "frozen", "kill": "killed"}[policy]
+        if policy == "report":
+            assert agent.kinds(cheat) == {"over-compute"}
+            assert 'gpu_hook_findings_total{kind="over-compute"} 1\n' in agent.get("/metrics").decode()
+        elif policy == "freeze":
+            assert '"status": "paused"' in stage.runc("state", cheat).stdout
+            assert stage.runc("resume", cheat).returncode == 0
+        else:
+            wait_for(lambda: stage.runc.living() == {honest})
+        assert honest in stage.runc.living() and {e["id"] for e in findings()} == {cheat}
+    (stage.state / "events").unlink()
+
+
 def test_what_the_stand_in_does_not_see_is_charged(stage: Stage, root: Path) -> None:
     """A process that uses both ways: its neighbours in the container get less by what it took past the books."""
     with running(stage, "--tolerance", "2Gi"):

@@ -90,6 +90,54 @@ def test_processes_count_together() -> None:
     assert kinds(seen) == [("over-limit", CARD, 0)]
 
 
+def load(*busy: tuple[int, int]) -> dict[str, CardSample]:
+    """(pid, per cent)"""
+    return {CARD: CardSample(0, 1 << 40, 0, tuple((pid, MIB, n) for pid, n in busy))}
+
+
+def capped(percent: int, policy: str = "fixed-share", frozen: int = 0) -> Grant:
+    share = Share(CARD, 1000, percent, slot=1)
+    who = Identity("/", "a", "/")
+    return Grant("a", who, Life("b", init=(1, 2)), (share,), policy=policy, frozen=frozen)
+
+
+def loaded(case: Case, *busy: int, gated: bool = True) -> Verdict:
+    at = frozenset({("a", CARD)}) if gated else frozenset()
+    for n in busy:
+        seen = case.auditor.judge(case.grants, load((101, n)), {101: process(101)}, {"a": books(5, 101)}, gated=at)
+    return seen
+
+
+def mine(verdict: Verdict) -> list[str]:
+    return [f.kind for f in verdict.findings if f.key == "a"]
+
+
+def test_more_compute_than_its_ceiling() -> None:
+    case = Case(grants=(capped(30),))
+    assert mine(loaded(case, 30, 60, 10, 45, 44, 40, 33)) == []  # a burst, and what one look may be off
+    assert mine(loaded(case, 60, 60)) == []
+    seen = loaded(case, 60)
+    assert mine(seen) == ["over-compute"] and seen.news == seen.findings
+    assert "60 % of the card's time over 3 looks, ceiling 30 %" in seen.findings[0].evidence
+    seen = loaded(case, 60)
+    assert mine(seen) == ["over-compute"] and not seen.news
+    assert mine(loaded(case, 20, 20, 20)) == []
+
+
+def test_a_frozen_container_that_goes_on() -> None:
+    case = Case(grants=(capped(0, "burst-share", frozen=7),))
+    assert mine(loaded(case, 40, 0, 0, 0)) == []  # what was in flight
+    assert "though it is frozen" in loaded(case, 50, 50, 50, 50).findings[0].evidence
+
+
+@pytest.mark.parametrize(("gated", "beside", "found"), [(True, True, 0), (False, False, 0), (False, True, 1)])
+def test_who_never_comes_to_the_gate(gated: bool, beside: bool, found: int) -> None:
+    other = Grant("b", Identity("/", "b", "/"), Life("b"), (Share(CARD, 10, 30, slot=2),))
+    case = Case(grants=(capped(20, "burst-share"), *([other] if beside else [])))
+    assert mine(loaded(case, 90, 90, 90, 90, gated=gated)) == ["over-compute"] * found
+    assert mine(loaded(case, 30, 30, 30, 30, gated=gated)) == []
+
+
 def test_a_card_that_was_not_granted() -> None:
     case = Case()
     for _ in range(2):
