@@ -2,7 +2,8 @@
 
 rss_mb and cpu_percent are those of the agent and its NVML process together, at the default interval. cheat_samples: how
 many looks at the cards, from the first that can see the cheat, until the finding. reclaim_ms: from SIGKILL of a
-container's init until nothing of its grant is on disk. Of both the worst of several.
+container's init until nothing of its grant is on disk. Of both the worst of several. churn_*: what the agent has more
+of after so many real containers that live some milliseconds each than after the first ten.
 """
 
 import contextlib
@@ -52,13 +53,15 @@ class Place:
         self.spec["process"]["terminal"] = False
         self.spec["root"] = {"path": str(rootfs), "readonly": True}
         self.ids: list[str] = []
+        self.started = 0
 
     def cli(self, *words: str) -> None:
         command = [sys.executable, "-m", "oci_hook", *words, "--prefix", str(self.prefix)]
         subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
 
     def start(self, card: int, *args: str) -> str:
-        id = f"c{len(self.ids)}"
+        self.started += 1
+        id = f"c{self.started}"
         self.ids.append(id)
         bundle = self.folder / id
         bundle.mkdir()
@@ -154,6 +157,28 @@ def reclaim_ms(place: Place, id: str) -> float:
     return (time.monotonic() - start) * 1000
 
 
+def churn(place: Place, process: "subprocess.Popen[bytes]", containers: int) -> tuple[float, int]:
+    """(MB, descriptors) that containers leave behind in the agent, which come and go beside those that stay."""
+
+    def pass_by(n: int) -> None:
+        for _ in range(n):
+            id = place.start(0, "/bin/true")
+            with contextlib.suppress(subprocess.CalledProcessError):
+                place.runtime("delete", "--force", id)
+            place.ids.remove(id)
+            shutil.rmtree(place.folder / id)
+        time.sleep(2)
+
+    def now() -> tuple[float, int]:
+        return rss_mb([process.pid]), len(os.listdir(f"/proc/{process.pid}/fd"))
+
+    pass_by(10)
+    memory, descriptors = now()
+    pass_by(containers)
+    after = now()
+    return after[0] - memory, after[1] - descriptors
+
+
 def run(short: bool) -> dict[str, dict[str, object]]:
     folder = Path(tempfile.mkdtemp(prefix="gh-agent-"))
     place = Place(folder)
@@ -174,6 +199,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
                 scrapes.append((time.monotonic() - at) * 1000)
                 time.sleep(0.3)
             rss = rss_mb(pids)
+            more_mb, more_fds = churn(place, process, 20 if short else 300)
             reclaims = [reclaim_ms(place, id) for id in place.ids[: 3 if short else 15]]
         with agent(place, "--interval", "1") as process:
             cheats = [cheat_samples(place, process, card) for card in range(1 if short else 5)]
@@ -185,6 +211,8 @@ def run(short: bool) -> dict[str, dict[str, object]]:
         "cpu_percent": {"value": round(cpu, 2), "unit": "%", "budget": 1, "ok": cpu <= 1},
         "scrape_ms": {"value": round(scrape, 1), "unit": "ms", "budget": 50, "ok": scrape <= 50},
         "scrape_bytes": {"value": len(body), "unit": "bytes", "budget": None, "ok": True},
+        "churn_mb": {"value": round(more_mb, 1), "unit": "MB", "budget": 4, "ok": more_mb <= 4},
+        "churn_descriptors": {"value": more_fds, "unit": "", "budget": 1, "ok": more_fds <= 1},
         "cheat_samples": {"value": max(cheats), "unit": "samples", "budget": 2, "ok": max(cheats) <= 2},
         "reclaim_ms": {"value": round(max(reclaims), 1), "unit": "ms", "budget": 1000, "ok": max(reclaims) <= 1000},
     }
