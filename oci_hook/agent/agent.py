@@ -35,7 +35,7 @@ from oci_hook.node import account, events, store
 from oci_hook.node import inventory as cache
 from oci_hook.node import settings as node_settings
 from oci_hook.node.discover import discover
-from oci_hook.node.life import start_time
+from oci_hook.node.life import read_file, start_time
 from oci_hook.node.lock import own_dir
 from oci_hook.node.share import read_gate
 
@@ -88,6 +88,9 @@ class Agent:
         self._changed: frozenset[str] = frozenset()  # cards that NVML sees, and we do not know, or the other way round
         self._discover_gap = DISCOVER_SECONDS
         self._view: dict[str, Any] = {}
+        self._ledger_read: float | None = None
+        self._nvml_read: float | None = None
+        self._measured_at: float | None = None
         self._page: tuple[float, bytes] = (0.0, b"")
         self.started = time.time()
 
@@ -241,6 +244,7 @@ class Agent:
             self.problem("ledger", str(e))
             return
         self.problem("ledger", "")
+        self._ledger_read = time.time()
         self._take(living, now)
 
     def _peek(self) -> tuple[Grant, ...] | None:
@@ -414,6 +418,7 @@ class Agent:
             return
         self.problem("nvml", self._sampler.error)
         if self._sampler.state == "ok":
+            self._nvml_read = time.time()
             self._who_is_there(sample)
         for uuid, card in sample.items():
             before = self.cards.get(uuid)
@@ -503,6 +508,10 @@ class Agent:
                 party = meter.Party(watched.meter(share.uuid), gate, use.busy if use else None, promise, rank, stopped)
                 parties.setdefault(share.uuid, []).append(party)
         now = time.monotonic()
+        took, self._measured_at = now - (self._measured_at or now), now
+        for key, watched in self.watched.items():
+            if self.grants[key].frozen or watched.stopped == "frozen":
+                watched.frozen_seconds += took
         for card in parties.values():
             meter.look(now, card)
 
@@ -580,6 +589,9 @@ class Agent:
             "interval": self.options.interval,
             "started": round(self.started, 1),
             "findings": self.counters.findings_total(),
+            "ledger_read": self._ledger_read,
+            "nvml_read": self._nvml_read,
+            "processes": usage({"agent": os.getpid(), "nvml": self._sampler.pid}),
         }
 
     def view(self) -> dict[str, Any]:
@@ -602,6 +614,19 @@ class Agent:
     def write_textfile(self) -> None:
         if self.options.textfile != "none":
             self.problem("textfile", textfile.write(self.options.textfile, self.metrics()))
+
+
+def usage(processes: dict[str, int]) -> dict[str, dict[str, float]]:
+    """What these processes have used: processor seconds, bytes resident. By name, as far as they live."""
+    found = {}
+    for name, pid in processes.items():
+        try:
+            fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        except OSError:
+            continue
+        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
+        found[name] = {"cpu_seconds": ticks / os.sysconf("SC_CLK_TCK"), "memory": pages * resource.getpagesize()}
+    return found
 
 
 def _without(uses: dict[str, Any], uuid: str) -> dict[str, Any]:

@@ -90,6 +90,16 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
         at = labels(("what",), (name,))
         out.gauge("agent_problem", "1: the agent has this problem.", at, int(name in agent["problems"]))
     out.gauge("agent_start_time_seconds", "When the agent started, in seconds since 1970.", "", agent["started"])
+    help = "When the ledger could last be read, in seconds since 1970."
+    out.gauge("ledger_read_time_seconds", help, "", agent.get("ledger_read"))
+    help = "When NVML last told of the cards, in seconds since 1970."
+    out.gauge("nvml_read_time_seconds", help, "", agent.get("nvml_read"))
+    for process, used in agent.get("processes", {}).items():
+        at = labels(("process",), (process,))
+        out.counter(
+            "agent_cpu_seconds", "Processor time of the agent and of its NVML process.", at, used["cpu_seconds"]
+        )
+        out.gauge("agent_memory_bytes", "Resident memory of the agent and of its NVML process.", at, used["memory"])
     out.gauge("ledger_grants", "Containers that hold a share.", "", len(node["containers"]))
     out.counter("grants", "Shares given since the agent started.", "", counters.granted)
     out.counter("ended", "Shares given back since the agent started.", "", counters.ended)
@@ -128,6 +138,8 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
     out.gauge("container_start_time_seconds", "When it got its share.", at, c["created"])
     since = c["frozen_since"]
     out.gauge("container_frozen_since_seconds", "Since when it is frozen, in seconds since 1970.", at, since)
+    help = "Frozen by a person or by the agent, since the agent knows it."
+    out.counter("container_frozen_seconds", help, at, c["frozen_seconds"])
     for kind, n in Counter(finding["kind"] for finding in c["findings"]).items():
         out.gauge("container_findings", "Findings that stand.", f"{at},{labels(('kind',), (kind,))}", n)
     for s in c["cards"]:

@@ -25,6 +25,7 @@ class Watched:
         self.uses: dict[str, Use] = {}
         self.gates: dict[str, Gate] = {}  # what slot files tell, by UUID
         self.meters: dict[str, Meter] = {}
+        self.frozen_seconds = 0.0  # since the agent knows it
         self.stopped = ""  # by the agent: "frozen" or "killed"
 
     def told(self, uuid: str, gate: Gate | None) -> None:
@@ -125,6 +126,7 @@ def container_view(
         "class": grant.priority_class,
         "state": state,
         "frozen_since": frozen or None,
+        "frozen_seconds": round(watched.frozen_seconds, 3),
         "created": grant.created,
         "cards": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
         "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],

@@ -161,8 +161,10 @@ def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None
         assert screen.message.startswith("froze ")
         wait_for(lambda: agent.container(ids[0])["state"] == "frozen" and card(ids[0])["gate"]["mode"] == "frozen")
         assert agent.container(ids[0])["frozen_since"] and not agent.kinds(ids[0])
+        wait_for(lambda: agent.container(ids[0])["frozen_seconds"] > 0.5)
         screen.press("r")
         wait_for(lambda: agent.container(ids[0])["state"] == "running" and card(ids[0])["gate"]["mode"] != "frozen")
+        assert agent.container(ids[1])["frozen_seconds"] == 0
 
 
 PAST_THE_GATE = (

@@ -1,6 +1,7 @@
 """The dashboard and the alerts speak of metrics and labels that there are."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from oci_hook.agent.agent import usage
 from oci_hook.agent.audit import KINDS, Finding
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.nvml import CardSample
@@ -29,7 +31,8 @@ def metrics() -> dict[str, set[str]]:
     meter = watched.meter("GPU-0")
     meter.share, meter.error, meter.harvest = 3.0, 2.0, 1.0
     watched.note("GPU-0", 1, 1)
-    status = {"state": "ok", "problems": {}, "started": 1.0}
+    status = {"state": "ok", "problems": {}, "started": 1.0, "ledger_read": 1.0, "nvml_read": 1.0}
+    status["processes"] = usage({"agent": os.getpid()})
     finding = Finding(KINDS[0], "k", "GPU-0", 0, 0, "")
     node = view(inventory, {"k": grant}, {"GPU-0": CardSample(1, 2, 3, ())}, {"k": watched}, (finding,), {}, status)
     for card in node["containers"][0]["cards"]:
