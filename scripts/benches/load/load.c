@@ -381,6 +381,13 @@ static void report(void)
 {
     uint64_t device[2] = {0, 0}, to = clock_ns();
     CHECK(cuMemcpyDtoH_v2(device, state, sizeof device));
+    if (run.p.ends) { /* there when the answer is */
+        char path[256];
+        snprintf(path, sizeof path, "%s.ends", out_path);
+        FILE *f = fopen(path, "w");
+        if (!f || fwrite(run.end, sizeof *run.end, run.ends, f) != run.ends || fclose(f))
+            exit(1);
+    }
     fprintf(out, "{\"id\": %llu, \"from_ns\": %llu, \"to_ns\": %llu, \"scale\": %llu, \"launches\": %llu, "
                  "\"retired\": %llu, \"bursts\": %llu, \"fold\": %llu, \"device_fold\": %llu, \"first_bin\": %llu, \"bins\": [",
             (unsigned long long)run.p.id, (unsigned long long)run.from, (unsigned long long)to,
@@ -397,13 +404,6 @@ static void report(void)
                 (unsigned long long)run.burst[i].launched, (unsigned long long)run.burst[i].done);
     fprintf(out, "]}\n");
     fflush(out);
-    if (run.p.ends) {
-        char path[256];
-        snprintf(path, sizeof path, "%s.ends", out_path);
-        FILE *f = fopen(path, "w");
-        if (!f || fwrite(run.end, sizeof *run.end, run.ends, f) != run.ends || fclose(f))
-            exit(1);
-    }
 }
 
 static void run_program(struct program *p)

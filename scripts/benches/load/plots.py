@@ -85,7 +85,7 @@ def latency(data: Json) -> None:
     """How much slower are online requests beside offline work?"""
     shown = [r for r in data["rows"] if r["rate"] == 50 and not r["linger"]]
     kinds = [r["offline"] for r in shown if not r["native"]]
-    columns = 4 if len(kinds) > 1 else 1
+    columns = min(5, len(kinds))
     lines = -(-len(kinds) // columns)
     figure, grid = plt.subplots(
         lines, columns, figsize=(7.2, 1.7 * lines + 0.3), sharey=True, squeeze=False, layout="constrained"
@@ -97,6 +97,8 @@ def latency(data: Json) -> None:
         _cdf(axes, data["alone_ms"][50], color=MODEL, ls=":", label="alone")
         axes.set_title(f"beside {kind}", fontsize=8)
         axes.set_xlim(left=3)
+    for axes in list(grid.flat)[len(kinds) :]:
+        axes.axis("off")
     grid.flat[0].legend(fontsize=6, loc="lower right")
     figure.supxlabel("latency of a request, ms (50/s)", fontsize=8)
     _save(figure, "priority-latency", data)
