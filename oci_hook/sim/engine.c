@@ -353,10 +353,14 @@ static bool compute(const struct card_file *f, struct card_state *s, uint64_t no
     if (s->logged > CARD_LOG)
         s->logged = 0;
     /* Once more at now itself: what takes no time is done even if no time passes. */
-    for (unsigned i = 0; i < MOST_STEPS && r.groups && (r.t < now || i == 0); i++)
-        if ((queue >= 0 && s->queue[queue].head > seq) || !(whole = step(&r)))
-            break;
     uint64_t ignored;
+    for (unsigned i = 0; i < MOST_STEPS && r.groups && (r.t < now || i == 0); i++) {
+        /* A mark behind the last kernel is done when that is, not when something else happens next. */
+        if (queue >= 0 && (!(whole = front_end(&r, &ignored)) || s->queue[queue].head > seq))
+            break;
+        if (!(whole = step(&r)))
+            break;
+    }
     if (whole && r.t >= now && r.groups)
         whole = front_end(&r, &ignored);
     if (queue < 0 && whole)

@@ -49,6 +49,14 @@ void bench_advance(struct bench *b, uint64_t now)
     }
 }
 
+/* When this work will be done, if nothing else comes; at most `end`. */
+uint64_t bench_foresee(struct bench *b, uint64_t end, int queue, uint64_t seq)
+{
+    struct card_state s = b->state;
+    engine_run_until(&b->file, &s, end, queue, seq);
+    return s.queue[queue].head > seq ? s.now_ns : end;
+}
+
 uint64_t bench_head(struct bench *b, int queue) { return b->state.queue[queue].head; }
 uint64_t bench_mark(struct bench *b, int queue, uint64_t seq) { return b->file.queue[queue].ring[seq].done_ns; }
 uint64_t bench_busy(struct bench *b) { return b->state.busy.total_ns; }

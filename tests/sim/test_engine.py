@@ -28,7 +28,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     subprocess.run([*cc, f"-I{SIM}", "-o", str(out), str(SIM / "engine.c"), str(harness)], check=True)
     library = ctypes.CDLL(str(out))
     library.bench_new.restype = ctypes.c_void_p
-    for name in ("bench_submit", "bench_head", "bench_mark", "bench_busy", "bench_served"):
+    for name in ("bench_submit", "bench_head", "bench_mark", "bench_busy", "bench_served", "bench_foresee"):
         getattr(library, name).restype = ctypes.c_uint64
     return library
 
@@ -59,6 +59,10 @@ class Card:
     def advance(self, now: int) -> None:
         self.engine.bench_advance(self.bench, ctypes.c_uint64(now))
 
+    def foresee(self, queue: int, seq: int, end: int) -> int:
+        """When this work will be done, by what is known now."""
+        return int(self.engine.bench_foresee(self.bench, ctypes.c_uint64(end), queue, ctypes.c_uint64(seq)))
+
     def done(self, queue: int) -> list[int]:
         head = int(self.engine.bench_head(self.bench, queue))
         passed = [seq for seq in self.marks.get(queue, []) if seq < head]
@@ -84,6 +88,14 @@ def test_alone_work_runs_in_order_and_back_to_back(card: Card) -> None:
     card.advance(100 * MS)
     assert card.done(6) == [10 + 5 * MS, 10 + 5 * MS, 10 + 7 * MS]
     assert card.busy() == card.served(3) == 7 * MS
+
+
+def test_a_mark_is_foreseen_with_the_kernel_before_it(card: Card) -> None:
+    """Who waits for it does not sleep until something else happens."""
+    seq = card.submit(0, 0, MS // 2)
+    assert card.foresee(0, seq, 100 * MS) == card.foresee(0, seq + 1, 100 * MS) == MS // 2
+    card.advance(100 * MS)
+    assert card.done(0) == [MS // 2]
 
 
 def test_idle_card_does_nothing_until_work_comes(card: Card) -> None:
