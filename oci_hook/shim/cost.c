@@ -9,6 +9,9 @@
 #define WAITED (5 * GH_MS)  /* so much more of the card no slices explain */
 #define ELASTIC_SAMPLES 4u
 #define DEBT_MOST (10 * GH_S) /* no wait for a cap is longer */
+#define SAMPLES_AT_ONCE 4u  /* a key with fewer is measured at each launch, */
+#define DUE_COMMANDS 32u    /* others after so many, */
+#define DUE_TIME (200 * GH_US) /* or so much work */
 
 static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -39,6 +42,16 @@ struct cost *cost_of(struct cost_table *table, uint64_t key) {
 }
 
 void cost_forget(struct cost_table *table, uint64_t key) { *cost_of(table, key) = (struct cost){0}; }
+
+bool cost_due(struct cost *c, bool anyway) {
+    c->unseen += gh_cost_of(&c->cost);
+    c->unseen_count++;
+    bool due = c->unseen_count >= DUE_COMMANDS || c->unseen >= DUE_TIME;
+    if (!anyway && !due && c->cost.samples[0] >= SAMPLES_AT_ONCE && !cost_elastic(c))
+        return false;
+    c->unseen = c->unseen_count = 0;
+    return true;
+}
 
 /* A slice of another context lengthens a command by a millisecond or more, and few short ones: those are left out, the
  * rest are as good as undisturbed. Not so what went onto an empty stream: it may have waited for the end of another's

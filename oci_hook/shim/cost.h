@@ -9,10 +9,12 @@
 
 #define GH_COSTS 4096u
 
-/* What is learned of a key, its shortest time of late, and by how much its times differ from their mean. */
+/* What is learned of a key, its shortest time of late, by how much its times differ from their mean, and what was
+ * launched since it was last measured. */
 struct cost {
     struct gh_cost cost;
-    uint64_t low, spread;
+    uint64_t low, spread, unseen;
+    uint32_t unseen_count;
     bool collective; /* waits for other processes' kernels, and says so by its name */
 };
 
@@ -33,6 +35,9 @@ bool cost_is_collective(const char *name);
 /* What a launch of it is reckoned to take: an elastic one as long as when it need not wait. promised: somebody relies on
  * it, so that what only varies is reckoned at its mean. */
 uint64_t cost_estimate(const struct cost *cost, bool promised);
+/* One more is launched; `anyway`: with an event behind it. True: it is to be measured. Counted by key, so that a program
+ * that synchronises after each kernel, or takes turns between kernels, is measured like others. */
+bool cost_due(struct cost *cost, bool anyway);
 /* One measured command. queued: it was put behind others; prompt: the program launched it at once; shared: the part of
  * its time that was its context's; clean: nobody else had work. Returns what it is charged; *waited: the part of that in
  * which a collective may only have waited for others. */

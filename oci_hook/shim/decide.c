@@ -272,7 +272,9 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
         return go(d, GH_OPEN);
 
     uint64_t window = registered ? r->window_guarded : r->window;
-    int fits = empty || add(gh_residue(own, now), cost) <= window;
+    uint64_t left = gh_residue(own, now);
+    /* One longer than the window may queue up behind the end of what runs: else the card waits for each of them. */
+    int fits = empty || add(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
     struct crowd c = crowd_of(card, me, now);
 
     /* Work of mine in flight is work that is done: starving is to be held with nothing. */

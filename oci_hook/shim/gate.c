@@ -251,12 +251,14 @@ static uint64_t worked(struct gh_gate *g, uint64_t now) {
     return LOAD(&head_of(g)->charged) + more;
 }
 
-/* Saturation is learned from times in which nobody else had work for a while: only then is it the tenant's own doing. */
+/* Saturation is learned from times in which nobody else had work for a while: only then is it the tenant's own doing.
+ * Nor is it its doing that the card runs dry while its next launch waits for the own window. */
 static void count_clear(struct gh_gate *g, uint64_t now) {
     uint64_t clear_at = last_seen(g)->clear_at, charge = worked(g, now);
     if (clear_at <= g->counted_at) {
         g->clear += now - g->counted_at;
-        g->clear_charged += charge - g->counted_charge; /* less, when what ran was reckoned to run for longer */
+        /* Charged may be less than before, when what ran was reckoned to run for longer. */
+        g->clear_charged += g->full ? now - g->counted_at : charge - g->counted_charge;
     }
     g->counted_at = now;
     g->counted_charge = charge;
@@ -495,13 +497,19 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
         word = &g->page->seq;
         seen = g->seq;
     }
+    bool full = d->on == GH_ON_OWN_DONE && d->held;
+    count_clear(g, now);
     g->waiting++;
+    g->full += full;
     gh_unlock(&g->lock);
     slot_sleep(plainly ? NULL : word, seen, max64(plainly ? GH_US * 50 : step, GH_US) * g->scale);
     bool locked = gh_lock(&g->lock);
     (void)locked;
+    uint64_t then = gate_now(g);
+    count_clear(g, then);
     g->waiting--;
-    return gate_now(g) - now >= min64(step, 20 * GH_US);
+    g->full -= full;
+    return then - now >= min64(step, 20 * GH_US);
 }
 
 static struct gh_gate *gate_of(CUcontext *context) {
@@ -591,15 +599,14 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         return;
     }
     uint64_t now = gate_now(g);
-    const struct cost *cost = cost_of(&g->costs, key);
-    bool sample = cost->cost.samples[0] < SAMPLES_AT_ONCE || cost_elastic(cost);
+    struct cost *cost = cost_of(&g->costs, key);
     t->estimate = estimate_of(g, cost);
     t->stream = stream;
     t->track = marks_track(g, context, stream);
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
     if (k) {
         t->queued = k->batch || k->first;
-        t->timed = sample || k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g);
+        t->timed = cost_due(cost, k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g));
         if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
             t->mark = marks_take(g, context);
     }

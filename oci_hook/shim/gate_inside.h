@@ -13,7 +13,6 @@
 #define MARKS 256u
 #define BATCH_COMMANDS 32u
 #define BATCH_TIME (200 * GH_US)
-#define SAMPLES_AT_ONCE 4u /* a key with fewer is measured at each launch */
 #define TAIL_AFTER (50 * GH_US)
 #define HISTORY 128u
 #define LOOK_EVERY (100 * GH_US)
@@ -104,7 +103,7 @@ struct gh_gate {
     _Atomic uint32_t polling; /* a thread is asking the driver about events */
     void *_Atomic tailing; /* the stream that the pacer is putting a marker on */
     uint32_t done_word; /* own threads sleep on it */
-    uint32_t entering, waiting, holding; /* threads at the gate; of them, asleep; for their turn */
+    uint32_t entering, waiting, full, holding; /* threads at the gate; asleep; for the own window; for their turn */
     uint64_t wanting; /* since when, or up to when it is counted, there is work to do; 0 there is none */
     /* gate_groups.c */
     uint32_t tiers; /* of the card page */

@@ -62,6 +62,21 @@ static void guarded_after_company(void) {
     MUST(!d.go && d.on == GH_ON_OWN_DONE);
 }
 
+/* One longer than the window follows the last quarter of another, unless online work may come. */
+static void long_ones_queue_behind_an_end(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    idle(1, now - GH_S / 2);
+    own.inflight = card.rules.window / 4;
+    MUST(gh_decide(&card, 0, &own, now, 5 * GH_MS).go);
+    MUST(!gh_decide(&card, 0, &own, now, GH_COST_UNKNOWN).go);
+    own.inflight++;
+    MUST(!gh_decide(&card, 0, &own, now, 5 * GH_MS).go);
+    own.inflight = 1;
+    card.share[1].class_ = 2;
+    MUST(!gh_decide(&card, 0, &own, now, 5 * GH_MS).go);
+}
+
 static void rotate_by_least_v(void) {
     tenant(0, 1, 100);
     tenant(1, 1, 100);
@@ -358,7 +373,7 @@ static const struct {
     void (*check)(void);
 } all[] = {
 #define N(x) {#x, x}
-    N(open_alone), N(guarded_after_company), N(rotate_by_least_v), N(equal_claims_lower_slot_wins), N(tenure_by_weight),
+    N(open_alone), N(guarded_after_company), N(long_ones_queue_behind_an_end), N(rotate_by_least_v), N(equal_claims_lower_slot_wins), N(tenure_by_weight),
     N(tenures_stay_below_a_tenth_of_a_second), N(mix_lets_others_fill), N(probe_is_left_alone),
     N(small_gap_is_no_idling), N(idle_primary_loses_its_tenure), N(dead_or_silent_primary_loses_its_tenure),
     N(woken_takes_over), N(bank_bounds_credit), N(higher_class_freezes), N(drain_then_go), N(freeze_bit),

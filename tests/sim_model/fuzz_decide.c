@@ -191,8 +191,10 @@ static void any_neighbours(void) {
             if (working && card.share[i].class_ > card.share[me].class_)
                 CHECK(12, !d.go); /* I9 */
         }
+    uint64_t left = gh_residue(&own, now), window = gh_window(&card, me);
+    int behind = window == card.rules.window && left <= window / 4 && cost < GH_COST_UNKNOWN;
     if (d.go && d.mode != GH_OPEN && !empty)
-        CHECK(13, gh_residue(&own, now) + cost <= card.rules.window || gh_residue(&own, now) + cost < cost);
+        CHECK(13, left + cost <= window || left + cost < cost || behind);
     int free_ = !card.share[me].freeze && !higher && !lower &&
                 (!card.share[me].cap ||
                  (gh_bucket_at(own.bucket, card.share[me].cap, card.rules.burst, now).level > 0 && empty));

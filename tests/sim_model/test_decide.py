@@ -40,7 +40,8 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
     [
         ("if (share->freeze) {", "if (0) {"),
         ("if (b.level <= 0) {", "if (b.level < -1000000000000000) {"),
-        ("gh_residue(own, now), cost) <= window", "gh_residue(own, now), 0) <= window"),
+        ("add(left, cost) <= window", "add(left, 0) <= window"),
+        ("!registered && cost < GH_COST_UNKNOWN", "cost < GH_COST_UNKNOWN"),
         ("starving > patience(card, &c, me)", "0"),
         ("if (until > now) {", "if (until > now + GH_S) {"),
         ("max64(until, add(now, r->pacer_min))", "until + GH_S"),

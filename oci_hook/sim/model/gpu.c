@@ -30,12 +30,18 @@ void gpu_count(struct gpu *gpu, uint64_t now) {
         if (c->clear_from < now) {
             uint64_t more = now - (c->clear_from > gpu->changed ? c->clear_from : gpu->changed);
             c->clear += more;
-            c->clear_pending += gpu->work >> i & 1 ? more : 0;
+            c->clear_pending += c->full || gpu->work >> i & 1 ? more : 0;
         }
         c->pending = pending;
         c->shared = shared;
     }
     gpu->changed = now;
+}
+
+void gpu_full(struct gpu *gpu, unsigned i, int full, uint64_t now) {
+    if (gpu->context[i].full != full)
+        gpu_count(gpu, now);
+    gpu->context[i].full = full;
 }
 
 static void set_work(struct gpu *gpu, uint64_t work, uint64_t now) {

@@ -27,8 +27,9 @@ struct context {
     uint64_t pending;    /* time with work, up to the last change of `work` */
     uint64_t shared;     /* the same, divided by the number of contexts with work */
     uint64_t clear_from; /* others have had no work for CLEAR_AFTER at this time, NEVER when they have */
-    uint64_t clear, clear_pending; /* time since then, and that part of it with own work */
+    uint64_t clear, clear_pending; /* time since then, and that part of it with own work or full */
     uint64_t clear_at_idle;        /* clear, when the own work last ended */
+    int full;                      /* a launch waits for the own window */
 };
 
 struct gpu {
@@ -61,6 +62,7 @@ void gpu_destroy(struct gpu *gpu, unsigned context, uint64_t now);
 /* Its GPU time up to now, with the piece that is being executed. */
 uint64_t gpu_executed(const struct gpu *gpu, unsigned context, uint64_t now);
 uint64_t gpu_pending(const struct gpu *gpu, unsigned context, uint64_t now);
+void gpu_full(struct gpu *gpu, unsigned context, int full, uint64_t now);
 /* Bring the counters of `struct context` up to now. */
 void gpu_count(struct gpu *gpu, uint64_t now);
 uint64_t gpu_shared(const struct gpu *gpu, unsigned context, uint64_t now);

@@ -18,7 +18,8 @@ static void yield(struct sim *sim, unsigned i) {
 }
 
 /* Saturation is learned in own tenures, from times in which nobody else had work for a while: only then the pending
- * time is the tenant's own doing. The idle time that ends a tenure is no part of it. */
+ * time is the tenant's own doing. The idle time that ends a tenure is no part of it, nor are the moments in which the
+ * card has run dry while the next launch waits for the own window. */
 static void tenure_begin(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     if (t->tenure)
@@ -169,6 +170,7 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
     t->own.held_since = gh_held_since(&t->own, &d, now);
     t->mode = d.mode;
     s->held = d.held;
+    gpu_full(&sim->gpu, i, d.held && d.on == GH_ON_OWN_DONE, now);
     if (d.go || d.held)
         s->active_at = now;
     if (d.claim) {
