@@ -79,7 +79,7 @@ uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queue
 }
 
 bool cost_elastic(const struct cost *c) {
-    return c->collective || (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > gh_cost_of(&c->cost) / 2);
+    return c->collective || (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > gh_cost_of(&c->cost) / 4 * 3);
 }
 
 uint64_t cost_estimate(const struct cost *c, bool promised) {

@@ -1,4 +1,4 @@
-/* What cost.c makes of kernels whose time depends on others. Silent when all is as it should be. */
+/* When cost.c measures, and what it makes of kernels whose time depends on others. Silent when all is as it should be. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -43,6 +43,21 @@ int main(void) {
     for (int i = 0; i < 2000; i++)
         alone(&c, 20);
     CHECK(!cost_elastic(&c));
+
+    /* Measured at first, then after so much work or so many, whatever else is launched between; an event that is
+     * there anyway is used. */
+    c = (struct cost){0};
+    for (int i = 0; i < 4; i++) {
+        CHECK(cost_due(&c, false));
+        alone(&c, 80);
+    }
+    CHECK(!cost_due(&c, false) && !cost_due(&c, false) && cost_due(&c, false) && !cost_due(&c, false));
+    CHECK(cost_due(&c, true) && !cost_due(&c, false) && !cost_due(&c, false) && cost_due(&c, false));
+    c = (struct cost){0};
+    for (int i = 0; i < 4; i++)
+        alone(&c, 1);
+    for (int i = 1; i < 320; i++)
+        CHECK(cost_due(&c, false) == (i % 32 == 0));
 
     /* By its name, from the first launch on; what it waited is told apart. */
     c = (struct cost){.collective = true};

@@ -5,8 +5,9 @@
  * launches kernels of that length for ever by the named route, or copies or fills a megabyte each time; with BURST so
  * many at a time, then synchronises and rests. "brief" launches three, waits for the end of its input, launches three
  * more and ends. "cards" does the same on the second card at once; "contexts" and "reset" destroy the context every 20
- * launches with work in flight; "child" forks every 200, and ends with 4 when its child comes by a launch. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many
- * kernels it has launched. Ends when its input does. */
+ * launches with work in flight; "child" forks every 200, and ends with 4 when its child comes by a launch. The kernels
+ * of "grows" are a quarter as long the first fifty times. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and
+ * how many kernels it has launched. Ends when its input does. */
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -42,6 +43,7 @@ struct config {
 };
 
 static void *function, *stream, *graph;
+static unsigned long microseconds;
 static uint64_t there, here; /* memory of the card */
 static char host[1 << 20];
 
@@ -66,7 +68,12 @@ static void launch(const char *way) {
         MUST("cuLaunchKernel_ptsz", function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
     else if (!strcmp(way, "graph"))
         MUST("cuGraphLaunch", graph, stream);
-    else if (!strcmp(way, "copy"))
+    else if (!strcmp(way, "grows")) {
+        static unsigned launched;
+        uint64_t ns = launched++ < 50 ? microseconds * 250 : microseconds * 1000;
+        void *parameters[] = {&ns};
+        MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL);
+    } else if (!strcmp(way, "copy"))
         MUST("cuMemcpyDtoDAsync_v2", there, here, (size_t)MEGABYTE, stream);
     else if (!strcmp(way, "copy any"))
         MUST("cuMemcpyAsync", there, here, (size_t)MEGABYTE, stream);
@@ -164,7 +171,8 @@ int main(int argc, char **argv) {
     if (!cuda)
         return 2;
     snprintf(name, sizeof name, "spin_%sus", argv[2]);
-    snprintf(image, sizeof image, "// %s", name);
+    microseconds = strtoul(argv[2], NULL, 10);
+    snprintf(image, sizeof image, "// %s%s", name, strcmp(way, "grows") ? "" : " sim_param");
     MUST("cuInit", 0);
     if (strcmp(way, "contexts")) {
         MUST("cuDevicePrimaryCtxRetain", &context, 0);

@@ -1,0 +1,55 @@
+"""What launches are charged beside another tenant, by the shipped stand-in, against what they take. Simulated card."""
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gate.cards import Load, Tenant
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+Make = Callable[..., Any]
+SATURATED_AT = 116  # of the slot's head
+
+
+def charged(p: Any, loads: list[Load], seconds: float, settle: float) -> list[tuple[float, float]]:
+    """GPU time charged, in ns, and launches, of the tenant in each slot during the same span."""
+
+    def books() -> list[int]:
+        return [struct.unpack_from("<Q", p.card.slot_file(i).read_bytes(), 40)[0] for i in range(len(loads))]
+
+    for load in loads:
+        load.ready()
+    time.sleep(settle)
+    since, before = time.monotonic_ns(), books()
+    time.sleep(seconds)
+    until, after = time.monotonic_ns(), books()
+    time.sleep(0.1)
+    return [(b - a, load.rate(since, until)) for a, b, load in zip(before, after, loads, strict=True)]
+
+
+def saturated(p: Any, slot: int) -> int:
+    return int(p.card.slot_file(slot).read_bytes()[SATURATED_AT])
+
+
+def test_a_synchronise_per_kernel_is_charged_its_kernels(place: Make) -> None:
+    """What was learned of the first few, which were shorter, does not last; neighbours' slices are not charged."""
+    p = place(Tenant(), Tenant())
+    loads = [p.kernels(0, "grows", 80, 1, 0), p.kernels(1, "plain", 80)]
+    (mine, launches), (theirs, others) = charged(p, loads, 4, 3)
+    assert abs(mine / (launches * 80e3) - 1) < 0.2, (mine, launches)
+    assert abs(theirs / (others * 80e3) - 1) < 0.2, (theirs, others)
+    assert abs(launches / (launches + others) - 0.5) < 0.1, (launches, others)
+    assert not saturated(p, 0)
+
+
+def test_kernels_longer_than_the_window_leave_no_gaps(place: Make) -> None:
+    """Their next launch waits at the gate: that is no gap of the program's, and both tenants take turns."""
+    p = place(Tenant(), Tenant())
+    loads = [p.kernels(0, "plain", 1400), p.kernels(1, "plain", 80)]
+    (mine, launches), (theirs, others) = charged(p, loads, 4, 3)
+    assert abs(mine / (launches * 1400e3) - 1) < 0.1, (mine, launches)
+    assert abs(mine / (mine + theirs) - 0.5) < 0.05, (mine, theirs)
+    assert (launches * 1400e3 + others * 80e3) * p.card.scale > 4e9 * 0.8, (launches, others)
