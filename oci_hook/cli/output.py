@@ -75,10 +75,8 @@ def show(report: Report, as_json: bool) -> None:
         warnings = {"warnings": [as_data(p) for p in report.warnings]} if report.warnings else {}
         click.echo(json.dumps({**report.data, **warnings}, indent=2))
         return
-    width = columns()
     for line in report.lines:
-        for part in [line] if isinstance(line, Row) else folded(line, width):
-            click.echo(part)
+        click.echo(line)
 
 
 def fail(error: GhError, as_json: bool) -> NoReturn:
@@ -94,17 +92,13 @@ def as_data(problem: Problem) -> dict[str, str]:
     return {"code": problem.code, "message": str(problem).removeprefix(f"{problem.code}: ")}
 
 
-class Row(str):
-    """A line that is not folded."""
-
-
 def columns() -> int:
     """Of the terminal; 0: what is printed goes elsewhere, and is not to be shortened."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def folded(line: str, width: int) -> list[str]:
-    """At blanks, what follows a little further in."""
+    """Prose at blanks, what follows a little further in. Not for what is copied from the screen: commands, files."""
     if not width or len(line) <= width:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
@@ -129,7 +123,7 @@ def table(
         else:
             cells = [(*row[:at], *row[at + 1 :]) for row in cells]
             left.pop(0)
-    return [Row(line if not width or len(line) <= width else line[: width - 1] + "…") for line in aligned(cells)]
+    return [line if not width or len(line) <= width else line[: width - 1] + "…" for line in aligned(cells)]
 
 
 def cut(text: str) -> str:

@@ -76,6 +76,12 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
     return room(settings, request, head)
 
 
+def told(lines: list[str]) -> list[str]:
+    """As the terminal has room for it."""
+    safe = [output.printable(text) if text else "" for text in lines]
+    return [part for text in safe for part in output.folded(text, output.columns())]
+
+
 def matches(id: str, name: str, container: str) -> bool:
     parts = name.split("/")
     return container in (id, name, name.strip("/"), parts[-1]) or (
@@ -104,7 +110,7 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
         "cards": [{"uuid": uuid, "reason": note} for uuid, note in found.notes],
         "changes": [{"kind": w.kind, "text": w.text, "waits_for": list(w.gone)} for w in ways],
     }
-    return output.Report(data, [output.printable(text) if text else "" for text in lines])
+    return output.Report(data, told(lines))
 
 
 def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
@@ -126,7 +132,7 @@ def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
     if node["agent"]["state"] == "none":
         lines.append("(no agent runs: use of the cards is not known, `gpu-hook agent`)")
     data = {"container": c["id"], "state": c["state"], "reasons": reasons}
-    return output.Report(data, [output.printable(text) for text in lines])
+    return output.Report(data, told(lines))
 
 
 def on_card(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> list[str]:

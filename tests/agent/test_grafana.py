@@ -68,6 +68,13 @@ def test_every_metric_and_label_exists() -> None:
     assert used > 20
 
 
+def test_every_alert_has_a_test_for_promtool() -> None:
+    def names(file: str, key: str) -> set[str]:
+        return set(re.findall(rf"{key}: (GpuHook\w+)", (GRAFANA / file).read_text()))
+
+    assert names("alerts.yaml", "alert") == names("alerts.test.yaml", "alertname") != set()
+
+
 def test_every_metric_is_on_the_page() -> None:
     page = (GRAFANA.parent / "agent.md").read_text()
     for name in metrics():
