@@ -174,7 +174,7 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     }
     const struct seen *last = last_seen(g);
     struct seen next = {.at = now, .contexts = contexts, .mine = last->mine};
-    if (!g->stopped)
+    if (!g->halted)
         next.mine += (now - last->at) / last->contexts;
     if (contexts > 1)
         next.clear_at = UINT64_MAX;
@@ -193,7 +193,7 @@ uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bo
     *clean = then->clear_at <= begin;
     if (now <= begin)
         return elapsed;
-    uint64_t until = last->mine + (g->stopped ? 0 : (now - min64(last->at, now)) / last->contexts);
+    uint64_t until = last->mine + (g->halted ? 0 : (now - min64(last->at, now)) / last->contexts);
     uint64_t from = then->mine + (begin - min64(then->at, begin)) / then->contexts;
     return min64(until > from ? until - from : 0, elapsed);
 }
@@ -297,28 +297,31 @@ void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle) {
 void gate_publish(struct gh_gate *g, uint64_t now) {
     struct gh_slot_head *h = head_of(g);
     bool was_busy = g->view.slot[g->me].launched != g->view.slot[g->me].done;
-    bool busy = g->launched != g->done;
+    unsigned kept = front_kept(g);
+    uint64_t launched = g->launched - kept;
+    bool busy = launched != g->done;
     slot_keep(&g->own_slot, now);
     struct gh_sub_slot *sub = g->own_slot.sub;
     find_running(g, now);
-    STORE(&sub->residue, gh_residue(&g->own, now));
+    uint64_t residue = gh_residue(&g->own, now);
+    STORE(&sub->residue, residue - min64(residue, front_behind(g)));
     STORE(&sub->done_at, g->done_at);
     STORE(&sub->done, g->done);
-    STORE(&sub->launched, g->launched);
-    STORE(&sub->held, g->holding);
+    STORE(&sub->launched, launched);
+    STORE(&sub->held, g->holding + kept);
     STORE(&sub->waiting, g->entering);
     STORE(&sub->heartbeat, now);
     if (busy || was_busy || g->holding)
         STORE(&h->active_at, now);
     if (g->wanting)
         slot_wanted(&g->own_slot, g->wanting, now);
-    g->wanting = busy || g->entering ? now : 0;
+    g->wanting = busy || kept || g->entering ? now : 0;
     count_clear(g, now);
     unsigned contexts;
     struct gh_slot *s = &g->view.slot[g->me];
     *s = gh_slot_view(g->own_slot.page, sizeof *g->own_slot.page, now, g->view.rules.heartbeat_stale, &contexts);
     if (sub == &g->own_slot.spare && busy) { /* all are taken: the page does not show us */
-        s->launched += g->launched - g->done;
+        s->launched += launched - g->done;
         contexts++;
     }
     g->siblings = contexts - (busy && contexts);
@@ -527,9 +530,24 @@ static uint64_t estimate_of(const struct gh_gate *g, const struct cost *cost) {
 }
 
 /* Until the driver may be asked. False: nothing is to be kept of this launch. */
-static bool admit(struct gh_gate *g, uint64_t key) {
+static bool has_lower(const struct gh_gate *g) {
+    for (uint64_t left = g->view.present; left; left &= left - 1)
+        if (g->view.share[__builtin_ctzll(left)].class_ < g->view.share[g->me].class_)
+            return true;
+    return false;
+}
+
+/* That there is work after a time without: who keeps a command ready behind a word has it to close. */
+static void tell_lower(struct gh_gate *g) {
+    if (g->tell)
+        slot_wake(&g->own_slot);
+    g->tell = false;
+}
+
+static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream stream, bool *front) {
     bool held = false;
     unsigned early = 0;
+    g->tell = false;
     uint64_t came = 0;
     g->entering++;
     for (bool first = true;; first = false) {
@@ -542,12 +560,17 @@ static bool admit(struct gh_gate *g, uint64_t key) {
         if (first && s->launched == s->done && now - min64(s->idle_since, now) > g->view.rules.wake_idle) {
             woken(g, now);
             gate_publish(g, now);
+            g->tell = has_lower(g);
         }
         struct gh_decision d = ask(g, now, estimate_of(g, cost_of(&g->costs, key)));
+        *front = front_may(g, &d, context, stream, cost_of(&g->costs, key));
+        if (*front)
+            d.go = !(d.held = 0);
         if (held != (d.held != 0)) {
             held = d.held;
             g->holding += held ? 1 : -1u;
             gate_publish(g, now);
+            tell_lower(g);
         }
         if (d.go) {
             STORE(&g->own_slot.sub->waiting, --g->entering);
@@ -594,7 +617,8 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     if (!gh_lock(&g->lock))
         return;
     cost_of(&g->costs, key)->collective = collective;
-    if (!admit(g, key)) {
+    bool front;
+    if (!admit(g, key, context, stream, &front)) {
         gh_unlock(&g->lock);
         return;
     }
@@ -606,7 +630,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
     if (k) {
         t->queued = k->batch || k->first;
-        t->timed = cost_due(cost, k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g));
+        t->timed = front || cost_due(cost, k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g));
         if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
             t->mark = marks_take(g, context);
     }
@@ -631,8 +655,11 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         gate_retire(g, now + t->estimate, 1, t->estimate, t->estimate, 0);
     }
     gate_publish(g, now);
+    tell_lower(g);
     uint64_t slice = groups_enter(g, context);
     gh_unlock(&g->lock);
+    if (front)
+        front_put(g, context, stream, t->estimate);
     if (slice != GROUP_NOTHING)
         groups_slice(g, context, slice);
     if (t->mark)
@@ -765,6 +792,7 @@ void gate_context_leaves(CUcontext context) {
         struct gh_gate *g = all->gate[i];
         if (!lock_alone(g, NULL))
             continue;
+        front_leave(g, context);
         groups_leave(g, context);
         uint64_t now = gate_now(g);
         for (unsigned n = 0; n < TRACKS; n++) {

@@ -85,27 +85,26 @@ void groups_slice(struct gh_gate *g, CUcontext context, uint64_t slice) {
     gh_unlock(&g->lock);
 }
 
-static void halt(struct gh_gate *g, uint64_t now, bool off) {
-    if (g->stopped == off)
+void groups_halt(struct gh_gate *g, uint64_t now, bool halted) {
+    if (g->halted == halted)
         return;
     gate_look(g, now, true); /* until here, time was shared out in another way */
-    if (off)
+    if (halted)
         g->halt[++g->halts % HALTS] = (struct halt){now, UINT64_MAX};
     else
         g->halt[g->halts % HALTS].end = now;
-    g->stopped = off;
+    g->halted = halted;
 }
 
-bool groups_pace(struct gh_gate *g, uint64_t now, struct gh_decision *d) {
+void groups_pace(struct gh_gate *g, uint64_t now, bool frozen) {
     if (!g->grouped)
-        return false;
-    *d = gh_decide(&g->view, g->me, &g->own, now, 0);
+        return;
     uint64_t most = g->view.rules.drain_max;
-    bool frozen = g->launched != g->done && !d->go && d->mode == GH_FROZEN && d->on == GH_ON_SLOT;
+    frozen &= g->launched - front_kept(g) != g->done;
     if (!frozen || !g->frozen_since)
         g->frozen_since = frozen ? now : 0;
     bool lasts = frozen && (g->stopped || gh_residue(&g->own, now) > most || now - g->frozen_since > most);
-    halt(g, now, lasts && g->tiers & GH_TIER_STOP);
+    g->stopped = lasts && g->tiers & GH_TIER_STOP;
     for (unsigned i = 0; i < GROUPS; i++) {
         struct group *p = &g->group[i];
         bool slice = p->context && to_set(g, p, lasts), off = g->stopped;
@@ -126,7 +125,6 @@ bool groups_pace(struct gh_gate *g, uint64_t now, struct gh_decision *d) {
         gh_lock(&g->lock);
         p->changing = false;
     }
-    return g->stopped;
 }
 
 void groups_leave(struct gh_gate *g, CUcontext context) {

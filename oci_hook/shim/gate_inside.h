@@ -58,7 +58,14 @@ struct group { /* the channel group of a context */
     bool off, changing; /* a thread of ours is in the driver with it */
 };
 
-struct halt { /* tier 2: no work of this process ran then */
+struct front { /* tier 0.5: words of a context that its streams wait for */
+    CUcontext context; /* NULL: free */
+    uint32_t *words;   /* NULL: not made yet */
+    CUdeviceptr at;    /* as the card sees them */
+    bool without;      /* it does not work here */
+};
+
+struct halt { /* nothing of this process ran then: its groups were stopped, or all of its work was behind a word */
     uint64_t begin, end;
 };
 
@@ -109,10 +116,16 @@ struct gh_gate {
     uint32_t tiers; /* of the card page */
     struct group group[GROUPS];
     bool grouped; /* there are, or were, contexts in it */
-    bool stopped;
+    bool stopped, halted;
     uint64_t frozen_since;
     struct halt halt[HALTS]; /* the last of them */
     unsigned halts;
+    /* gate_front.c */
+    struct front fronts[GROUPS], *front; /* the one with the last command behind its word */
+    uint32_t front_number;
+    uint64_t front_estimate;
+    bool closed;
+    bool tell; /* lower classes, that there is work again */
     /* tenure: what duty is learned from */
     bool tenure;
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle, counted_at, counted_charge;
@@ -163,14 +176,31 @@ void marks_tail(struct gh_gate *g);
 /* Before a launch: the time slice in us that `groups_slice` is to set without the lock, or GROUP_NOTHING. */
 uint64_t groups_enter(struct gh_gate *g, CUcontext context);
 void groups_slice(struct gh_gate *g, CUcontext context, uint64_t slice);
-/* From the pacer: stops and slices as the rules ask for. True: stopped, and *d says until when. */
-bool groups_pace(struct gh_gate *g, uint64_t now, struct gh_decision *d);
+/* From the pacer: stops and slices as the rules ask for. */
+void groups_pace(struct gh_gate *g, uint64_t now, bool frozen);
 /* The context (NULL: all) goes: none is left stopped. */
 void groups_leave(struct gh_gate *g, CUcontext context);
-/* For how long between two times nothing of this process ran because it was stopped. */
+/* From now on nothing of this process runs, or something may again. */
+void groups_halt(struct gh_gate *g, uint64_t now, bool halted);
+/* For how long between two times that was so. */
 uint64_t groups_stopped(const struct gh_gate *g, uint64_t since, uint64_t now);
 /* The preempt bound, which stopping lowers. */
 uint64_t groups_bound(const struct gh_gate *g, uint64_t bound);
+
+/* gate_front.c; the lock is held but for front_put */
+/* Whether a command that the decision keeps waiting for nothing but the window may go behind a word. */
+bool front_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
+               const struct cost *cost);
+/* Without the lock, before it is launched: what comes into the stream from now on is behind the word. */
+void front_put(struct gh_gate *g, CUcontext context, CUstream stream, uint64_t estimate);
+void front_close(struct gh_gate *g, bool closed);
+/* The slot whose word a thread sleeps on that may have to close; GH_SLOTS for none. */
+unsigned front_watched(const struct gh_gate *g);
+/* Commands that a closed word keeps; estimated time of what has not come by, be it open or closed. */
+unsigned front_kept(const struct gh_gate *g);
+uint64_t front_behind(const struct gh_gate *g);
+/* The context (NULL: all) goes: nothing is left behind a closed word. */
+void front_leave(struct gh_gate *g, CUcontext context);
 
 /* pacer.c */
 void pacer_need(struct gh_gate *g);

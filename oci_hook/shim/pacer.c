@@ -45,24 +45,28 @@ static void *pace(void *gate) {
         marks_tail(g);
         uint64_t now = gate_now(g);
         gate_publish(g, now);
-        gate_look(g, now, false);
+        gate_look(g, now, front_behind(g)); /* a store in time is all that keeps it off the card */
         uint64_t ns = step(g, now);
-        struct gh_decision d;
-        bool stopped = groups_pace(g, now, &d);
-        if (stopped)
+        struct gh_decision d = gh_decide(&g->view, g->me, &g->own, now, 0);
+        bool frozen = g->launched != g->done && !d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT;
+        front_close(g, frozen);
+        groups_pace(g, now, frozen);
+        groups_halt(g, now, g->stopped || (front_kept(g) && g->launched - 1 == g->done));
+        if (g->halted)
             ns = min64(d.until - min64(now, d.until) + GH_US, STOPPED_MOST);
-        if (g->stop || (!stopped && ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
+        if (g->stop || (!g->halted && ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
             atomic_store(&g->pacer, 0);
             gh_unlock(&g->lock);
             return NULL;
         }
         const uint32_t *word = &g->pacer_word;
         uint32_t seen = g->pacer_word;
-        if (stopped && g->peer[d.slot].mapped) {
-            word = &g->peer[d.slot].mapped->head.word;
-            seen = g->peer[d.slot].word;
+        unsigned watched = g->halted ? d.slot : front_watched(g);
+        if (watched < GH_SLOTS && g->peer[watched].mapped) {
+            word = &g->peer[watched].mapped->head.word;
+            seen = g->peer[watched].word;
         }
-        g->pacer = !stopped && ns == GO_AFTER ? 2 : 1;
+        g->pacer = !g->halted && ns == GO_AFTER ? 2 : 1;
         gh_unlock(&g->lock);
         slot_sleep(word, seen, ns * g->scale);
     }
@@ -87,6 +91,7 @@ static void at_exit(void) {
         for (int k = 0; k < 50 && atomic_load(&g->pacer); k++)
             slot_sleep(NULL, 0, GH_MS);
         if (gh_lock(&g->lock)) {
+            front_leave(g, NULL);
             groups_leave(g, NULL);
             gh_unlock(&g->lock);
         }

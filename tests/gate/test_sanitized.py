@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.tiers import SLICE, STOP
+from oci_hook.core.tiers import MEMOPS, SLICE, STOP
 from oci_hook.shim import build
 from tests.gate.cards import OFFLINE, ONLINE, Tenant, measure
 from tests.gate.tiers import controls, let
@@ -74,13 +74,14 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_threads_whose_channel_group_is_stopped(place: Callable[..., Any], sanitized: Path) -> None:
+@pytest.mark.parametrize(("tiers", "way", "us"), [(SLICE | STOP, "threads", 2000), (MEMOPS, "plain", 350)])
+def test_what_is_held_on_the_card(place: Callable[..., Any], sanitized: Path, tiers: int, way: str, us: int) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=500_000), libraries=sanitized)
     controls(p, "work")
-    let(p, SLICE | STOP)
+    let(p, tiers)
     p.load = str(sanitized / "load")
     options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
-    offline = p.boxes[0].start([p.load, "threads", "2000"], **options)
+    offline = p.boxes[0].start([p.load, way, str(us)], **options)
     offline.ready()
     online = p.boxes[1].start([p.load, "plain", "80", "40", str(3000 * p.card.scale)], **options)
     counts = measure([offline, online], 1, 0.5)
