@@ -630,7 +630,8 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
     if (k) {
         t->queued = k->batch || k->first;
-        t->timed = front || cost_due(cost, k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g));
+        t->timed = cost_due(cost, front || k->batch + 1 >= BATCH_COMMANDS ||
+                                      k->batch_estimate + t->estimate >= batch_time(g));
         if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
             t->mark = marks_take(g, context);
     }
