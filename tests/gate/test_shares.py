@@ -162,15 +162,18 @@ def test_what_is_published_is_what_was(place: Make) -> None:
     p = place(Tenant(70), Tenant(30))
     loads = [p.kernels(i, "plain", 80) for i in range(2)]
     measure(loads, 0.2, 2)
-    before, since = [told(p, i) for i in range(2)], time.monotonic()
+    before, since = [told(p, i) for i in range(2)], time.monotonic_ns()
     time.sleep(3)
-    after, elapsed = [told(p, i) for i in range(2)], time.monotonic() - since
-    for old, new, part in zip(before, after, (0.7, 0.3), strict=True):
-        assert abs((new.charged - old.charged) / elapsed - part) < 0.1, (before, after)
-        assert 0.8 * elapsed < new.wanted - old.wanted < 1.1 * elapsed, (before, after)
-        held = new.waited - old.waited  # the rest of the time is the driver's and the program's
-        assert 0.3 * (1 - part) * elapsed < held < 1.1 * elapsed, (before, after)
+    after, until = [told(p, i) for i in range(2)], time.monotonic_ns()
+    time.sleep(0.1)
+    elapsed = (until - since) / 1e9
+    for load, old, new in zip(loads, before, after, strict=True):
+        had = load.rate(since, until) * 80e-6 * p.card.scale
+        assert abs(new.charged - old.charged - had) < 0.12 * elapsed, (before, after)
+        assert 0.8 * had < new.wanted - old.wanted < 1.1 * elapsed, (before, after)
+        assert 0 < new.waited - old.waited < 1.1 * elapsed, (before, after)
         assert 0 < sum(new.waits) - sum(old.waits) <= new.launches - old.launches + 1, (before, after)
+    assert after[1].waited - before[1].waited > 0.2 * elapsed, (before, after)  # who has 30 % waits for 70
 
 
 def test_a_long_wait_is_in_its_bin(place: Make) -> None:
