@@ -223,6 +223,18 @@ def test_alone_there_is_no_thread_and_nothing_is_counted(place: Make) -> None:
     assert (seen.launches, seen.charged, seen.wanted, sum(seen.waits), seen.waited) == (0, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("peers", [False, True])
+def test_alone_a_launch_makes_no_system_call(place: Make, peers: bool) -> None:
+    """The program may make none; beside a busy neighbour it is killed for one."""
+    p = place(Tenant(), *([Tenant()] if peers else []))
+    if peers:
+        p.kernels(1, "plain", 80).ready()
+    load = p.kernels(0, "silent", 1)
+    assert load.process.wait(60) == (-signal.SIGSYS if peers else 0), load.said()
+    load.thread.join()
+    assert load.points == ([] if peers else [(1, 300)])
+
+
 def test_without_a_card_page_only_the_own_cap_is_held(place: Make) -> None:
     p = place(Tenant(), Tenant())
     (p.card.place / "card").write_bytes(b"\xff" * 4096)
