@@ -3,6 +3,7 @@
 Cells run in lanes, each on a card of its own; a tenant's alone reference is taken before and after all of them.
 """
 
+import argparse
 import functools
 import os
 import random
@@ -62,10 +63,11 @@ CELLS = (
     Cell("caps 30 + 70", "caps", {**SATURATED, "cap": 30, "weight": 30}, {**SATURATED, "cap": 70, "weight": 70}),
     Cell("burst 30 + 70, the 30 in phases of 1 s", "burst", s(30, on=1000000, off=1000000), s(70), seconds=6),
 )
+MANY = 1 << 30
 SHORT = ("70/30", "saturated + launch-bound, 50/50", "cap 30")
 
 
-def takeover(stage: Stage, fault: str, seconds: float, seed: int, card: int) -> list[float]:
+def takeover(stage: Stage, fault: str, seconds: float, trials: int, seed: int, card: int) -> list[float]:
     """Milliseconds of card time from SIGKILL or SIGSTOP of whoever runs to the next launch of the other."""
     draw = random.Random(seed)
     start = "run id=0 kernel=80 sigma=0.5 trace=1"
@@ -74,7 +76,7 @@ def takeover(stage: Stage, fault: str, seconds: float, seed: int, card: int) -> 
     until = time.monotonic() + seconds
     with stage.tenant(card, share, start=start) as a, stage.tenant(card, share, start=start) as b:
         stage.wait(0.5)
-        while time.monotonic() < until:
+        while time.monotonic() < until and len(took) < trials:
             stage.wait(draw.uniform(0.12, 0.2) if fault == "kill" else draw.uniform(0.05, 0.1))
             survivor, victim = sorted((a, b), key=lambda t: t.launches()[1])  # who launched last runs
             count = survivor.launches()[0]
@@ -124,7 +126,7 @@ def measure(short: bool) -> Json:
         kinds = [(c, native) for c in chosen for native in (False, True) if c.native or not native]
         jobs = [functools.partial(_cell, stage, c, native) for c, native in kinds]
         faults = [(f, i) for f in ("kill", "stop") for i in range(1 if short else LANES // 2)]
-        jobs += [functools.partial(takeover, stage, f, 8 if short else 80, i) for f, i in faults]
+        jobs += [functools.partial(takeover, stage, f, 8 if short else 80, MANY, i) for f, i in faults]
         results = in_lanes(stage, LANES, jobs)
         after = references(stage, tenants, 0.4 if short else 0.8)
     finally:
@@ -151,10 +153,50 @@ def measure(short: bool) -> Json:
     }
 
 
-def run(short: bool) -> dict[str, Json]:
+def takeovers(trials: int, seconds: float) -> Json:
+    """Only that, so many trials or as many as there is time for, in lanes that each hold two tenants."""
+    stage = Stage(LANES, SCALE)
+    begin = time.monotonic()
+    seed = random.SystemRandom().randrange(1 << 30)
+    try:
+        each = -(-trials // LANES)
+        faults = [("kill", "stop")[i % 2] for i in range(LANES)]
+        jobs = [functools.partial(takeover, stage, f, seconds, each, seed + i) for i, f in enumerate(faults)]
+        results = in_lanes(stage, LANES, jobs)
+    finally:
+        stage.close()
+    took = {
+        fault: [t for f, times in zip(faults, results, strict=True) if f == fault for t in times] for fault in faults
+    }
+    return {
+        "calibration": report.calibration(),
+        "time_scale": SCALE,
+        "seconds": round(time.monotonic() - begin),
+        "rows": [],
+        "takeover_ms": took,
+    }
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--takeover", type=int, metavar="N", help="only takeovers: N trials, or fewer in --seconds")
+    parser.add_argument("--seconds", type=float, default=150, help="of real time, for --takeover")
+
+
+def run(short: bool, options: argparse.Namespace) -> dict[str, Json]:
     """The figures of design and issue; `report.last` keeps the rows for tables and plots."""
+    if options.takeover:
+        data = report.last["share"] = takeovers(options.takeover, options.seconds)
+        return took_figures(data)
     data = report.last["share"] = measure(short)
     return figures(data)
+
+
+def took_figures(data: Json) -> dict[str, Json]:
+    took = data["takeover_ms"]["kill"] + data["takeover_ms"]["stop"]
+    return {
+        "takeover_p99_ms": report.figure(metrics.percentile(took, 0.99), "ms", 5),
+        "takeover_trials": report.figure(len(took), "", None),
+    }
 
 
 def figures(data: Json) -> dict[str, Json]:
@@ -166,7 +208,6 @@ def figures(data: Json) -> dict[str, Json]:
 
     figure = report.figure
     pairs = [r for r in ours if r["cell"] in ("50/50", "70/30")]
-    took = data["takeover_ms"]["kill"] + data["takeover_ms"]["stop"]
     out = {
         "saturated_error_points": figure(worst("error", "saturated"), "points", 1),
         "mixed_error_points": figure(worst("error", "mixed", "launch-bound"), "points", 3),
@@ -174,8 +215,7 @@ def figures(data: Json) -> dict[str, Json]:
         "cap_over_1s_points": figure(worst("cap_over_1s", "cap", "caps"), "points", None),
         "jain_min": figure(min((r["jain"] for r in ours if "jain" in r), default=1.0), "", 0.99, least=True),
         "efficiency_saturated": figure(min(r["efficiency"] for r in pairs), "", 0.97, least=True),
-        "takeover_p99_ms": figure(metrics.percentile(took, 0.99), "ms", 5),
-        "takeover_trials": figure(len(took), "", None),
+        **took_figures(data),
         "reference_drift": figure(100 * data["reference_drift"], "%", 100 * DRIFT),
     }
     for r in ours:
@@ -196,13 +236,17 @@ def details() -> str:
         for fault, times in data["takeover_ms"].items()
         if times
     )
-    return f"{report.label(data)}, {data['seconds']} s\n{report.aligned(report.share_table(data))}\n{took}"
+    table = f"{report.aligned(report.share_table(data))}\n" if data["rows"] else ""
+    return f"{report.label(data)}, {data['seconds']} s\n{table}{took}"
 
 
 def write_docs(figures: dict[str, Json]) -> None:
+    """Nothing for takeovers alone."""
     from load import plots  # matplotlib takes its time
 
     data = report.last["share"]
+    if not data["rows"]:
+        return
     report.write("share", data, figures, [report.share_table(data)])
     for plot in (plots.share_error, plots.share_sum, plots.burst):
         plot(data)
