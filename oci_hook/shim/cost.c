@@ -68,7 +68,7 @@ uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queue
         c->low += (elapsed - low < low ? elapsed - low : low) / 64;
     if (clean || stood) {
         uint64_t mean = gh_cost_of(&c->cost), off = shared > mean ? shared - mean : mean - shared;
-        c->spread = c->cost.samples[0] ? c->spread - c->spread / 8 + off / 8 : 0;
+        c->spread = c->cost.samples[0] ? c->spread - c->spread / 16 + off / 16 : 0;
     }
     uint64_t least = low ? c->low : BRIEF;
     *waited = c->collective && shared > least ? shared - least : 0;

@@ -115,6 +115,8 @@ static struct gh_gate *make_gate(const struct gh_card_policy *policy, uint32_t c
     g->looked = g->view.seen = g->needed_at = now;
     g->seen[0] = (struct seen){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1};
     g->contexts = 1;
+    if (g->own_slot.inherited) /* killed in its tenure, and started anew at once: that is not ours */
+        gate_yield(g, now);
     fast->seq = g->page ? &g->page->seq : &no_page;
     atomic_store(&fast->open, UINT64_MAX);
     return g;

@@ -63,6 +63,7 @@ static void take(struct slot_own *own) {
                                              __ATOMIC_RELAXED))
                 continue;
         }
+        own->inherited = LOAD(&sub->owner) && LOAD(&sub->launched) != LOAD(&sub->done);
         STORE(&sub->owner, 0);
         STORE(&sub->launched, 0);
         STORE(&sub->done, 0);

@@ -14,6 +14,7 @@ struct slot_own {
     struct gh_sub_slot spare;
     uint64_t generation;
     uint64_t asked_at; /* when a sub-slot was last looked for */
+    bool inherited;    /* its last owner went with work in flight */
     int fd; /* holds the lock of the sub-slot; 0 none */
 };
 

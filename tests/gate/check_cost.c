@@ -27,6 +27,13 @@ int main(void) {
         CHECK(!cost_elastic(&c) && waited == 0);
     }
     CHECK(cost_estimate(&c, false) > 15 * GH_US && cost_estimate(&c, false) < 30 * GH_US);
+    /* Nor times that are merely uneven: log-normal, sigma about 0.5. */
+    static const uint64_t uneven[] = {30, 41, 50, 58, 66, 75, 85, 97, 112, 136, 190};
+    struct cost u = {0};
+    for (uint64_t i = 0; i < 3000; i++) {
+        alone(&u, uneven[i * i * 7 % 11]);
+        CHECK(!cost_elastic(&u));
+    }
     /* So long no slice takes: charged as measured, even before it is known as elastic. */
     CHECK(beside(&c, 40000, 2) == 20 * GH_MS);
 

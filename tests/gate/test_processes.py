@@ -1,12 +1,14 @@
 """What processes do to contexts and cards while their work is in flight. Simulated card."""
 
+import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.cards import Load, Tenant, have, measure, settles, sub_slots, until
+from tests.gate.cards import SLOT, Load, Tenant, have, measure, settles, sub_slots, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -50,6 +52,22 @@ def test_children_leave_their_parents_slot_alone(place: Make) -> None:
     have(loads, [0.5, 0.5], 0.15)
     assert sub_slots(p.card, 0)[0][0] == owner
     alive(loads)
+
+
+def test_a_dead_process_leaves_its_successor_no_tenure(place: Make) -> None:
+    """The slot file of a container that was killed a moment ago: with work in flight, and a claim for long yet."""
+    p = place(Tenant(), Tenant())
+    now = time.monotonic_ns() // p.card.scale
+    page = bytearray(SLOT)
+    end = now + 95_000_000  # 0.95 s for the simulated card
+    head = [10**9, 10**9, 0, 3, now, end, 0, now, now, now]
+    struct.pack_into("<QIIQII10QIBBBB", page, 0, 0x31544F4C53504847, 1, 1, 1, 0, 0, *head, 10**6, 1, 2, 0, 0)
+    struct.pack_into("<6QII", page, 512, 1, 9, 8, now, now, 10**6, 1, 1)
+    p.card.slot_file(0).write_bytes(page)
+    load = p.kernels(0, "plain", 80)
+    load.ready()
+    (ends,) = struct.unpack_from("<Q", p.card.slot_file(0).read_bytes(), 72)
+    assert sub_slots(p.card, 0)[0][0] == 2 and ends < end
 
 
 def alive(loads: list[Load]) -> None:
