@@ -7,6 +7,7 @@
 #define SHORT (300 * GH_US) /* against a slice */
 #define BRIEF (20 * GH_US)  /* a collective that is not known yet */
 #define WAITED (5 * GH_MS)  /* so much more of the card no slices explain */
+#define UNEVEN (500 * GH_US) /* a mean serves well enough for what differs by less */
 #define ELASTIC_SAMPLES 4u
 #define DEBT_MOST (10 * GH_S) /* no wait for a cap is longer */
 #define SAMPLES_AT_ONCE 4u  /* a key with fewer is measured at each launch, */
@@ -79,14 +80,15 @@ uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queue
 }
 
 bool cost_elastic(const struct cost *c) {
-    return c->collective || (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > gh_cost_of(&c->cost) / 4 * 3);
+    return c->collective || (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > UNEVEN &&
+                             c->spread > gh_cost_of(&c->cost) / 4 * 3);
 }
 
-uint64_t cost_estimate(const struct cost *c, bool promised) {
+uint64_t cost_estimate(const struct cost *c) {
     if (!c->cost.samples[0])
         return c->collective ? BRIEF : GH_COST_UNKNOWN;
     uint64_t mean = gh_cost_of(&c->cost), most = GH_COST_UNKNOWN / 2; /* with all before it, less than unknown */
-    if ((promised ? c->collective : cost_elastic(c)) && c->low < mean)
+    if (c->collective && c->low < mean)
         mean = c->low;
     return mean < most ? mean : most;
 }

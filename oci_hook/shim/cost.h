@@ -32,9 +32,8 @@ struct cost *cost_of(struct cost_table *table, uint64_t key);
 bool cost_elastic(const struct cost *cost);
 /* A kernel that by its name is part of a collective operation of several processes. */
 bool cost_is_collective(const char *name);
-/* What a launch of it is reckoned to take: an elastic one as long as when it need not wait. promised: somebody relies on
- * it, so that what only varies is reckoned at its mean. */
-uint64_t cost_estimate(const struct cost *cost, bool promised);
+/* What a launch of it is reckoned to take: a collective as long as when it need not wait. */
+uint64_t cost_estimate(const struct cost *cost);
 /* One more is launched; `anyway`: with an event behind it. True: it is to be measured. Counted by key, so that a program
  * that synchronises after each kernel, or takes turns between kernels, is measured like others. */
 bool cost_due(struct cost *cost, bool anyway);

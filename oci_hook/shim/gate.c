@@ -526,12 +526,6 @@ static struct gh_gate *gate_of(CUcontext *context) {
     return at.card < 0 || at.card >= GH_POLICY_CARDS ? NULL : all->of_card[at.card];
 }
 
-/* Beneath a higher class the work in flight is a promise. */
-static uint64_t estimate_of(const struct gh_gate *g, const struct cost *cost) {
-    return cost_estimate(cost, gh_window(&g->view, g->me) < g->view.rules.window);
-}
-
-/* Until the driver may be asked. False: nothing is to be kept of this launch. */
 static bool has_lower(const struct gh_gate *g) {
     for (uint64_t left = g->view.present; left; left &= left - 1)
         if (g->view.share[__builtin_ctzll(left)].class_ < g->view.share[g->me].class_)
@@ -546,6 +540,7 @@ static void tell_lower(struct gh_gate *g) {
     g->tell = false;
 }
 
+/* Until the driver may be asked. False: nothing is to be kept of this launch. */
 static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream stream, bool *front) {
     bool held = false;
     unsigned early = 0;
@@ -564,7 +559,7 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             gate_publish(g, now);
             g->tell = has_lower(g);
         }
-        struct gh_decision d = ask(g, now, estimate_of(g, cost_of(&g->costs, key)));
+        struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
         *front = front_may(g, &d, context, stream, cost_of(&g->costs, key));
         if (*front)
             d.go = !(d.held = 0);
@@ -626,7 +621,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     }
     uint64_t now = gate_now(g);
     struct cost *cost = cost_of(&g->costs, key);
-    t->estimate = estimate_of(g, cost);
+    t->estimate = cost_estimate(cost);
     t->stream = stream;
     t->track = marks_track(g, context, stream);
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;

@@ -24,12 +24,12 @@ def rounds(load: Load) -> int:
     return load.points[-1][1] if load.points else 0
 
 
-def pair(p: Any, waiter: str, slots: tuple[int, int]) -> list[Load]:
+def pair(p: Any, waiter: str, slots: tuple[int, int], way: str = "peer") -> list[Load]:
     """Two processes of one collective."""
     words = Path(p.card.place.parent / "words")
     words.touch()
     os.truncate(words, 8 << 20)
-    return [p.boxes[slot].start([waiter, "peer", str(words), str(me), "4"]) for me, slot in enumerate(slots)]
+    return [p.boxes[slot].start([waiter, way, str(words), str(me), "4"]) for me, slot in enumerate(slots)]
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,12 @@ def test_two_processes_that_wait_for_each_other(
     until(lambda: min(map(rounds, both)) > 150, 60)
 
 
-def test_beside_a_busy_neighbour(place: Make, waiter: str) -> None:
+@pytest.mark.parametrize("way", ["peer", "unnamed"])
+def test_beside_a_busy_neighbour(place: Make, waiter: str, way: str) -> None:
     p = place(Tenant(), Tenant(), scale=2)
     other = p.kernels(1, "plain", 40)
     other.ready()
-    both = pair(p, waiter, (0, 0))
+    both = pair(p, waiter, (0, 0), way)
     until(lambda: min(map(rounds, both)) > 100, 60)
     before = rounds(other)
     until(lambda: rounds(other) > before)

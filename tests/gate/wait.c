@@ -2,6 +2,7 @@
  *
  *   wait peer FILE ME STEPS     a collective of two processes: a kernel, the word that it has begun, and one that spins
  *                               until the other's has; synchronised every STEPS rounds
+ *   wait unnamed FILE ME STEPS  the same, by a kernel whose name does not tell
  *   wait self [KEYS]            a kernel that spins until another one of this process, on another stream, is done: that
  *                               has never run before, as its key is a new one each round, or one of KEYS
  *   wait resident               a kernel that never ends, and others of always new keys beside it
@@ -30,7 +31,7 @@
 enum { ROUNDS = 1 << 20 };
 
 static void *cuda, *brief, *spin, *stream, *beside;
-static const char image[] = ".entry brief() .entry ncclDevKernel_AllReduce() // sim_us brief=20 sim_spin ncclDevKernel_AllReduce=1";
+static const char image[] = ".entry brief() .entry ncclDevKernel_AllReduce() .entry other() // sim_us brief=20 sim_spin=1 sim_spin brief=0";
 
 static uint64_t now(void) {
     struct timespec t;
@@ -103,10 +104,10 @@ int main(int argc, char **argv) {
     MUST("cuCtxSetCurrent", context);
     MUST("cuModuleLoadData", &module, image);
     MUST("cuModuleGetFunction", &brief, module, "brief");
-    MUST("cuModuleGetFunction", &spin, module, "ncclDevKernel_AllReduce");
+    MUST("cuModuleGetFunction", &spin, module, strcmp(argv[1], "unnamed") ? "ncclDevKernel_AllReduce" : "other");
     MUST("cuStreamCreate", &stream, 1);
     MUST("cuStreamCreate", &beside, 1);
-    if (!strcmp(argv[1], "peer") && argc == 5)
+    if (argc == 5)
         peer(argv[2], (unsigned)atoi(argv[3]), (unsigned)atoi(argv[4]));
     else if (!strcmp(argv[1], "self"))
         self(argc > 2 ? (unsigned)atoi(argv[2]) : 0);
