@@ -561,8 +561,10 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
         }
         struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
         *front = front_may(g, &d, context, stream, cost_of(&g->costs, key));
-        if (*front)
-            d.go = !(d.held = 0);
+        if (*front) {
+            d.go = 1;
+            d.held = 0;
+        }
         if (held != (d.held != 0)) {
             held = d.held;
             g->holding += held ? 1 : -1u;

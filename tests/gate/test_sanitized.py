@@ -84,7 +84,7 @@ def test_what_is_held_on_the_card(place: Callable[..., Any], sanitized: Path, ti
     offline = p.boxes[0].start([p.load, way, str(us)], **options)
     offline.ready()
     online = p.boxes[1].start([p.load, "plain", "80", "40", str(3000 * p.card.scale)], **options)
-    counts = measure([offline, online], 1, 0.5)
+    counts = measure([offline, online], 0.5, 0.3)
     alive = [load.process.poll() is None for load in (offline, online)]
     said = offline.said() + online.said()
     assert all(alive) and counts[1] > 0 and "ERROR" not in said and "WARNING" not in said, said

@@ -19,9 +19,9 @@ SHORT_US = 350  # longer than the window, shorter than an online container waits
 LINGER_NS = 500_000
 
 
-def long_beside_bursts(p: Any, us: int = LONG_US) -> tuple[Load, Load]:
-    """Kernels of so many us, one after the other, and bursts of 3.2 ms of work with 1.5 ms of rest between them."""
-    offline = p.kernels(0, "plain", us, *([1, 0] if us == LONG_US else []))
+def long_beside_bursts(p: Any) -> tuple[Load, Load]:
+    """Kernels of 20 ms, one after the other, and bursts of 3.2 ms of work with 1.5 ms of rest between them."""
+    offline = p.kernels(0, "plain", LONG_US, 1, 0)
     offline.ready()
     return offline, p.kernels(1, "plain", 80, 40, 1500 * p.card.scale)
 
@@ -41,7 +41,7 @@ def test_online_work_is_quicker_and_offline_work_goes_on(place: Make) -> None:
     for _ in range(3):  # a busy machine starves programs now and then
         for tiers in (SLICE, STOP, 0):  # in this order, so that what is not undone is seen
             let(p, tiers)
-            (rate[tiers],) = measure([online], 1.2, 0.8)
+            (rate[tiers],) = measure([online], 0.9, 0.6)
             assert goes_on(offline), tiers
             said = parse(p.card.slot_file(0).read_bytes())
             assert said
@@ -54,13 +54,12 @@ def test_online_work_is_quicker_and_offline_work_goes_on(place: Make) -> None:
     assert goes_on(offline)
 
 
-@pytest.mark.parametrize(("tiers", "us"), [(STOP, LONG_US), (MEMOPS, SHORT_US)])
-def test_a_held_program_that_is_stopped_goes_on(place: Make, tiers: int, us: int) -> None:
+def test_a_held_program_that_is_stopped_goes_on(place: Make) -> None:
     """The online one ends while the offline one, off the card, cannot notice it."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=LINGER_NS))
     controls(p, "work")
-    let(p, tiers)
-    offline, online = long_beside_bursts(p, us)
+    let(p, STOP)
+    offline, online = long_beside_bursts(p)
     measure([offline, online], 0.5, 0.5)
     offline.process.send_signal(signal.SIGSTOP)
     (count,) = measure([online], 0.5, 0.2)
@@ -79,7 +78,7 @@ def test_the_card_does_not_wait_for_the_next_command(place: Make) -> None:
     for _ in range(3):  # a busy machine starves programs now and then
         for tiers in (MEMOPS, 0):
             let(p, tiers)
-            (rate[tiers],) = measure([offline], 1, 0.5)
+            (rate[tiers],) = measure([offline], 0.7, 0.4)
         if rate[MEMOPS] > rate[0] * 1.02:
             break
     assert rate[MEMOPS] > rate[0] * 1.02, rate
@@ -121,7 +120,7 @@ def test_controls_that_do_not_work_harm_nobody(place: Make) -> None:
     offline, online = long_beside_bursts(p)
     for mode in ("error", "inert"):
         controls(p, mode)
-        counts = measure([offline, online], 0.7, 0.5)
-        assert counts[1] > 40, (mode, counts)
+        counts = measure([offline, online], 0.6, 0.3)
+        assert counts[1] > 20, (mode, counts)
     online.kill()
     assert goes_on(offline)

@@ -25,8 +25,11 @@ def the_inventory(install: Install) -> Inventory:
 def test_a_control_counts_by_what_it_does(install: Install, tsg: str, tier: str) -> None:
     install.run("sim", "up", "--tsg", tsg, "--time-scale", SCALE)
     assert install.data("gpus")["cards"][0]["tier"] is None
-    (card,) = install.data("gpus", "--probe")["cards"]
-    found = card["tier"]
+    for _ in range(3):  # a busy machine starves programs now and then
+        (card,) = install.data("gpus", "--probe")["cards"]
+        found = card["tier"]
+        if found["found"] == tier:
+            break
     assert (found["found"], found["used"]) == (tier, "0.5"), found
     assert found["memops"]["resume_us"] > 0
     assert ("refused" in found["groups"].get("error", "")) == (tsg == "error"), found
@@ -72,7 +75,7 @@ def test_a_driver_that_hangs_is_given_up(install: Install, tmp_path: Path) -> No
     there = the_inventory(install)
     os.mkfifo(tmp_path / "libcuda")
     begin = time.monotonic()
-    assert "no answer" in tiers.probe(there.replace(libcuda=str(tmp_path / "libcuda")), there.cards[0], 2)["error"]
+    assert "no answer" in tiers.probe(there.replace(libcuda=str(tmp_path / "libcuda")), there.cards[0], 1)["error"]
     assert time.monotonic() - begin < 30
     gone = tiers.probe(there.replace(libcuda=str(tmp_path / "none")), there.cards[0])
     assert "cannot open" in str(gone["error"])
