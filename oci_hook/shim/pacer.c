@@ -47,8 +47,10 @@ static void *pace(void *gate) {
         gate_publish(g, now);
         gate_look(g, now, front_behind(g)); /* a store in time is all that keeps it off the card */
         uint64_t ns = step(g, now);
-        struct gh_decision d = gh_decide(&g->view, g->me, &g->own, now, 0);
-        bool frozen = g->launched != g->done && !d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT;
+        struct gh_decision d = {.go = 1};
+        if (g->tiers && g->launched != g->done)
+            d = gh_decide(&g->view, g->me, &g->own, now, 0);
+        bool frozen = !d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT;
         front_close(g, frozen);
         groups_pace(g, now, frozen);
         groups_halt(g, now, g->stopped || (front_kept(g) && g->launched - 1 == g->done));
