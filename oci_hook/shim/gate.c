@@ -23,6 +23,7 @@
 #define PAGE_TRIES 1000
 #define ALONE_TRIES 1000
 #define STUCK_AFTER (10 * GH_MS) /* beyond what it should take, were it only sliced */
+#define UNCOUNTED_MOST (500 * GH_MS) /* for a driver's queue to run empty */
 
 uint64_t gate_now(const struct gh_gate *g) {
     struct timespec t;
@@ -209,8 +210,13 @@ static bool has_peers(const struct gh_gate *g) { return (g->view.present & ~(1ul
 /* What is not a guess of an estimate. */
 static uint64_t sure(uint64_t estimate) { return estimate >= GH_COST_UNKNOWN ? estimate - GH_COST_UNKNOWN : estimate; }
 
-/* A stream's first commands take far longer than they should: they wait for something, maybe for what is at the gate. */
+/* A stream's first commands take far longer than they should: they wait for something, maybe for what is at the gate. Or
+ * for what was launched uncounted before them, which says nothing of them nor of the tenant's gaps. */
 static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, uint64_t estimate, uint64_t now) {
+    if (k->done_at < g->uncounted_at && now - min64(g->uncounted_at, now) < UNCOUNTED_MOST) {
+        g->unsure = true;
+        return false;
+    }
     since = max64(since, k->done_at);
     since += groups_stopped(g, since, now);
     if (now - min64(since, now) < sure(estimate) * g->contexts + STUCK_AFTER)
@@ -431,6 +437,13 @@ static void set_open(struct gh_gate *g, uint64_t now) {
     atomic_store_explicit(&f->open, ready ? (g->page ? g->seq : 0) : UINT64_MAX, memory_order_release);
 }
 
+/* From here on launches are counted. */
+static void set_closed(struct gh_gate *g, uint64_t now) {
+    if (atomic_load_explicit(&g->fast->open, memory_order_relaxed) != UINT64_MAX)
+        g->uncounted_at = now;
+    atomic_store_explicit(&g->fast->open, UINT64_MAX, memory_order_relaxed);
+}
+
 static void woken(struct gh_gate *g, uint64_t now) {
     struct gh_slot_head *h = head_of(g);
     const struct gh_slot *s = &g->view.slot[g->me];
@@ -577,13 +590,14 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
                 slot_waited(&g->own_slot, (now - came) * g->scale);
             if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {
                 set_open(g, now);
+                g->uncounted_at = now;
                 return false;
             }
-            atomic_store_explicit(&g->fast->open, UINT64_MAX, memory_order_relaxed);
+            set_closed(g, now);
             g->needed_at = now;
             return true;
         }
-        atomic_store_explicit(&g->fast->open, UINT64_MAX, memory_order_relaxed);
+        set_closed(g, now);
         early = rest(g, &d, now, early > 3) ? 0 : early + 1;
     }
 }

@@ -130,7 +130,8 @@ struct gh_gate {
     bool tenure;
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle, counted_at, counted_charge;
     uint64_t tenure_clear, tenure_charged;
-    bool unsure; /* since tenure_clear, something was charged whose cost is not learned yet */
+    bool unsure; /* since tenure_clear, something was charged whose cost is not learned yet, or waited for what is not */
+    uint64_t uncounted_at; /* until when launches passed uncounted: a driver's queue may be full of them */
     /* clock of the fast path */
     uint64_t tick0, clock0;
     /* pacer */

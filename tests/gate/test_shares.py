@@ -43,6 +43,15 @@ def test_every_route_passes_the_gate(place: Make, way: str) -> None:
     settles(lambda: measure([odd, plain], 2, 1), right)
 
 
+@pytest.mark.parametrize("way", ["plain", "ptsz"])
+def test_a_queue_from_before_the_neighbour_came_is_no_gap(place: Make, way: str) -> None:
+    """Alone, a program fills its driver's queue uncounted. What it launches next is done late, and not for want of it."""
+    p = place(Tenant(75), Tenant(25))
+    first = p.kernels(0, way, 80)
+    until(lambda: first.points and first.points[-1][1] >= 1000)
+    have([first, p.kernels(1, "plain", 80)], [0.75, 0.25], 0.08)
+
+
 @pytest.mark.parametrize("us", [80, 1500])
 def test_cap_holds_alone_on_the_card(place: Make, us: int) -> None:
     p = place(Tenant(cap=0.3))
