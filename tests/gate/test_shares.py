@@ -45,7 +45,7 @@ def test_every_route_passes_the_gate(place: Make, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["plain", "ptsz"])
 def test_a_queue_from_before_the_neighbour_came_is_no_gap(place: Make, way: str) -> None:
-    """Alone, a program fills its driver's queue uncounted. What it launches next is done late, and not for want of it."""
+    """Alone, a program fills its driver's queue uncounted. What it launches next is done late, not for want of work."""
     p = place(Tenant(75), Tenant(25))
     first = p.kernels(0, way, 80)
     until(lambda: first.points and first.points[-1][1] >= 1000)
