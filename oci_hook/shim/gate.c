@@ -179,6 +179,8 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     struct seen next = {.at = now, .contexts = contexts, .mine = last->mine};
     if (!g->halted)
         next.mine += (now - last->at) / last->contexts;
+    if (g->mode == GH_ROTATE && last->contexts > g->siblings + 1)
+        g->busy_lost += (now - last->at) / last->contexts * (last->contexts - 1 - g->siblings);
     if (contexts > 1)
         next.clear_at = UINT64_MAX;
     else
@@ -381,6 +383,8 @@ static int64_t of_bucket(const struct gh_gate *g, uint64_t charge, uint64_t wait
 void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited) {
     /* Streams beside each other: each command was measured, but a second has only a second. */
     uint64_t wall = now - min64(g->busy_since, now);
+    if (g->busy_track > TRACKS)
+        wall -= min64(g->busy_lost, wall);
     charge = min64(charge, wall - min64(g->busy_charged, wall));
     g->busy_charged += charge;
     g->done += count;
@@ -471,6 +475,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     g->own.distrust_until = d.distrust_until;
     g->own.distrust_for = d.distrust_for;
     g->own.ahead = d.ahead;
+    g->mode = d.mode;
     g->own.held_since = gh_held_since(&g->own, &d, now);
     uint8_t by = d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1);
     if (LOAD(&h->mode) != d.mode || LOAD(&h->mode_by) != by) {
@@ -652,7 +657,10 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         t->estimate = UNMARKED;
     if (g->launched == g->done) {
         g->busy_since = g->done_at = now;
-        g->busy_charged = 0;
+        g->busy_charged = g->busy_lost = 0;
+        g->busy_track = t->track;
+    } else if (g->busy_track != t->track) {
+        g->busy_track = TRACKS + 1;
     }
     g->launched++;
     g->inflight += t->estimate;

@@ -93,6 +93,7 @@ struct gh_gate {
     struct gh_gaps gaps;
     uint64_t looked;
     uint32_t siblings; /* processes of the container with work, this one not counted */
+    uint8_t mode;      /* of the last decision */
     uint32_t contexts; /* with work, everywhere, one of this process counted */
     struct seen seen[HISTORY];
     uint64_t looks;
@@ -103,7 +104,10 @@ struct gh_gate {
     uint64_t done_at;
     uint64_t inflight;
     uint64_t stuck, stuck_commands; /* of it, what waits for something: as if it were not there */
+    /* since there is work in flight: */
     uint64_t busy_since, busy_charged;
+    uint64_t busy_lost;  /* the others' part of it while tenants take turns: what was left of theirs, or of ours */
+    unsigned busy_track; /* whose work it is; TRACKS + 1: of several streams */
     uint64_t long_one; /* the longest command of late */
     struct cost_table costs;
     struct name name[NAMES];
