@@ -47,6 +47,7 @@ struct config {
     unsigned n;
 };
 
+#define PER_THREAD ((void *)2) /* CU_STREAM_PER_THREAD */
 static void *function, *stream, *graph;
 static unsigned long microseconds;
 static uint64_t there, here; /* memory of the card */
@@ -256,7 +257,7 @@ int main(int argc, char **argv) {
         if (count % 200 == 0 && !strcmp(way, "child"))
             fork_one();
         if (now() - began < 400000000) /* until the others are there, too: no queue that was filled while alone */
-            MUST("cuStreamSynchronize", stream);
+            MUST("cuStreamSynchronize", strcmp(way, "ptsz") ? stream : PER_THREAD);
         if (burst && count % burst == 0) {
             MUST("cuStreamSynchronize", stream);
             usleep((useconds_t)gap);
