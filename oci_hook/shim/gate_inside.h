@@ -146,17 +146,38 @@ struct gh_gate {
     bool yielded;
 };
 
+#define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
+#define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+
 static inline uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
+static inline struct gh_slot_head *gate_head(struct gh_gate *g) { return &g->own_slot.page->head; }
+static inline bool gate_has_peers(const struct gh_gate *g) { return (g->view.present & ~(1ull << g->me)) != 0; }
+/* What is not a guess of an estimate. */
+static inline uint64_t gate_sure(uint64_t estimate) {
+    return estimate >= GH_COST_UNKNOWN ? estimate - GH_COST_UNKNOWN : estimate;
+}
+
+/* gate_setup.c */
 uint64_t gate_now(const struct gh_gate *g);
+/* The card page as it is, unless it cannot be read or is none: then what was known of it stays. */
+void gate_read_page(struct gh_gate *g);
+
+/* gate_books.c */
 /* Reads card page and neighbours anew when `must` or the last look is old. */
 void gate_look(struct gh_gate *g, uint64_t now, bool must);
 /* Brings the own record of the view, the sub-slot and duty up to date. */
 void gate_publish(struct gh_gate *g, uint64_t now);
 /* The tenure is given back; sleepers look again. */
 void gate_yield(struct gh_gate *g, uint64_t now);
+void gate_tenure_begin(struct gh_gate *g, uint64_t now);
 void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle);
+/* Up to now: how long nobody else had work, and what the tenant did with it. */
+void gate_count_clear(struct gh_gate *g, uint64_t now);
+/* GPU time is charged, to the virtual time by weight or to a cap's bucket. */
+void gate_raise_v(struct gh_gate *g, uint64_t charge);
+void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge);
 /* Work of this process was seen to be done. waited: the part of the charge in which it only waited for others. */
 void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited);
 /* An own command of `elapsed` that ended just now: the part of it that was ours, and whether nobody disturbed it. */

@@ -1,0 +1,143 @@
+/* A gate for each card that is shared out, and the card page that it goes by. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gate_inside.h"
+#include "layout.h"
+#include "policy.h"
+
+#define SCALE_MAX 1000u
+#define PAGE_TRIES 1000
+
+uint64_t gate_now(const struct gh_gate *g) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return ((uint64_t)t.tv_sec * GH_S + (uint64_t)t.tv_nsec) / g->scale;
+}
+
+static const struct gh_card_page *map_card_page(unsigned card) {
+    char path[] = GH_SHARE_DIR "/00/card";
+    char *at = path + sizeof GH_SHARE_DIR;
+    if (card > 9)
+        *at++ = (char)('0' + card / 10);
+    *at++ = (char)('0' + card % 10);
+    strcpy(at, "/card");
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
+    struct stat st;
+    void *p = MAP_FAILED;
+    if (fd < 0)
+        return NULL;
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_size >= (off_t)GH_CARD_PAGE_SIZE)
+        p = mmap(NULL, GH_CARD_PAGE_SIZE, PROT_READ, MAP_SHARED, fd, 0);
+    syscall(SYS_close, fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* The page as it is, unless it cannot be read or is none: then what was known of it stays. */
+void gate_read_page(struct gh_gate *g) {
+    struct gh_card_page copy;
+    for (int i = 0; g->page && i < PAGE_TRIES; i++) {
+        uint32_t seq = __atomic_load_n(&g->page->seq, __ATOMIC_ACQUIRE);
+        if (seq & 1)
+            continue;
+        if (seq == g->seq)
+            return;
+        memcpy(&copy, g->page, sizeof copy);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (LOAD(&g->page->seq) != seq)
+            continue;
+        g->seq = seq;
+        if (copy.magic != GH_CARD_MAGIC || copy.version != GH_CARD_VERSION || copy.size != GH_CARD_PAGE_SIZE)
+            return;
+        if (!g->scale)
+            g->scale = copy.time_scale < 1 ? 1 : copy.time_scale > SCALE_MAX ? SCALE_MAX : copy.time_scale;
+        g->view.present = copy.present | 1ull << g->me;
+        g->tiers = copy.tiers;
+        for (unsigned k = 0; k < GH_SLOTS; k++) {
+            if (k == g->me && !(copy.present >> k & 1))
+                continue; /* our grant is gone, our processes are not yet: as before */
+            g->view.share[k] = copy.slot[k].share;
+            if (g->view.share[k].cap > GH_PPM)
+                g->view.share[k].cap = GH_PPM;
+            if (!(copy.present >> k & 1) || g->born[k] != copy.slot[k].born) {
+                slot_close(&g->peer[k]);
+                g->view.slot[k] = (struct gh_slot){0};
+            }
+            g->born[k] = copy.slot[k].born;
+        }
+        return;
+    }
+}
+
+static const uint32_t no_page; /* its seq */
+
+static struct gh_gate *make_gate(const struct gh_card_policy *policy, uint32_t class_, unsigned card,
+                                 struct gate_fast *fast) {
+    struct gh_gate *g = mmap(NULL, sizeof *g, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g == MAP_FAILED)
+        return NULL;
+    g->card = card;
+    g->me = policy->slot - 1;
+    g->fast = fast;
+    g->seq = UINT32_MAX;
+    g->page = map_card_page(card);
+    gh_rules_default(&g->view.rules);
+    g->view.present = 1ull << g->me;
+    g->view.share[g->me] = (struct gh_share){
+        .class_ = (uint8_t)class_,
+        .weight = GH_WEIGHT_ONE,
+        .cap = policy->compute_limit && policy->compute_limit < 100 ? policy->compute_limit * (GH_PPM / 100) : 0};
+    gate_read_page(g);
+    if (!g->scale)
+        g->scale = 1;
+    if (!slot_attach(&g->own_slot, card)) {
+        munmap(g, sizeof *g);
+        return NULL;
+    }
+    uint64_t now = gate_now(g);
+    g->looked = g->view.seen = g->needed_at = now;
+    g->seen[0] = (struct seen){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1};
+    g->contexts = 1;
+    if (g->own_slot.inherited) /* killed in its tenure, and started anew at once: that is not ours */
+        gate_yield(g, now);
+    fast->seq = g->page ? &g->page->seq : &no_page;
+    atomic_store(&fast->open, UINT64_MAX);
+    return g;
+}
+
+struct gates *gates_make(struct gh_state *st) {
+    struct gates *none = NULL, *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                                            -1, 0);
+    struct gh_card_policy policy;
+    uint32_t cards = 1, class_ = 0;
+    if (made == MAP_FAILED)
+        return NULL;
+    if (!gh_lock(&st->gates_lock))
+        return NULL;
+    none = atomic_load(&st->gates);
+    if (none) {
+        gh_unlock(&st->gates_lock);
+        munmap(made, sizeof *made);
+        return none;
+    }
+    for (unsigned card = 0; card < cards && card < GH_POLICY_CARDS; card++) {
+        if (!gh_policy_card(st, card, &policy, &cards, &class_))
+            break; /* no policy: no memory either */
+        if (card >= cards || !policy.slot || policy.slot > GH_SLOTS || policy.flags & GH_CARD_WHOLE)
+            continue;
+        struct gh_gate *g = make_gate(&policy, class_, card, &made->fast[made->count]);
+        if (g) {
+            made->of_card[card] = g;
+            made->gate[made->count++] = g;
+        }
+    }
+    atomic_store_explicit(&st->gates, made, memory_order_release);
+    gh_unlock(&st->gates_lock);
+    return made;
+}
