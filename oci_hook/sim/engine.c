@@ -3,7 +3,8 @@
  *
  * Physics: contexts with work take turns of a slice each. A change costs more when the one that is left still has work.
  * Within a context the kernels at the heads of its channels run at once as far as the SMs suffice, in order of
- * priority. Copies to and from the host have an engine each and hold no slice. Marks, waits and writes take no time. */
+ * priority, then of their launches. Copies to and from the host have an engine each and hold no slice. Marks, waits and
+ * writes take no time. */
 #include "card.h"
 
 #include <string.h>
@@ -201,6 +202,16 @@ static void change_turn(struct run *r, unsigned g, uint64_t cost)
     r->s->switch_end_ns = r->t + (cost < 100000000 ? cost : 100000000);
 }
 
+/* The head of one queue before that of another of its group: by priority, then in the order of their launches, or a
+ * stream that is kept full would keep the others out for ever. */
+static bool goes_before(const struct run *r, unsigned a, unsigned b)
+{
+    const struct card_queue *p = &r->file->queue[a], *q = &r->file->queue[b];
+    if (p->priority != q->priority)
+        return p->priority < q->priority;
+    return p->ring[r->s->queue[a].head % CARD_RING].submit_ns < q->ring[r->s->queue[b].head % CARD_RING].submit_ns;
+}
+
 /* Kernels of the group that run now; *shortest: what is left of the first that will end. */
 static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *shortest)
 {
@@ -229,7 +240,7 @@ static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *sho
     while (n_rest) {
         unsigned best = 0;
         for (unsigned k = 1; k < n_rest; k++)
-            if (r->file->queue[rest[k]].priority < r->file->queue[rest[best]].priority)
+            if (goes_before(r, rest[k], rest[best]))
                 best = k;
         unsigned i = rest[best];
         const struct card_work *w = &r->file->queue[i].ring[r->s->queue[i].head % CARD_RING];

@@ -24,6 +24,7 @@
 #define POLL_NS 10000ull        /* card time between two looks at memory, */
 #define POLL_LEAST_NS 50000ull  /* but not below so much real time, */
 #define POLL_MOST_NS 1000000ull /* nor above so much */
+#define START_TRIES 20000
 #define MOST_CHANNELS (CHANNELS * 64)
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* starting; the front end never takes it */
@@ -31,6 +32,7 @@ static struct channel *_Atomic watched[MOST_CHANNELS];
 static _Atomic unsigned n_watched;
 static _Atomic uint32_t bell; /* rung when there is work */
 static _Atomic int running;   /* 0 not started, 1 by the front end, 2 it cannot be: program threads do it */
+static _Atomic int there;     /* a front end was seen to run */
 static pid_t program;
 
 static uint64_t value_at(const struct memop *op)
@@ -125,6 +127,7 @@ static int front_end(void *unused)
     (void)unused;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prctl(PR_SET_NAME, "simulated-gpu");
+    atomic_store(&there, 1);
     work();
     syscall(SYS_exit, 0);
     return 0;
@@ -158,7 +161,11 @@ static void start(void)
         pthread_sigmask(SIG_SETMASK, &old, NULL);
         if (ok)
             pthread_detach(thread);
-        atomic_store(&running, ok ? 1 : 2);
+        /* From here on the program may be stopped at any time, and its thread that makes the front end with it. */
+        for (int i = 0; ok && i < START_TRIES && !atomic_load(&there) && atomic_load(&running) != 2; i++)
+            sleep_ns(POLL_LEAST_NS);
+        int nobody = 0;
+        atomic_compare_exchange_strong(&running, &nobody, ok ? 1 : 2);
     }
     pthread_mutex_unlock(&mutex);
 }

@@ -137,7 +137,7 @@ def stands_still(container: Any) -> bool:
 
 
 def test_the_other_goes_on_when_one_is_killed(card: Any) -> None:
-    settles(lambda: sorted(bench_share.takeover(card, "kill", 8, 1, 0)), lambda took: took[len(took) // 2] < 20, 4)
+    settles(lambda: sorted(bench_share.takeover(card, "kill", 8, 99, 1, 0)), lambda took: took[len(took) // 2] < 20, 4)
 
 
 def test_the_checksum_tells_what_is_lost_doubled_or_swapped() -> None:
