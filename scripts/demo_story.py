@@ -186,12 +186,17 @@ def story(stage: Stage) -> None:
     for name, percent in (("large", "30"), ("small", "70")):
         stage.cli("set", name, "--compute", percent)
     say("what each had of the card, second by second:")
-    for name, first in (("large", 70), ("small", 30)):
+    seconds = {}
+    for name in ("large", "small"):
         show(f"{name} {wait_for(stage, name, 'kernels')}")
-        had = [int(word.rstrip("%")) for word in stage.log(name).partition(";")[0].split()[1:]]
+        seconds[name] = [int(word.rstrip("%")) for word in stage.log(name).partition(";")[0].split()[1:]]
+    # Of what both had: a machine short of processor time leaves the card idle now and then.
+    for first, when in ((70, slice(2, 5)), (30, slice(-3, -1))):
+        large, small = (sum(had[when]) for had in seconds.values())
+        enough = min(map(len, seconds.values())) >= 9 and large and small
         expect(
-            f"{name} had about {first} %, then about {100 - first} %",
-            len(had) >= 9 and abs(sum(had[2:5]) / 3 - first) < 8 and abs(sum(had[-3:-1]) / 2 - 100 + first) < 8,
+            f"{'first' if first == 70 else 'then'} about {first} to {100 - first}",
+            bool(enough) and abs(100 * large / (large + small) - first) < 8,
         )
 
     title("7. Everything is given back when the containers are gone")
