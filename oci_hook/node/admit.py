@@ -65,6 +65,8 @@ def admit_on(
     if not valid_id(who.id):
         raise refuse("GH-105", f"container id {who.id[:60]} is not valid: no runtime would take it; choose another")
     key = store.grant_key(who.root, who.id)
+    scales = {card.uuid: card.time_scale for card in inventory.cards}
+    tiers = _tiers(settings, inventory)  # before the node's lock, which others wait for
     with store.open_ledger(settings.state_dir) as ledger:
         for held in ledger.grants:
             if held.key == key:
@@ -95,8 +97,7 @@ def admit_on(
         real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
         with Claims(real, settings.state_dir):
             store.at("claimed")
-            scales = {card.uuid: card.time_scale for card in inventory.cards}
-            ledger.put(grant, policy_page(grant, inventory), scales, _tiers(settings, inventory))
+            ledger.put(grant, policy_page(grant, inventory), scales, tiers)
     return Admission(grant, inventory)
 
 

@@ -146,9 +146,6 @@ struct gh_gate {
     bool yielded;
 };
 
-#define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
-#define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
-
 static inline uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 

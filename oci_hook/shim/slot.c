@@ -13,8 +13,6 @@
 
 #include "layout.h"
 
-#define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
-#define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
 #define ASK_EVERY (100 * GH_MS)
 #define HIGH 100 /* descriptors out of the way of programs that count on low numbers */
 

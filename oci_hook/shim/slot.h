@@ -8,6 +8,10 @@
 
 #define GH_WANTED_STEP (20 * GH_MS) /* who does not look for longer had no processor, and wanted no card */
 
+/* Words of a slot file, which other processes look at while they change. */
+#define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+#define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
+
 struct slot_own {
     struct gh_slot_page *page; /* the file, or private memory when there is none: then nobody sees us */
     struct gh_sub_slot *sub;   /* ours in it, or spare */

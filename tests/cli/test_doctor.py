@@ -22,6 +22,7 @@ from oci_hook.node import char_links, inventory, store
 from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.settings import load
 from tests.conftest import REPO
+from tests.gate.cards import until
 
 Finding = dict[str, str]
 
@@ -323,8 +324,8 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
     shutil.copy("/bin/sleep", program)
     process = subprocess.Popen([program, "100"])
     try:
-        (found,) = [words for pid, words in registered.running("dockerd") if pid == process.pid]
-        assert found[1] == "100"
+        # /proc shows a new program's name and words a moment after Popen returns
+        until(lambda: dict(registered.running("dockerd")).get(process.pid, [])[1:2] == ["100"])
         os.utime(before, (1, 1))
         after.touch()
         os.utime(after, (4_000_000_000, 4_000_000_000))

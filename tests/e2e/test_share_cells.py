@@ -6,7 +6,7 @@ Loose bounds, since others may use this machine; scripts/bench share and priorit
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import priority as bench_priority
 import share as bench_share
 from load import cells, stage
 
-from tests.gate.cards import settles
+from tests.gate.cards import settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 SATURATED = {"kernel": 80, "sigma": 0.5}
@@ -88,7 +88,7 @@ def test_freeze_and_resume_lose_nothing(card: Any) -> None:
         for _ in range(2):
             goes_on(batch)
             card.cli("freeze", batch.name)
-            wait_for(lambda: stands_still(batch))
+            until(lambda: stands_still(batch))
             (grant,) = json.loads(card.cli("ps", "--json"))["grants"]
             assert (grant["state"], grant["frozen_by"]) == ("frozen", "freeze")
             card.cli("resume", batch.name)
@@ -105,10 +105,10 @@ def test_ps_says_who_keeps_a_container_out(card: Any) -> None:
         card.tenant(0, {**shares, "gpu-hook.io/class": "online"}) as web,
     ):
         batch.run("trace=1 kernel=80")
-        wait_for(lambda: batch.launches()[0] > 100)
+        until(lambda: batch.launches()[0] > 100)
         web.run("trace=1 kernel=80")
-        wait_for(lambda: web.launches()[0] > 100)
-        wait_for(lambda: stands_still(batch))
+        until(lambda: web.launches()[0] > 100)
+        until(lambda: stands_still(batch))
         said = {g["container"]: g for g in json.loads(card.cli("ps", "--json"))["grants"]}
         assert said[batch.name]["state"] == "suspended" and said[batch.name]["frozen_by"] == web.name, said
         assert said[batch.name]["frozen_since"] and said[web.name]["state"] == "running"
@@ -118,16 +118,9 @@ def test_ps_says_who_keeps_a_container_out(card: Any) -> None:
         assert states == {batch.name: "running", web.name: "running"}
 
 
-def wait_for(truth: Callable[[], Any], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not truth():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)
-
-
 def goes_on(container: Any) -> None:
     before = container.launches()[0]
-    wait_for(lambda: container.launches()[0] > before + 100)
+    until(lambda: container.launches()[0] > before + 100)
 
 
 def stands_still(container: Any) -> bool:

@@ -4,25 +4,15 @@
  *
  * Prints "launched NANOSECONDS COUNT" for the clock and the first thread's launches, and "CALL NANOSECONDS MICROSECONDS"
  * for the clock and how long the call took, over and over. Ends when its input does. */
-#include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
-static void *cuda, *ml, *context, *function, *stream;
-static _Atomic unsigned long launched;
-#define FIND(library, name) ((int (*)())dlsym(library, name))
+#include "program.h"
 
-static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
+static void *ml, *context, *function, *stream;
+static _Atomic unsigned long launched;
 
 static void must(const char *name, int r) {
     if (r && r != 600) { /* not ready */
@@ -31,7 +21,7 @@ static void must(const char *name, int r) {
     }
 }
 
-#define CALL(name, ...) must(name, FIND(cuda, name)(__VA_ARGS__))
+#define DO(name, ...) must(name, CALL(name, __VA_ARGS__))
 #define TIMED(library, name, ...)                                                                                 \
     do {                                                                                                          \
         uint64_t from_ = now();                                                                                   \
@@ -41,9 +31,9 @@ static void must(const char *name, int r) {
     } while (0)
 
 static void *launches(void *unused) {
-    CALL("cuCtxSetCurrent", context);
+    DO("cuCtxSetCurrent", context);
     for (;;) {
-        CALL("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+        DO("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
         launched++;
     }
     return unused;
@@ -61,14 +51,14 @@ int main(int argc, char **argv) {
         return 2;
     snprintf(name, sizeof name, "spin_%sus", argv[1]);
     snprintf(image, sizeof image, "// %s", name);
-    CALL("cuInit", 0);
-    CALL("cuDevicePrimaryCtxRetain", &context, 0);
-    CALL("cuCtxSetCurrent", context);
-    CALL("cuModuleLoadData", &module, image);
-    CALL("cuModuleGetFunction", &function, module, name);
-    CALL("cuStreamCreate", &stream, 1);
-    CALL("cuStreamCreate", &own, 1);
-    CALL("cuEventCreate", &event, 0);
+    DO("cuInit", 0);
+    DO("cuDevicePrimaryCtxRetain", &context, 0);
+    DO("cuCtxSetCurrent", context);
+    DO("cuModuleLoadData", &module, image);
+    DO("cuModuleGetFunction", &function, module, name);
+    DO("cuStreamCreate", &stream, 1);
+    DO("cuStreamCreate", &own, 1);
+    DO("cuEventCreate", &event, 0);
     must("nvmlInit_v2", FIND(ml, "nvmlInit_v2")());
     must("nvmlDeviceGetHandleByIndex_v2", FIND(ml, "nvmlDeviceGetHandleByIndex_v2")(0, &device));
     pthread_create(&thread, NULL, launches, NULL);

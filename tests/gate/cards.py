@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.shim.box import ROOT
 
@@ -18,6 +18,7 @@ PAGE, SLOT = 4096, 8192
 CARD_MAGIC = 0x3144524143504847
 POLICY_MAGIC = 0x31594C4F50484755
 OFFLINE, DEFAULT, ONLINE = 0, 1, 2
+T = TypeVar("T")
 
 
 class Tenant:
@@ -201,12 +202,13 @@ def measure(loads: list[Load], seconds: float, settle: float = 1.0) -> list[floa
     return [load.rate(since, until) for load in loads]
 
 
-def until(true: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for it; fails when it does not come."""
+def until(true: Callable[[], T], seconds: float = 30) -> T:
+    """Wait for it, and return it; fails when it does not come."""
     end = time.monotonic() + seconds
-    while not true():
+    while not (found := true()):
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)
+    return found
 
 
 def settles(read: Callable[[], Any], holds: Callable[[Any], bool], tries: int = 6) -> Any:

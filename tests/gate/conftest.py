@@ -72,6 +72,12 @@ def waiter(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(compiled(tmp_path_factory.mktemp("wait"), "wait"))
 
 
+@pytest.fixture(scope="session")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The compiled calls.c."""
+    return str(compiled(tmp_path_factory.mktemp("calls"), "calls"))
+
+
 @pytest.fixture
 def place(tmp_path: Path, load: Path, stand_in: Path) -> Iterator[Callable[..., Place]]:
     """Makes cards; everything on them ends with the test."""

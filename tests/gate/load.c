@@ -9,37 +9,17 @@
  * launches 300 at once, and is killed by the first system call among the last 200. The kernels of "grows" are a quarter
  * as long the first fifty times. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many kernels it has
  * launched. Ends when its input does. */
-#include <dlfcn.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-static void *cuda;
-#define CALL(name, ...) ((int (*)())dlsym(cuda, name))(__VA_ARGS__)
-#define MUST(name, ...)                                                 \
-    do {                                                                \
-        int r_ = CALL(name, __VA_ARGS__);                               \
-        if (r_) {                                                       \
-            fprintf(stderr, "%s: %d\n", name, r_);                      \
-            exit(1);                                                    \
-        }                                                               \
-    } while (0)
-
-static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
+#include "program.h"
 
 struct config {
     unsigned gx, gy, gz, bx, by, bz, shared;

@@ -1,28 +1,16 @@
 """Suspended containers: what they can still do, what becomes of them, and who else goes on. Simulated card."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, has, measure, settles
+from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, has, measure, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
-HERE = Path(__file__).parent
-
-
-def wait_for(truth: Callable[[], Any], seconds: float = 30) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := truth()):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)
-    return found
 
 
 class Calls(Load):
@@ -52,43 +40,34 @@ class Calls(Load):
         return sum(name == "nvmlDeviceGetUtilizationRates" and at > since for name, at, _ in list(self.took))
 
 
-@pytest.fixture(scope="session")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled calls.c."""
-    out = tmp_path_factory.mktemp("calls") / "calls"
-    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w"]
-    subprocess.run([*cc, "-o", str(out), str(HERE / "calls.c"), "-ldl", "-lpthread"], check=True)
-    return out
-
-
 def freeze(p: Any, slot: int, on: bool) -> None:
     p.card.tenants[slot].freeze = int(on)
     p.card.write()
 
 
 @pytest.mark.parametrize("by", ["freeze", "class"])
-def test_a_suspended_container_can_do_all_but_launch(place: Make, calls: Path, by: str) -> None:
+def test_a_suspended_container_can_do_all_but_launch(place: Make, calls: str, by: str) -> None:
     """Its launching thread is held. Another one allocates, frees, copies, queries, synchronises, asks NVML: none of
     that waits for the end of the freeze, which does not come before they are done."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     box = p.boxes[0]
-    program = Calls(box.command([str(calls), "20"]), box.env())
+    program = Calls(box.command([calls, "20"]), box.env())
     box.running.append(program)
-    wait_for(lambda: program.points and program.points[-1][1] > 50)
+    until(lambda: program.points and program.points[-1][1] > 50)
     online = p.kernels(1, "plain", 80) if by == "class" else None
     if online is None:
         freeze(p, 0, True)
-    since = wait_for(program.stands_still)
-    wait_for(lambda: program.rounds(since) >= 5)
-    until, count = program.points[-1]
-    longest = max(took for _, at, took in list(program.took) if since < at <= until)
+    since = until(program.stands_still)
+    until(lambda: program.rounds(since) >= 5)
+    last, count = program.points[-1]
+    longest = max(took for _, at, took in list(program.took) if since < at <= last)
     assert longest < 2e6, "microseconds"
     assert program.process.poll() is None and program.points[-1][1] <= count + 1
     if online is None:
         freeze(p, 0, False)
     else:
         online.kill()
-    wait_for(lambda: program.points[-1][1] > count + 50)
+    until(lambda: program.points[-1][1] > count + 50)
 
 
 @pytest.mark.parametrize("by", ["freeze", "class"])
@@ -114,7 +93,7 @@ def test_a_suspended_container_can_be_killed(place: Make, by: str) -> None:
 
 def held(p: Any, load: Load, seconds: float = 0.5) -> None:
     """Wait until it has launched nothing for a while."""
-    wait_for(lambda: time.monotonic_ns() - load.points[-1][0] > seconds * 1e9)
+    until(lambda: time.monotonic_ns() - load.points[-1][0] > seconds * 1e9)
 
 
 def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -> None:
@@ -130,7 +109,7 @@ def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -
         before = len(offline.points)
         killed = time.monotonic_ns()
         online.kill()
-        wait_for(lambda n=before: len(offline.points) > n)
+        until(lambda n=before: len(offline.points) > n)
         took.append((offline.points[before][0] - killed) / 1e6 / p.card.scale)
     assert sorted(took)[1] < 20, "ms of card time"
 
@@ -145,7 +124,7 @@ def test_offline_work_goes_on_when_the_online_container_is_stopped(place: Make) 
     held(p, offline)
     before = len(offline.points)
     online.process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: len(offline.points) > before)
+    until(lambda: len(offline.points) > before)
     online.process.send_signal(signal.SIGCONT)
     held(p, offline)
     has(p.card, online, 80, 0.7)

@@ -8,36 +8,17 @@
  *   wait resident               a kernel that never ends, and others of always new keys beside it
  *
  * for ever. Every 20 ms it prints "NANOSECONDS ROUNDS". */
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
-#define CALL(name, ...) ((int (*)())dlsym(cuda, name))(__VA_ARGS__)
-#define MUST(name, ...)                                                 \
-    do {                                                                \
-        int r_ = CALL(name, __VA_ARGS__);                               \
-        if (r_) {                                                       \
-            fprintf(stderr, "%s: %d\n", name, r_);                      \
-            exit(1);                                                    \
-        }                                                               \
-    } while (0)
+#include "program.h"
 
 enum { ROUNDS = 1 << 20 };
 
-static void *cuda, *brief, *spin, *stream, *beside;
+static void *brief, *spin, *stream, *beside;
 static const char image[] = ".entry brief() .entry ncclDevKernel_AllReduce() .entry other() // sim_us brief=20 sim_spin=1 sim_spin brief=0";
-
-static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static void launch(void *function, unsigned key, void *in, uint64_t word) {
     void *parameters[] = {&word};
