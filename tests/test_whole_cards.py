@@ -17,7 +17,11 @@ from tests.test_hook import hooked
 
 pytestmark = pytest.mark.root
 ASK = {"gpu-hook.io/devices": "0", "gpu-hook.io/capabilities": "compute,utility,graphics,display"}
+IMEX_MAJOR = 237
+ASK["gpu-hook.io/imex-channels"] = "0,2047"
+IMEX = "/dev/nvidia-caps-imex-channels/channel"
 NODES = {"/dev/dri/card1": (226, 1), "/dev/dri/renderD129": (226, 129), "/dev/nvidia-modeset": (195, 254)}
+NODES |= {f"{IMEX}{n}": (IMEX_MAJOR, n) for n in (0, 2047)}
 FILES = {
     "/usr/lib64/libGLX_nvidia.so.0": "GLX",
     "/usr/lib64/libGLX_indirect.so.0": "GLX",
@@ -49,7 +53,9 @@ def install(prefix: Install) -> Install:
         CardNode(UUIDS[1], "graphics", "/dev/dri/card2", 226, 2),
         CardNode("", "display", "/dev/nvidia-modeset", 195, 254),
     )
-    prefix.inventory = prefix.inventory.replace(files=prefix.inventory.files + tuple(files), nodes=nodes)
+    prefix.inventory = prefix.inventory.replace(
+        files=prefix.inventory.files + tuple(files), nodes=nodes, imex_major=IMEX_MAJOR
+    )
     inventory.save(prefix.settings, prefix.inventory)
     return prefix
 
@@ -88,8 +94,11 @@ def test_graphics_and_display(install, bundle, runc, way, again):
         assert stat.S_ISCHR(st.st_mode) and (os.major(st.st_rdev), os.minor(st.st_rdev)) == numbers
     assert not os.path.exists(f"{top}/dev/dri/card2")
     rules = Path(f"/sys/fs/cgroup/devices/{id}/devices.list").read_text().splitlines()
-    assert {"c 226:1 rw", "c 226:129 rw", "c 195:254 rw", "c 195:0 rw"} <= set(rules)
-    assert not [rule for rule in rules if rule.startswith(("c 226:2 ", "c 195:1 ", "c 195:* r"))]
+    assert {"c 226:1 rw", "c 226:129 rw", "c 195:254 rw", "c 195:0 rw", "c 237:0 rw", "c 237:2047 rw"} <= set(rules)
+    assert sorted(os.listdir(os.path.dirname(top + IMEX))) == ["channel0", "channel2047"]
+    assert not [
+        rule for rule in rules if rule.startswith(("c 237:1 ", "c 237:* ", "c 226:2 ", "c 195:1 ", "c 195:* r"))
+    ]
 
 
 def test_an_edited_bundle_again(install, bundle, runc):
@@ -106,7 +115,8 @@ def test_an_edited_bundle_again(install, bundle, runc):
 def test_a_share_is_refused_them(install, bundle, runc, tmp_path):
     asked = {**ASK, "gpu-hook.io/memory": "1Gi"}
     done = runc.create(bundle(asked), install)
-    assert done.returncode == 1 and "GH-106: " in done.stderr
+    assert done.returncode == 1 and done.stderr.count("GH-106: ") == 2
+    del asked["gpu-hook.io/imex-channels"]
     less = bundle({**asked, "gpu-hook.io/capabilities": "all"}, rootfs=tiny_image.busybox(tmp_path / "other"))
     assert runc.create(less, install).returncode == 0
     top = f"/proc/{runc.pid(runc.ids[-1])}/root"

@@ -172,6 +172,7 @@ def plan_for(
         found.exclusive,
         request.capabilities,
         inventory.driver_version,
+        imex_channels=request.imex_channels,
     )
     if given.doc is None:
         plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
@@ -227,6 +228,8 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     if request.preempt_tolerance is not None:
         lines.append(("tolerance", f"{request.preempt_tolerance} us until lower classes let go"))
     lines.append(("capabilities", ", ".join(request.capabilities)))
+    if request.imex_channels:
+        lines.append(("IMEX", "channels " + ", ".join(map(str, request.imex_channels))))
     if request.narrow_to is not None:
         lines.append(("narrowed to", ", ".join(request.narrow_to) or "no card"))
     return lines

@@ -183,6 +183,7 @@ def request_of(data: Any) -> Request | None:
         cards = tuple(CardRequest(**card) for card in fields.pop("cards"))
         for name in ("capabilities", "narrow_to"):
             fields[name] = None if fields.get(name) is None else tuple(fields[name])
+        fields["imex_channels"] = tuple(fields.get("imex_channels") or ())
         return Request(cards, **fields)
     except (TypeError, KeyError, ValueError, GhError):
         return None

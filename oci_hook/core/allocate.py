@@ -45,7 +45,7 @@ class Allocation(Value):
 
 
 class Refusal(Value):
-    """No room: problems are GH-201 (full), GH-202 (unknown card), GH-203 (more cards than there are)."""
+    """No room: problems are GH-201 (full), GH-202 (unknown card, no IMEX channels), GH-203 (too few cards)."""
 
     __slots__ = ("problems", "notes")
 
@@ -95,6 +95,9 @@ def allocate(
     """
     if not request.cards or request.narrow_to == ():
         return Allocation((), False, tuple((c.uuid, "no card is asked for") for c in inventory.cards))
+    if request.imex_channels and inventory.imex_major < 0:
+        why = "this node's driver had none when its cards were listed (`gpu-hook gpus --refresh`); drop imex-channels"
+        return Refusal((Problem("GH-202", f"IMEX channels are asked for, and {why}"),))
     uses = usage(inventory, grants, rules)
     wishes, allowed, problems = _wishes(request, inventory)
     if problems:

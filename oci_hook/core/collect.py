@@ -137,7 +137,8 @@ def from_mounts(
     """
     found: list[Wish] = []
     native = dialects.table(dialects.NATIVE)
-    cards = []
+    cards: list[str] = []
+    channels: list[str] = []
     for destination, source in mounts:
         entry = below(REQUEST_DIR, destination)
         if entry is not None:
@@ -153,11 +154,16 @@ def from_mounts(
                 read(native.KEYS[name], where, text, bool(container), dialects.NATIVE, found, problems)
         elif "nvidia-volumes" in rules.dialects and source == "/dev/null":
             volumes = dialects.table("nvidia-volumes")
-            if (card := below(volumes.FOLDER, destination)) is not None:
+            if (channel := below(volumes.FOLDER + "/imex", destination)) is not None:
+                channels.append(channel)
+            elif (card := below(volumes.FOLDER, destination)) is not None:
                 cards.append(card)
     if cards:
         key, text = f"mount {volumes.FOLDER}", ",".join(cards)
         read(volumes.ROW, key, text, bool(container), "nvidia-volumes", found, problems)
+    if channels:
+        key, text = f"mount {volumes.FOLDER}/imex", ",".join(channels)
+        read(volumes.IMEX, key, text, bool(container), "nvidia-volumes", found, problems)
     return found
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Change(Value):
-    """One way to make room. kind: memory | compute | both | policy | cards | devices | share | wait. text: for people.
+    """One way to make room. kind: memory | compute | both | policy | channels | cards | devices | share |
+    wait. text: for people.
 
     request: what to ask instead ("wait": the same). gone: keys of the grants that must end first.
     """
@@ -34,6 +35,8 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
     least = max(rules.memory_min, 1, *(card.context_mib for card in inventory.cards))
 
     def fits(asked: Request, beside: tuple[Grant, ...] = grants) -> bool:
+        if asked.imex_channels and not all(card.whole for card in asked.cards):
+            return False  # core/judge.py
         return isinstance(allocate(asked, inventory, beside, rules), Allocation)
 
     if fits(request) or not request.cards:
@@ -55,6 +58,8 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         if compute and memory:
             text = f"ask for at most {memory} MiB of memory and {compute} % compute"
             found.append(Change("both", text, _limited(request, memory, compute)))
+    if request.imex_channels and fits(request.replace(imex_channels=())):
+        found.append(Change("channels", "ask for no IMEX channels", request.replace(imex_channels=())))
     anywhere = request.replace(cards=tuple(c.replace(device=None) for c in request.cards), narrow_to=None)
     if anywhere != request and not request.every_card and fits(anywhere):
         found.append(Change("devices", "name no cards: others have room", anywhere))

@@ -96,6 +96,7 @@ class Grant(Value):
     that ever had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: as long
     as suits it. frozen: since when an administrator stops its compute, in seconds since 1970; 0: not.
     tolerance: the longest wait for a lower class that it accepts, in microseconds; 0: none is stated.
+    imex_channels: the numbers of those that it may open.
     """
 
     __slots__ = (
@@ -113,6 +114,7 @@ class Grant(Value):
         "linger",
         "frozen",
         "tolerance",
+        "imex_channels",
     )
 
     def __init__(
@@ -131,6 +133,7 @@ class Grant(Value):
         linger: int = 0,
         frozen: int = 0,
         tolerance: int = 0,
+        imex_channels: tuple[int, ...] = (),
     ) -> None:
         self.key = key
         self.who = who
@@ -146,3 +149,4 @@ class Grant(Value):
         self.linger = linger
         self.frozen = frozen
         self.tolerance = tolerance
+        self.imex_channels = imex_channels

@@ -120,7 +120,7 @@ class Inventory(Value):
 
     links: (uuid, uuid, distance) per pair of cards, smaller is nearer; absent pairs are far.
     libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files whose change
-    makes the inventory stale; boot_id likewise.
+    makes the inventory stale; boot_id likewise. imex_major: of the IMEX channels' nodes, -1 where there are none.
     """
 
     __slots__ = (
@@ -136,6 +136,7 @@ class Inventory(Value):
         "links",
         "stamp",
         "nodes",
+        "imex_major",
     )
 
     def __init__(
@@ -152,6 +153,7 @@ class Inventory(Value):
         links: tuple[tuple[str, str, int], ...] = (),
         stamp: tuple[tuple[str, int, int, int], ...] = (),
         nodes: tuple[CardNode, ...] = (),
+        imex_major: int = -1,
     ) -> None:
         self.boot_id = boot_id
         self.driver_version = driver_version
@@ -165,6 +167,7 @@ class Inventory(Value):
         self.links = links
         self.stamp = stamp
         self.nodes = nodes
+        self.imex_major = imex_major
 
     def card(self, uuid: str) -> Card:
         """The card with this UUID; KeyError when the node has none."""

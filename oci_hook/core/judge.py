@@ -190,3 +190,12 @@ def capabilities(given: Given) -> tuple[str, ...]:
         why = f"{', '.join(past)} would reach the card past the limits; drop it, or ask for a whole card"
         given.complain("GH-106", f"{given.wishes['capabilities']}: {why}")
     return tuple(said)
+
+
+def imex_channels(given: Given) -> tuple[int, ...]:
+    """What comes through a channel is memory of other cards' that no limit counts: for whole cards alone."""
+    said = given.value("imex-channels") or ()
+    if said and given.share:
+        why = "an IMEX channel would reach memory past the limits; drop it, or ask for a whole card"
+        given.complain("GH-106", f"{given.wishes['imex-channels']}: {why}")
+    return tuple(said)

@@ -36,10 +36,12 @@ TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
 AGENT_LOCK = "agent.lock"  # held by the one agent
 
+IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel"  # and its number, which is the minor one
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255
 ENV_SET = (  # what we write into a container's env; a container's own values there are overwritten
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_IMEX_CHANNELS",
     "T9K_GPU_PERCENT",
     "T9K_GPU_MEMORY",
     "GPU_HOOK_MEMORY_MIB",

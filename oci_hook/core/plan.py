@@ -6,6 +6,7 @@ from oci_hook.core.layout import (
     ACCOUNT_DIR,
     CONTAINER_DIR,
     ENV_SET,
+    IMEX_CHANNEL,
     NVIDIA_MAJOR,
     PAGES_DIR,
     POLICY_PAGE,
@@ -185,6 +186,8 @@ def _nodes_of_cards(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
         for node in inventory.nodes
         if node.uuid in cards and (node.capability == MIG or node.capability + WHOLE in offered)
     ]
+    if grant.imex_channels and all(share.whole for share in grant.shares):
+        found += [DeviceNode(f"{IMEX_CHANNEL}{n}", inventory.imex_major, n) for n in grant.imex_channels]
     return list(dict.fromkeys(found))  # MIG devices of one GPU instance have its node in common
 
 
@@ -230,6 +233,8 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
     values["NVIDIA_VISIBLE_DEVICES"] = ",".join(share.uuid for share in shares) or "none"
     values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.capabilities)
     values["TRITON_LIBCUDA_PATH"] = libdir
+    if grant.imex_channels:
+        values["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, grant.imex_channels))
     if shares:
         # The inverse of how a percentage becomes MiB (rounded down): who asked for 30 reads 30.
         percent = [((share.memory_mib + 1) * 100 - 1) // inventory.card(share.uuid).memory_mib for share in shares]

@@ -54,6 +54,7 @@ class Request(Value):
     exclusive: the cards are whole and nobody else may be on them.
     placement: None means the node's setting. narrow_to: cards that the container's own env narrows it to, or None.
     preempt_tolerance: microseconds that a lower class may hold the card once this container has work, or None.
+    imex_channels: their numbers, with whole cards alone.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class Request(Value):
         "capabilities",
         "narrow_to",
         "preempt_tolerance",
+        "imex_channels",
     )
 
     def __init__(
@@ -81,6 +83,7 @@ class Request(Value):
         capabilities: tuple[str, ...] = ("compute", "utility"),
         narrow_to: tuple[str, ...] | None = None,
         preempt_tolerance: int | None = None,
+        imex_channels: tuple[int, ...] = (),
     ) -> None:
         self.cards = cards
         self.every_card = every_card
@@ -92,6 +95,7 @@ class Request(Value):
         self.capabilities = capabilities
         self.narrow_to = narrow_to
         self.preempt_tolerance = preempt_tolerance
+        self.imex_channels = imex_channels
 
 
 def parse(
@@ -142,6 +146,7 @@ def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules")
     if declined == VOID:
         return None
     tolerance = judge.tolerance(given)
+    channels = judge.imex_channels(given)
     if declined or narrow_to == ():
         return Request((), False, policy, None, priority_class, False, placement, capabilities, narrow_to)
 
@@ -165,4 +170,5 @@ def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules")
         capabilities,
         narrow_to,
         tolerance,
+        channels,
     )

@@ -22,6 +22,7 @@ VOID = "void"  # not a GPU container at all
 
 MAX_CARDS = 16  # the policy page's table (core/pages.py)
 MAX_INDEX = 255
+MAX_CHANNEL = 2047  # as many IMEX channels as NVIDIA's module makes unless it is told otherwise
 MAX_UUID = 47  # the policy page's field, less its NUL
 UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-")
 SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
@@ -72,6 +73,14 @@ def gpus(text: str) -> int | str:
         return integer(text, 1, MAX_CARDS)
     except ValueError:
         raise ValueError(f"is not a number of cards from 1 to {MAX_CARDS}, and not all or none") from None
+
+
+def channels(text: str) -> tuple[int, ...]:
+    """Numbers of IMEX channels, in rising order."""
+    items = names(text)
+    if len(items) > MAX_CARDS:
+        raise ValueError(f"names more than {MAX_CARDS} IMEX channels")
+    return tuple(sorted({integer(item, 0, MAX_CHANNEL) for item in items}))
 
 
 def cards(text: str) -> int:

@@ -93,6 +93,7 @@ def admit_on(
             born=time.monotonic_ns(),
             linger=settings.rules.linger,
             tolerance=request.preempt_tolerance or 0,
+            imex_channels=request.imex_channels,
         )
         real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
         with Claims(real, settings.state_dir):

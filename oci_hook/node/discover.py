@@ -86,6 +86,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         stamp=tuple(stamp(path) for path in marks),
         nodes=(() if simulated else nodes_of_whole_cards(cards))
         + nodes_of_mig(cards, instances, f"{driver_root.rstrip('/')}/proc" if simulated else proc),
+        imex_major=-1 if simulated else dynamic_major("nvidia-caps-imex-channels", proc),
     )
 
 
@@ -198,7 +199,7 @@ def nodes_of_whole_cards(cards: tuple[Card, ...], sys_root: str = "/sys", dev: s
     compute those of GPUDirect Storage, whose module makes one for each queue.
 
     Left out, also for whole cards: nvidia-cap nodes for MIG's configuration and monitor, which are the node's; IMEX
-    channels, which join jobs of several nodes and want to be asked for one by one; NVSwitches, the fabric manager's.
+    channels, which are asked for one by one; NVSwitches, the fabric manager's.
     """
     found = []
     for path in sorted(Path(dev).glob("nvidia-fs[0-9]*")):

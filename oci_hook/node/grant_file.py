@@ -9,19 +9,21 @@ from oci_hook.node.life import read_once
 from oci_hook.oci import fastjson
 
 FORMAT = 1
+NUMBERS = 5  # created, born, linger, frozen, tolerance
 GRANT_MAX = 1 << 15  # bytes of a grant file; names in it are the tenant's
 
 _GRANT, _WHO, _LIFE, _SHARE = (attrgetter(*kind.__slots__) for kind in (Grant, Identity, Life, Share))
 
 
 def encode(grant: Grant) -> bytes:
-    """A JSON array: FORMAT, then the fields in the order of their slots; records and shares are arrays again.
+    """A JSON array: FORMAT, then the fields in the order of their slots; records and shares are arrays again, and
+    the numbers of IMEX channels, which few have, are the last ones.
 
     (Names in the file would cost every reader four times as long per grant.)
     """
-    key, who, life, shares, *rest = _GRANT(grant)
+    key, who, life, shares, *rest, channels = _GRANT(grant)
     by = _LIFE(life) if life.deadline else _LIFE(life)[:-1]  # as it was before there were deadlines
-    return fastjson.dumps([FORMAT, key, _WHO(who), by, [_SHARE(s) for s in shares], *rest]).encode()
+    return fastjson.dumps([FORMAT, key, _WHO(who), by, [_SHARE(s) for s in shares], *rest, *channels]).encode()
 
 
 def decode(data: bytes) -> Grant:
@@ -38,6 +40,7 @@ def decode(data: bytes) -> Grant:
                 raise ValueError("a share is not valid")
             if memory < 0 or not 0 <= slot <= SLOTS:
                 raise ValueError("a share is not valid")
+        created, born, linger, frozen, tolerance = map(int, numbers[:NUMBERS])
         return Grant(
             key,
             Identity(*who),
@@ -48,7 +51,12 @@ def decode(data: bytes) -> Grant:
             bool(exclusive),
             tuple(offered),
             driver,
-            *map(int, numbers),
+            created,
+            born,
+            linger,
+            frozen,
+            tolerance,
+            tuple(map(int, numbers[NUMBERS:])),
         )
     except TypeError as e:
         raise ValueError(f"not a grant ({e})") from None

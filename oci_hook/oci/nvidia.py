@@ -233,7 +233,7 @@ def _without_nodes(
         if number in cards or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
             return True  # another card, by any name
         system = path.startswith(SYSTEM_NODES) and path not in ("/dev/nvidiactl", "/dev/nvidia-uvm")
-        return system and (not whole or path.startswith("/dev/nvidia-caps/"))
+        return system and (not whole or path.startswith("/dev/nvidia-caps"))  # channels too
 
     nodes = linux.get("devices") or []
     if inventory is None or not given:  # nothing granted: no node of the driver's at all

@@ -139,6 +139,7 @@ def test_json(install: Install) -> None:
             "capabilities": ["compute", "utility"],
             "narrow_to": None,
             "preempt_tolerance": None,
+            "imex_channels": [],
         },
         "cards": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **card, "reason": "chosen (binpack)", "share": share},

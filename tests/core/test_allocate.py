@@ -300,6 +300,13 @@ def test_the_own_env_narrows_named_and_free_wishes():
     assert str(few.problems[0]).startswith("GH-203: 2 cards are asked for, the container's own env leaves 1;")
 
 
+def test_imex_channels_need_a_driver_that_has_them():
+    wish, n = ask(imex_channels=(0,)), node(100)
+    (problem,) = place(wish, n).problems
+    assert problem.code == "GH-202" and "IMEX" in problem.message
+    assert indices(place(wish, n.replace(imex_major=237)), n) == [0]
+
+
 def test_more_cards_than_there_are():
     assert str(place(ask(count=3, memory_mib=1), node(100, 100)).problems[0]) == (
         "GH-203: 3 cards are asked for, the node has 2; ask for at most 2"

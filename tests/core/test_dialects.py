@@ -322,7 +322,9 @@ def test_a_mount_disagrees_with_an_annotation_or_wins_where_containers_have_name
         (f"{REQUEST}/=4Gi", "GH-102"),
         (REQUEST, "GH-102"),
         (f"{VISIBLE}/cdi/nvidia.com/gpu/0", "GH-101"),
-        (f"{VISIBLE}/imex/0", "GH-101"),
+        (f"{VISIBLE}/imex", "GH-101"),
+        (f"{VISIBLE}/imex/0/1", "GH-101"),
+        (f"{VISIBLE}/imex/all", "GH-101"),
     ],
 )
 def test_mounts_that_are_not_understood(name: str, code: str) -> None:
@@ -342,6 +344,10 @@ def test_nvidias_mounts_name_cards() -> None:
     assert by_mounts(f"{VISIBLE}/0", f"{VISIBLE}/GPU-a") == two
     assert by_mounts(f"{VISIBLE}/all") == Request((CardRequest(),), every_card=True, exclusive=True)
     assert by_mounts(f"{VISIBLE}/void") is None
+    channels = by_mounts(f"{VISIBLE}/imex/5", f"{VISIBLE}/0", f"{VISIBLE}/imex/0")
+    assert channels == Request((CardRequest("0"),), exclusive=True, imex_channels=(0, 5))
+    assert by_mounts(f"{VISIBLE}/imex/5") is None
+    assert by_mounts(f"{VISIBLE}/0", f"{VISIBLE}/imex/5", source="/dev/zero") is None
     assert by_mounts(f"{VISIBLE}/0", memory="1Gi") == share("0", mib=1024)
     assert by_mounts(f"{VISIBLE}/0", source="/dev/zero") is None
     assert parse({}, {}, "", Rules(dialects=()), [(f"{VISIBLE}/0", "/dev/null")]) is None

@@ -133,6 +133,7 @@ def test_environment() -> None:
     assert one == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-1",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        "NVIDIA_IMEX_CHANNELS": None,
         "T9K_GPU_PERCENT": "30",
         "T9K_GPU_MEMORY": "300",
         "GPU_HOOK_MEMORY_MIB": "300",
@@ -203,6 +204,19 @@ def test_what_a_share_may_not_have() -> None:
     for shares in ((SHARE,), (SHARE, Share("GPU-0", 1000, whole=True))):
         more, nodes = graphics_plan("compute,utility,graphics,display,ngx", *shares)
         assert (set(more), nodes) == (gpucomp, set())
+
+
+def test_imex_channels() -> None:
+    """Those that were asked for, with whole cards."""
+    node = inventory().replace(imex_major=237)
+    whole = grant(Share("GPU-1", 1000, whole=True), imex_channels=(0, 7))
+    steps = make_plan(whole, node, IMAGE, "/opt/gpu-hook", "/run/gpu-hook")
+    channels = [(f"/dev/nvidia-caps-imex-channels/channel{n}", 237, n) for n in (0, 7)]
+    assert [(s.path, s.major, s.minor) for s in steps if isinstance(s, DeviceNode) and s.major == 237] == channels
+    assert [s.minor for s in steps if isinstance(s, DeviceRule) and s.major == 237] == [0, 7]
+    assert env(steps)["NVIDIA_IMEX_CHANNELS"] == "0,7"
+    shared = make_plan(whole.replace(shares=(SHARE,)), node, IMAGE, "/opt/gpu-hook", "/run/gpu-hook")
+    assert 237 not in {s.major for s in shared if isinstance(s, DeviceNode | DeviceRule)}
 
 
 def test_no_card_no_nodes() -> None:

@@ -48,6 +48,18 @@ def test_keys_that_only_say_how_ask_for_nothing(keys: dict[str, str]) -> None:
     assert ask(**keys) is None
 
 
+def test_imex_channels_come_with_whole_cards() -> None:
+    assert ask(**{"imex-channels": "3"}) is None
+    one = ask(**{"gpus": "2", "imex-channels": "7, 0,7"})
+    assert one == Request((CardRequest(),) * 2, exclusive=True, imex_channels=(0, 7))
+    assert codes({P + "memory": "1Gi", P + "imex-channels": "0"}) == ["GH-106"]
+    assert codes({P + "gpus": "1", P + "imex-channels": ",".join(map(str, range(17)))}) == ["GH-101"]
+    trusting = Rules(trust_env=True)
+    env = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_IMEX_CHANNELS": "1"}
+    assert parse({}, env, "", trusting).imex_channels == (1,)  # type: ignore[union-attr]
+    assert parse({P + "devices": "0"}, env, "", RULES).imex_channels == ()  # type: ignore[union-attr]
+
+
 def test_memory_alone_guarantees_no_compute() -> None:
     assert ask(memory="4Gi") == Request((CardRequest(memory_mib=4096),), policy="best-effort")
     assert ask(memory="30%") == Request((CardRequest(memory_percent=30),), policy="best-effort")
@@ -241,6 +253,8 @@ def test_trusted_env_yields_to_annotations() -> None:
         ("exclusive", "yes", "GH-101: gpu-hook.io/exclusive='yes' is not true or false"),
         ("placement", "", "GH-101: gpu-hook.io/placement='' is not one of binpack, spread"),
         ("capabilities", "cuda", "GH-101: gpu-hook.io/capabilities='cuda' is not all and not a list of compute,"),
+        ("imex-channels", "2048", "GH-101: gpu-hook.io/imex-channels='2048' is not within 0 to 2047"),
+        ("imex-channels", "all", "GH-101: gpu-hook.io/imex-channels='all' is not a whole number from 0 to 2047"),
         ("containers", "a,,b", "GH-101: gpu-hook.io/containers='a,,b' is not a list of container names, like a,b"),
         ("memroy", "1Gi", "GH-102: gpu-hook.io/memroy is not a key; the keys are memory, compute, gpus, devices,"),
         ("Memory", "1Gi", "GH-102: gpu-hook.io/Memory is not a key"),

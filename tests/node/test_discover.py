@@ -308,6 +308,7 @@ def test_nodes_of_mig_devices(tmp_path: Path) -> None:
     )
     cards = tuple(Card(f"MIG-{i}", 0, 2, 1024, parent="GPU-1", instance=i) for i in range(2))
     instances = {"MIG-0": (3, 0), "MIG-1": (3, 1)}
+    assert discover.dynamic_major("nvidia-caps-imex-channels", str(tmp_path)) == 237
     found = discover.nodes_of_mig((*cards, Card("GPU-2", 1, 1, 1024)), instances, str(tmp_path))
     assert [(n.uuid, n.path, n.major, n.minor) for n in found] == [
         ("MIG-0", "/dev/nvidia-caps/nvidia-cap30", 238, 30),

@@ -89,6 +89,8 @@ def test_modes_let_a_user_namespace_read_the_page_and_nobody_write(state):
 def test_encode_and_decode_agree(state):
     full = make(by=Life(BOOT, (1, 2), (3, 4), "/sys/fs/cgroup/x", 5), driver_version="550", priority_class="online")
     assert grant_file.decode(grant_file.encode(full)) == full
+    joined = full.replace(tolerance=7, imex_channels=(0, 2047))
+    assert grant_file.decode(grant_file.encode(joined)) == joined
 
 
 def test_the_dead_are_swept_with_their_pages(state):

@@ -18,6 +18,7 @@ KEYS: "dict[str, Row]" = {
     "preempt-tolerance": ("preempt-tolerance", wishes.preempt_tolerance, {}),
     "placement": ("placement", wishes.placement, {}),
     "capabilities": ("capabilities", wishes.capabilities, {}),
+    "imex-channels": ("imex-channels", wishes.channels, {}),
 }
-ENV = {"GPU_HOOK_" + key.upper().replace("-", "_"): key for key in KEYS}
+ENV = {"GPU_HOOK_" + key.upper().replace("-", "_"): key for key in KEYS} | {"NVIDIA_IMEX_CHANNELS": "imex-channels"}
 SAME = ()

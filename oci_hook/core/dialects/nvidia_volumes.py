@@ -1,4 +1,5 @@
-"""The NVIDIA runtime's request by mounts: /dev/null at FOLDER/ID for each card, or FOLDER/all, none, void.
+"""The NVIDIA runtime's request by mounts: /dev/null at FOLDER/ID for each card, or FOLDER/all, none, void; and at
+FOLDER/imex/N for each IMEX channel.
 
 An image cannot bring a mount, so unlike NVIDIA_VISIBLE_DEVICES these may ask.
 https://docs.nvidia.com/datacenter/cloud-native/container-toolkit (accept-nvidia-visible-devices-as-volume-mounts)
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 FOLDER = VISIBLE_DIR
 ROW: "Row" = ("devices", wishes.devices, {})
+IMEX: "Row" = ("imex-channels", wishes.channels, {})
 KEYS: "dict[str, Row]" = {}
 ENV: dict[str, str] = {}
 SAME = ()
