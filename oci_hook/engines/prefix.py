@@ -5,16 +5,18 @@ and the engine never calls half a program.
 """
 
 import contextlib
+import fcntl
 import os
 import platform
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from oci_hook.core import layout
 from oci_hook.core.pages import MAX_CARDS
+from oci_hook.engines.edits import remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
 from oci_hook.node import settings_compile, share, store
 from oci_hook.node.settings import Settings
@@ -81,36 +83,53 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
     if missing:
         raise refuse("GH-504", f"{compiled} lacks {', '.join(missing)}; run scripts/build in the checkout")
     try:
-        for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.STAND_IN_DIR):
-            _folder(root / folder)
-        for name in PROGRAMS:
-            _copy(compiled / name, root / "bin" / name, 0o755)
-        for name in STAND_INS:
-            _copy(compiled / name, root / layout.STAND_IN_DIR / name, 0o644)
-        _skeleton(root / layout.CONTAINER_DIR)
-        names = _python_files(root / layout.LIB_DIR)
-        yaml = root / layout.SETTINGS_YAML
-        chosen = {"runtime": runtime, "python": python, "state_dir": state_dir}
-        given = {key: value for key, value in chosen.items() if value is not None}
-        new = not yaml.exists()
-        if new:
-            if "runtime" not in given:
-                given["runtime"] = find_runtime()
-            settings_compile.write(str(yaml), default_settings_yaml(prefix=prefix, **given))
-        try:
-            settings = settings_compile.compile(prefix)
-        except GhError:
-            if new:  # else the next try would be held to the wrong values
-                yaml.unlink()
-            raise
-        for key, value in given.items():
-            if getattr(settings, key) != value:
-                raise refuse(
-                    "GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again"
-                )
-        _pack(root / layout.LIB_DIR, settings.python, names)
+        with _alone(root):
+            return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir})
     except OSError as e:
         raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other."""
+    while True:
+        _folder(root)
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if root.is_dir() and os.path.samestat(os.fstat(fd), os.stat(root)):
+                yield
+                return
+        finally:  # or the other took it away meanwhile
+            os.close(fd)
+
+
+def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
+    for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.STAND_IN_DIR):
+        _folder(root / folder)
+    for name in PROGRAMS:
+        _copy(compiled / name, root / "bin" / name, 0o755)
+    for name in STAND_INS:
+        _copy(compiled / name, root / layout.STAND_IN_DIR / name, 0o644)
+    _skeleton(root / layout.CONTAINER_DIR)
+    names = _python_files(root / layout.LIB_DIR)
+    yaml = root / layout.SETTINGS_YAML
+    given = {key: value for key, value in chosen.items() if value is not None}
+    new = not yaml.exists()
+    if new:
+        if "runtime" not in given:
+            given["runtime"] = find_runtime()
+        settings_compile.write(str(yaml), default_settings_yaml(prefix=str(root), **given))
+    try:
+        settings = settings_compile.compile(str(root))
+    except GhError:
+        if new:  # else the next try would be held to the wrong values
+            yaml.unlink()
+        raise
+    for key, value in given.items():
+        if getattr(settings, key) != value:
+            raise refuse("GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again")
+    _pack(root / layout.LIB_DIR, settings.python, names)
     return settings
 
 
@@ -125,9 +144,27 @@ def find_runtime() -> str:
 def remove(prefix: str, force: bool = False) -> list[str]:
     """Take an install away; paths that stay because they are not ours. Raises GH-504 while containers hold shares."""
     root = Path(prefix)
-    conf = root / layout.LAUNCHER_CONF
-    if not conf.exists() and not (root / layout.SETTINGS_YAML).exists():
-        raise refuse("GH-504", f"{prefix} is no gpu-hook install; name the right one with --prefix")
+    if not _installed(root):
+        raise _no_install(prefix)
+    try:
+        with _alone(root):
+            if _installed(root):
+                return _remove(root, prefix, force)
+    except OSError as e:
+        raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root") from None
+    remove_empty(root)  # another one had taken it away
+    raise _no_install(prefix)
+
+
+def _installed(root: Path) -> bool:
+    return (root / layout.LAUNCHER_CONF).exists() or (root / layout.SETTINGS_YAML).exists()
+
+
+def _no_install(prefix: str) -> GhError:
+    return refuse("GH-504", f"{prefix} is no gpu-hook install; name the right one with --prefix")
+
+
+def _remove(root: Path, prefix: str, force: bool) -> list[str]:
     try:
         state_dir: str | None = load_settings(prefix).state_dir
     except GhError:

@@ -1,6 +1,7 @@
 """Laying an install, laying it anew, taking it away: nothing of it stays, nothing of others goes."""
 
 import json
+import multiprocessing
 import os
 import stat
 import subprocess
@@ -98,6 +99,37 @@ def test_a_first_try_with_wrong_values_leaves_no_settings(place: Path) -> None:
     with pytest.raises(GhError) as e:
         lay(place.parent / "other", python="/bin/true/python")
     assert code(e) == "GH-501"
+
+
+def test_two_at_once(place: Path) -> None:
+    """Installs and removals of one prefix wait for each other, and nobody ever finds half a program."""
+    lay(place)
+    program = place / "bin/gpu-hook-runtime"
+    whole = program.read_bytes()
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=lay, args=(place,)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        assert program.read_bytes() == whole
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert not list(place.rglob("*.new"))
+
+    def away() -> None:
+        try:
+            installs.remove(str(place))
+        except GhError as e:
+            assert "is no gpu-hook install" in str(e)
+
+    mixed = [context.Process(target=target) for target in (away, lambda: lay(place), away, lambda: lay(place), away)]
+    for worker in mixed:
+        worker.start()
+    for worker in mixed:
+        worker.join()
+    assert [worker.exitcode for worker in mixed] == [0] * 5
+    if program.exists():
+        assert installs.remove(str(place)) == []
+    assert not place.exists()
 
 
 def test_not_built(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
