@@ -144,6 +144,18 @@ class Record:
             remove_empty(folder)
         self.save()
 
+    def backups(self, engine: str) -> dict[Path, bytes]:
+        folder = self.prefix / BACKUPS / engine
+        return {path: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+
+    def restore(self, engine: str, files: dict[str, dict[str, Any]], backups: dict[Path, bytes]) -> None:
+        """Remember of an engine what was remembered before its change, which was taken back."""
+        for path, data in backups.items():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write(path, data, mode=0o600)
+        self.engines.update({engine: files} if files else {})
+        self.save()
+
     def save(self) -> None:
         if self.engines:
             self.path.parent.mkdir(exist_ok=True)

@@ -106,13 +106,15 @@ def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool,
         return
     for result in results:
         former = record.engines.get(result.engine, {}).copy()
+        backups = record.backups(result.engine)
         carry_out(result.changes, record, result.engine, remove)
         if restart and result.command:
-            _restart(result, record, former)
+            _restart(result, record, former, backups)
 
 
-def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]]) -> None:
-    """Raises SettingsError GH-509 when the engine does not come back; its files are as they were then."""
+def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], backups: dict[Path, bytes]) -> None:
+    """Raises SettingsError GH-509 when the engine does not come back; its files are as they were then, and so is what
+    is remembered of them: former and backups."""
     unit, verb = engine(result.engine).RELOAD
     try:
         result.restarted = _take_effect(unit, verb)
@@ -122,8 +124,7 @@ def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]]) 
                 put_in_place(undone(change))
         for path in [path for path in record.engines.get(result.engine, {}) if path not in former]:
             record.forget(result.engine, Path(path))
-        record.engines.update({result.engine: former} if former else {})
-        record.save()
+        record.restore(result.engine, former, backups)
         try:
             _take_effect(unit, verb)
         except OSError as again:

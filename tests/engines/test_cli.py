@@ -110,7 +110,9 @@ def test_print_is_what_install_writes(machine: Machine) -> None:
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >> {log}
 case "$1" in
-  is-active) [ -e {bad} ] && [ "$2" != --quiet ] && grep -q gpu-hook {file} && exit 3; exit 0;;
+  is-active)
+    [ "$2" != --quiet ] || exit 0
+    if grep -q gpu-hook {file} 2>/dev/null; then [ ! -e {bad} ] || exit 3; else [ ! -e {bad}-without ] || exit 3; fi;;
 esac
 exit 0
 """
@@ -118,7 +120,8 @@ exit 0
 
 @pytest.fixture
 def systemd(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose systemctl writes down its arguments; a docker that dies of our entry while BAD exists."""
+    """A machine whose systemctl writes down its arguments; a docker that dies of our entry while BAD exists, and
+    without it while BAD-without does."""
     log, bad = tmp_path / "calls", tmp_path / "bad"
     program = tmp_path / "bin/systemctl"
     program.parent.mkdir()
@@ -149,3 +152,36 @@ def test_a_restart_that_fails_is_rolled_back(machine: Machine, systemd: Path, tm
     machine.run("install", "--engine", "docker", "--restart")
     machine.run("uninstall")
     assert machine.daemon_json.read_text() == '{"debug": true}'
+
+
+@pytest.mark.parametrize("before", ['{"debug": true}', None])
+def test_an_uninstall_whose_restart_fails_is_rolled_back(
+    machine: Machine, systemd: Path, tmp_path: Path, before: str | None
+) -> None:
+    """Registered as it was, with the backup: the next uninstall leaves the file byte for byte."""
+    machine.daemon_json.parent.mkdir(parents=True)
+    if before:
+        machine.daemon_json.write_text(before)
+    machine.run("install", "--engine", "docker", "--restart")
+    installed = machine.daemon_json.read_bytes()
+    etc = {path: path.is_file() and path.read_bytes() for path in (machine.prefix / "etc").rglob("*")}
+    (tmp_path / "bad-without").touch()
+    output = machine.run("uninstall", "--engine", "docker", "--restart", status=1)
+    assert output.startswith("GH-509: systemctl reload docker: ") and "its files are as before and it runs" in output
+    assert machine.daemon_json.read_bytes() == installed
+    assert {path: path.is_file() and path.read_bytes() for path in (machine.prefix / "etc").rglob("*")} == etc
+    (tmp_path / "bad-without").unlink()
+    machine.run("uninstall", "--restart")
+    assert (machine.daemon_json.read_text() if machine.daemon_json.exists() else None) == before
+    assert not machine.prefix.exists()
+
+
+def test_an_engine_that_stays_down_is_said(machine: Machine, systemd: Path, tmp_path: Path) -> None:
+    """Also with its old files: both answers are in the one line."""
+    machine.daemon_json.parent.mkdir(parents=True)
+    machine.daemon_json.write_text("{}")
+    for name in ("bad", "bad-without"):
+        (tmp_path / name).touch()
+    output = machine.run("install", "--engine", "docker", "--restart", status=1)
+    assert output.startswith("GH-509: ") and "its files are as before, and still: " in output
+    assert machine.daemon_json.read_text() == "{}" and not (machine.prefix / "etc/engines.json").exists()
