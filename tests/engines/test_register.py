@@ -393,6 +393,28 @@ def test_crio_handler_and_hooks_where_crio_reads_them(host: Host) -> None:
     assert not hook.exists()
 
 
+@pytest.mark.parametrize(
+    "engine, file",
+    (("podman", "containers/containers.conf.d/gpu-hook.conf"), ("crio", "crio/crio.conf.d/99-gpu-hook.conf")),
+)
+def test_a_drop_in_with_the_administrators_lines(host: Host, engine: str, file: str) -> None:
+    """Before and behind ours: a second install keeps them, and they are what an uninstall leaves."""
+    host.install(engine)
+    path = host.root / "etc" / file
+    ours = path.read_text()
+    path.write_text("# of this site\n" + ours + "[other]\n  key = 1\n")
+    edited = path.read_text()
+    assert not any(result.changed for result in host.install(engine))
+    assert path.read_text() == edited
+    host.install(engine, default=True)
+    assert toml(path)["other"] == {"key": 1} and path.read_text().count("gpu-hook: begin") == 1
+    host.uninstall(engine)
+    assert path.read_text() == "# of this site\n[other]\n  key = 1\n"
+    path.write_text("[engine.runtimes]\n[crio.runtime.runtimes.gpu-hook]\n  gpu-hook = 1\n")
+    with pytest.raises(SettingsError, match="GH-508: .*contradict"):
+        host.install(engine)
+
+
 # What is wrong, and what happens then
 
 
@@ -548,7 +570,34 @@ def test_killed_at_any_write(host: Host) -> None:
     assert step > 20
 
 
-def die_at(step: int) -> None:
+@pytest.mark.slow
+def test_killed_at_any_step_of_an_uninstall(host: Host) -> None:
+    """The next uninstall finishes it: what was taken back is not missed, and no trace is left."""
+    names = ("docker", "crio")
+    for engine in names:
+        for name, text in ENGINE_FILES[engine].items():
+            host.file(name, text)
+    before = host.tree()
+    for step in itertools.count(1):
+        host.install(*names)
+        pid = os.fork()
+        if pid == 0:
+            die_at(step, "rename", "unlink", "rmdir")
+            host.uninstall(*names)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status in (0, 9)
+        json.loads((host.root / "etc/docker/daemon.json").read_text())
+        host.uninstall(*names)
+        left = {k: v for k, v in host.tree().items() if not k.endswith("gpu-hook-new")}
+        assert left == before, f"killed at step {step}"
+        assert not (host.prefix / "etc/engines.json").exists()
+        if status == 0:
+            break
+    assert step > 15
+
+
+def die_at(step: int, *calls: str) -> None:
     """End this process at its `step`-th call that makes a change of a file last."""
     count = itertools.count(1)
 
@@ -560,7 +609,7 @@ def die_at(step: int) -> None:
 
         return call
 
-    for name in ("rename", "fsync", "fchmod"):
+    for name in calls or ("rename", "fsync", "fchmod"):
         setattr(os, name, counted(getattr(os, name)))
 
 
