@@ -103,9 +103,9 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
     out.gauge("ledger_grants", "Containers that hold a share.", "", len(node["containers"]))
     out.counter("grants", "Shares given since the agent started.", "", counters.granted)
     out.counter("ended", "Shares given back since the agent started.", "", counters.ended)
-    for code, n in sorted(counters.refused.items()):
+    for code in CODES:  # from 0 on: of a series that begins with its first refusal, increase() sees none
         at = labels(("code",), (code,))
-        out.counter("refusals", "Containers refused since the agent started, by code.", at, n)
+        out.counter("refusals", "Containers refused since the agent started, by code.", at, counters.refused[code])
     for kind in KINDS:
         out.counter("findings", "Findings of the audit by kind.", labels(("kind",), (kind,)), counters.findings[kind])
     help = "Time that gpu-hook added to the making of a container."

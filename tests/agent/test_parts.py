@@ -24,7 +24,7 @@ from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, DeviceFile, Inventory
 from oci_hook.core.slot_page import Gate
-from oci_hook.errors import GhError, Problem
+from oci_hook.errors import CODES, GhError, Problem
 from oci_hook.node import char_links, events
 from oci_hook.node import inventory as cache
 from oci_hook.node.settings import load
@@ -138,6 +138,9 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
             found[key] = sample.value
     assert found["gpu_hook_refusals_total", (("code", "GH-201"),)] == 2
     assert found["gpu_hook_refusals_total", (("code", "GH-101"),)] == 1
+    # Each from the start: of a series that begins with its first refusal, Prometheus sees no increase.
+    assert {labels[0][1] for name, labels in found if name == "gpu_hook_refusals_total"} == set(CODES)
+    assert found["gpu_hook_refusals_total", (("code", "GH-303"),)] == 0
     assert found["gpu_hook_create_seconds_bucket", (("le", "0.0025"),)] == 1
     assert found["gpu_hook_create_seconds_bucket", (("le", "5.0"),)] == 2
     assert found["gpu_hook_create_seconds_bucket", (("le", "+Inf"),)] == 3
