@@ -1,9 +1,9 @@
-"""The dashboard and the alerts speak of metrics and labels that there are."""
+"""The dashboard is one that Grafana can load, and it and the alerts speak of metrics and labels that there are.
+test_prometheus.py asks the queries of a real Prometheus."""
 
-import json
+import itertools
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,8 +17,11 @@ from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.slot_page import Gate
+from scripts.prometheus import GRAFANA, Dashboard
 
-GRAFANA = Path(__file__).resolve().parents[2] / "docs/grafana"
+UNITS = {"none", "bytes", "percentunit", "s"}  # Grafana's ids: bytes are IEC's, percentunit is of 1
+COLOURS = {"green", "red"}
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def metrics() -> dict[str, set[str]]:
@@ -47,12 +50,47 @@ def metrics() -> dict[str, set[str]]:
 
 
 def expressions() -> list[str]:
-    dashboard: Any = json.loads((GRAFANA / "dashboard.json").read_text())
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(ids)) == len(ids)
     rules: Any = yaml.safe_load((GRAFANA / "alerts.yaml").read_text())
-    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    found = [target["expr"] for panel in Dashboard().panels for target in panel["targets"]]
     return found + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_the_panels_are_what_grafana_knows() -> None:
+    dashboard = Dashboard()
+    assert dashboard.json["schemaVersion"] == 38 and len(dashboard.json["uid"]) <= 40
+    panels = dashboard.panels
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    cells: list[tuple[int, int]] = []
+    for panel in panels:
+        x, y, w, h = (panel["gridPos"][k] for k in "xywh")
+        assert 0 <= x < x + w <= 24, panel["title"]
+        cells += itertools.product(range(x, x + w), range(y, y + h))
+        assert panel["type"] in ("stat", "bargauge", "timeseries") and panel["datasource"] == SOURCE
+        config = panel["fieldConfig"]["defaults"]
+        assert config["unit"] in UNITS and config.get("min", -1) < config.get("max", 1e99)
+        if panel["type"] != "timeseries":  # without thresholds of its own, 80 and more would be red
+            steps = config["thresholds"]["steps"]
+            values = [step["value"] for step in steps]
+            assert values[0] is None and values[1:] == sorted(values[1:]) and {s["color"] for s in steps} <= COLOURS
+            assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+        assert all(target["datasource"] == SOURCE for target in panel["targets"])
+    assert len(set(cells)) == len(cells) == 24 * (max(y for _, y in cells) + 1)  # no overlap and no hole
+
+
+def test_the_variables() -> None:
+    source, *others = Dashboard().json["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    for variable in others:
+        query = variable["query"]["query"]
+        assert re.fullmatch(rf"label_values\(gpu_hook_\w+, {variable['name']}\)", query) and variable["query"]["refId"]
+        assert (variable["type"], variable["datasource"]) == ("query", SOURCE)
+        assert variable["includeAll"] and variable["allValue"] == ".*" and variable["current"]["value"] == "$__all"
+    known = {variable["name"] for variable in others} | {"__rate_interval"}
+    used = set(re.findall(r"\$(\w+)", " ".join(t["expr"] for p in Dashboard().panels for t in p["targets"])))
+    assert used == known
+    # A variable of several choices is put in as a pattern.
+    assert not any(re.search(r"[^~]\"\$", e) for e in expressions())
 
 
 def test_every_metric_and_label_exists() -> None:
