@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import tiny_image
@@ -68,12 +69,16 @@ class Stage:
             out.seek(0)
             return subprocess.CompletedProcess(command, r.returncode, out.read(), "")
 
-    def container(self, name: str, annotations: dict[str, str], script: str, detach: bool = False) -> tuple[int, str]:
-        """Start one; foreground: (exit status, output). Detached: its output goes to `log(name)`."""
+    def container(
+        self, name: str, annotations: dict[str, str], script: str, detach: bool = False, programs: Sequence[Path] = ()
+    ) -> tuple[int, str]:
+        """Start one; foreground: (exit status, output). Detached: its output goes to `log(name)`. programs: more for
+        its /bin."""
         bundle = self.dir / name
         bundle.mkdir()
         rootfs = tiny_image.with_c_library(bundle / "rootfs")
-        shutil.copy(BUILD / "sim/gpu-probe", rootfs / "bin/gpu-probe")
+        for program in (BUILD / "sim/gpu-probe", *programs):
+            shutil.copy(program, rootfs / "bin")
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         config = json.loads((bundle / "config.json").read_text())
         if detach:

@@ -35,6 +35,12 @@ PORT = 9461
 TICK = os.sysconf("SC_CLK_TCK")
 
 
+def build_bypass(program: Path) -> None:
+    """The cheat."""
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{os.uname().machine}-linux-gnu.2.17", "-O1"]
+    subprocess.run([*command, "-o", str(program), str(REPO / "tests/agent/bypass.c"), "-ldl"], check=True)
+
+
 class Place:
     """An install with simulated cards, an image with the probe and the cheat, a runc root of its own."""
 
@@ -45,9 +51,7 @@ class Place:
         self.cli("sim", "up", "--cards", str(CARDS), "--memory", f"{CARD_MIB}Mi")
         rootfs = tiny_image.with_c_library(folder / "rootfs")
         shutil.copy(BUILD / "sim/gpu-probe", rootfs / "bin/gpu-probe")
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{os.uname().machine}-linux-gnu.2.17", "-O1"]
-        source = REPO / "tests/agent/bypass.c"
-        subprocess.run([*command, "-o", str(rootfs / "bin/bypass"), str(source), "-ldl"], check=True)
+        build_bypass(rootfs / "bin/bypass")
         subprocess.run(["runc", "spec"], cwd=folder, check=True)
         self.spec = json.loads((folder / "config.json").read_text())
         self.spec["process"]["terminal"] = False
