@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import demo_folder
 import tiny_image
 
 REPO = Path(__file__).resolve().parent.parent
@@ -42,11 +45,11 @@ class Stage:
     """A private install, state directory and runc root below one temporary directory; `close` removes all of it."""
 
     def __init__(self, simulated: bool) -> None:
-        self.dir = Path(tempfile.mkdtemp(prefix="gpu-hook-demo-"))
-        self.prefix = self.dir / "prefix"
-        self.state = Path("/run", self.dir.name)
+        self.dir, self.keep = demo_folder.make()
+        self.prefix = self.dir / demo_folder.PREFIX
+        self.state = demo_folder.run_of(self.dir)
         self.state.mkdir(0o700)
-        self.root = self.dir / "runc"
+        self.root = self.dir / demo_folder.RUNC
         self.ids: list[str] = []
         self.simulated = simulated
 
@@ -98,17 +101,8 @@ class Stage:
         return (self.dir / name / "rootfs/log").read_text(errors="replace")
 
     def close(self) -> None:
-        for name in self.ids:
-            self.runtime("delete", "--force", name)
-        if self.simulated:
-            self.cli("sim", "down", "--force", check=False)
-        for group in Path("/sys/fs/cgroup").glob(f"*/{self.dir.name}"):
-            with contextlib.suppress(OSError):
-                group.rmdir()
-        with contextlib.suppress(OSError):
-            Path("/sys/fs/cgroup", self.dir.name).rmdir()
-        shutil.rmtree(self.dir, ignore_errors=True)
-        shutil.rmtree(self.state, ignore_errors=True)
+        demo_folder.clear(self.dir)
+        os.close(self.keep)
 
 
 def wait_for(stage: Stage, name: str, word: str) -> str:
@@ -215,6 +209,10 @@ def story(stage: Stage) -> None:
 
 def main() -> int:
     started = time.monotonic()
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(end, lambda number, frame: sys.exit(128 + number))  # clears up first
+    for folder in demo_folder.sweep():
+        say(f"removed what was left of a demo that was killed: {folder.name}")
     stage = Stage(simulated=not Path("/proc/driver/nvidia/version").exists())
     try:
         story(stage)
