@@ -1,11 +1,17 @@
 """`gpu-hook install|uninstall`: the install under a prefix, and the container engines that are told of it."""
 
+import contextlib
+
 import click
 
-from oci_hook.cli import output, registration
+from oci_hook.cli import agent_check, output, registration
+from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.engines import prefix as installs
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
+from oci_hook.errors import GhError
+from oci_hook.node import settings as node_settings
+from oci_hook.sim import driver_root
 
 
 @click.command()
@@ -49,6 +55,17 @@ def install(
     return output.Report({**head, "engines": data}, [*lines, *([] if no_engines else told)])
 
 
+def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
+    """The install with its simulated cards: what stays because it is not ours, and what is left to do."""
+    state_dir = ""
+    with contextlib.suppress(GhError):  # settings that cannot be read: `remove` says what that means
+        state_dir = node_settings.load(prefix).state_dir
+        driver_root.remove(prefix, state_dir)
+    left = installs.remove(prefix, force)
+    agent = agent_check.holder(f"{state_dir}/{AGENT_LOCK}")
+    return left, [f"its agent still runs: `kill {agent}`, then `rm -r {state_dir}`"] if agent else []
+
+
 @click.command()
 @click.option("--force", is_flag=True, help="Even while containers hold shares; they run on, unaccounted.")
 @registration.options()
@@ -74,6 +91,6 @@ def uninstall(
     data, lines = registration.told(results, dry_run, remove=True)
     left: list[str] = []
     if not names and not dry_run:
-        left = installs.remove(prefix, force)
-        lines = [*lines, f"removed {prefix}", *(f"not ours, left: {path}" for path in left)]
+        left, notes = take_away(prefix, force)
+        lines = [*lines, f"removed {prefix}", *(f"not ours, left: {path}" for path in left), *notes]
     return output.Report({"prefix": prefix, "dry_run": dry_run, "left": left, "engines": data}, lines)

@@ -83,4 +83,4 @@ def refuse_while_held(prefix: str, force: bool) -> None:
         return
     if living and not force:
         names = ", ".join(grant.who.id[:40] for grant in living[:3])
-        raise refuse("GH-504", f"{len(living)} containers hold shares ({names}); stop them, or uninstall with --force")
+        raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")

@@ -12,7 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -235,16 +235,22 @@ def undone(change: Change) -> Change:
 
 @contextmanager
 def lock() -> Iterator[None]:
-    """One install or uninstall at a time on this machine: waits for the other."""
+    """One install or uninstall at a time on this machine: waits for the other. The file goes with the last one."""
+    fd = -1
     try:
         os.makedirs(os.path.dirname(LOCK), exist_ok=True)
-        fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        while fd < 0 or os.fstat(fd).st_nlink == 0:  # the other one has removed it
+            if fd >= 0:
+                os.close(fd)
+            fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
     except OSError as e:
         raise refuse("GH-507", f"{LOCK}: {e.strerror}; run as root") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        with suppress(OSError):
+            os.unlink(LOCK)
         os.close(fd)
 
 

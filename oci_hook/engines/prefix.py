@@ -19,6 +19,7 @@ from oci_hook.core.pages import MAX_CARDS
 from oci_hook.engines.edits import remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
 from oci_hook.node import settings_compile, share, store
+from oci_hook.node.lock import lock_file
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
 from oci_hook.node.settings_template import default_settings_yaml
@@ -194,20 +195,22 @@ def _empty_state(state_dir: str, force: bool) -> None:
         living = ()
     if living and not force:
         names = ", ".join(grant.who.id[:40] for grant in living[:3])
-        raise refuse("GH-504", f"{len(living)} containers hold shares ({names}); stop them, or uninstall with --force")
+        raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
     try:
         share.drop(state_dir)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then uninstall again") from None
     for name in (layout.LEDGER_DIR, layout.PAGES_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
-    for name in (layout.INVENTORY, layout.TIERS):
+    for name in (layout.INVENTORY, layout.TIERS, layout.EVENTS, f"{layout.EVENTS}.1"):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(state_dir, name))
-    try:
+    with contextlib.suppress(OSError):  # an agent that runs keeps its lock, or another one could join it
+        fd = lock_file(os.path.join(state_dir, layout.AGENT_LOCK), fcntl.LOCK_EX, wait=False)
+        os.unlink(os.path.join(state_dir, layout.AGENT_LOCK))
+        os.close(fd)
+    with contextlib.suppress(OSError):
         os.rmdir(state_dir)
-    except OSError:
-        pass
 
 
 def _folder(path: Path) -> None:

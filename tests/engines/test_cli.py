@@ -1,5 +1,6 @@
 """`gpu-hook install` and `uninstall` with engines, as a user calls them."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.engines import edits, register
+from oci_hook.node import events
 
 
 class Machine:
@@ -54,6 +56,23 @@ def test_from_nothing_and_back(machine: Machine) -> None:
     output = machine.run("uninstall")
     assert f"docker: removed {machine.daemon_json}" in output
     assert not (machine.root / "etc").exists() and not machine.prefix.exists()
+
+
+def test_uninstall_leaves_no_simulated_card_no_event_and_no_lock(machine: Machine, tmp_path: Path) -> None:
+    machine.run("install")
+    CliRunner().invoke(cli, ["sim", "up", "--prefix", str(machine.prefix)], catch_exceptions=False)
+    events.record(str(machine.state), "ended", id="one")
+    (machine.state / "events.1").touch()
+    lock = machine.state / "agent.lock"
+    lock.write_text("1\n")
+    with lock.open() as agent:
+        fcntl.flock(agent, fcntl.LOCK_EX)
+        output = machine.run("uninstall")
+        assert f"its agent still runs: `kill {os.getpid()}`" in output and "not ours" not in output
+        assert os.listdir(machine.state) == ["agent.lock"] and not machine.prefix.exists()
+    machine.run("install")
+    machine.run("uninstall")
+    assert os.listdir(tmp_path) == ["host"]
 
 
 def test_dry_run_lays_nothing(machine: Machine) -> None:
