@@ -30,17 +30,21 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
         log = Follower(node_settings.load(prefix).state_dir, old=True)
     except GhError as e:
         output.fail(e, as_json)
+    shown = 0
     try:
         while True:
             for event in log.read():
                 if concerns(event, container):
+                    shown += 1
                     for text in [json.dumps(event)] if as_json else output.folded(line(event), output.columns()):
                         click.echo(text)
             if not follow:
-                return
+                break
             time.sleep(EVERY)
     except KeyboardInterrupt:
-        pass
+        return
+    if not shown:
+        click.echo(f"no event tells of {container}" if container else "no events yet", err=True)
 
 
 def concerns(event: dict[str, Any], container: str) -> bool:

@@ -49,6 +49,7 @@ class Screen:
         self.sort = 0
         self.selected = ""
         self.message = ""
+        self.keys = True  # they work, and are named
         self._colours: dict[str, str] = {}
 
     def colour(self, key: str) -> str:
@@ -109,8 +110,8 @@ class Screen:
             parts[-1] = fit(f"and {len(cards) - len(seen) + 1} more cards", "dim")
         room = height - len(parts) - 3
         keys = KEYS if width >= NARROW else "q s ↑↓ f r"
-        foot = fit(f"{keys}   sorted by {SORTS[self.sort]}   {self.message}", "dim")
-        return Group(*parts, Text(), self.table(max(TABLE - 3, room), width), foot)
+        foot = [fit(f"{keys}   sorted by {SORTS[self.sort]}   {self.message}", "dim")] if self.keys else []
+        return Group(*parts, Text(), self.table(max(TABLE - 3, room), width), *foot)
 
     def head(self, width: int) -> list[Text]:
         agent = self.node["agent"]
@@ -118,7 +119,7 @@ class Screen:
         if self.node["simulated"]:
             lines[0].append("  simulated cards", "yellow")
         words = {"ok": ("agent ok", "green"), "degraded": ("agent degraded", "red")}
-        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of the cards is not known", "yellow")))
+        said = fit("  ").append(*words.get(agent["state"], ("no agent: the cards' use is not known", "yellow")))
         if width >= NARROW:
             lines[0].append(said)
         else:
@@ -290,6 +291,7 @@ def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
         return
     console = Console()
     if once or not (sys.stdin.isatty() and console.is_terminal):
+        screen.keys = False
         console.print(screen.draw(console.width, 1000))
         return
     watch(screen, console, settings, prefix, interval)

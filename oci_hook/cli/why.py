@@ -36,7 +36,7 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
     CONTAINER is an id, its beginning, or a name; or describe a container that does not exist by its annotations.
     """
     if bool(container) == bool(annotation):
-        raise click.UsageError("name a CONTAINER or give --annotation, not both")
+        raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
     settings = node_settings.load(prefix)
     if annotation:
         request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), asked.decode)
@@ -49,7 +49,7 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
     ]
     if len(living) > 1:
         raise refuse(
-            "GH-407", f"{len(living)} containers match {container}: {', '.join(c['id'][:20] for c in living[:5])}"
+            "GH-410", f"{len(living)} containers match {container}: {', '.join(c['id'][:20] for c in living[:5])}"
         )
     if living:
         return running(living[0], node)
@@ -57,16 +57,17 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
     told = [
         e
         for e in log
-        if e["event"] in ("refused", "ended") and matches(str(e.get("id")), str(e.get("name")), container)
+        if e["event"] in ("granted", "refused", "ended") and matches(str(e.get("id")), str(e.get("name")), container)
     ]
     if not told:
         raise refuse(
-            "GH-407", f"no container {container} holds a share, and no event tells of one; see `gpu-hook events`"
+            "GH-410", f"no container {container} holds a share, and no event tells of one; see `gpu-hook events`"
         )
     last = told[-1]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
-    if last["event"] == "ended":
-        line = f"{last.get('id')} ended at {when}; nothing keeps it waiting"
+    if last["event"] != "refused":
+        ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
+        line = f"{last.get('id')} {ended}; nothing keeps it waiting"
         return output.Report({"container": last.get("id"), "state": "ended"}, [output.printable(line)])
     head = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in last.get("lines") or ())]
     head = [output.printable(text) for text in head]

@@ -51,7 +51,11 @@ def load(prefix: str) -> Settings:
         data.pop("agent", None)  # read by agent/options.py
         settings = Settings(prefix=prefix, rules=Rules(**rules), **data)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
-        raise refuse("GH-501", f"settings {path}: {e}; run `gpu-hook settings compile --prefix {prefix}`") from None
+        if not os.path.exists(os.path.join(prefix, SETTINGS_YAML)):
+            text = f"no gpu-hook install in {prefix}: `gpu-hook install --prefix {prefix}` makes one; or name yours"
+            raise refuse("GH-501", f"{text} with --prefix") from None
+        why = e.strerror if isinstance(e, OSError) else e
+        raise refuse("GH-501", f"settings {path}: {why}; run `gpu-hook settings compile --prefix {prefix}`") from None
     try:
         st = os.stat(os.path.join(prefix, SETTINGS_YAML))
         settings.stale = [st.st_size, st.st_mtime_ns] != source

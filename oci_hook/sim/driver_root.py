@@ -87,6 +87,8 @@ def make(
     if missing:
         raise refuse("GH-306", f"{parts} lacks {', '.join(missing)}; run scripts/build in the checkout")
     root, files = root_of(prefix), cards_of(state_dir)
+    if set(str(root)) & set(" :;"):
+        raise refuse("GH-306", f"{root}: no loader finds a library below a path with a blank or colon; choose --prefix")
     remove(prefix, state_dir)
     libraries = root / "usr/lib" / MULTIARCH.get(platform.machine(), platform.machine() + "-linux-gnu")
     try:

@@ -148,7 +148,7 @@ def test_the_prefix_comes_from_the_option_or_the_environment(install: Install) -
     assert program("ps", "--prefix", prefix).stdout == "no container holds a share\n"
     assert program("ps", GPU_HOOK_PREFIX=prefix).stdout == "no container holds a share\n"
     other = program("ps", "--prefix", "/no/prefix", GPU_HOOK_PREFIX=prefix)
-    assert other.returncode == 1 and other.stderr.startswith("GH-501: settings /no/prefix/etc/settings.json: ")
+    assert other.returncode == 1 and other.stderr.startswith("GH-501: no gpu-hook install in /no/prefix: ")
     assert len(other.stderr.splitlines()) == 1
 
 

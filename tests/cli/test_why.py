@@ -45,7 +45,9 @@ def test_why_would_it_be_refused(install: Install) -> None:
     text = install.text("why", "-a", "gpu-hook.io/memory=30Gi", "-a", "gpu-hook.io/devices=0")
     assert text.startswith("it would be refused:\n  card 0 ") and "ask for at most 24576 MiB" in text
     assert install.run("why").exit_code == 2
-    assert install.data("why", "nobody", status=1)["errors"][0]["code"] == "GH-407"
+    assert install.data("why", "nobody", status=1)["errors"][0]["code"] == "GH-410"
+    events.record(str(install.state), "granted", id="bygone", shares=[["GPU-0", 4096, 30]], seconds=0.01)
+    assert "bygone got its share at " in install.text("why", "bygone")
 
 
 def test_why_is_it_slow(install: Install) -> None:
@@ -73,7 +75,8 @@ def test_an_event_that_says_nothing_useful(install: Install) -> None:
 
 
 def test_events(install: Install) -> None:
-    assert install.text("events") == ""
+    nothing = install.run("events")
+    assert (nothing.stdout, nothing.stderr) == ("", "no events yet\n")
     install.grant("first", Share("GPU-0", 20000))
     refused(install)
     events.record(str(install.state), "ended", id="f" * 64, peak_mib=2048)

@@ -131,6 +131,14 @@ def test_memory_that_is_no_size(install: Install, memory: str) -> None:
     assert not (install.prefix / "sim").exists()
 
 
+@pytest.mark.parametrize("name", ["a user", "a:b", "a;b"])
+def test_a_prefix_that_no_loader_could_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    odd = Install(tmp_path / name)
+    assert "GH-306" in odd.run("sim", "up", status=1)
+    assert not (odd.prefix / "sim").exists()
+
+
 def test_nothing_stays_when_up_fails(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     before = install.yaml.read_text()
     monkeypatch.setattr("oci_hook.sim.driver_root.native_parts", lambda: install.prefix)
