@@ -6,7 +6,7 @@ resolved by their text, as the container runtimes do for mount destinations that
 """
 
 import os
-from stat import S_ISDIR, S_ISLNK
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 
 MAX_LINKS = 40  # path_resolution(7)
 MAX_PATH = 4095
@@ -102,6 +102,21 @@ class Tree:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found[1])
         try:
             return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, path: str, size: int) -> bytes:
+        """The first bytes of the regular file at this canonical path; b"" where it is none. Raises OSError."""
+        parent, _, name = path.rpartition("/")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=self._seen[parent][1])
+        try:
+            if not S_ISREG(os.fstat(fd).st_mode):  # swapped meanwhile
+                return b""
+            data = b""
+            while len(data) < size and (more := os.read(fd, size - len(data))):
+                data += more
+            return data
         finally:
             os.close(fd)
 

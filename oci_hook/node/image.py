@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 MAX_COPIES = 64
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH
+CACHE = "/etc/ld.so.cache"  # the loader asks it before its own folders
+MAX_CACHE = 4 << 20
+# In each folder the loader prefers these for the processor that it runs on; all but the first before glibc 2.37.
+PREFERRED = ("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics")
 NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
@@ -59,14 +63,21 @@ def look(rootfs: str, mounts: "Sequence[dict[str, Any]]", env: "Mapping[str, str
         local = _canonical(tree, "/usr/local")
         compat = [f"{local}/{name}/compat" for name in tree.names(local) if name.startswith("cuda")]
         searched = (env or {}).get("LD_LIBRARY_PATH", "").replace(";", ":").split(":")[:MAX_SEARCHED]
-        places += compat + [place for place in searched if place.startswith("/")]
+        places += compat + [place for place in searched if place.startswith("/")] + _cached(tree)
         cuda: list[str] = []
         nvml: list[str] = []
         other: list[str] = []
         compat = [_canonical(tree, place) for place in compat]
-        for place in dict.fromkeys(_canonical(tree, p) for p in places):
+        todo = list(dict.fromkeys(_canonical(tree, p) for p in places))
+        known = set(todo)
+        for place in todo:
             for name in tree.names(place):
-                if name.startswith("libcuda.so"):
+                if name in PREFERRED or place.endswith("/glibc-hwcaps"):
+                    below = _canonical(tree, f"{place}/{name}")
+                    if below not in known:
+                        known.add(below)
+                        todo.append(below)
+                elif name.startswith("libcuda.so"):
                     cuda.append(f"{place}/{name}")
                 elif name.startswith("libnvidia-ml.so"):
                     nvml.append(f"{place}/{name}")
@@ -153,6 +164,30 @@ def _libdir(tree: Tree, multiarch: str) -> str:
         if S_ISREG(_is(tree, f"{folder}/libc.so.6")):
             return folder if folder.startswith("/usr") else "/usr" + folder
     return ""
+
+
+def _cached(tree: Tree) -> list[str]:
+    """The folders in which the image's loader cache knows a driver library. It is a table of offsets into strings that
+    end with a NUL; the strings alone are looked at."""
+    try:
+        path, mode = tree.resolve(CACHE)
+        data = tree.read(path, MAX_CACHE + 1) if S_ISREG(mode) else b""
+    except OSError as e:
+        if e.errno in (ELOOP, ENOTDIR):
+            return []
+        raise _collision(CACHE, f"cannot be read: {e.strerror}") from None
+    if len(data) > MAX_CACHE:
+        raise _collision(CACHE, f"has more than {MAX_CACHE >> 20} MiB")
+    found: dict[str, None] = {}
+    for library in LIBRARIES:
+        needle = b"/" + library.encode()
+        at = data.find(needle)
+        while at >= 0:
+            folder = data[data.rfind(b"\0", 0, at) + 1 : at]
+            if not folder or folder.startswith(b"/"):
+                found[os.fsdecode(folder or b"/")] = None
+            at = data.find(needle, at + 1)
+    return list(found)
 
 
 def _once(paths: list[str]) -> tuple[str, ...]:

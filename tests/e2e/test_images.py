@@ -240,6 +240,23 @@ def test_own_libcuda_in_the_search_path_is_covered(stage: Stage, image: Callable
     works(stage, root, env={"LD_LIBRARY_PATH": "relative::/nowhere:/opt/app/lib"})
 
 
+def test_own_libcuda_to_which_the_loaders_cache_leads_is_covered(stage: Stage, image: Callable[..., Path]) -> None:
+    """The loader asks /etc/ld.so.cache before its own folders."""
+    root = image()
+    own_libcuda(stage, root / "opt/driver/lib/libcuda.so.1")
+    (root / "etc/ld.so.conf").write_text("/opt/driver/lib\n")
+    subprocess.run([shutil.which("ldconfig", path="/sbin:/usr/sbin") or "", "-r", root], check=True)
+    works(stage, root)
+
+
+@pytest.mark.skipif(ARCH != "x86_64", reason="the levels of x86-64")
+def test_own_libcuda_for_the_processors_level_is_covered(stage: Stage, image: Callable[..., Path]) -> None:
+    root = image()
+    for level in ("v2", "v3", "v4"):
+        own_libcuda(stage, root / f"usr/lib/{MULTIARCH}/glibc-hwcaps/x86-64-{level}/libcuda.so.1")
+    works(stage, root)
+
+
 @pytest.mark.parametrize("path", ("/srv/libcuda.so.1", REAL_LIBCUDA))
 def test_another_library_is_not_stopped(stage: Stage, image: Callable[..., Path], path: str) -> None:
     """Documented: a program that goes out of its way to another library than it is given is found, not stopped."""

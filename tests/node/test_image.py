@@ -4,6 +4,7 @@ import itertools
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Step, make_plan
-from oci_hook.errors import ApplyError
+from oci_hook.errors import ApplyError, GhError
 from oci_hook.node.image import check_destinations, look, warnings
 
 MULTI = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}[platform.machine()]
@@ -188,6 +189,53 @@ def test_copies_are_found(rootfs: Path) -> None:
     )
     assert facts.cover_nvml == ("/usr/lib64/libnvidia-ml.so.535", "/usr/local/cuda-11/compat/libnvidia-ml.so.1")
     assert final(checked(rootfs))["/usr/local/cuda-12.4/compat/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
+
+
+def test_copies_where_the_loaders_cache_leads(rootfs: Path) -> None:
+    for path in ("opt/a/libcuda.so.1", "opt/b/libnvidia-ml.so.1", "opt/c/libcuda.so.1", "libcuda.so.1"):
+        (rootfs / path).parent.mkdir(parents=True, exist_ok=True)
+        (rootfs / path).write_text("")
+    cache = b"glibc-ld.so.cache1.1\0\1\2\0/opt/a/libcuda.so.1\0/opt/link/libnvidia-ml.so.1\0relative/libcuda.so\0"
+    (rootfs / "etc/ld.so.cache").write_bytes(cache + b"/libcuda.so.1\0/nowhere/libcuda.so\0/opt/\xff/libcuda.so.1")
+    link(rootfs, "opt/link", "b")
+    facts = look(str(rootfs), MOUNTS)
+    assert facts.cover_nvml == ("/opt/b/libnvidia-ml.so.1",)
+    assert set(final(checked(rootfs))) >= {"/opt/a/libcuda.so.1", "/opt/b/libnvidia-ml.so.1", "/libcuda.so.1"}
+    assert "/opt/c/libcuda.so.1" not in facts.cover_cuda
+
+
+def test_a_loaders_cache_that_is_none(rootfs: Path, tmp_path: Path) -> None:
+    cache = rootfs / "etc/ld.so.cache"
+    (rootfs / "opt/a").mkdir(parents=True)
+    (rootfs / "opt/a/libcuda.so.1").write_text("")
+    (tmp_path / "outside").write_bytes(b"\0/opt/a/libcuda.so.1\0")
+    makes: list[Callable[[], object]] = [
+        lambda: cache.symlink_to(tmp_path / "outside"),
+        lambda: cache.symlink_to("ld.so.cache"),
+        lambda: os.mkfifo(cache),
+        lambda: cache.mkdir(),
+    ]
+    for make in makes:
+        make()
+        assert look(str(rootfs), MOUNTS).cover_cuda == ()
+        cache.rmdir() if cache.is_dir() else cache.unlink()
+    with open(cache, "wb") as f:
+        f.truncate(1 << 30)
+    with pytest.raises(GhError, match="GH-402: /etc/ld.so.cache in the image has more than 4 MiB"):
+        look(str(rootfs), MOUNTS)
+    cache.write_bytes(b"".join(b"\0/x%d/libcuda.so" % i for i in range(20_000)))
+    with pytest.raises(GhError, match="GH-402"):
+        look(str(rootfs), MOUNTS)
+
+
+def test_copies_in_folders_that_the_loader_prefers(rootfs: Path) -> None:
+    names = [f"usr/lib/{MULTI}/glibc-hwcaps/x86-64-v3/libcuda.so.1", "usr/lib64/tls/haswell/libcuda.so.1"]
+    for path in (*names, f"usr/lib/{MULTI}/other/libcuda.so.1"):
+        (rootfs / path).parent.mkdir(parents=True, exist_ok=True)
+        (rootfs / path).write_text("")
+    for path in ("usr/lib64/tls/tls", "usr/lib64/glibc-hwcaps", f"usr/lib/{MULTI}/haswell"):
+        link(rootfs, path, ".")
+    assert look(str(rootfs), MOUNTS).cover_cuda == tuple(f"/{name}" for name in names)
 
 
 def test_places_that_lead_out_are_not_read(rootfs: Path, tmp_path: Path) -> None:
