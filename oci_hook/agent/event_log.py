@@ -17,6 +17,7 @@ class Follower:
         self._old = old
         self._inode = 0
         self._offset = 0
+        self._older = (0, 0)  # inode of the file before, and how far it was read: a last writer may come late
         self._begun = False
 
     def read(self) -> list[dict[str, Any]]:
@@ -31,10 +32,16 @@ class Follower:
                 self._inode, self._offset = now
                 return []
         elif self._inode and (now is None or now[0] != self._inode):
-            older = self._stat(self._path + ".1")
-            if older and older[0] == self._inode:
-                found += self._from(self._path + ".1", self._offset)[0]
+            self._older = (self._inode, self._offset)
             self._inode = self._offset = 0
+        if self._older[0]:
+            older = self._stat(self._path + ".1")
+            if older and older[0] == self._older[0]:
+                more, read = self._from(self._path + ".1", self._older[1])
+                found += more
+                self._older = (older[0], read)
+            else:
+                self._older = (0, 0)
         if now:
             if now[0] == self._inode and now[1] < self._offset:  # somebody cut it
                 self._offset = 0

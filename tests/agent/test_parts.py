@@ -60,6 +60,22 @@ def test_events_are_read_over_a_change_of_files(tmp_path: Path, monkeypatch: pyt
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 5000
 
 
+def test_a_line_that_comes_after_the_change_of_files(tmp_path: Path) -> None:
+    """Its writer had opened the file before another one renamed it."""
+    state, late = str(tmp_path), tmp_path / "events"
+    events.record(state, "first")
+    follower = Follower(state, old=True)
+    assert len(follower.read()) == 1
+    with open(late, "ab", buffering=0) as f:
+        late.rename(tmp_path / "events.1")
+        assert follower.read() == []
+        f.write(b'{"at":1,"event":"late"}\n')
+        events.record(state, "new")
+        assert [e["event"] for e in follower.read()] == ["late", "new"]
+        f.write(b'{"at":1,"event":"later"}\n')
+        assert [e["event"] for e in follower.read()] == ["later"] and follower.read() == []
+
+
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "events").write_bytes(
         b'{"at":1,"event":"a"}\nnot json\n{"at":"x","event":"b"}\n[]\n{"event":"c"}\n\xff\n'

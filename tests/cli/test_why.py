@@ -109,5 +109,10 @@ def test_events_as_they_come(install: Install) -> None:
             time.sleep(0.1)
             events.record(str(install.state), "ended", id="two")
             assert "two" in p.stdout.readline()
+            for n in range(300):  # the files change meanwhile
+                events.record(str(install.state), "ended", id=f"n{n}", text="x" * 3900)
+            assert (install.state / "events.1").exists()
+            told = [p.stdout.readline().split()[3] for _ in range(300)]
+            assert told == [f"n{n}" for n in range(300)]  # nothing lost, nothing twice
         finally:
             p.kill()
