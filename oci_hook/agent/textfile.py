@@ -5,7 +5,7 @@ import os
 
 def write(path: str, data: bytes) -> str:
     """ "" or why it could not be written; the file of before stays then."""
-    temporary = f"{path}.{os.getpid()}.new"  # does not end in .prom, so it is not read
+    temporary = f"{path}.new"  # does not end in .prom, so it is not read; of one that was killed, the next takes it
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:

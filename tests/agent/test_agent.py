@@ -6,11 +6,14 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.cli import agent_check, top
 from oci_hook.cli.main import cli
@@ -282,6 +285,88 @@ def test_the_driver_changes(stage: Stage) -> None:
         wait_for(lambda: "cards found: 2" in agent.log.read_text())
         wait_for(lambda: agent.node()["agent"]["state"] == "ok" and agent.node()["agent"]["nvml"] == "ok")
         assert len(agent.node()["cards"]) == 2
+
+
+def test_the_driver_goes_and_comes_back(stage: Stage, root: Path) -> None:
+    """Unloaded while containers run: said, nobody new is let on, and what was there is known again afterwards."""
+    held = stage.start(root, *HOLD)
+    library = next((stage.prefix / "sim/root").rglob("libcuda.so.550*"))
+    away = stage.folder / "libcuda.away"
+    with running(stage) as agent:
+        wait_for(lambda: (c := agent.container(held)) and c["cards"][0]["used_mib"])
+        library.rename(away)
+        try:
+            problem = wait_for(lambda: agent.node()["agent"]["problems"].get("inventory", ""))
+            assert "GH-302" in problem and "is gone" in problem
+            node = agent.node()
+            assert node["agent"]["state"] == "degraded" and node["cards"] == []
+            assert [c["id"] for c in node["containers"]] == [held] and stage.runc.living() == {held}
+            assert b'gpu_hook_agent_problem{what="inventory"} 1\n' in agent.get("/metrics")
+            stage.refused(root, "GH-302")
+        finally:
+            away.rename(library)
+        wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["cards"]) == 2)
+        wait_for(lambda: agent.container(held)["cards"][0]["used_mib"])
+        assert "inventory: well again" in agent.log.read_text()
+    (stage.state / "events").unlink()
+
+
+def test_metrics_without_a_port(stage: Stage, root: Path, tmp_path: Path) -> None:
+    """As a file for node_exporter: replaced while it is read, always a whole one; a kill leaves the last."""
+    id = stage.start(root)
+    file = tmp_path / "gpu-hook.prom"
+    agent = Agent(stage, "--address", "none", "--textfile", str(file), "--interval", "0.1")
+    try:
+        wait_for(lambda: file.exists() and id in file.read_text())
+        seen = set()
+        end = time.monotonic() + 20
+        while len(seen) < 3 and time.monotonic() < end:
+            with open(file, "rb") as f:
+                seen.add(os.fstat(f.fileno()).st_ino)
+                text = f.read().decode()
+            assert text.endswith("\n")
+            names = {family.name for family in text_string_to_metric_families(text)}
+            assert {"gpu_hook_build_info", "gpu_hook_container_info", "gpu_hook_create_seconds"} <= names
+        assert len(seen) == 3 and file.stat().st_mode & 0o777 == 0o644
+        assert "http://" not in agent.log.read_text()
+        listening = Path(f"/proc/{agent.process.pid}/net/tcp").read_text()
+        sockets = {os.readlink(f) for f in Path(f"/proc/{agent.process.pid}/fd").iterdir() if f.is_symlink()}
+        inodes = {line.split()[9] for line in listening.splitlines()[1:] if line.split()[3] == "0A"}
+        assert not {f"socket:[{inode}]" for inode in inodes} & sockets
+    finally:
+        agent.kill()
+    assert id in file.read_text()
+    again = Agent(stage, "--address", "none", "--textfile", str(file))
+    try:
+        inode = file.stat().st_ino
+        wait_for(lambda: file.stat().st_ino != inode)
+    finally:
+        again.kill()
+    assert {path.name for path in tmp_path.iterdir()} <= {file.name, f"{file.name}.new"}
+
+
+def test_beyond_loopback_only_with_a_token(stage: Stage, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(cli, ["agent", "--prefix", str(stage.prefix), "--address", "0.0.0.0:0"])
+    assert refused.exit_code == 1 and "GH-501: agent.address 0.0.0.0:0 is not loopback" in refused.output
+    token = tmp_path / "token"
+    token.write_text("a-token-of-twenty-odd\n")
+    token.chmod(0o600)
+    agent = Agent(stage, "--address", "0.0.0.0:0", "--token-file", str(token))
+    try:
+        said = wait_for(lambda: agent.log.read_text().partition("http://0.0.0.0:")[2])
+        agent.port = int(said.partition("/")[0])
+        for path in ("/", "/metrics", "/api/node", "/api/history"):
+            with pytest.raises(urllib.error.HTTPError) as error:
+                agent.get(path)
+            assert error.value.code == 401
+            error.value.close()
+            url = f"http://127.0.0.1:{agent.port}{path}"
+            request = urllib.request.Request(url, headers={"Authorization": "Bearer a-token-of-twenty-odd"})
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                assert answer.status == 200 and answer.read()
+        assert "a-token-of" not in agent.log.read_text()
+    finally:
+        agent.kill()
 
 
 def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

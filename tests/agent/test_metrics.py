@@ -1,0 +1,132 @@
+"""Every metric by its value: a node where each figure is another one, and the whole page that comes of it."""
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from oci_hook import __version__
+from oci_hook.agent.audit import KINDS, Finding, Use
+from oci_hook.agent.metrics import PROBLEMS, SECONDS, Counters, exposition
+from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.view import Watched, view
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.slot_page import WAITS, Gate
+from oci_hook.node.account import Books
+from tests.agent.test_grafana import metrics as all_names
+
+MIB = 1 << 20
+ID = "c" * 64
+HELD = {"id": "c" * 12, "namespace": "ns", "pod": "pod", "container": "web"}
+ON = {**HELD, "card": "3", "uuid": "GPU-0"}
+CARD = {"card": "3", "uuid": "GPU-0"}
+LOST = {"card": "4", "uuid": "GPU-1"}
+
+
+def node() -> dict[str, Any]:
+    cards = (Card("GPU-0", 3, 0, 8192), Card("GPU-1", 4, 1, 4096))
+    inventory = Inventory("", "550", "/", False, cards, (), (), "", "")
+    who = Identity("/run", ID, "/b", namespace="ns", pod="pod", container="web")
+    shares = (Share("GPU-0", 2048, 30, 80, slot=1),)
+    life = Life("b", init=(1, 1))
+    grant = Grant("k1", who, life, shares, "fixed-share", "offline", created=1001, frozen=1002)
+    watched = Watched()
+    watched.books = Books((100 * MIB,), (7 * MIB,), frozenset())
+    watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))
+    watched.peaks["GPU-0"] = 500
+    watched.frozen_seconds = 12.5
+    waits = tuple(range(1, WAITS + 1))
+    watched.told("GPU-0", Gate(21.5, 31.25, 1234, 5, waits, 2.75, "rotate", 0.0, 0, 0.0035))
+    meter = watched.meter("GPU-0")
+    meter.share, meter.error, meter.harvest, meter.harvested = 23.0, -4.0, 17.0, 61.5
+    samples = {"GPU-0": CardSample(3000 * MIB, 8192 * MIB, 66, ()), "GPU-1": CardSample(0, 0, -1, (), "GPU is lost")}
+    findings = (Finding("over-limit", "k1", "GPU-0", 0, 0, "e"), Finding("over-limit", "k1", "GPU-0", 9, 1, "f"))
+    agent = {"state": "degraded", "problems": {"cards": "lost"}, "started": 900.5, "ledger_read": 1003.5}
+    agent |= {"nvml_read": 1004.5, "processes": {"agent": {"cpu_seconds": 1.5, "memory": 4096}}}
+    return view(inventory, {"k1": grant}, samples, {"k1": watched}, findings, {"GPU-0": (2, 64 * MIB)}, agent)
+
+
+def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+
+    def is_(name: str, value: float, labels: dict[str, str] | None = None, **more: str) -> None:
+        found["gpu_hook_" + name, frozenset({**(labels or {}), **more}.items())] = value
+
+    is_("build_info", 1, version=__version__)
+    is_("simulated", 0)
+    for labels, memory, granted, compute, containers, error, strangers, theirs in (
+        (CARD, 8192, 2048, 0.3, 1, 0, 2, 64),
+        (LOST, 4096, 0, 0, 0, 1, 0, 0),
+    ):
+        is_("card_memory_bytes", memory * MIB, labels)
+        is_("card_memory_granted_bytes", granted * MIB, labels)
+        is_("card_compute_granted_ratio", compute, labels)
+        is_("card_containers", containers, labels)
+        is_("card_error", error, labels)
+        is_("card_strangers", strangers, labels)
+        is_("card_strangers_memory_bytes", theirs * MIB, labels)
+    is_("card_memory_used_bytes", 3000 * MIB, CARD)  # of the lost one nothing is known, which is not 0
+    is_("card_busy_ratio", 0.66, CARD)
+    is_("card_harvest_ratio", 0.17, CARD)
+    is_("container_info", 1, HELD, policy="fixed-share", state="frozen", **{"class": "offline"})
+    is_("container_start_time_seconds", 1001, HELD)
+    is_("container_frozen_since_seconds", 1002, HELD)
+    is_("container_frozen_seconds_total", 12.5, HELD)
+    is_("container_findings", 2, HELD, kind="over-limit")
+    is_("container_memory_limit_bytes", 2048 * MIB, ON)
+    is_("container_memory_used_bytes", 120 * MIB, ON)  # the driver's figure is above the books'
+    is_("container_memory_peak_bytes", 500 * MIB, ON)
+    is_("container_memory_surcharge_bytes", 7 * MIB, ON)
+    is_("container_compute_entitlement_ratio", 0.3, ON)
+    is_("container_compute_limit_ratio", 0.8, ON)
+    is_("container_compute_used_ratio", 0.23, ON)
+    is_("container_compute_share_error_ratio", -0.04, ON)
+    is_("container_busy_ratio", 0.41, ON)
+    is_("container_harvested_seconds_total", 61.5, ON)
+    is_("container_compute_charged_seconds_total", 21.5, ON)
+    is_("container_compute_wanted_seconds_total", 31.25, ON)
+    is_("container_launches_total", 1234, ON)
+    is_("container_gate_waiting", 5, ON)
+    is_("container_gate_mode", 1, ON, mode="rotate")
+    is_("container_preempt_bound_seconds", 0.0035, ON)
+    # 1 launch waited less than 64 us, 1 + 2 + 3 less than 256 us, ...
+    for i in range(8):
+        is_("container_gate_wait_seconds_bucket", sum(range(2 * i + 2)), ON, le=str(float(f"{64e-6 * 4**i:.7g}")))
+    is_("container_gate_wait_seconds_bucket", 136, ON, le="+Inf")
+    is_("container_gate_wait_seconds_count", 136, ON)
+    is_("container_gate_wait_seconds_sum", 2.75, ON)
+    is_("agent_up", 0)
+    for what in PROBLEMS:
+        is_("agent_problem", what == "cards", what=what)
+    is_("agent_start_time_seconds", 900.5)
+    is_("ledger_read_time_seconds", 1003.5)
+    is_("nvml_read_time_seconds", 1004.5)
+    is_("agent_cpu_seconds_total", 1.5, process="agent")
+    is_("agent_memory_bytes", 4096, process="agent")
+    is_("ledger_grants", 1)
+    is_("grants_total", 11)
+    is_("ended_total", 4)
+    is_("refusals_total", 6, code="GH-201")
+    for kind in KINDS:
+        is_("findings_total", 3 if kind == "no-stand-in" else 0, kind=kind)
+    for i, bound in enumerate(SECONDS):
+        is_("create_seconds_bucket", min(i + 1, 10), le=str(bound))
+    is_("create_seconds_bucket", 11, le="+Inf")
+    is_("create_seconds_count", 11)
+    is_("create_seconds_sum", 8.25)
+    return found
+
+
+def test_every_figure() -> None:
+    counters = Counters()
+    counters.granted, counters.ended, counters.seconds_sum = 11, 4, 8.25
+    counters.seconds = [1] * 10 + [0, 1]
+    counters.refused["GH-201"] = 6
+    for _ in range(3):
+        counters.finding("no-stand-in")
+    families = list(text_string_to_metric_families(exposition(node(), counters).decode()))
+    found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+    wanted = expected()
+    assert {k: v for k, v in found.items() if abs(wanted.get(k, -1e9) - v) > 1e-9} == {}
+    assert found.keys() == wanted.keys()
+    assert {name for name, _ in found} == set(all_names())  # nothing is left out here
