@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -11,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.card_page import card_page, head, tiers_of
+from oci_hook.core import slot_page
+from oci_hook.core.card_page import SLOT_FILE_SIZE, card_page, head, tiers_of
 from oci_hook.core.grant import Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.errors import ApplyError, NodeError, NoRoomError, RequestError
-from oci_hook.node import admit, inventory, life, store, tiers
+from oci_hook.node import admit, inventory, life, share, store, tiers
 from oci_hook.node.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -104,6 +106,36 @@ def test_the_rules_of_the_node_hold(settings):
     admit.admit(SHARE, who("c1"), me(), strict)
     with pytest.raises(NoRoomError, match="at most 1 may share it"):
         admit.admit(SHARE, who("c2"), me(), strict)
+
+
+@pytest.mark.root
+def test_the_linger_of_the_settings_is_on_the_card_page(settings):
+    """Of each container as it was when it got its share."""
+    for n, linger in ((1, 0), (2, 100_000_000), (3, 1000)):
+        changed = settings.replace(rules=settings.rules.replace(linger=linger))
+        assert admit.admit(SHARE, who(f"c{n}"), me(), changed).grant.linger == linger
+    page = Path(settings.state_dir, "share", UUID, "card").read_bytes()
+    slots = [struct.unpack_from("<BBHIIIQQ", page, 128 + 32 * n) for n in range(3)]  # shim/card_page.h
+    assert [slot[4] for slot in slots] == [0, 100_000_000, 1000] and all(slot[6] for slot in slots)
+
+
+@pytest.mark.root
+def test_a_tolerance_that_a_lower_class_is_known_to_exceed(settings):
+    """By what the lower one's own programs have published in its slot file; what it says then refuses nobody else."""
+    offline = admit.admit(SHARE.replace(priority_class="offline"), who("batch"), me(), settings).grant
+    online = SHARE.replace(priority_class="online", preempt_tolerance=1000)
+    file = Path(share.folder(settings.state_dir, UUID), "slot", f"{offline.shares[0].slot - 1:02d}")
+    data = bytearray(SLOT_FILE_SIZE)
+    data[:12] = struct.pack("<QI", slot_page.MAGIC, slot_page.VERSION)
+    data[128:136] = struct.pack("<Q", 1_500_000)
+    file.write_bytes(data)
+    with pytest.raises(NoRoomError, match="GH-201: .*lets go after 1500 us, 1000 are tolerated"):
+        admit.admit(online, who("web"), me(), settings)
+    assert store.snapshot(settings.state_dir) == (offline,)
+    admit.admit(online.replace(preempt_tolerance=1500), who("patient"), me(), settings)
+    admit.admit(online.replace(preempt_tolerance=None), who("silent"), me(), settings)
+    file.write_bytes(bytes(SLOT_FILE_SIZE))  # not known, or denied: then it is only a hint, and refuses nobody
+    assert admit.admit(online, who("web"), me(), settings).grant.tolerance == 1000
 
 
 def test_a_second_create_of_a_living_container_changes_nothing(settings, other):

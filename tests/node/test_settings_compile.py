@@ -104,6 +104,24 @@ def test_files_are_0644_whatever_the_umask_and_nothing_else_is_left(prefix: Path
         assert stat.S_IMODE((prefix / "etc" / name).stat().st_mode) == 0o644
 
 
+@pytest.mark.parametrize(
+    ("said", "nanoseconds"),
+    [("adaptive", 0), ("100ms", 100_000_000), ("1us", 1000), ("300us", 300_000), ("2s", 2 * 10**9), ("4s", 4 * 10**9)],
+)
+def test_linger_is_adaptive_or_a_time(prefix: Path, said: str, nanoseconds: int) -> None:
+    say(prefix, base(prefix, f"rules:\n  linger: {said}\n"))
+    settings_compile.compile(str(prefix))
+    assert settings.load(str(prefix)).rules.linger == nanoseconds
+
+
+@pytest.mark.parametrize(
+    "said", ["0", "100", "0ms", "4001ms", "5s", "1.5ms", "-1ms", "1 ms", "1m", "never", "[1ms]", "yes"]
+)
+def test_a_linger_that_is_no_time(prefix: Path, said: str) -> None:
+    [line] = problems(prefix, base(prefix, f"rules:\n  linger: {said}\n"))
+    assert line.startswith("GH-501: FILE:4: rules.linger") and ("1us to 4s" in line or "single value" in line), line
+
+
 def test_a_change_of_the_yaml_is_seen(prefix: Path) -> None:
     settings_compile.compile(str(prefix))
     assert not settings.load(str(prefix)).stale
