@@ -19,6 +19,7 @@ from oci_hook.core.pages import policy_page
 from oci_hook.engines import edits
 from oci_hook.engines.doctor import node, registered
 from oci_hook.node import char_links, inventory, store
+from oci_hook.node.driver_files import DriverFiles
 from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.settings import load
 from tests.conftest import REPO
@@ -314,6 +315,49 @@ def test_a_real_driver(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(node.discover, "kernel_version", lambda: "")
     (driver,) = [f for f in well.wrong() if f["check"] == "driver"]
     assert (driver["code"], driver["state"], driver["mend"]) == ("GH-302", "fail", "modprobe nvidia")
+
+
+def test_persistence(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a driver that is loaded: whether its daemon keeps idle cards initialised."""
+    well.run("sim", "down")
+    found = load(str(well.prefix)).replace(driver_root=str(tmp_path))
+    monkeypatch.setattr(node.discover, "kernel_version", lambda: "550")
+    files = DriverFiles("550", "", "", ())
+    monkeypatch.setattr(node.driver_files, "find", lambda root, version: files)
+    monkeypatch.setattr(node, "PERSISTENCED", str(tmp_path / "socket"))
+    driver, idle = node.check_driver(found, "")
+    assert (driver.state, driver.message) == ("ok", f"550, files in {tmp_path}")
+    assert (idle.state, idle.mend) == ("warn", "systemctl enable --now nvidia-persistenced")
+    (tmp_path / "socket").touch()
+    assert [f.state for f in node.check_driver(found, "")] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "code"),
+    [(OSError(38, "mount_setattr"), "warn", "GH-404"), (PermissionError(1, "x"), "warn", "")],
+)
+def test_a_kernel_that_lacks_something(monkeypatch: pytest.MonkeyPatch, error: OSError, state: str, code: str) -> None:
+    def no(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(node.mount, "mount_setattr", no)
+    kernel, _ = node.check_kernel("")
+    assert (kernel.check, kernel.state, kernel.code) == ("kernel", state, code)
+    assert "the hooks need openat2" in kernel.message or "cannot be tried" in kernel.message
+
+
+def test_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(v1: str | None, v2: bool) -> tuple[str, str]:
+        exists = os.path.exists
+        with monkeypatch.context() as patch:
+            patch.setattr(node.cgroup, "v1_path", lambda pid, controller: v1)
+            patch.setattr(os.path, "exists", lambda p: v2 if str(p).endswith("cgroup.controllers") else exists(p))
+            (found,) = [f for f in node.check_kernel("") if f.check == "cgroup"]
+        return found.state, found.message
+
+    assert said("/x", True) == ("ok", "version 1, with the devices controller")
+    assert said(None, True) == ("ok", "version 2")
+    assert said(None, False)[0] == "fail"
 
 
 def test_daemons_of_this_machine(tmp_path: Path) -> None:

@@ -204,3 +204,33 @@ def test_an_engine_that_stays_down_is_said(machine: Machine, systemd: Path, tmp_
     output = machine.run("install", "--engine", "docker", "--restart", status=1)
     assert output.startswith("GH-509: ") and "its files are as before, and still: " in output
     assert machine.daemon_json.read_text() == "{}" and not (machine.prefix / "etc/engines.json").exists()
+
+
+def tree(folder: Path) -> dict[Path, object]:
+    return {path: path.read_bytes() if path.is_file() else path.stat().st_mode for path in folder.rglob("*")}
+
+
+def test_a_dry_run_with_every_option_changes_nothing(machine: Machine, systemd: Path, tmp_path: Path) -> None:
+    """No file anywhere, no engine told; neither by install nor by uninstall."""
+    systemd.touch()
+    before = tree(tmp_path)
+    output = machine.run("install", "--dry-run", "--restart", "--set-default")
+    assert "docker: would create" in output and "has read" not in output
+    assert tree(tmp_path).keys() - before.keys() <= {Path(edits.LOCK)}
+    machine.run("install")
+    installed = tree(tmp_path)
+    assert "docker: would remove" in machine.run("uninstall", "--dry-run", "--restart", "--force")
+    assert tree(tmp_path) == installed and systemd.read_text() == ""
+
+
+def test_an_engines_file_that_broke_meanwhile_is_not_ours_to_mend(machine: Machine) -> None:
+    """An uninstall that cannot take its lines out takes nothing away, of no engine."""
+    machine.run("install")
+    machine.daemon_json.write_text(machine.daemon_json.read_text().replace("}\n}", "},\n}"))
+    before = tree(machine.root) | tree(machine.prefix)
+    said = machine.run("uninstall", status=1)
+    assert said.startswith(f"GH-506: {machine.daemon_json}:") and "not JSON" in said
+    assert tree(machine.root) | tree(machine.prefix) == before
+    machine.daemon_json.write_text(machine.daemon_json.read_text().replace("},\n}", "}\n}"))
+    machine.run("uninstall")
+    assert not machine.prefix.exists() and not (machine.root / "etc").exists()

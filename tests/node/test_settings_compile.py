@@ -12,6 +12,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from oci_hook import __version__
+from oci_hook.core.allocate import Allocation, Refusal, allocate
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.request import CardRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.errors import CODES, SettingsError
 from oci_hook.node import settings, settings_compile
@@ -304,6 +308,37 @@ def test_the_profile_qgpu_has_its_own_rules(prefix: Path) -> None:
     rules = settings_compile.compile(str(prefix)).rules
     assert rules == Rules(placement="spread", memory_min=1024, memory_step=1024, compute_step=5, memory_per_share=4096)
     assert settings.load(str(prefix)).rules == rules
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ((1, 1), (1024, 5)),  # at least 1 GiB, and 5 %
+        ((1025, 6), (2048, 10)),
+        ((3072, 95), (3072, 95)),
+        ((8191, 96), (8192, 100)),
+    ],
+)
+def test_shares_under_the_profile_qgpu(prefix: Path, asked: tuple[int, int], given: tuple[int, int]) -> None:
+    """In its steps, rounded up; what is booked is what the container may use; a place for each 4 GiB."""
+    say(prefix, base(prefix, "profile: qgpu\n"))
+    rules = settings_compile.compile(str(prefix)).rules
+    card = Card("GPU-0", 0, 0, 17 * 1024)
+    node = Inventory("b", "1", "/", False, (card,), (), (), "", "")
+
+    def place(memory: int, compute: int, *grants: Grant) -> Allocation | Refusal:
+        return allocate(Request((CardRequest(memory_mib=memory, compute=compute),)), node, grants, rules)
+
+    found = place(*asked)
+    assert isinstance(found, Allocation)
+    (share,) = found.shares
+    assert (share.memory_mib, share.compute) == given
+    held = tuple(
+        Grant(f"k{n}", Identity("/r", f"c{n}", "/b"), Life("b"), (Share("GPU-0", 1024, 5, slot=n),)) for n in (1, 2, 3)
+    )
+    assert isinstance(place(1024, 5, *held), Allocation)
+    four = (*held, held[0].replace(key="k4", shares=(Share("GPU-0", 1024, 5, slot=4),)))
+    assert isinstance(refused := place(1024, 5, *four), Refusal) and "4 may share it" in str(refused.problems[0])
 
 
 def test_a_profiles_rules_cannot_be_set_otherwise(prefix: Path) -> None:
