@@ -119,7 +119,7 @@ class Screen:
         if self.node["simulated"]:
             lines[0].append("  simulated cards", "yellow")
         words = {"ok": ("agent ok", "green"), "degraded": ("agent degraded", "red")}
-        said = fit("  ").append(*words.get(agent["state"], ("no agent: the cards' use is not known", "yellow")))
+        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of cards not known", "yellow")))
         if width >= NARROW:
             lines[0].append(said)
         else:

@@ -47,7 +47,7 @@ def _messages(problems: "Sequence[Problem]") -> list[str]:
     """One per problem; the last, which is all that some engines show, names the codes of the others."""
     messages = [str(p) for p in problems]
     if len(messages) > 1:
-        messages[-1] += f" (and {', '.join(p.code for p in problems[:-1])} in the log)"
+        messages[-1] += f" (and {', '.join(dict.fromkeys(p.code for p in problems[:-1]))} in the log)"
     return messages
 
 

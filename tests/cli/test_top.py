@@ -37,7 +37,7 @@ def busy(install: Install) -> Install:
 def test_the_screen(busy: Install) -> None:
     screen = top.Screen(live.node(busy.settings, str(busy.prefix)))
     lines = drawn(screen).splitlines()
-    assert lines[0].startswith("gpu-hook  driver 1.2  simulated cards  no agent: the cards' use is not known")
+    assert lines[0].startswith("gpu-hook  driver 1.2  simulated cards  no agent: use of cards not known")
     memory = next(line for line in lines if line.startswith("  memory  "))
     wide = 120 - 42
     assert memory[10 : 10 + wide].rstrip("·") == "train".ljust(wide // 2) + "two?[2J".ljust(wide // 4 + 1)

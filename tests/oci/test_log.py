@@ -13,7 +13,7 @@ from oci_hook.errors import Problem
 from oci_hook.oci import log
 
 ONE = [Problem("GH-401", 'a "quoted" \\ value')]
-TWO = [Problem("GH-101", "first"), Problem("GH-103", "second")]
+TWO = [Problem("GH-101", "first"), Problem("GH-101", "again"), Problem("GH-103", "second")]
 
 
 def test_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_the_last_line_names_the_others(tmp_path: Path, capfd: pytest.CaptureFix
     path = tmp_path / "log"
     log.report(TWO, str(path), "json")
     messages = [json.loads(line)["msg"] for line in path.read_text().splitlines()]
-    assert messages == ["GH-101: first", "GH-103: second (and GH-101 in the log)"]
+    assert messages == ["GH-101: first", "GH-101: again", "GH-103: second (and GH-101 in the log)"]
     assert capfd.readouterr().err.splitlines() == messages
 
 
