@@ -10,9 +10,10 @@ from oci_hook.apply import to_spec, to_text
 from oci_hook.cli import output
 from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
 from oci_hook.core.collect import container_names
+from oci_hook.core.dialects import native
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import PAGES_DIR, SHARE_STATE
+from oci_hook.core.layout import PAGES_DIR, PREFIX_KEY, SHARE_STATE
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import CardRequest, Request, parse
 from oci_hook.core.rules import Rules
@@ -89,6 +90,7 @@ def explain(
     if not oci_annotations.is_sandbox(given.annotations):
         request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, asked.decode)
     if request is None:
+        warnings += bare(given)
         return output.Report(
             {**data, "request": None, "cards": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
         )
@@ -193,6 +195,12 @@ def strangers(given: Container, named: dict[str, tuple[str, ...]], grants: tuple
         for name, keys in named.items()
         if name not in seen
     ]
+
+
+def bare(given: Container) -> list[Problem]:
+    """A warning for each of our keys that is there without its prefix: then it is somebody else's."""
+    keys = [key for key in given.annotations if key.partition(".")[0] in (*native.KEYS, "containers", "request")]
+    return [Problem("GH-102", f"{show(key)} without {PREFIX_KEY} before it is no key of gpu-hook") for key in keys]
 
 
 def heading(given: Container, named: dict[str, tuple[str, ...]]) -> list[str]:

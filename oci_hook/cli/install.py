@@ -1,7 +1,5 @@
 """`gpu-hook install|uninstall`: the install under a prefix, and the container engines that are told of it."""
 
-import contextlib
-
 import click
 
 from oci_hook.cli import agent_check, output, registration
@@ -57,11 +55,12 @@ def install(
 
 def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
     """The install with its simulated cards: what stays because it is not ours, and what is left to do."""
-    state_dir = ""
-    with contextlib.suppress(GhError):  # settings that cannot be read: `remove` says what that means
+    try:
         state_dir = node_settings.load(prefix).state_dir
-        driver_root.remove(prefix, state_dir)
-    left = installs.remove(prefix, force)
+    except GhError:
+        left = installs.remove(prefix, force, [driver_root.root_of(prefix)])
+        return left, ["its settings cannot be read: its state directory stays (/run/gpu-hook, where none was chosen)"]
+    left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.cards_of(state_dir)])
     agent = agent_check.holder(f"{state_dir}/{AGENT_LOCK}")
     return left, [f"its agent still runs: `kill {agent}`, then `rm -r {state_dir}`"] if agent else []
 

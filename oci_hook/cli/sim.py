@@ -68,8 +68,10 @@ def up(
     """
     try:
         memory_mib = units.size(memory)
-    except ValueError as e:
-        raise refuse("GH-101", f"--memory {memory[:40]}: {e}; write a size as 24Gi") from None
+    except ValueError:
+        raise refuse(
+            "GH-101", f"--memory {units.show(memory)} is not a size from 1Mi to 16Ti; write it as 24Gi"
+        ) from None
     try:
         devices = sim_mig.profiles(mig, memory_mib)
     except ValueError as e:

@@ -142,15 +142,16 @@ def find_runtime() -> str:
     raise refuse("GH-503", "neither runc nor crun is installed; install one, or name yours with --runtime")
 
 
-def remove(prefix: str, force: bool = False) -> list[str]:
-    """Take an install away; paths that stay because they are not ours. Raises GH-504 while containers hold shares."""
+def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> list[str]:
+    """Take an install away, and the folders of its simulated driver; paths that stay because they are not ours. Raises
+    GH-504 while containers hold shares."""
     root = Path(prefix)
     if not _installed(root):
         raise _no_install(prefix)
     try:
         with _alone(root):
             if _installed(root):
-                return _remove(root, prefix, force)
+                return _remove(root, prefix, force, simulated)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root") from None
     remove_empty(root)  # another one had taken it away
@@ -165,13 +166,19 @@ def _no_install(prefix: str) -> GhError:
     return refuse("GH-504", f"{prefix} is no gpu-hook install; name the right one with --prefix")
 
 
-def _remove(root: Path, prefix: str, force: bool) -> list[str]:
+def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> list[str]:
     try:
         state_dir: str | None = load_settings(prefix).state_dir
     except GhError:
         state_dir = None
     if state_dir is not None:
-        _empty_state(state_dir, force)
+        _refuse_while_held(state_dir, force)
+    for made in simulated:
+        shutil.rmtree(made, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            made.parent.rmdir()
+    if state_dir is not None:
+        _empty_state(state_dir)
     for name in PROGRAMS:
         (root / "bin" / name).unlink(missing_ok=True)
     for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CONTAINER_DIR):
@@ -186,7 +193,7 @@ def _remove(root: Path, prefix: str, force: bool) -> list[str]:
     return sorted(str(path) for path in root.rglob("*")) if root.exists() else []
 
 
-def _empty_state(state_dir: str, force: bool) -> None:
+def _refuse_while_held(state_dir: str, force: bool) -> None:
     try:
         living = store.snapshot(state_dir)
     except NodeError:
@@ -196,6 +203,9 @@ def _empty_state(state_dir: str, force: bool) -> None:
     if living and not force:
         names = ", ".join(grant.who.id[:40] for grant in living[:3])
         raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
+
+
+def _empty_state(state_dir: str) -> None:
     try:
         share.drop(state_dir)
     except OSError as e:

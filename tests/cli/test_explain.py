@@ -116,6 +116,9 @@ def test_nothing_asked(install: Install) -> None:
     assert install.text(*asking("gpu-hook.io/class=online"), "--env", "NVIDIA_VISIBLE_DEVICES=all") == (
         "container (the engine gives no name)\nasks for nothing\n"
     )
+    forgotten = install.run(*asking("memory=4Gi"))
+    assert forgotten.stdout.endswith("asks for nothing\n")
+    assert forgotten.stderr == "warning: GH-102: 'memory' without gpu-hook.io/ before it is no key of gpu-hook\n"
     assert install.data("explain") == {"container": "", "containers": {}, "request": None, "cards": [], "plan": []}
 
 

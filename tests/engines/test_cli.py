@@ -71,8 +71,19 @@ def test_uninstall_leaves_no_simulated_card_no_event_and_no_lock(machine: Machin
         assert f"its agent still runs: `kill {os.getpid()}`" in output and "not ours" not in output
         assert os.listdir(machine.state) == ["agent.lock"] and not machine.prefix.exists()
     machine.run("install")
+    CliRunner().invoke(cli, ["sim", "up", "--prefix", str(machine.prefix)], catch_exceptions=False)
+    (machine.prefix / "etc/settings.json").unlink()
+    output = machine.run("uninstall")
+    assert "its state directory stays" in output and "not ours" not in output and not machine.prefix.exists()
+    machine.run("install")
     machine.run("uninstall")
-    assert os.listdir(tmp_path) == ["host"]
+    assert not machine.prefix.exists() and not (tmp_path / "lock").exists()
+
+
+def test_a_folder_that_is_no_install_keeps_its_sim_folder(machine: Machine) -> None:
+    (machine.prefix / "sim/root").mkdir(parents=True)
+    assert "GH-504" in machine.run("uninstall", status=1)
+    assert (machine.prefix / "sim/root").exists()
 
 
 def test_dry_run_lays_nothing(machine: Machine) -> None:
