@@ -40,6 +40,7 @@ CLI_ONLY = (
     "nvml_cards.py",
     "settings_compile.py",
     "settings_template.py",
+    "strays.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")

@@ -252,6 +252,33 @@ def test_ledger_beside_the_cards(well: Node) -> None:
     assert ledger["code"] == "GH-202" and "container c holds" in ledger["message"]
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("page", ["there", "gone"])
+def test_a_container_that_the_ledger_does_not_know(well: Node, page: str) -> None:
+    """Its grant was released by force while it runs, with its page or as the state directory was emptied by hand."""
+    grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+    key = store.grant_key("/run/runc", "c")
+    mounts = "mount -t tmpfs none /run && mkdir /run/gpu-hook && touch /run/gpu-hook/policy"
+    script = f"{mounts} && mount --bind {well.state}/pages/{key}/policy /run/gpu-hook/policy"
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "sh", "-c"]
+    with subprocess.Popen([*argv, f"{script} && echo ready && exec sleep 100"], stdout=subprocess.PIPE) as container:
+        try:
+            assert container.stdout and container.stdout.readline() == b"ready\n"
+            assert well.wrong() == []
+            if page == "gone":
+                well.run("release", "--force", "c")
+            else:
+                (well.state / f"ledger/{key}.json").unlink()
+            (finding,) = well.wrong()
+            assert (finding["check"], finding["state"], finding["code"]) == ("ledger", "warn", "GH-303")
+            assert "has a share that the ledger does not know" in finding["message"]
+            well.mend(finding)
+            container.wait(20)
+            until(lambda: well.wrong() == [])
+        finally:
+            container.kill()
+
+
 def test_a_damaged_ledger(well: Node) -> None:
     grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
     (file,) = (well.state / "ledger").glob("*.json")

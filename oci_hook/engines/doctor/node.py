@@ -11,6 +11,7 @@ from oci_hook.errors import GhError
 from oci_hook.linux import cgroup, mount, openat2
 from oci_hook.node import char_links, discover, driver_files, inventory, store
 from oci_hook.node.settings import Settings
+from oci_hook.node.strays import strays
 
 PERSISTENCED = "/run/nvidia-persistenced/socket"
 CGROUP2 = "mount -t cgroup2 none /sys/fs/cgroup"
@@ -72,6 +73,11 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
     written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
     dead = f", {written - len(living)} of ended ones that the next start removes" if written > len(living) else ""
     yield Finding("ledger", OK, f"{len(living)} containers hold shares{dead}")
+    unknown = strays(settings.state_dir, {grant.key for grant in living})
+    new = {grant.key for grant in store.snapshot(settings.state_dir)} if unknown else set()  # made meanwhile
+    for pid in [pid for key, pid in unknown.items() if key not in new]:
+        message = f"process {pid} has a share that the ledger does not know: what it uses can be given twice"
+        yield Finding("ledger", WARN, message, "GH-303", f"kill -9 {pid}")
     if os.path.isdir(settings.state_dir):
         fd = os.open(settings.state_dir, os.O_PATH | os.O_CLOEXEC)
         try:
