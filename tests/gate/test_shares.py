@@ -133,16 +133,20 @@ def test_a_neighbour_whose_clock_jumped(place: Make, years: int) -> None:
 
 
 def test_a_tenant_without_processor_time_keeps_nobody(place: Make, tmp_path: Path) -> None:
-    """A hundredth of a processor: what it cannot use of its half, the other one has."""
+    """A thousandth of a processor: what it cannot use of its half, the other one has.
+
+    (With a hundredth it can still queue a good part of its half.)
+    """
     p = place(Tenant(), Tenant())
     starved, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
     measure([starved, other], 0.5, 1)
     group = Path("/sys/fs/cgroup/cpu", f"gh-{tmp_path.name}")
     group.mkdir()
     try:
+        (group / "cpu.cfs_period_us").write_text("1000000")
         (group / "cpu.cfs_quota_us").write_text("1000")
         (group / "cgroup.procs").write_text(str(starved.process.pid))
-        has(p.card, other, 80, 0.5, 2, 1)
+        has(p.card, other, 80, 0.7, 2, 1)
     finally:
         starved.kill()
         group.rmdir()
