@@ -100,3 +100,12 @@ def test_every_proposal_fits_and_is_the_smallest(request: Request, grants: tuple
         if change.kind == "compute":
             more = tuple(c.replace(compute=min(100, (c.compute or 0) + 1)) for c in change.request.cards)
             assert not fits(change.request.replace(cards=more), grants)
+
+
+def test_imex_channels_are_for_whole_cards() -> None:
+    """Where the node has none, to do without them; where it has, a share is no way out."""
+    wish = Request((CardRequest(),), exclusive=True, imex_channels=(0,))
+    (way,) = [c for c in changes(wish, NODE, (), RULES) if c.kind == "channels"]
+    assert way.text == "ask for no IMEX channels" and fits(way.request, ())
+    ways = changes(wish, NODE.replace(imex_major=237), (A, B), RULES)
+    assert ways and not any("share" in c.text or "memory" in c.text for c in ways), ways
