@@ -11,7 +11,8 @@
 
 #include "layout.h"
 
-#define TRIES 1000000 /* of a compare-and-add; each failure is another's success, so this is never reached */
+#define TRIES 100000 /* of a compare-and-add; each failure is another's success, so this is never reached */
+#define PAUSES 48    /* after the first failure; twice and four times as many after the next */
 #define SWEEP_EVERY_MS 100
 #define OFD_GETLK 36 /* Linux 3.15; not in the headers of old C libraries */
 #define OFD_SETLK 37
@@ -104,15 +105,19 @@ static bool took_effect(struct gh_account_page *page, unsigned slot, unsigned ca
     return carries(w, slot, tag) || LOAD(&page->entry[slot][card].ack) == tag;
 }
 
-/* Before the word `w` is overwritten: note for its writer that its operation took effect. */
+/* Before the word `w` is overwritten: note for its writer that its operation took effect, unless its own books say so
+ * already. A compare-and-swap that fails met one of an earlier operation, by a process that was held up: once more. */
 static void acknowledge(struct gh_account_page *page, unsigned card, uint64_t w, unsigned me) {
     unsigned slot = (unsigned)gh_word_slot(w);
     if (!slot || slot == me)
         return; /* an owner commits each operation before its next */
-    _Atomic uint64_t *ack = &page->entry[slot][card].ack;
-    uint64_t was = LOAD(ack);
-    if (was != gh_tag(w) && LOAD(&page->card[card].total) == w)
-        CAS(ack, &was, gh_tag(w)); /* fails when another did it, or a later operation is acknowledged already */
+    struct gh_account_entry *e = &page->entry[slot][card];
+    if (gh_tag(LOAD(&e->committed)) == gh_tag(w))
+        return;
+    uint64_t was = LOAD(&e->ack);
+    for (int i = 0; i < TRIES && was != gh_tag(w) && LOAD(&page->card[card].total) == w; i++)
+        if (CAS(&e->ack, &was, gh_tag(w)))
+            return;
 }
 
 /* A tag that neither the total nor the ack holds for this slot from a round ago; 0 is never one. */
@@ -146,6 +151,11 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
             mine->units += (uint64_t)delta;
             break;
         }
+        /* Another process is at it, on another core: left alone, it does many operations while the word is in its
+         * cache. Taking the word back at once costs both of them more than this does. */
+        for (int k = 0; k < PAUSES << (i < 2 ? i : 2); k++)
+            gh_relax();
+        w = LOAD(total);
     }
     mine->tag = tag;
     STORE(&e->committed, mine->units << GH_TAG_BITS | tag);

@@ -18,17 +18,9 @@
 
 static struct gh_state *_Atomic state;
 
-static void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 bool gh_wait(unsigned step, int64_t *until) {
     if (step < 64) {
-        relax();
+        gh_relax();
         return true;
     }
     struct timespec now;

@@ -16,6 +16,14 @@ struct gh_lock {
     _Atomic uint32_t taken;
 };
 
+static inline void gh_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* Waits a little; false once seconds have passed. step counts from 0, *until begins as 0. */
 bool gh_wait(unsigned step, int64_t *until);
 /* Held for nanoseconds, never across a driver call. False after seconds of waiting: the caller does without. */
