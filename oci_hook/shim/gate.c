@@ -296,6 +296,8 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         front_put(g, context, stream, t->estimate);
     if (slice != GROUP_NOTHING)
         groups_slice(g, context, slice);
+    if (t->timed && t->queued) /* what was not seen to be done may be done: then the program is not ahead of the card */
+        t->queued = !marks_idle(stream);
     if (t->mark)
         g->mark[t->mark - 1].begun = gate_now(g);
     if (t->mark && (!marks_ready(&g->mark[t->mark - 1], context) ||

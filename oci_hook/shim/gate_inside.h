@@ -191,6 +191,8 @@ void marks_flush(struct gh_gate *g, unsigned track, uint64_t now);
 bool marks_ready(struct mark *m, CUcontext context);
 /* Without the lock: what is launched into the stream becomes a graph, or is refused. */
 bool marks_capturing(CUstream stream);
+/* Without the lock: all that was launched into the stream is done. */
+bool marks_idle(CUstream stream);
 /* With the lock, given up meanwhile: markers behind commands that have none. From a thread of ours: those of streams
  * that were not used for a while. */
 void marks_tail(struct gh_gate *g);

@@ -152,6 +152,14 @@ bool marks_capturing(CUstream stream) {
     return r ? r != GH_MISSING : status; /* drivers before 10.0 capture nothing */
 }
 
+bool marks_idle(CUstream stream) {
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    CUresult r = REAL(cuStreamQuery)(stream);
+    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return r == CUDA_SUCCESS;
+}
+
 void marks_tail(struct gh_gate *g) {
     for (unsigned i = 0; i < TRACKS; i++) {
         struct track *k = &g->track[i];

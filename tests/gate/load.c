@@ -7,7 +7,8 @@
  * more and ends. "cards" does the same on the second card at once; "contexts" and "reset" destroy the context every 20
  * launches with work in flight; "child" forks every 200, and ends with 4 when its child comes by a launch; "silent"
  * launches 300 at once, and is killed by the first system call among the last 200. The kernels of "grows" are a quarter
- * as long the first fifty times. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many kernels it has
+ * as long the first fifty times. "paced" rests after each launch for twice as long as its kernel takes a card that is
+ * slowed down ten times, without a look whether it is done. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many kernels it has
  * launched. Ends when its input does. */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -238,6 +239,8 @@ int main(int argc, char **argv) {
             fork_one();
         if (now() - began < 400000000) /* until the others are there, too: no queue that was filled while alone */
             MUST("cuStreamSynchronize", strcmp(way, "ptsz") ? stream : PER_THREAD);
+        if (!strcmp(way, "paced"))
+            usleep((useconds_t)microseconds * 20);
         if (burst && count % burst == 0) {
             MUST("cuStreamSynchronize", stream);
             usleep((useconds_t)gap);

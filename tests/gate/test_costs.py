@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gate.cards import Load, Tenant
+from tests.gate.cards import Load, Tenant, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -53,3 +53,15 @@ def test_kernels_longer_than_the_window_leave_no_gaps(place: Make) -> None:
     assert abs(mine / (launches * 1400e3) - 1) < 0.1, (mine, launches)
     assert abs(mine / (mine + theirs) - 0.5) < 0.05, (mine, theirs)
     assert (launches * 1400e3 + others * 80e3) * p.card.scale > 4e9 * 0.8, (launches, others)
+
+
+def test_a_program_that_the_card_waits_for_is_charged_its_kernels(place: Make) -> None:
+    """Each of its kernels comes when the one before is done, seen or not: the time until another tenant's kernel ends is
+    not its own."""
+    p = place(Tenant(), Tenant())
+    loads = [p.kernels(i, "paced", 80) for i in range(2)]
+
+    def parts() -> list[float]:
+        return [mine / (launches * 80e3) for mine, launches in charged(p, loads, 2, 1)]
+
+    settles(parts, lambda each: all(abs(part - 1) < 0.15 for part in each))
