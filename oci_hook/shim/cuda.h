@@ -334,6 +334,19 @@ CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyDtoDAsync(unsigned to, unsigned from, unsigned bytes, CUstream stream);
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes);
+CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes);
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream s);
+CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes,
+                                CUstream stream);
+#define GH_ARRAYS(name, pointer, length)                                                                             \
+    CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes);                                  \
+    CUresult cuMemcpyAtoD##name(pointer to, CUarray from, length at, length bytes);                                  \
+    CUresult cuMemcpyAtoA##name(CUarray to, length at, CUarray from, length there, length bytes);
+GH_ARRAYS(, unsigned, unsigned)
+GH_ARRAYS(_v2, CUdeviceptr, size_t)
+GH_ARRAYS(_v2_ptds, CUdeviceptr, size_t)
+#undef GH_ARRAYS
 #define GH_COPY(name, type)                                                                                          \
     CUresult name(const type##_v1 *copy);                                                                            \
     CUresult name##_v2(const type *copy);                                                                            \

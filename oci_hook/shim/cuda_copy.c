@@ -49,6 +49,16 @@ static bool same_card(int a, int b) {
     GH_EXPORT CUresult name(pointer to, pointer from, length bytes, CUstream stream) {                               \
         COPIED(of(stream), REAL(name)(to, from, bytes, stream));                                                     \
     }
+#define NOW_PEER(name, stream)                                                                                       \
+    GH_EXPORT CUresult name(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes) {       \
+        COPIED(stream, REAL(name)(to, there, from, here, bytes));                                                    \
+    }
+#define LATER_PEER(name, of)                                                                                         \
+    GH_EXPORT CUresult name(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes,         \
+                            CUstream stream) {                                                                       \
+        COPIED(of(stream), REAL(name)(to, there, from, here, bytes, stream));                                        \
+    }
+#define ROW(card, stream, call) IF(bytes >= LEAST && same_card(SOME_CARD, card), stream, key_of(COPY, bytes), call)
 NOW(cuMemcpy, CUdeviceptr, size_t, NULL)
 NOW(cuMemcpy_ptds, CUdeviceptr, size_t, PER_THREAD(NULL))
 NOW(cuMemcpyDtoD, unsigned, unsigned, NULL)
@@ -59,6 +69,26 @@ LATER(cuMemcpyAsync_ptsz, CUdeviceptr, size_t, PER_THREAD)
 LATER(cuMemcpyDtoDAsync, unsigned, unsigned, PLAIN)
 LATER(cuMemcpyDtoDAsync_v2, CUdeviceptr, size_t, PLAIN)
 LATER(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, size_t, PER_THREAD)
+
+NOW_PEER(cuMemcpyPeer, NULL)
+NOW_PEER(cuMemcpyPeer_ptds, PER_THREAD(NULL))
+LATER_PEER(cuMemcpyPeerAsync, PLAIN)
+LATER_PEER(cuMemcpyPeerAsync_ptsz, PER_THREAD)
+
+/* An array's card is that of the context. */
+#define ARRAYS(name, pointer, length, stream)                                                                        \
+    GH_EXPORT CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes) {                       \
+        ROW(device_of(from), stream, REAL(cuMemcpyDtoA##name)(to, at, from, bytes));                                 \
+    }                                                                                                                \
+    GH_EXPORT CUresult cuMemcpyAtoD##name(pointer to, CUarray from, length at, length bytes) {                       \
+        ROW(device_of(to), stream, REAL(cuMemcpyAtoD##name)(to, from, at, bytes));                                   \
+    }                                                                                                                \
+    GH_EXPORT CUresult cuMemcpyAtoA##name(CUarray to, length at, CUarray from, length there, length bytes) {         \
+        ROW(SOME_CARD, stream, REAL(cuMemcpyAtoA##name)(to, at, from, there, bytes));                                \
+    }
+ARRAYS(, unsigned, unsigned, NULL)
+ARRAYS(_v2, CUdeviceptr, size_t, NULL)
+ARRAYS(_v2_ptds, CUdeviceptr, size_t, PER_THREAD(NULL))
 
 #define FLAT(c) ((c) ? (uint64_t)(c)->width * (c)->height : 0)
 #define SOLID(c) ((c) ? (uint64_t)(c)->width * (c)->height * (c)->depth : 0)

@@ -88,6 +88,16 @@ static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t width, si
     {                                                                                     \
         return move(ADDRESS(to), ADDRESS(from), bytes, in, false);                    \
     }
+#define PEER(name, stream)                                                                \
+    API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes) \
+    {                                                                                     \
+        return (void)there, (void)here, move(to, from, bytes, stream, true);              \
+    }
+#define ASYNC_PEER(name, in)                                                              \
+    API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes, CUstream stream) \
+    {                                                                                     \
+        return (void)there, (void)here, move(to, from, bytes, in, false);                 \
+    }
 #define FILL(name, type, width, stream)                                                           \
     API CUresult name(CUdeviceptr to, type value, size_t n) { return fill(to, 0, value, width, n, 1, stream); }
 #define ASYNC_FILL(name, type, width, in)                                                     \
@@ -104,6 +114,10 @@ SYNC(cuMemcpyDtoH_v2, void *, CUdeviceptr, NULL)
 SYNC(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr, PER_THREAD(NULL))
 SYNC(cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr, NULL)
 SYNC(cuMemcpyDtoD_v2_ptds, CUdeviceptr, CUdeviceptr, PER_THREAD(NULL))
+PEER(cuMemcpyPeer, NULL)
+PEER(cuMemcpyPeer_ptds, PER_THREAD(NULL))
+ASYNC_PEER(cuMemcpyPeerAsync, stream)
+ASYNC_PEER(cuMemcpyPeerAsync_ptsz, PER_THREAD(stream))
 ASYNC_COPY(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, stream)
 ASYNC_COPY(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, PER_THREAD(stream))
 ASYNC_COPY(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, stream)
@@ -268,3 +282,14 @@ FROM_ARRAY(cuMemcpyAtoH_v2, void *, NULL)
 FROM_ARRAY(cuMemcpyAtoH_v2_ptds, void *, PER_THREAD(NULL))
 FROM_ARRAY(cuMemcpyAtoD_v2, CUdeviceptr, NULL)
 FROM_ARRAY(cuMemcpyAtoD_v2_ptds, CUdeviceptr, PER_THREAD(NULL))
+
+#define BETWEEN_ARRAYS(name, stream)                                                             \
+    API CUresult name(struct array *to, size_t to_offset, struct array *from, size_t offset, size_t bytes) \
+    {                                                                                    \
+        uint64_t at, source;                                                             \
+        TRY(array_row(to, to_offset, bytes, &at));                                       \
+        TRY(array_row(from, offset, bytes, &source));                                    \
+        return move(at, source, bytes, stream, true);                                    \
+    }
+BETWEEN_ARRAYS(cuMemcpyAtoA_v2, NULL)
+BETWEEN_ARRAYS(cuMemcpyAtoA_v2_ptds, PER_THREAD(NULL))

@@ -45,6 +45,8 @@ struct side {
     size_t pitch;
 };
 
+static void *context, *array[2];
+
 static void launch(const char *way) {
     struct config c = {1, 1, 1, 32, 1, 1, 0, stream, NULL, 0};
     if (!strcmp(way, "ex"))
@@ -76,6 +78,16 @@ static void launch(const char *way) {
         MUST("cuMemsetD32Async", there, 7, (size_t)MEGABYTE / 4, stream);
     else if (!strcmp(way, "fill rows"))
         MUST("cuMemsetD2D8_v2", there, (size_t)1024, 7, (size_t)1024, (size_t)1024);
+    else if (!strcmp(way, "copy peer"))
+        MUST("cuMemcpyPeerAsync", there, context, here, context, (size_t)MEGABYTE, stream);
+    else if (!strcmp(way, "copy to array"))
+        MUST("cuMemcpyDtoA_v2", array[0], (size_t)0, here, (size_t)MEGABYTE);
+    else if (!strcmp(way, "copy from array"))
+        MUST("cuMemcpyAtoD_v2", there, array[0], (size_t)0, (size_t)MEGABYTE);
+    else if (!strcmp(way, "copy arrays"))
+        MUST("cuMemcpyAtoA_v2", array[1], (size_t)0, array[0], (size_t)0, (size_t)MEGABYTE);
+    else if (!strcmp(way, "copy into array"))
+        MUST("cuMemcpyHtoA_v2", array[0], (size_t)0, host, (size_t)MEGABYTE);
     else if (!strcmp(way, "copy little"))
         MUST("cuMemcpyAsync", there, here, (size_t)MEGABYTE - 1, stream);
     else if (!strcmp(way, "copy in"))
@@ -86,7 +98,6 @@ static void launch(const char *way) {
         MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
 
-static void *context;
 static char image[200], name[64];
 
 /* In the current context. */
@@ -98,6 +109,12 @@ static void set_up(const char *way) {
         MUST("cuStreamCreate", &stream, 1);
     MUST("cuMemAlloc_v2", &here, (size_t)MEGABYTE);
     MUST("cuMemAlloc_v2", &there, (size_t)MEGABYTE);
+    struct {
+        size_t width, height;
+        unsigned format, channels;
+    } row = {MEGABYTE / 16, 0, 0x20 /* CU_AD_FORMAT_FLOAT */, 4};
+    for (int i = 0; i < 2 && strstr(way, "array"); i++)
+        MUST("cuArrayCreate_v2", &array[i], &row);
 }
 
 static void renew(const char *way) {

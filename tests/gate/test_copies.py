@@ -10,9 +10,11 @@ from tests.gate.cards import Tenant, measure, settles, until
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
 MEGABYTE = 1 << 20
+WAYS = ["copy", "copy any", "copy now", "copy rows", "copy peer", "copy to array", "copy from array", "copy arrays"]
+WAYS += ["fill", "fill rows"]
 
 
-@pytest.mark.parametrize("way", ["copy", "copy any", "copy now", "copy rows", "fill", "fill rows"])
+@pytest.mark.parametrize("way", WAYS)
 def test_large_ones_are_charged_what_they_take(place: Make, way: str) -> None:
     """A megabyte takes this card 80 us."""
     p = place(Tenant(cap=0.4))
@@ -22,7 +24,8 @@ def test_large_ones_are_charged_what_they_take(place: Make, way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "waits"), [("copy", True), ("copy little", False), ("copy in", False), ("copy out", False)]
+    ("way", "waits"),
+    [("copy", True), ("copy little", False), ("copy in", False), ("copy out", False), ("copy into array", False)],
 )
 def test_only_large_ones_within_the_card_wait(place: Make, way: str, waits: bool) -> None:
     p = place(Tenant(freeze=1), Tenant())
