@@ -56,7 +56,7 @@ def test_kernels_longer_than_the_window_leave_no_gaps(place: Make) -> None:
 
 
 def test_a_program_that_the_card_waits_for_is_charged_its_kernels(place: Make) -> None:
-    """Each of its kernels comes when the one before is done, seen or not: the time until another tenant's kernel ends is
+    """Each comes when the one before is done, seen or not: the time until another tenant's kernel ends is
     not its own."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(i, "paced", 80) for i in range(2)]
