@@ -77,7 +77,10 @@ def native(arch: str = platform.machine()) -> Path:
 
 def lay(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
     """Make or renew the install at `prefix`; the settings in use. An existing settings.yaml is kept, and then the other
-    arguments must be None or what it says. Raises SettingsError GH-50x, GH-305."""
+    arguments must be None or what it says. A first one that fails leaves nothing.
+
+    Raises SettingsError GH-50x, GH-305.
+    """
     root = Path(prefix)
     compiled = native()
     wanted = [compiled / name for name in (*PROGRAMS, *STAND_INS)]
@@ -86,7 +89,13 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
         raise refuse("GH-504", f"{compiled} lacks {', '.join(missing)}; run scripts/build in the checkout")
     try:
         with _alone(root):
-            return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir})
+            first = not _installed(root)
+            try:
+                return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir})
+            except BaseException:
+                if first:
+                    _remove_files(root)
+                raise
     except OSError as e:
         raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
 
@@ -160,7 +169,8 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
 
 
 def _installed(root: Path) -> bool:
-    return (root / layout.LAUNCHER_CONF).exists() or (root / layout.SETTINGS_YAML).exists()
+    """Also what a killed `lay` or `remove` left."""
+    return any((root / name).exists() for name in (layout.LAUNCHER_CONF, layout.SETTINGS_YAML, layout.LIB_DIR))
 
 
 def _no_install(prefix: str) -> GhError:
@@ -180,6 +190,11 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
             made.parent.rmdir()
     if state_dir is not None:
         _empty_state(state_dir)
+    _remove_files(root)
+    return sorted(str(path) for path in root.rglob("*")) if root.exists() else []
+
+
+def _remove_files(root: Path) -> None:
     for name in PROGRAMS:
         (root / "bin" / name).unlink(missing_ok=True)
     for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CONTAINER_DIR):
@@ -191,7 +206,6 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
             (root / folder).rmdir()
         except OSError:  # something of somebody else's
             pass
-    return sorted(str(path) for path in root.rglob("*")) if root.exists() else []
 
 
 def _refuse_while_held(state_dir: str, force: bool) -> None:

@@ -12,6 +12,7 @@ import pytest
 from oci_hook.core import layout
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
+from oci_hook.node.settings import load
 from tests.conftest import Bundle, Install, Runc
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")
@@ -91,14 +92,29 @@ def test_again_keeps_the_settings_and_renews_the_rest(place: Path) -> None:
     assert code(e) == "GH-504" and "state_dir" in str(e.value)
 
 
-def test_a_first_try_with_wrong_values_leaves_no_settings(place: Path) -> None:
+def test_a_first_try_with_wrong_values_leaves_nothing(place: Path) -> None:
     with pytest.raises(GhError) as e:
         lay(place, runtime="/nowhere/runc")
-    assert code(e) == "GH-503"
-    lay(place, runtime="/bin/true")
+    assert code(e) == "GH-503" and not place.exists()
     with pytest.raises(GhError) as e:
-        lay(place.parent / "other", python="/bin/true/python")
-    assert code(e) == "GH-501"
+        lay(place, python="/bin/true/python")
+    assert code(e) == "GH-501" and not place.exists()
+    (place / "bin").mkdir(parents=True)
+    (place / "bin/other").write_text("x")
+    with pytest.raises(GhError):
+        lay(place, runtime="/nowhere/runc")
+    assert [str(p.relative_to(place)) for p in sorted(place.rglob("*"))] == ["bin", "bin/other"]
+    lay(place, runtime="/bin/true")
+    with pytest.raises(GhError):  # what is there stays
+        lay(place, runtime="/nowhere/runc")
+    assert load(str(place)).runtime == "/bin/true"
+
+
+def test_what_a_killed_one_left_can_be_removed(place: Path) -> None:
+    lay(place)
+    for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
+        (place / name).unlink()
+    assert installs.remove(str(place)) == [] and not place.exists()
 
 
 def test_two_at_once(place: Path) -> None:
