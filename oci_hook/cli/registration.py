@@ -6,8 +6,10 @@ from typing import Any
 import click
 
 from oci_hook.engines import NAMES, register
+from oci_hook.engines import prefix as installs
 from oci_hook.engines.edits import Registration
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError
+from oci_hook.node import settings
 
 engines = click.option(
     "--engine",
@@ -74,13 +76,8 @@ def pages(names: Sequence[str], registration: Registration) -> tuple[list[Any], 
 
 def refuse_while_held(prefix: str, force: bool) -> None:
     """Before any engine is told: the install will not go away under living containers."""
-    from oci_hook.node import store
-    from oci_hook.node.settings import load
-
     try:
-        living = store.snapshot(load(prefix).state_dir)
-    except Exception:  # whatever is wrong, removing the install says it
+        state_dir = settings.load(prefix).state_dir
+    except GhError:  # removing the install says it
         return
-    if living and not force:
-        names = ", ".join(grant.who.id[:40] for grant in living[:3])
-        raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
+    installs.refuse_while_held(state_dir, force)

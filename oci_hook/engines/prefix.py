@@ -183,7 +183,7 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
     except GhError:
         state_dir = None
     if state_dir is not None:
-        _refuse_while_held(state_dir, force)
+        refuse_while_held(state_dir, force)
     for made in simulated:
         shutil.rmtree(made, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -208,7 +208,8 @@ def _remove_files(root: Path) -> None:
             pass
 
 
-def _refuse_while_held(state_dir: str, force: bool) -> None:
+def refuse_while_held(state_dir: str, force: bool) -> None:
+    """Raises GH-504 while containers hold shares; NodeError GH-303 where that cannot be told."""
     try:
         living = store.snapshot(state_dir)
     except NodeError:

@@ -291,9 +291,9 @@ static const char *find(struct text t, const char *needle)
 
 /* Bytes that a container that wants something from us must have in its config.json (core/request.py reads them). */
 static const char *const asks[] = {
-	"gpu-hook.io/", "NVIDIA_VISIBLE_DEVICES", "T9K_GPU", "GPU_HOOK_", "tensorstack.dev/", "/run/gpu-hook/",
-	"tke.cloud.tencent.com/", "tencent.com/vcuda-", "nvidia.com/vcuda-", "nvidia.com/gpu", "nvidia.com/priority",
-	"/nvidia-container-devices/", 0,
+	"gpu-hook.io/", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_IMEX_CHANNELS", "T9K_GPU", "GPU_HOOK_", "tensorstack.dev/",
+	"/run/gpu-hook/", "tke.cloud.tencent.com/", "tencent.com/vcuda-", "nvidia.com/vcuda-", "nvidia.com/gpu",
+	"nvidia.com/priority", "/nvidia-container-devices/", 0,
 };
 /* On top of or below the NVIDIA runtime: whatever that one would act on, or has left in the spec. */
 static const char *const nvidia_asks[] = {

@@ -138,7 +138,7 @@ def test_engines_are_told_where_the_administrator_says_so(machine: Machine) -> N
 def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Path) -> None:
     machine.sh("dpkg -i /packages/gpu-hook_0*.deb; gpu-hook sim up")
     with machine.container_with_a_share(packages, PREFIX):
-        assert "GH-504: 1 containers hold shares (sleeper)" in machine.fails("dpkg --remove gpu-hook")
+        assert "GH-504: 1 container(s) hold shares (sleeper)" in machine.fails("dpkg --remove gpu-hook")
         assert "sleeper" in machine.sh("gpu-hook ps")
         machine.sh("dpkg --install /packages/gpu-hook_0*.deb")  # an upgrade does not
         assert "sleeper" in machine.sh("gpu-hook ps")

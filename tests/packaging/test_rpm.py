@@ -88,7 +88,7 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
 def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Path) -> None:
     machine.sh(f"rpm --initdb; {INSTALL}; gpu-hook sim up")
     with machine.container_with_a_share(packages, PREFIX):
-        assert "GH-504: 1 containers hold shares (sleeper)" in machine.fails("rpm --erase gpu-hook")
+        assert "GH-504: 1 container(s) hold shares (sleeper)" in machine.fails("rpm --erase gpu-hook")
         assert "sleeper" in machine.sh("gpu-hook ps") and not machine.exists("/var/lib/gpu-hook")
     machine.sh("rpm --erase gpu-hook")
     assert not machine.exists(PREFIX)
