@@ -45,7 +45,7 @@ LONGEST_FIRST = ("packaging", "engines", "sim_model", "shim", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first, so that two workers end at about the same time."""
+    """The long ones first, so that the workers end at about the same time."""
 
     def rank(item: pytest.Item) -> int:
         folder = folder_of(item.nodeid)
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2 --no-loadscope-reorder`, which keeps the order above."""
+    """With `-n 3 --no-loadscope-reorder`, which keeps the order above."""
     from xdist.scheduler import LoadScopeScheduling
 
     class InGroups(LoadScopeScheduling):
