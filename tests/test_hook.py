@@ -716,10 +716,15 @@ def test_killed_at_every_step(install, bundle, runc, tmp_path):
     steps = int((tmp_path / "steps").read_text())
     assert steps > 500
     runc("delete", "--force", runc.ids[-1])
-    booked = 0
-    for limit in range(1, steps, steps // 60):
+    booked = killed = 0
+    for limit in range(1, steps, steps // 40):
         done = runc.create(bundle(ASK, edit=killed_at(install, tmp_path, limit)))
+        if done.returncode == 0:  # fewer mounts on this machine than before, thus fewer steps
+            assert int((tmp_path / "steps").read_text()) < limit
+            runc("delete", "--force", runc.ids[-1])
+            continue
         assert done.returncode == 1, limit
+        killed += 1
         booked += len(list((install.state / "ledger").glob("*.json")))
         assert install.grants() == ()
         with_hook = bundle(ASK, edit=hooked(install, "prestart"))
@@ -729,7 +734,7 @@ def test_killed_at_every_step(install, bundle, runc, tmp_path):
         assert [p.stem for p in (install.state / "ledger").glob("*.json")] == [grant.key]
         assert [p.name for p in (install.state / "pages").iterdir()] == [grant.key]
         runc("delete", "--force", runc.ids[-1])
-    assert booked > 5  # some were killed while they held a grant
+    assert booked > 5 and killed > 20  # some were killed while they held a grant
 
 
 @pytest.mark.slow

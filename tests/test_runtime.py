@@ -711,11 +711,18 @@ def test_killed_at_any_step(prefix: Install, bundle: Bundle, runc: Runc) -> None
     total = int(first.stdout.split()[0])
     assert total > 300
     runc("delete", "--force", runc.ids[-1])
+    killed = 0
     # The interesting lines are after the grant is written, the last two thirds.
     for limit in [*range(1, total, total // 40), *range(total - 8, total + 1)]:
         b = bundle(ASK)
         runc.new_id()
-        assert go(limit, b).returncode == -signal.SIGKILL, limit
+        done = go(limit, b)
+        if done.returncode == 0:  # fewer mounts on this machine than before, thus fewer lines
+            assert int(done.stdout.split()[0]) < limit
+            runc("delete", "--force", runc.ids[-1])
+            continue
+        assert done.returncode == -signal.SIGKILL, limit
+        killed += 1
         assert prefix.grants() == (), limit
         consistent(prefix)
         r = runc.create(b, prefix, id=runc.ids[-1])
@@ -724,6 +731,7 @@ def test_killed_at_any_step(prefix: Install, bundle: Bundle, runc: Runc) -> None
         assert [f for f in os.listdir(b) if f != "config.json"] in ([], [".gpu-hook.config.json"]), limit
         runc("delete", "--force", runc.ids[-1])
         assert prefix.grants() == ()
+    assert killed > 20
 
 
 @pytest.mark.slow
