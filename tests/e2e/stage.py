@@ -235,7 +235,9 @@ def python_image(root: Path, *modules: str) -> list[dict[str, Any]]:
     folders = [sys.prefix, sys.base_prefix]
     if sys.base_prefix == "/usr":
         folders[1] = sysconfig.get_path("stdlib")
-        shutil.copy(os.path.realpath(sys.executable), root / "usr/bin")
+        python = Path(os.path.realpath(sys.executable))
+        shutil.copy(python, root / "usr/bin")
+        (root / "usr/bin/python3").symlink_to(python.name)  # what a virtual environment's own link names
     options = ["rbind", "ro", "nosuid", "nodev"]
     return [{"destination": f, "source": f, "type": "bind", "options": options} for f in dict.fromkeys(folders)]
 
