@@ -19,15 +19,19 @@ from oci_hook.node.life import start_time
 
 # struct gh_account_page of shim/account_page.h
 MAGIC = 0x3154434148474755
-VERSION = 1
+VERSION = 2
 SLOTS = 1024
+MOST_CARDS = 16
 HEAD = struct.Struct("<QI")
 CARDS_OFFSET = 1024
-CARD = struct.Struct("<QQQ40x")
+CARD = struct.Struct("<QQQQ32x")
 OWNERS = struct.Struct(f"<{SLOTS}Q")
 OWNERS_OFFSET = 4096
 SURCHARGE_OFFSET = 8
-SIZE = 544768
+SPARES = struct.Struct(f"<{SLOTS * MOST_CARDS}Q")
+SPARES_OFFSET = 544768
+SPARE_SHIFT = 40
+SIZE = 675840
 VALUE_SHIFT = 30
 VALUE_MAX = (1 << 34) - 1
 SWEEP = 1 << 41
@@ -40,7 +44,8 @@ class DamagedPage(Exception):
 
 
 class Books(Value):
-    """totals, surcharges: bytes per card, in the order of the grant's shares. owners: (pid in the container, start
+    """totals, surcharges: bytes per card, in the order of the grant's shares; totals without what processes keep for
+    their next allocation, which any of them can have. owners: (pid in the container, start
     time's low 31 bits, pid namespace's low 10 bits) of each process that the stand-in keeps books for."""
 
     __slots__ = ("totals", "surcharges", "owners")
@@ -130,9 +135,10 @@ class Account:
             raise
         try:
             data = os.pread(fd, OWNERS_OFFSET + OWNERS.size if owners else OWNERS_OFFSET, 0)
+            kept = os.pread(fd, SPARES.size, SPARES_OFFSET) if lent(data, cards) else b""
         finally:
             os.close(fd)
-        return parse(data, cards, owners)
+        return parse(data, cards, owners, kept)
 
     def surcharge(self, card: int, amount: int) -> None:
         """Write how many bytes count beyond the total. Raises OSError, DamagedPage."""
@@ -148,7 +154,13 @@ class Account:
             os.close(fd)
 
 
-def parse(data: bytes, cards: int, owners: bool = True) -> Books | None:
+def lent(data: bytes, cards: int) -> bool:
+    """Whether any process may keep idle memory: then `parse` needs the page's bytes from SPARES_OFFSET, too."""
+    whole = min(cards, (len(data) - CARDS_OFFSET) // CARD.size)
+    return any(CARD.unpack_from(data, CARDS_OFFSET + CARD.size * i)[3] for i in range(whole))
+
+
+def parse(data: bytes, cards: int, owners: bool = True, kept: bytes = b"") -> Books | None:
     """Books from a page's first bytes; None where nothing was booked yet (all zero). Raises DamagedPage."""
     if not any(data[: HEAD.size]):
         return None
@@ -157,8 +169,10 @@ def parse(data: bytes, cards: int, owners: bool = True) -> Books | None:
         raise DamagedPage("it is not of this version, or was cut")
     words = [CARD.unpack_from(data, CARDS_OFFSET + CARD.size * i) for i in range(cards)]
     found = OWNERS.unpack_from(data, OWNERS_OFFSET) if owners else ()
+    spares = SPARES.unpack(kept) if len(kept) == SPARES.size else ()
+    idle = [sum(spare >> SPARE_SHIFT for spare in spares[i::MOST_CARDS]) for i in range(cards)]
     return Books(
-        tuple((w[0] >> VALUE_SHIFT) * UNIT for w in words),
+        tuple(max((w[0] >> VALUE_SHIFT) - idle[i], 0) * UNIT for i, w in enumerate(words)),
         tuple(min(w[1], VALUE_MAX) * UNIT for w in words),
         frozenset((o >> 42, o & 0x7FFFFFFF, o >> 31 & 0x3FF) for o in found if o and not o & SWEEP),
     )

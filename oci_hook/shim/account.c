@@ -10,17 +10,14 @@
 #include <unistd.h>
 
 #include "layout.h"
+#include "spare.h"
+#include "words.h"
 
 #define TRIES 100000 /* of a compare-and-add; each failure is another's success, so this is never reached */
 #define PAUSES 48    /* after the first failure; twice and four times as many after the next */
 #define SWEEP_EVERY_MS 100
 #define OFD_GETLK 36 /* Linux 3.15; not in the headers of old C libraries */
 #define OFD_SETLK 37
-
-#define LOAD(p) atomic_load_explicit(p, memory_order_acquire)
-#define STORE(p, v) atomic_store_explicit(p, v, memory_order_release)
-#define CAS(p, old, new) \
-    atomic_compare_exchange_strong_explicit(p, old, new, memory_order_acq_rel, memory_order_acquire)
 
 /* ---- the page ---- */
 
@@ -153,6 +150,8 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
         }
         /* Another process is at it, on another core: left alone, it does many operations while the word is in its
          * cache. Taking the word back at once costs both of them more than this does. */
+        if (delta > 0)
+            gh_spare_begin(page, card, mine, (uint64_t)value + more, limit);
         for (int k = 0; k < PAUSES << (i < 2 ? i : 2); k++)
             gh_relax();
         w = LOAD(total);
@@ -162,17 +161,28 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
     return done;
 }
 
-uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned card) {
+static uint64_t share(struct gh_account_page *page, unsigned slot, unsigned card, uint64_t *spare) {
     struct gh_account_entry *e = &page->entry[slot][card];
     uint64_t c = LOAD(&e->committed);
     for (int i = 0; i < 1000; i++) {
         uint64_t a = LOAD(&e->announce), again;
         bool counts = gh_tag(a) != gh_tag(c) && took_effect(page, slot, card, gh_tag(a));
+        *spare = LOAD(&page->spare[slot][card]);
         if ((again = LOAD(&e->committed)) == c)
-            return (gh_share(c) + (counts ? (uint64_t)gh_delta(a) : 0)) & GH_VALUE_MAX;
+            return (gh_share(c) + (counts ? (uint64_t)gh_delta(a) : 0) - gh_taken(*spare)) & GH_VALUE_MAX;
         c = again;
     }
-    return gh_share(c);
+    return (gh_share(c) - gh_taken(*spare)) & GH_VALUE_MAX;
+}
+
+uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned card) {
+    uint64_t spare;
+    return share(page, slot, card, &spare);
+}
+
+uint64_t gh_slot_use(struct gh_account_page *page, unsigned slot, unsigned card) {
+    uint64_t spare, held = share(page, slot, card, &spare);
+    return held > gh_idle(spare) ? held - gh_idle(spare) : 0;
 }
 
 /* ---- slots ---- */
@@ -181,7 +191,7 @@ uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned car
 static void settle(struct gh_account_page *page, unsigned slot) {
     for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++) {
         struct gh_account_entry *e = &page->entry[slot][card];
-        uint64_t a = LOAD(&e->announce), c = LOAD(&e->committed);
+        uint64_t a = LOAD(&e->announce), c = LOAD(&e->committed), taken = gh_spare_settle(page, slot, card);
         struct gh_mine mine = {.units = gh_share(c), .tag = gh_tag(c)};
         if (gh_tag(a) != mine.tag) {
             if (took_effect(page, slot, card, gh_tag(a)))
@@ -189,8 +199,9 @@ static void settle(struct gh_account_page *page, unsigned slot) {
             mine.tag = gh_tag(a);
             STORE(&e->committed, mine.units << GH_TAG_BITS | mine.tag);
         }
-        if (mine.units)
-            add(page, slot, card, &mine, -(int64_t)mine.units, 0);
+        uint64_t held = (mine.units - taken) & GH_VALUE_MAX;
+        if (held)
+            add(page, slot, card, &mine, -(int64_t)held, 0);
         STORE(&e->contexts, 0);
     }
 }
@@ -260,11 +271,12 @@ static bool move_in(struct gh_state *st, struct gh_account_page *page, unsigned 
     bool ours = held == GH_ACCOUNT_CARDS;
     for (unsigned card = 0; ours && card < GH_ACCOUNT_CARDS; card++) {
         struct gh_mine *mine = &st->mine[card];
-        uint64_t units = mine->units;
-        mine->units = 0;
+        uint64_t units = gh_own(st, card);
+        mine->units = mine->lent = gh_taken(LOAD(&page->spare[slot][card])); /* a share of nothing, as settle() left it */
+        mine->keeps = 0;
         mine->tag = gh_tag(LOAD(&page->entry[slot][card].committed));
         if (units && add(page, slot, card, mine, (int64_t)units, GH_UNLIMITED) != GH_BOOKED)
-            mine->units = units; /* the total was scribbled over, too: the next sweep restates and repairs */
+            mine->units += units; /* the total was scribbled over, too: the next sweep restates and repairs */
     }
     STORE(&st->slot, ours ? slot : 0);
     while (held--)
@@ -298,6 +310,20 @@ bool gh_account_attach(struct gh_state *st) {
 
 /* ---- booking ---- */
 
+static enum gh_booked change(struct gh_account_page *page, unsigned slot, unsigned card, struct gh_mine *mine,
+                             int64_t delta, uint64_t limit) {
+    if (mine->keeps) {
+        if (gh_spare_do(page, slot, card, mine, delta, limit))
+            delta = 0;
+        if (!--mine->keeps) {
+            uint64_t idle = gh_spare_end(page, slot, card, mine);
+            if (idle)
+                add(page, slot, card, mine, -(int64_t)idle, 0);
+        }
+    }
+    return delta ? add(page, slot, card, mine, delta, limit) : GH_BOOKED;
+}
+
 static enum gh_booked book(struct gh_state *st, unsigned card, int64_t delta, uint64_t limit) {
     for (int i = 0; i < 3 && card < GH_ACCOUNT_CARDS; i++) {
         struct gh_mine *mine = &st->mine[card];
@@ -306,7 +332,7 @@ static enum gh_booked book(struct gh_state *st, unsigned card, int64_t delta, ui
         unsigned slot = LOAD(&st->slot);
         struct gh_account_page *page = slot ? LOAD(&st->account) : NULL;
         bool ours = page && LOAD(&page->owner[slot]) == st->me;
-        enum gh_booked done = ours ? add(page, slot, card, mine, delta, limit) : GH_NO_BOOKS;
+        enum gh_booked done = ours ? change(page, slot, card, mine, delta, limit) : GH_NO_BOOKS;
         gh_unlock(&mine->lock);
         if (ours)
             return done;
@@ -337,10 +363,14 @@ uint64_t gh_total(struct gh_state *st, unsigned card) {
     if (!page || card >= GH_ACCOUNT_CARDS)
         return GH_VALUE_MAX;
     uint64_t total = gh_word_value(LOAD(&page->card[card].total)), more = LOAD(&page->card[card].surcharge);
+    uint64_t idle = gh_spare_sum(page, card);
+    total = total > idle ? total - idle : 0;
     return more < GH_VALUE_MAX - total ? total + more : GH_VALUE_MAX;
 }
 
-uint64_t gh_own(struct gh_state *st, unsigned card) { return __atomic_load_n(&st->mine[card].units, __ATOMIC_RELAXED); }
+uint64_t gh_own(struct gh_state *st, unsigned card) {
+    return (st->mine[card].units - st->mine[card].lent) & GH_VALUE_MAX;
+}
 
 void gh_press(struct gh_state *st, unsigned card) {
     struct gh_account_page *page = gh_account_page(st);
@@ -392,6 +422,8 @@ static void restate(struct gh_state *st, struct gh_account_page *page) {
             STORE(&e->announce, mine->tag);
             STORE(&e->committed, right);
         }
+        if (LOAD(&page->owner[slot]) == st->me && LOAD(&st->slot) == slot)
+            gh_spare_restate(page, slot, card, mine);
         gh_unlock(&mine->lock);
     }
 }
@@ -408,8 +440,10 @@ void gh_sweep(struct gh_state *st) {
             bury(st, page, slot, owner);
     }
     restate(st, page);
-    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++)
+    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++) {
+        gh_spare_take(page, card);
         repair(page, card);
+    }
 }
 
 void gh_sweep_now_and_then(struct gh_state *st) {

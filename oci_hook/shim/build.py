@@ -26,7 +26,7 @@ FLAGS = [
 LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
 INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view", "gated"}
 EXEMPT = {"cuGetExportTable"}  # private tables without names: nothing to compare their pointers with
-COMMON = ["state.c", "pointers.c", "policy.c", "alive.c", "account.c", "real.c"]
+COMMON = ["state.c", "pointers.c", "policy.c", "alive.c", "account.c", "spare.c", "real.c"]
 GATE = ["decide.c", "slot_view.c", "slot.c", "cost.c"]
 GATE += ["gate.c", "gate_books.c", "gate_setup.c", "gate_marks.c", "gate_groups.c", "gate_front.c", "pacer.c"]
 

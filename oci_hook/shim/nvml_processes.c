@@ -27,7 +27,7 @@ static unsigned own_processes(struct gh_state *st, int card, struct process *out
         uint64_t owner = atomic_load(&page->owner[slot]);
         if (!owner || owner & GH_OWNER_SWEEP || gh_owner_ns(owner) != gh_owner_ns(st->me))
             continue;
-        uint64_t bytes = gh_bytes(gh_slot_share(page, slot, (unsigned)card));
+        uint64_t bytes = gh_bytes(gh_slot_use(page, slot, (unsigned)card));
         if ((bytes || atomic_load(&page->entry[slot][card].contexts)) &&
             gh_alive(st, slot, owner, atomic_load(&page->stack[slot])))
             out[n++] = (struct process){gh_owner_pid(owner), bytes};

@@ -35,8 +35,11 @@ static inline void gh_unlock(struct gh_lock *lock) { atomic_store_explicit(&lock
 
 struct gh_mine { /* this process's share of one card; the page's copy is for others */
     struct gh_lock lock;
-    uint64_t units;
+    uint64_t units; /* the share, and what was ever taken of it */
     uint64_t tag;
+    uint64_t lent;  /* idle and taken together, which only we change: see spare.h */
+    uint32_t keeps; /* operations for which we still keep what is freed; 0: none */
+    uint32_t most;  /* units that we keep at most */
 };
 
 /* CUDA contexts seen: which card each is on. A place, once given to a handle, stays its own. */

@@ -114,13 +114,16 @@ def test_a_ledger_that_cannot_be_read(install: Install) -> None:
 # What is in use
 
 
-def page(*totals_mib: float) -> bytes:
-    """An account page with these totals."""
-    data = bytearray(used.OWNERS_OFFSET)
+def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
+    """An account page with these totals, of which one process keeps some idle on each card."""
+    data = bytearray(used.SIZE)
     used.HEAD.pack_into(data, 0, used.MAGIC, used.VERSION)
     for i, mib in enumerate(totals_mib):
         value = int(mib * used.MIB) // used.UNIT
-        used.CARD.pack_into(data, used.CARDS_OFFSET + used.CARD.size * i, value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0)
+        words = value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0, int(idle_mib > 0)
+        used.CARD.pack_into(data, used.CARDS_OFFSET + used.CARD.size * i, *words)
+        spare = (idle_mib * used.MIB // used.UNIT) << used.SPARE_SHIFT | 11
+        struct.pack_into("<Q", data, used.SPARES_OFFSET + 8 * (used.MOST_CARDS * 3 + i), spare)
     return bytes(data)
 
 
@@ -193,6 +196,20 @@ def test_a_pid_that_is_another_process_now(install: Install, tmp_path: Path) -> 
         assert used.used_mib(grant) == [7]
 
 
+@pytest.mark.root
+def test_what_is_kept_idle_is_not_in_use(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(page(7, 9, idle_mib=2))
+    with container(f"cp {tmp_path}/page page") as life:
+        grant = install.grant("c", Share("GPU-0", 1), Share("GPU-1", 1), life=life)
+        assert used.used_mib(grant) == [5, 7]
+    (tmp_path / "page").write_bytes(page(7, 9, idle_mib=2)[: used.SPARES_OFFSET + 100])
+    with container(f"cp {tmp_path}/page page") as life:
+        assert used.used_mib(install.grant("d", Share("GPU-0", 1), Share("GPU-1", 1), life=life)) == [7, 9]
+    (tmp_path / "page").write_bytes(page(1, idle_mib=2))
+    with container(f"cp {tmp_path}/page page") as life:
+        assert used.used_mib(install.grant("e", Share("GPU-0", 1), life=life)) == [0]
+
+
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
     shim = Path(used.__file__).parents[1] / "shim"
@@ -203,7 +220,9 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, card), sizeof(struct gh_account_card),\n"
         "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT);\n"
         'printf(" %zu %zu %zu %d %llu %llu", offsetof(P, owner), sizeof(P), offsetof(struct gh_account_card, '
-        "surcharge), GH_ACCOUNT_SLOTS, GH_VALUE_MAX, GH_OWNER_SWEEP); }\n"
+        "surcharge), GH_ACCOUNT_SLOTS, GH_VALUE_MAX, GH_OWNER_SWEEP);\n"
+        'printf(" %zu %zu %d %d", offsetof(struct gh_account_card, lent), offsetof(P, spare), GH_ACCOUNT_CARDS, '
+        "GH_SPARE_BITS); }\n"
     )
     subprocess.run(["cc", "-I", str(shim), "-o", str(tmp_path / "x"), str(tmp_path / "x.c")], check=True)
     said = subprocess.run([str(tmp_path / "x")], capture_output=True, text=True, check=True).stdout.split()
@@ -221,6 +240,10 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         used.SLOTS,
         used.VALUE_MAX,
         used.SWEEP,
+        3 * struct.calcsize("<Q"),
+        used.SPARES_OFFSET,
+        used.MOST_CARDS,
+        used.SPARE_SHIFT,
     ]
 
 

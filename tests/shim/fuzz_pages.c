@@ -12,6 +12,7 @@
 
 #include "account.h"
 #include "policy.h"
+#include "spare.h"
 
 #define HOLD(what)                                                      \
     do {                                                                \
@@ -59,7 +60,7 @@ static void damage_policy(void) {
 }
 
 static void damage_account(const struct gh_state *st) {
-    uint64_t n = take(1), slot = n & 8 ? atomic_load(&st->slot) : take(2) & GH_SLOT_MASK, card = n >> 4;
+    uint64_t n = take(1), slot = n & 8 ? atomic_load(&st->slot) : take(2) & GH_SLOT_MASK, card = n >> 4, m;
     struct gh_account_entry *e = &account->entry[slot][card];
     uint64_t to = word(st);
     switch (n & 7) {
@@ -70,7 +71,9 @@ static void damage_account(const struct gh_state *st) {
     case 4: atomic_store(&e->announce, to); break;
     case 5: atomic_store(&e->committed, to); break;
     case 6: atomic_store(&e->ack, to); break;
-    default: atomic_store(&e->contexts, to); break;
+    default:
+        m = take(1) & 3;
+        atomic_store(m == 0 ? &e->contexts : m == 1 ? &account->card[card].lent : &account->spare[slot][card], to);
     }
 }
 
@@ -164,8 +167,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         case 10: HOLD(gh_total(st, card) <= GH_VALUE_MAX); break;
         case 11: gh_press(st, card); HOLD(!gh_pressed(st, card)); break;
         case 12: gh_count_contexts(st, card, op & 64 ? 1 : -1); break;
-        case 13: gh_slot_share(account, (unsigned)take(2) & GH_SLOT_MASK, card); break;
-        case 14: gh_account_attach(st); break;
+        case 13: {
+            unsigned slot = (unsigned)take(2) & GH_SLOT_MASK;
+            HOLD(gh_slot_use(account, slot, card) <= gh_slot_share(account, slot, card));
+            break;
+        }
+        case 14:
+            if (op & 64)
+                gh_account_attach(st);
+            else if (op & 128)
+                gh_spare_take(account, card);
+            else
+                gh_spare_begin(account, card, &st->mine[card], word(st), word(st) & GH_VALUE_MAX);
+            break;
         default: sweep(st, held); check_policy(st, card); break;
         }
     }

@@ -8,6 +8,11 @@
  * stepper pause: the child is not killed but held at instruction k while the observer books and sweeps; a sweep must
  * not take an operation for undone that took effect, nor the other way round, and after the child went on the books
  * must be exact.
+ * stepper keep: kills within an allocation and a free that the process does from what it keeps idle, as it does after it
+ * met another one on the total; these two must leave the total alone.
+ * stepper lend: the process is held there, not killed, while the observer takes what is idle and then all the room
+ * there is; what both hold must never be more than the limit.
+ * stepper lower: once, the limit is lowered below what is in use; what the process keeps is no way around that.
  * Runs over the driver that does nothing, which does not mind forks. Prints how many instructions were tried. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -15,6 +20,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +31,7 @@
 #include <unistd.h>
 
 #include "account_page.h"
+#include "policy_page.h"
 
 typedef unsigned long long u64;
 int cuInit(unsigned);
@@ -97,6 +104,12 @@ static int zombie(pid_t pid) {
     return end && end[2] == 'Z';
 }
 
+static void stopped(pid_t child, unsigned k) {
+    int status;
+    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status) || WSTOPSIG(status) != SIGSTOP)
+        die("the child did not stop", k);
+}
+
 static pid_t spawn(const char *what, pid_t dead) {
     pid_t child = fork();
     if (child)
@@ -111,16 +124,74 @@ static pid_t spawn(const char *what, pid_t dead) {
         kill(dead, SIGKILL);
         UNTIL(zombie(dead));
     }
+    int kept = !strcmp(what, "keep") || !strcmp(what, "lend") || !strcmp(what, "lower");
+    if (kept) {
+        raise(SIGSTOP);
+        cuMemFree_v2(take(2 * MIB));
+    }
     raise(SIGSTOP);
-    if (!strcmp(what, "alloc") || !strcmp(what, "pause"))
+    if (kept) {
+        if ((p = take(2 * MIB)))
+            cuMemFree_v2(p);
+    } else if (!strcmp(what, "alloc") || !strcmp(what, "pause"))
         take(5 * MIB);
     else if (!strcmp(what, "free"))
         cuMemFree_v2(held);
     else
         take(1ull << 30); /* refused; sweeps */
-    if (!strcmp(what, "pause"))
+    if (!strcmp(what, "pause") || kept)
         raise(SIGSTOP);
-    _exit(0);
+    _exit(kept && !p ? 4 : 0);
+}
+
+/* A child that keeps 2 MiB idle: it was held within an allocation while we booked something, so that it met us. */
+static pid_t spawn_keeping(const char *what) {
+    static unsigned at = 1; /* the instruction at which that succeeds */
+    for (; at < 3000; at++) {
+        pid_t child = spawn(what, 0);
+        int status;
+        stopped(child, at);
+        for (unsigned i = 0; i < at; i++) {
+            ptrace(PTRACE_SINGLESTEP, child, 0, 0);
+            if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+                die("lost the child", at);
+        }
+        cuMemFree_v2(take(MIB));
+        ptrace(PTRACE_CONT, child, 0, 0);
+        stopped(child, at);
+        for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
+            if (gh_owner_pid(atomic_load(&page->owner[slot])) == (uint32_t)child &&
+                gh_idle(atomic_load(&page->spare[slot][0])) == 2 * MIB >> GH_UNIT_SHIFT)
+                return child;
+        kill(child, SIGKILL);
+        waitpid(child, &status, 0);
+        swept(7 * MIB, at);
+    }
+    die("no child ever kept anything", at);
+    return 0;
+}
+
+static void set_limit(u64 bytes) {
+    int fd = open("/run/gpu-hook/policy", O_RDWR);
+    if (pwrite(fd, &bytes, sizeof bytes, offsetof(struct gh_policy_page, card[0].memory_limit)) != sizeof bytes)
+        die("no policy page", 0);
+    close(fd);
+}
+
+static void lower(void) {
+    for (int i = 0; i < 2; i++) {
+        int status;
+        pid_t child = spawn_keeping("lower");
+        if (i)
+            set_limit((7 + 3 + 1) * MIB);
+        ptrace(PTRACE_CONT, child, 0, 0);
+        stopped(child, 0);
+        ptrace(PTRACE_CONT, child, 0, 0);
+        if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != (i ? 4 : 0))
+            die(i ? "granted beyond a limit that was lowered" : "refused", 0);
+        set_limit(1ull << 30);
+        swept(7 * MIB, 0);
+    }
 }
 
 int main(int argc, char **argv) {
@@ -134,6 +205,11 @@ int main(int argc, char **argv) {
     page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (!mine || page == MAP_FAILED)
         die("no page", 0);
+    if (!strcmp(what, "lower")) {
+        lower();
+        printf("%u\n", 2);
+        return 0;
+    }
     for (unsigned k = sweep && other ? 9 : 1; k < most; k += stride) {
         pid_t victim = 0;
         if (sweep && !(victim = fork())) {
@@ -144,9 +220,11 @@ int main(int argc, char **argv) {
         }
         if (victim)
             UNTIL(gh_word_value(atomic_load(&page->card[0].total)) << 9 == (7 + 11) * MIB);
-        pid_t child = spawn(what, victim);
-        if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status) || WSTOPSIG(status) != SIGSTOP)
-            die("the child did not stop", k);
+        int keep = !strcmp(what, "keep"), lend = !strcmp(what, "lend");
+        pid_t child = keep || lend ? spawn_keeping(what) : spawn(what, victim);
+        if (!keep && !lend)
+            stopped(child, k);
+        u64 total = atomic_load(&page->card[0].total);
         unsigned steps = 0;
         int ended = 0;
         for (int started = !sweep; !ended && steps < k;) {
@@ -180,6 +258,27 @@ int main(int argc, char **argv) {
             }
             if (take(1ull << 30) || used() != before + 5 * MIB)
                 die("the books are wrong after both went on", k);
+        }
+        if (keep && atomic_load(&page->card[0].total) != total)
+            die("the total was written", k);
+        if (lend) {
+            /* Whichever of the two the child has, 3 or 5 MiB: the rest is ours, to the last byte, and no more. */
+            if (take(1ull << 30))
+                die("the whole limit was granted", k);
+            u64 room = (1ull << 30) - used();
+            if (room != (1024 - 7 - 3) * MIB && room != (1024 - 7 - 5) * MIB)
+                die("the room is wrong", k);
+            if (take(room + 512) || !(extra = take(room)) || take(512))
+                die("not the room that there is", k);
+            if (!ended) {
+                ptrace(PTRACE_CONT, child, 0, 0);
+                if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+                    die("the child did not go on", k);
+            }
+            if (take(room) || used() != 7 * MIB + 3 * MIB + room)
+                die("the books are wrong after both went on", k);
+            cuMemFree_v2(extra);
+            extra = 0;
         }
         kill(child, SIGKILL);
         waitpid(child, &status, 0);

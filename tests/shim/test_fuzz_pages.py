@@ -13,7 +13,7 @@ SHIM = ROOT / "oci_hook" / "shim"
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fuzz") / "fuzz_pages"
-    sources = [str(SHIM / f"{n}.c") for n in ("account", "alive", "policy", "pointers", "state")]
+    sources = [str(SHIM / f"{n}.c") for n in ("account", "spare", "alive", "policy", "pointers", "state")]
     flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{SHIM}"]
     defines = ["-DGH_FUZZ_MAIN", '-DGH_PRIVATE="/nonexistent"']
     command = ["gcc", *flags, *defines, "-o", str(out), str(HERE / "fuzz_pages.c"), *sources, "-lpthread", "-ldl"]

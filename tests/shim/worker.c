@@ -1,6 +1,7 @@
 /* Programs of a container, many and short or few and busy.
  * worker short N: N children, at most 8 at once, each allocates and frees a little; prints how many failed.
  * worker busy SEED: allocates and frees at random, by every route, until killed.
+ * worker churn SEED: allocates and frees a little all the time, and sometimes nearly all there is, until killed.
  * worker threads SEED STEPS: the same in four threads, STEPS each; then frees all and prints the bytes still in use. */
 #include <pthread.h>
 #include <signal.h>
@@ -126,6 +127,22 @@ static int work(unsigned seed, long steps) {
     return 0;
 }
 
+static int churn(unsigned seed) {
+    u64 held[8] = {0}, most;
+    start();
+    for (;;) {
+        for (int n = 0; n < 3000; n++) {
+            u64 *h = &held[rand_r(&seed) % 8], at = *h;
+            *h = 0;
+            int r = at ? cuMemFree_v2(at) : cuMemAlloc_v2(h, (size_t)(1 + rand_r(&seed) % 4096) << 10);
+            if (r && r != 2)
+                return 8;
+        }
+        if (!cuMemAlloc_v2(&most, (size_t)(850 + rand_r(&seed) % 150) << 20) && cuMemFree_v2(most))
+            return 8;
+    }
+}
+
 struct job {
     unsigned seed;
     long steps;
@@ -161,6 +178,8 @@ int main(int argc, char **argv) {
         return 3;
     if (!strcmp(argv[1], "busy"))
         return work((unsigned)atoi(argv[2]), -1);
+    if (!strcmp(argv[1], "churn"))
+        return churn((unsigned)atoi(argv[2]));
     pthread_t id[4];
     struct job job[4];
     for (unsigned i = 0; i < 4; i++) {
