@@ -18,7 +18,7 @@ from oci_hook.core import layout
 from oci_hook.core.pages import MAX_CARDS
 from oci_hook.engines.edits import remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.node import settings_compile, share, store
+from oci_hook.node import claims, settings_compile, share, store
 from oci_hook.node.lock import lock_file
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
@@ -190,6 +190,7 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
             made.parent.rmdir()
     if state_dir is not None:
         _empty_state(state_dir)
+        claims.forget(state_dir)
     _remove_files(root)
     return sorted(str(path) for path in root.rglob("*")) if root.exists() else []
 

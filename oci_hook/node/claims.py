@@ -2,6 +2,7 @@
 
 The file's flock is held from the look at the other install's ledger until our own grant is committed: no two installs
 can both find the other one idle. A claim needs no release; it lapses when its ledger has no living grant on the card.
+An uninstall takes its own away.
 """
 
 import fcntl
@@ -29,11 +30,8 @@ class Claims:
 
     def __enter__(self) -> None:
         try:
-            if self._uuids:
-                own_dir(CLAIMS)
             for uuid in self._uuids:
-                path = f"{CLAIMS}/{uuid.replace('/', '_')}"
-                fd = lock_file(path, fcntl.LOCK_EX)
+                fd = _open(f"{CLAIMS}/{uuid.replace('/', '_')}")
                 self._held.append(fd)
                 self._claim(fd, uuid)
         except BaseException as e:
@@ -62,6 +60,40 @@ class Claims:
             )
         os.ftruncate(fd, 0)
         os.pwrite(fd, os.fsencode(self._owner), 0)
+
+
+def _open(path: str) -> int:
+    for _ in range(8):
+        own_dir(CLAIMS)
+        try:
+            return lock_file(path, fcntl.LOCK_EX)
+        except FileNotFoundError:  # the last claim of an install that goes took the folder along
+            pass
+    return lock_file(path, fcntl.LOCK_EX)
+
+
+def forget(state_dir: str) -> None:
+    """Remove the claims of an install that goes, and the folder with the last one. Others' stay."""
+    owner = os.path.realpath(state_dir)
+    if not os.path.lexists(CLAIMS):
+        return
+    try:
+        own_dir(CLAIMS)  # /run/lock may be anybody's to write to
+        names = os.listdir(CLAIMS)
+    except (GhError, OSError):
+        return
+    for name in names:
+        try:
+            fd = lock_file(f"{CLAIMS}/{name}", fcntl.LOCK_EX, wait=False)
+        except OSError:  # somebody claims it now
+            continue
+        if os.fsdecode(os.pread(fd, 4096, 0)) in (owner, ""):
+            os.unlink(f"{CLAIMS}/{name}")
+        os.close(fd)
+    try:
+        os.rmdir(CLAIMS)
+    except OSError:
+        pass
 
 
 def _books(state_dir: str, uuid: str) -> bool:

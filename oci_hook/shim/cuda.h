@@ -157,6 +157,28 @@ typedef struct {
 GH_MEMCPY(size_t, CUdeviceptr, CUDA_MEMCPY2D, CUDA_MEMCPY3D)
 GH_MEMCPY(unsigned, unsigned, CUDA_MEMCPY2D_v1, CUDA_MEMCPY3D_v1)
 #undef GH_MEMCPY
+typedef CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER; /* with contexts in the reserved fields */
+
+enum { CU_MEMCPY_OPERAND_TYPE_POINTER = 1, CU_MEMCPY_OPERAND_TYPE_ARRAY = 2 };
+typedef struct {
+    unsigned type; /* CU_MEMCPY_OPERAND_TYPE_... */
+    union {
+        struct {
+            CUdeviceptr at;
+            size_t row, layer;
+            int hint[2];
+        } pointer;
+        struct {
+            CUarray array;
+            size_t x, y, z;
+        } array;
+    };
+} CUmemcpy3DOperand;
+typedef struct {
+    CUmemcpy3DOperand from, to;
+    size_t width, height, depth; /* elements */
+    unsigned order, flags;
+} CUDA_MEMCPY3D_BATCH_OP;
 
 enum {
     CU_STREAM_LEGACY = 1,
@@ -362,6 +384,26 @@ GH_COPY_ASYNC(cuMemcpy2DAsync, CUDA_MEMCPY2D)
 GH_COPY_ASYNC(cuMemcpy3DAsync, CUDA_MEMCPY3D)
 #undef GH_COPY
 #undef GH_COPY_ASYNC
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *copy);
+CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER *copy);
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *copy, CUstream stream);
+CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *copy, CUstream stream);
+#define GH_BATCHES(name)                                                                                             \
+    CUresult cuMemcpyBatchAsync##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, \
+                                      size_t *which, size_t kinds, size_t *failed, CUstream stream);                 \
+    CUresult cuMemcpyBatchAsync_v2##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,                \
+                                         void *attributes, size_t *which, size_t kinds, CUstream stream);            \
+    CUresult cuMemcpy3DBatchAsync##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed,                      \
+                                        unsigned long long flags, CUstream stream);                                  \
+    CUresult cuMemcpy3DBatchAsync_v2##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags,         \
+                                           CUstream stream);                                                         \
+    CUresult cuMemcpyWithAttributesAsync##name(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *attributes,     \
+                                               CUstream stream);                                                     \
+    CUresult cuMemcpy3DWithAttributesAsync##name(CUDA_MEMCPY3D_BATCH_OP *copy, unsigned long long flags,             \
+                                                 CUstream stream);
+GH_BATCHES()
+GH_BATCHES(_ptsz)
+#undef GH_BATCHES
 #define GH_FILL(bits, type)                                                                                          \
     CUresult cuMemsetD##bits(unsigned to, type value, unsigned n);                                                   \
     CUresult cuMemsetD2D##bits(unsigned to, unsigned pitch, type value, unsigned n, unsigned rows);                  \
@@ -386,5 +428,6 @@ CUresult cuDestroyExternalMemory(CUexternalMemory memory);
 _Static_assert(sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "node parameters");
 _Static_assert(sizeof(CUgraphNodeParams) == 256, "node parameters");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && sizeof(CUDA_MEMCPY3D) == 200, "copies");
+_Static_assert(sizeof(CUDA_MEMCPY3D_BATCH_OP) == 112, "copies");
 
 #endif

@@ -113,6 +113,67 @@ BOXES(cuMemcpy3D, CUDA_MEMCPY3D, SOLID)
 BOXES_LATER(cuMemcpy2DAsync, CUDA_MEMCPY2D, FLAT)
 BOXES_LATER(cuMemcpy3DAsync, CUDA_MEMCPY3D, SOLID)
 
+BOX_NOW(cuMemcpy3DPeer, CUDA_MEMCPY3D_PEER, SOLID, NULL)
+BOX_NOW(cuMemcpy3DPeer_ptds, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD(NULL))
+BOX_LATER(cuMemcpy3DPeerAsync, CUDA_MEMCPY3D_PEER, SOLID, PLAIN)
+BOX_LATER(cuMemcpy3DPeerAsync_ptsz, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD)
+
+/* A batch counts as one copy, of what of it stays within one card. */
+static uint64_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t n) {
+    uint64_t within = 0;
+    for (size_t i = 0; to && from && sizes && i < n; i++)
+        if (same_card(device_of(to[i]), device_of(from[i])))
+            within += sizes[i];
+    return within;
+}
+
+#define ELEMENT 4 /* bytes of an array's, 1 to 16; what a batch costs is learned */
+static uint64_t of_boxes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t n) {
+    uint64_t within = 0;
+    for (const CUDA_MEMCPY3D_BATCH_OP *c = list; list && c < list + n; c++) {
+        bool from_array = c->from.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
+        bool to_array = c->to.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
+        if (same_card(from_array ? SOME_CARD : device_of(c->from.pointer.at),
+                      to_array ? SOME_CARD : device_of(c->to.pointer.at)))
+            within += (uint64_t)c->width * c->height * c->depth * (from_array || to_array ? ELEMENT : 1);
+    }
+    return within;
+}
+
+#define SUM(of, stream, sum, call)                                                                                   \
+    uint64_t bytes = gate_open() ? 0 : sum;                                                                          \
+    IF(bytes >= LEAST, of(stream), key_of(COPY, bytes), call)
+#define BATCHES(name, of)                                                                                            \
+    GH_EXPORT CUresult cuMemcpyBatchAsync##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,         \
+                                                void *attributes, size_t *which, size_t kinds, size_t *failed,       \
+                                                CUstream stream) {                                                   \
+        SUM(of, stream, of_batch(to, from, sizes, n),                                                                \
+            REAL(cuMemcpyBatchAsync##name)(to, from, sizes, n, attributes, which, kinds, failed, stream));           \
+    }                                                                                                                \
+    GH_EXPORT CUresult cuMemcpyBatchAsync_v2##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,      \
+                                                   void *attributes, size_t *which, size_t kinds, CUstream stream) { \
+        SUM(of, stream, of_batch(to, from, sizes, n),                                                                \
+            REAL(cuMemcpyBatchAsync_v2##name)(to, from, sizes, n, attributes, which, kinds, stream));                \
+    }                                                                                                                \
+    GH_EXPORT CUresult cuMemcpy3DBatchAsync##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed,            \
+                                                  unsigned long long flags, CUstream stream) {                       \
+        SUM(of, stream, of_boxes(list, n), REAL(cuMemcpy3DBatchAsync##name)(n, list, failed, flags, stream));        \
+    }                                                                                                                \
+    GH_EXPORT CUresult cuMemcpy3DBatchAsync_v2##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list,                         \
+                                                     unsigned long long flags, CUstream stream) {                    \
+        SUM(of, stream, of_boxes(list, n), REAL(cuMemcpy3DBatchAsync_v2##name)(n, list, flags, stream));             \
+    }                                                                                                                \
+    GH_EXPORT CUresult cuMemcpyWithAttributesAsync##name(CUdeviceptr to, CUdeviceptr from, size_t bytes,             \
+                                                         void *attributes, CUstream stream) {                        \
+        COPIED(of(stream), REAL(cuMemcpyWithAttributesAsync##name)(to, from, bytes, attributes, stream));            \
+    }                                                                                                                \
+    GH_EXPORT CUresult cuMemcpy3DWithAttributesAsync##name(CUDA_MEMCPY3D_BATCH_OP *c, unsigned long long flags,      \
+                                                           CUstream stream) {                                        \
+        SUM(of, stream, of_boxes(c, 1), REAL(cuMemcpy3DWithAttributesAsync##name)(c, flags, stream));                \
+    }
+BATCHES(, PLAIN)
+BATCHES(_ptsz, PER_THREAD)
+
 /* A kernel of the driver's. */
 #define FILLED(bytes, stream, call) IF((bytes) >= LEAST, stream, key_of(FILL, bytes), call)
 #define FILL_NOW(name, pointer, type, length, stream)                                                                \

@@ -141,6 +141,8 @@ CUresult array_layout(struct array *a, struct layout *out)
     return CUDA_SUCCESS;
 }
 
+size_t array_element(const struct array *a) { return element(&a->desc); }
+
 API CUresult cuArrayDestroy(struct array *a)
 {
     CUcontext ctx;

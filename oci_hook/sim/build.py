@@ -16,7 +16,7 @@ LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
 CARD = ["card.c", "card_time.c", "engine.c"]
 CUDA = [*CARD, "channel.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
 CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "capture.c", "host.c", "fault.c"]
-CUDA += ["proc_address.c", "model/rng.c"]
+CUDA += ["copy_batch.c", "proc_address.c", "model/rng.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
     "libnvidia-ml.so.1": [*LIBRARY, *CARD, "nvml.c", "nvml_smi.c", "nvml-rest.c"],

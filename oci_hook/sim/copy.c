@@ -36,7 +36,7 @@ CUresult copy_time(struct stream *s, uint64_t to, uint64_t from, uint64_t bytes)
 
 CUresult fill_time(struct stream *s, uint64_t bytes) { return busy(s, WORK_KERNEL, 2, bytes); }
 
-static CUresult move(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait)
+CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait)
 {
     struct stream *s;
     TRY(sim_stream(stream, &s));
@@ -81,22 +81,22 @@ static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t width, si
 #define SYNC(name, to_type, from_type, stream)                                                    \
     API CUresult name(to_type to, from_type from, size_t bytes)                           \
     {                                                                                     \
-        return move(ADDRESS(to), ADDRESS(from), bytes, stream, true);                     \
+        return copy_linear(ADDRESS(to), ADDRESS(from), bytes, stream, true);                     \
     }
 #define ASYNC_COPY(name, to_type, from_type, in)                                              \
     API CUresult name(to_type to, from_type from, size_t bytes, CUstream stream)          \
     {                                                                                     \
-        return move(ADDRESS(to), ADDRESS(from), bytes, in, false);                    \
+        return copy_linear(ADDRESS(to), ADDRESS(from), bytes, in, false);                    \
     }
 #define PEER(name, stream)                                                                \
     API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes) \
     {                                                                                     \
-        return (void)there, (void)here, move(to, from, bytes, stream, true);              \
+        return (void)there, (void)here, copy_linear(to, from, bytes, stream, true);              \
     }
 #define ASYNC_PEER(name, in)                                                              \
     API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes, CUstream stream) \
     {                                                                                     \
-        return (void)there, (void)here, move(to, from, bytes, in, false);                 \
+        return (void)there, (void)here, copy_linear(to, from, bytes, in, false);                 \
     }
 #define FILL(name, type, width, stream)                                                           \
     API CUresult name(CUdeviceptr to, type value, size_t n) { return fill(to, 0, value, width, n, 1, stream); }
@@ -212,7 +212,7 @@ CUresult copy_box_in(const struct copy3d *c, struct stream *s)
     return CUDA_SUCCESS;
 }
 
-static CUresult box(const struct copy3d *c, CUstream stream, bool wait)
+CUresult copy_box(const struct copy3d *c, CUstream stream, bool wait)
 {
     struct stream *s;
     TRY(sim_stream(stream, &s));
@@ -235,7 +235,7 @@ static CUresult flat(const struct copy2d *c, CUstream stream, bool wait)
                .device = c->to.device, .array = c->to.array, .pitch = c->to.pitch},
         .width = c->width, .height = c->height, .depth = 1,
     };
-    return box(&d, stream, wait);
+    return copy_box(&d, stream, wait);
 }
 
 API CUresult cuMemcpy2D_v2(const struct copy2d *c) { return flat(c, NULL, true); }
@@ -244,10 +244,14 @@ API CUresult cuMemcpy2DUnaligned_v2(const struct copy2d *c) { return flat(c, NUL
 API CUresult cuMemcpy2DUnaligned_v2_ptds(const struct copy2d *c) { return flat(c, PER_THREAD(NULL), true); }
 API CUresult cuMemcpy2DAsync_v2(const struct copy2d *c, CUstream s) { return flat(c, s, false); }
 API CUresult cuMemcpy2DAsync_v2_ptsz(const struct copy2d *c, CUstream s) { return flat(c, PER_THREAD(s), false); }
-API CUresult cuMemcpy3D_v2(const struct copy3d *c) { return box(c, NULL, true); }
-API CUresult cuMemcpy3D_v2_ptds(const struct copy3d *c) { return box(c, PER_THREAD(NULL), true); }
-API CUresult cuMemcpy3DAsync_v2(const struct copy3d *c, CUstream s) { return box(c, s, false); }
-API CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy3d *c, CUstream s) { return box(c, PER_THREAD(s), false); }
+API CUresult cuMemcpy3D_v2(const struct copy3d *c) { return copy_box(c, NULL, true); }
+API CUresult cuMemcpy3D_v2_ptds(const struct copy3d *c) { return copy_box(c, PER_THREAD(NULL), true); }
+API CUresult cuMemcpy3DPeer(const struct copy3d *c) { return copy_box(c, NULL, true); }
+API CUresult cuMemcpy3DPeer_ptds(const struct copy3d *c) { return copy_box(c, PER_THREAD(NULL), true); }
+API CUresult cuMemcpy3DPeerAsync(const struct copy3d *c, CUstream s) { return copy_box(c, s, false); }
+API CUresult cuMemcpy3DPeerAsync_ptsz(const struct copy3d *c, CUstream s) { return copy_box(c, PER_THREAD(s), false); }
+API CUresult cuMemcpy3DAsync_v2(const struct copy3d *c, CUstream s) { return copy_box(c, s, false); }
+API CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy3d *c, CUstream s) { return copy_box(c, PER_THREAD(s), false); }
 
 /* Copies between linear memory and the rows of an array of one row: offset in bytes. */
 static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint64_t *at)
@@ -265,14 +269,14 @@ static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint
     {                                                                                    \
         uint64_t at;                                                                     \
         TRY(array_row(to, offset, bytes, &at));                                          \
-        return move(at, ADDRESS(from), bytes, stream, true);                             \
+        return copy_linear(at, ADDRESS(from), bytes, stream, true);                             \
     }
 #define FROM_ARRAY(name, to_type, stream)                                                        \
     API CUresult name(to_type to, struct array *from, size_t offset, size_t bytes)       \
     {                                                                                    \
         uint64_t at;                                                                     \
         TRY(array_row(from, offset, bytes, &at));                                        \
-        return move(ADDRESS(to), at, bytes, stream, true);                               \
+        return copy_linear(ADDRESS(to), at, bytes, stream, true);                               \
     }
 TO_ARRAY(cuMemcpyHtoA_v2, const void *, NULL)
 TO_ARRAY(cuMemcpyHtoA_v2_ptds, const void *, PER_THREAD(NULL))
@@ -289,7 +293,7 @@ FROM_ARRAY(cuMemcpyAtoD_v2_ptds, CUdeviceptr, PER_THREAD(NULL))
         uint64_t at, source;                                                             \
         TRY(array_row(to, to_offset, bytes, &at));                                       \
         TRY(array_row(from, offset, bytes, &source));                                    \
-        return move(at, source, bytes, stream, true);                                    \
+        return copy_linear(at, source, bytes, stream, true);                                    \
     }
 BETWEEN_ARRAYS(cuMemcpyAtoA_v2, NULL)
 BETWEEN_ARRAYS(cuMemcpyAtoA_v2_ptds, PER_THREAD(NULL))

@@ -56,6 +56,7 @@ struct layout {
     size_t pitch, slice; /* bytes from row to row, from layer to layer */
 };
 CUresult array_layout(struct array *array, struct layout *out);
+size_t array_element(const struct array *array); /* bytes */
 /* copy.c */
 struct box { /* one side of a CUDA_MEMCPY3D */
     size_t x, y, z, level;
@@ -70,6 +71,8 @@ struct copy3d { /* CUDA_MEMCPY3D and, with contexts in the reserved fields, CUDA
     struct box from, to;
     size_t width, height, depth;
 };
+CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait);
+CUresult copy_box(const struct copy3d *copy, CUstream stream, bool wait);
 CUresult copy_box_in(const struct copy3d *copy, struct stream *stream);
 void fill_row(uint64_t to, uint32_t value, size_t width, size_t n);
 /* graph.c */

@@ -124,6 +124,27 @@ def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: 
     (stage.state / "events").unlink()
 
 
+def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
+    busy, idle = stage.start(root, "/bin/gpu-probe", "run", "500", "600"), stage.start(root, *HOLD)
+    with running(stage, "--interval", "0.5") as agent:
+        keys = {id: grant(stage, id).key for id in (busy, idle)}  # type: ignore[union-attr]
+
+        def lines() -> dict[str, list[list[float]]] | None:
+            told = json.loads(agent.get("/api/history"))
+            assert set(told) <= set(keys.values())
+            found = {id: next(iter(told.get(key, {}).values()), []) for id, key in keys.items()}
+            return found if all(len(line) >= 5 for line in found.values()) else None
+
+        told = wait_for(lines)
+        for line in told.values():
+            gaps = [after[0] - before[0] for before, after in zip(line, line[1:], strict=False)]
+            assert all(0.1 < gap < 5 for gap in gaps) and abs(line[-1][0] - time.time()) < 10, line
+        assert told[idle][-1][1:] == [300 + CONTEXT_MIB, 0]
+        assert told[busy][-1][1] == CONTEXT_MIB and max(percent for _, _, percent in told[busy]) > 50
+        stage.runc("kill", busy, "KILL")
+        wait_for(lambda: set(json.loads(agent.get("/api/history"))) == {keys[idle]})
+
+
 def test_what_the_stand_in_does_not_see_is_charged(stage: Stage, root: Path) -> None:
     """A process that uses both ways: its neighbours in the container get less by what it took past the books."""
     with running(stage, "--tolerance", "2Gi"):

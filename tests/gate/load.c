@@ -45,7 +45,30 @@ struct side {
     size_t pitch;
 };
 
+struct solid { /* of a CUDA_MEMCPY3D_PEER */
+    size_t x, y, z, level;
+    unsigned type;
+    void *host;
+    uint64_t device;
+    void *array, *context;
+    size_t pitch, height;
+};
+struct operand { /* CUmemcpy3DOperand */
+    unsigned type;
+    uint64_t at;
+    size_t row, layer, hint;
+};
+struct op { /* CUDA_MEMCPY3D_BATCH_OP */
+    struct operand from, to;
+    size_t width, height, depth;
+    unsigned order, flags;
+};
+
 static void *context, *array[2];
+
+static struct solid solid(uint64_t at) {
+    return (struct solid){.type = 2, .device = at, .context = context, .pitch = 1024, .height = 64};
+}
 
 static void launch(const char *way) {
     struct config c = {1, 1, 1, 32, 1, 1, 0, stream, NULL, 0};
@@ -74,7 +97,33 @@ static void launch(const char *way) {
             size_t width, height;
         } c = {{.type = 2, .device = here, .pitch = 1024}, {.type = 2, .device = there, .pitch = 1024}, 1024, 1024};
         MUST("cuMemcpy2DAsync_v2", &c, stream);
-    } else if (!strcmp(way, "fill"))
+    } else if (!strcmp(way, "copy peer box")) {
+        struct {
+            struct solid from, to;
+            size_t width, height, depth;
+        } c = {solid(here), solid(there), 1024, 64, 16};
+        MUST("cuMemcpy3DPeerAsync", &c, stream);
+    } else if (!strncmp(way, "copy batch", 10)) {
+        uint64_t to[2] = {there, there + MEGABYTE / 2}, from[2] = {here, here + MEGABYTE / 2};
+        size_t half[2] = {MEGABYTE / 2, MEGABYTE / 2};
+        if (!strcmp(way, "copy batch 12.8"))
+            MUST("cuMemcpyBatchAsync", to, from, half, (size_t)2, NULL, NULL, (size_t)0, NULL, stream);
+        else
+            MUST("cuMemcpyBatchAsync_v2", to, from, half, (size_t)2, NULL, NULL, (size_t)0, stream);
+    } else if (!strncmp(way, "copy box", 8)) {
+        struct op c[2] = {{.from = {.type = 1, .at = here}, .to = {.type = 1, .at = there}, .width = 1024, .height = 512, .depth = 1},
+                          {.from = {.type = 1, .at = here}, .to = {.type = 1, .at = there}, .width = 512, .height = 64, .depth = 16}};
+        if (!strcmp(way, "copy boxes 12.8"))
+            MUST("cuMemcpy3DBatchAsync", (size_t)2, c, NULL, 0ull, stream);
+        else if (!strcmp(way, "copy boxes"))
+            MUST("cuMemcpy3DBatchAsync_v2", (size_t)2, c, 0ull, stream);
+        else {
+            c->height = 1024;
+            MUST("cuMemcpy3DWithAttributesAsync", c, 0ull, stream);
+        }
+    } else if (!strcmp(way, "copy attributed"))
+        MUST("cuMemcpyWithAttributesAsync", there, here, (size_t)MEGABYTE, NULL, stream);
+    else if (!strcmp(way, "fill"))
         MUST("cuMemsetD32Async", there, 7, (size_t)MEGABYTE / 4, stream);
     else if (!strcmp(way, "fill rows"))
         MUST("cuMemsetD2D8_v2", there, (size_t)1024, 7, (size_t)1024, (size_t)1024);

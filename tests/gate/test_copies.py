@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
 MEGABYTE = 1 << 20
 WAYS = ["copy", "copy any", "copy now", "copy rows", "copy peer", "copy to array", "copy from array", "copy arrays"]
-WAYS += ["fill", "fill rows"]
+WAYS += ["copy peer box", "copy batch", "copy batch 12.8", "copy boxes", "copy boxes 12.8", "copy box attributed"]
+WAYS += ["copy attributed", "fill", "fill rows"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -143,6 +143,44 @@ def test_a_card_uuid_is_one_file_name(installs, folder):
         assert os.listdir(folder) == ["MIG-GPU-x_1_2"]
 
 
+def test_an_install_that_goes_takes_its_claims_along(installs, folder, tmp_path):
+    a, b = installs
+    claims.forget(a.state_dir)  # there is no folder yet
+    with claims.Claims(UUIDS[:1], a.state_dir), claims.Claims(UUIDS[1:], b.state_dir):
+        claims.forget(a.state_dir)
+        assert sorted(os.listdir(folder)) == sorted(UUIDS), "one is held, the other is another's"
+    claims.forget(a.state_dir)
+    assert os.listdir(folder) == [UUIDS[1]]
+    claims.forget(b.state_dir)
+    assert not folder.exists()
+    give(a)
+    assert os.listdir(folder)
+
+
+def test_nothing_is_removed_through_a_link_in_the_folders_place(installs, folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/empty").touch()
+    folder.parent.mkdir()
+    folder.symlink_to(tmp_path / "other")
+    claims.forget(installs[0].state_dir)
+    assert (tmp_path / "other/empty").exists()
+
+
+def test_the_folder_may_go_while_one_claims(installs, folder, monkeypatch):
+    """Another install's last claim takes it along just before our file is made."""
+    real, gone = lock.lock_file, []
+
+    def first_without(path, how):
+        if not gone:
+            gone.append(path)
+            folder.rmdir()
+        return real(path, how)
+
+    monkeypatch.setattr(claims, "lock_file", first_without)
+    give(installs[0])
+    assert gone and os.listdir(folder)
+
+
 HOLDER = """
 import os, sys
 sys.path.insert(0, {repo!r})
