@@ -183,12 +183,12 @@ def _adopted(given: "State", config: "Any", settings: "Settings") -> "Grant | No
     from oci_hook.apply.to_spec import marked
     from oci_hook.core.grant import Life
     from oci_hook.node.admit import adopt
-    from oci_hook.node.life import boot_id, process_life
+    from oci_hook.node.life import boot_id, pid_space, process_life
 
     try:
         life = _life(given.pid, _device_cgroup(given.pid)[1])
     except GhError:  # a cgroup that is not its alone says nothing about its life
-        life = Life(boot_id(), init=process_life(given.pid))
+        life = Life(boot_id(), init=process_life(given.pid), space=pid_space())
     return adopt(marked(config), _who(given), life, settings)
 
 
@@ -247,10 +247,10 @@ def _who(given: "State") -> "Identity":
 
 def _life(pid: int, devices: int) -> "Life":
     from oci_hook.core.grant import Life
-    from oci_hook.node.life import boot_id, process_life
+    from oci_hook.node.life import boot_id, pid_space, process_life
 
-    cgroup = os.readlink(f"/proc/self/fd/{devices}")
-    return Life(boot_id(), init=process_life(pid), cgroup=cgroup, cgroup_inode=os.fstat(devices).st_ino)
+    cgroup, inode = os.readlink(f"/proc/self/fd/{devices}"), os.fstat(devices).st_ino
+    return Life(boot_id(), init=process_life(pid), cgroup=cgroup, cgroup_inode=inode, space=pid_space())
 
 
 def _forget(given: "State", settings: "Settings") -> None:

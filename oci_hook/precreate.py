@@ -19,7 +19,7 @@ from oci_hook.hook import DEADLINE, isolate, set_deadline, tell
 from oci_hook.node import events
 from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import admit, release
-from oci_hook.node.life import BUNDLE_ROOT, boot_id
+from oci_hook.node.life import BUNDLE_ROOT, boot_id, pid_space
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import annotations, asked, fastjson, log, spec
 from oci_hook.runtime import beside_nothing, plan_for, unedited
@@ -85,7 +85,7 @@ def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
     who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking)
-    life = Life(boot_id(), deadline=int(time.monotonic()) + WAIT)
+    life = Life(boot_id(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
     mute = _checked(found, settings)  # then the hook is refused the same, and tells
     admission = admit(request, who, life, settings, instead_of=to_spec.marked(found), tell=not mute)
     try:

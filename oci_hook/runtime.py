@@ -20,7 +20,7 @@ from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import Admission, admit, release
 from oci_hook.node.image import check_destinations, look
 from oci_hook.node.image import warnings as image_warnings
-from oci_hook.node.life import boot_id, process_life
+from oci_hook.node.life import boot_id, pid_space, planned_cgroup, process_life
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import asked, log, rivals, spec
 from oci_hook.oci.annotations import container_name, identity, is_sandbox
@@ -89,7 +89,8 @@ def give(call: Call, settings: "Settings") -> Admission | None:
             spec.save(call.config, doc)
         return None
     who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
-    life = Life(boot_id(), creator=process_life(os.getpid()))
+    cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""))
+    life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
     admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
     try:
         edit(call, doc, admission, settings)

@@ -61,11 +61,12 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
 
     # The second's cards in its own order; the page is the host's.
     host = Path(share.folder(str(prefix.state), UUIDS[0]))
-    page = (host / "card").read_bytes()
+    page = share.page(str(prefix.state), UUIDS[0])
     assert page == card_page(UUIDS[0], (grants[one], grants[two]), *head(page)[1:], head(page)[0])
-    seen = sh(runc, two, "cd /run/gpu-hook; md5sum < share/1/card; md5sum < /proc/self/root/run/gpu-hook/share/1/card")
     expected = subprocess.run(["md5sum"], input=page, capture_output=True).stdout.decode()
-    assert seen.stdout == expected * 2
+    for id, number in ((one, 1), (two, 2)):
+        seen = sh(runc, id, f"dd if=/run/gpu-hook/policy bs=4096 skip={number} count=1 2>/dev/null | md5sum")
+        assert seen.stdout == expected
     assert sh(runc, two, "ls /run/gpu-hook/share/0/slot /run/gpu-hook/share/1/slot").stdout.split()[1:] == [
         *("00", "/run/gpu-hook/share/1/slot:"),
         *("00", "01"),
@@ -86,10 +87,10 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
     # Not own: nothing of it can be changed, by root with docker's capabilities.
     before = {p: p.read_bytes() for p in host.rglob("*") if p.is_file()}
     for attack in (
-        *("echo x > share/1/card", ": > share/1/slot/00", "echo x >> share/1/slot/00", "truncate -s0 share/1/slot/00"),
-        *("dd if=/dev/zero of=share/1/slot/00 bs=1 count=1 conv=notrunc", "rm share/1/slot/00", "rm share/1/card"),
+        *("echo x >> policy", ": > share/1/slot/00", "echo x >> share/1/slot/00", "truncate -s0 share/1/slot/00"),
+        *("dd if=/dev/zero of=share/1/slot/00 bs=1 count=1 conv=notrunc", "rm share/1/slot/00", "rm policy"),
         *("touch share/1/slot/05", "mv share/1/slot/01 share/1/slot/00", "ln share/1/slot/01 share/1/x"),
-        *("chmod 666 share/1/card", "chown 1000 share/1/slot/00", "mkdir share/1/d", "echo x > policy"),
+        *("chmod 666 policy", "chown 1000 share/1/slot/00", "mkdir share/1/d", "echo x > policy"),
         *("rm slot/1", "mount -o remount,rw,bind share/1", "umount share/1", "echo x > share/1/slot/01"),
     ):
         tried = sh(runc, two, f"cd /run/gpu-hook && {attack}")
@@ -98,7 +99,7 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
 
     # It may ruin its own; the others' pages stay readable, and the next container gets its slot.
     sh(runc, two, "dd if=/dev/zero of=/run/gpu-hook/slot/1 bs=64k conv=notrunc; true")
-    assert (host / "slot/01").stat().st_size == share.TMPFS_SIZE - 4096 - SLOT_FILE_SIZE
+    assert (host / "slot/01").stat().st_size == share.TMPFS_SIZE - SLOT_FILE_SIZE
     three = start()
     assert (host / "slot/02").stat().st_size == (host / "slot/01").stat().st_size == SLOT_FILE_SIZE
     assert sh(runc, three, "printf hi | dd of=/run/gpu-hook/slot/0 conv=notrunc").returncode == 0
@@ -113,7 +114,7 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
     ]
     grants = {g.who.id: g for g in prefix.grants()}
     pages = {g.key: policy_page(g, prefix.inventory) for g in grants.values()}
-    assert {k: Path(prefix.state, "pages", k, "policy").read_bytes() for k in pages} == pages
+    assert {k: Path(prefix.state, "pages", k, "policy").read_bytes()[:4096] for k in pages} == pages
 
 
 def test_a_whole_card_shares_nothing(prefix: Install, bundle: Bundle, runc: Runc) -> None:
@@ -133,7 +134,7 @@ def test_a_refused_container_leaves_no_slot(prefix: Install, bundle: Bundle, run
     try:
         assert runc.create(bundle(ASK, edit=in_the_way), prefix).returncode == 1
         host = Path(share.folder(str(prefix.state), UUIDS[0]))
-        page = (host / "card").read_bytes()
+        page = share.page(str(prefix.state), UUIDS[0])
         assert page == card_page(UUIDS[0], (), *head(page)[1:], head(page)[0]) and head(page)[0] % 2 == 0
         assert list((host / "slot").iterdir()) == [] and prefix.grants() == ()
     finally:

@@ -9,7 +9,7 @@ import os
 import stat
 from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EXDEV
 
-from oci_hook.core.layout import PRIVATE, REQUEST_DIR
+from oci_hook.core.layout import PAGE_UID, PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
 from oci_hook.linux import device, mount, namespace, process
@@ -136,7 +136,7 @@ def _bind_tree(step: Bind, sources: tuple[tuple[str, str], ...]) -> int:
     try:
         st = os.fstat(fd)
         shared = stat.S_ISSOCK(st.st_mode) or "rw" in step.options  # its mode says who may use it
-        if stat.S_ISLNK(st.st_mode) or st.st_uid != 0 or (st.st_mode & 0o022 and not shared):
+        if stat.S_ISLNK(st.st_mode) or st.st_uid not in (0, PAGE_UID) or (st.st_mode & 0o022 and not shared):
             raise refuse(code, f"{step.source} must be no link, root's, and writable by root alone; it is not")
         tree = mount.open_tree(fd, step.source)
     finally:

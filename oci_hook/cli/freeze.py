@@ -5,6 +5,7 @@ import time
 import click
 
 from oci_hook.cli import output
+from oci_hook.cli.set import UNTOLD
 from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
 from oci_hook.node import admit
@@ -20,8 +21,7 @@ def freeze(prefix: str, container: str) -> output.Report:
     Its processes run on and keep their memory; what they submit waits. What is on the card already runs to its end.
     CONTAINER is an id or its beginning, a name, or namespace/pod/container.
     """
-    before, after = admit.alter(node_settings.load(prefix), container, frozen(int(time.time())))
-    return answer(before, after, "frozen")
+    return answer(*admit.alter(node_settings.load(prefix), container, frozen(int(time.time()))), "frozen")
 
 
 @click.command()
@@ -29,8 +29,7 @@ def freeze(prefix: str, container: str) -> output.Report:
 @output.answers
 def resume(prefix: str, container: str) -> output.Report:
     """Let CONTAINER go on that `gpu-hook freeze` stopped."""
-    before, after = admit.alter(node_settings.load(prefix), container, frozen(0))
-    return answer(before, after, "resumed")
+    return answer(*admit.alter(node_settings.load(prefix), container, frozen(0)), "resumed")
 
 
 def frozen(since: int) -> "admit.Alteration":
@@ -43,7 +42,8 @@ def frozen(since: int) -> "admit.Alteration":
     return change
 
 
-def answer(before: Grant, after: Grant, what: str) -> output.Report:
+def answer(before: Grant, after: Grant, told: bool, what: str) -> output.Report:
     done = before != after
-    data = {"container": after.who.id, "key": after.key, "frozen": after.frozen, "changed": done}
-    return output.Report(data, [f"container {after.who.id} {what if done else f'was {what} already'}"])
+    data = {"container": after.who.id, "key": after.key, "frozen": after.frozen, "changed": done, "told": told}
+    lines = [f"container {after.who.id} {what if done else f'was {what} already'}"]
+    return output.Report(data, lines if told else [*lines, UNTOLD])

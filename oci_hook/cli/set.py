@@ -63,18 +63,23 @@ def set_(
         raise click.UsageError("say what to change: --memory, --compute, --compute-limit, --policy or --class")
     settings = node_settings.load(prefix)
     inventory = node_inventory.load(settings)
-    before, after = admit.alter(
+    before, after, told = admit.alter(
         settings, container, lambda grant, others: changed(grant, wish, inventory, others, settings.rules)
     )
-    return report(before, after)
+    return report(before, after, told)
 
 
-def report(before: Grant, after: Grant) -> output.Report:
+UNTOLD = "  it is not told yet: a lease of its own keeps its pages closed; it will be as soon as it lets go"
+
+
+def report(before: Grant, after: Grant, told: bool) -> output.Report:
     """What it was and is."""
     old, new = as_data(before), as_data(after)
     lines = [f"container {after.who.id}: {said(after)}" + ("" if new != old else " (as before)")]
     lines += [f"  was: {said(before)}"] if new != old else []
-    return output.Report({"container": after.who.id, "key": after.key, "before": old, "after": new}, lines)
+    lines += [] if told else [UNTOLD]
+    data = {"container": after.who.id, "key": after.key, "before": old, "after": new, "told": told}
+    return output.Report(data, lines)
 
 
 def as_data(grant: Grant) -> dict[str, Any]:

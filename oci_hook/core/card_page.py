@@ -86,6 +86,21 @@ def head(page: bytes) -> tuple[int, int, int]:
     return seq, generation, max(1, time_scale)
 
 
+def seq_of(generation: int) -> int:
+    """The seqlock's word of a page that is complete: even, and another one for each generation."""
+    return 2 * generation & 0xFFFFFFFF
+
+
+def born(page: bytes) -> dict[int, int]:
+    """By Share.slot: the `born` of each grant in a page; none of whatever is in its place."""
+    if not head(page)[1] or len(page) < SIZE:
+        return {}
+    present = _HEAD.unpack_from(page)[6]
+    at = _HEAD.size
+    slots = [i for i in range(SLOTS) if present >> i & 1]
+    return {i + 1: _SLOT.unpack_from(page, at + i * _SLOT.size)[6] for i in slots}
+
+
 def tiers_of(page: bytes) -> int:
     """The bits of a page; 0 of whatever is in its place."""
     return int(_HEAD.unpack_from(page)[8]) if head(page)[1] else 0

@@ -68,9 +68,10 @@ class Life(Value):
     cgroup_inode: of that directory; another one under the same path is another container's (0: do not compare).
     deadline: seconds of the system's monotonic clock until which a grant without any of these counts: its container
     is about to be made, by nobody that we could watch (0: none).
+    space: the inode number of the pid namespace that the pids are of (0: the reader's own).
     """
 
-    __slots__ = ("boot_id", "creator", "init", "cgroup", "cgroup_inode", "deadline")
+    __slots__ = ("boot_id", "creator", "init", "cgroup", "cgroup_inode", "deadline", "space")
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Life(Value):
         cgroup: str = "",
         cgroup_inode: int = 0,
         deadline: int = 0,
+        space: int = 0,
     ) -> None:
         self.boot_id = boot_id
         self.creator = creator
@@ -87,6 +89,7 @@ class Life(Value):
         self.cgroup = cgroup
         self.cgroup_inode = cgroup_inode
         self.deadline = deadline
+        self.space = space
 
 
 class Grant(Value):

@@ -8,13 +8,12 @@ ALLOC = PREFIX_KEY + "alloc"  # reserved: the cluster scheduler's decision
 PRIVATE = "/run/gpu-hook"
 REAL_LIBCUDA = PRIVATE + "/driver/cuda"
 REAL_LIBNVML = PRIVATE + "/driver/ml"
-POLICY_PAGE = PRIVATE + "/policy"  # read-only file bind
+POLICY_PAGE = PRIVATE + "/policy"  # read-only file bind: the policy page, and after it the card page of each card
 ACCOUNT_DIR = PRIVATE + "/account"  # a small tmpfs of the container's own; the stand-in creates ACCOUNT_FILE there
 ACCOUNT_FILE = ACCOUNT_DIR + "/page"
-SHARE_DIR = PRIVATE + "/share"  # N: the state directory's SHARE_STATE/UUID of the page's N-th card, read-only
+SHARE_DIR = PRIVATE + "/share"  # N: everybody's slot files on the page's N-th card, read-only
 SLOT_FILE = PRIVATE + "/slot"  # N: the container's own slot file on that card, read-write
-CARD_FILE = "card"  # in a card's folder: the card page
-SLOT_DIR = "slot"  # and its slot files
+SLOT_DIR = "slot"  # in a card's folder: the slot files
 REQUEST_DIR = PRIVATE + "/request"  # /dev/null mounted at KEY=VALUE in it asks as an annotation does
 VISIBLE_DIR = "/var/run/nvidia-container-devices"  # the NVIDIA runtime's: /dev/null at a card's name asks for the card
 SIM_CARDS = "/dev/nvidia-sim"  # the simulated cards' memory files, by minor number
@@ -29,12 +28,17 @@ LAUNCHER_CONF = "etc/launcher.conf"
 
 # In the state directory (tmpfs).
 LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
-PAGES_DIR = "pages"  # KEY/policy per grant
-SHARE_STATE = "share"  # UUID/card, UUID/slot/NN: a tmpfs of its own per card
+PAGES_DIR = "pages"  # KEY/policy per grant, as its container sees it; KEY/said: its policy page, for root alone
+TOLD_DIR = "told"  # what containers are to be told (node/tell.py)
+SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per card
 INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
 AGENT_LOCK = "agent.lock"  # held by the one agent
+
+# The owner of host files that containers see: no user, and no part of a range that a distribution gives out (systemd's
+# UIDS-GIDS.md: nothing above 2^31). A lease (fcntl(2), F_SETLEASE) is for a file's owner, so not for container root.
+PAGE_UID = 0xFFFF_FFF0
 
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel"  # and its number, which is the minor one
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255

@@ -12,6 +12,7 @@ MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR = {"ro": 0x01, "nosuid": 0x02, "nodev": 0x04, "noexec": 0x08}
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_REMOUNT = 32
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
@@ -96,6 +97,12 @@ def new_tmpfs(settings: dict[str, str], options: tuple[str, ...], path: str) -> 
 def mount_tmpfs(path: str, settings: str) -> None:
     """Mount a tmpfs with these file system parameters, nosuid, nodev and noexec; on kernels of any age."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    check(_mount(b"tmpfs", os.fsencode(path), b"tmpfs", flags, settings.encode()), "mount", path)
+
+
+def resize_tmpfs(path: str, settings: str) -> None:
+    """Change file system parameters of the tmpfs that is mounted there. Its flags stay nosuid, nodev and noexec."""
+    flags = MS_REMOUNT | MS_NOSUID | MS_NODEV | MS_NOEXEC
     check(_mount(b"tmpfs", os.fsencode(path), b"tmpfs", flags, settings.encode()), "mount", path)
 
 

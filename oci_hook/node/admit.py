@@ -14,6 +14,7 @@ from oci_hook.errors import NoRoomError, refuse
 from oci_hook.node import events, store
 from oci_hook.node.claims import Claims
 from oci_hook.node.inventory import load
+from oci_hook.node.judge import is_being_made
 from oci_hook.node.life import valid_id
 from oci_hook.node.settings import Settings
 from oci_hook.node.share import preempt_bounds
@@ -67,13 +68,20 @@ def admit_on(
     key = store.grant_key(who.root, who.id)
     scales = {card.uuid: card.time_scale for card in inventory.cards}
     tiers = _tiers(settings, inventory)  # before the node's lock, which others wait for
+    bounds = _bounds(settings) if request.preempt_tolerance is not None else ()
     with store.open_ledger(settings.state_dir) as ledger:
         for held in ledger.grants:
             if held.key == key:
                 raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
             if held.key == instead_of and waits(held):
                 ledger.remove(held.key)
-        bounds = preempt_bounds(settings.state_dir, ledger.grants) if request.preempt_tolerance is not None else ()
+            elif _same_bundle(held.who.bundle, who.bundle) and is_being_made(held):
+                # Both would run on what the second one writes into config.json.
+                raise refuse(
+                    "GH-407",
+                    f"container {held.who.id[:100]} is being made from the bundle {who.bundle[:100]}; wait until it is,"
+                    " or give each its own bundle",
+                )
         found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
         if isinstance(found, Refusal):
             if tell:
@@ -100,6 +108,17 @@ def admit_on(
             store.at("claimed")
             ledger.put(grant, policy_page(grant, inventory), scales, tiers)
     return Admission(grant, inventory)
+
+
+def _bounds(settings: Settings) -> "tuple[tuple[str, str, int], ...]":
+    try:
+        return preempt_bounds(settings.state_dir, store.peek(settings.state_dir))
+    except FileNotFoundError:
+        return ()
+
+
+def _same_bundle(one: str, other: str) -> bool:
+    return bool(one) and (one == other or os.path.realpath(one) == os.path.realpath(other))
 
 
 def _tiers(settings: Settings, inventory: Inventory) -> "dict[str, int] | None":
@@ -146,18 +165,19 @@ def release(key: str, settings: Settings, force: bool = False) -> bool:
         return any(dead.key == key for dead in ledger.swept)
 
 
-def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Grant, Grant]:
-    """Change one living container's grant in one transaction; what it was and what it is.
+def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Grant, Grant, bool]:
+    """Change one living container's grant in one transaction: (what it was, what it is, whether the container is told).
 
     container: see find(). change: the grant and the other living ones -> the grant as it is to be, or it raises, and
-    nothing is changed. The container's pages follow; it sees them at once. Raises also GH-303, GH-410.
+    nothing is changed. The container's pages follow; it sees them at once, unless it keeps that from itself by a lease
+    on its pages: then as soon as it lets go. Raises also GH-303, GH-410.
     """
     with store.open_ledger(settings.state_dir) as ledger:
         old = find(ledger.grants, container)
         new = change(old, tuple(g for g in ledger.grants if g is not old))
         if new != old:
             ledger.change(new)
-    return old, new
+    return old, new, new.key not in ledger.late
 
 
 def find(grants: tuple[Grant, ...], name: str) -> Grant:

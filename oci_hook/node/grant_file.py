@@ -22,8 +22,7 @@ def encode(grant: Grant) -> bytes:
     (Names in the file would cost every reader four times as long per grant.)
     """
     key, who, life, shares, *rest, channels = _GRANT(grant)
-    by = _LIFE(life) if life.deadline else _LIFE(life)[:-1]  # as it was before there were deadlines
-    return fastjson.dumps([FORMAT, key, _WHO(who), by, [_SHARE(s) for s in shares], *rest, *channels]).encode()
+    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), [_SHARE(s) for s in shares], *rest, *channels]).encode()
 
 
 def decode(data: bytes) -> Grant:
@@ -32,7 +31,7 @@ def decode(data: bytes) -> Grant:
         version, key, who, life, shares, policy, priority, exclusive, offered, driver, *numbers = fastjson.loads(data)
         if version != FORMAT:
             raise ValueError("another version's format")
-        boot, creator, init, cgroup, inode, deadline = life if len(life) == 6 else (*life, 0)
+        boot, creator, init, cgroup, inode, deadline, space = life
         "".join((key, boot, cgroup, policy, priority, driver, *who, *offered))  # TypeError unless all are text
         for fields in shares:
             uuid, memory, compute, limit, whole, slot = fields
@@ -44,7 +43,7 @@ def decode(data: bytes) -> Grant:
         return Grant(
             key,
             Identity(*who),
-            Life(boot, _process(creator), _process(init), cgroup, int(inode), int(deadline)),
+            Life(boot, _process(creator), _process(init), cgroup, int(inode), int(deadline), int(space)),
             tuple([Share(*fields) for fields in shares]),
             policy,
             priority,

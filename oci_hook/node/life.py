@@ -1,14 +1,15 @@
-"""Does a grant still count? Only while something of it lives: creator, container init, a process of the cgroup.
+"""What a grant lives by, as the kernel and the runtimes say it: processes, cgroups, the runtime's state file.
 
 A process is named by its pid and its start time, so a reused pid is another process. The creator is the process that
 asked for the grant; launcher, Python and the runtime follow each other by exec and keep its pid. When it is gone, the
-runtime has written its state file and the container's init is found there.
+runtime has written its state file and the container's init is found there. node/judge.py decides by all of it.
 """
 
 import os
 import time
 
 from oci_hook.core.grant import Grant, Life
+from oci_hook.core.layout import MARKER
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -70,43 +71,56 @@ def process_life(pid: int) -> tuple[int, int]:
     return pid, start
 
 
-def alive(life: Life) -> bool:
-    """Whether any process that this life names is there, in this boot. Looks into no runtime's state file."""
-    return life.boot_id == boot_id() and (_runs(life.init) or _runs(life.creator) or _occupied(life) or _expected(life))
+def pid_space() -> int:
+    """The inode number of our pid namespace: pids mean something only together with it. Raises OSError."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
-def learn(grant: Grant) -> Grant:
-    """The grant with the container's init and cgroup from the runtime's state file; itself if that tells nothing.
+def ticks(monotonic_ns: int) -> int:
+    """A time of the monotonic clock as a process's start time, at most a second later than that. 0 for times before the
+    boot."""
+    ago = time.monotonic() - monotonic_ns / 1e9
+    return max(0, int((time.clock_gettime(time.CLOCK_BOOTTIME) - ago - 1) * os.sysconf("SC_CLK_TCK")))
 
-    Only a process that started after what the grant lived by so far is believed: a container of the same id that was
-    there before (whose `create` this one failed against) is not ours. A restored container has a new, later init.
-    """
+
+def found(grant: Grant) -> tuple[Life, bool] | None:
+    """(what the container lives by, by the runtime's state file; whether the runtime itself says that it is this
+    grant's), or None where no container of this id is known, or it is older than what the grant lived by so far."""
     who, life = grant.who, grant.life
     if who.root.startswith(BUNDLE_ROOT) or not valid_id(who.id):
-        return grant
+        return None
     folder = who.root + "/" + who.id
     init = _runc_state(folder) or _crun_state(folder) or _youki_state(folder)
     if init is None:
-        return grant
-    pid, start, cgroup = init
-    known = life.init or life.creator
-    if (known is not None and start < known[1]) or (pid, start) == life.init:
-        return grant
-    inode = _cgroup_inode(cgroup)
-    return grant.replace(life=Life(life.boot_id, None, (pid, start), cgroup if inode else "", inode))
-
-
-def current(grant: Grant, boot: str) -> Grant | None:
-    """The grant, with what it lives by brought up to date, or None if it counts no more. `boot`: this boot's id."""
-    life = grant.life
-    if life.boot_id != boot:
         return None
-    if _runs(life.init) or _runs(life.creator):
-        return grant
-    learned = learn(grant)
-    if learned is not grant and (_runs(learned.life.init) or _occupied(learned.life)):
-        return learned
-    return grant if _occupied(life) or _expected(life) else None
+    pid, start, cgroup, marker = init
+    known = life.init or life.creator
+    if known is not None and start < known[1]:
+        return None
+    inode = _cgroup_inode(cgroup)
+    named = marker.partition(" ")[0] == grant.key
+    new = Life(life.boot_id, None, (pid, start), cgroup if inode else "", inode, space=life.space)
+    return new, named
+
+
+def planned_cgroup(path: str) -> str:
+    """The directory that a runtime will make for linux.cgroupsPath: of the devices controller, or of version 2. ""
+    where the path does not tell (empty: the runtime chooses; relative: below the runtime's own).
+
+    With the systemd driver it is SLICE:PREFIX:NAME (runc, docs/systemd.md), and a-b.slice lies in a.slice.
+    """
+    if path.count(":") == 2:
+        slice_, prefix, name = path.split(":")
+        if not slice_.endswith(".slice") or "/" in path or not name:
+            return ""
+        parts = slice_[: -len(".slice")].split("-")
+        above = "".join("/" + "-".join(parts[: i + 1]) + ".slice" for i in range(len(parts)))
+        unit = name if name.endswith(".slice") else f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
+        path = f"{above if slice_ != '-.slice' else ''}/{unit}"
+    if not path.startswith("/") or "/../" in path + "/" or not path.strip("/"):
+        return ""
+    top = CGROUP + "/devices" if os.path.isdir(CGROUP + "/devices") else CGROUP
+    return os.path.normpath(f"{top}/{path}")
 
 
 def valid_id(id: str) -> bool:
@@ -119,39 +133,46 @@ def valid_id(id: str) -> bool:
     )
 
 
-def _expected(life: Life) -> bool:
+def expected(life: Life) -> bool:
+    """Whether its container may still be made by somebody whom we cannot watch."""
     return time.monotonic() < life.deadline
 
 
-def _runs(process: tuple[int, int] | None) -> bool:
+def runs(process: tuple[int, int] | None) -> bool:
+    """Whether this process, (pid, start time), lives."""
     return process is not None and start_time(process[0]) == process[1] > 0
 
 
-def _runc_state(folder: str) -> tuple[int, int, str] | None:
+def _runc_state(folder: str) -> tuple[int, int, str, str] | None:
     state = _load(folder + "/state.json")
     try:
         paths = state.get("cgroup_paths") or {}
         cgroup = paths.get("devices") or paths.get("") or next(iter(paths.values()), "")
-        return int(state["init_process_pid"]), int(state["init_process_start"]), str(cgroup)
+        # runc keeps annotations as labels, KEY=VALUE (libcontainer/specconv).
+        labels = (state.get("config") or {}).get("labels") or ()
+        marker = next((str(x)[len(MARKER) + 1 :] for x in labels if str(x).startswith(MARKER + "=")), "")
+        return int(state["init_process_pid"]), int(state["init_process_start"]), str(cgroup), marker
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _crun_state(folder: str) -> tuple[int, int, str] | None:
+def _crun_state(folder: str) -> tuple[int, int, str, str] | None:
     status = _load(folder + "/status")
     try:
         pid, start = int(status["pid"]), int(status["process-start-time"])
         path = str(status.get("cgroup-path") or "")
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+    # Beside it crun keeps a copy of config.json.
+    marker = str((_member(_load(folder + "/config.json"), "annotations") or {}).get(MARKER, ""))
     # crun stores the path below the hierarchy: the unified one, or each v1 controller's.
     for top in (CGROUP, CGROUP + "/devices") if path.strip("/") else ():
         if os.path.exists(f"{top}/{path}/cgroup.procs"):
-            return pid, start, os.path.normpath(f"{top}/{path}")
-    return pid, start, ""
+            return pid, start, os.path.normpath(f"{top}/{path}"), marker
+    return pid, start, "", marker
 
 
-def _youki_state(folder: str) -> tuple[int, int, str] | None:
+def _youki_state(folder: str) -> tuple[int, int, str, str] | None:
     """youki writes no start time: a process that started after the file was last written is somebody else's."""
     path = folder + "/state.json"
     state = _load(path)
@@ -164,7 +185,7 @@ def _youki_state(folder: str) -> tuple[int, int, str] | None:
         since_written = time.time() - os.stat(path).st_mtime
         if not start or start / ticks > time.clock_gettime(time.CLOCK_BOOTTIME) - since_written + 1:
             return None
-        return pid, start, _cgroup_of(pid)
+        return pid, start, _cgroup_of(pid), str((_member(state, "annotations") or {}).get(MARKER, ""))
     except (KeyError, TypeError, ValueError, OSError):
         return None
 
@@ -188,6 +209,12 @@ def _load(path: str) -> "Any":
         return None
 
 
+def _member(document: "Any", key: str) -> "dict[str, Any] | None":
+    """The object at this key of an object; None for anything else."""
+    value = document.get(key) if isinstance(document, dict) else None
+    return value if isinstance(value, dict) else None
+
+
 def _cgroup_inode(path: str) -> int:
     """The directory's inode; 0 when it is no cgroup, or the top of a hierarchy, where every process of the node is."""
     try:
@@ -198,10 +225,13 @@ def _cgroup_inode(path: str) -> int:
     return 0
 
 
-def _occupied(life: Life) -> bool:
+def occupied(life: Life) -> bool:
+    """Whether a process is in its cgroup; one that cannot be read counts as occupied."""
     if not life.cgroup:
         return False
     try:
+        if not os.path.exists(life.cgroup + "/../cgroup.procs"):
+            return False  # no cgroup, or the top of a hierarchy, where every process of the node is
         if life.cgroup_inode not in (0, os.stat(life.cgroup).st_ino):
             return False  # removed (so it was empty) and made again
         if os.path.exists(life.cgroup + "/cgroup.events"):  # cgroup v2 answers for the whole subtree

@@ -3,6 +3,7 @@
 import os
 from stat import S_IMODE, S_ISLNK, S_ISSOCK
 
+from oci_hook.core.layout import PAGE_UID
 from oci_hook.core.plan import Bind
 from oci_hook.errors import refuse
 
@@ -34,7 +35,7 @@ def check_sources(plan: "Iterable[Step]", settings: "Settings") -> None:
         except OSError as e:
             raise refuse(code, f"{path}: {e.strerror}; {ADVICE[code]}") from None
         shared = S_ISSOCK(st.st_mode) or "rw" in step.options  # meant to be used by others
-        if S_ISLNK(st.st_mode) or st.st_uid != 0 or (S_IMODE(st.st_mode) & 0o022 and not shared):
+        if S_ISLNK(st.st_mode) or st.st_uid not in (0, PAGE_UID) or (S_IMODE(st.st_mode) & 0o022 and not shared):
             raise refuse(code, f"{path} must be no link, root's, and writable by root alone; {ADVICE[code]}")
 
 

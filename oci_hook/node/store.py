@@ -2,9 +2,12 @@
 
 STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
 STATE/ledger/KEY.json    a grant; comes into being by rename, so it is there wholly or not at all
-STATE/pages/KEY/policy   its policy page, written before the grant and removed after it
-STATE/share/UUID         what the containers on a card share (node/share.py)
+STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
+STATE/pages/KEY/said     its policy page as root alone sees it
+STATE/told               what containers are to be told of changes (node/tell.py)
 
+Under the lock no file is opened that a container sees: a tenant can make such an open wait. What is to be told goes out
+when the lock is let go (node/deliver.py).
 A crash at any instruction leaves either no grant, or one whose creator is dead, which the next sweep removes together
 with half-made files. A grant file that cannot be understood stops the node's new grants (GH-303): it may book anything.
 The state directory is root's alone (0700); page folders and pages are open (0755, 0644) for runtimes that open bind
@@ -14,14 +17,16 @@ sources as a user namespace's root. Such a runtime must still have been handed t
 import fcntl
 import os
 
+from oci_hook.core.card_page import SIZE as CARD_PAGE_SIZE
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.layout import LEDGER_DIR, PAGES_DIR
-from oci_hook.core.pages import SEQ_OFFSET, SIZE, amended
+from oci_hook.core.layout import LEDGER_DIR, PAGE_UID, PAGES_DIR, TOLD_DIR
+from oci_hook.core.pages import SIZE, amended
 from oci_hook.errors import GhError, refuse
-from oci_hook.node import life as liveness
-from oci_hook.node import share
+from oci_hook.node import share, tell
+from oci_hook.node.deliver import PAGE_FILE, deliver
 from oci_hook.node.grant_file import GRANT_MAX, encode
 from oci_hook.node.grant_file import read as _read
+from oci_hook.node.judge import Judge
 from oci_hook.node.lock import lock_file, own_dir
 
 TYPE_CHECKING = False
@@ -29,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-PAGE_FILE = "policy"
-CHANGING = ".changing"  # beside a page folder: its grant is being written anew
+SAID_FILE = "said"
 
 # Tests stop or kill the process at a step of a transaction: called with the step's name where it is set.
 step: "Callable[[str], None] | None" = None
@@ -55,27 +59,38 @@ def valid_key(key: str) -> bool:
 
 
 class Ledger:
-    """An open transaction: `grants` are the living ones, ordered by key; `swept` the dead ones that it removed."""
+    """An open transaction: `grants` are the living ones, ordered by key; `swept` the dead ones that it removed.
 
-    __slots__ = ("grants", "swept", "_folder", "_pages", "_state", "_lock", "_wait")
+    After it, `late` has the keys of grants whose container keeps from itself what it is to be told.
+    """
+
+    __slots__ = (
+        *("grants", "swept", "late"),
+        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_said", "_made", "_must"),
+    )
 
     def __init__(self, state_dir: str, wait: bool = True) -> None:
         self.grants: tuple[Grant, ...] = ()
         self.swept: tuple[Grant, ...] = ()
+        self.late: set[str] = set()
         self._state = state_dir
         self._folder = f"{state_dir}/{LEDGER_DIR}"
         self._pages = f"{state_dir}/{PAGES_DIR}"
         self._lock = -1
         self._wait = wait
+        self._judge = Judge()
+        self._unclear = False
+        self._said: list[str] = []  # the names of its messages
+        self._made: list[str] = []  # the keys of its new grants
+        self._must = False  # it fails if a message cannot go out
 
     def __enter__(self) -> "Ledger":
         try:
-            for folder in (self._state, self._folder, self._pages):
+            for folder in (self._state, self._folder, self._pages, tell.folder(self._state)):
                 own_dir(folder)
-            boot = liveness.boot_id()
             self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
             at("locked")
-            self._sweep(boot)
+            self._sweep()
             at("swept")
         except BaseException as e:
             self._unlock()
@@ -87,7 +102,22 @@ class Ledger:
     def __exit__(
         self, kind: "type[BaseException] | None", value: "BaseException | None", trace: "TracebackType | None"
     ) -> None:
+        """Let go of the lock, then tell. Raises NodeError GH-303 where that fails: then the grants that this
+        transaction has made are gone again, and what it changed is told by the next one."""
         self._unlock()
+        try:
+            self.late = deliver(self._state, self._said if kind is None else (), at)
+        except BaseException as e:
+            if kind is not None or not self._must and isinstance(e, (OSError, GhError)):
+                return  # it stays pending, and the next transaction delivers it
+            for key in self._made:
+                try:
+                    forget(self._state, key)
+                except GhError:
+                    pass  # the first failure is the one to tell; its creator ends, so the next sweep takes the grant
+            if isinstance(e, OSError):
+                raise unusable(self._state, e) from None
+            raise
 
     def put(
         self,
@@ -96,7 +126,8 @@ class Ledger:
         time_scales: "dict[str, int] | None" = None,
         tiers: "dict[str, int] | None" = None,
     ) -> None:
-        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large.
+        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large. The
+        end of the transaction tells its containers, and may raise GH-303 as well; then it is not committed either.
 
         time_scales: of simulated cards, by UUID; 1 for others. tiers: bits that their containers may use, likewise; 0.
         """
@@ -106,36 +137,30 @@ class Ledger:
         if any(g.key == grant.key for g in self.grants):
             raise refuse("GH-407", f"container {grant.who.id} already holds a grant ({grant.key})")
         folder = f"{self._pages}/{grant.key}"
-        marked: list[str] = []
         try:
             os.mkdir(folder)
             os.chmod(folder, 0o755)  # whatever the umask: a runtime in a user namespace opens the page
             at("page folder")
-            _write(f"{folder}/{PAGE_FILE}", page, 0o644)
+            _write(f"{folder}/{SAID_FILE}", page, 0o600)
+            cards = [i for i, held in enumerate(grant.shares) if held.slot]
+            room = bytes(CARD_PAGE_SIZE * (1 + cards[-1])) if cards else b""  # its card pages are written when told
+            _write(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
             at("page")
-            for held in shared(grant):
-                share.ready(self._state, held.uuid)
-                at("card folder")
-                share.mark(self._state, held.uuid, make=True)
-                marked.append(held.uuid)
-                at("card marked")
-                share.make_slot(self._state, held.uuid, held.slot)
-                at("slot")
             self._save(grant.key, data)
-            for held in shared(grant):
-                scale, bits = (time_scales or {}).get(held.uuid, 1), (tiers or {}).get(held.uuid, 0)
-                self._settle(held.uuid, (*self.grants, grant), scale, bits)
+            self._say((*self.grants, grant), [held.uuid for held in shared(grant)], time_scales or {}, tiers or {})
         except BaseException as e:
             try:
                 for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
                     _unlink(f"{self._folder}/{name}")
                 _drop_folder(folder)
-                self._tidy(marked)
+                self._say(self.grants, [held.uuid for held in shared(grant)])
             except OSError:
                 pass  # the first failure is the one to tell; the next sweep removes the rest
             if isinstance(e, OSError):
                 raise unusable(self._state, e) from None
             raise
+        self._made.append(grant.key)
+        self._must = True
         self.grants = (*self.grants, grant)
 
     def update(self, grant: Grant) -> None:
@@ -154,18 +179,14 @@ class Ledger:
 
         Raises NodeError GH-303; then the grant is the old one, or the next transaction tells the container.
         """
-        mark = f"{self._pages}/{grant.key}{CHANGING}"
         try:
-            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            at("change marked")
-            cards = self._mark([held.uuid for held in shared(grant)])
-            try:
-                self._save(grant.key, encode(grant))
-                self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
-                self._amend(grant)
-            finally:
-                self._tidy(cards)
-            os.unlink(mark)
+            self._begin()
+            self._save(grant.key, encode(grant))
+            self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
+            self._amend(grant)
+            self._say(self.grants, [held.uuid for held in shared(grant)])
+            self._must = True
+            self._done()
         except OSError as e:
             raise unusable(self._state, e) from None
 
@@ -174,15 +195,17 @@ class Ledger:
         found = [g for g in self.grants if g.key == key]
         self.grants = tuple(g for g in self.grants if g.key != key)
         try:
-            cards = self._mark([held.uuid for g in found for held in shared(g)])
+            self._begin()
             _remove(self._folder, self._pages, key)
-            self._tidy(cards)
+            self._say(self.grants, [held.uuid for g in found for held in shared(g)])
+            self._done()
         except OSError as e:
             raise unusable(self._state, e) from None
         return bool(found)
 
-    def _sweep(self, boot: str) -> None:
+    def _sweep(self) -> None:
         living, dead = [], []
+        there = tell.names(self._state)
         names = sorted(os.listdir(self._folder))
         for name in names:
             if name.endswith(".tmp"):
@@ -191,7 +214,7 @@ class Ledger:
             if not name.endswith(".json"):
                 continue
             old = _read(self._folder, name[:-5])
-            new = liveness.current(old, boot)
+            new = self._judge.current(old)
             if new is None:
                 dead.append(old)
                 continue
@@ -202,64 +225,68 @@ class Ledger:
                 except OSError:  # disk full: the grant counts all the same, and the next sweep learns it again
                     _unlink(f"{self._folder}/{new.key}.tmp")
         self.grants = tuple(living)
-        cards = self._mark([held.uuid for grant in dead for held in shared(grant)])
         for grant in dead:
+            self._begin()
             at("dead")
             _remove(self._folder, self._pages, grant.key)
             at("removed")
             self.swept = (*self.swept, grant)
         by_key = {grant.key: grant for grant in living}
         for name in os.listdir(self._pages):
-            if name in by_key:
-                continue
-            changed = by_key.get(name.removesuffix(CHANGING))
-            if changed is not None:  # `update` did not come to its end
-                self._amend(changed)
-                cards += self._mark([held.uuid for held in shared(changed)])
-            _drop_folder(f"{self._pages}/{name}")
-        self._tidy([*cards, *share.unsettled(self._state)])
+            if name not in by_key:
+                _drop_folder(f"{self._pages}/{name}")
+        tell.forget(self._state, there, set(by_key))
+        if tell.UNCLEAR in there:  # of a transaction before: what it came to say is not known
+            self._unclear = True
+            for grant in living:
+                self._amend(grant)
+            self._say(self.grants, tell.cards(there))
+        else:
+            self._say(self.grants, [held.uuid for grant in dead for held in shared(grant)])
+        self._done()
 
-    def _mark(self, uuids: list[str]) -> list[str]:
-        """Those of the cards that have a page here, marked."""
-        found = []
+    def _begin(self) -> None:
+        """Before the first change: should this process die, the next transaction says everything anew."""
+        if not self._unclear:
+            tell.set_unclear(self._state)
+            self._unclear = True
+            at("unclear")
+
+    def _done(self) -> None:
+        """All that was changed is said."""
+        if self._unclear:
+            tell.set_clear(self._state)
+            self._unclear = False
+            at("clear")
+
+    def _say(
+        self,
+        grants: tuple[Grant, ...],
+        uuids: list[str],
+        time_scales: "dict[str, int] | None" = None,
+        tiers: "dict[str, int] | None" = None,
+    ) -> None:
+        """What the containers of these cards are to be told. time_scales, tiers: as in `put`; None keeps them."""
         for uuid in dict.fromkeys(uuids):
-            try:
-                share.mark(self._state, uuid)
-                found.append(uuid)
-            except FileNotFoundError:  # mounted elsewhere, or taken away: nobody here to tell
-                pass
-        return found
-
-    def _tidy(self, uuids: list[str]) -> None:
-        """Make the folders of marked cards what the grants say."""
-        for uuid in dict.fromkeys(uuids):
-            try:
-                share.tidy(self._state, uuid, self.grants)
-                at("slots tidied")
-                self._settle(uuid, self.grants)
-            except FileNotFoundError:
-                pass
-
-    def _settle(self, uuid: str, grants: tuple[Grant, ...], time_scale: int = 0, tiers: int = 0) -> None:
-        share.rewrite(self._state, uuid, grants, time_scale, tiers)
-        at("card page")
-        share.settle(self._state, uuid)
-        at("card settled")
+            scale = 0 if time_scales is None else time_scales.get(uuid, 1)
+            share.say(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
+            self._said.append(tell.CARD + uuid)
+            at("card said")
 
     def _amend(self, grant: Grant) -> None:
-        """Bring the policy page, which the container has mapped, in line with the grant."""
-        fd = os.open(f"{self._pages}/{grant.key}/{PAGE_FILE}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        """Bring the policy page in line with the grant, if it is not."""
+        path = f"{self._pages}/{grant.key}/{SAID_FILE}"
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            page = amended(os.read(fd, SIZE), grant)
-            seq = (page[SEQ_OFFSET] | 1).to_bytes(1, "little") + page[SEQ_OFFSET + 1 : SEQ_OFFSET + 4]
-            os.pwrite(fd, seq, SEQ_OFFSET)
-            at("policy marked")
-            os.pwrite(fd, page[SEQ_OFFSET + 4 :], SEQ_OFFSET + 4)
-            at("policy")
-            after = (int.from_bytes(seq, "little") + 1 & 0xFFFFFFFF).to_bytes(4, "little")
-            os.pwrite(fd, after, SEQ_OFFSET)
+            old = os.read(fd, SIZE)
         finally:
             os.close(fd)
+        page = amended(old, grant)
+        tell.replace(path, page, 0o600)
+        at("policy written")
+        tell.say(self._state, f"{grant.key}-0", page)
+        self._said.append(f"{grant.key}-0")
+        at("policy said")
 
     def _save(self, key: str, data: bytes) -> None:
         path = f"{self._folder}/{key}"
@@ -296,8 +323,8 @@ def snapshot(state_dir: str) -> tuple[Grant, ...]:
             grants = [_read(folder, name[:-5]) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
         finally:
             os.close(fd)
-        boot = liveness.boot_id()
-        return tuple(g for g in (liveness.current(g, boot) for g in grants) if g is not None)
+        judge = Judge()
+        return tuple(g for g in map(judge.current, grants) if g is not None)
     except OSError as e:
         raise unusable(state_dir, e) from None
 
@@ -315,11 +342,11 @@ def peek(state_dir: str) -> tuple[Grant, ...]:
             keys.update(os.listdir(f"{state_dir}/{PAGES_DIR}"))
         except FileNotFoundError:
             pass  # being made
-        boot = liveness.boot_id()
+        judge = Judge()
         found = []
         for key in sorted(keys):
             try:
-                found.append(liveness.current(_read(folder, key), boot))
+                found.append(judge.current(_read(folder, key)))
             except FileNotFoundError:
                 pass  # not committed yet, or just removed
         return tuple(g for g in found if g is not None)
@@ -334,11 +361,8 @@ def forget(state_dir: str, key: str) -> bool:
         fd = lock_file(folder + "/lock", fcntl.LOCK_EX)
         try:
             found = os.path.lexists(f"{folder}/{key}.json")
-            for uuid in share.cards(state_dir):
-                try:
-                    share.mark(state_dir, uuid)  # the next transaction, which is ours if all else is well, settles it
-                except FileNotFoundError:
-                    pass
+            if os.path.isdir(f"{state_dir}/{TOLD_DIR}"):
+                tell.set_unclear(state_dir)  # the next transaction, ours if all else is well, says what holds now
             _remove(folder, f"{state_dir}/{PAGES_DIR}", key)
         finally:
             os.close(fd)
@@ -364,11 +388,13 @@ def unusable(state_dir: str, e: OSError) -> GhError:
     return refuse("GH-303", f"ledger in {state_dir}: {what}; check its file system (df, mount) and rights, then retry")
 
 
-def _write(path: str, data: bytes, mode: int) -> None:
+def _write(path: str, data: bytes, mode: int, owner: int = 0) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         if mode & 0o077:
             os.fchmod(fd, mode)
+        if owner and os.geteuid() == 0:
+            os.fchown(fd, owner, owner)
         while data:
             data = data[os.write(fd, data) :]
     finally:

@@ -1,5 +1,5 @@
-/* The card page: by whom a card is shared, and how. One per card, written by gpu-hook on the host, read-only in every
- * container on the card (GH_SHARE_DIR/N/card, N the card's place in the policy page). Derived from the ledger alone.
+/* The card page: by whom a card is shared, and how. Every container on the card has a copy of its own, which gpu-hook
+ * writes on the host: page 1 + N of GH_POLICY_FILE, N the card's place in the policy page. Derived from the ledger alone.
  * Little-endian, naturally aligned, one page. Twin: oci_hook/core/card_page.py; a test compares the two.
  * seq is a seqlock as the policy page's, and the word on which a frozen thread sleeps (FUTEX_WAIT, works on a read-only
  * mapping). Who cannot read a page goes on with the last one it could read; without any, only the own cap is held. */
@@ -14,7 +14,7 @@
 #define GH_CARD_VERSION 1u
 #define GH_CARD_PAGE_SIZE 4096u
 
-/* Beside GH_SHARE_DIR/N/card: a file of GH_SLOT_FILE_SIZE zero bytes per granted slot, GH_SHARE_DIR/N/slot/II (two
+/* Common to all containers on the card: a file of GH_SLOT_FILE_SIZE zero bytes per granted slot, GH_SHARE_DIR/N/slot/II (two
  * decimal digits), a fresh inode per grant. The container's own is also mounted read-write, at GH_SLOT_FILE/N. */
 #define GH_SLOT_FILE_SIZE 8192u
 

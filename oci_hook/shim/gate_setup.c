@@ -22,21 +22,17 @@ uint64_t gate_now(const struct gh_gate *g) {
 }
 
 static const struct gh_card_page *map_card_page(unsigned card) {
-    char path[] = GH_SHARE_DIR "/00/card";
-    char *at = path + sizeof GH_SHARE_DIR;
-    if (card > 9)
-        *at++ = (char)('0' + card / 10);
-    *at++ = (char)('0' + card % 10);
-    strcpy(at, "/card");
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
+    size_t at = GH_POLICY_SIZE + (size_t)card * GH_CARD_PAGE_SIZE, end = at + GH_CARD_PAGE_SIZE;
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_POLICY_FILE, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
     struct stat st;
-    void *p = MAP_FAILED;
+    char *p = MAP_FAILED;
     if (fd < 0)
         return NULL;
-    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_size >= (off_t)GH_CARD_PAGE_SIZE)
-        p = mmap(NULL, GH_CARD_PAGE_SIZE, PROT_READ, MAP_SHARED, fd, 0);
+    /* From the beginning: a mapping's offset must suit the kernel's page size, which may be 64 KiB (arm64). */
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_size >= (off_t)end)
+        p = mmap(NULL, end, PROT_READ, MAP_SHARED, fd, 0);
     syscall(SYS_close, fd);
-    return p == MAP_FAILED ? NULL : p;
+    return p == MAP_FAILED ? NULL : (const struct gh_card_page *)(p + at);
 }
 
 /* The page as it is, unless it cannot be read or is none: then what was known of it stays. */

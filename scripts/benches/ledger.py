@@ -8,6 +8,7 @@ with the processes that are there; tests/node/test_store.py runs a short campaig
 import contextlib
 import ctypes
 import gc
+import json
 import mmap
 import os
 import random
@@ -25,11 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from oci_hook.core.card_page import card_page, head, on_card
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Card, Inventory
-from oci_hook.core.layout import CARD_FILE, SLOT_DIR, slot_file
+from oci_hook.core.layout import MARKER, SLOT_DIR, slot_file
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.errors import GhError
-from oci_hook.node import admit, claims, share, store
-from oci_hook.node.life import boot_id, current, process_life
+from oci_hook.node import admit, claims, share, store, tell
+from oci_hook.node.deliver import page_file
+from oci_hook.node.judge import Judge
+from oci_hook.node.life import boot_id, process_life
 from oci_hook.node.settings import Settings
 
 WRITERS = 16
@@ -108,7 +111,7 @@ def write_commits(state: str, writer: int, go: int, done: int, back: int) -> Non
     node, settings, request = inventory(24576), Settings("/", state_dir=state), Request((CardRequest(memory_mib=512),))
     n = 0
     while os.read(go, 1):
-        who = Identity("/run/bench", f"w{writer}-{n}", "/")
+        who = Identity("/run/bench", f"w{writer}-{n}", f"/w{writer}-{n}")
         start = time.perf_counter_ns()
         given = admit.admit_on(node, request, who, own_life(), settings)
         os.write(done, struct.pack("<q", time.perf_counter_ns() - start))
@@ -225,7 +228,7 @@ class Campaign:
                 self.check_files(state, found)
                 grants.append(found)
             # What died since its ledger was swept is no double booking: the other install may have seen it first.
-            grants = [tuple(g for g in found if current(g, boot_id())) for found in grants]
+            grants = [tuple(g for g in found if Judge().current(g)) for found in grants]
             keys = {g.key for found in grants for g in found}
             self.held += len(keys)
             ours = {pid for pid in children() if running(pid)}
@@ -263,19 +266,28 @@ class Campaign:
         """The card page and the slot files are what the grants say."""
         folder = share.folder(state, uuid)
         there = [held.slot for _, held in on_card(uuid, grants)]
-        try:
-            with open(f"{folder}/{CARD_FILE}", "rb") as f:
-                page = f.read()
-        except FileNotFoundError:
+        page = share.page(state, uuid)
+        if not page:
             if there:
                 self.found("leaks", f"{uuid} has no card page")
             return
+        if tell.CARD + uuid in tell.pending(tell.names(state)):
+            return  # the transaction before this one is telling, or was killed while it did: the next one goes on
+        for grant in grants:
+            for number, held in enumerate(grant.shares, 1):
+                with open(page_file(state, grant.key), "rb") as f:
+                    if held.slot and held.uuid == uuid and os.pread(f.fileno(), 4096, 4096 * number) != page:
+                        self.found("double_bookings", f"{grant.who.id} is not told what holds on {uuid}")
         seq, generation, scale = head(page)
         if seq % 2 or page != card_page(uuid, grants, generation, scale, seq):
             self.found("double_bookings", f"the card page of {uuid} is not what the grants say")
+        try:
+            slots = set(os.listdir(f"{folder}/{SLOT_DIR}"))
+        except FileNotFoundError:  # nobody lived until it was mounted
+            slots = set()
         if len(set(there)) < len(there):
             self.found("double_bookings", f"two containers have one slot on {uuid}")
-        if {os.path.basename(slot_file(slot)) for slot in there} != set(os.listdir(f"{folder}/{SLOT_DIR}")):
+        if {os.path.basename(slot_file(slot)) for slot in there} != slots:
             self.found("leaks", f"slot files of {uuid} are missing or left behind")
 
     def found(self, kind: str, what: str) -> None:
@@ -324,7 +336,7 @@ def work(campaign: Campaign, i: int, rng: random.Random) -> None:
     for n in range(50):
         wish = CardRequest(memory_mib=rng.randrange(1, 5), compute=rng.choice([None, 20, 60]))
         request = Request((wish,) * rng.choice([1, 1, 2]), exclusive=rng.random() < 0.15)
-        who = Identity(campaign.runtime, f"c{me}-{n}", "/")
+        who = Identity(campaign.runtime, f"c{me}-{n}", f"/c{me}-{n}")
         try:
             given = admit.admit_on(campaign.node, request, who, own_life(), settings)
         except GhError as e:
@@ -363,7 +375,8 @@ def become_container(campaign: Campaign, i: int, grant: Grant) -> None:
     folder = f"{campaign.runtime}/{grant.who.id}"
     os.mkdir(folder)
     pid, start = process_life(init)
-    Path(folder + "/tmp").write_text(f'{{"init_process_pid":{pid},"init_process_start":{start}}}')
+    told = {"init_process_pid": pid, "init_process_start": start, "config": {"labels": [f"{MARKER}={grant.key} []"]}}
+    Path(folder + "/tmp").write_text(json.dumps(told))
     os.rename(folder + "/tmp", folder + "/state.json")
     promise(campaign, i, init, grant.key)
     os.write(write, b"g")

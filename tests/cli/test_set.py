@@ -26,9 +26,10 @@ def now(install: Install, grant: Grant) -> Grant:
     """The grant as the ledger has it, once its pages say the same."""
     grants = store.snapshot(str(install.state))
     (found,) = [g for g in grants if g.key == grant.key]
-    page = Path(install.state, "pages", grant.key, "policy").read_bytes()
+    page = Path(install.state, "pages", grant.key, "policy").read_bytes()[:4096]
     assert page == policy_page(found, install.inventory, seq=page[16]) and page[16] % 2 == 0
-    card = Path(share.folder(str(install.state), "GPU-0"), "card").read_bytes()
+    card = share.page(str(install.state), "GPU-0")
+    assert Path(install.state, "pages", grant.key, "policy").read_bytes()[4096:] == card
     assert card == card_page("GPU-0", grants, *head(card)[1:], head(card)[0]) and head(card)[0] % 2 == 0
     return found
 
@@ -42,7 +43,7 @@ def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> 
             f"container {'a' * 64}: memory 8Gi, compute 40% up to 80%; burst-share; class online\n"
             "  was: memory 4Gi, compute 30% up to 80%; burst-share; class default\n"
         )
-        assert seen[:] == policy_page(now(install, web), install.inventory, seq=seen[16]) == page.read_bytes()
+        assert seen[:] == policy_page(now(install, web), install.inventory, seq=seen[16]) == page.read_bytes()[:4096]
     assert now(install, web) == web.replace(shares=(Share("GPU-0", 8192, 40, 80, slot=1),), priority_class="online")
     assert now(install, batch) == batch
 
@@ -121,6 +122,7 @@ def test_freeze_and_resume(install: Install, two: tuple[Grant, Grant]) -> None:
     assert [g["state"] for g in install.data("ps")["grants"]] == ["starting", "frozen"]
     install.text("set", "batch", "--compute", "40")
     assert now(install, batch).frozen == frozen.frozen
-    assert install.data("resume", "batch") == {"container": "batch", "key": batch.key, "frozen": 0, "changed": True}
+    done = {"container": "batch", "key": batch.key, "frozen": 0, "changed": True, "told": True}
+    assert install.data("resume", "batch") == done
     assert install.text("resume", "batch") == "container batch was resumed already\n"
     assert now(install, batch).frozen == 0

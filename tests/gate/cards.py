@@ -34,6 +34,8 @@ class Card:
     def __init__(self, place: Path, sim: Any, tenants: list[Tenant], scale: int, number: int = 0) -> None:
         self.place, self.sim, self.tenants, self.scale = place, sim, tenants, scale
         self.seq = 2
+        self.tiers = 0  # bits of core/tiers.py that containers may use
+        self.copies: list[tuple[Path, int]] = []
         self.born = list(range(1, len(tenants) + 1))
         (place / "slot").mkdir(parents=True)
         self.file = sim.cards / str(number)
@@ -68,16 +70,31 @@ class Card:
             at = 128 + 32 * i
             struct.pack_into("<BBHII", page, at, t.class_, t.freeze, t.weight, round(t.cap * 1e6), t.linger)
             struct.pack_into("<Q", page, at + 16, self.born[i])
-        path = self.place / "card"
-        path.touch()
-        with open(path, "r+b") as f:
-            if path.stat().st_size:
-                os.pwrite(f.fileno(), struct.pack("<I", self.seq - 1), 16)
-                os.pwrite(f.fileno(), page[20:], 20)
-                os.pwrite(f.fileno(), struct.pack("<I", self.seq), 16)
-            else:
-                os.pwrite(f.fileno(), page, 0)
+        struct.pack_into("<I", page, 88, self.tiers)
+        self.page = bytes(page)
+        for policy, number in self.copies:
+            self.give(policy, number)
         self.seq += 2
+
+    def give(self, policy: Path, number: int) -> None:
+        """Put the card page into one container's page file."""
+        at = PAGE * (1 + number)
+        with open(policy, "r+b") as f:
+            os.pwrite(f.fileno(), struct.pack("<I", self.seq - 1), at + 16)
+            os.pwrite(f.fileno(), self.page[:16], at)
+            os.pwrite(f.fileno(), self.page[20:], at + 20)
+            os.pwrite(f.fileno(), self.page[16:20], at + 16)
+
+    def share_with(self, policy: Path, number: int) -> None:
+        """A container gets this card as its card `number`; it is told of every change from now on."""
+        self.copies.append((policy, number))
+        self.give(policy, number)
+
+    def scribble(self, data: bytes) -> None:
+        """Other bytes in the place of every card page."""
+        for policy, number in self.copies:
+            with open(policy, "r+b") as f:
+                os.pwrite(f.fileno(), data, PAGE * (1 + number))
 
 
 class Box:
@@ -96,7 +113,9 @@ class Box:
             (self.place / "slot" / str(n)).touch()
             record = (card.uuid, 512 << 20, 1024 << 20, 0, 0, 0, n, 0, 1 + slot)
             struct.pack_into("<48sQQIIIIQI", page, 128 + 128 * n, *record)
-        (self.place / "policy").write_bytes(page)
+        (self.place / "policy").write_bytes(page + bytes(PAGE * len(cards)))
+        for n, card in enumerate(cards):
+            card.share_with(self.place / "policy", n)
         self.running: list[Load] = []
 
     def command(self, argv: list[str]) -> list[str]:

@@ -250,7 +250,7 @@ def test_alone_a_launch_makes_no_system_call(place: Make, peers: bool) -> None:
 
 def test_without_a_card_page_only_the_own_cap_is_held(place: Make) -> None:
     p = place(Tenant(), Tenant())
-    (p.card.place / "card").write_bytes(b"\xff" * 4096)
+    p.card.scribble(b"\xff" * 4096)
     load = p.kernels(0, "plain", 80)
     has(p.card, load, 80, 0.6, 0.5)
 

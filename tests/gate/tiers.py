@@ -1,13 +1,11 @@
 """Channel-group controls of a test's simulated card, and what the card page lets containers use of them."""
 
-import os
 import struct
 from typing import Any
 
 from oci_hook.sim import driver_root
 
 TSG_MODE_AT = 332  # struct card_head
-TIERS_AT = 88  # struct gh_card_page
 
 
 def controls(p: Any, mode: str) -> None:
@@ -19,10 +17,5 @@ def controls(p: Any, mode: str) -> None:
 
 def let(p: Any, tiers: int) -> None:
     """Bits of core/tiers.py. The page is written anew, which makes its readers look."""
-    with open(p.card.place / "card", "r+b") as page:
-        p.card.write()
-        seq = struct.unpack("<I", os.pread(page.fileno(), 4, 16))[0]
-        os.pwrite(page.fileno(), struct.pack("<I", seq + 1), 16)
-        os.pwrite(page.fileno(), struct.pack("<I", tiers), TIERS_AT)
-        os.pwrite(page.fileno(), struct.pack("<I", seq + 2), 16)
-    p.card.seq = seq + 4
+    p.card.tiers = tiers
+    p.card.write()

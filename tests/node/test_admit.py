@@ -16,6 +16,7 @@ from oci_hook.core import slot_page
 from oci_hook.core.card_page import SLOT_FILE_SIZE, card_page, head, tiers_of
 from oci_hook.core.grant import Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.layout import MARKER
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.core.rules import Rules
@@ -43,7 +44,7 @@ def node(driver_root="/"):
 
 
 def who(id):
-    return Identity("/run/runc", id, "/bundle")
+    return Identity("/run/runc", id, "/bundle/" + id)
 
 
 def me():
@@ -63,7 +64,7 @@ def files(settings):
     return sorted(
         str(p.relative_to(settings.state_dir))
         for p in Path(settings.state_dir).rglob("*")
-        if p.is_file() and p.name != "events"
+        if p.is_file() and p.name not in ("events", "policies.lock")
     )
 
 
@@ -77,7 +78,7 @@ def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):
     assert (grant.policy, grant.priority_class, grant.capabilities) == ("fixed-share", "online", ("compute",))
     assert not grant.exclusive and grant.driver_version == "550" and grant.created > 1_700_000_000
     assert store.snapshot(settings.state_dir) == (grant,)
-    page = Path(settings.state_dir, "pages", grant.key, "policy").read_bytes()
+    page = Path(settings.state_dir, "pages", grant.key, "said").read_bytes()
     assert page == policy_page(grant, given.inventory)
 
 
@@ -114,7 +115,7 @@ def test_the_linger_of_the_settings_is_on_the_card_page(settings):
     for n, linger in ((1, 0), (2, 100_000_000), (3, 1000)):
         changed = settings.replace(rules=settings.rules.replace(linger=linger))
         assert admit.admit(SHARE, who(f"c{n}"), me(), changed).grant.linger == linger
-    page = Path(settings.state_dir, "share", UUID, "card").read_bytes()
+    page = share.page(settings.state_dir, UUID)
     slots = [struct.unpack_from("<BBHIIIQQ", page, 128 + 32 * n) for n in range(3)]  # shim/card_page.h
     assert [slot[4] for slot in slots] == [0, 100_000_000, 1000] and all(slot[6] for slot in slots)
 
@@ -148,7 +149,7 @@ def test_a_second_create_of_a_living_container_changes_nothing(settings, other):
     other.wait()
     second = admit.admit(Request((CardRequest(memory_mib=1),)), who("c1"), me(), settings).grant
     assert store.snapshot(settings.state_dir) == (second,)
-    page = Path(settings.state_dir, "pages", second.key, "policy").read_bytes()
+    page = Path(settings.state_dir, "pages", second.key, "said").read_bytes()
     assert page == policy_page(second, node())
 
 
@@ -177,7 +178,7 @@ def test_release_takes_no_living_containers_grant_unless_forced(settings, other)
     assert store.snapshot(settings.state_dir) == (grant,)
     assert admit.release(grant.key, settings, force=True)
     assert not admit.release(grant.key, settings, force=True)
-    assert files(settings) == ["inventory.json", "ledger/lock", f"share/{UUID}/card"]
+    assert files(settings) == ["inventory.json", "ledger/lock", f"told/card-{UUID}", f"told/card-{UUID}.lock"]
 
 
 def test_release_of_a_dead_containers_grant(settings, other):
@@ -206,7 +207,7 @@ settings = Settings(sys.argv[1], driver_root=sys.argv[1] + "/driver", state_dir=
 request = Request((CardRequest(memory_mib=2048, compute=10),))
 def one(id):
     by = Life(life.boot_id(), life.process_life(os.getpid()))
-    return admit.admit(request, Identity("/run/runc", id, "/bundle"), by, settings)
+    return admit.admit(request, Identity("/run/runc", id, "/bundle/" + id), by, settings)
 """
 
 AT_ONCE = (
@@ -285,11 +286,12 @@ def test_killed_at_every_step_of_an_admission(settings, other):
         assert admit.release(again.key, settings, force=True)
         assert files(settings) == sorted(
             [
-                *("inventory.json", "ledger/lock", f"share/{UUID}/card", f"share/{UUID}/slot/00"),
-                *(f"ledger/{held.key}.json", f"pages/{held.key}/policy"),
+                *("inventory.json", "ledger/lock", f"share/{UUID}/slot/00"),
+                *(f"told/card-{UUID}", f"told/card-{UUID}.lock"),
+                *(f"ledger/{held.key}.json", f"pages/{held.key}/policy", f"pages/{held.key}/said"),
             ]
         )
-        page = Path(settings.state_dir, "share", UUID, "card").read_bytes()
+        page = share.page(settings.state_dir, UUID)
         seq, generation, _ = head(page)
         assert seq % 2 == 0 and page == card_page(UUID, (held,), generation, seq=seq)
         if p.returncode == 0:
@@ -302,22 +304,26 @@ def test_containers_learn_what_their_card_was_found_to_do(settings):
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
     seen["groups"] = {"favoured": 0.9, "even": 0.5, "stopped": 0.0, "resumed": 0.5}
     tiers.save(settings, inventory.load(settings), {UUID: seen})
-    page = Path(settings.state_dir, "share", UUID, "card")
     for i, (allowed, bits) in enumerate((("none", 1), ("slice", 3), ("stop", 7))):
         changed = settings.replace(rules=settings.rules.replace(channel_groups=allowed))
         held = admit.admit(SHARE, who(f"c{i}"), me(), changed).grant
-        assert tiers_of(page.read_bytes()) == bits
+        assert tiers_of(share.page(settings.state_dir, UUID)) == bits
     admit.release(held.key, settings, force=True)
-    assert tiers_of(page.read_bytes()) == 7, "changed without a reason"
+    assert tiers_of(share.page(settings.state_dir, UUID)) == 7, "changed without a reason"
     os.unlink(f"{settings.state_dir}/tiers.json")
     admit.admit(SHARE, who("later"), me(), settings)
-    assert tiers_of(page.read_bytes()) == 0
+    assert tiers_of(share.page(settings.state_dir, UUID)) == 0
 
 
 @pytest.mark.root
 def test_a_container_that_runc_will_not_delete_keeps_its_grant(settings, runc, bundle):
-    pipe = subprocess.Popen(["sh", "-c", 'read x; exec "$@"', "sh", *_create(runc, bundle())], stdin=subprocess.PIPE)
-    id = runc.ids[-1]
+    def ours(spec):
+        key = store.grant_key(str(runc.root), runc.ids[-1])
+        spec.setdefault("annotations", {})[MARKER] = f"{key} []"
+
+    id = runc.new_id()
+    command = ["runc", "--root", str(runc.root), "--log", "/dev/null", "create", "--bundle", str(bundle(edit=ours)), id]
+    pipe = subprocess.Popen(["sh", "-c", 'read x; exec "$@"', "sh", *command], stdin=subprocess.PIPE)
     by = Life(BOOT, life.process_life(pipe.pid))
     key = admit.admit(SHARE, Identity(str(runc.root), id, "/b"), by, settings).grant.key
     pipe.communicate(b"\n", timeout=60)
@@ -329,10 +335,6 @@ def test_a_container_that_runc_will_not_delete_keeps_its_grant(settings, runc, b
     assert [g.life.init[0] for g in store.snapshot(settings.state_dir)] == [runc.pid(id)]
     assert runc("delete", "--force", id).returncode == 0
     assert store.snapshot(settings.state_dir) == ()
-
-
-def _create(runc, bundle):
-    return ["runc", "--root", str(runc.root), "--log", "/dev/null", "create", "--bundle", str(bundle), runc.new_id()]
 
 
 @pytest.mark.root

@@ -13,11 +13,33 @@ from pathlib import Path
 import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.layout import MARKER
 from oci_hook.node import life
+from oci_hook.node.judge import Judge
 
 REPO = Path(__file__).resolve().parents[2]
 BOOT = life.boot_id()
 V1 = Path("/sys/fs/cgroup/devices")
+
+
+def current(grant):
+    return Judge().current(grant)
+
+
+def alive(by):
+    """Whether a grant counts that lives by this alone."""
+    return current(Grant("0" * 32, Identity("bundle:/none", "x", "/b"), by, (), born=time.monotonic_ns())) is not None
+
+
+def learn(grant):
+    """The grant as the runtime's state file has it; itself where that tells nothing."""
+    told = life.found(grant)
+    return grant if told is None else grant.replace(life=told[0])
+
+
+def ours(spec):
+    """The bundle was edited for the grant of `grant_of`: the runtime keeps the marker."""
+    spec.setdefault("annotations", {})[MARKER] = "0" * 32 + " []"
 
 
 def until(condition, seconds=10.0):
@@ -53,14 +75,14 @@ READY = "import os, sys, time; print(1, flush=True);"
 def test_a_process_is_its_pid_and_start(child):
     p = child(READY + "sys.stdin.read()")
     pid, start = life.process_life(p.pid)
-    assert pid == p.pid and life.alive(Life(BOOT, (pid, start)))
-    assert life.alive(Life(BOOT, None, (pid, start)))
-    assert not life.alive(Life(BOOT, (pid, start - 1))), "a reused pid"
-    assert not life.alive(Life("another boot", (pid, start)))
-    assert not life.alive(Life(BOOT))
+    assert pid == p.pid and alive(Life(BOOT, (pid, start)))
+    assert alive(Life(BOOT, None, (pid, start)))
+    assert not alive(Life(BOOT, (pid, start - 1))), "a reused pid"
+    assert not alive(Life("another boot", (pid, start)))
+    assert not alive(Life(BOOT))
     p.kill()
     p.wait()
-    assert not life.alive(Life(BOOT, (pid, start)))
+    assert not alive(Life(BOOT, (pid, start)))
     with pytest.raises(ProcessLookupError):
         life.process_life(pid)
 
@@ -94,20 +116,20 @@ def test_a_zombie_main_thread_beside_a_living_one_is_alive(child):
         libc.syscall({"x86_64": 60, "aarch64": 93}[__import__("os").uname().machine], 0)
     """)
     until(lambda: Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert life.alive(Life(BOOT, life.process_life(p.pid)))
+    assert alive(Life(BOOT, life.process_life(p.pid)))
 
 
 def test_a_stopped_process_is_alive(child):
     p = child(READY + "sys.stdin.read()")
     os.kill(p.pid, signal.SIGSTOP)
     until(lambda: " T " in Path(f"/proc/{p.pid}/stat").read_text())
-    assert life.alive(Life(BOOT, life.process_life(p.pid)))
+    assert alive(Life(BOOT, life.process_life(p.pid)))
 
 
 def test_a_hostile_name_shifts_no_field(child):
     p = child("open('/proc/self/comm', 'w').write(') Z 1 1 1 ('); print(1, flush=True); input()")
     assert Path(f"/proc/{p.pid}/comm").read_text() == ") Z 1 1 1 (\n"
-    assert life.alive(Life(BOOT, life.process_life(p.pid)))
+    assert alive(Life(BOOT, life.process_life(p.pid)))
 
 
 @pytest.fixture
@@ -124,14 +146,14 @@ def cgroup():
 def test_a_process_anywhere_in_the_cgroup_keeps_alive(child, cgroup):
     p = child(READY + "sys.stdin.read()")
     held = Life(BOOT, cgroup=str(cgroup), cgroup_inode=os.stat(cgroup).st_ino)
-    assert not life.alive(held)
+    assert not alive(held)
     (cgroup / "below/cgroup.procs").write_text(str(p.pid))
-    assert life.alive(held)
-    assert not life.alive(held.replace(cgroup_inode=1)), "the path of a cgroup that was removed and made anew"
-    assert not life.alive(held.replace(cgroup=str(cgroup) + "-gone", cgroup_inode=0))
+    assert alive(held)
+    assert not alive(held.replace(cgroup_inode=1)), "the path of a cgroup that was removed and made anew"
+    assert not alive(held.replace(cgroup=str(cgroup) + "-gone", cgroup_inode=0))
     p.kill()
     p.wait()
-    assert not life.alive(held)
+    assert not alive(held)
 
 
 def ticks_past(tick):
@@ -146,7 +168,12 @@ def ticks_past(tick):
 
 def grant_of(root, id, creator=None, **changes):
     return Grant(
-        "0" * 32, Identity(str(root), id, "/b"), Life(BOOT, creator, **changes), (Share("GPU-0", 1),), created=1
+        "0" * 32,
+        Identity(str(root), id, "/b"),
+        Life(BOOT, creator, **changes),
+        (Share("GPU-0", 1),),
+        created=1,
+        born=time.monotonic_ns(),
     )
 
 
@@ -170,26 +197,26 @@ class Creator:
 @pytest.mark.root
 def test_a_container_of_runc_from_create_to_delete(runc, bundle):
     id = runc.new_id()
-    creator = Creator("runc", "--root", runc.root, "create", "--bundle", bundle(), id)
+    creator = Creator("runc", "--root", runc.root, "create", "--bundle", bundle(edit=ours), id)
     granted = grant_of(runc.root, id, creator.life)
-    assert life.current(granted, BOOT) is granted, "the creator lives"
+    assert current(granted) is granted, "the creator lives"
     assert creator.go() == 0
-    learned = life.current(granted, BOOT)
+    learned = current(granted)
     assert learned.life == Life(BOOT, None, life.process_life(runc.pid(id)), str(V1 / id), os.stat(V1 / id).st_ino)
     assert learned.replace(life=granted.life) == granted, "nothing else changes"
-    assert life.current(learned, BOOT) is learned
+    assert current(learned) is learned
     assert runc("start", id).returncode == 0
     assert runc("delete", id).returncode != 0, "runc deletes no running container"
-    assert life.current(learned, BOOT) is learned
+    assert current(learned) is learned
     assert runc("pause", id).returncode == 0
-    assert life.current(learned, BOOT) is learned and life.current(granted, BOOT) == learned
+    assert current(learned) is learned and current(granted) == learned
     assert runc("resume", id).returncode == 0
     assert runc("kill", id, "KILL").returncode == 0
-    until(lambda: life.current(learned, BOOT) is None)
-    assert life.current(granted, BOOT) is None, "the state file names a dead init"
+    until(lambda: current(learned) is None)
+    assert current(granted) is None, "the state file names a dead init"
     assert runc("delete", id).returncode == 0
-    assert life.current(granted, BOOT) is None
-    assert life.current(learned, BOOT) is None
+    assert current(granted) is None
+    assert current(learned) is None
 
 
 @pytest.mark.root
@@ -197,50 +224,51 @@ def test_a_create_that_fails_leaves_nothing_alive(runc, bundle):
     creator = Creator("runc", "--root", runc.root, "create", "--bundle", bundle(args=["/none"]), runc.new_id())
     granted = grant_of(runc.root, runc.ids[-1], creator.life)
     assert creator.go() != 0
-    assert life.current(granted, BOOT) is None
+    assert current(granted) is None
 
 
 @pytest.mark.root
 def test_a_container_that_had_the_id_before_is_not_adopted(runc, bundle):
-    assert runc.create(bundle()).returncode == 0
+    assert runc.create(bundle(edit=ours)).returncode == 0
     id = runc.ids[-1]
     until(lambda: ticks_past(life.start_time(runc.pid(id))))
-    creator = Creator("runc", "--root", runc.root, "create", "--bundle", bundle(), id)
+    creator = Creator("runc", "--root", runc.root, "create", "--bundle", bundle(edit=ours), id)
     granted = grant_of(runc.root, id, creator.life)
     assert creator.go() != 0, "the id is taken"
-    assert life.current(granted, BOOT) is None
+    assert current(granted) is None
 
 
 @pytest.mark.root
 def test_what_is_left_of_a_container_without_pid_namespace_counts(runc, bundle):
     def host_pids(spec):
+        ours(spec)
         spec["linux"]["namespaces"] = [n for n in spec["linux"]["namespaces"] if n["type"] != "pid"]
 
     assert runc.create(bundle(args=["sh", "-c", "sleep 300 & exec sleep 0"], edit=host_pids)).returncode == 0
     id = runc.ids[-1]
     granted = grant_of(runc.root, id)
-    learned = life.current(granted, BOOT)
+    learned = current(granted)
     init = learned.life.init
     assert runc("start", id).returncode == 0
     until(lambda: life.start_time(init[0]) != init[1])
-    assert life.current(learned, BOOT) is learned, "a process of the container is there"
-    assert life.current(granted, BOOT) == learned, "also when nobody looked while init lived"
+    assert current(learned) is learned, "a process of the container is there"
+    assert current(granted) == learned, "also when nobody looked while init lived"
     assert runc("delete", "--force", id).returncode == 0
-    until(lambda: life.current(learned, BOOT) is None)
-    assert life.current(granted, BOOT) is None
+    until(lambda: current(learned) is None)
+    assert current(granted) is None
 
 
 @pytest.mark.root
 def test_a_later_container_of_the_same_id_is_the_same_grants(runc, bundle):
     """Restore: the id comes back with another init, which started after the first one."""
-    assert runc.create(bundle()).returncode == 0
+    assert runc.create(bundle(edit=ours)).returncode == 0
     id = runc.ids[-1]
-    first = life.current(grant_of(runc.root, id), BOOT)
+    first = current(grant_of(runc.root, id))
     assert runc("delete", "--force", id).returncode == 0
-    assert life.current(first, BOOT) is None
+    assert current(first) is None
     until(lambda: ticks_past(first.life.init[1]))
-    assert runc.create(bundle(), id=id).returncode == 0
-    again = life.current(first, BOOT)
+    assert runc.create(bundle(edit=ours), id=id).returncode == 0
+    again = current(first)
     assert again.life.init == life.process_life(runc.pid(id)) != first.life.init
 
 
@@ -250,6 +278,7 @@ import json, os, subprocess, sys
 sys.path.insert(0, {repo!r})
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.node import life
+from oci_hook.node.judge import Judge
 runtime, root, id = sys.argv[1:4]
 def call(*args):
     p = subprocess.run([runtime, "--root", root, *args], stdout=open(root + ".log", "a"), stderr=subprocess.STDOUT,
@@ -261,11 +290,12 @@ granted = granted.replace(life=Life(boot, (1 << 22, granted.life.creator[1])))  
 call("create", "--bundle", sys.argv[4], id)
 try:
     call("start", id)
-    learned = life.current(granted, boot)
-    by_cgroup = life.alive(Life(boot, cgroup=learned.life.cgroup, cgroup_inode=learned.life.cgroup_inode))
+    learned = Judge().current(granted)
+    by = Life(boot, cgroup=learned.life.cgroup, cgroup_inode=learned.life.cgroup_inode)
+    by_cgroup = Judge().current(granted.replace(life=by)) is not None
 finally:
     call("delete", "--force", id)
-print(json.dumps([learned.life.cgroup, learned.life.init is not None, by_cgroup, life.alive(learned.life)]))
+print(json.dumps([learned.life.cgroup, learned.life.init is not None, by_cgroup, Judge().current(learned) is not None]))
 """
 
 
@@ -275,7 +305,7 @@ def other_node(setup, runtime, tmp_path, bundle):
     id = f"gh-test-{os.getpid()}-other"
     p = subprocess.run(
         ["unshare", "-m", "sh", "-ec", setup + '\nexec "$@"', "sh"]
-        + [sys.executable, "-I", str(script), runtime, str(tmp_path / "root"), id, str(bundle())],
+        + [sys.executable, "-I", str(script), runtime, str(tmp_path / "root"), id, str(bundle(edit=ours))],
         capture_output=True,
         text=True,
         timeout=60,
@@ -311,11 +341,11 @@ def test_a_container_of_youki(child, tmp_path):
     p = child(READY + "sys.stdin.read()")
     grant = grant_of(tmp_path, "c1", creator=(p.pid, 1))
     youki(tmp_path, p.pid)
-    learned = life.learn(grant)
+    learned = learn(grant)
     assert learned.life.init == life.process_life(p.pid)
-    assert life.current(learned, BOOT)
+    assert current(learned)
     youki(tmp_path, None)  # stopped
-    assert life.learn(grant) is grant
+    assert learn(grant) is grant
 
 
 def test_a_pid_in_youkis_state_that_another_process_has_now(child, tmp_path):
@@ -323,8 +353,8 @@ def test_a_pid_in_youkis_state_that_another_process_has_now(child, tmp_path):
     youki(tmp_path, p.pid)
     long_ago = time.time() - 3600
     os.utime(tmp_path / "c1/state.json", (long_ago, long_ago))
-    grant = grant_of(tmp_path, "c1", creator=(p.pid, 1))
-    assert life.learn(grant) is grant and life.current(grant, BOOT) is None
+    grant = grant_of(tmp_path, "c1", creator=(p.pid, life.start_time(p.pid) - 1))
+    assert learn(grant) is grant and current(grant) is None
 
 
 @pytest.mark.parametrize(
@@ -346,7 +376,7 @@ def test_a_pid_in_youkis_state_that_another_process_has_now(child, tmp_path):
 def test_a_strange_state_file_keeps_nothing_alive(tmp_path, state, name):
     (tmp_path / "c1").mkdir()
     (tmp_path / "c1" / name).write_bytes(state)
-    assert life.current(grant_of(tmp_path, "c1"), BOOT) is None
+    assert current(grant_of(tmp_path, "c1")) is None
 
 
 @pytest.mark.parametrize("id", ["", ".", "..", "../c1", "a/b", "x\0", "ä", "a" * 1025, "a b", "c1\n"])
@@ -356,7 +386,7 @@ def test_an_id_that_is_no_file_name_is_never_looked_up(tmp_path, id):
     (tmp_path / "c1").mkdir()
     (tmp_path / "c1/state.json").write_text(json.dumps({"init_process_pid": pid, "init_process_start": start}))
     granted = grant_of(tmp_path / "root", id)
-    assert life.learn(granted) is granted
+    assert learn(granted) is granted
 
 
 def test_ids_that_runtimes_take():
@@ -365,7 +395,7 @@ def test_ids_that_runtimes_take():
 
 def test_the_hooks_grants_have_no_state_file(tmp_path):
     granted = grant_of("bundle:" + str(tmp_path), "c1")
-    assert life.learn(granted) is granted
+    assert learn(granted) is granted
 
 
 def test_the_top_of_a_hierarchy_is_never_a_containers_cgroup(tmp_path):
@@ -373,4 +403,4 @@ def test_the_top_of_a_hierarchy_is_never_a_containers_cgroup(tmp_path):
     (tmp_path / "c1").mkdir()
     state = {"init_process_pid": pid, "init_process_start": start, "cgroup_paths": {"devices": str(V1)}}
     (tmp_path / "c1/state.json").write_text(json.dumps(state))
-    assert life.learn(grant_of(tmp_path, "c1")).life == Life(BOOT, None, (pid, start))
+    assert learn(grant_of(tmp_path, "c1")).life == Life(BOOT, None, (pid, start))

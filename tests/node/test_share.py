@@ -1,5 +1,7 @@
-"""What containers of a card share: the tmpfs, slot files, the card page; crashes, and tenants that grow their file."""
+"""What containers of a card share, and are told: the tmpfs, slot files, card pages; crashes; tenants that grow their
+file or hold leases on what they see."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -7,18 +9,20 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oci_hook.core import slot_page
+from oci_hook.core import layout, slot_page
 from oci_hook.core.card_page import SLOT_FILE_SIZE, SLOTS, card_page, head
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.errors import NodeError
 from oci_hook.linux.mount import mountinfo
-from oci_hook.node import life, share, store
+from oci_hook.node import life, share, store, tell
+from oci_hook.node.deliver import page_file
 from oci_hook.node.life import boot_id, process_life
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -54,12 +58,22 @@ def put(state: str, *grants: Grant) -> None:
             ledger.put(grant, bytes(4096), {CARDS[0]: 5})
 
 
+def seen(state: str, grant: Grant, number: int) -> bytes:
+    """Page `number` of what the container sees."""
+    with open(page_file(state, grant.key), "rb") as f:
+        return os.pread(f.fileno(), 4096, 4096 * number)
+
+
 def check(state: str, uuid: str, *grants: Grant, scale: int = 5) -> int:
-    """The card's folder is what the grants say; the page's generation."""
+    """The card's folder, and what each container on it sees, is what the grants say; the page's generation."""
     folder = Path(share.folder(state, uuid))
-    page = (folder / "card").read_bytes()
+    page = share.page(state, uuid)
     seq, generation, _ = head(page)
     assert page == card_page(uuid, grants, generation, scale, seq) and seq % 2 == 0
+    assert not tell.pending(tell.names(state)) and tell.UNCLEAR not in tell.names(state)
+    for grant in grants:
+        for i, held_ in enumerate(grant.shares):
+            assert held_.uuid != uuid or seen(state, grant, 1 + i) == page
     held = sorted(s.slot - 1 for g in grants for s in g.shares if s.uuid == uuid)
     files = sorted((folder / "slot").iterdir())
     assert [f.name for f in files] == [f"{i:02d}" for i in held]
@@ -84,10 +98,12 @@ def test_a_tmpfs_per_card_and_who_may_do_what_there(state: str) -> None:
         assert flags & os.ST_NOSUID and flags & os.ST_NODEV and flags & os.ST_NOEXEC
         assert os.statvfs(path).f_blocks * os.statvfs(path).f_frsize == share.TMPFS_SIZE
         assert os.statvfs(path).f_files == share.TMPFS_INODES
-        modes = [stat.S_IMODE(os.stat(p).st_mode) for p in (path, f"{path}/card", f"{path}/slot")]
-        assert modes == [0o755, 0o644, 0o755]
+        for place, mode in ((path, 0o755), (f"{path}/slot", 0o755), (page_file(state, one.key), 0o644)):
+            st = os.stat(place)
+            assert (stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid) == (mode, layout.PAGE_UID, st.st_uid)
     assert stat.S_IMODE(os.stat(f"{state}/share").st_mode) == 0o700
     file = os.stat(f"{share.folder(state, CARDS[0])}/slot/00")
+    assert file.st_uid == layout.PAGE_UID
     assert file.st_blocks * 512 == SLOT_FILE_SIZE, "allocated, not sparse"
     assert Path(share.folder(state, CARDS[0]), "slot/00").read_bytes() == bytes(SLOT_FILE_SIZE)
 
@@ -157,8 +173,9 @@ def test_a_tenant_that_fills_the_tmpfs_stops_nobody(state: str) -> None:
     check(state, CARDS[0], one, *others)
 
 
-def test_without_room_nothing_is_granted(state: str) -> None:
+def test_without_room_nothing_is_granted(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full of what is no slot file: the refusal leaves all as it was."""
+    monkeypatch.setattr(share, "TMPFS_MAX", share.TMPFS_SIZE)
     put(state, one := make(1))
     filler = Path(share.folder(state, CARDS[0]), "filler")
     with pytest.raises(OSError, match="No space"):
@@ -172,13 +189,89 @@ def test_without_room_nothing_is_granted(state: str) -> None:
     check(state, CARDS[0], one, two)
 
 
+LEASE = """
+import ctypes, fcntl, os, signal, sys
+path, kind = sys.argv[1], getattr(fcntl, sys.argv[2])
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fd = os.open(path, os.O_RDONLY)
+ctypes.CDLL(None).setfsuid(ctypes.c_uint(os.stat(fd).st_uid))  # as container root with CAP_SETUID can
+fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
+print(1, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def lease(path: str, kind: str) -> Iterator[None]:
+    """Another process holds a lease on the file, and lets no open break it."""
+    command = [sys.executable, "-I", "-c", LEASE, path, kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
+        assert p.stdout and p.stdout.readline() == b"1\n"
+        try:
+            yield
+        finally:
+            p.communicate()
+
+
+@pytest.mark.parametrize("kind", ["F_RDLCK", "F_WRLCK"])
+@pytest.mark.parametrize("what", ["page", "slot"])
+def test_a_lease_keeps_only_its_holder_from_what_it_is_told(state: str, what: str, kind: str) -> None:
+    """An open that waits for a lease takes fs.lease-break-time, 45 s: others' grants, changes and ends do not wait."""
+    put(state, hostile := make(1, *CARDS), other := make(2, *CARDS))
+    path = page_file(state, hostile.key) if what == "page" else f"{share.folder(state, CARDS[0])}/slot/00"
+    began = time.monotonic()
+    with lease(path, kind):
+        put(state, third := make(3, *CARDS))
+        with store.open_ledger(state) as ledger:
+            ledger.change(other := other.replace(frozen=9))
+        assert ledger.late == ({hostile.key} if what == "page" else set())
+        with store.open_ledger(state) as ledger:
+            ledger.change(hostile := hostile.replace(priority_class="offline"))
+        assert ledger.late == ({hostile.key} if what == "page" else set())
+        for grant in (other, third):
+            assert seen(state, grant, 1) == share.page(state, CARDS[0])
+            assert seen(state, grant, 2) == share.page(state, CARDS[1])
+        share.read_gate(state, hostile.shares[0])
+        share.trim(state, CARDS[0])
+        assert len(store.snapshot(state)) == 3
+        with store.open_ledger(state) as ledger:
+            ledger.remove(third.key)
+    assert time.monotonic() - began < 15
+    with store.open_ledger(state):  # it has let go: now it is told, too
+        pass
+    check(state, CARDS[0], hostile, other)
+    check(state, CARDS[1], hostile, other, scale=1)
+    assert seen(state, hostile, 0)[28] == 0, "its class"
+
+
+def test_a_slot_file_under_a_lease_is_replaced_and_what_it_took_does_not_count(state: str) -> None:
+    """It has filled the tmpfs, and nobody may cut its file back."""
+    put(state, make(1))
+    path = f"{share.folder(state, CARDS[0])}/slot/00"
+    with open(path, "ab") as f, contextlib.suppress(OSError):
+        while True:
+            f.write(bytes(1 << 16))
+            f.flush()
+    began = time.monotonic()
+    with lease(path, "F_RDLCK"):
+        others = [make(slot) for slot in range(2, SLOTS + 1)]
+        put(state, *others)
+        with store.open_ledger(state) as ledger:
+            ledger.remove(make(1).key)
+            ledger.put(one := make(1).replace(born=7), bytes(4096), {CARDS[0]: 5})
+    assert time.monotonic() - began < 15
+    check(state, CARDS[0], one, *others)
+
+
 @pytest.mark.parametrize("damage", [b"", b"\1", bytes(4096), b"x" * 5000])
 def test_a_damaged_page_is_written_anew(state: str, damage: bytes) -> None:
     put(state, one := make(1))
-    Path(share.folder(state, CARDS[0]), "card").write_bytes(damage)
+    Path(tell.folder(state), f"card-{CARDS[0]}").write_bytes(damage)
+    with open(page_file(state, one.key), "r+b") as f:
+        os.pwrite(f.fileno(), damage[:4096], 4096)
     put(state, two := make(2))
-    page = Path(share.folder(state, CARDS[0]), "card").read_bytes()[:4096]
-    assert page == card_page(CARDS[0], (one, two), *head(page)[1:], head(page)[0])
+    page = share.page(state, CARDS[0])
+    assert page == card_page(CARDS[0], (one, two), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
 
 
 AT_STEP = """
@@ -210,13 +303,15 @@ with store.open_ledger(state) as ledger:
 def test_killed_at_any_step(state: str) -> None:
     """Then the next transaction puts page, slot files and policy pages right."""
     here = make(1)
-    seen = set()
+    steps = set()
     for count in range(1, 200):
         put(state, here, gone := make(5, *CARDS, by=dead()))
         code = AT_STEP.format(repo=str(REPO))
         p = subprocess.run([sys.executable, "-I", "-S", "-c", code, state, str(count)], capture_output=True, text=True)
         assert p.returncode in (0, -signal.SIGKILL), p.stderr
-        seen.add(p.stdout)
+        steps.add(p.stdout)
+        with store.open_ledger(state):
+            pass
         with store.open_ledger(state) as ledger:
             (now,) = ledger.grants
             assert now.key == here.key and gone not in ledger.grants
@@ -224,12 +319,13 @@ def test_killed_at_any_step(state: str) -> None:
             check(state, CARDS[1], scale=1)
             pages = os.listdir(f"{state}/pages")
             assert pages == [here.key]
-            page = Path(state, "pages", here.key, "policy").read_bytes()
+            page = seen(state, here, 0)
+            assert page == Path(state, "pages", here.key, "said").read_bytes()
             assert page[16] % 2 == 0 and page[28] == (2 if now.priority_class == "online" else page[28])
             ledger.remove(here.key)
         if p.returncode == 0:
             break
-    assert seen >= {"card folder", "card marked", "slot", "card page", "card settled", "slots tidied", "policy marked"}
+    assert steps >= {"unclear", "grant", "policy said", "card said", "clear", "telling", "slots", "card page", "told"}
     assert p.returncode == 0
 
 
@@ -254,8 +350,8 @@ def test_not_mounted_here(state: str) -> None:
     put(state, four := make(4))
     folder = Path(share.folder(state, CARDS[0]))
     assert {f.name for f in (folder / "slot").iterdir()} >= {"00", "03"}
-    page = (folder / "card").read_bytes()
-    assert page == card_page(CARDS[0], (one, four), *head(page)[1:], head(page)[0])
+    page = share.page(state, CARDS[0])
+    assert page == card_page(CARDS[0], (one, four), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
 
 
 def test_dropped(state: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.layout import MARKER, PAGE_UID
 from oci_hook.errors import GhError, NodeError
 from oci_hook.node import grant_file, life, lock, store
 
@@ -38,7 +39,8 @@ def me():
 def make(id="c1", by=None, **changes):
     who = Identity("/run/runc", id, "/bundle", "runc", "uid", "ns", "pod", "main")
     share = Share("GPU-0", 4096, 30, 80)
-    return Grant(store.grant_key(who.root, id), who, by or me(), (share,), created=7).replace(**changes)
+    born = time.monotonic_ns()
+    return Grant(store.grant_key(who.root, id), who, by or me(), (share,), created=7, born=born).replace(**changes)
 
 
 def dead():
@@ -49,18 +51,24 @@ def dead():
     return Life(BOOT, found)
 
 
+def page(id):
+    return f"page of {id}".encode().ljust(4096, b"\0")
+
+
 def put(state, *grants):
     with store.open_ledger(state) as ledger:
         for grant in grants:
-            ledger.put(grant, b"page of " + grant.who.id.encode())
+            ledger.put(grant, page(grant.who.id))
 
 
 def files(state):
-    return sorted(str(p.relative_to(state)) for p in Path(state).rglob("*") if p.is_file())
+    """All but the one lock that stays once a policy was told."""
+    found = (str(p.relative_to(state)) for p in Path(state).rglob("*") if p.is_file())
+    return sorted(name for name in found if name != "told/policies.lock")
 
 
 def of(*grants):
-    return sorted(f for g in grants for f in (f"ledger/{g.key}.json", f"pages/{g.key}/policy"))
+    return sorted(f for g in grants for f in (f"ledger/{g.key}.json", f"pages/{g.key}/policy", f"pages/{g.key}/said"))
 
 
 def test_a_grant_is_there_for_the_next_transaction(state):
@@ -71,7 +79,7 @@ def test_a_grant_is_there_for_the_next_transaction(state):
         assert sorted(ledger.grants, key=lambda g: g.who.id) == [one, two]
         assert ledger.swept == ()
     assert files(state) == sorted([*of(one, two), "ledger/lock"])
-    assert Path(state, "pages", one.key, "policy").read_bytes() == b"page of c1"
+    assert Path(state, "pages", one.key, "policy").read_bytes() == page("c1")
 
 
 def test_modes_let_a_user_namespace_read_the_page_and_nobody_write(state):
@@ -81,6 +89,9 @@ def test_modes_let_a_user_namespace_read_the_page_and_nobody_write(state):
     finally:
         os.umask(umask)
     modes = {p: os.stat(Path(state, p)).st_mode & 0o7777 for p in (".", "ledger", "pages", f"ledger/{one.key}.json")}
+    assert os.stat(f"{state}/pages/{one.key}/policy").st_uid == (PAGE_UID if os.geteuid() == 0 else os.geteuid())
+    assert os.stat(f"{state}/pages/{one.key}/said").st_mode & 0o7777 == 0o600
+    assert os.stat(f"{state}/told").st_mode & 0o7777 == 0o700
     assert modes == {".": 0o700, "ledger": 0o700, "pages": 0o700, f"ledger/{one.key}.json": 0o600}
     assert os.stat(f"{state}/pages/{one.key}").st_mode & 0o7777 == 0o755
     assert os.stat(f"{state}/pages/{one.key}/policy").st_mode & 0o7777 == 0o644
@@ -133,8 +144,10 @@ def test_what_is_learned_of_a_container_is_kept(state, tmp_path):
     root = tmp_path / "runc"
     (root / "c1").mkdir(parents=True)
     pid, start = life.process_life(os.getpid())
-    (root / "c1/state.json").write_text(json.dumps({"init_process_pid": pid, "init_process_start": start}))
-    grant = make(by=Life(BOOT, (1 << 22, 1)), who=Identity(str(root), "c1", "/b"))
+    grant = make(by=Life(BOOT, (1 << 22, start)), who=Identity(str(root), "c1", "/b"))
+    state_file = {"init_process_pid": pid, "init_process_start": start}
+    state_file["config"] = {"labels": ["bundle=/b", f"{MARKER}={grant.key} []"]}
+    (root / "c1/state.json").write_text(json.dumps(state_file))
     put(state, grant)
     learned = grant.replace(life=Life(BOOT, None, (pid, start)))
     before = files(state), Path(state, "ledger", f"{grant.key}.json").read_bytes()
@@ -151,7 +164,7 @@ def test_a_key_is_held_once(state):
     with store.open_ledger(state) as ledger, pytest.raises(GhError, match="GH-407"):
         ledger.put(one.replace(created=8), b"other")
     assert store.snapshot(state) == (one,)
-    assert Path(state, "pages", one.key, "policy").read_bytes() == b"page of c1"
+    assert Path(state, "pages", one.key, "policy").read_bytes() == page("c1")
 
 
 def test_a_grant_too_large_to_be_read_again_is_not_written(state):
@@ -418,7 +431,7 @@ store.step = die
 who = Identity("/run/runc", "crash", "/b")
 grant = Grant(store.grant_key(who.root, who.id), who, Life(life.boot_id(), life.process_life(os.getpid())), ())
 with store.open_ledger(state) as ledger:
-    ledger.put(grant, b"page")
+    ledger.put(grant, bytes(4096))
     ledger.remove(grant.key)
 """
 

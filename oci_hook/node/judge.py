@@ -1,0 +1,97 @@
+"""Does a grant still count? It ends only on proof: nothing that it lives by is there, and no process holds its page.
+
+Asked in this order, since the first answers cost least: the container's init, its creator; the runtime's state file;
+for a container whose init nobody has seen yet, the mounts of all processes (node/holders.py); at last the cgroup.
+What the runtime says is not believed alone: the id may be another container's by now, and its directory may be out of sight.
+"""
+
+import time
+
+from oci_hook.core.grant import Grant
+from oci_hook.node import life as lives
+
+INITIAL_SPACE = 0xEFFFFFFC  # the inode number of the first pid namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO)
+CREATION = 60  # seconds that a container of another pid namespace may take to be made
+
+
+class Judge:
+    """One look at the node: `current` for each grant. Raises OSError when /proc is not mounted."""
+
+    __slots__ = ("_boot", "_space", "_held")
+
+    def __init__(self) -> None:
+        self._boot = ""
+        self._space = 0
+        self._held: tuple[dict[str, tuple[int, int]], int] | None = None
+
+    def current(self, grant: Grant) -> Grant | None:
+        """The grant, with what it lives by brought up to date, or None if it counts no more."""
+        life = grant.life
+        if not self._boot:
+            self._boot, self._space = lives.boot_id(), lives.pid_space()
+        if life.boot_id != self._boot:
+            return None
+        if life.space not in (0, self._space):
+            return self._of_another_space(grant)
+        if lives.runs(life.init) or lives.runs(life.creator):
+            return grant
+        told = lives.found(grant)
+        if told is not None and told[0].init != life.init:
+            new, named = told
+            if (lives.runs(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key)):
+                return grant.replace(life=new)
+        if lives.expected(life):
+            return grant
+        if life.cgroup_inode and lives.occupied(life):
+            return grant
+        if life.init is not None and life.cgroup_inode:
+            return None  # its init was seen and has ended, and so has all that was in its cgroup
+        pid, seen = self._holder(grant)
+        if pid is not None:
+            return grant if pid == life.init else grant.replace(life=life.replace(creator=None, init=pid, deadline=0))
+        if not seen:
+            return grant
+        # A process may have left the mounts behind, as user namespaces allow it to; the cgroup it cannot leave. Where
+        # the runtime says that the id is another container's now, the cgroup is as well.
+        if told is None and life.init is None and lives.occupied(life):
+            return grant
+        return None
+
+    def _holder(self, grant: Grant) -> tuple[tuple[int, int] | None, bool]:
+        """(a process that holds the grant, whether every process was looked at that may)"""
+        if self._held is None:
+            from oci_hook.node.holders import holders  # most sweeps need not ask
+
+            self._held = holders()
+        known = grant.life.init or grant.life.creator
+        return self._held[0].get(grant.key), self._held[1] < (known[1] if known else lives.ticks(grant.born))
+
+    def _of_another_space(self, grant: Grant) -> Grant | None:
+        """Its pids mean other processes here, or none. The first pid namespace shows all processes and their mounts."""
+        young = time.monotonic() - grant.born / 1e9 < CREATION
+        if young or self._space != INITIAL_SPACE:
+            return grant
+        pid, seen = self._holder(grant)
+        return grant if pid is not None or not seen or lives.occupied(grant.life) else None
+
+
+def _holds(init: "tuple[int, int] | None", key: str) -> bool:
+    from oci_hook.node.holders import holds
+
+    try:
+        return init is not None and holds(init[0], key) and lives.runs(init)
+    except OSError:
+        return False
+
+
+def counts(grant: Grant) -> bool:
+    """Whether it counts at this moment."""
+    return Judge().current(grant) is not None
+
+
+def is_being_made(grant: Grant) -> bool:
+    """Whether its container does not exist yet: its creator is at work, or it waits for its runtime."""
+    if grant.life.init is not None:
+        return False
+    told = lives.found(grant)
+    return told is None or not (told[1] or _holds(told[0].init, grant.key))
