@@ -89,7 +89,7 @@ def give(call: Call, settings: "Settings") -> Admission | None:
             spec.save(call.config, doc)
         return None
     who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
-    cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""))
+    cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""), call.id)
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
     admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
     try:

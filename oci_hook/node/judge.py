@@ -2,7 +2,7 @@
 
 Asked in this order, since the first answers cost least: the container's init, its creator; the runtime's state file;
 for a container whose init nobody has seen yet, the mounts of all processes (node/holders.py); at last the cgroup.
-What the runtime says is not believed alone: the id may be another container's by now, and its directory may be out of sight.
+The runtime is not believed alone: the id may be another container's by now, or its directory be out of sight.
 """
 
 import time

@@ -103,9 +103,9 @@ def found(grant: Grant) -> tuple[Life, bool] | None:
     return new, named
 
 
-def planned_cgroup(path: str) -> str:
+def planned_cgroup(path: str, id: str) -> str:
     """The directory that a runtime will make for linux.cgroupsPath: of the devices controller, or of version 2. ""
-    where the path does not tell (empty: the runtime chooses; relative: below the runtime's own).
+    where the path does not tell. A relative one, or none, which means the id, is below the runtime's own (runc).
 
     With the systemd driver it is SLICE:PREFIX:NAME (runc, docs/systemd.md), and a-b.slice lies in a.slice.
     """
@@ -117,7 +117,11 @@ def planned_cgroup(path: str) -> str:
         above = "".join("/" + "-".join(parts[: i + 1]) + ".slice" for i in range(len(parts)))
         unit = name if name.endswith(".slice") else f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
         path = f"{above if slice_ != '-.slice' else ''}/{unit}"
-    if not path.startswith("/") or "/../" in path + "/" or not path.strip("/"):
+    if not path.startswith("/"):
+        own = _cgroup_of(os.getpid())
+        path = path or (id if valid_id(id) else "")
+        return f"{own}/{path}" if own and path and "/../" not in f"/{path}/" else ""
+    if "/../" in path + "/" or not path.strip("/"):
         return ""
     top = CGROUP + "/devices" if os.path.isdir(CGROUP + "/devices") else CGROUP
     return os.path.normpath(f"{top}/{path}")

@@ -1,0 +1,191 @@
+"""A grant ends when its container is proven to have ended, and then at once: real runc through the wrapper."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.node import store
+from oci_hook.node.life import planned_cgroup
+from tests.conftest import REPO, Bundle, Install, Runc
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+MOST = {"gpu-hook.io/memory": "20Gi", "gpu-hook.io/devices": "0"}  # of 24: room for one
+
+
+def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come about"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def hidden(prefix: Install, tmp_path: Path, runc: Runc) -> Iterator[Runc]:
+    """The real runtime keeps its containers elsewhere than the wrapper is told; calls go there."""
+    elsewhere = Runc(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    script = tmp_path / "other-runc"
+    script.write_text(f'#!/bin/sh\nshift 2\nexec runc --root {elsewhere.root} "$@"\n')
+    script.chmod(0o755)
+    prefix.set(runtime=str(script))
+    yield elsewhere
+    elsewhere.ids += runc.ids
+    elsewhere.close()
+
+
+def test_a_state_directory_out_of_sight_books_nothing_twice(
+    prefix: Install, bundle: Bundle, runc: Runc, hidden: Runc
+) -> None:
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    (id,) = runc.ids
+    assert not (runc.root / id).exists() and hidden("start", id).returncode == 0
+    (grant,) = prefix.grants()
+    assert grant.life.init == (hidden.pid(id), grant.life.init and grant.life.init[1])
+    refused = runc.create(bundle(MOST), prefix)
+    assert refused.returncode == 1 and "GH-201" in refused.stderr
+    assert hidden("delete", "--force", id).returncode == 0
+    until(lambda: prefix.grants() == ())
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+
+
+LEAVE = """
+b=/bin/busybox
+$b mount -t tmpfs none /tmp && $b mkdir /tmp/bin /tmp/old && $b cp $b /tmp/bin && $b cp $b /tmp/bin/sleep
+cd /tmp && $b pivot_root . old && $b umount -l /old
+exec /bin/sleep 300
+"""
+
+
+def test_a_tenant_that_leaves_its_mounts_behind_keeps_what_it_was_given(
+    prefix: Install, bundle: Bundle, runc: Runc, hidden: Runc
+) -> None:
+    """In a user namespace of its own any user may: no process sees the page any more, and no state file is there."""
+    if shutil.which("busybox") is None:
+        pytest.fail("busybox is not installed")
+
+    def any_user(spec: dict[str, Any]) -> None:
+        spec["process"]["user"] = {"uid": 1000, "gid": 1000}  # mapping uid 0 itself takes CAP_SETFCAP
+
+    folder = bundle(MOST, args=["/bin/busybox", "unshare", "-Urm", "/bin/busybox", "sh", "-ec", LEAVE], edit=any_user)
+    busybox = Path(os.path.realpath(str(shutil.which("busybox"))))
+    shutil.copy(busybox, Path(json.loads((folder / "config.json").read_text())["root"]["path"], "bin/busybox"))
+    assert runc.create(folder, prefix).returncode == 0
+    (id,) = runc.ids
+    assert hidden("start", id).returncode == 0
+    init = hidden.pid(id)
+    until(lambda: Path(f"/proc/{init}/comm").read_text() == "sleep\n")
+    assert "/pages/" not in Path(f"/proc/{init}/mountinfo").read_text()
+    assert len(prefix.grants()) == 1
+    refused = runc.create(bundle(MOST), prefix)
+    assert refused.returncode == 1 and "GH-201" in refused.stderr
+    assert hidden("delete", "--force", id).returncode == 0
+    until(lambda: prefix.grants() == ())
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_id_made_again_without_a_request_holds_nothing(
+    prefix: Install, bundle: Bundle, runc: Runc, seen: bool
+) -> None:
+    """Whether or not anybody looked while the first one lived."""
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    (id,) = runc.ids
+    if seen:
+        assert len(prefix.grants()) == 1
+        with store.open_ledger(str(prefix.state)):
+            pass
+    assert runc("delete", "--force", id).returncode == 0
+    assert runc.create(bundle(), prefix, id=id).returncode == 0
+    assert runc.living() == {id}
+    assert prefix.grants() == ()
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+
+
+def test_two_creates_on_one_bundle_at_once(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    """The second one would write over what the first one's runtime is about to read: it is told to wait."""
+    slow = tmp_path / "slow-runc"
+    slow.write_text(f'#!/bin/sh\nwhile [ -e {tmp_path}/hold ]; do sleep 0.05; done\nexec runc "$@"\n')
+    slow.chmod(0o755)
+    (tmp_path / "hold").touch()
+    prefix.set(runtime=str(slow))
+    folder = bundle({"gpu-hook.io/memory": "1Gi"})
+    first = runc.popen(
+        "create", "--bundle", str(folder), runc.new_id(), program=prefix.program, stdin=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: "gpu-hook.io/grant" in (folder / "config.json").read_text())
+        config = (folder / "config.json").read_text()
+        (tmp_path / "link").symlink_to(folder)
+        for path in (folder, tmp_path / "link"):
+            second = runc.create(path, prefix)
+            assert second.returncode == 1 and "GH-407" in second.stderr and runc.ids[0] in second.stderr
+        assert (folder / "config.json").read_text() == config
+        assert len(prefix.grants()) == 1
+    finally:
+        (tmp_path / "hold").unlink()
+        assert first.wait(60) == 0
+    third = runc.create(folder, prefix)  # the first one's runtime has read it: now it may be edited again
+    assert third.returncode == 0, third.stderr
+    assert len(prefix.grants()) == 2
+
+
+LOOK = """
+import sys
+sys.path.insert(0, {repo!r})
+from oci_hook.node import store
+with store.open_ledger(sys.argv[1]) as ledger:
+    print(len(ledger.grants), len(store.peek(sys.argv[1])))
+"""
+
+
+def test_who_sees_other_pids_ends_no_grant(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """As a wrapper in a container with an engine of its own, which has our state directory."""
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    assert len(prefix.grants()) == 1
+    command = ["unshare", "-pf", "--mount-proc", sys.executable, "-c", LOOK.format(repo=str(REPO)), str(prefix.state)]
+    looked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert looked.stdout == "1 1\n", looked.stderr
+    assert len(prefix.grants()) == 1
+    # Nor does the first pid namespace end one of another, while its container's processes are there.
+    (grant,) = prefix.grants()
+    assert grant.life.init
+    with store.open_ledger(str(prefix.state)) as ledger:
+        strange = grant.life.replace(creator=None, init=(1 << 21, grant.life.init[1]), space=4)
+        ledger.update(grant.replace(life=strange, born=1))
+    assert len(prefix.grants()) == 1
+    assert runc("delete", "--force", runc.ids[0]).returncode == 0
+    until(lambda: prefix.grants() == ())
+
+
+@pytest.mark.parametrize(
+    ("path", "directory"),
+    [
+        ("/docker/abc", "{top}/docker/abc"),
+        ("/a/../b", ""),
+        ("/", ""),
+        ("system.slice:docker:abc", "{top}/system.slice/docker-abc.scope"),
+        ("a-b-c.slice:cri-containerd:x", "{top}/a.slice/a-b.slice/a-b-c.slice/cri-containerd-x.scope"),
+        ("-.slice:docker:x", "{top}/docker-x.scope"),
+        ("user.slice:libpod:x.slice", "{top}/user.slice/x.slice"),
+        ("not a slice:docker:x", ""),
+        ("a.slice:p:", ""),
+        (":", "{own}/:"),
+        ("", "{own}/c1"),
+        ("rel", "{own}/rel"),
+        ("../x", ""),
+    ],
+)
+def test_where_a_runtime_puts_a_container(path: str, directory: str) -> None:
+    top = "/sys/fs/cgroup/devices" if os.path.isdir("/sys/fs/cgroup/devices") else "/sys/fs/cgroup"
+    own = next(
+        line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":devices:" in line or "0::" in line
+    )
+    expected = directory.format(top=top, own=(top + own.split(":", 2)[2]).rstrip("/"))
+    assert planned_cgroup(path, "c1") == expected
