@@ -13,7 +13,12 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIMULATED = {"share", "priority", "agent"}  # figures from the simulated driver; the others time host work only
+SIMULATED = {
+    "share",
+    "priority",
+    "agent",
+    "hostile",
+}  # figures from the simulated driver; the others time host work only
 
 
 DISTURBED = 2.0  # per cent taken by the hypervisor, from which on waits of milliseconds are not this code's

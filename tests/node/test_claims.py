@@ -37,7 +37,7 @@ def node(simulated=False):
 
 
 def give(settings, id="c1", request=SHARE, by=None, simulated=False):
-    who = Identity("/run/runc", id, "/b")
+    who = Identity("/run/runc", id, f"/b/{id}")
     by = by or Life(BOOT, life.process_life(os.getpid()))
     return admit.admit_on(node(simulated), request, who, by, settings).grant
 
