@@ -87,7 +87,8 @@ def test_containers_by_the_thousand(stage: Stage) -> None:
                 life = Life(boot_id(), creator=process_life(process.pid))
                 for i in range(AT_ONCE):
                     id = f"short{n}-{i}" + "x" * 300
-                    made = admit.admit(request, Identity("/run/nowhere", id, f"/b{n}-{i}", "ns", "pod", "c"), life, settings)
+                    who = Identity("/run/nowhere", id, f"/b{n}-{i}", "ns", "pod", "c")
+                    made = admit.admit(request, who, life, settings)
                     node_events.granted(str(stage.state), made.grant, 0.01)
             finally:
                 process.kill()

@@ -19,7 +19,8 @@ ESCAPE = "\x1b[31mred"
 
 def refused(install: Install, id: str = "big", request: Request = BIG) -> None:
     try:
-        admit.admit(request, Identity("/run/runc", id, f"/b/{id}", namespace="ml", pod="p"), this_process(), install.settings)
+        who = Identity("/run/runc", id, f"/b/{id}", namespace="ml", pod="p")
+        admit.admit(request, who, this_process(), install.settings)
     except NoRoomError:
         return
     raise AssertionError("it fits")
