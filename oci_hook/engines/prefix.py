@@ -122,6 +122,8 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
         _copy(compiled / name, root / "bin" / name, 0o755)
     for name in STAND_INS:
         _copy(compiled / name, root / layout.STAND_IN_DIR / name, 0o644)
+    _folder(root / layout.CLOSED_DIR)
+    (root / layout.CLOSED_DIR).chmod(0o700)
     _skeleton(root / layout.CONTAINER_DIR)
     names = _python_files(root / layout.LIB_DIR)
     yaml = root / layout.SETTINGS_YAML
@@ -198,7 +200,8 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
 def _remove_files(root: Path) -> None:
     for name in PROGRAMS:
         (root / "bin" / name).unlink(missing_ok=True)
-    for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CONTAINER_DIR):
+    # lib/container was the skeleton in 0.1.0. `lay` leaves it: a mount goes with the file on which a container has it.
+    for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CLOSED_DIR, "lib/container"):
         shutil.rmtree(root / folder, ignore_errors=True)
     for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
         (root / name).unlink(missing_ok=True)
@@ -268,7 +271,13 @@ def _skeleton(folder: Path) -> None:
     for path in EMPTY_FOLDERS:
         inside = folder / path[len(layout.PRIVATE) + 1 :]
         _folder(inside.parent)
-        _folder(inside)
+        if path == layout.ACCOUNT_DIR:
+            inside.mkdir(exist_ok=True)
+            for planted in inside.iterdir():  # by whoever could come here before the folder above was closed
+                shutil.rmtree(planted) if planted.is_dir() and not planted.is_symlink() else planted.unlink()
+            inside.chmod(layout.OPEN_MODE)
+        else:
+            _folder(inside)
 
 
 def _python_files(target: Path) -> list[str]:

@@ -117,6 +117,27 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
         "GH-504",
         "can be changed by others",
     ),
+    "older account folder": (
+        lambda n: (n.prefix / "lib/private/container/account").chmod(0o755),
+        "prefix",
+        "fail",
+        "GH-308",
+        "plain users in containers get no memory",
+    ),
+    "no account folder": (
+        lambda n: (n.prefix / "lib/private/container/account").rmdir(),
+        "prefix",
+        "fail",
+        "GH-308",
+        "does not exist",
+    ),
+    "account folder for all": (
+        lambda n: (n.prefix / "lib/private").chmod(0o755),
+        "prefix",
+        "fail",
+        "GH-308",
+        "can be entered by others",
+    ),
     "settings changed": (
         edit("etc/settings.yaml", "by-class", "spread"),
         "settings",

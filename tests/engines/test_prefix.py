@@ -42,8 +42,14 @@ def test_what_is_laid(place: Path) -> None:
     assert settings.runtime in ("/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/bin/crun")
     for path in sorted(place.rglob("*")):
         st = path.lstat()
-        assert st.st_uid == 0 and not st.st_mode & 0o022 and not path.is_symlink(), path
-        if path != place:  # containers and rootless engines read all of it, whatever the umask was
+        assert st.st_uid == 0 and not path.is_symlink(), path
+        if path == place / layout.OPEN_DIR:  # plain users of containers write to what is mounted there
+            assert st.st_mode & 0o7777 == 0o1777 and not os.listdir(path)
+            continue
+        assert not st.st_mode & 0o022, path
+        if path == place / layout.CLOSED_DIR:  # and nobody else comes there
+            assert st.st_mode & 0o7777 == 0o700
+        elif path != place:  # containers map all of it as any user, whatever the umask was
             assert st.st_mode & 0o004 and (not path.is_dir() or st.st_mode & 0o001), path
     assert not list(place.rglob("*.new"))
     for program in ("gpu-hook-runtime", "oci-gpu-hook"):
@@ -90,6 +96,19 @@ def test_again_keeps_the_settings_and_renews_the_rest(place: Path) -> None:
     with pytest.raises(GhError) as e:
         installs.lay(str(place), state_dir="/run/other")
     assert code(e) == "GH-504" and "state_dir" in str(e.value)
+
+
+def test_again_mends_what_an_older_one_laid(place: Path) -> None:
+    """0.1.0 laid the account's folder 0755. What somebody put there while he could goes."""
+    lay(place)
+    closed, opened = place / layout.CLOSED_DIR, place / layout.OPEN_DIR
+    closed.chmod(0o755)
+    opened.chmod(0o755)
+    (opened / "planted/deep").mkdir(parents=True)
+    (opened / "link").symlink_to("/etc")
+    installs.lay(str(place))
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700 and stat.S_IMODE(opened.stat().st_mode) == 0o1777
+    assert os.listdir(opened) == [] and os.path.isdir("/etc")
 
 
 def test_a_first_try_with_wrong_values_leaves_nothing(place: Path) -> None:
