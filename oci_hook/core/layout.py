@@ -38,6 +38,7 @@ INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
 AGENT_LOCK = "agent.lock"  # held by the one agent
+STATE_OWNER = "owner"  # the prefix of the one install whose directory it is
 
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel"  # and its number, which is the minor one
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255

@@ -18,7 +18,7 @@ from oci_hook.core import layout
 from oci_hook.core.pages import MAX_CARDS
 from oci_hook.engines.edits import remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.node import claims, settings_compile, share, store
+from oci_hook.node import claims, own_path, settings_compile, share, state_owner, store
 from oci_hook.node.lock import lock_file
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
@@ -38,11 +38,15 @@ CLI_ONLY = (
     "elf.py",
     "inotify.py",
     "nvml_cards.py",
+    "own_path.py",
     "settings_compile.py",
     "settings_template.py",
+    "state_owner.py",
     "strays.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
+LOCK = ".lock"
+LOCK_SECONDS = 60.0
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
     *(layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE),
@@ -82,6 +86,8 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
     Raises SettingsError GH-50x, GH-305.
     """
     root = Path(prefix)
+    if (part := own_path.changeable(prefix)) is not None:
+        raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
     compiled = native()
     wanted = [compiled / name for name in (*PROGRAMS, *STAND_INS)]
     missing = [path.name for path in wanted if not path.is_file()]
@@ -102,17 +108,24 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other."""
-    while True:
+    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other, and
+    after LOCK_SECONDS raises GH-504 with who that is. The file is root's alone: who may open it can hold its lock."""
+    fd = -1
+    while fd < 0:
         _folder(root)
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if root.is_dir() and os.path.samestat(os.fstat(fd), os.stat(root)):
-                yield
-                return
-        finally:  # or the other took it away meanwhile
-            os.close(fd)
+            fd = lock_file(str(root / LOCK), fcntl.LOCK_EX, seconds=LOCK_SECONDS)
+        except FileNotFoundError:  # the other took the prefix away meanwhile
+            pass
+        except NodeError as e:
+            raise refuse("GH-504", e.problems[0].message) from None
+    try:
+        yield
+    finally:
+        (root / LOCK).unlink(missing_ok=True)
+        os.close(fd)
+        if not _installed(root):
+            remove_empty(root)
 
 
 def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
@@ -143,6 +156,7 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
         if getattr(settings, key) != value:
             raise refuse("GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again")
     _pack(root / layout.LIB_DIR, settings.python, names)
+    state_owner.claim(str(root), settings.state_dir)
     return settings
 
 
@@ -186,15 +200,18 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
         state_dir = None
     if state_dir is not None:
         refuse_while_held(state_dir, force)
+    others = state_dir is not None and bool(state_owner.other(prefix, state_dir))
     for made in simulated:
+        if others and made.is_relative_to(str(state_dir)):
+            continue
         shutil.rmtree(made, ignore_errors=True)
         with contextlib.suppress(OSError):
             made.parent.rmdir()
-    if state_dir is not None:
-        _empty_state(state_dir)
+    if state_dir is not None and not others:
+        _empty_state(prefix, state_dir)
         claims.forget(state_dir)
     _remove_files(root)
-    return sorted(str(path) for path in root.rglob("*")) if root.exists() else []
+    return sorted(str(path) for path in root.rglob("*") if path != root / LOCK) if root.exists() else []
 
 
 def _remove_files(root: Path) -> None:
@@ -225,7 +242,7 @@ def refuse_while_held(state_dir: str, force: bool) -> None:
         raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
 
 
-def _empty_state(state_dir: str) -> None:
+def _empty_state(prefix: str, state_dir: str) -> None:
     try:
         share.drop(state_dir)
     except OSError as e:
@@ -239,8 +256,7 @@ def _empty_state(state_dir: str) -> None:
         fd = lock_file(os.path.join(state_dir, layout.AGENT_LOCK), fcntl.LOCK_EX, wait=False)
         os.unlink(os.path.join(state_dir, layout.AGENT_LOCK))
         os.close(fd)
-    with contextlib.suppress(OSError):
-        os.rmdir(state_dir)
+    state_owner.release(prefix, state_dir)
 
 
 def _folder(path: Path) -> None:
@@ -256,7 +272,17 @@ def _folder(path: Path) -> None:
 def _copy(source: Path, target: Path, mode: int) -> None:
     temporary = target.with_name(target.name + ".new")
     shutil.copyfile(source, temporary)
+    _put(temporary, target, mode)
+
+
+def _put(temporary: Path, target: Path, mode: int) -> None:
+    """Rename, when its bytes are on the disk: else a machine that loses its power may come back with an empty file."""
     temporary.chmod(mode)
+    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
     temporary.rename(target)
 
 
@@ -309,5 +335,4 @@ def _pack(folder: Path, python: str, names: Iterable[str]) -> None:
     tag = r.stdout.strip()
     for old in folder.glob("*.pack"):
         old.unlink()
-    (folder / f"{tag}.pack.new").chmod(0o644)
-    (folder / f"{tag}.pack.new").rename(folder / f"{tag}.pack")
+    _put(folder / f"{tag}.pack.new", folder / f"{tag}.pack", 0o644)

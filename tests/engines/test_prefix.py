@@ -3,9 +3,14 @@
 import json
 import multiprocessing
 import os
+import signal
 import stat
 import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +189,94 @@ def test_a_prefix_that_others_can_change(place: Path, mode: int) -> None:
     assert code(e) == "GH-504"
 
 
+def test_a_prefix_below_a_folder_that_others_can_change(place: Path) -> None:
+    """Else they put an install of their own there, whose programs the engines run as root."""
+    top = place.parent / "top"
+    top.mkdir()
+    top.chmod(0o777)
+    (place.parent / "link").symlink_to(top)
+    for prefix in (top / "a/prefix", place.parent / "link/prefix"):
+        with pytest.raises(GhError) as e:
+            lay(prefix)
+        assert code(e) == "GH-504" and f"{top} can be changed by others" in str(e.value)
+    assert os.listdir(top) == []
+    top.chmod(0o755)
+    lay(top / "prefix")
+    os.chown(top, 65534, 65534)
+    with pytest.raises(GhError) as e:
+        lay(top / "prefix")
+    assert code(e) == "GH-504"
+
+
+@pytest.mark.parametrize("key", ["state_dir", "driver_root", "runtime", "python"])
+def test_settings_below_a_folder_that_others_can_change(place: Path, key: str) -> None:
+    top = place.parent / "top"
+    (top / "bin").mkdir(parents=True)
+    for name in ("runc", "python3"):
+        (top / "bin" / name).write_bytes(Path("/bin/true").read_bytes())
+        (top / "bin" / name).chmod(0o755)
+    value = {"runtime": top / "bin/runc", "python": top / "bin/python3"}.get(key, top / "bin")
+    lay(place)
+    yaml = place / layout.SETTINGS_YAML
+    lines = [f"{key}: {value}" if line.startswith(f"{key}:") else line for line in yaml.read_text().splitlines()]
+    yaml.write_text("\n".join(lines) + "\n")
+    top.chmod(0o777)
+    before = (place / layout.SETTINGS_JSON).read_text()
+    with pytest.raises(GhError) as e:
+        installs.lay(str(place))
+    assert f"{key}: {top} can be changed by others" in str(e.value)
+    assert (place / layout.SETTINGS_JSON).read_text() == before
+
+
+HOLD = "import fcntl, os, sys, time; os.setuid({uid}); fd = os.open({path!r}, os.O_RDONLY | os.O_CREAT, 0o600);"
+HOLD += "fcntl.flock(fd, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[..., int]]:
+    """A process of that user that holds the flock of a file, and does not let go."""
+    holders = []
+
+    def start(path: Path, uid: int) -> int:
+        code = HOLD.format(uid=uid, path=str(path)).replace(" | os.O_CREAT, 0o600" if path.is_dir() else "\0", "")
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        holders.append(holder)
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        return holder.pid
+
+    yield start
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def test_no_other_user_can_keep_an_install_waiting(native: Path, hold: Callable[..., int]) -> None:
+    """He may lock whatever he may open of the prefix."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        os.chmod(folder, 0o755)
+        place = Path(folder, "prefix")
+        lay(place)
+        for path in (place, place / "etc", place / layout.SETTINGS_YAML, place / "bin/gpu-hook-runtime"):
+            hold(path, 65534)
+        signal.alarm(30)  # ends the test where it would wait for ever
+        try:
+            installs.lay(str(place))
+            assert installs.remove(str(place)) == []
+        finally:
+            signal.alarm(0)
+
+
+def test_whoever_holds_the_lock_is_named(place: Path, hold: Callable[..., int], monkeypatch: Any) -> None:
+    lay(place)
+    monkeypatch.setattr(installs, "LOCK_SECONDS", 0.2)
+    pid = hold(place / installs.LOCK, 0)
+    for act in (lambda: installs.lay(str(place)), lambda: installs.remove(str(place))):
+        with pytest.raises(GhError) as e:
+            act()
+        assert code(e) == "GH-504" and f"{place}/.lock is locked" in str(e.value) and f"process {pid};" in str(e.value)
+    assert (place / "bin/gpu-hook-runtime").exists()
+
+
 def test_a_prefix_that_is_a_file(place: Path) -> None:
     place.write_text("")
     with pytest.raises(GhError) as e:
@@ -193,7 +286,6 @@ def test_a_prefix_that_is_a_file(place: Path) -> None:
 
 def test_remove_leaves_nothing_of_ours(place: Path) -> None:
     lay(place)
-    (place.parent / "state").mkdir()
     assert installs.remove(str(place)) == []
     assert os.listdir(place.parent) == []
     with pytest.raises(GhError) as e:

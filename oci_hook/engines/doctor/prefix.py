@@ -13,10 +13,10 @@ from pathlib import Path
 from oci_hook import __version__
 from oci_hook.core import layout
 from oci_hook.engines import detect
-from oci_hook.engines.doctor.finding import FAIL, OK, WARN, Finding
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.engines.prefix import STAND_INS
 from oci_hook.errors import GhError
-from oci_hook.node import elf, settings_compile
+from oci_hook.node import elf, own_path, settings_compile
 from oci_hook.node.settings import load
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
@@ -48,6 +48,9 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
     if (problem := wrong_skeleton(prefix)) is not None:
         yield Finding("prefix", FAIL, problem, "GH-308", mend)
         return
+    if (folder := own_path.cleaned(prefix)) is not None:
+        message = f"{prefix} is in {folder}, where everybody may make files: what cleans it ends this install"
+        yield Finding("prefix", NOTE, message)
     conf = Path(prefix, layout.LAUNCHER_CONF)
     laid = re.match(r"# gpu-hook (\S+),", conf.read_text()) if conf.exists() else None
     if laid is None or laid[1] != __version__:
