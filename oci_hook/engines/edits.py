@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -241,9 +242,7 @@ def lock() -> Iterator[None]:
     SettingsError GH-507, after LOCK_SECONDS with who holds it."""
     try:
         os.makedirs(os.path.dirname(LOCK), exist_ok=True)
-        fd = lock_file(LOCK, fcntl.LOCK_EX, seconds=LOCK_SECONDS)
-    except NodeError as e:
-        raise refuse("GH-507", e.problems[0].message) from None
+        fd = locked(LOCK, "GH-507")
     except OSError as e:
         raise refuse("GH-507", f"{LOCK}: {e.strerror}; run as root") from None
     try:
@@ -252,6 +251,18 @@ def lock() -> Iterator[None]:
         with suppress(OSError):
             os.unlink(LOCK)
         os.close(fd)
+
+
+def locked(path: str, code: str) -> int:
+    """A descriptor that holds this lock file, which only root may open. Raises OSError, and after LOCK_SECONDS a
+    SettingsError with this code that names the holder."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return lock_file(path, fcntl.LOCK_EX)
+        except NodeError as e:
+            if time.monotonic() > end:
+                raise refuse(code, e.problems[0].message) from None
 
 
 def read(path: Path) -> tuple[Path, bytes | None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from oci_hook.core import layout
 from oci_hook.core.pages import MAX_CARDS
-from oci_hook.engines.edits import remove_empty
+from oci_hook.engines.edits import locked, remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
 from oci_hook.node import claims, own_path, settings_compile, share, state_owner, store
 from oci_hook.node.lock import lock_file
@@ -46,7 +46,6 @@ CLI_ONLY = (
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 LOCK = ".lock"
-LOCK_SECONDS = 60.0
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
     *(layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE),
@@ -108,17 +107,15 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other, and
-    after LOCK_SECONDS raises GH-504 with who that is. The file is root's alone: who may open it can hold its lock."""
+    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other. The
+    lock is a file of root's alone: who may open one can hold it for ever. Raises GH-504 with who holds it."""
     fd = -1
     while fd < 0:
         _folder(root)
         try:
-            fd = lock_file(str(root / LOCK), fcntl.LOCK_EX, seconds=LOCK_SECONDS)
+            fd = locked(str(root / LOCK), "GH-504")
         except FileNotFoundError:  # the other took the prefix away meanwhile
             pass
-        except NodeError as e:
-            raise refuse("GH-504", e.problems[0].message) from None
     try:
         yield
     finally:

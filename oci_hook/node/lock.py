@@ -30,18 +30,17 @@ def own_dir(path: str) -> None:
         )
 
 
-def lock_file(path: str, how: int, wait: bool = True, seconds: float = 0) -> int:
+def lock_file(path: str, how: int, wait: bool = True) -> int:
     """A descriptor that holds the flock (LOCK_EX makes the file, LOCK_SH does not); closing it lets go.
 
-    Raises NodeError GH-303 after `seconds` (0: LOCK_SECONDS), OSError; wait=False: BlockingIOError where another holds
-    it.
+    Raises NodeError GH-303 after LOCK_SECONDS, OSError; wait=False: BlockingIOError where another holds it.
     """
     flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
     while True:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if wait:
-                _flock(fd, how, path, seconds or LOCK_SECONDS)
+                _flock(fd, how, path)
             else:
                 fcntl.flock(fd, how | fcntl.LOCK_NB)
             try:
@@ -55,7 +54,7 @@ def lock_file(path: str, how: int, wait: bool = True, seconds: float = 0) -> int
         os.close(fd)
 
 
-def _flock(fd: int, how: int, path: str, seconds: float) -> None:
+def _flock(fd: int, how: int, path: str) -> None:
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
         return
@@ -79,8 +78,8 @@ def _flock(fd: int, how: int, path: str, seconds: float) -> None:
         _thread.start_new_thread(wait, ())
     except RuntimeError:  # no more threads allowed: wait without a deadline
         wait()
-    if not done.acquire(timeout=seconds):
-        raise refuse("GH-303", f"{path} is locked for {seconds:g} s by {_holder(fd)}; end it and try again")
+    if not done.acquire(timeout=LOCK_SECONDS):
+        raise refuse("GH-303", f"{path} is locked for {LOCK_SECONDS:g} s by {_holder(fd)}; end it and try again")
     if failed:
         raise failed[0]
 

@@ -71,7 +71,7 @@ class Install:
     def file(self, name: str) -> Path:
         path = self.prefix / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.write_text("x")
         return path
 
     def say(self, yaml: str) -> None:

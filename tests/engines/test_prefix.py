@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from oci_hook.core import layout
+from oci_hook.engines import edits
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
+from oci_hook.node import lock
 from oci_hook.node.settings import load
 from tests.conftest import Bundle, Install, Runc
 
@@ -268,7 +270,8 @@ def test_no_other_user_can_keep_an_install_waiting(native: Path, hold: Callable[
 
 def test_whoever_holds_the_lock_is_named(place: Path, hold: Callable[..., int], monkeypatch: Any) -> None:
     lay(place)
-    monkeypatch.setattr(installs, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(edits, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
     pid = hold(place / installs.LOCK, 0)
     for act in (lambda: installs.lay(str(place)), lambda: installs.remove(str(place))):
         with pytest.raises(GhError) as e:

@@ -213,7 +213,6 @@ CELLS = [
     for user in USERS
     # containerd before 1.7 has no user namespaces in its CRI.
     if (engine, user) != ("cri", "root of a user namespace")
-    and (engine, user) != ("runc_hook", "root of a user namespace")
 ]
 
 
