@@ -260,12 +260,14 @@ def test_no_other_user_can_keep_an_install_waiting(native: Path, hold: Callable[
         lay(place)
         for path in (place, place / "etc", place / layout.SETTINGS_YAML, place / "bin/gpu-hook-runtime"):
             hold(path, 65534)
-        signal.alarm(30)  # ends the test where it would wait for ever
+        before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for another user"))
+        signal.alarm(30)
         try:
             installs.lay(str(place))
             assert installs.remove(str(place)) == []
         finally:
             signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def test_whoever_holds_the_lock_is_named(place: Path, hold: Callable[..., int], monkeypatch: Any) -> None:
@@ -329,7 +331,11 @@ def test_a_running_container_keeps_its_library(prefix: Install, bundle: Bundle, 
     id = runc.ids[-1]
     assert runc("start", id).returncode == 0
     before = runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout
+    mounts = Path(f"/proc/{runc.pid(id)}/mountinfo").read_text()
+    old = prefix.prefix / "lib/container"  # as 0.1.0 had it: what is mounted on would take its mount along
+    (old / "driver").mkdir(parents=True)
     installs.lay(str(prefix.prefix))
+    assert Path(f"/proc/{runc.pid(id)}/mountinfo").read_text() == mounts and (old / "driver").is_dir()
     (prefix.prefix / "lib/stand-in/libcuda.so.1").write_text("a newer one")
     assert runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout == before
     assert stat.S_ISREG((prefix.prefix / "lib/stand-in/libcuda.so.1").stat().st_mode)
