@@ -14,7 +14,7 @@ LINKS = 40  # as the kernel
 
 def way(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """(path without links, its lstat) of each component: `path`'s own, and those of links in the way. It ends at the
-    first that is not there. Raises OSError."""
+    first that is not there."""
     left = path.split("/")[::-1]
     at, links = "/", 0
     yield at, os.lstat(at)
@@ -28,7 +28,7 @@ def way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         here = os.path.join(at, name)
         try:
             st = os.lstat(here)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:  # not there, or not to be seen by who is not root
             return
         yield here, st
         if not stat.S_ISLNK(st.st_mode):
