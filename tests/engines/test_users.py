@@ -1,10 +1,13 @@
 """Whoever a container runs as: it gets its share, also as the first ever on its card.
 
-Rows: root, a plain user with and without further groups, root of a user namespace. Columns: each engine that is here.
+Rows: root, a plain user with and without further groups, one as careful clusters have it (read-only root, no
+capabilities, no new privileges), root of a user namespace. Columns: each engine that is here.
 Each cell asks for memory, for compute and for a whole card, each on a card that was made for it.
 """
 
+import itertools
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from scripts import tiny_image
+from tests.e2e.stage import make_stage
 from tests.engines.box import IMAGE, Hideout, Place
 from tests.engines.test_containerd import Containerd
 from tests.engines.test_docker import Docker
@@ -21,7 +26,7 @@ from tests.engines.test_runc import CGROUPS
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 UID, GID, MORE = 1000, 1000, 44
-USERS = ("root", "plain with groups", "plain", "root of a user namespace")
+USERS = ("root", "plain with groups", "plain", "plain and hardened", "root of a user namespace")
 ASKED = {
     "memory": {"devices": "0", "memory": "1Gi"},
     "compute": {"devices": "1", "compute": "30"},
@@ -58,7 +63,12 @@ def annotations(asked: dict[str, str]) -> list[str]:
 def flags(user: str) -> list[str]:
     """Those of `docker run` and `podman run`."""
     plain = ["--user", f"{UID}:{GID}"]
-    return {"plain": plain, "plain with groups": [*plain, "--group-add", str(MORE)]}.get(user, [])
+    rows = {
+        "plain": plain,
+        "plain with groups": [*plain, "--group-add", str(MORE)],
+        "plain and hardened": [*plain, "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"],
+    }
+    return rows.get(user, [])
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +101,11 @@ def cri(place: Place) -> Iterator[Run]:
     place.gpu_hook("install", "--engine", "containerd", "--config", str(containerd.config))
     containerd.start()
     plain = {"run_as_user": {"value": UID}, "run_as_group": {"value": GID}}
-    security = {"plain": plain, "plain with groups": {**plain, "supplemental_groups": [MORE]}}
+    security = {
+        "plain": plain,
+        "plain with groups": {**plain, "supplemental_groups": [MORE]},
+        "plain and hardened": {**plain, "readonly_rootfs": 1, "no_new_privs": 1, "capabilities": {"drop": ["ALL"]}},
+    }
 
     def run(user: str, asked: dict[str, str]) -> "subprocess.CompletedProcess[str]":
         pod = containerd.pod({f"gpu-hook.io/{key}": value for key, value in asked.items()})
@@ -163,6 +177,10 @@ def called(place: Place, runtime: str, hook: bool = False) -> Iterator[Run]:
             spec["process"]["user"] = {"uid": UID, "gid": GID}
         if user == "plain with groups":
             spec["process"]["user"]["additionalGids"] = [MORE]
+        if user == "plain and hardened":
+            spec["process"]["user"]["umask"] = 0o077  # of the program, not of the runtime
+            spec["process"].update(noNewPrivileges=True, capabilities={})
+            spec["root"]["readonly"] = True
         if mapped:
             spec["linux"] |= {"uidMappings": MAPPED, "gidMappings": MAPPED}
             spec["linux"]["namespaces"].append({"type": "user"})
@@ -225,3 +243,33 @@ def test_the_first_on_a_card(place: Place, request: pytest.FixtureRequest, engin
         told = f"{what}: {done.stdout}{done.stderr}"
         assert done.returncode == 0 and "alloc 64 MiB: ok" in done.stdout and "launch 3 x 100 us:" in done.stdout, told
     assert place.no_grants()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("1000", "0", "2000"))), ids="-".join)
+def test_users_of_one_container_keep_books_together(
+    native: Path, tmp_path_factory: pytest.TempPathFactory, order: tuple[str, ...]
+) -> None:
+    """Whoever of them comes first makes the account page, for all; the limit is the container's."""
+    stage = make_stage(tmp_path_factory, "users")
+    try:
+        rootfs = tiny_image.with_c_library(stage.folder / "image")
+        shutil.copy(native / "sim/gpu-probe", rootfs / "bin/gpu-probe")
+        uid = int(order[0])
+        id = stage.start(rootfs, edit=lambda spec: spec["process"].update(user={"uid": uid, "gid": uid}))
+        holders = []
+        for user in order:
+            command = ["runc", "--root", str(stage.runc.root), "exec", "--user", f"{user}:{user}", id]
+            command += ["gpu-probe", "alloc", "200", "pause"]
+            pipe = subprocess.PIPE
+            holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            holders.append(holder)
+            assert holder.stdout and holder.stdout.readline() == "alloc 200 MiB: ok\n", user
+        # Three contexts of 64 MiB and three times 200: 232 of 1024 are left, of which a fourth context takes 64.
+        done = stage.runc("exec", "--user", "3000:3000", id, "gpu-probe", "alloc", "200")
+        assert done.returncode == 1 and "CUDA_ERROR_OUT_OF_MEMORY" in done.stdout, done
+        done = stage.runc("exec", "--user", "3000:3000", id, "gpu-probe", "alloc", "150")
+        assert done.returncode == 0, done
+        for holder in holders:
+            holder.communicate(timeout=60)
+    finally:
+        stage.close()
