@@ -47,7 +47,7 @@ CODES = {
     "GH-501": "settings are missing or not valid",
     "GH-502": "settings changed since they were compiled",
     "GH-503": "the real runtime is missing or is gpu-hook itself",
-    "GH-504": "the install prefix is not usable",
+    "GH-504": "the install prefix, or its state directory, is not usable",
     "GH-505": "an engine is not on this machine",
     "GH-506": "an engine's configuration is not valid, or not one that can be changed safely",
     "GH-507": "an engine's configuration cannot be read or written",

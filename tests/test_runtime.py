@@ -427,7 +427,7 @@ def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k,mode=700", "tmpfs", str(state)], check=True)
     try:
         (state / "sim/cards").mkdir(parents=True)
-        (state / "sim/cards/0").write_text("")
+        (state / "sim/cards/0").write_text("x")
         inventory.save(prefix.settings, prefix.inventory)
         assert runc.create(bundle(ASK), prefix).returncode == 0
         filler = os.open(state / "filler", os.O_WRONLY | os.O_CREAT)

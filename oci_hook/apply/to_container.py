@@ -7,7 +7,7 @@ the host's mount namespace; nothing of the image is read, run or used as a sourc
 
 import os
 import stat
-from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EXDEV
+from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EOVERFLOW, EXDEV
 
 from oci_hook.core.layout import PAGE_UID, PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
@@ -15,6 +15,13 @@ from oci_hook.errors import CODES, GhError, refuse
 from oci_hook.linux import device, mount, namespace, process
 from oci_hook.linux.libc import AT_FDCWD, SyscallError
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Made = TypeVar("Made")
 
 INSIDE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 FORBIDDEN = (ELOOP, ENOTDIR, EXDEV)  # what a path that is not as it should be gives
@@ -227,11 +234,12 @@ def _attach_all(place: "_Place", work: list[tuple[Step, int]]) -> None:
 class _Place:
     """Where in the container we may create and mount: its root mount, a tmpfs of its own, and what we mounted."""
 
-    __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours", "over")
+    __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours", "over", "owner")
 
     def __init__(self, container: Container, over: bool) -> None:
         self.over = over
         self.root = container.root
+        self.owner = namespace.owner(container.pid)
         self.root_mount = container.root_mount
         self.mounts = {m.id: m for m in mount.mountinfo(str(container.pid))}
         self.host_devices = {m.device for m in mount.mountinfo()}
@@ -292,11 +300,25 @@ class _Place:
         try:
             self.check(parent, destination)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open(os.path.basename(destination), flags, 0, dir_fd=parent)
+            return self.made(lambda: os.open(os.path.basename(destination), flags, 0, dir_fd=parent))
         except FileExistsError:
             raise refuse("GH-402", f"{destination} is a link to nothing; remove it from the image") from None
         finally:
             os.close(parent)
+
+    def made(self, make: "Callable[[], Made]") -> "Made":
+        """What `make` makes: root's; on a file system of the container's user namespace, such as the /dev that runtimes
+        make, its own root's, since no other owner can be said there."""
+        try:
+            return make()
+        except OSError as e:
+            if e.errno != EOVERFLOW:
+                raise
+        process.make_files_as(*self.owner)
+        try:
+            return make()
+        finally:
+            process.make_files_as(0, 0)
 
     def directory(self, path: str) -> int:
         """A directory, opened; made with its parents where it is missing."""
@@ -310,7 +332,7 @@ class _Place:
         try:
             self.check(parent, path)
             try:
-                os.mkdir(name, 0o755, dir_fd=parent)
+                self.made(lambda: os.mkdir(name, 0o755, dir_fd=parent))
             except FileExistsError:
                 pass  # a link to nothing, or made meanwhile: the next line tells
             return openat2(parent, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)

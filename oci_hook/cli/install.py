@@ -9,6 +9,7 @@ from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
 from oci_hook.node import settings as node_settings
+from oci_hook.node import state_owner
 from oci_hook.sim import driver_root
 
 
@@ -60,7 +61,10 @@ def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
     except GhError:
         left = installs.remove(prefix, force, [driver_root.root_of(prefix)])
         return left, ["its settings cannot be read: its state directory stays (/run/gpu-hook, where none was chosen)"]
+    other = state_owner.other(prefix, state_dir)
     left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.cards_of(state_dir)])
+    if other:
+        return left, [f"state directory {state_dir} is that of the install in {other}: left as it is"]
     agent = agent_check.holder(f"{state_dir}/{AGENT_LOCK}")
     return left, [f"its agent still runs: `kill {agent}`, then `rm -r {state_dir}`"] if agent else []
 

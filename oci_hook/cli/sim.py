@@ -12,7 +12,7 @@ from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
 from oci_hook.errors import GhError, refuse
 from oci_hook.node import inventory as cache
-from oci_hook.node import settings_compile, share, store
+from oci_hook.node import settings_compile, share, state_owner, store
 from oci_hook.node.discover import SIMULATED_MARK, discover
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
@@ -81,6 +81,7 @@ def up(
     except ValueError as e:
         raise refuse("GH-101", f"--numa, --nvlink: {e}; write them as 0,0,1,1 and 0-1,2-3") from None
     settings = load_settings(prefix)
+    state_owner.claim(prefix, settings.state_dir)
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings, force)
@@ -130,7 +131,9 @@ def fault(
     lost: bool,
 ) -> output.Report:
     """Let the simulated driver fail, for tests of what runs on it; without options, it works again."""
-    cards = driver_root.cards_of(load_settings(prefix).state_dir)
+    state_dir = load_settings(prefix).state_dir
+    state_owner.check(prefix, state_dir)
+    cards = driver_root.cards_of(state_dir)
     files = sorted(cards.glob("[0-9]*"), key=lambda file: int(file.name))
     chosen = [file for file in files if card is None or file.name == str(card)]
     if not chosen:
@@ -158,6 +161,7 @@ def fault(
 def down(prefix: str, force: bool) -> output.Report:
     """Remove the simulated cards; driver_root becomes what it was before."""
     settings = load_settings(prefix)
+    state_owner.check(prefix, settings.state_dir)
     refuse_while_used(settings, "down", force)
     drop_shared(settings, force)
     former = former_root(settings)

@@ -4,7 +4,7 @@ PREFIX_KEY = "gpu-hook.io/"
 MARKER = PREFIX_KEY + "grant"  # written by us into config.json: this bundle was edited, and for which grant
 ALLOC = PREFIX_KEY + "alloc"  # reserved: the cluster scheduler's decision
 
-# In the container. One directory, mounted read-only from PREFIX/lib/container, holds everything private.
+# In the container. One directory, mounted read-only from PREFIX/CONTAINER_DIR, holds everything private.
 PRIVATE = "/run/gpu-hook"
 REAL_LIBCUDA = PRIVATE + "/driver/cuda"
 REAL_LIBNVML = PRIVATE + "/driver/ml"
@@ -21,7 +21,10 @@ SIM_CARDS = "/dev/nvidia-sim"  # the simulated cards' memory files, by minor num
 # In an install prefix.
 LIB_DIR = "lib/gpu-hook"  # byte-compiled oci_hook, started as /usr/bin/python3 -I -S PREFIX/lib/gpu-hook/...
 STAND_IN_DIR = "lib/stand-in"  # libcuda.so.1, libnvidia-ml.so.1
-CONTAINER_DIR = "lib/container"  # the skeleton that becomes PRIVATE: empty files and folders to mount on
+CLOSED_DIR = "lib/private"  # root's alone (0700): what is below it is open to containers, and to nobody else
+CONTAINER_DIR = CLOSED_DIR + "/container"  # the skeleton that becomes PRIVATE: empty files and folders to mount on
+OPEN_DIR = CONTAINER_DIR + ACCOUNT_DIR[len(PRIVATE) :]  # the one folder of an install with OPEN_MODE
+OPEN_MODE = 0o1777  # runc 1.1.5 gives a tmpfs the mode of the folder that it covers, whatever config.json says
 SETTINGS_YAML = "etc/settings.yaml"
 SETTINGS_JSON = "etc/settings.json"
 LAUNCHER_CONF = "etc/launcher.conf"
@@ -35,6 +38,7 @@ INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
 AGENT_LOCK = "agent.lock"  # held by the one agent
+STATE_OWNER = "owner"  # the prefix of the one install whose directory it is
 
 # The owner of host files that containers see: no user, and no part of a range that a distribution gives out (systemd's
 # UIDS-GIDS.md: nothing above 2^31). A lease (fcntl(2), F_SETLEASE) is for a file's owner, so not for container root.

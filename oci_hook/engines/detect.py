@@ -1,12 +1,12 @@
 """Which engines a machine has, and whether an install may be registered with them."""
 
 import os
-import stat
 from pathlib import Path
 
 from oci_hook.engines import NAMES, engine
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import refuse
+from oci_hook.node import own_path
 
 FOLDERS = (
     "/usr/local/sbin",
@@ -48,10 +48,7 @@ def check_prefix(prefix: str) -> None:
         path = Path(prefix, "bin", program)
         if not path.is_file():
             raise refuse("GH-504", f"{path} does not exist; `gpu-hook install --prefix {prefix}` first")
-        for part in (path, *path.parents):
-            st = part.stat()
-            shared = st.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not st.st_mode & stat.S_ISVTX
-            if shared or st.st_uid not in (0, os.geteuid()):
-                raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
+        if (part := own_path.changeable(str(path))) is not None:
+            raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
     if os.statvfs(prefix).f_flag & os.ST_NOEXEC:
         raise refuse("GH-504", f"{prefix} is on a file system without execution; choose another --prefix")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -19,12 +20,14 @@ from typing import Any
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.errors import refuse
+from oci_hook.errors import NodeError, refuse
+from oci_hook.node.lock import lock_file
 
 NAME = "gpu-hook"  # of the runtime, in every engine
 RECORD = "etc/engines.json"
 BACKUPS = "etc/before"
-LOCK = "/run/lock/gpu-hook-engines.lock"
+LOCK = "/run/gpu-hook-engines.lock"  # root's alone to make: who may open it can hold it for ever
+LOCK_SECONDS = 60.0
 MAX_SIZE = 4 << 20
 BEGIN = "# gpu-hook: begin (written by `gpu-hook install`, removed by `gpu-hook uninstall`)"
 END = "# gpu-hook: end"
@@ -235,15 +238,11 @@ def undone(change: Change) -> Change:
 
 @contextmanager
 def lock() -> Iterator[None]:
-    """One install or uninstall at a time on this machine: waits for the other. The file goes with the last one."""
-    fd = -1
+    """One install or uninstall at a time on this machine: waits for the other. The file goes with each. Raises
+    SettingsError GH-507, after LOCK_SECONDS with who holds it."""
     try:
         os.makedirs(os.path.dirname(LOCK), exist_ok=True)
-        while fd < 0 or os.fstat(fd).st_nlink == 0:  # the other one has removed it
-            if fd >= 0:
-                os.close(fd)
-            fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        fd = locked(LOCK, "GH-507")
     except OSError as e:
         raise refuse("GH-507", f"{LOCK}: {e.strerror}; run as root") from None
     try:
@@ -252,6 +251,18 @@ def lock() -> Iterator[None]:
         with suppress(OSError):
             os.unlink(LOCK)
         os.close(fd)
+
+
+def locked(path: str, code: str) -> int:
+    """A descriptor that holds this lock file, which only root may open. Raises OSError, and after LOCK_SECONDS a
+    SettingsError with this code that names the holder."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return lock_file(path, fcntl.LOCK_EX)
+        except NodeError as e:
+            if time.monotonic() > end:
+                raise refuse(code, e.problems[0].message) from None
 
 
 def read(path: Path) -> tuple[Path, bytes | None]:

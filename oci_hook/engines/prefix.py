@@ -16,9 +16,9 @@ from pathlib import Path
 
 from oci_hook.core import layout
 from oci_hook.core.pages import MAX_CARDS
-from oci_hook.engines.edits import remove_empty
+from oci_hook.engines.edits import locked, remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.node import claims, settings_compile, share, store
+from oci_hook.node import claims, own_path, settings_compile, share, state_owner, store
 from oci_hook.node.lock import lock_file
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
@@ -38,11 +38,14 @@ CLI_ONLY = (
     "elf.py",
     "inotify.py",
     "nvml_cards.py",
+    "own_path.py",
     "settings_compile.py",
     "settings_template.py",
+    "state_owner.py",
     "strays.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
+LOCK = ".lock"
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
     *(layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE),
@@ -82,6 +85,8 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
     Raises SettingsError GH-50x, GH-305.
     """
     root = Path(prefix)
+    if (part := own_path.changeable(prefix)) is not None:
+        raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
     compiled = native()
     wanted = [compiled / name for name in (*PROGRAMS, *STAND_INS)]
     missing = [path.name for path in wanted if not path.is_file()]
@@ -102,17 +107,22 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other."""
-    while True:
+    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other. The
+    lock is a file of root's alone: who may open one can hold it for ever. Raises GH-504 with who holds it."""
+    fd = -1
+    while fd < 0:
         _folder(root)
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if root.is_dir() and os.path.samestat(os.fstat(fd), os.stat(root)):
-                yield
-                return
-        finally:  # or the other took it away meanwhile
-            os.close(fd)
+            fd = locked(str(root / LOCK), "GH-504")
+        except FileNotFoundError:  # the other took the prefix away meanwhile
+            pass
+    try:
+        yield
+    finally:
+        (root / LOCK).unlink(missing_ok=True)
+        os.close(fd)
+        if not _installed(root):
+            remove_empty(root)
 
 
 def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
@@ -122,6 +132,8 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
         _copy(compiled / name, root / "bin" / name, 0o755)
     for name in STAND_INS:
         _copy(compiled / name, root / layout.STAND_IN_DIR / name, 0o644)
+    _folder(root / layout.CLOSED_DIR)
+    (root / layout.CLOSED_DIR).chmod(0o700)
     _skeleton(root / layout.CONTAINER_DIR)
     names = _python_files(root / layout.LIB_DIR)
     yaml = root / layout.SETTINGS_YAML
@@ -141,6 +153,7 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
         if getattr(settings, key) != value:
             raise refuse("GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again")
     _pack(root / layout.LIB_DIR, settings.python, names)
+    state_owner.claim(str(root), settings.state_dir)
     return settings
 
 
@@ -184,21 +197,25 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
         state_dir = None
     if state_dir is not None:
         refuse_while_held(state_dir, force)
+    others = state_dir is not None and bool(state_owner.other(prefix, state_dir))
     for made in simulated:
+        if others and made.is_relative_to(str(state_dir)):
+            continue
         shutil.rmtree(made, ignore_errors=True)
         with contextlib.suppress(OSError):
             made.parent.rmdir()
-    if state_dir is not None:
-        _empty_state(state_dir)
+    if state_dir is not None and not others:
+        _empty_state(prefix, state_dir)
         claims.forget(state_dir)
     _remove_files(root)
-    return sorted(str(path) for path in root.rglob("*")) if root.exists() else []
+    return sorted(str(path) for path in root.rglob("*") if path != root / LOCK) if root.exists() else []
 
 
 def _remove_files(root: Path) -> None:
     for name in PROGRAMS:
         (root / "bin" / name).unlink(missing_ok=True)
-    for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CONTAINER_DIR):
+    # lib/container was the skeleton in 0.1.0. `lay` leaves it: a mount goes with the file on which a container has it.
+    for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CLOSED_DIR, "lib/container"):
         shutil.rmtree(root / folder, ignore_errors=True)
     for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
         (root / name).unlink(missing_ok=True)
@@ -222,12 +239,12 @@ def refuse_while_held(state_dir: str, force: bool) -> None:
         raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
 
 
-def _empty_state(state_dir: str) -> None:
+def _empty_state(prefix: str, state_dir: str) -> None:
     try:
         share.drop(state_dir)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then uninstall again") from None
-    for name in (layout.LEDGER_DIR, layout.PAGES_DIR):
+    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.TOLD_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
     for name in (layout.INVENTORY, layout.TIERS, layout.EVENTS, f"{layout.EVENTS}.1"):
         with contextlib.suppress(OSError):
@@ -236,8 +253,7 @@ def _empty_state(state_dir: str) -> None:
         fd = lock_file(os.path.join(state_dir, layout.AGENT_LOCK), fcntl.LOCK_EX, wait=False)
         os.unlink(os.path.join(state_dir, layout.AGENT_LOCK))
         os.close(fd)
-    with contextlib.suppress(OSError):
-        os.rmdir(state_dir)
+    state_owner.release(prefix, state_dir)
 
 
 def _folder(path: Path) -> None:
@@ -253,7 +269,17 @@ def _folder(path: Path) -> None:
 def _copy(source: Path, target: Path, mode: int) -> None:
     temporary = target.with_name(target.name + ".new")
     shutil.copyfile(source, temporary)
+    _put(temporary, target, mode)
+
+
+def _put(temporary: Path, target: Path, mode: int) -> None:
+    """Rename, when its bytes are on the disk: else a machine that loses its power may come back with an empty file."""
     temporary.chmod(mode)
+    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
     temporary.rename(target)
 
 
@@ -268,7 +294,13 @@ def _skeleton(folder: Path) -> None:
     for path in EMPTY_FOLDERS:
         inside = folder / path[len(layout.PRIVATE) + 1 :]
         _folder(inside.parent)
-        _folder(inside)
+        if path == layout.ACCOUNT_DIR:
+            inside.mkdir(exist_ok=True)
+            for planted in inside.iterdir():  # by whoever could come here before the folder above was closed
+                shutil.rmtree(planted) if planted.is_dir() and not planted.is_symlink() else planted.unlink()
+            inside.chmod(layout.OPEN_MODE)
+        else:
+            _folder(inside)
 
 
 def _python_files(target: Path) -> list[str]:
@@ -300,5 +332,4 @@ def _pack(folder: Path, python: str, names: Iterable[str]) -> None:
     tag = r.stdout.strip()
     for old in folder.glob("*.pack"):
         old.unlink()
-    (folder / f"{tag}.pack.new").chmod(0o644)
-    (folder / f"{tag}.pack.new").rename(folder / f"{tag}.pack")
+    _put(folder / f"{tag}.pack.new", folder / f"{tag}.pack", 0o644)

@@ -4,7 +4,23 @@ Beside it lies the package, and a pack: all modules compiled, in one file per ki
 system some 200 system calls. Without a pack for this Python the package is imported as usual, only slower.
 """
 
+import posix
 import sys
+
+
+def check(st: "posix.stat_result") -> None:
+    """Code that others than root could change is not run."""
+    if st.st_uid not in (0, posix.geteuid()) or st.st_mode & 0o022:
+        raise PermissionError("it can be changed by others than root")
+
+
+def check_all(folder: str) -> None:
+    places = [folder]
+    for place in places:  # it grows
+        st = posix.stat(place)
+        check(st)
+        if st.st_mode & 0o170000 == 0o040000:
+            places += [f"{place}/{name}" for name in posix.listdir(place)]
 
 
 def install_pack(folder: str) -> None:
@@ -14,10 +30,13 @@ def install_pack(folder: str) -> None:
 
     try:
         with open(f"{folder}/{sys.implementation.cache_tag}.pack", "rb", 0) as f:
+            check(posix.fstat(f.fileno()))
+            check(posix.stat(folder))
             data = f.readall()
     except FileNotFoundError:
         data = b""
     if not data.startswith(MAGIC_NUMBER):
+        check_all(folder)
         sys.path.insert(0, folder)
         return
     pack: dict[str, tuple[bool, bytes]] = marshal.loads(memoryview(data)[len(MAGIC_NUMBER) :])

@@ -15,6 +15,20 @@ def setns(pidfd: int, flags: int, path: str) -> None:
     check(_setns(pidfd, flags), "setns", path)
 
 
+def owner(pid: int) -> tuple[int, int]:
+    """What root of this process's user namespace is here: (uid, gid), (0, 0) where it has none (user_namespaces(7))."""
+    return _root(f"/proc/{pid}/uid_map"), _root(f"/proc/{pid}/gid_map")
+
+
+def _root(path: str) -> int:
+    with open(path) as f:
+        for line in f:
+            inside, outside, _ = map(int, line.split())
+            if inside == 0:
+                return outside
+    return 0
+
+
 def same(kind: str, pid: int) -> bool:
     """Whether a process is in our own namespace of this kind ("mnt", "user"). Raises OSError when it is gone."""
     ours, theirs = os.stat(f"/proc/self/ns/{kind}"), os.stat(f"/proc/{pid}/ns/{kind}")

@@ -1,4 +1,4 @@
-"""One install per real card: /run/lock/gpu-hook/UUID names the state directory whose ledger may book the card.
+"""One install per real card: /run/gpu-hook-claims/UUID names the state directory whose ledger may book the card.
 
 The file's flock is held from the look at the other install's ledger until our own grant is committed: no two installs
 can both find the other one idle. A claim needs no release; it lapses when its ledger has no living grant on the card.
@@ -12,7 +12,7 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.node import store
 from oci_hook.node.lock import lock_file, own_dir
 
-CLAIMS = "/run/lock/gpu-hook"
+CLAIMS = "/run/gpu-hook-claims"  # not below /run/lock, where every user of the machine may be first
 
 
 class Claims:
@@ -78,7 +78,7 @@ def forget(state_dir: str) -> None:
     if not os.path.lexists(CLAIMS):
         return
     try:
-        own_dir(CLAIMS)  # /run/lock may be anybody's to write to
+        own_dir(CLAIMS)
         names = os.listdir(CLAIMS)
     except (GhError, OSError):
         return

@@ -52,7 +52,11 @@ def load(settings: Settings) -> Inventory:
 
 
 def save(settings: Settings, inventory: Inventory) -> None:
-    """Put it in place at once, for root to write and all to read. Raises NodeError GH-303 when that fails."""
+    """Put it in place at once, for root to write and all to read. Raises NodeError GH-303 when that fails, GH-504 where
+    the state directory is another install's."""
+    from oci_hook.node import state_owner  # no container's start needs it
+
+    state_owner.claim(settings.prefix, settings.state_dir)
     put_file(settings, INVENTORY, _to_data(inventory))
 
 

@@ -44,6 +44,9 @@ def load(prefix: str) -> Settings:
     path = os.path.join(prefix, SETTINGS_JSON)
     try:
         with open(path, "rb") as f:
+            st = os.fstat(f.fileno())
+            if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
+                raise refuse("GH-501", f"settings {path} can be changed by others than root; chmod go-w, chown root")
             data = fastjson.loads(f.read())
         rules = data.pop("rules")
         rules["dialects"] = tuple(rules["dialects"])

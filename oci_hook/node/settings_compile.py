@@ -19,6 +19,7 @@ from oci_hook.core.dialects import qgpu
 from oci_hook.core.layout import LAUNCHER_CONF, SETTINGS_JSON, SETTINGS_YAML
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, SettingsError, refuse
+from oci_hook.node import claims, own_path, state_owner
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings_template import default_settings_yaml as default_settings_yaml
 from oci_hook.node.settings_template import quoted
@@ -92,7 +93,7 @@ def path(value: Any) -> str:
 
 
 def state_dir(value: Any) -> str:
-    if path(value) == "/":
+    if path(value) == "/" or f"{value}/".startswith(f"{claims.CLAIMS}/"):
         raise ValueError("must be a directory of its own")
     return str(value)
 
@@ -234,6 +235,8 @@ def read(prefix: str) -> tuple[str, os.stat_result]:
         with open(file, "rb") as f:
             data = f.read(MAX_SIZE + 1)
             st = os.fstat(f.fileno())
+        if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
+            raise ValueError("can be changed by others than root; chmod go-w, chown root")
         if len(data) > MAX_SIZE:
             raise ValueError(f"more than {MAX_SIZE} bytes")
         return data.decode(), st
@@ -268,6 +271,13 @@ def checked(prefix: str, text: str) -> Settings:
         check_python(checker, settings.python)
     if os.path.exists(settings.driver_root) and not os.path.isdir(settings.driver_root):
         checker.complain(f"driver_root: {settings.driver_root} is not a directory", checker.lines.get("driver_root"))
+    for name, folder in (("driver_root", settings.driver_root), ("state_dir", settings.state_dir)):
+        if (part := own_path.changeable(folder)) is not None:
+            why = f"{part} can be changed by others than root; chmod go-w, chown root, or choose another place"
+            checker.complain(f"{name}: {why}", checker.lines.get(name))
+    if taken := state_owner.other(prefix, settings.state_dir):
+        why = f"is that of the install in {taken}; choose another"
+        checker.complain(f"state_dir: {units.show(settings.state_dir)} {why}", checker.lines.get("state_dir"))
     if checker.problems:
         raise SettingsError(*checker.problems)
     return settings
@@ -299,8 +309,8 @@ def check_program(checker: Checker, settings: Settings, name: str, program: str,
         return
     if not stat.S_ISREG(st.st_mode) or not st.st_mode & 0o111:
         checker.complain(f"{name}: {program} is not an executable file", line, code)
-    elif st.st_mode & 0o022 or st.st_uid not in (0, os.geteuid()):
-        checker.complain(f"{name}: {program} can be changed by others than root; chmod go-w, chown root", line, code)
+    elif (part := own_path.changeable(program)) is not None:
+        checker.complain(f"{name}: {part} can be changed by others than root; chmod go-w, chown root", line, code)
     elif os.path.basename(real) == RUNTIME_NAME or same_file(st, os.path.join(settings.prefix, "bin", RUNTIME_NAME)):
         checker.complain(f"{name}: {program} is gpu-hook itself; name the real one, like /usr/sbin/runc", line, code)
 

@@ -1,10 +1,10 @@
-"""The host files that a plan mounts into a container: each must be there, and be root's alone."""
+"""The host files that a plan mounts into a container: each must be there, be root's alone, and have something in it."""
 
 import os
-from stat import S_IMODE, S_ISLNK, S_ISSOCK
+from stat import S_IMODE, S_ISLNK, S_ISREG, S_ISSOCK
 
 from oci_hook.core.layout import PAGE_UID
-from oci_hook.core.plan import Bind
+from oci_hook.core.plan import DATA, Bind
 from oci_hook.errors import refuse
 
 TYPE_CHECKING = False
@@ -37,6 +37,13 @@ def check_sources(plan: "Iterable[Step]", settings: "Settings") -> None:
         shared = S_ISSOCK(st.st_mode) or "rw" in step.options  # meant to be used by others
         if S_ISLNK(st.st_mode) or st.st_uid not in (0, PAGE_UID) or (S_IMODE(st.st_mode) & 0o022 and not shared):
             raise refuse(code, f"{path} must be no link, root's, and writable by root alone; {ADVICE[code]}")
+        if S_ISREG(st.st_mode) and not st.st_size and not may_be_empty(step, settings):
+            raise refuse(code, f"{path} is empty: a copy of it was cut off; {ADVICE[code]}")
+
+
+def may_be_empty(step: Bind, settings: "Settings") -> bool:
+    """A driver's data file; and of the install, what beside.py mounts over libraries that are not to be loaded."""
+    return step.options == DATA and not step.source.startswith(settings.state_dir + "/")
 
 
 def _code(path: str, settings: "Settings") -> str:

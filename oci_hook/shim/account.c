@@ -80,7 +80,8 @@ struct gh_account_page *gh_account_page(struct gh_state *st) {
     }
     if (!page) {
         gh_say(GH_SAID_ACCOUNT, "gpu-hook: GH-308: the account page " GH_ACCOUNT_FILE
-                                " cannot be used: device memory is refused; start the container anew with gpu-hook\n");
+                                " cannot be used: device memory is refused; run `gpu-hook install` on the "
+                                "host, then make the container anew\n");
         return NULL;
     }
     if (!CAS(&st->account, &none, page)) {

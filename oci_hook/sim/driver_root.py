@@ -2,7 +2,7 @@
 
 PREFIX/sim/root/usr/lib/<multiarch>/   libcuda.so.VERSION, libnvidia-ml.so.VERSION and their links
 PREFIX/sim/root/gpu-hook-simulated.json  marks the root, and says where the cards are
-STATE/sim/cards/<minor>                the cards (card.h), mapped by every process that uses them
+STATE/sim/cards/<minor>                the cards (card.h), mapped by every process that uses them; STATE/sim is 0700
 
 Not under /run: libraries must be on a mount that allows execution.
 """
@@ -102,7 +102,10 @@ def make(
             file.chmod(0o644)
             os.symlink(file.name, libraries / f"{name}.1")
             os.symlink(f"{name}.1", libraries / name)
-        files.mkdir(parents=True, mode=0o755)
+        # Containers have the card files by binds, and may write to them. On the host they are root's alone.
+        files.parent.mkdir(parents=True, exist_ok=True)
+        files.parent.chmod(0o700)
+        files.mkdir(mode=0o755)
         for minor in range(cards):
             make_card(files / str(minor), minor, memory_mib, time_scale, tsg)
         lay(root, files, topology, {minor: bus_id(minor) for minor in range(cards)})

@@ -34,7 +34,7 @@ class Install:
         self.state = prefix / "state"
         for name in ("driver/libcuda.so.1.2", "driver/libnvidia-ml.so.1.2", "driver/libx.so.1.2", "driver/nvidia-smi"):
             self.file(name)
-        for name in ("lib/container/policy", "lib/stand-in/libcuda.so.1", "lib/stand-in/libnvidia-ml.so.1"):
+        for name in ("lib/private/container/policy", "lib/stand-in/libcuda.so.1", "lib/stand-in/libnvidia-ml.so.1"):
             self.file(name)
         for name in ("state/sim/cards/0", "state/sim/cards/1"):
             self.file(name)
@@ -71,7 +71,7 @@ class Install:
     def file(self, name: str) -> Path:
         path = self.prefix / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.write_text("x")
         return path
 
     def say(self, yaml: str) -> None:

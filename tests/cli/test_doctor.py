@@ -117,6 +117,41 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
         "GH-504",
         "can be changed by others",
     ),
+    "older account folder": (
+        lambda n: (n.prefix / "lib/private/container/account").chmod(0o755),
+        "prefix",
+        "fail",
+        "GH-308",
+        "plain users in containers get no memory",
+    ),
+    "no account folder": (
+        lambda n: (n.prefix / "lib/private/container/account").rmdir(),
+        "prefix",
+        "fail",
+        "GH-308",
+        "does not exist",
+    ),
+    "account folder for all": (
+        lambda n: (n.prefix / "lib/private").chmod(0o755),
+        "prefix",
+        "fail",
+        "GH-308",
+        "can be entered by others",
+    ),
+    "state directory for all": (
+        lambda n: n.state.chmod(0o755),
+        "ledger",
+        "warn",
+        "GH-303",
+        "is open to users of this machine",
+    ),
+    "settings for all": (
+        lambda n: (n.prefix / "etc/settings.json").chmod(0o666),
+        "prefix",
+        "fail",
+        "GH-504",
+        "can be changed by others",
+    ),
     "settings changed": (
         edit("etc/settings.yaml", "by-class", "spread"),
         "settings",
@@ -195,6 +230,33 @@ def test_an_engine_that_was_never_told_is_a_note(well: Node) -> None:
     status, findings = well.doctor()
     (podman,) = [f for f in findings if f["check"] == "podman"]
     assert status == 0 and podman["state"] == "note" and "install --engine podman" in podman["mend"]
+
+
+@pytest.mark.parametrize(("leases", "faults"), [("1", "0"), ("0", "1"), ("1", "1"), ("0", "0"), (None, None)])
+def test_what_the_kernel_lets_containers_do(
+    well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leases: str | None, faults: str | None
+) -> None:
+    """Notes, which fail nobody; none where the kernel has no such switch."""
+    for name, value in (("LEASES", leases), ("USERFAULTFD", faults), ("BREAK_TIME", "45")):
+        monkeypatch.setattr(node, name, str(tmp_path / name))
+        if value is not None:
+            (tmp_path / name).write_text(value + "\n")
+    status, findings = well.doctor()
+    told = {f["check"]: f for f in findings if f["check"] in ("leases", "userfaultfd")}
+    assert status == 0 and all(f["state"] == "note" for f in told.values())
+    assert ("leases" in told) == (leases == "1") and ("userfaultfd" in told) == (faults == "1")
+    if leases == "1":
+        assert "45 s" in told["leases"]["message"] and "sysctl fs.leases-enable=0" in told["leases"]["message"]
+
+
+def test_an_install_in_a_folder_that_is_cleaned(well: Node) -> None:
+    top = well.prefix.parent / "cleaned"
+    top.mkdir()
+    top.chmod(0o1777)
+    well.prefix = top / "prefix"
+    well.run("install", "--state-dir", str(well.state / "more"), "--no-engines")
+    notes = [f["message"] for f in well.doctor()[1] if f["check"] == "prefix" and f["state"] == "note"]
+    assert len(notes) == 1 and "where everybody may make files" in notes[0]
 
 
 def test_docker_without_annotations(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:

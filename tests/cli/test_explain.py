@@ -18,7 +18,7 @@ def asking(*annotations: str) -> list[str]:
 
 PLAN = """\
 plan
-  bind PREFIX/lib/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)
+  bind PREFIX/lib/private/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)
   bind PREFIX/driver/libcuda.so.1.2 -> /run/gpu-hook/driver/cuda (ro,nosuid,nodev)
   bind PREFIX/driver/libnvidia-ml.so.1.2 -> /run/gpu-hook/driver/ml (ro,nosuid,nodev)
   bind PREFIX/state/pages/KEY/policy -> /run/gpu-hook/policy (ro,nosuid,nodev,noexec)
@@ -125,7 +125,7 @@ def test_nothing_asked(install: Install) -> None:
 def test_json(install: Install) -> None:
     answer = install.data(*asking("gpu-hook.io/memory=2Gi"))
     plan = answer.pop("plan")
-    assert plan[0] == "bind PREFIX/lib/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)"
+    assert plan[0] == "bind PREFIX/lib/private/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)"
     share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False, "slot": 1}
     card = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
     assert answer == {

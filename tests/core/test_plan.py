@@ -56,7 +56,7 @@ SHARE = Share("GPU-1", 300, compute=30)
 
 def test_private_directory() -> None:
     steps = plan(grant(SHARE))
-    assert steps[0] == Bind("/opt/g/lib/container", PRIVATE, ("ro", "nosuid", "nodev", "noexec"))
+    assert steps[0] == Bind("/opt/g/lib/private/container", PRIVATE, ("ro", "nosuid", "nodev", "noexec"))
     found = binds(steps)
     assert found[REAL_LIBCUDA] == f"{LIB}/libcuda.so.550.1"
     assert found[REAL_LIBNVML] == f"{LIB}/libnvidia-ml.so.550.1"

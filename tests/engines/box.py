@@ -44,7 +44,8 @@ true
 class Place:
     """A hideout with an install, its simulated cards and an image's root file system, below a short path (sockets)."""
 
-    def __init__(self, native: Path, system: Path | None = None) -> None:
+    def __init__(self, native: Path, system: Path | None = None, first: str = "") -> None:
+        """first: what else is to be done in its hideout."""
         self.system = system
         self.dir = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
         self.prefix, self.state = self.dir / "prefix", self.dir / "state"
@@ -54,7 +55,7 @@ class Place:
         shutil.copy(native / "sim/gpu-probe", self.rootfs / "bin/gpu-probe")
         self.archive = self.dir / "images.tar"
         pack(self.archive, self.rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
-        self.hideout = Hideout(system)
+        self.hideout = Hideout(system, first)
         try:
             self.gpu_hook("install", "--no-engines", "--state-dir", str(self.state))
             self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{MEMORY_MIB}Mi")

@@ -27,8 +27,17 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "Name": {"name": (1, "string"), "attempt": (2, "int")},
     "Image": {"image": (1, "string")},
     "Variable": {"key": (1, "string"), "value": (2, "string")},
-    "Capabilities": {"add": (1, "[string]")},
-    "Security": {"capabilities": (1, "Capabilities"), "namespace_options": (3, "Namespaces")},
+    "Capabilities": {"add": (1, "[string]"), "drop": (2, "[string]")},
+    "Number": {"value": (1, "int")},
+    "Security": {
+        "capabilities": (1, "Capabilities"),
+        "namespace_options": (3, "Namespaces"),
+        "run_as_user": (5, "Number"),
+        "readonly_rootfs": (7, "int"),
+        "no_new_privs": (11, "int"),
+        "supplemental_groups": (8, "[int]"),
+        "run_as_group": (12, "Number"),
+    },
     "Linux": {"security_context": (2, "Security")},
     "Container": {
         "metadata": (1, "Name"),
@@ -87,8 +96,9 @@ def encode(message: str, fields: dict[str, Any]) -> bytes:
         if kind == "map":
             for key, text in value.items():
                 out += chunk(number, chunk(1, key.encode()) + chunk(2, text.encode()))
-        elif kind == "int":
-            out += varint(number << 3) + varint(value)
+        elif kind.strip("[]") == "int":
+            for one in value if kind.startswith("[") else [value]:
+                out += varint(number << 3) + varint(one)
         else:
             inner = kind.strip("[]")
             for one in value if kind.startswith("[") else [value]:

@@ -96,14 +96,20 @@ class Containerd:
         self.pods.append(answer[1][0].decode())
         return config
 
-    def container(self, pod: dict[str, Any], name: str, env: dict[str, str] | None = None) -> str:
+    def container(
+        self,
+        pod: dict[str, Any],
+        name: str,
+        env: dict[str, str] | None = None,
+        security: dict[str, Any] | None = None,
+    ) -> str:
         """A started container of the pod that ran last; its id. Raises grpc.RpcError."""
         config = {
             "metadata": {"name": name},
             "image": {"image": IMAGE},
             "command": ["sleep", "1000"],
             "envs": [{"key": k, "value": v} for k, v in (env or {}).items()],
-            "linux": {"security_context": {"capabilities": {"add": ["MKNOD"]}}},
+            "linux": {"security_context": {"capabilities": {"add": ["MKNOD"]}, **(security or {})}},
         }
         answer = self.cri.call("CreateContainer", sandbox=self.pods[-1], config=config, sandbox_config=pod)
         id = str(answer[1][0].decode())

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -17,24 +17,28 @@ ANNOTATIONS_SINCE = 24
 class Docker:
     """The docker command line, talking to a dockerd of the test's own."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, name: str = "docker", more: Sequence[str] = ()) -> None:
+        """name: of its folder. more: options of dockerd."""
         self.place = place
-        self.config = place.dir / "daemon.json"
-        self.socket = f"unix://{place.dir}/sock"
-        self.log = place.dir / "dockerd.log"
+        self.dir = place.dir / name
+        self.dir.mkdir()
+        self.config = self.dir / "daemon.json"
+        self.socket = f"unix://{self.dir}/sock"
+        self.log = self.dir / "dockerd.log"
         version = place.hideout.run("dockerd", "--version").stdout
         self.annotations = int(version.split()[2].partition(".")[0]) >= ANNOTATIONS_SINCE
         self.command = place.hideout.command(
             "dockerd",
             f"--config-file={self.config}",
-            f"--data-root={place.dir}/data",
-            f"--exec-root={place.dir}/exec",
-            f"--pidfile={place.dir}/pid",
+            f"--data-root={self.dir}/data",
+            f"--exec-root={self.dir}/exec",
+            f"--pidfile={self.dir}/pid",
             f"--host={self.socket}",
             f"--cgroup-parent=/{place.cgroup}",
             "--iptables=false",
             "--ip-forward=false",
             "--bridge=none",
+            *more,
         )
 
     def __call__(self, *args: str) -> "subprocess.CompletedProcess[str]":
@@ -196,7 +200,7 @@ def test_reload_keeps_containers(docker: Docker) -> None:
     """What `install --restart` does to a running dockerd: SIGHUP, which also brings in a new default."""
     id = started(docker)
     docker.place.gpu_hook("install", "--engine", "docker", "--config", str(docker.config), "--set-default")
-    os.kill(int((docker.place.dir / "pid").read_text()), 1)
+    os.kill(int((docker.dir / "pid").read_text()), 1)
     assert box.until(lambda: docker("info", "--format", "{{.DefaultRuntime}}").stdout.strip() == "gpu-hook")
     box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
     done = docker("run", "--rm", "--network=none", *docker.ask(1024), IMAGE, "sh", "-c", f"exec 2>&1; {LOOK}")

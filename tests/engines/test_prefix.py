@@ -3,15 +3,22 @@
 import json
 import multiprocessing
 import os
+import signal
 import stat
 import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oci_hook.core import layout
+from oci_hook.engines import edits
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
+from oci_hook.node import lock
 from oci_hook.node.settings import load
 from tests.conftest import Bundle, Install, Runc
 
@@ -42,8 +49,14 @@ def test_what_is_laid(place: Path) -> None:
     assert settings.runtime in ("/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/bin/crun")
     for path in sorted(place.rglob("*")):
         st = path.lstat()
-        assert st.st_uid == 0 and not st.st_mode & 0o022 and not path.is_symlink(), path
-        if path != place:  # containers and rootless engines read all of it, whatever the umask was
+        assert st.st_uid == 0 and not path.is_symlink(), path
+        if path == place / layout.OPEN_DIR:  # plain users of containers write to what is mounted there
+            assert st.st_mode & 0o7777 == 0o1777 and not os.listdir(path)
+            continue
+        assert not st.st_mode & 0o022, path
+        if path == place / layout.CLOSED_DIR:  # and nobody else comes there
+            assert st.st_mode & 0o7777 == 0o700
+        elif path != place:  # containers map all of it as any user, whatever the umask was
             assert st.st_mode & 0o004 and (not path.is_dir() or st.st_mode & 0o001), path
     assert not list(place.rglob("*.new"))
     for program in ("gpu-hook-runtime", "oci-gpu-hook"):
@@ -90,6 +103,19 @@ def test_again_keeps_the_settings_and_renews_the_rest(place: Path) -> None:
     with pytest.raises(GhError) as e:
         installs.lay(str(place), state_dir="/run/other")
     assert code(e) == "GH-504" and "state_dir" in str(e.value)
+
+
+def test_again_mends_what_an_older_one_laid(place: Path) -> None:
+    """0.1.0 laid the account's folder 0755. What somebody put there while he could goes."""
+    lay(place)
+    closed, opened = place / layout.CLOSED_DIR, place / layout.OPEN_DIR
+    closed.chmod(0o755)
+    opened.chmod(0o755)
+    (opened / "planted/deep").mkdir(parents=True)
+    (opened / "link").symlink_to("/etc")
+    installs.lay(str(place))
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700 and stat.S_IMODE(opened.stat().st_mode) == 0o1777
+    assert os.listdir(opened) == [] and os.path.isdir("/etc")
 
 
 def test_a_first_try_with_wrong_values_leaves_nothing(place: Path) -> None:
@@ -165,6 +191,97 @@ def test_a_prefix_that_others_can_change(place: Path, mode: int) -> None:
     assert code(e) == "GH-504"
 
 
+def test_a_prefix_below_a_folder_that_others_can_change(place: Path) -> None:
+    """Else they put an install of their own there, whose programs the engines run as root."""
+    top = place.parent / "top"
+    top.mkdir()
+    top.chmod(0o777)
+    (place.parent / "link").symlink_to(top)
+    for prefix in (top / "a/prefix", place.parent / "link/prefix"):
+        with pytest.raises(GhError) as e:
+            lay(prefix)
+        assert code(e) == "GH-504" and f"{top} can be changed by others" in str(e.value)
+    assert os.listdir(top) == []
+    top.chmod(0o755)
+    lay(top / "prefix")
+    os.chown(top, 65534, 65534)
+    with pytest.raises(GhError) as e:
+        lay(top / "prefix")
+    assert code(e) == "GH-504"
+
+
+@pytest.mark.parametrize("key", ["state_dir", "driver_root", "runtime", "python"])
+def test_settings_below_a_folder_that_others_can_change(place: Path, key: str) -> None:
+    top = place.parent / "top"
+    (top / "bin").mkdir(parents=True)
+    for name in ("runc", "python3"):
+        (top / "bin" / name).write_bytes(Path("/bin/true").read_bytes())
+        (top / "bin" / name).chmod(0o755)
+    value = {"runtime": top / "bin/runc", "python": top / "bin/python3"}.get(key, top / "bin")
+    lay(place)
+    yaml = place / layout.SETTINGS_YAML
+    lines = [f"{key}: {value}" if line.startswith(f"{key}:") else line for line in yaml.read_text().splitlines()]
+    yaml.write_text("\n".join(lines) + "\n")
+    top.chmod(0o777)
+    before = (place / layout.SETTINGS_JSON).read_text()
+    with pytest.raises(GhError) as e:
+        installs.lay(str(place))
+    assert f"{key}: {top} can be changed by others" in str(e.value)
+    assert (place / layout.SETTINGS_JSON).read_text() == before
+
+
+HOLD = "import fcntl, os, sys, time; os.setuid({uid}); fd = os.open({path!r}, os.O_RDONLY | os.O_CREAT, 0o600);"
+HOLD += "fcntl.flock(fd, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[..., int]]:
+    """A process of that user that holds the flock of a file, and does not let go."""
+    holders = []
+
+    def start(path: Path, uid: int) -> int:
+        code = HOLD.format(uid=uid, path=str(path)).replace(" | os.O_CREAT, 0o600" if path.is_dir() else "\0", "")
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        holders.append(holder)
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        return holder.pid
+
+    yield start
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def test_no_other_user_can_keep_an_install_waiting(native: Path, hold: Callable[..., int]) -> None:
+    """He may lock whatever he may open of the prefix."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        os.chmod(folder, 0o755)
+        place = Path(folder, "prefix")
+        lay(place)
+        for path in (place, place / "etc", place / layout.SETTINGS_YAML, place / "bin/gpu-hook-runtime"):
+            hold(path, 65534)
+        before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for another user"))
+        signal.alarm(30)
+        try:
+            installs.lay(str(place))
+            assert installs.remove(str(place)) == []
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_whoever_holds_the_lock_is_named(place: Path, hold: Callable[..., int], monkeypatch: Any) -> None:
+    lay(place)
+    monkeypatch.setattr(edits, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
+    pid = hold(place / installs.LOCK, 0)
+    for act in (lambda: installs.lay(str(place)), lambda: installs.remove(str(place))):
+        with pytest.raises(GhError) as e:
+            act()
+        assert code(e) == "GH-504" and f"{place}/.lock is locked" in str(e.value) and f"process {pid};" in str(e.value)
+    assert (place / "bin/gpu-hook-runtime").exists()
+
+
 def test_a_prefix_that_is_a_file(place: Path) -> None:
     place.write_text("")
     with pytest.raises(GhError) as e:
@@ -174,7 +291,6 @@ def test_a_prefix_that_is_a_file(place: Path) -> None:
 
 def test_remove_leaves_nothing_of_ours(place: Path) -> None:
     lay(place)
-    (place.parent / "state").mkdir()
     assert installs.remove(str(place)) == []
     assert os.listdir(place.parent) == []
     with pytest.raises(GhError) as e:
@@ -215,7 +331,12 @@ def test_a_running_container_keeps_its_library(prefix: Install, bundle: Bundle, 
     id = runc.ids[-1]
     assert runc("start", id).returncode == 0
     before = runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout
+    mounts = Path(f"/proc/{runc.pid(id)}/mountinfo").read_text()
+    old = prefix.prefix / "lib/container"  # as 0.1.0 had it: what is mounted on would take its mount along
+    (old / "driver").mkdir(parents=True)
     installs.lay(str(prefix.prefix))
+    after = Path(f"/proc/{runc.pid(id)}/mountinfo").read_text()
+    assert after.replace("//deleted", "") == mounts and (old / "driver").is_dir()
     (prefix.prefix / "lib/stand-in/libcuda.so.1").write_text("a newer one")
     assert runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout == before
     assert stat.S_ISREG((prefix.prefix / "lib/stand-in/libcuda.so.1").stat().st_mode)

@@ -64,7 +64,7 @@ def files(settings):
     return sorted(
         str(p.relative_to(settings.state_dir))
         for p in Path(settings.state_dir).rglob("*")
-        if p.is_file() and p.name not in ("events", "policies.lock")
+        if p.is_file() and p.name not in ("events", "owner", "policies.lock")
     )
 
 

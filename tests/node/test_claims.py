@@ -10,14 +10,18 @@ import pytest
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.request import CardRequest, Request
+from oci_hook.engines import edits
 from oci_hook.errors import NodeError
-from oci_hook.node import admit, claims, life, lock, store
+from oci_hook.node import admit, claims, life, lock, own_path, settings_compile, store
 from oci_hook.node.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
 BOOT = life.boot_id()
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-aaaa")
 SHARE = Request((CardRequest(memory_mib=10),))
+
+
+REAL = claims.CLAIMS
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +64,19 @@ def test_the_second_install_is_told_while_the_first_has_grants(installs):
     give(b)
     with pytest.raises(NodeError, match="GH-304"):
         give(a)
+
+
+@pytest.mark.parametrize("path", [REAL, edits.LOCK, Settings("/x").state_dir])
+def test_no_other_user_can_be_first_to_make_it(path):
+    """Who makes it, or opens its lock, stops every grant: so not below /run/lock, which is for everybody on Debian."""
+    assert own_path.changeable(path) is None and own_path.cleaned(path) is None
+
+
+def test_no_state_directory_is_there():
+    for path in (claims.CLAIMS, f"{claims.CLAIMS}/x", "/"):
+        with pytest.raises(ValueError, match="of its own"):
+            settings_compile.state_dir(path)
+    assert settings_compile.state_dir(f"{claims.CLAIMS}-2") == f"{claims.CLAIMS}-2"
 
 
 def test_another_card_is_free(installs):

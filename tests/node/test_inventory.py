@@ -61,7 +61,7 @@ def test_what_was_saved_is_loaded(node: Settings) -> None:
     assert inventory.load(node) == said
     st = file(node).stat()
     assert (stat.S_IMODE(st.st_mode), st.st_uid) == (0o644, os.geteuid())
-    assert os.listdir(node.state_dir) == ["inventory.json"]
+    assert sorted(os.listdir(node.state_dir)) == ["inventory.json", "owner"]
 
 
 def test_the_old_one_stays_when_the_new_one_cannot_be_written(node: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_the_old_one_stays_when_the_new_one_cannot_be_written(node: Settings, mo
         inventory.save(node, found(node).replace(driver_version="9"))
     monkeypatch.undo()
     assert inventory.load(node).driver_version == "1.2"
-    assert os.listdir(node.state_dir) == ["inventory.json"]
+    assert sorted(os.listdir(node.state_dir)) == ["inventory.json", "owner"]
 
 
 def test_none_yet(node: Settings) -> None:

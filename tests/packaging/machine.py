@@ -59,6 +59,13 @@ class Machine(Namespaces):
     def exists(self, path: str) -> bool:
         return self.run("test", "-e", path).returncode == 0
 
+    def is_roots_alone(self, prefix: str, *more: str) -> None:
+        """But for one folder, which lies where only root comes (docs/install.md)."""
+        opened = f"{prefix}/lib/private/container/account"
+        folders = " ".join([prefix, *more])
+        assert self.sh(f"find {folders} ! -user root -o -perm /022 ! -type l") == f"{opened}\n"
+        assert self.sh(f"stat -c '%a %u' {prefix}/lib/private {opened}") == "700 0\n1777 0\n"
+
     @contextmanager
     def container_with_a_share(self, shared: Path, prefix: str) -> Iterator[None]:
         """A container that holds 1 GiB of a card and sleeps; made by the install's runtime, with runc and cgroups."""

@@ -98,7 +98,7 @@ def test_installed_used_and_purged(machine: Machine) -> None:
     assert machine.exists(UNIT)
     # No engine is told unless the administrator says so.
     assert machine.run("grep", "-rl", PREFIX, "/etc").stdout.split() in ([], ["/etc/default/gpu-hook"])
-    assert machine.sh(f"find /usr/lib/gpu-hook {PREFIX} ! -user root -o -perm /022 ! -type l") == ""
+    machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
     machine.sh("gpu-hook sim up --cards 2 --memory 24Gi")
     assert machine.sh("gpu-hook gpus --refresh").count("GPU-") == 2
     assert "4096" in machine.sh("gpu-hook explain --annotation gpu-hook.io/memory=4Gi")

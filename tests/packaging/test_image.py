@@ -169,7 +169,7 @@ def test_installs_onto_its_machine_and_cleans_up_when_stopped(machine: Machine, 
     pod.ready()
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     assert PREFIX in machine.sh("cat /etc/docker/daemon.json")
-    assert machine.sh(f"find {PREFIX} {PREFIX}-cli ! -user root -o -perm /022 ! -type l") == ""
+    machine.is_roots_alone(PREFIX, f"{PREFIX}-cli")
     machine.sh(f"{PREFIX}-cli/gpu-hook sim up --cards 2")
     assert machine.sh(f"{PREFIX}-cli/gpu-hook gpus").count("GPU-") == 2
     assert pod.stop() == 0, pod.log.read_text()

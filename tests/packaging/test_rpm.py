@@ -64,7 +64,7 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert machine.sh("rpm --verify --nodeps gpu-hook") == ""
     assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
-    assert machine.sh(f"find /usr/lib/gpu-hook {PREFIX} ! -user root -o -perm /022 ! -type l") == ""
+    machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
     machine.sh("gpu-hook sim up --cards 2; gpu-hook install --engine docker")
     assert machine.sh("gpu-hook gpus").count("GPU-") == 2
     machine.sh(

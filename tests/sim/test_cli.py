@@ -2,6 +2,9 @@
 
 import json
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,30 @@ def install(tmp_path: Path, simulated: Path) -> Install:
     return Install(tmp_path)
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("before", ["nothing", "0755 from 0.1.0", "other things in it"])
+def test_other_users_of_the_machine_reach_no_card(install: Install, before: str) -> None:
+    """Who is granted a card may write to its file; that is for containers, by binds, and for root."""
+    state = Path(install.settings.state_dir)
+    if before == "nothing":
+        state.rmdir()
+    else:
+        state.chmod(0o755)
+        (state / ("events" if "0755" in before else "other")).touch()
+    umask = os.umask(0)
+    try:
+        install.run("sim", "up")
+    finally:
+        os.umask(umask)
+    card = state / "sim/cards/0"
+    assert stat.S_IMODE((state / "sim").stat().st_mode) == 0o700
+    assert stat.S_IMODE(state.stat().st_mode) == (0o755 if "other" in before else 0o700)
+    top = install.prefix.parent  # as if pytest's folders were open
+    code = f"import os; os.chdir({str(top)!r}); os.setuid(65534); open('state/sim/cards/0', 'r+b')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert card.exists() and "PermissionError" in done.stderr, done
+
+
 def test_up_shows_cards_and_down_undoes_it(install: Install) -> None:
     before = install.yaml.read_text()
     said = install.run("sim", "up", "--cards", "2", "--memory", "2Gi")
@@ -67,7 +94,7 @@ def test_up_shows_cards_and_down_undoes_it(install: Install) -> None:
     assert install.run("sim", "down").startswith("simulated cards removed")
     assert install.yaml.read_text() == before
     assert not (install.prefix / "sim").exists()
-    assert os.listdir(install.settings.state_dir) == []
+    assert os.listdir(install.settings.state_dir) == ["owner"]
     assert "there are no simulated cards" in install.run("sim", "down")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from oci_hook.core.layout import SETTINGS_YAML
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, Finding
-from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_ledger
+from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_leases, check_ledger
 from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_stand_in
 from oci_hook.engines.doctor.registered import check_engines
 from oci_hook.engines.edits import Registration
@@ -43,6 +43,7 @@ def examine(prefix: str, host_root: str = "/") -> list[Finding]:
         ]
     checks += [
         ("kernel", check_kernel(option)),
+        ("leases", check_leases()),
         ("engine", check_engines(Registration(prefix, host_root=host_root), option, settings)),
     ]
     return [finding for name, findings in checks for finding in guarded(name, findings, option, prefix)]

@@ -1,6 +1,7 @@
 """The machine: driver, device nodes, inventory, ledger, kernel, cgroups."""
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,9 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
         message = f"process {pid} has a share that the ledger does not know: what it uses can be given twice"
         yield Finding("ledger", WARN, message, "GH-303", f"kill -9 {pid}")
     if os.path.isdir(settings.state_dir):
+        if os.stat(settings.state_dir).st_mode & 0o077:
+            message = f"{settings.state_dir} is open to users of this machine, who can write to what is shared in it"
+            yield Finding("ledger", WARN, message, "GH-303", f"chmod 0700 {shlex.quote(settings.state_dir)}")
         fd = os.open(settings.state_dir, os.O_PATH | os.O_CLOEXEC)
         try:
             volatile = mount.fstatfs_type(fd) == mount.TMPFS_MAGIC
@@ -98,6 +102,36 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
             if share.uuid not in known:
                 message = f"container {grant.who.id[:40]} holds {share.uuid}, which this node does not have"
                 yield Finding("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
+
+
+LEASES = "/proc/sys/fs/leases-enable"
+BREAK_TIME = "/proc/sys/fs/lease-break-time"
+USERFAULTFD = "/proc/sys/vm/unprivileged_userfaultfd"
+
+
+def check_leases() -> Iterator[Finding]:
+    """By what containers may slow each other, and never the host (fcntl(2) F_SETLEASE, userfaultfd(2))."""
+    if number(LEASES):
+        message = (
+            "fs.leases-enable is 1: a container's root, or who has CAP_LEASE, can make a neighbour wait"
+            f" {number(BREAK_TIME)} s (fs.lease-break-time) when it loads the library, unless the agent runs; the host"
+            " never waits; `sysctl fs.leases-enable=0` ends it"
+        )
+        yield Finding("leases", NOTE, message)
+    if number(USERFAULTFD):
+        message = (
+            "vm.unprivileged_userfaultfd is 1: containers can stop a kernel's read of their memory for as long as they"
+            " like; nothing here waits for one; `sysctl vm.unprivileged_userfaultfd=0` ends it"
+        )
+        yield Finding("userfaultfd", NOTE, message)
+
+
+def number(path: str) -> int:
+    """What the kernel says there; 0 where it has no such file."""
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def check_kernel(option: str) -> Iterator[Finding]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from oci_hook import __version__
 from oci_hook.core import layout
 from oci_hook.engines import detect
-from oci_hook.engines.doctor.finding import FAIL, OK, WARN, Finding
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.engines.prefix import STAND_INS
 from oci_hook.errors import GhError
-from oci_hook.node import elf, settings_compile
+from oci_hook.node import elf, own_path, settings_compile
 from oci_hook.node.settings import load
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
@@ -33,7 +33,8 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
             "prefix", FAIL, message, e.problems[0].code, mend if "does not exist" in message else closed(message)
         )
         return
-    open_to_others = [path for path in sorted(Path(prefix).rglob("*")) if changeable(path)]
+    meant = Path(prefix, layout.OPEN_DIR)  # who may reach it is said by the folder above
+    open_to_others = [path for path in sorted(Path(prefix).rglob("*")) if path != meant and changeable(path)]
     if open_to_others:
         more = f" and {len(open_to_others) - 1} more" if len(open_to_others) > 1 else ""
         yield Finding(
@@ -44,6 +45,12 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
             f"chown -R root: {prefix} && chmod -R go-w {prefix}",
         )
         return
+    if (problem := wrong_skeleton(prefix)) is not None:
+        yield Finding("prefix", FAIL, problem, "GH-308", mend)
+        return
+    if (folder := own_path.cleaned(prefix)) is not None:
+        message = f"{prefix} is in {folder}, where everybody may make files: what cleans it ends this install"
+        yield Finding("prefix", NOTE, message)
     conf = Path(prefix, layout.LAUNCHER_CONF)
     laid = re.match(r"# gpu-hook (\S+),", conf.read_text()) if conf.exists() else None
     if laid is None or laid[1] != __version__:
@@ -51,6 +58,23 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
         yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", mend)
     else:
         yield Finding("prefix", OK, f"gpu-hook {__version__} in {prefix}")
+
+
+def wrong_skeleton(prefix: str) -> str | None:
+    """What keeps plain users of containers from their memory, or lets users of this machine into the open folder."""
+    lack = "plain users in containers get no memory with runc 1.1.5"
+    closed, opened = Path(prefix, layout.CLOSED_DIR), Path(prefix, layout.OPEN_DIR)
+    try:
+        if closed.lstat().st_mode & 0o7777 != 0o700 or closed.lstat().st_uid not in (0, os.geteuid()):
+            return f"{closed} can be entered by others than root"
+        st = opened.lstat()
+        if not stat.S_ISDIR(st.st_mode) or st.st_uid not in (0, os.geteuid()) or os.listdir(opened):
+            return f"{opened} is not an empty directory of root"
+        if st.st_mode & 0o7777 != layout.OPEN_MODE:
+            return f"{opened} has mode {st.st_mode & 0o7777:04o}: {lack}"
+    except FileNotFoundError as e:
+        return f"{e.filename} does not exist: {lack}"
+    return None
 
 
 def closed(message: str) -> str:
