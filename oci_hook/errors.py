@@ -44,6 +44,8 @@ CODES = {
     "GH-409": "another program would put the driver into the same container",
     "GH-410": "no living container, or more than one, goes by this name",
     "GH-411": "the container's share cannot be changed in this way",
+    "GH-412": "the container's config.json or image takes more memory than it may",
+    "GH-413": "a container with a share cannot be restored from a checkpoint",
     "GH-501": "settings are missing or not valid",
     "GH-502": "settings changed since they were compiled",
     "GH-503": "the real runtime is missing or is gpu-hook itself",

@@ -31,6 +31,7 @@ STANDARD = {
     "genericpath",
     "os",
     "posixpath",
+    "resource",
     "stat",
     "struct",
 }
@@ -59,6 +60,7 @@ OURS = {
     "core.wishes",
     "errors",
     "linux",
+    "linux.limits",
     "linux.walk",
     "node",
     "node.admit",
@@ -71,6 +73,7 @@ OURS = {
     "node.lock",
     "node.settings",
     "node.share",
+    "node.skeleton",
     "node.sources",
     "node.store",
     "oci",

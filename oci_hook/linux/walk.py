@@ -54,7 +54,7 @@ class _Node:
         self.fd = fd
         self.link = link
         self.below: dict[str, _Node] = {}
-        self.size = up.size + 1 + len(name) if up else 0
+        self.size: int = up.size + 1 + len(name) if up else 0
 
     def path(self) -> str:
         names = []

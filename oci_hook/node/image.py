@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from oci_hook.core.plan import Step
 
-# What a look at an image may cost (linux/walk.py): some 30 ms. An ordinary one takes a tenth of it, most of that for the
-# names in its library folders.
+# What a look at an image may cost (linux/walk.py): some 30 ms. An ordinary one takes a tenth of it, most of that for
+# the names in its library folders.
 STEPS = 1 << 16
 MAX_COPIES = 64
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
