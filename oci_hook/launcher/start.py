@@ -71,3 +71,5 @@ try:
 except Exception as e:
     sys.exit(damaged(e))
 sys.exit(main(folder[: -len("/lib/gpu-hook")], sys.argv[1:]))
+# The launcher looks for the last line: a file that was cut short might end as if all were well.
+# end
