@@ -9,7 +9,7 @@ import time
 from oci_hook.errors import refuse
 
 LOCK_SECONDS = 5.0
-MARGIN = 2.0  # seconds before the deadline of the whole program, whose message does not name who is in the way
+PART = 0.75  # of the time that the program has left: its own message would not name who is in the way
 
 
 def own_dir(path: str) -> None:
@@ -35,7 +35,7 @@ def own_dir(path: str) -> None:
 def lock_file(path: str, how: int, wait: bool = True) -> int:
     """A descriptor that holds the flock (LOCK_EX makes the file, LOCK_SH does not); closing it lets go.
 
-    Raises NodeError GH-303 after LOCK_SECONDS, or MARGIN before the process's alarm, OSError; wait=False:
+    Raises NodeError GH-303 after LOCK_SECONDS, or PART of the time to the process's alarm, OSError; wait=False:
     BlockingIOError where another holds it.
     """
     flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
@@ -81,12 +81,17 @@ def _flock(fd: int, how: int, path: str) -> None:
         _thread.start_new_thread(wait, ())
     except RuntimeError:  # no more threads allowed: wait without a deadline
         wait()
-    left = _signal.getitimer(_signal.ITIMER_REAL)[0]  # of linux/limits.py, for everything that this process waits for
-    seconds = min(LOCK_SECONDS, max(left - MARGIN, 0.1)) if left else LOCK_SECONDS
+    left = _alarm()
+    seconds = min(LOCK_SECONDS, left * PART) if left else LOCK_SECONDS
     if not done.acquire(timeout=seconds):
         raise refuse("GH-303", f"{path} is locked for {seconds:.2g} s by {_holder(fd)}; end it and try again")
     if failed:
         raise failed[0]
+
+
+def _alarm() -> float:
+    """Seconds until this process's alarm (linux/limits.py), 0 where it has none."""
+    return _signal.getitimer(_signal.ITIMER_REAL)[0]
 
 
 def _holder(fd: int) -> str:
@@ -95,7 +100,7 @@ def _holder(fd: int) -> str:
     Any process of the node may hold thousands of locks before this one, so that the search has a deadline as well.
     """
     inode = str(os.fstat(fd).st_ino).encode()
-    end = time.monotonic() + MARGIN / 2
+    end = time.monotonic() + (_alarm() / 2 or 1.0)
     try:
         with open("/proc/locks", "rb") as lines:
             for line in lines:
