@@ -91,7 +91,7 @@ def _flock(fd: int, how: int, path: str) -> None:
 
 def _alarm() -> float:
     """Seconds until this process's alarm (linux/limits.py), 0 where it has none."""
-    return _signal.getitimer(_signal.ITIMER_REAL)[0]
+    return float(_signal.getitimer(_signal.ITIMER_REAL)[0])
 
 
 def _holder(fd: int) -> str:
