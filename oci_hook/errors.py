@@ -37,7 +37,7 @@ CODES = {
     "GH-402": "paths in the image or its mounts collide with the plan",
     "GH-403": "the container would reach a card that it is not granted",
     "GH-404": "the kernel lacks an interface that is needed here",
-    "GH-405": "a change of the container failed",
+    "GH-405": "a change of the container failed, or took too long",
     "GH-406": "the container state on standard input is not valid",
     "GH-407": "a living container already holds this id's grant",
     "GH-408": "the image cannot use what it is given (a warning)",
