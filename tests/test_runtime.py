@@ -559,6 +559,24 @@ def test_a_checkpoint_of_a_container_with_a_share(prefix: Install, bundle: Bundl
     assert "GH-" not in other.stderr and "criu" in other.stderr.lower()  # runc's own answer
 
 
+@pytest.mark.parametrize("word", ["/a\0b", "/a\ud800b", "/" + "x" * 300, "/" + "x/" * 3000])
+def test_paths_that_are_none(prefix: Install, bundle: Bundle, runc: Runc, word: str) -> None:
+    """Of a mount, of the root, in a search path."""
+    mount = {"destination": word, "source": "tmpfs", "type": "tmpfs"}
+    refused(runc, prefix, bundle(ASK, edit=lambda s: s["mounts"].append(mount)), "GH-402")
+    refused(runc, prefix, bundle(ASK, edit=lambda s: s["root"].update(path=word)), "GH-402")
+    b = bundle(ASK, env=[f"LD_LIBRARY_PATH={word}:/usr/lib64"])
+    if len(word) > 4095:  # the loader passes it over, and so do we
+        assert runc.create(b, prefix).returncode == 0
+    else:
+        refused(runc, prefix, b, "GH-402")
+
+
+def test_a_log_that_nobody_reads(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    refused(runc, prefix, bundle({"gpu-hook.io/memory": "x"}), "GH-101", flags=("--log", str(tmp_path / "fifo")))
+
+
 # --- hostile images ---
 
 

@@ -72,7 +72,8 @@ __attribute__((noreturn, format(printf, 1, 2))) static void refuse(const char *f
 	time_t now = time(NULL);
 	struct tm tm;
 	strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
-	int fd = g.log ? open(g.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0644) : -1;
+	const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* a FIFO may have no reader */
+	int fd = g.log ? open(g.log, flags, 0644) : -1;
 	if (fd >= 0) {
 		if (g.log_json)
 			dprintf(fd, "{\"level\":\"error\",\"msg\":\"%s\",\"time\":\"%s\"}\n", quoted, when);

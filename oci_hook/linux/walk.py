@@ -109,6 +109,8 @@ class Tree:
                     self._fds.add(fd)
             except (FileNotFoundError, NotADirectoryError):  # the second: swapped meanwhile
                 mode = 0
+            except ValueError:  # a NUL, or half a surrogate pair out of JSON
+                raise OSError(22, "not a file name", name[:100]) from None
         node = parent.below[name] = _Node(name, parent, mode, fd, link)
         return node
 

@@ -158,8 +158,8 @@ def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "
 def _open(rootfs: str) -> Tree:
     try:
         return Tree(rootfs, Work(STEPS, "the image with its mounts"))
-    except OSError as e:
-        raise refuse("GH-402", f"root file system {rootfs}: {e.strerror}") from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL in it
+        raise refuse("GH-402", f"root file system {rootfs}: {getattr(e, 'strerror', e)}") from None
 
 
 def _collision(path: str, why: str) -> GhError:
@@ -269,7 +269,7 @@ def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]
         try:
             with Tree(binds[where], tree.work) as volume:
                 names = volume.names(volume.resolve(place[len(where) :])[0])
-        except OSError:  # not a folder, or nothing there
+        except (OSError, ValueError):  # not a folder, or nothing there, or no path
             continue
         for name in names:
             if name.startswith(LIBRARIES):

@@ -391,6 +391,10 @@ def test_errors_go_to_the_log(place: Place) -> None:
     _, r = place.call(f"--log={log}", "state", "x")
     assert log.read_text().startswith('time="') and 'level=error msg="GH-504: ' in log.read_text()
     log.unlink()
+    os.mkfifo(log)
+    _, r = place.call("--log", str(log), "state", "x", timeout=30)
+    assert r.returncode == 1 and 'level=error msg="GH-504: ' in r.stderr
+    log.unlink()
     _, r = place.call("--log", "/nowhere/log", "state", "x")
     assert r.returncode == 1 and 'level=error msg="GH-504: ' in r.stderr
 
