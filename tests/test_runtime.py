@@ -394,6 +394,27 @@ def test_what_runc_would_read_beside_us(prefix: Install, bundle: Bundle, runc: R
     refused(runc, prefix, twice(bundle(ASK)), "GH-401")
 
 
+@pytest.mark.parametrize("name", ["RESOURCES", "re\u017fources", "re\\u017fources"])
+def test_what_runc_folds(prefix: Install, bundle: Bundle, runc: Runc, name: str) -> None:
+    """A long s is an s to Go's decoder, raw and escaped: all of the rules were in an object that only runc saw."""
+
+    def renamed(b: Path) -> Path:
+        text = (b / "config.json").read_text()
+        assert text.count('"resources": {') == 1
+        opened = text.replace(
+            '"devices": [{"allow": false, "access": "rwm"}', '"devices": [{"allow": true, "access": "rwm"}'
+        )
+        assert opened != text
+        (b / "config.json").write_text(opened.replace('"resources": {', f'"{name}": {{'))
+        return b
+
+    plain = renamed(bundle())
+    assert runc.create(plain).returncode == 0
+    runc("start", runc.ids[-1])
+    assert reach(runc, runc.ids[-1]) == [True, True, True]
+    refused(runc, prefix, renamed(bundle(ASK)), "GH-401")
+
+
 @pytest.mark.parametrize("path", ["/run//gpu-hook/request/memory=4Gi", "/run/./gpu-hook/x/../request//memory=4Gi"])
 def test_a_request_by_mount_however_it_is_written(prefix: Install, bundle: Bundle, runc: Runc, path: str) -> None:
     """Not a container without a card, and no word about it."""
