@@ -415,7 +415,14 @@ def test_what_runc_folds(prefix: Install, bundle: Bundle, runc: Runc, name: str)
     refused(runc, prefix, renamed(bundle(ASK)), "GH-401")
 
 
-@pytest.mark.parametrize("path", ["/run//gpu-hook/request/memory=4Gi", "/run/./gpu-hook/x/../request//memory=4Gi"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run//gpu-hook/request/memory=4Gi",
+        "/run/./gpu-hook/x/../request//memory=4Gi",
+        "/var/run/gpu-hook/request/memory=4Gi",
+    ],
+)
 def test_a_request_by_mount_however_it_is_written(prefix: Install, bundle: Bundle, runc: Runc, path: str) -> None:
     """Not a container without a card, and no word about it."""
     mount = {"destination": path, "source": "/dev/null", "type": "bind", "options": ["bind", "ro"]}

@@ -7,7 +7,7 @@ from stat import S_ISCHR, S_ISDIR, S_ISREG
 from oci_hook.core.layout import PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
 from oci_hook.errors import GhError, Problem, refuse
-from oci_hook.linux.walk import LOOK, MAX_PATH, Tree, Work
+from oci_hook.linux.walk import LOOK, MAX_PATH, STEPS, Tree, Work
 from oci_hook.oci.asked import is_request
 
 TYPE_CHECKING = False
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from oci_hook.core.plan import Step
 
-# What a look at an image may cost (linux/walk.py): some 30 ms. An ordinary one takes a tenth of it, most of that for
-# the names in its library folders.
-STEPS = 1 << 16
 MAX_COPIES = 64
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH
