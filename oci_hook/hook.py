@@ -7,7 +7,6 @@ poststop: its grant is forgotten. A hook cannot change a container's environment
 Exit status 1 and a coded line on standard error: the container does not start and nothing was granted.
 """
 
-import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
 import os
 import time
 
@@ -15,6 +14,7 @@ from oci_hook.core.layout import MARKER
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, refuse
+from oci_hook.linux import limits
 from oci_hook.node import events
 from oci_hook.node import settings as node_settings
 from oci_hook.oci import annotations, asked, log, rivals, spec, state
@@ -40,7 +40,7 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     stage = args[0] if len(args) == 1 else ""
     try:
         isolate()
-        set_deadline(POSTSTOP_DEADLINE if stage == "poststop" else DEADLINE)
+        limits.limit(POSTSTOP_DEADLINE if stage == "poststop" else DEADLINE, late)
         if stage not in STAGES:
             raise refuse("GH-406", f"oci-gpu-hook takes one of {', '.join(STAGES)}, not {' '.join(args)!r:.60}")
         with open(0, "rb", closefd=False) as stdin:
@@ -54,14 +54,17 @@ def main(prefix: str, args: "Sequence[str]") -> int:
             _start(given, settings)
         return 0
     except GhError as e:
-        set_deadline(0)
+        limits.lift()
         if state_dir and not isinstance(e, NoRoomError):  # admit has told of those
             events.refused(state_dir, container, e.problems)
         tell(container, str(e))
+    except MemoryError:
+        limits.lift()
+        tell(container, no_memory())
     except Exception as e:  # a mistake of ours: refused in one line as well, the journal has all of it
         import traceback
 
-        set_deadline(0)
+        limits.lift()
         log.journal(traceback.format_exc())
         tell(container, str(refuse("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details")))
     return 0 if stage == "poststop" else 1
@@ -84,6 +87,7 @@ def _start(given: "State", settings: "Settings") -> None:
     # Below: what a container that asks for nothing need not load.
     from oci_hook.apply import to_container
     from oci_hook.node.admit import admit, release
+    from oci_hook.node.skeleton import check_mount_points
     from oci_hook.node.sources import check_sources
 
     container = to_container.open_container(given.pid, spec.rootfs(config, given.bundle))
@@ -109,6 +113,7 @@ def _start(given: "State", settings: "Settings") -> None:
     try:
         plan, steps = _plan(grant, inventory, config, container, settings)
         check_sources(plan, settings)
+        check_mount_points(plan, settings)
         to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
         to_container.apply(steps, container, _sources(settings))
         to_container.verify(plan, container)
@@ -117,7 +122,7 @@ def _start(given: "State", settings: "Settings") -> None:
         if settings.stale:  # standard error of a hook that succeeds is shown to nobody
             log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
-        set_deadline(0)
+        limits.no_deadline()
         release(grant.key, settings, force=True)
         raise
 
@@ -273,16 +278,16 @@ def isolate() -> None:
                 pass  # the one that listdir itself had open
 
 
-def set_deadline(seconds: float) -> None:
-    """Raise GH-405 in this thread after that time; 0: no more."""
-    _signal.signal(_signal.SIGALRM, _late)
-    _signal.setitimer(_signal.ITIMER_REAL, seconds)
-
-
-def _late(*_: object) -> None:
+def late(*_: object) -> None:
+    """Raises ApplyError GH-405."""
     raise refuse(
         "GH-405", f"the hook was not done after {DEADLINE:.0f} s; is the node or its ledger's disk overloaded?"
     )
+
+
+def no_memory() -> str:
+    text = f"the container's config.json or image takes more than the {limits.MEMORY >> 20} MiB that the hook may use"
+    return str(refuse("GH-412", f"{text}; make config.json smaller, or use another image"))
 
 
 def tell(container: str, lines: str) -> None:

@@ -15,11 +15,13 @@ from oci_hook.apply import to_spec
 from oci_hook.core.grant import Life
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, refuse
-from oci_hook.hook import DEADLINE, isolate, set_deadline, tell
+from oci_hook.hook import DEADLINE, isolate, late, no_memory, tell
+from oci_hook.linux import limits
 from oci_hook.node import events
 from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import admit, release
 from oci_hook.node.life import BUNDLE_ROOT, boot_id, pid_space
+from oci_hook.node.skeleton import check_mount_points
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import annotations, asked, fastjson, log, spec
 from oci_hook.runtime import beside_nothing, plan_for, unedited
@@ -40,7 +42,7 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     state_dir = ""
     try:
         isolate()
-        set_deadline(DEADLINE)
+        limits.limit(DEADLINE, late)
         with open(0, "rb", closefd=False) as stdin:
             data = stdin.read(spec.MAX_SIZE + 1)
         found = spec.parse(data, STDIN)
@@ -59,14 +61,17 @@ def main(prefix: str, args: "Sequence[str]") -> int:
             raise
         return 0
     except GhError as e:
-        set_deadline(0)
+        limits.lift()
         if state_dir and not isinstance(e, NoRoomError):  # admit has told of those
             events.refused(state_dir, "", e.problems)
         tell("of podman", str(e))
+    except MemoryError:
+        limits.lift()
+        tell("of podman", no_memory())
     except Exception as e:  # a mistake of ours: refused in one line as well, the journal has all of it
         import traceback
 
-        set_deadline(0)
+        limits.lift()
         log.journal(traceback.format_exc())
         tell("of podman", str(refuse("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details")))
     return 1
@@ -93,6 +98,7 @@ def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple
         for warning in warnings:
             log.journal(str(warning))
         check_sources(plan, settings)
+        check_mount_points(plan, settings)
         edited = to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone")
         if not _checked(doc, settings):
             edited = to_spec.with_hook(edited, settings.prefix)  # else nobody would adopt the grant
@@ -104,7 +110,7 @@ def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple
 
 def _take_back(key: str, settings: "Settings") -> None:
     if key:
-        set_deadline(0)
+        limits.no_deadline()
         release(key, settings, force=True)
 
 

@@ -1,7 +1,8 @@
 """PROGRAM gpu-hook-runtime, its second half: the launcher starts it for `create` and `run` of containers that ask.
 
 request -> grant -> plan -> edited config.json -> the real runtime, by exec, with the same arguments and environment.
-Whatever fails, the container does not start, nothing stays booked, and the user gets coded lines.
+Whatever fails, the container does not start, config.json is as it was, nothing stays booked, and the user gets coded
+lines. Until the exec it has DEADLINE seconds, and the memory of linux/limits.py.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
@@ -15,16 +16,18 @@ from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, Problem, refuse
+from oci_hook.linux import limits
 from oci_hook.node import events
 from oci_hook.node import settings as node_settings
 from oci_hook.node.admit import Admission, admit, release
 from oci_hook.node.image import check_destinations, look
 from oci_hook.node.image import warnings as image_warnings
 from oci_hook.node.life import boot_id, pid_space, planned_cgroup, process_life
+from oci_hook.node.skeleton import check_mount_points
 from oci_hook.node.sources import check_sources
 from oci_hook.oci import asked, log, rivals, spec
 from oci_hook.oci.annotations import container_name, identity, is_sandbox
-from oci_hook.oci.bundle import Call, default_root, read_call
+from oci_hook.oci.bundle import STARTS, Call, default_root, read_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +40,20 @@ if TYPE_CHECKING:
     from oci_hook.node.settings import Settings
 
 
+DEADLINE = 20.0  # seconds; engines wait for minutes, and the locks on the way have deadlines of their own
+
+
+class Given:
+    """What was done for a container so far. admission: None where it gets nothing. original: config.json as it was,
+    None where it was not changed."""
+
+    __slots__ = ("admission", "original")
+
+    def __init__(self) -> None:
+        self.admission: Admission | None = None
+        self.original: bytes | None = None
+
+
 def main(prefix: str, args: "Sequence[str]") -> int:
     """Does not return when all is well: the process is the real runtime then. `args`: without the program's name."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
@@ -45,62 +62,91 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     call = read_call(args)
     state_dir = ""
     try:
+        limits.limit(DEADLINE, _late)
         settings = node_settings.load(prefix)
         state_dir = settings.state_dir
-        if call.command not in ("create", "run"):
-            run_real(settings, args)
-        admission = give(call, settings)
-        if admission is not None:
-            events.granted(state_dir, admission.grant, time.monotonic() - began)
+        given = Given()
         try:
+            if call.command in STARTS:
+                give(call, settings, given)
+                if given.admission is not None:
+                    events.granted(state_dir, given.admission.grant, time.monotonic() - began)
             run_real(settings, args)
-        except GhError:
-            take_back(admission, settings)
+        except BaseException:
+            limits.lift()
+            take_back(call, given, settings)
             raise
     except GhError as e:
+        limits.lift()
         if state_dir and not isinstance(e, NoRoomError):  # admit has told of those
             events.refused(state_dir, call.id, e.problems)
         log.report(e.problems, call.log, call.log_format)
         return e.exit_status
+    except MemoryError:
+        limits.lift()
+        log.report([no_memory()], call.log, call.log_format)
+        return 1
     except Exception as e:  # a mistake of ours: the user gets one line, the journal all of it
         import traceback
 
+        limits.lift()
         log.journal(traceback.format_exc())
         unexpected = Problem("GH-405", f"unexpected {type(e).__name__}: {e}; the journal has details; please report it")
         log.report([unexpected], call.log, call.log_format)
         return 1
 
 
-def give(call: Call, settings: "Settings") -> Admission | None:
-    """Edit the bundle so that the container gets its share; None when it asks for none."""
+def _late(*_: object) -> None:
+    raise refuse(
+        "GH-405", f"gpu-hook was not done after {DEADLINE:.0f} s; is the node or its ledger's disk overloaded?"
+    )
+
+
+def no_memory() -> Problem:
+    text = f"the container's config.json or image takes more than the {limits.MEMORY >> 20} MiB of memory that gpu-hook"
+    return Problem("GH-412", text + " may use; make config.json smaller, or use another image")
+
+
+def give(call: Call, settings: "Settings", given: Given) -> None:
+    """Edit the bundle so that the container gets its share, if it asks for one. What is done is in `given` at once."""
     if not os.path.lexists(call.config):
-        return None  # the runtime says what is wrong with it
-    found = spec.load(call.config)
+        return  # the runtime says what is wrong with it
+    data = spec.read(call.config)
+    found = spec.parse(data, call.config)
     doc = unedited(found, settings)
     annotations = doc.get("annotations") or {}
     request = None
     if not is_sandbox(annotations):
         name = container_name(annotations)
         request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
+    if call.command == "restore" and (request is not None or to_spec.marked(found)):
+        raise refuse(
+            "GH-413",
+            "a container with a share of a card cannot be restored: what it had on the card is in no checkpoint, and "
+            "its grant is gone; make it anew with create or run",
+        )
     if request is None:
         if settings.mode != "standalone":
             doc = beside_nothing(doc)
         if doc is not found:  # it asked when it was edited and may not now, or the NVIDIA runtime would serve it
+            given.original = data
             spec.save(call.config, doc)
-        return None
+        return
     who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
     cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""), call.id)
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
-    admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
-    try:
-        edit(call, doc, admission, settings)
-    except BaseException:
-        take_back(admission, settings)
-        raise
+    admission = given.admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
+    doc, plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
+    check_sources(plan, settings)
+    check_mount_points(plan, settings)
     if settings.stale:
-        warning = "settings.yaml changed since it was compiled; run `gpu-hook settings compile`"
-        log.report([Problem("GH-502", warning)], call.log, call.log_format, "warning")
-    return admission
+        text = "settings.yaml changed since it was compiled; run `gpu-hook settings compile`"
+        warnings.append(Problem("GH-502", text))
+    if warnings:
+        log.report(warnings, call.log, call.log_format, "warning")
+    edited = to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone")
+    given.original = data
+    spec.save(call.config, edited)
 
 
 def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
@@ -111,15 +157,6 @@ def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
 
         doc = nvidia.without_hooks(doc)
     return doc
-
-
-def edit(call: Call, doc: "dict[str, Any]", admission: Admission, settings: "Settings") -> None:
-    """Plan and write. Raises ApplyError; the file is as it was then."""
-    doc, plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
-    if warnings:
-        log.report(warnings, call.log, call.log_format, "warning")
-    check_sources(plan, settings)
-    spec.save(call.config, to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone"))
 
 
 def plan_for(
@@ -210,13 +247,19 @@ def _same(one: str, other: str) -> bool:
         return False
 
 
-def take_back(admission: Admission | None, settings: "Settings") -> None:
-    if admission is None:
-        return
+def take_back(call: Call, given: Given, settings: "Settings") -> None:
+    """Undo what was done. The first error is the one to tell, so that others are passed over here: a grant that cannot
+    be released ends with this process, and the next sweep takes it."""
     try:
-        release(admission.grant.key, settings, force=True)
+        if given.original is not None and spec.read(call.config) != given.original:
+            spec.replace(call.config, given.original)
     except GhError:
-        pass  # the first error is the one to tell; this process ends, so the next sweep takes the grant
+        pass
+    try:
+        if given.admission is not None:
+            release(given.admission.grant.key, settings, force=True)
+    except GhError:
+        pass
 
 
 def run_real(settings: "Settings", args: "Sequence[str]") -> "NoReturn":
@@ -226,6 +269,7 @@ def run_real(settings: "Settings", args: "Sequence[str]") -> "NoReturn":
         st, own = os.stat(path), os.stat(f"{settings.prefix}/bin/gpu-hook-runtime")
         if (st.st_dev, st.st_ino) == (own.st_dev, own.st_ino):
             raise refuse("GH-503", f"runtime {path} is gpu-hook-runtime itself; set `runtime` in settings.yaml")
+        limits.lift()
         # Python at its start ignores these signals and may add LC_CTYPE; the runtime must get what the engine gave.
         _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
         _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from oci_hook import hook
+from oci_hook.apply import to_spec
 from oci_hook.core.pages import policy_page
+from oci_hook.node import lock as lock_file
 from scripts import tiny_image
 from tests.apply.box import Box
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
@@ -774,15 +777,42 @@ def test_swapped_while_the_hook_runs(install, bundle, runc, tmp_path):
 
 @pytest.mark.slow
 def test_a_ledger_that_is_busy(install, bundle, runc):
-    """The hook gives up by itself, and says so, before the runtime's own timeout."""
+    """The wait for the lock ends before the hook's time, and that before the runtime's: who is in the way is named."""
     import fcntl
 
     with open(install.state / "ledger/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = runc.create(bundle(ASK, edit=hooked(install, "prestart")))
+        crowded = len(Path("/proc/locks").read_bytes()) > 1 << 20  # other programs of this machine
     assert done.returncode == 1
-    assert "stderr: GH-303: " in done.stderr or "stderr: GH-405: " in done.stderr, done.stderr
+    assert "stderr: GH-303: " in done.stderr and "ledger/lock is locked for 5 s" in done.stderr, done.stderr
+    assert f"by process {os.getpid()};" in done.stderr or crowded
     nothing_is_booked(install)
+    assert lock_file.LOCK_SECONDS < hook.DEADLINE < to_spec.HOOK_TIMEOUT == 10
+
+
+@pytest.mark.parametrize("left", [1.0, 2.0])
+def test_a_lock_is_waited_for_no_longer_than_there_is_time(tmp_path, left):
+    """However much of its time the program has spent, the lock's own message comes first."""
+    import fcntl
+
+    code = f"""
+import fcntl, sys, time
+sys.path.insert(0, {str(REPO)!r})
+from oci_hook.errors import GhError
+from oci_hook.hook import late
+from oci_hook.linux import limits
+from oci_hook.node.lock import lock_file
+limits.limit({left}, late)
+try:
+    lock_file({str(tmp_path / "lock")!r}, fcntl.LOCK_EX)
+except GhError as e:
+    print(e)
+"""
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert out.startswith("GH-303: ") and "is locked for" in out
 
 
 @pytest.mark.slow

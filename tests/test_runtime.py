@@ -375,6 +375,61 @@ def test_hostile_config_json(prefix: Install, bundle: Bundle, runc: Runc, how: C
     refused(runc, prefix, b, "GH-401")
 
 
+OPEN = '{"resources": {"devices": [{"allow": true, "access": "rwm"}]}}'
+
+
+@pytest.mark.parametrize("name", ["Linux", "LINUX", "linux", "lin\\u0075x"])
+def test_what_runc_would_read_beside_us(prefix: Install, bundle: Bundle, runc: Runc, name: str) -> None:
+    """Go takes a name in any case, and of two the last: plain runc opens every card to this container."""
+
+    def twice(b: Path) -> Path:
+        text = (b / "config.json").read_text().rstrip()
+        (b / "config.json").write_text(f'{text[:-1]}, "{name}": {OPEN}' + "}")
+        return b
+
+    plain = twice(bundle())
+    assert runc.create(plain).returncode == 0
+    runc("start", runc.ids[-1])
+    assert reach(runc, runc.ids[-1]) == [True, True, True]
+    refused(runc, prefix, twice(bundle(ASK)), "GH-401")
+
+
+@pytest.mark.parametrize("name", ["RESOURCES", "re\u017fources", "re\\u017fources"])
+def test_what_runc_folds(prefix: Install, bundle: Bundle, runc: Runc, name: str) -> None:
+    """A long s is an s to Go's decoder, raw and escaped: all of the rules were in an object that only runc saw."""
+
+    def renamed(b: Path) -> Path:
+        text = (b / "config.json").read_text()
+        assert text.count('"resources": {') == 1
+        opened = text.replace(
+            '"devices": [{"allow": false, "access": "rwm"}', '"devices": [{"allow": true, "access": "rwm"}'
+        )
+        assert opened != text
+        (b / "config.json").write_text(opened.replace('"resources": {', f'"{name}": {{'))
+        return b
+
+    plain = renamed(bundle())
+    assert runc.create(plain).returncode == 0
+    runc("start", runc.ids[-1])
+    assert reach(runc, runc.ids[-1]) == [True, True, True]
+    refused(runc, prefix, renamed(bundle(ASK)), "GH-401")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run//gpu-hook/request/memory=4Gi",
+        "/run/./gpu-hook/x/../request//memory=4Gi",
+        "/var/run/gpu-hook/request/memory=4Gi",
+    ],
+)
+def test_a_request_by_mount_however_it_is_written(prefix: Install, bundle: Bundle, runc: Runc, path: str) -> None:
+    """Not a container without a card, and no word about it."""
+    mount = {"destination": path, "source": "/dev/null", "type": "bind", "options": ["bind", "ro"]}
+    assert runc.create(bundle(edit=lambda s: s["mounts"].append(mount)), prefix).returncode == 0
+    assert [g.shares[0].memory_mib for g in prefix.grants()] == [4096]
+
+
 def test_read_only_bundle(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     b = bundle(ASK)
     subprocess.run(["mount", "--bind", str(b), str(b)], check=True)
@@ -422,6 +477,41 @@ def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     assert runc.create(bundle(ASK), prefix).returncode == 0
 
 
+def test_places_to_mount_on_that_the_install_lacks(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """They are seen before config.json is touched, not by runc in the middle of its work."""
+    skeleton = prefix.prefix / "lib/private/container"
+    for name in ("driver/cuda", "driver/ml", "policy", "account", "share/0", "slot/0"):
+        place = skeleton / name
+        folder = place.is_dir()
+        place.rename(skeleton / "away")
+        refused(runc, prefix, bundle(ASK), "GH-305")
+        place.touch() if folder else place.mkdir()
+        refused(runc, prefix, bundle(ASK), "GH-305")
+        place.unlink() if folder else place.rmdir()
+        place.symlink_to("away")
+        refused(runc, prefix, bundle(ASK), "GH-305")
+        place.unlink()
+        (skeleton / "away").rename(place)
+    skeleton.rename(prefix.prefix / "away")
+    refused(runc, prefix, bundle(ASK), "GH-305")
+    (prefix.prefix / "away").rename(skeleton)
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+
+
+def test_an_install_without_its_programs(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    """The launcher says so, in the log: nothing of ours is left that could."""
+    lib = prefix.prefix / "lib/gpu-hook"
+    log = tmp_path / "log"
+    flags = ("--log", str(log), "--log-format", "json")
+    (lib / "runtime.py").rename(tmp_path / "runtime.py")
+    (lib / "runtime.py").touch()
+    refused(runc, prefix, bundle(ASK), "GH-504", flags=flags)
+    lib.rename(tmp_path / "away")
+    refused(runc, prefix, bundle(ASK), "GH-504", flags=flags)
+    assert [json.loads(line)["msg"][:7] for line in log.read_text().splitlines()] == ["GH-504:"] * 2
+    assert runc.create(bundle(), prefix).returncode == 0  # who asks for nothing is not concerned
+
+
 def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     state = prefix.state
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k,mode=700", "tmpfs", str(state)], check=True)
@@ -449,10 +539,8 @@ def test_the_real_runtime_is_missing_or_ourselves(prefix: Install, bundle: Bundl
     data = json.loads(settings.read_text())
     for runtime in ("/nowhere/runc", prefix.program, "/etc/passwd"):
         settings.write_text(json.dumps({**data, "runtime": runtime}))
-        r = runc.create(bundle(ASK), prefix)
-        assert r.returncode == 1 and "GH-503" in r.stderr
+        refused(runc, prefix, bundle(ASK), "GH-503")
         assert prefix.grants() == ()
-        consistent(prefix)
 
 
 def test_changed_settings_are_one_warning(prefix: Install, bundle: Bundle, runc: Runc) -> None:
@@ -473,6 +561,48 @@ def test_an_unexpected_exception_is_one_line(prefix: Install, bundle: Bundle, ru
     r = runc.create(bundle(ASK), prefix)
     assert r.returncode == 1 and prefix.grants() == held
     assert r.stderr.count("\n") == 1 and "GH-405" in r.stderr and "RuntimeError" in r.stderr
+
+
+def test_a_checkpoint_of_a_container_with_a_share(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """Its grant and pages are gone, and what it had on the card: it is not restored past admission."""
+
+    def restore(b: Path) -> "subprocess.CompletedProcess[str]":
+        args = ("restore", "--image-path", str(b), "--work-path", str(b), "--bundle", str(b), runc.new_id())
+        ours = runc(*args, program=prefix.program)
+        assert ours.returncode != 0 and prefix.grants() == ()
+        return ours
+
+    asks = bundle(ASK)
+    edited = bundle(ASK)
+    assert runc.create(edited, prefix).returncode == 0
+    runc("delete", "--force", runc.ids[-1])
+    prefix.set(dialects=[])  # nobody reads its words any more; the marker is there
+    before = (edited / "config.json").read_bytes()
+    assert "GH-413" in restore(edited).stderr and (edited / "config.json").read_bytes() == before
+    prefix.set(dialects=["t9k"])
+    before = (asks / "config.json").read_bytes()
+    assert "GH-413" in restore(asks).stderr and (asks / "config.json").read_bytes() == before
+    assert "GH-101" in restore(bundle({"gpu-hook.io/memory": "much"})).stderr
+    other = restore(bundle())
+    assert "GH-" not in other.stderr and "criu" in other.stderr.lower()  # runc's own answer
+
+
+@pytest.mark.parametrize("word", ["/a\0b", "/a\ud800b", "/" + "x" * 300, "/" + "x/" * 3000])
+def test_paths_that_are_none(prefix: Install, bundle: Bundle, runc: Runc, word: str) -> None:
+    """Of a mount, of the root, in a search path."""
+    mount = {"destination": word, "source": "tmpfs", "type": "tmpfs"}
+    refused(runc, prefix, bundle(ASK, edit=lambda s: s["mounts"].append(mount)), "GH-402")
+    refused(runc, prefix, bundle(ASK, edit=lambda s: s["root"].update(path=word)), "GH-402")
+    b = bundle(ASK, env=[f"LD_LIBRARY_PATH={word}:/usr/lib64"])
+    if len(word) > 4095:  # the loader passes it over, and so do we
+        assert runc.create(b, prefix).returncode == 0
+    else:
+        refused(runc, prefix, b, "GH-402")
+
+
+def test_a_log_that_nobody_reads(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    refused(runc, prefix, bundle({"gpu-hook.io/memory": "x"}), "GH-101", flags=("--log", str(tmp_path / "fifo")))
 
 
 # --- hostile images ---

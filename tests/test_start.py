@@ -31,6 +31,7 @@ STANDARD = {
     "genericpath",
     "os",
     "posixpath",
+    "resource",
     "stat",
     "struct",
 }
@@ -59,6 +60,7 @@ OURS = {
     "core.wishes",
     "errors",
     "linux",
+    "linux.limits",
     "linux.walk",
     "node",
     "node.admit",
@@ -73,6 +75,7 @@ OURS = {
     "node.lock",
     "node.settings",
     "node.share",
+    "node.skeleton",
     "node.sources",
     "node.store",
     "node.tell",
@@ -157,7 +160,19 @@ def test_a_damaged_install_is_one_line(install: Install, bundle: Bundle, tmp_pat
     assert r.returncode == 1 and r.stderr.count("\n") == 1 and "GH-504" in r.stderr
     assert json.loads(log.read_text())["msg"].startswith("GH-504: ")
     assert (b / "config.json").read_text() == before
+    for damage in (b"\xe3" * 99, data[:16] + b"\xff" * 999, data[:16] + data[-999:]):
+        pack.write_bytes(damage)
+        r = subprocess.run([install.program, *flags], capture_output=True, text=True)
+        assert r.returncode in (0, 1) and ("GH-504" in r.stderr or damage[:1] == b"\xe3")  # of no Python: not used
     pack.unlink()
+    pack.mkdir()
+    r = subprocess.run([install.program, *flags], capture_output=True, text=True)
+    assert r.returncode == 1 and r.stderr.count("\n") == 1 and "GH-504" in r.stderr
+    log.unlink()
+    os.mkfifo(log)  # that nobody reads
+    r = subprocess.run([install.program, *flags], capture_output=True, text=True, timeout=30)
+    assert r.returncode == 1 and "GH-504" in r.stderr
+    pack.rmdir()
     (lib / "oci_hook/core/plan.py").unlink()
     r = subprocess.run([install.program, "create", "-b", str(b), "x"], capture_output=True, text=True)
     assert r.returncode == 1 and r.stderr.count("\n") == 1 and "GH-504" in r.stderr

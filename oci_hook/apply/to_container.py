@@ -288,7 +288,8 @@ class _Place:
         whether there may be any."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
         try:
-            return set(os.listdir(fd)) <= {os.path.basename(REQUEST_DIR)}
+            with os.scandir(fd) as entries:  # the first one tells; there may be millions
+                return all(entry.name == os.path.basename(REQUEST_DIR) for entry in entries)
         finally:
             os.close(fd)
 

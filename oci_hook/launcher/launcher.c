@@ -1,7 +1,7 @@
 /* The program that container engines call: gpu-hook-runtime, and (with -DHOOK) oci-gpu-hook.
  *
- * It decides in less than a millisecond whether Python is needed at all. Contract: every call but `create` and `run`,
- * and every container that asks for nothing, goes to the real runtime with its arguments untouched. Whatever is not
+ * It decides in less than a millisecond whether Python is needed at all. Contract: every call but `create`, `run` and
+ * `restore`, and every container that asks for nothing, goes to the real runtime with its arguments untouched. Whatever is not
  * understood here goes to Python, which either understands it or refuses with a code; nothing is guessed.
  *
  * Paths: the install prefix is where /proc/self/exe says (PREFIX/bin/NAME), never what argv[0] or the environment say.
@@ -24,6 +24,7 @@
 #else
 #define START "lib/gpu-hook/runtime.py"
 #endif
+#define START_END "# end\n" /* the last line of launcher/start.py */
 #define CONF "etc/launcher.conf"
 #define MAX_SPEC (16 << 20) /* oci/spec.py MAX_SIZE */
 
@@ -71,7 +72,8 @@ __attribute__((noreturn, format(printf, 1, 2))) static void refuse(const char *f
 	time_t now = time(NULL);
 	struct tm tm;
 	strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
-	int fd = g.log ? open(g.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0644) : -1;
+	const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* a FIFO may have no reader */
+	int fd = g.log ? open(g.log, flags, 0644) : -1;
 	if (fd >= 0) {
 		if (g.log_json)
 			dprintf(fd, "{\"level\":\"error\",\"msg\":\"%s\",\"time\":\"%s\"}\n", quoted, when);
@@ -165,6 +167,23 @@ __attribute__((noreturn)) static void exec_runtime(char **argv)
 }
 #endif
 
+/* The file that Python is to run: root's alone, and all of it. Of one that is empty, or was cut short between two lines,
+ * Python makes a success; and of one that is missing, an error without a code that is in no log. */
+static void check_start(const char *path)
+{
+	char end[sizeof START_END - 1];
+	const off_t size = sizeof end;
+	struct stat st;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0 || fstat(fd, &st))
+		refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
+	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
+		refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
+	if (st.st_size < size || pread(fd, end, sizeof end, st.st_size - size) != size || memcmp(end, START_END, sizeof end))
+		refuse("GH-504: %s is not all there; run `gpu-hook install` again", path);
+	close(fd);
+}
+
 __attribute__((noreturn)) static void exec_python(int argc, char **argv)
 {
 	/* -I: no PYTHON* variable, no user site, no script folder in sys.path. -S: no site-packages. */
@@ -176,6 +195,7 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv)
 	if (!args)
 		refuse("GH-504: out of memory");
 	snprintf(start, sizeof start, "%s/" START, g.prefix);
+	check_start(start);
 	args[0] = g.python;
 	args[1] = "-I";
 	args[2] = "-S";
@@ -209,7 +229,11 @@ static const struct known before_command[] = {
 static const struct known of_create[] = {
 	{"bundle", VALUE}, {"b", VALUE}, {"console-socket", VALUE}, {"pid-file", VALUE}, {"preserve-fds", VALUE},
 	{"no-pivot", SWITCH}, {"no-new-keyring", SWITCH}, {"no-subreaper", SWITCH}, {"keep", SWITCH},
-	{"detach", SWITCH}, {"d", SWITCH}, {"help", STOP}, {"h", STOP}, {0},
+	{"detach", SWITCH}, {"d", SWITCH}, {"help", STOP}, {"h", STOP},
+	/* of restore */
+	{"image-path", VALUE}, {"work-path", VALUE}, {"manage-cgroups-mode", VALUE}, {"empty-ns", VALUE},
+	{"lsm-profile", VALUE}, {"lsm-mount-context", VALUE}, {"auto-dedup", SWITCH}, {"lazy-pages", SWITCH},
+	{"shell-job", SWITCH}, {"tcp-established", SWITCH}, {"ext-unix-sk", SWITCH}, {"file-locks", SWITCH}, {0},
 };
 
 /* Reads argv[*i] as a flag: its kind, its name's place and its value (NULL for a switch). Moves *i to the last word. */
@@ -232,6 +256,22 @@ static enum flag read_flag(const struct known *table, char **argv, int *i, const
 	return UNKNOWN;
 }
 
+/* Where errors go, wherever it stands: words that are not understood may come before it. */
+static void find_log(char **argv)
+{
+	const char *name, *value;
+	for (int i = 1; argv[i]; i++) {
+		if (argv[i][0] != '-')
+			continue;
+		int at = i;
+		enum flag kind = read_flag(before_command, argv, &at, &name, &value);
+		if (kind == VALUE && !strcmp(name, "log"))
+			g.log = value;
+		else if (kind == VALUE && !strcmp(name, "log-format"))
+			g.log_json = !strcmp(value, "json");
+	}
+}
+
 struct call {
 	enum { PASS, CREATE, DOUBT } what;
 	const char *bundle;
@@ -247,6 +287,7 @@ static struct call read_call(char **argv)
 		if (kind == STOP)
 			return call;
 		if (kind == UNKNOWN) {
+			find_log(argv);
 			call.what = DOUBT;
 			return call;
 		}
@@ -255,7 +296,7 @@ static struct call read_call(char **argv)
 		else if (!strcmp(name, "log-format"))
 			g.log_json = !strcmp(value, "json");
 	}
-	if (!argv[i] || (strcmp(argv[i], "create") && strcmp(argv[i], "run")))
+	if (!argv[i] || (strcmp(argv[i], "create") && strcmp(argv[i], "run") && strcmp(argv[i], "restore")))
 		return call;
 	call.what = CREATE;
 	bool seen = false;
@@ -292,8 +333,8 @@ static const char *find(struct text t, const char *needle)
 /* Bytes that a container that wants something from us must have in its config.json (core/request.py reads them). */
 static const char *const asks[] = {
 	"gpu-hook.io/", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_IMEX_CHANNELS", "T9K_GPU", "GPU_HOOK_", "tensorstack.dev/",
-	"/run/gpu-hook/", "tke.cloud.tencent.com/", "tencent.com/vcuda-", "nvidia.com/vcuda-", "nvidia.com/gpu",
-	"nvidia.com/priority", "/nvidia-container-devices/", 0,
+	"tke.cloud.tencent.com/", "tencent.com/vcuda-", "nvidia.com/vcuda-", "nvidia.com/gpu",
+	"nvidia.com/priority", "nvidia-container-devices", 0,
 };
 /* On top of or below the NVIDIA runtime: whatever that one would act on, or has left in the spec. */
 static const char *const nvidia_asks[] = {
@@ -305,6 +346,25 @@ static bool any_of(struct text t, const char *const *needles)
 	for (; *needles; needles++)
 		if (find(t, *needles))
 			return true;
+	return false;
+}
+
+/* A mount in /run/gpu-hook is a request, too, however that path is written: "/run//gpu-hook", "/run/./gpu-hook",
+ * "run/x/../gpu-hook" (oci/asked.py takes them as the runtimes do). Other folders of that name, as installs have, ask
+ * for nothing. */
+static bool asks_by_mount(struct text t)
+{
+	static const char name[] = "/gpu-hook";
+	const char *end = t.at + t.size, *p = t.at;
+	while ((p = memmem(p, (size_t)(end - p), name, sizeof name - 1))) {
+		const char *above = p;
+		while (above > t.at && (above[-1] == '/' || (above[-1] == '.' && above - t.at > 1 && above[-2] == '/')))
+			above--;
+		size_t room = (size_t)(above - t.at);
+		if ((room >= 3 && !memcmp(above - 3, "run", 3)) || (room >= 2 && !memcmp(above - 2, "..", 2)))
+			return true;
+		p++;
+	}
 	return false;
 }
 
@@ -365,7 +425,7 @@ static bool wanted(const char *bundle)
 	if (n < 0 || have > (size_t)st.st_size)
 		return true; /* unreadable, or it grows while we read */
 	struct text t = {buffer, have};
-	bool asked = any_of(t, asks) || odd_escape(t);
+	bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t);
 	bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
 		       says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
 	if (g.standalone)

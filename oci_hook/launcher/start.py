@@ -70,9 +70,12 @@ def damaged(why: Exception) -> int:
     flags.update((arg.partition("=")[0], arg.partition("=")[2]) for arg in sys.argv if "=" in arg)
     as_json = flags.get("--log-format") == "json"
     line = f'{{"level":"error","msg":"{message}"}}' if as_json else f'level=error msg="{message}"'
+    import os
+
     try:
-        with open(flags.get("--log") or "/dev/null", "a") as log:
-            log.write(line + "\n")
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        log = os.open(flags.get("--log") or "/dev/null", how, 0o644)
+        os.write(log, (line + "\n").encode())
     except OSError:
         pass
     return 1
@@ -90,3 +93,5 @@ try:
 except Exception as e:
     sys.exit(damaged(e))
 sys.exit(main(folder[: -len("/lib/gpu-hook")], sys.argv[1:]))
+# The launcher looks for the last line: a file that was cut short might end as if all were well.
+# end

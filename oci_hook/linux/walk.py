@@ -3,27 +3,84 @@
 Only openat(2) with O_PATH|O_NOFOLLOW and readlinkat(2) are used, so that it works on any kernel and needs no ctypes.
 `..` at the root stays there and absolute links start over at the root, as after chroot(2). Parts that do not exist are
 resolved by their text, as the container runtimes do for mount destinations that they are about to create.
+
+What is below the root may be hostile, so all of it is paid for from one account (Work): a component that is known, a
+name in a folder, 64 bytes of a path cost one step, a system call LOOK of them. A step is about half a microsecond.
 """
 
 import os
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
+from oci_hook.errors import refuse
+
 MAX_LINKS = 40  # path_resolution(7)
 MAX_PATH = 4095
-MAX_NAMES = 10000  # looked at by one Tree: a hostile tree of long links must not cost the node its memory
+MAX_FOLDERS = 900  # open at a time, by one Tree; RLIMIT_NOFILE is 1024 by default
+LOOK = 8
+# Of a Tree that is not told another sum: some 30 ms. An ordinary image takes a tenth of it or less, most of that for
+# the names in its library folders.
+STEPS = 1 << 16
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+class Work:
+    """How much may still be looked at. what: whose files these are, for the message."""
+
+    __slots__ = ("left", "what")
+
+    def __init__(self, steps: int = STEPS, what: str = "the directory tree") -> None:
+        self.left = steps
+        self.what = what
+
+    def spend(self, steps: int) -> None:
+        """Raises ApplyError GH-402 when it is too much, and from then on always."""
+        self.left -= steps
+        if self.left < 0:
+            raise refuse(
+                "GH-402",
+                f"{self.what} cannot be looked through with reasonable effort: too many files, links, folders or long "
+                "paths where mounts go or driver libraries may be; make them fewer",
+            )
+
+
+class _Node:
+    """One name in the tree. mode 0: there is nothing. fd: of a directory, or -1. link: a link's text. size: of the
+    canonical path, in characters."""
+
+    __slots__ = ("name", "up", "mode", "fd", "link", "below", "size")
+
+    def __init__(self, name: str, up: "_Node | None", mode: int, fd: int, link: str) -> None:
+        self.name = name
+        self.up = up or self
+        self.mode = mode
+        self.fd = fd
+        self.link = link
+        self.below: dict[str, _Node] = {}
+        self.size: int = up.size + 1 + len(name) if up else 0
+
+    def path(self) -> str:
+        names = []
+        node = self
+        while node.up is not node:
+            names.append(node.name)
+            node = node.up
+        return "/" + "/".join(reversed(names))
+
+
 class Tree:
-    """A root directory. `with Tree(path) as tree:` closes what it opened. Results are remembered: one look per name."""
+    """A root directory. `with Tree(path) as tree:` closes what it opened. Results are remembered: one look per name.
 
-    __slots__ = ("_seen", "_fds")
+    Every method raises ApplyError GH-402 when `work` is used up.
+    """
 
-    def __init__(self, root: str) -> None:
+    __slots__ = ("_root", "_fds", "work")
+
+    def __init__(self, root: str, work: Work | None = None) -> None:
         """Raises OSError when `root` is no directory."""
         fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._fds = [fd]
-        self._seen: dict[str, tuple[int, int, str]] = {"": (os.fstat(fd).st_mode, fd, "")}
+        self._fds = {fd}
+        self._root = _Node("", None, os.fstat(fd).st_mode, fd, "")
+        self.work = work or Work()
 
     def __enter__(self) -> "Tree":
         return self
@@ -33,94 +90,118 @@ class Tree:
             os.close(fd)
         self._fds.clear()
 
-    def _look(self, parent: str, name: str) -> tuple[int, int, str]:
-        """(mode, descriptor of a directory or -1, text of a link) of a child; mode 0: there is none."""
-        path = f"{parent}/{name}"
-        known = self._seen.get(path)
+    def _look(self, parent: _Node, name: str) -> _Node:
+        known = parent.below.get(name)
         if known is not None:
             return known
-        if len(path) > MAX_PATH or len(self._seen) >= MAX_NAMES:
-            raise OSError(36, "path too long", path[:100])
-        at = self._seen[parent][1]
-        found = (0, -1, "")
-        if at >= 0:
+        if parent.size + 1 + len(name) > MAX_PATH:
+            raise OSError(36, "path too long", name[:100])
+        self.work.spend(LOOK + (len(name) >> 6))
+        mode, fd, link = 0, -1, ""
+        if parent.fd >= 0:
             try:
-                mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
+                mode = os.stat(name, dir_fd=parent.fd, follow_symlinks=False).st_mode
                 if S_ISLNK(mode):
-                    found = (mode, -1, os.readlink(name, dir_fd=at))
+                    link = os.readlink(name, dir_fd=parent.fd)
+                    self.work.spend(len(link) >> 6)
                 elif S_ISDIR(mode):
-                    fd = os.open(name, _PATH | os.O_DIRECTORY, dir_fd=at)
-                    self._fds.append(fd)
-                    found = (mode, fd, "")
-                else:
-                    found = (mode, -1, "")
+                    if len(self._fds) >= MAX_FOLDERS:
+                        self.work.spend(self.work.left + 1)
+                    fd = os.open(name, _PATH | os.O_DIRECTORY, dir_fd=parent.fd)
+                    self._fds.add(fd)
             except (FileNotFoundError, NotADirectoryError):  # the second: swapped meanwhile
-                pass
-        self._seen[path] = found
-        return found
+                mode = 0
+            except ValueError:  # a NUL, or half a surrogate pair out of JSON
+                raise OSError(22, "not a file name", name[:100]) from None
+        node = parent.below[name] = _Node(name, parent, mode, fd, link)
+        return node
+
+    def _node(self, path: str) -> _Node:
+        """Of a canonical path."""
+        node = self._root
+        for name in path.split("/"):
+            if name:
+                self.work.spend(1)
+                node = self._look(node, name)
+        return node
 
     def hide(self, path: str) -> None:
         """Something is mounted on this canonical path: what the root has there and below is not seen any more."""
-        path = "" if path == "/" else path
-        for below in [p for p in self._seen if p.startswith(path + "/")]:
-            del self._seen[below]
-        self._seen[path] = (0, -1, "")
+        node = self._node(path)
+        if node.fd >= 0:
+            self._fds.discard(node.fd)
+            os.close(node.fd)
+        node.mode, node.fd, node.link, node.below = 0, -1, "", {}
 
     def resolve(self, path: str) -> tuple[str, int]:
         """(canonical path, st_mode of what is there or 0). Raises OSError ELOOP, ENOTDIR, ENAMETOOLONG, EACCES."""
-        here, mode = "", self._seen[""][0]
+        if len(path) > MAX_PATH:
+            raise OSError(36, "path too long", path[:100])
+        here = self._root
         todo = path.split("/")
         todo.reverse()
         links = 0
+        work = self.work
         while todo:
             name = todo.pop()
+            work.left -= 1
+            if work.left < 0:
+                work.spend(0)
             if name in ("", "."):
                 continue
-            if mode and not S_ISDIR(mode):
-                raise NotADirectoryError(20, "not a directory", here)
+            if here.mode and not S_ISDIR(here.mode):
+                raise NotADirectoryError(20, "not a directory", here.name)
             if name == "..":
-                here = here.rpartition("/")[0]
-                mode = self._seen[here][0]
+                here = here.up
                 continue
-            child_mode, _, link = self._look(here, name)
-            if S_ISLNK(child_mode):
+            child = self._look(here, name)
+            if S_ISLNK(child.mode):
                 links += 1
                 if links > MAX_LINKS:
                     raise OSError(40, "too many links", path)
-                todo += reversed(link.split("/"))
-                if link.startswith("/"):
-                    here, mode = "", self._seen[""][0]
+                todo += reversed(child.link.split("/"))
+                if child.link.startswith("/"):
+                    here = self._root
                 continue
-            here, mode = f"{here}/{name}", child_mode
-        return here or "/", mode
+            here = child
+        work.spend(here.size >> 6)
+        return here.path(), here.mode
 
     def names(self, path: str) -> list[str]:
-        """What is in the directory with this canonical path; empty when it is none, or unknown."""
-        found = self._seen.get("" if path == "/" else path)
-        if found is None or found[1] < 0:
+        """What is in the directory with this canonical path; empty when it is none. Raises OSError."""
+        node = self._node(path)
+        if node.fd < 0:
             return []
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found[1])
+        self.work.spend(LOOK)
+        found = []
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=node.fd)
         try:
-            return os.listdir(fd)
+            with os.scandir(fd) as entries:  # a name at a time: there may be millions
+                for entry in entries:
+                    self.work.spend(1)
+                    found.append(entry.name)
         finally:
             os.close(fd)
+        return found
 
     def read(self, path: str, size: int) -> bytes:
         """The first bytes of the regular file at this canonical path; b"" where it is none. Raises OSError."""
         parent, _, name = path.rpartition("/")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(name, flags, dir_fd=self._seen[parent][1])
+        fd = os.open(name, flags, dir_fd=self._node(parent).fd)
         try:
             if not S_ISREG(os.fstat(fd).st_mode):  # swapped meanwhile
                 return b""
-            data = b""
-            while len(data) < size and (more := os.read(fd, size - len(data))):
-                data += more
-            return data
+            parts = []
+            while size > 0 and (more := os.read(fd, size)):
+                self.work.spend(LOOK)
+                parts.append(more)
+                size -= len(more)
+            return b"".join(parts)
         finally:
             os.close(fd)
 
     def rdev(self, path: str) -> int:
         """Device number of what is at this canonical path. Raises OSError."""
         parent, _, name = path.rpartition("/")
-        return os.stat(name, dir_fd=self._seen[parent][1], follow_symlinks=False).st_rdev
+        return os.stat(name, dir_fd=self._node(parent).fd, follow_symlinks=False).st_rdev

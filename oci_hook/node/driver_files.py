@@ -11,8 +11,10 @@ from stat import S_ISREG, S_ISSOCK
 from oci_hook.core.inventory import WHOLE, DriverFile
 from oci_hook.core.value import Value
 from oci_hook.errors import refuse
-from oci_hook.linux.walk import Tree
+from oci_hook.linux.walk import Tree, Work
 from oci_hook.node import elf
+
+ROOT_STEPS = 1 << 20  # half a second: root's own files, and often the whole node's
 
 # Where distributions put the 64-bit libraries; the first place that has a library wins.
 LIBRARY_PLACES = (
@@ -118,7 +120,7 @@ def find(root: str, kernel_version: str = "", machine: str = "") -> DriverFiles:
     """
     machine = machine or os.uname().machine
     try:
-        with Tree(root) as tree:
+        with Tree(root, Work(ROOT_STEPS, f"the driver root {root}")) as tree:
             return _Search(tree, root, machine).run(kernel_version)
     except OSError as e:
         raise refuse("GH-302", f"driver root {root}: {e.strerror}; correct driver_root in the settings") from None

@@ -1,16 +1,22 @@
 """A grant as the ledger keeps it: one short JSON array, since a reader of the ledger parses all of them."""
 
+import os
 from _operator import attrgetter
+from stat import S_ISREG
 
 from oci_hook.core.card_page import SLOTS
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.wishes import CLASSES, POLICIES
 from oci_hook.errors import refuse
-from oci_hook.node.life import read_once
 from oci_hook.oci import fastjson
 
 FORMAT = 1
 NUMBERS = 5  # created, born, linger, frozen, tolerance
 GRANT_MAX = 1 << 15  # bytes of a grant file; names in it are the tenant's
+MEMORY_MAX = 1 << 40  # MiB
+MAX = (1 << 63) - 1  # of times and other numbers
+INODE_MAX = (1 << 64) - 1
+PID_MAX = 1 << 22  # proc_sys_kernel(5)
 
 _GRANT, _WHO, _LIFE, _SHARE = (attrgetter(*kind.__slots__) for kind in (Grant, Identity, Life, Share))
 
@@ -26,28 +32,32 @@ def encode(grant: Grant) -> bytes:
 
 
 def decode(data: bytes) -> Grant:
-    """The grant of a ledger file. Raises ValueError, with the reason, for anything that `encode` did not write."""
+    """The grant of a ledger file. Raises ValueError, with the reason, for anything that `encode` did not write: a value
+    out of its bounds would be added to others, compared with clocks, or handed to the kernel as a pid."""
     try:
         version, key, who, life, shares, policy, priority, exclusive, offered, driver, *numbers = fastjson.loads(data)
-        if version != FORMAT:
+        if type(version) is not int or version != FORMAT:
             raise ValueError("another version's format")
         boot, creator, init, cgroup, inode, deadline, space = life
         "".join((key, boot, cgroup, policy, priority, driver, *who, *offered))  # TypeError unless all are text
-        for fields in shares:
-            uuid, memory, compute, limit, whole, slot = fields
-            if type(uuid) is not str or not type(memory) is type(compute) is type(limit) is type(slot) is int:
+        if not type(who) is type(offered) is type(shares) is list or type(exclusive) is not bool:
+            raise ValueError("a part is of another kind")
+        if policy not in POLICIES or priority not in CLASSES:
+            raise ValueError("no such policy or class")
+        for uuid, memory, compute, limit, whole, slot in shares:
+            if type(uuid) is not str or not uuid or type(whole) is not bool:
                 raise ValueError("a share is not valid")
-            if memory < 0 or not 0 <= slot <= SLOTS:
-                raise ValueError("a share is not valid")
-        created, born, linger, frozen, tolerance = map(int, numbers[:NUMBERS])
+            _check((memory, MEMORY_MAX), (compute, 100), (limit, 100), (slot, SLOTS))
+        _check((inode, INODE_MAX), (space, INODE_MAX), (deadline, MAX), *[(number, MAX) for number in numbers])
+        created, born, linger, frozen, tolerance = numbers[:NUMBERS]
         return Grant(
             key,
             Identity(*who),
-            Life(boot, _process(creator), _process(init), cgroup, int(inode), int(deadline), int(space)),
+            Life(boot, _process(creator), _process(init), cgroup, inode, deadline, space),
             tuple([Share(*fields) for fields in shares]),
             policy,
             priority,
-            bool(exclusive),
+            exclusive,
             tuple(offered),
             driver,
             created,
@@ -55,24 +65,41 @@ def decode(data: bytes) -> Grant:
             linger,
             frozen,
             tolerance,
-            tuple(map(int, numbers[NUMBERS:])),
+            tuple(numbers[NUMBERS:]),
         )
     except TypeError as e:
         raise ValueError(f"not a grant ({e})") from None
+
+
+def _check(*bounded: tuple[int, int]) -> None:
+    """Each number with the most that it may be; none is negative."""
+    for number, most in bounded:
+        if type(number) is not int or not 0 <= number <= most:
+            raise ValueError("a number is out of bounds")
 
 
 def _process(pair: "list[int] | None") -> tuple[int, int] | None:
     if pair is None:
         return None
     pid, start = pair
-    return int(pid), int(start)
+    _check((pid, PID_MAX), (start, MAX))
+    if not pid or not start:
+        raise ValueError("a process is not valid")
+    return pid, start
 
 
 def read(folder: str, key: str) -> Grant:
     """FOLDER/KEY.json. Raises NodeError GH-303 for a damaged one, OSError."""
     path = f"{folder}/{key}.json"
-    data = read_once(path, 2 * GRANT_MAX)
+    # Whatever bears such a name: a FIFO would keep all readers waiting, a link lead them elsewhere.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        try:
+            if not S_ISREG(os.fstat(fd).st_mode):
+                raise ValueError("not a regular file")
+            data = os.read(fd, 2 * GRANT_MAX)
+        finally:
+            os.close(fd)
         grant = decode(data)
         if grant.key != key:
             raise ValueError("the key inside is another one")

@@ -7,7 +7,7 @@ from stat import S_ISCHR, S_ISDIR, S_ISREG
 from oci_hook.core.layout import PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
 from oci_hook.errors import GhError, Problem, refuse
-from oci_hook.linux.walk import Tree
+from oci_hook.linux.walk import LOOK, MAX_PATH, STEPS, Tree, Work
 from oci_hook.oci.asked import is_request
 
 TYPE_CHECKING = False
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 MAX_COPIES = 64
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH
+MAX_VARIABLE = 1 << 17  # execve(2), MAX_ARG_STRLEN: no program starts with a longer one
 CACHE = "/etc/ld.so.cache"  # the loader asks it before its own folders
 MAX_CACHE = 4 << 20
+MAX_CACHED = 64  # folders in it that have a driver library
+MAX_DEPTH = 128  # folders above a place to mount on; of each, something may be mounted there
 # In each folder the loader prefers these for the processor that it runs on; all but the first before glibc 2.37.
 PREFERRED = ("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics")
 NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
@@ -59,38 +62,52 @@ def look(rootfs: str, mounts: "Sequence[dict[str, Any]]", env: "Mapping[str, str
         if not libdir:
             libdir = f"/usr/lib/{multiarch}" if _is(tree, "/etc/debian_version") else "/usr/lib64"
             c_library = "musl" if _is(tree, f"/lib/ld-musl-{machine}.so.1") else ""
-        places = list(_library_places(multiarch))
         local = _canonical(tree, "/usr/local")
-        compat = [f"{local}/{name}/compat" for name in tree.names(local) if name.startswith("cuda")]
-        searched = (env or {}).get("LD_LIBRARY_PATH", "").replace(";", ":").split(":")[:MAX_SEARCHED]
-        places += compat + [place for place in searched if place.startswith("/")] + _cached(tree)
-        cuda: list[str] = []
-        nvml: list[str] = []
-        other: list[str] = []
-        compat = [_canonical(tree, place) for place in compat]
-        todo = list(dict.fromkeys(_canonical(tree, p) for p in places))
-        known = set(todo)
-        for place in todo:
-            for name in tree.names(place):
-                if name in PREFERRED or place.endswith("/glibc-hwcaps"):
-                    below = _canonical(tree, f"{place}/{name}")
-                    if below not in known:
-                        known.add(below)
-                        todo.append(below)
-                elif name.startswith("libcuda.so"):
-                    cuda.append(f"{place}/{name}")
-                elif name.startswith("libnvidia-ml.so"):
-                    nvml.append(f"{place}/{name}")
-                elif place in compat and name.startswith("lib") and ".so" in name:
-                    other.append(f"{place}/{name}")
+        compat = [f"{local}/{name}/compat" for name in _names(tree, local) if name.startswith("cuda")]
+        places = [*_library_places(multiarch), *compat, *_searched(env or {}), *_cached(tree)]
+        cuda, nvml, other = _copies(tree, places, {_canonical(tree, place) for place in compat})
         nix = S_ISDIR(_is(tree, "/nix/store"))
-    copies = len(cuda) + len(nvml) + len(other)
-    if copies > MAX_COPIES:
-        raise refuse("GH-402", f"the image has {copies} copies of driver libraries, more than {MAX_COPIES}")
     if nix:
         cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
         nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
     return ImageFacts(libdir, _once(cuda), _once(nvml), _once(other), c_library)
+
+
+def _searched(env: "Mapping[str, str]") -> list[str]:
+    """The absolute folders of the container's LD_LIBRARY_PATH; longer than a path can be, the loader finds none."""
+    found = env.get("LD_LIBRARY_PATH", "")[:MAX_VARIABLE]
+    places = found.replace(";", ":").split(":", MAX_SEARCHED)[:MAX_SEARCHED]
+    return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
+
+
+def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str], list[str], list[str]]:
+    """What these folders, and those that the loader prefers below them, have of libcuda, of libnvidia-ml, and (the
+    compat folders) of other libraries."""
+    cuda: list[str] = []
+    nvml: list[str] = []
+    other: list[str] = []
+    todo = list(dict.fromkeys(_canonical(tree, place) for place in places))
+    known = set(todo)
+    for place in todo:
+        preferred, beside = place.endswith("/glibc-hwcaps"), place in compat
+        for name in _names(tree, place):
+            if preferred or name in PREFERRED:
+                below = _canonical(tree, f"{place}/{name}")
+                if below not in known:
+                    known.add(below)
+                    todo.append(below)
+                continue
+            if name.startswith("libcuda.so"):
+                cuda.append(f"{place}/{name}")
+            elif name.startswith("libnvidia-ml.so"):
+                nvml.append(f"{place}/{name}")
+            elif beside and name.startswith("lib") and ".so" in name:
+                other.append(f"{place}/{name}")
+            else:
+                continue
+            if len(cuda) + len(nvml) + len(other) > MAX_COPIES:
+                raise refuse("GH-402", f"the image has more than {MAX_COPIES} copies of driver libraries")
+    return cuda, nvml, other
 
 
 def warnings(facts: ImageFacts) -> list[Problem]:
@@ -137,9 +154,9 @@ def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "
 
 def _open(rootfs: str) -> Tree:
     try:
-        return Tree(rootfs)
-    except OSError as e:
-        raise refuse("GH-402", f"root file system {rootfs}: {e.strerror}") from None
+        return Tree(rootfs, Work(STEPS, "the image with its mounts"))
+    except (OSError, ValueError) as e:  # ValueError: a NUL in it
+        raise refuse("GH-402", f"root file system {rootfs}: {getattr(e, 'strerror', e)}") from None
 
 
 def _collision(path: str, why: str) -> GhError:
@@ -183,15 +200,26 @@ def _cached(tree: Tree) -> list[str]:
         needle = b"/" + library.encode()
         at = data.find(needle)
         while at >= 0:
-            folder = data[data.rfind(b"\0", 0, at) + 1 : at]
+            tree.work.spend(LOOK)
+            start = data.rfind(b"\0", max(0, at - MAX_PATH - 1), at) + 1
+            folder = data[start:at] if start or at <= MAX_PATH else b"."  # too long to be one
             if not folder or folder.startswith(b"/"):
                 found[os.fsdecode(folder or b"/")] = None
+                if len(found) > MAX_CACHED:
+                    raise _collision(CACHE, f"names more than {MAX_CACHED} folders with driver libraries")
             at = data.find(needle, at + 1)
     return list(found)
 
 
 def _once(paths: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(paths)))
+
+
+def _names(tree: Tree, place: str) -> list[str]:
+    try:
+        return tree.names(place)
+    except OSError as e:
+        raise _collision(place, f"cannot be read: {e.strerror}") from None
 
 
 def _canonical(tree: Tree, path: str) -> str:
@@ -236,9 +264,9 @@ def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]
         if where not in binds:
             continue
         try:
-            with Tree(binds[where]) as volume:
+            with Tree(binds[where], tree.work) as volume:
                 names = volume.names(volume.resolve(place[len(where) :])[0])
-        except OSError:  # not a folder, or nothing there
+        except (OSError, ValueError):  # not a folder, or nothing there, or no path
             continue
         for name in names:
             if name.startswith(LIBRARIES):
@@ -261,19 +289,25 @@ def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]
         path, mode = tree.resolve(PRIVATE)
     except OSError as e:
         raise _collision(PRIVATE, f"cannot be used: {e.strerror}") from None
-    if not path.isascii() or not path.isprintable():
-        raise _collision(PRIVATE, f"leads to {path}, a name with odd characters")
+    _check_name(PRIVATE, path)
     where, kind = _on_top(kinds, path)
     if where and kind != "tmpfs":
         raise _collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
     if path.split("/")[1] in ("", "dev", "proc", "sys"):
         raise _collision(PRIVATE, f"leads to {path}")
-    left = set(tree.names(path))
+    left = set(_names(tree, path))
     if any(is_request(mount) for mount in mounts):  # the runtime made their mount points before the hook came
         left.discard(REQUEST_DIR.rpartition("/")[2])
     if mode and (not S_ISDIR(mode) or left):
         raise _collision(PRIVATE, "exists already")
     return path
+
+
+def _check_name(destination: str, path: str) -> None:
+    if not path.isascii() or not path.isprintable():  # it would not survive config.json
+        raise _collision(destination, f"leads to {path}, a name with odd characters")
+    if path.count("/") > MAX_DEPTH:
+        raise _collision(destination[:100], f"lies, or leads, more than {MAX_DEPTH} folders deep")
 
 
 def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> str:
@@ -282,8 +316,7 @@ def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> 
         path, mode = tree.resolve(destination)
     except OSError as e:
         raise _collision(destination, f"cannot be mounted on: {e.strerror}") from None
-    if not path.isascii() or not path.isprintable():  # it would not survive config.json
-        raise _collision(destination, f"leads to {path}, a name with odd characters")
+    _check_name(destination, path)
     if path == private or path.startswith(private + "/"):
         raise _collision(destination, f"leads into {private}")
     where, kind = _on_top(kinds, path)

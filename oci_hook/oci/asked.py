@@ -2,7 +2,7 @@
 
 import os
 
-from oci_hook.core.layout import REQUEST_DIR, VISIBLE_DIR
+from oci_hook.core.layout import PRIVATE, REQUEST_DIR, VISIBLE_DIR
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -35,8 +35,9 @@ def inside(path: str, folder: str) -> bool:
 
 
 def plain(path: str) -> str:
-    """A destination without `.`, `..` and doubled slashes."""
-    return os.path.normpath("/" + path.lstrip("/"))
+    """A destination without `.`, `..` and doubled slashes; ours below /run also where it is called /var/run."""
+    path = os.path.normpath("/" + path.lstrip("/"))
+    return path[len("/var") :] if path.startswith("/var" + PRIVATE + "/") else path
 
 
 def decode(text: str) -> object:

@@ -16,10 +16,17 @@ COMMANDS = frozenset(
     ("checkpoint", "create", "delete", "events", "exec", "features", "help", "init", "kill", "list", "mounts", "pause")
     + ("ps", "restore", "resume", "run", "spec", "start", "state", "update")
 )
+STARTS = ("create", "run", "restore")  # these make a container of a bundle
 GLOBAL_VALUES = frozenset(("root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"))
 GLOBAL_SWITCHES = frozenset(("debug", "systemd-cgroup", "version", "v", "help", "h"))
-CREATE_VALUES = frozenset(("bundle", "b", "console-socket", "pid-file", "preserve-fds", "config", "f"))
-CREATE_SWITCHES = frozenset(("no-pivot", "no-new-keyring", "no-subreaper", "keep", "detach", "d"))
+CREATE_VALUES = frozenset(  # of restore, too
+    ("bundle", "b", "console-socket", "pid-file", "preserve-fds", "config", "f")
+    + ("image-path", "work-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context")
+)
+CREATE_SWITCHES = frozenset(
+    ("no-pivot", "no-new-keyring", "no-subreaper", "keep", "detach", "d", "auto-dedup", "lazy-pages", "shell-job")
+    + ("tcp-established", "ext-unix-sk", "file-locks")
+)
 
 
 class Call(Value):

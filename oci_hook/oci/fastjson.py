@@ -26,7 +26,11 @@ class _Context:
 def _unique(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"an object has a key twice: {key[:60]!r}")
+            seen.add(key)
     return found
 
 
@@ -42,6 +46,7 @@ try:
     import _json
 
     _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # six attributes are read, whatever the class
+    _scan_unique = _json.make_scanner(_UniqueContext)  # type: ignore[arg-type]
     _encode = _json.make_encoder(None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False)
 
     def _loads(data: bytes, scan: "Any") -> "Any":
@@ -67,7 +72,7 @@ try:
 
     def loads_unique(data: bytes) -> "Any":
         """The same; an object with a key twice is a ValueError too."""
-        return _loads(data, _json.make_scanner(_UniqueContext))  # type: ignore[arg-type]
+        return _loads(data, _scan_unique)
 
     def dumps(value: "Any") -> str:
         """Compact ASCII JSON. Raises TypeError for what is not JSON, ValueError for NaN."""

@@ -31,7 +31,9 @@ def _line(message: str, log_format: str, level: str) -> str:
 
 def _append(path: str, lines: "Sequence[str]") -> bool:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o644)
+        # O_NONBLOCK: for a FIFO that nobody reads; then standard error is left.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o644)
     except OSError:
         return False
     try:

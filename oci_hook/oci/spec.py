@@ -13,6 +13,24 @@ if TYPE_CHECKING:
 MAX_SIZE = 16 << 20  # bytes; launcher.c MAX_SPEC
 TEMPORARY = ".gpu-hook.config.json"
 
+# What the runtime spec names at the levels that are judged or edited here.
+_SPEC = "ociVersion process root hostname domainname mounts hooks annotations linux solaris windows vm zos"
+_PROCESS = (
+    "terminal consoleSize user args commandLine env cwd capabilities rlimits noNewPrivileges apparmorProfile"
+    " oomScoreAdj scheduler selinuxLabel ioPriority execCPUAffinity"
+)
+_ROOT = "path readonly"
+_LINUX = (
+    "uidMappings gidMappings sysctl resources cgroupsPath namespaces devices netDevices seccomp rootfsPropagation"
+    " maskedPaths readonlyPaths mountLabel intelRdt memoryPolicy personality timeOffsets"
+)
+_RESOURCES = "devices memory cpu pids blockIO hugepageLimits network rdma unified"
+_RULE = "allow type major minor access"
+_NODE = "path type major minor fileMode uid gid"
+_MOUNT = "destination type source options uidMappings gidMappings"
+_HOOKS = "prestart createRuntime createContainer startContainer poststart poststop"
+_HOOK = "path args env timeout"
+
 
 def _bad(path: str, why: object) -> GhError:
     return refuse("GH-401", f"{path}: {why}; the engine wrote a bundle that gpu-hook will not touch")
@@ -20,7 +38,12 @@ def _bad(path: str, why: object) -> GhError:
 
 def load(path: str) -> "dict[str, Any]":
     """The spec. Raises ApplyError GH-401 unless it is a regular file (no link) of at most MAX_SIZE with a JSON object,
-    whose parts that we edit have the types of the OCI runtime spec."""
+    whose parts that we edit have the types of the OCI runtime spec, and names that every runtime reads alike."""
+    return parse(read(path), path)
+
+
+def read(path: str) -> bytes:
+    """The file as `load` takes it, not parsed yet. Raises ApplyError GH-401."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
@@ -40,7 +63,7 @@ def load(path: str) -> "dict[str, Any]":
         raise _bad(path, e.strerror) from None
     finally:
         os.close(fd)
-    return parse(b"".join(parts), path)
+    return b"".join(parts)
 
 
 def parse(data: bytes, path: str) -> "dict[str, Any]":
@@ -48,10 +71,10 @@ def parse(data: bytes, path: str) -> "dict[str, Any]":
     if len(data) > MAX_SIZE:
         raise _bad(path, f"more than {MAX_SIZE} bytes")
     try:
-        spec = fastjson.loads(data)
+        spec = fastjson.loads_unique(data)
     except ValueError as e:
         raise _bad(path, f"not JSON: {e}") from None
-    problem = _wrong_type(spec)
+    problem = _wrong_type(spec) or _odd_name(spec)
     if problem:
         raise _bad(path, problem)
     return spec  # type: ignore[no-any-return]  # _wrong_type has seen to it
@@ -105,6 +128,47 @@ def _wrong_type(spec: "Any") -> str:
     return ""
 
 
+def _table(names: str) -> dict[str, str]:
+    return {name.casefold(): name for name in names.split()}
+
+
+_LEVELS = tuple(map(_table, (_SPEC, _PROCESS, _ROOT, _LINUX, _RESOURCES, _RULE, _NODE, _MOUNT, _HOOKS, _HOOK)))
+
+
+def _odd_name(spec: "dict[str, Any]") -> str:
+    """The first key that some runtimes read as one of the runtime spec's, and others do not, nor do we; or "".
+
+    Go's decoder (runc) matches names by Unicode's simple case folding, in which U+017F is an s and U+212A a k: what is
+    written as "Linux" would be judged by nobody and done by runc. crun and youki compare the bytes.
+    """
+    top, process, root, linux, resources, rule, node, mount, stages, hook = _LEVELS
+    parts: list[tuple[str, dict[str, str], Any]] = [
+        ("", top, spec),
+        ("process.", process, spec.get("process")),
+        ("root.", root, spec.get("root")),
+        ("hooks.", stages, spec.get("hooks")),
+        ("linux.", linux, spec.get("linux")),
+        ("linux.resources.", resources, (spec.get("linux") or {}).get("resources")),
+    ]
+    for stage in _values(spec.get("hooks")):
+        parts += [("hooks.*[].", hook, entry) for entry in (stage if isinstance(stage, list) else ())]
+    parts += [("mounts[].", mount, entry) for entry in spec.get("mounts") or ()]
+    parts += [("linux.devices[].", node, entry) for entry in (spec.get("linux") or {}).get("devices") or ()]
+    rules = ((spec.get("linux") or {}).get("resources") or {}).get("devices") or ()
+    parts += [("linux.resources.devices[].", rule, entry) for entry in rules]
+    for where, names, part in parts:
+        if isinstance(part, dict):
+            for key in part:
+                name = names.get(key.casefold())
+                if name is not None and name != key:
+                    return f"{where}{key} is not how the runtime spec writes {name}, but runc would take it for that"
+    return ""
+
+
+def _values(part: "Any") -> "Any":
+    return part.values() if isinstance(part, dict) else ()
+
+
 def environment(spec: "dict[str, Any]") -> dict[str, str]:
     """process.env as a table; of two settings of one name the last one wins, as in runc and in shells."""
     env = (spec.get("process") or {}).get("env") or ()
@@ -118,11 +182,16 @@ def rootfs(spec: "dict[str, Any]", bundle: str) -> str:
 
 def save(path: str, spec: "dict[str, Any]") -> None:
     """Replace the file in one step, with the same owner and mode. Raises ApplyError GH-401 and changes nothing."""
-    folder, name = os.path.split(path)
     try:
         data = fastjson.dumps(spec).encode()
     except (ValueError, RecursionError) as e:
         raise _bad(path, f"cannot be written back: {e}") from None
+    replace(path, data)
+
+
+def replace(path: str, data: bytes) -> None:
+    """`save` for a spec that is written already."""
+    folder, name = os.path.split(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY, PRIVATE, VISIBLE_DIR
-from oci_hook.oci.bundle import read_call
+from oci_hook.oci import asked
+from oci_hook.oci.bundle import STARTS, read_call
+from tests.conftest import REPO
 
 ASKS = '{"annotations": {"gpu-hook.io/memory": "1Gi"}}'
 SANDBOX = '{"annotations": {"gpu-hook.io/memory": "1Gi", "io.kubernetes.cri.container-type":"sandbox"}}'
@@ -35,6 +37,9 @@ class Place:
             script = root / name
             script.write_text(f'#!/bin/sh\nprintf "%s\\0" {name} "$0" "$@" > {root}/said\nexit 7\n')
             script.chmod(0o755)
+        (self.prefix / "lib/gpu-hook").mkdir(parents=True)
+        for start in ("runtime.py", "hook.py"):
+            shutil.copy(REPO / "oci_hook/launcher/start.py", self.prefix / "lib/gpu-hook" / start)
         self.conf()
         self.bundle = root / "b"
         self.bundle.mkdir()
@@ -185,6 +190,48 @@ def test_doubt_goes_to_python(place: Place, args: list[str]) -> None:
 def test_standalone(place: Place, spec: str, wanted: str) -> None:
     place.spec(spec)
     assert place.goes_to("create", "x") == wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/run//gpu-hook/request/memory=1Gi", "python"),
+        ("/run/gpu-hook//request/memory=1Gi", "python"),
+        ("//run///gpu-hook/./request//memory=1Gi", "python"),
+        ("/run/./gpu-hook/request/memory=1Gi", "python"),
+        ("/run/././/./gpu-hook/request/memory=1Gi", "python"),
+        ("/run/x/../gpu-hook/request/memory=1Gi", "python"),
+        ("/run/x/..//./gpu-hook/request/memory=1Gi", "python"),
+        ("/x/../run/gpu-hook/request/memory=1Gi", "python"),
+        ("run/gpu-hook/request/memory=1Gi", "python"),
+        ("./run/gpu-hook/request/memory=1Gi", "python"),
+        ("/var/run/gpu-hook/request/memory=1Gi", "python"),
+        ("/opt/gpu-hook/../../run/gpu-hook/request/memory=1Gi", "python"),
+        ("/var/run//nvidia-container-devices/0", "python"),
+        ("/var/run/./nvidia-container-devices//0", "python"),
+        ("/opt/gpu-hook/bin/oci-gpu-hook", "runtime"),
+        ("/.gpu-hook/x", "runtime"),
+        ("/gpu-hook", "runtime"),
+    ],
+)
+def test_a_request_by_mount_however_it_is_written(place: Place, path: str, wanted: str) -> None:
+    """What Python reads as a request is not passed over, for its slashes."""
+    spec = {"mounts": [{"destination": path, "source": "/dev/null"}]}
+    place.spec(json.dumps(spec))
+    assert place.goes_to("create", "x") == wanted
+    assert (wanted == "python") == bool(asked.mounts(spec))
+
+
+ways = st.lists(st.sampled_from(["/", "run", ".", "..", "x", "gpu-hook", "request", "var", "memory=1"]), max_size=14)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ways)
+def test_launcher_and_python_read_the_same_mounts(place: Place, words: list[str]) -> None:
+    spec = {"mounts": [{"destination": "/".join(words), "source": "/dev/null"}]}
+    place.spec(json.dumps(spec))
+    if place.goes_to("create", "x") == "runtime":
+        assert asked.mounts(spec) == []
 
 
 def test_the_trigger_may_be_anywhere(place: Place) -> None:
@@ -344,8 +391,82 @@ def test_errors_go_to_the_log(place: Place) -> None:
     _, r = place.call(f"--log={log}", "state", "x")
     assert log.read_text().startswith('time="') and 'level=error msg="GH-504: ' in log.read_text()
     log.unlink()
+    os.mkfifo(log)
+    _, r = place.call("--log", str(log), "state", "x", timeout=30)
+    assert r.returncode == 1 and 'level=error msg="GH-504: ' in r.stderr
+    log.unlink()
     _, r = place.call("--log", "/nowhere/log", "state", "x")
     assert r.returncode == 1 and 'level=error msg="GH-504: ' in r.stderr
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("program", ["gpu-hook-runtime", "oci-gpu-hook"])
+def test_what_python_is_to_run_is_there_and_whole(place: Place, program: str, form: str) -> None:
+    """An empty file would be a success, in which no container is made; a missing one an error in no log."""
+    lib, log = place.prefix / "lib/gpu-hook", place.root / "log"
+    start = lib / ("runtime.py" if program == "gpu-hook-runtime" else "hook.py")
+    text = start.read_bytes()
+    place.spec(ASKS)
+    flags = ["--log", str(log), "--log-format", form]
+
+    def told() -> None:
+        log.unlink(missing_ok=True)
+        args = ["prestart"] if start.name == "hook.py" else [*flags, "create", "x"]
+        said, r = place.call(*args, program=place.prefix / "bin" / program)
+        assert r.returncode == 1 and said == []
+        assert r.stderr.count("\n") == 1 and "GH-504: " in r.stderr and len(r.stderr) < 400, r.stderr
+        if start.name == "runtime.py":
+            (line,) = log.read_text().splitlines()
+            assert (json.loads(line)["msg"] if form == "json" else line.partition('msg="')[2]).startswith("GH-504: ")
+
+    lines = text.splitlines(keepends=True)
+    for size in (0, 1, 5, *(len(b"".join(lines[:n])) for n in range(0, len(lines), 7)), len(text) - 1):
+        start.write_bytes(text[:size])
+        told()
+    start.write_bytes(text)
+    for mode in (0o664, 0o646):
+        start.chmod(mode)
+        told()
+    start.chmod(0o644)
+    os.chown(start, 1, 0)
+    told()
+    start.unlink()
+    makes = [lambda: None, start.mkdir, lambda: os.mkfifo(start), lambda: start.symlink_to(place.root / "python")]
+    for make in makes:
+        make()
+        told()
+        if os.path.lexists(start):
+            start.rmdir() if start.is_dir() else start.unlink()
+    shutil.rmtree(lib)
+    told()
+
+
+def test_an_interpreter_that_is_missing(place: Place) -> None:
+    """Told in the log, also where a word that is not understood comes before --log."""
+    place.spec(ASKS)
+    log = place.root / "log"
+    (place.root / "python").unlink()
+    for flags in (["--log", str(log)], ["--new-flag", f"--log={log}", "--log-format", "text"]):
+        refused(place, "GH-504", *flags, "create", "x")
+        assert 'msg="GH-504: python ' in log.read_text()
+        log.unlink()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["restore", "x"],
+        ["restore", "--bundle", "{b}", "--image-path", "/i", "--work-path=/w", "--detach", "x"],
+        ["restore", "--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks", "-b", "{b}", "x"],
+        ["--root", "/r", "restore", "--empty-ns", "network", "--manage-cgroups-mode", "soft", "--lazy-pages", "x"],
+    ],
+)
+def test_restore_is_looked_at(place: Place, args: list[str]) -> None:
+    args = [a.replace("{b}", str(place.bundle)) for a in args]
+    place.spec(ASKS)
+    assert place.goes_to(*args) == "python"
+    place.spec("{}")
+    assert place.goes_to(*args) == "runtime"
 
 
 def test_outside_of_an_install(native: Path, tmp_path: Path) -> None:
@@ -355,7 +476,23 @@ def test_outside_of_an_install(native: Path, tmp_path: Path) -> None:
     assert r.returncode == 1 and "GH-504" in r.stderr
 
 
-WORDS = ["create", "run", "state", "x", "--", "-", "--root", "--root=create", "--log", "--debug", "--systemd-cgroup"]
+WORDS = [
+    "create",
+    "run",
+    "restore",
+    "--image-path",
+    "--image-path=i",
+    "--shell-job",
+    "state",
+    "x",
+    "--",
+    "-",
+    "--root",
+    "--root=create",
+    "--log",
+    "--debug",
+    "--systemd-cgroup",
+]
 WORDS += ["--bundle", "-b", "-bundle=ASKS", "--bundle=ELSE", "ASKS", "ELSE", "--no-pivot", "--pid-file", "--detach"]
 WORDS += ["--keep", "", "-d", "--unknown", "--unknown=v", "--config", "--config=c", "--debug=false"]
 
@@ -371,6 +508,6 @@ def test_launcher_and_python_read_the_same_command_line(place: Place, words: lis
     place.spec("{}")  # the current directory's
     args = [w.replace("ASKS", str(asks)).replace("ELSE", str(other)) for w in words]
     call = read_call(args)
-    wanted = call.command in ("create", "run") and call.bundle == str(asks)
+    wanted = call.command in STARTS and call.bundle == str(asks)
     if place.goes_to(*args) == "runtime":
         assert not wanted

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oci_hook.linux.walk import Tree
+from oci_hook.errors import ApplyError
+from oci_hook.linux.walk import MAX_FOLDERS, Tree, Work
 
 
 @pytest.fixture
@@ -102,13 +103,51 @@ def test_a_tree_that_is_meant_to_be_expensive(root: Path) -> None:
     """Links that each name hundreds of folders, thousands together: without a bound this takes gigabytes."""
     for n in range(60):
         os.symlink(f"y{n}/" * 600, root / f"m{n}")
-    with Tree(str(root)) as tree:
+    work = Work(1 << 16)
+    with Tree(str(root), work) as tree:
         assert tree.resolve("/m0/../m1")[1] == 0
-        with pytest.raises(OSError):
+        with pytest.raises(ApplyError, match="GH-402"):
             for n in range(60):
                 tree.resolve(f"/m{n}")
+        for call in (tree.resolve, tree.names, tree.hide):  # and no more
+            with pytest.raises(ApplyError, match="GH-402"):
+                call("/a")
+    with Tree(str(root), work) as other, pytest.raises(ApplyError, match="GH-402"):
+        other.resolve("/a")
     with Tree(str(root)) as tree, pytest.raises(OSError):
         tree.resolve("/a/" + "z/" * 2100)
+    with Tree(str(root)) as tree, pytest.raises(OSError):
+        tree.resolve("/a/" + "/" * 5000)
+
+
+def test_what_is_known_is_not_free(root: Path) -> None:
+    """A chain of links through `..`, again and again: nothing new is looked at, and it ends all the same."""
+    for n in range(39):
+        os.symlink("a/../" * 800 + f"c{n + 1}", root / f"c{n}")
+    with Tree(str(root), Work(1 << 16)) as tree:
+        tree.resolve("/c0")
+        with pytest.raises(ApplyError, match="GH-402"):
+            tree.resolve("/c0")
+
+
+def test_a_folder_is_listed_to_the_limit_only(root: Path) -> None:
+    for n in range(300):
+        (root / f"a/b/{n}").touch()
+    with Tree(str(root), Work(380)) as tree:
+        assert len(tree.names("/a/b")) == 300
+        with pytest.raises(ApplyError, match="GH-402"):
+            tree.names("/a/b")
+
+
+def test_more_folders_than_descriptors(root: Path) -> None:
+    for n in range(MAX_FOLDERS):
+        (root / f"a/b/{n}").mkdir()
+    with Tree(str(root)) as tree, pytest.raises(ApplyError, match="GH-402"):
+        for n in range(MAX_FOLDERS):
+            tree.resolve(f"/a/b/{n}")
+    with Tree(str(root)) as tree:
+        for n in range(MAX_FOLDERS):  # what is mounted on is not kept open
+            tree.hide(tree.resolve(f"/a/b/{n}")[0])
 
 
 def test_names(root: Path) -> None:

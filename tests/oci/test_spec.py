@@ -64,6 +64,66 @@ def test_not_a_spec(tmp_path: Path, text: bytes) -> None:
     assert file.read_bytes() == text
 
 
+# Path of keys to an object of the spec that is judged or edited, with a name in it.
+NAMES = [
+    *((name,) for name in ("annotations", "process", "root", "mounts", "hooks", "linux", "ociVersion")),
+    *(("process", name) for name in ("env", "args", "cwd")),
+    ("root", "path"),
+    *(("linux", name) for name in ("devices", "resources", "namespaces", "maskedPaths")),
+    ("linux", "resources", "devices"),
+    *(("linux", "resources", "devices", 0, name) for name in ("allow", "type", "major", "minor", "access")),
+    *(("linux", "devices", 0, name) for name in ("path", "type", "major", "minor")),
+    *(("mounts", 0, name) for name in ("destination", "type", "source", "options")),
+    *(("hooks", name) for name in ("prestart", "createRuntime", "poststop")),
+    *(("hooks", "prestart", 0, name) for name in ("path", "args", "env")),
+]
+
+
+def deep(where: tuple[str | int, ...], value: str) -> str:
+    """JSON text in which `value`, the text of a JSON object's inside, is the object at that place."""
+    text = "{" + value + "}"
+    for key in reversed(where):
+        text = f"[{text}]" if key == 0 else "{" + json.dumps(key) + ": " + text + "}"
+    return text
+
+
+def spellings(name: str) -> list[str]:
+    """As Go's encoding/json takes it for the name (bytes.EqualFold), and nobody else."""
+    found = [name.upper(), name.capitalize(), name[:-1] + name[-1].upper(), name.swapcase()]
+    found += [name.replace("s", "\u017f", 1), name.replace("k", "\u212a", 1)]
+    return sorted({each for each in found if each != name})
+
+
+@pytest.mark.parametrize("where", NAMES, ids=lambda w: ".".join(map(str, w)))
+def test_names_that_only_some_runtimes_would_take(tmp_path: Path, where: tuple[str | int, ...]) -> None:
+    file = tmp_path / "config.json"
+    *above, name = where
+    assert isinstance(name, str)
+    for other in spellings(name):
+        for text in (json.dumps(other), json.dumps(other, ensure_ascii=False)):
+            file.write_text(deep(tuple(above), f"{text}: null"))
+            assert "runc would take it for that" in refused(file)
+    file.write_text(deep(tuple(above), f'"{name}": null, "{name}": null'))
+    assert "key twice" in refused(file)
+    escaped = f"\\u{ord(name[0]):04x}{name[1:]}"
+    file.write_text(deep(tuple(above), f'"{name}": null, "{escaped}": null'))
+    assert "key twice" in refused(file)
+    for fine in (name, "x" + name, name + "x", "X-" + name.upper()):
+        file.write_text(deep(tuple(above), f'"{fine}": null'))
+        spec.load(str(file))
+
+
+def test_where_case_is_the_users(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    doc = {
+        "annotations": {"Linux": "1", "linux": "2", "LINUX": "3", "Mounts": ""},
+        "process": {"env": ["PATH=/", "Path=/x", "path=/y"], "capabilities": {"Bounding": []}},
+        "linux": {"seccomp": {"Path": 1, "path": 2}, "sysctl": {"KERNEL.x": "1"}},
+    }
+    file.write_text(json.dumps(doc))
+    assert spec.load(str(file)) == doc
+
+
 def test_not_a_file(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     refused(file)
