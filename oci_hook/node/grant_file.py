@@ -107,7 +107,7 @@ def read(folder: str, key: str) -> Grant:
         why = str(e)
         raise refuse(
             "GH-303",
-            f"grant file {path} is damaged ({why[:50]}): nothing is granted until its container is stopped and"
+            f"grant file {path} is damaged ({why[:40]}): nothing is granted until its container is stopped and"
             f" `gpu-hook release --force --key {key[:32]}` removed it",
         ) from None
     return grant

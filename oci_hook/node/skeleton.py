@@ -1,5 +1,5 @@
-"""PREFIX/lib/private/container, which becomes the private directory of every container: read-only there, so that what a plan
-mounts on must be in it beforehand. A runtime would notice a missing place only when config.json has been edited."""
+"""PREFIX/lib/private/container, which becomes the private directory of every container: read-only there, so that what a
+plan mounts on must be in it beforehand. A runtime would notice a missing place only after config.json was edited."""
 
 import os
 from stat import S_ISDIR, S_ISREG

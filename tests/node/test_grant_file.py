@@ -35,6 +35,7 @@ NUMBERS = {
     (3, 2, 0): grant_file.PID_MAX,
     (3, 4): grant_file.INODE_MAX,
     (3, 5): grant_file.MAX,
+    (3, 6): grant_file.INODE_MAX,
     (4, 0, 1): grant_file.MEMORY_MAX,
     (4, 0, 2): 100,
     (4, 0, 3): 100,
