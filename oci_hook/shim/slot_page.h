@@ -15,6 +15,9 @@
 #define GH_WAITS 16u             /* bins of waits at the gate: shorter than GH_WAIT_FIRST << i, */
 #define GH_WAIT_FIRST (64 * GH_US) /* the last one any longer */
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+
 struct gh_slot_head {
     uint64_t magic;
     uint32_t version;
@@ -57,6 +60,8 @@ struct gh_slot_page {
     struct gh_slot_head head;
     struct gh_sub_slot sub[GH_SUB_SLOTS];
 };
+
+#pragma GCC diagnostic pop
 
 _Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_sub_slot) == 64, "head and sub-slots");
 _Static_assert(sizeof(struct gh_slot_page) == GH_SLOT_FILE_SIZE, "slot file");
