@@ -46,14 +46,14 @@ struct gh_slot_head {
 };
 
 struct gh_sub_slot {
-    uint64_t owner; /* a generation number; 0 free. Its process holds a record lock on the byte of that number */
+    uint64_t owner; /* a generation number; 0 free. Its process holds a write lock on the byte of the sub-slot's number */
     uint64_t launched, done;
     uint64_t done_at, heartbeat;
     uint64_t residue;
     uint32_t held; /* threads that wait at the gate for their turn: the others reckon with them */
     uint32_t pid; /* as the process sees itself; for people */
     uint32_t waiting; /* threads at the gate, also those that wait for a higher class, a cap or the end of a freeze */
-    uint32_t reserved;
+    uint32_t withheld; /* 1: it has no lock, since others' read locks are in the way: no lock proves no death then */
 };
 
 struct gh_slot_page {
