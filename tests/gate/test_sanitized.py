@@ -1,5 +1,7 @@
 """The gate under gcc's sanitizers: threads and processes beside each other; any bytes as a slot file."""
 
+import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,45 @@ def test_any_bytes_are_a_slot_file(tmp_path: Path, build: tuple[str, ...], seed:
     subprocess.run([gcc(build), *flags, "-DGH_FUZZ_MAIN", "-o", str(out), *sources], check=True)
     done = subprocess.run([str(out), str(seed), "20000"], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "20000\n"), done.stderr
+
+
+@pytest.fixture(scope="module", params=BUILDS[:2], ids=name)
+def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The program, and the private directory that it is compiled for."""
+    out = tmp_path_factory.mktemp("check_slot")
+    flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}", f'-DGH_PRIVATE="{out}/run"']
+    sources = [str(HERE / "check_slot.c"), *(str(SHIM / f"{n}.c") for n in ("slot", "slot_view", "decide"))]
+    command = [gcc(request.param), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(out / "check"), *sources]
+    subprocess.run(command, check=True)
+    return out / "check", out / "run"
+
+
+@pytest.mark.parametrize(
+    ("what", "odd"),
+    [(what, "") for what in ("missing", "slow", "quick", "dead")]
+    + [(what, odd) for what in ("account/slots", "slot/0") for odd in ("fifo", "directory", "link", "short")],
+)
+def test_what_others_can_do_to_files_is_asked_for_rarely(check_slot: tuple[Path, Path], what: str, odd: str) -> None:
+    """odd: what stands in the place of the container's own file."""
+    program, private = check_slot
+    shutil.rmtree(private, ignore_errors=True)
+    for folder in ("account", "slot", "share/0/slot"):
+        (private / folder).mkdir(parents=True)
+    (private / "slot" / "0").write_bytes(bytes(8192))
+    path = private / what
+    if odd:
+        path.unlink(missing_ok=True)
+        if odd == "fifo":
+            os.mkfifo(path)
+        elif odd == "directory":
+            path.mkdir()
+        elif odd == "link":
+            path.symlink_to("/dev/zero")
+        else:
+            path.write_bytes(b"x")
+        what = str(path)
+    done = subprocess.run([str(program), what], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=name)
