@@ -269,8 +269,14 @@ void slot_keep(struct slot_own *own) {
 }
 
 void slot_wake(struct slot_own *own) {
-    __atomic_add_fetch(&own->page->head.word, 1, __ATOMIC_RELEASE);
-    syscall(SYS_futex, &own->page->head.word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    uint32_t *word = &own->page->head.word;
+    __atomic_add_fetch(word, 1, __ATOMIC_RELEASE);
+    if (own->wake_at && real_now() < own->wake_at)
+        return;
+    /* A neighbour may put thousands of threads to sleep here, and does not pay for waking them. */
+    uint64_t since = real_now();
+    bool many = syscall(SYS_futex, word, FUTEX_WAKE, GH_WAKES, NULL, NULL, 0) >= GH_WAKES;
+    own->wake_at = many ? again(since, real_now(), 0) : 0;
 }
 
 void slot_waited(struct slot_own *own, uint64_t ns) {

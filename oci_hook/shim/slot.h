@@ -6,6 +6,7 @@
 
 #include "slot_page.h"
 
+#define GH_WAKES 64
 #define GH_WANTED_STEP (20 * GH_MS) /* who does not look for longer had no processor, and wanted no card */
 
 /* Words of a slot file, which other processes look at while they change. */
@@ -27,6 +28,7 @@ struct slot_own {
     uint64_t retry_at; /* when what we have not got is tried again: the file, a sub-slot; in real time */
     uint64_t lock_at;  /* and the lock, for neighbours to see */
     bool locked;       /* the last try's answer */
+    uint64_t wake_at;  /* more slept on our word than should: when they are next woken */
     bool inherited;    /* its last owner went with work in flight */
     struct slot_file file; /* its locks are what neighbours see; anybody can put read locks in their way */
 };
@@ -41,7 +43,7 @@ void slot_keep(struct slot_own *own);
 bool slot_may_lock(const struct slot_own *own);
 void slot_lock(struct slot_own *copy);
 void slot_locked(struct slot_own *own, const struct slot_own *copy);
-/* Sleepers on our word look again. */
+/* Sleepers on our word look again: the first GH_WAKES of them now, others when their sleep ends. */
 void slot_wake(struct slot_own *own);
 /* A launch was held at the gate for `ns` of real time. */
 void slot_waited(struct slot_own *own, uint64_t ns);

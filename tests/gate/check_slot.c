@@ -3,6 +3,7 @@
  * GH_PRIVATE of its own. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@
         }                                                              \
     } while (0)
 
-static unsigned opens, questions;
+static unsigned opens, questions, wakes;
 static uint64_t slow;
 
 static uint64_t now(void) {
@@ -49,6 +50,15 @@ long __wrap_syscall(long number, long a, long b, long c, long d, long e) {
             nanosleep(&t, NULL);
             ((struct flock *)c)->l_type = F_WRLCK;
             return 0;
+        }
+    }
+    if (number == SYS_futex && (int)b == FUTEX_WAKE) {
+        HOLD((int)c == GH_WAKES);
+        wakes++;
+        if (slow) {
+            struct timespec t = {0, (long)slow};
+            nanosleep(&t, NULL);
+            return c;
         }
     }
     return __real_syscall(number, a, b, c, d, e);
@@ -138,6 +148,24 @@ static void dead(const struct gh_rules *rules) {
     }
 }
 
+/* Many strangers asleep on the own word: a hundredth of the time, as well. Few: each time. */
+static void crowd(void) {
+    struct slot_own own = {0};
+    HOLD(slot_attach(&own, 0));
+    for (unsigned i = 0; i < 1000; i++) {
+        slot_wake(&own);
+        HOLD(wakes == i + 1);
+    }
+    wakes = 0;
+    slow = 4 * GH_MS;
+    uint64_t since = now();
+    for (uint32_t before = own.page->head.word; now() < since + 2 * GH_S; before++) {
+        HOLD(own.page->head.word == before);
+        slot_wake(&own);
+    }
+    HOLD(wakes >= 2 && wakes <= (now() - since) / (400 * GH_MS) + 1);
+}
+
 static void in_the_way(const char *path) {
     struct slot_own own = {0};
     HOLD(slot_attach(&own, 0));
@@ -180,6 +208,8 @@ int main(int argc, char **argv) {
         asked(&rules, 4 * GH_MS, 400 * GH_MS);
     else if (!strcmp(argv[1], "quick"))
         asked(&rules, 1, 50 * GH_MS);
+    else if (!strcmp(argv[1], "crowd"))
+        crowd();
     else if (!strcmp(argv[1], "dead"))
         dead(&rules);
     else
