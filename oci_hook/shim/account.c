@@ -29,7 +29,7 @@ static int open_page(void) {
             return fd;
         if (errno == ENOENT) {
             fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE,
-                              O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_CREAT | O_EXCL, 0666);
+                              O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL, 0666);
             if (fd >= 0)
                 return fd;
             if (errno != EEXIST)

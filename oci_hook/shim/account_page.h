@@ -23,6 +23,9 @@
 #define GH_ACCOUNT_SLOTS 1024 /* slot 0 is nobody */
 #define GH_UNIT_SHIFT 9
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+
 struct gh_account_entry { /* one slot's share of one card */
     _Atomic uint64_t announce;
     _Atomic uint64_t committed;
@@ -49,6 +52,8 @@ struct gh_account_page {
     struct gh_account_entry entry[GH_ACCOUNT_SLOTS][GH_ACCOUNT_CARDS];
     _Atomic uint64_t spare[GH_ACCOUNT_SLOTS][GH_ACCOUNT_CARDS];
 };
+
+#pragma GCC diagnostic pop
 
 #define GH_TAG_BITS 20
 #define GH_TAG_MASK 0xfffffull

@@ -26,7 +26,7 @@ static uint64_t number(const char *text) {
 /* proc_pid_stat(5): pid (comm) state ...; comm may hold blanks and brackets, so count from the last bracket. */
 static bool read_stat(const char *path, struct stat_line *out) {
     char line[1024];
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0)
         return false;
     ssize_t n = (ssize_t)syscall(SYS_read, fd, line, sizeof line - 1);

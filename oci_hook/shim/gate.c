@@ -133,6 +133,10 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
         seen = g->seq;
     }
     bool full = d->on == GH_ON_OWN_DONE && d->held;
+    if (gate_asks(g)) { /* not here: it may take its time */
+        g->needed_at = now;
+        pacer_need(g);
+    }
     gate_count_clear(g, now);
     g->waiting++;
     g->full += full;

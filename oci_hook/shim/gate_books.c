@@ -44,6 +44,32 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     g->looked = g->view.seen = now;
 }
 
+void gate_ask(struct gh_gate *g) {
+    if (slot_may_lock(&g->own_slot)) {
+        struct slot_own copy = g->own_slot;
+        gh_unlock(&g->lock);
+        slot_lock(&copy);
+        if (gh_lock(&g->lock))
+            slot_locked(&g->own_slot, &copy);
+    }
+    for (unsigned i = 0; i < GH_SLOTS; i++)
+        if (slot_may_ask(&g->peer[i])) {
+            struct slot_peer copy = g->peer[i];
+            gh_unlock(&g->lock);
+            slot_ask(&copy);
+            if (gh_lock(&g->lock))
+                slot_answered(&g->peer[i], &copy);
+            return; /* the others at the next look: each may take its time */
+        }
+}
+
+bool gate_asks(const struct gh_gate *g) {
+    for (uint64_t left = g->view.present & ~(1ull << g->me); left; left &= left - 1)
+        if (slot_may_ask(&g->peer[__builtin_ctzll(left)]))
+            return true;
+    return false;
+}
+
 uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean) {
     uint64_t begin = now - min64(elapsed, now);
     const struct seen *then = last_seen(g), *last = then;
@@ -157,7 +183,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     unsigned kept = front_kept(g);
     uint64_t launched = g->launched - kept;
     bool busy = launched != g->done;
-    slot_keep(&g->own_slot, now);
+    slot_keep(&g->own_slot);
     struct gh_sub_slot *sub = g->own_slot.sub;
     find_running(g, now);
     uint64_t residue = gh_residue(&g->own, now);

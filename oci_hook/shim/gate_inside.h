@@ -164,6 +164,10 @@ void gate_read_page(struct gh_gate *g);
 /* gate_books.c */
 /* Reads card page and neighbours anew when `must` or the last look is old. */
 void gate_look(struct gh_gate *g, uint64_t now, bool must);
+/* A neighbour has been silent, and may be asked whether it is dead. */
+bool gate_asks(const struct gh_gate *g);
+/* From the pacer: asks the kernel for locks that others may have made costly. The lock is given up meanwhile. */
+void gate_ask(struct gh_gate *g);
 /* Brings the own record of the view, the sub-slot and duty up to date. */
 void gate_publish(struct gh_gate *g, uint64_t now);
 /* The tenure is given back; sleepers look again. */

@@ -41,6 +41,7 @@ static void *pace(void *gate) {
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     prctl(PR_SET_NAME, "gpu-hook", 0, 0, 0);
     while (gh_lock(&g->lock)) {
+        gate_ask(g);
         marks_poll(g);
         marks_tail(g);
         uint64_t now = gate_now(g);

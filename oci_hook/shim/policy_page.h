@@ -16,6 +16,9 @@ enum gh_policy { GH_BEST_EFFORT = 0, GH_FIXED_SHARE = 1, GH_BURST_SHARE = 2 };
 enum gh_class { GH_OFFLINE = 0, GH_DEFAULT = 1, GH_ONLINE = 2 };
 enum gh_card_flags { GH_CARD_WHOLE = 1u << 0 /* no limit is enforced on this card */ };
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+
 struct gh_card_policy {
     char uuid[48];          /* "GPU-xxxxxxxx-...", NUL-padded */
     uint64_t memory_limit;  /* bytes */
@@ -41,6 +44,8 @@ struct gh_policy_page {
     uint8_t reserved[56];
     struct gh_card_policy card[GH_POLICY_CARDS];
 };
+
+#pragma GCC diagnostic pop
 
 _Static_assert(sizeof(struct gh_card_policy) == 128, "card record");
 _Static_assert(sizeof(struct gh_policy_page) == 128 + 128 * GH_POLICY_CARDS, "page head and cards");

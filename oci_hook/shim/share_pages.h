@@ -15,6 +15,10 @@
 #define GH_MS 1000000ull
 #define GH_S 1000000000ull
 
+/* Bytes of these two are copied and compared: none may hold what the compiler left there. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+
 /* What gpu-hook grants the slot's container on this card. */
 struct gh_share {
     uint8_t class_;  /* enum gh_class of policy_page.h; a higher number goes first */
@@ -35,16 +39,19 @@ struct gh_slot {
     uint64_t woke_at;    /* when it last came back from an idle time longer than gh_rules.wake_idle */
     uint64_t v;          /* virtual time */
     uint64_t residue;    /* estimated GPU time to the end of what was launched, as of the heartbeat */
-    uint32_t duty;       /* ppm of the card it keeps busy when it has it for itself (learned) */
     uint64_t epoch;      /* the slot's last claim of tenure: serial number, */
     uint64_t start;      /* begin */
     uint64_t end;        /* and end; shortened to "now" to yield */
     uint64_t probe_until; /* nobody fills the tenure before: costs and saturation are learned undisturbed */
+    uint32_t duty;       /* ppm of the card it keeps busy when it has it for itself (learned) */
     uint32_t linger;     /* adaptive linger of this slot, used when its share leaves the choice */
     uint8_t held;        /* a thread of it waits at a gate (for its turn, not for its own cap or a freeze) */
     uint8_t saturated;   /* duty is as good as all, with hysteresis */
     uint8_t dead;        /* set by the reader: the owner's lock is free */
+    uint8_t reserved[5];
 };
+
+#pragma GCC diagnostic pop
 
 /* The control laws' constants (defaults: gh_rules_default). */
 struct gh_rules {

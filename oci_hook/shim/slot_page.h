@@ -15,6 +15,9 @@
 #define GH_WAITS 16u             /* bins of waits at the gate: shorter than GH_WAIT_FIRST << i, */
 #define GH_WAIT_FIRST (64 * GH_US) /* the last one any longer */
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+
 struct gh_slot_head {
     uint64_t magic;
     uint32_t version;
@@ -43,20 +46,22 @@ struct gh_slot_head {
 };
 
 struct gh_sub_slot {
-    uint64_t owner; /* a generation number; 0 free. Its process holds a record lock on the byte of that number */
+    uint64_t owner; /* a generation number; 0 free. Its process holds a write lock on the byte of the sub-slot's number */
     uint64_t launched, done;
     uint64_t done_at, heartbeat;
     uint64_t residue;
     uint32_t held; /* threads that wait at the gate for their turn: the others reckon with them */
     uint32_t pid; /* as the process sees itself; for people */
     uint32_t waiting; /* threads at the gate, also those that wait for a higher class, a cap or the end of a freeze */
-    uint32_t reserved;
+    uint32_t withheld; /* 1: it has no lock, since others' read locks are in the way: no lock proves no death then */
 };
 
 struct gh_slot_page {
     struct gh_slot_head head;
     struct gh_sub_slot sub[GH_SUB_SLOTS];
 };
+
+#pragma GCC diagnostic pop
 
 _Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_sub_slot) == 64, "head and sub-slots");
 _Static_assert(sizeof(struct gh_slot_page) == GH_SLOT_FILE_SIZE, "slot file");

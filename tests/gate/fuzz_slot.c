@@ -15,6 +15,19 @@
         }                                                              \
     } while (0)
 
+/* What the stack held before must be in nobody's answer. */
+__attribute__((noinline)) static void leave_on_stack(int byte) {
+    uint8_t junk[8192];
+    memset(junk, byte, sizeof junk);
+    __asm__ volatile("" : : "r"(junk) : "memory");
+}
+
+__attribute__((noinline)) static struct gh_slot *view(struct gh_slot *out, const uint8_t *data, size_t size,
+                                                      uint64_t now, unsigned *contexts) {
+    *out = gh_slot_view(data, size, now, 50 * GH_MS, contexts);
+    return out;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static struct gh_card card;
     struct gh_own own = {0};
@@ -22,10 +35,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     unsigned contexts, again;
     uint8_t *exact = malloc(size ? size : 1); /* so that a read beyond its end is seen */
     memcpy(exact, data, size);
-    struct gh_slot s = gh_slot_view(exact, size, now, 50 * GH_MS, &contexts);
-    struct gh_slot same = gh_slot_view(exact, size, now, 50 * GH_MS, &again);
+    leave_on_stack(0x55);
+    struct gh_slot s, same;
+    memset(&s, 0x55, sizeof s);
+    view(&s, exact, size, now, &contexts);
+    leave_on_stack(0xaa);
+    memset(&same, 0xaa, sizeof same);
+    view(&same, exact, size, now, &again);
     free(exact);
-    HOLD(!memcmp(&s, &same, sizeof s) && contexts == again); /* I15 */
+    HOLD(!memcmp(&s, &same, sizeof s) && contexts == again); /* I15; the struct has no padding (share_pages.h) */
     HOLD(size == GH_SLOT_FILE_SIZE || (!s.heartbeat && !s.v && !contexts));
     HOLD(contexts <= GH_SUB_SLOTS && (contexts > 0) == (s.launched != s.done));
     HOLD(s.duty <= GH_PPM && s.residue <= GH_SUB_SLOTS * GH_S && !s.dead);
@@ -35,7 +53,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     card.share[0] = card.share[1] = (struct gh_share){.class_ = 1, .weight = 100};
     card.slot[0] = (struct gh_slot){.heartbeat = now, .active_at = now, .saturated = 1, .duty = GH_PPM};
     card.slot[1] = s;
+    leave_on_stack(0x55);
     struct gh_decision d = gh_decide(&card, 0, &own, now, 80 * GH_US);
+    leave_on_stack(0xaa);
+    struct gh_decision e = gh_decide(&card, 0, &own, now, 80 * GH_US);
+    HOLD(d.go == e.go && d.mode == e.mode && d.on == e.on && d.slot == e.slot && d.claim == e.claim &&
+         d.held == e.held && d.until == e.until && d.epoch == e.epoch && d.start == e.start && d.end == e.end &&
+         d.probe_until == e.probe_until && d.distrust_until == e.distrust_until &&
+         d.distrust_for == e.distrust_for && d.ahead == e.ahead);
     HOLD(d.go || (d.until >= now && d.until <= now + 100 * GH_MS + 2 * GH_MS)); /* I2 */
     HOLD(gh_weight(&card, 0, now) > 0);
     return 0;

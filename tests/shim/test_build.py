@@ -50,6 +50,23 @@ def test_no_signal_exit_or_abort(stand_in: Path) -> None:
         assert len(imports) < 45, imports
 
 
+def test_no_open_can_sleep(stand_in: Path) -> None:
+    """Another tenant may have a lease on what it can open, or put a pipe in its place."""
+    for soname in LIBRARIES:
+        rows = [line.split() for line in readelf(stand_in / soname, "--dyn-syms").splitlines()]
+        imports = {r[7].split("@")[0] for r in rows if len(r) > 7 and r[6] == "UND"}
+        assert not {name for name in imports if re.fullmatch(r"f?open(at|dir)?(64)?|creat(64)?|shm_open", name)}
+    opens = []
+    for source in sorted((ROOT / "oci_hook" / "shim").glob("*.c")):
+        text = source.read_text()
+        assert "SYS_open," not in text and "SYS_openat2" not in text
+        for call in re.findall(r"SYS_openat,[^;]*;", text):
+            opens.append(source.name)
+            flags = text if "always" in call else call
+            assert "O_NONBLOCK" in flags and "O_CLOEXEC" in flags, (source.name, call)
+    assert len(opens) >= 7, opens
+
+
 def test_paths_are_those_of_the_layout() -> None:
     text = (ROOT / "oci_hook" / "shim" / "layout.h").read_text()
     words = dict(re.findall(r"#define (GH_\w+) (.*)", text))

@@ -7,16 +7,28 @@ import pytest
 from box import ROOT
 from conftest import HERE
 
+from tests.sanitize import BUILDS, gcc, name
+
 SHIM = ROOT / "oci_hook" / "shim"
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=BUILDS[:2], ids=name)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fuzz") / "fuzz_pages"
     sources = [str(SHIM / f"{n}.c") for n in ("account", "spare", "alive", "policy", "pointers", "state")]
-    flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{SHIM}"]
+    flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}"]
     defines = ["-DGH_FUZZ_MAIN", '-DGH_PRIVATE="/nonexistent"']
-    command = ["gcc", *flags, *defines, "-o", str(out), str(HERE / "fuzz_pages.c"), *sources, "-lpthread", "-ldl"]
+    command = [
+        gcc(request.param),
+        *flags,
+        *defines,
+        "-o",
+        str(out),
+        str(HERE / "fuzz_pages.c"),
+        *sources,
+        "-lpthread",
+        "-ldl",
+    ]
     subprocess.run(command, check=True)
     return out
 

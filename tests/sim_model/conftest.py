@@ -1,13 +1,14 @@
 """The model and the C test programs, compiled when their sources are newer."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.sanitize import BUILDS, gcc, name
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent.parent
@@ -22,20 +23,18 @@ def share_model() -> Path:
     return REPO / "build" / os.uname().machine / "sim/share-model"
 
 
-@pytest.fixture(scope="session")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """sanitized(name, *sources, flags...): a program with address and undefined-behaviour sanitizers."""
-    gcc = shutil.which("gcc")
-    if not gcc:
-        pytest.skip("no gcc: its sanitizers are needed")
+@pytest.fixture(scope="session", params=BUILDS[:2], ids=name)
+def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """sanitized(name, *sources): a program with address and undefined-behaviour sanitizers."""
+    cc = gcc(request.param)
     place = tmp_path_factory.mktemp("sanitized")
-    flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
-    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{SHIM}"]
+    flags = ["-std=c11", "-g", *request.param, "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
+    flags += ["-fno-sanitize-recover=all", f"-I{SHIM}"]
 
-    def make(name: str, *sources: Path) -> Path:
-        out = place / name
+    def make(program: str, *sources: Path) -> Path:
+        out = place / program
         if not out.exists():
-            subprocess.run([gcc, *flags, "-o", str(out), *map(str, sources)], check=True)
+            subprocess.run([cc, *flags, "-o", str(out), *map(str, sources)], check=True)
         return out
 
     return make

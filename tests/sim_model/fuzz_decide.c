@@ -154,7 +154,7 @@ static void any_neighbours(void) {
     card.slot[me].dead = 0;
     struct gh_own own = own_of(now, 1);
     uint64_t cost = below(4) ? below(GH_MS) : below(2) ? GH_COST_UNKNOWN : draw();
-    copy = card;
+    memcpy(&copy, &card, sizeof card); /* the bytes between its fields, too */
 
     struct gh_decision d = gh_decide(&card, me, &own, now, cost), again = gh_decide(&copy, me, &own, now, cost);
     CHECK(0, same(&d, &again));                     /* I15 */

@@ -1,0 +1,219 @@
+/* How often the files and locks of others are asked for, whatever that costs, and what stands in a file's place. With
+ * -Wl,--wrap=syscall: system calls are counted, and questions for locks can be made slow. check_slot WHAT, in
+ * GH_PRIVATE of its own. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "decide.h"
+#include "layout.h"
+#include "slot.h"
+
+#define HOLD(what)                                                     \
+    do {                                                               \
+        if (!(what)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
+            exit(1);                                                   \
+        }                                                              \
+    } while (0)
+
+static unsigned opens, questions, wakes;
+static uint64_t slow;
+
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * GH_S + (uint64_t)t.tv_nsec;
+}
+
+/* As a caller with up to five arguments leaves them in registers. */
+long __real_syscall(long number, long a, long b, long c, long d, long e);
+long __wrap_syscall(long number, long a, long b, long c, long d, long e);
+long __wrap_syscall(long number, long a, long b, long c, long d, long e) {
+    if (number == SYS_openat) {
+        const int always = O_NONBLOCK | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW;
+        HOLD((c & always) == always);
+        opens++;
+    }
+    if (number == SYS_fcntl && (int)b == F_GETLK) {
+        HOLD(((struct flock *)c)->l_type == F_RDLCK);
+        questions++;
+        if (slow) {
+            struct timespec t = {0, (long)slow};
+            nanosleep(&t, NULL);
+            ((struct flock *)c)->l_type = F_WRLCK;
+            return 0;
+        }
+    }
+    if (number == SYS_futex && (int)b == FUTEX_WAKE) {
+        HOLD((int)c == GH_WAKES);
+        wakes++;
+        if (slow) {
+            struct timespec t = {0, (long)slow};
+            nanosleep(&t, NULL);
+            return c;
+        }
+    }
+    return __real_syscall(number, a, b, c, d, e);
+}
+
+static void put(const char *path, size_t size) {
+    static const char zeros[GH_SLOT_FILE_SIZE];
+    int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666);
+    HOLD(fd >= 0 && write(fd, zeros, size) == (ssize_t)size && !close(fd));
+}
+
+static struct gh_slot look(struct slot_peer *peer, const struct gh_rules *rules) {
+    static const struct gh_slot before;
+    unsigned contexts;
+    return slot_read(peer, 0, 1, 7, now(), rules, &before, GH_MS, UINT64_MAX, &contexts);
+}
+
+#define PEER GH_SHARE_DIR "/0/slot/01"
+#define OWN GH_SLOT_FILE "/0"
+
+static void missing(const struct gh_rules *rules) {
+    struct slot_peer peer = {0};
+    uint64_t since = now(), until = since + GH_S;
+    while (now() < until)
+        HOLD(!look(&peer, rules).heartbeat);
+    HOLD(opens >= 2 && opens <= (now() - since) / (100 * GH_MS) + 1);
+    put(PEER, GH_SLOT_FILE_SIZE);
+    until = now() + 10 * GH_S;
+    while (!peer.file.fd) {
+        look(&peer, rules);
+        HOLD(now() < until);
+    }
+}
+
+/* Of a silent neighbour: at most a hundredth of the time, and one question more. */
+static void asked(const struct gh_rules *rules, uint64_t costs, uint64_t every) {
+    struct slot_peer peer = {0};
+    struct gh_slot_page page = {.head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 1},
+                                .sub = {{.owner = 1, .launched = 2, .done = 1, .heartbeat = now()}}};
+    int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
+    HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
+    uint64_t since = now(), until = since + 2 * GH_S;
+    questions = 0;
+    slow = costs;
+    while (now() < until) {
+        unsigned had = questions;
+        look(&peer, rules);
+        HOLD(questions == had); /* the gate's lock is held there */
+        if (!slot_may_ask(&peer))
+            continue;
+        struct slot_peer copy = peer;
+        slot_ask(&copy);
+        slot_answered(&peer, &copy);
+        HOLD(questions == had + 1);
+    }
+    HOLD(questions >= 2 && questions <= (now() - since) / every + 1);
+    slow = 0;
+    HOLD(!close(fd));
+}
+
+/* Nobody holds a lock: dead, until the next sign of life; but not where the lock is withheld. */
+static void dead(const struct gh_rules *rules) {
+    struct slot_peer peer = {0};
+    struct gh_slot_page page = {.head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 1},
+                                .sub = {{.owner = 1, .launched = 2, .done = 1, .heartbeat = now() - GH_S}}};
+    int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
+    for (int withheld = 0; withheld < 2; withheld++) {
+        page.sub[0].heartbeat++;
+        page.sub[0].withheld = (uint32_t)withheld;
+        HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
+        HOLD(!look(&peer, rules).dead && slot_may_ask(&peer) == !withheld);
+        struct slot_peer copy = peer;
+        slot_ask(&copy);
+        if (!withheld) {
+            slot_answered(&peer, &copy);
+            HOLD(look(&peer, rules).dead && !slot_may_ask(&peer));
+            page.sub[0].heartbeat++;
+            HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
+            slot_answered(&peer, &copy); /* late: of another sign of life */
+            HOLD(!look(&peer, rules).dead);
+            copy.born++;
+            slot_answered(&peer, &copy);
+            HOLD(!look(&peer, rules).dead);
+            struct timespec pause = {0, 60 * GH_MS};
+            nanosleep(&pause, NULL);
+        }
+    }
+}
+
+/* Many strangers asleep on the own word: a hundredth of the time, as well. Few: each time. */
+static void crowd(void) {
+    struct slot_own own = {0};
+    HOLD(slot_attach(&own, 0));
+    for (unsigned i = 0; i < 1000; i++) {
+        slot_wake(&own);
+        HOLD(wakes == i + 1);
+    }
+    wakes = 0;
+    slow = 4 * GH_MS;
+    uint64_t since = now();
+    for (uint32_t before = own.page->head.word; now() < since + 2 * GH_S; before++) {
+        HOLD(own.page->head.word == before);
+        slot_wake(&own);
+    }
+    HOLD(wakes >= 2 && wakes <= (now() - since) / (400 * GH_MS) + 1);
+}
+
+static void in_the_way(const char *path) {
+    struct slot_own own = {0};
+    HOLD(slot_attach(&own, 0));
+    HOLD(own.page->head.magic == GH_SLOT_MAGIC && own.sub != &own.spare);
+    if (strcmp(path, OWN)) { /* without a lock that siblings see: the file's alone */
+        HOLD(own.file.fd && !own.sub->withheld);
+        return;
+    }
+    HOLD(!own.file.fd);
+    own.page->head.v = 5 * GH_S;
+    own.page->head.charged = 3 * GH_S;
+    own.sub->launched = 9;
+    const struct gh_slot_page *at = own.page;
+    uint64_t since = now(), until = since + GH_S;
+    opens = 0;
+    while (now() < until)
+        slot_keep(&own);
+    HOLD(opens >= 2 && opens <= (now() - since) / (100 * GH_MS) + 1);
+    HOLD(!remove(path));
+    put(path, GH_SLOT_FILE_SIZE);
+    until = now() + 10 * GH_S;
+    while (!own.file.fd) {
+        slot_keep(&own);
+        HOLD(now() < until);
+    }
+    struct gh_slot_head seen;
+    int fd = open(path, O_RDWR); /* never closed: that would drop our locks */
+    HOLD(pread(fd, &seen, sizeof seen, 0) == sizeof seen);
+    HOLD(seen.magic == GH_SLOT_MAGIC && seen.v == 5 * GH_S && seen.charged == 3 * GH_S && seen.top == 1);
+    HOLD(own.page == at && own.sub == &at->sub[0] && own.sub->launched == 9 && !own.sub->withheld);
+}
+
+int main(int argc, char **argv) {
+    struct gh_rules rules;
+    gh_rules_default(&rules);
+    HOLD(argc == 2);
+    if (!strcmp(argv[1], "missing"))
+        missing(&rules);
+    else if (!strcmp(argv[1], "slow"))
+        asked(&rules, 4 * GH_MS, 400 * GH_MS);
+    else if (!strcmp(argv[1], "quick"))
+        asked(&rules, 1, 50 * GH_MS);
+    else if (!strcmp(argv[1], "crowd"))
+        crowd();
+    else if (!strcmp(argv[1], "dead"))
+        dead(&rules);
+    else
+        in_the_way(argv[1]);
+    printf("ok\n");
+    return 0;
+}
