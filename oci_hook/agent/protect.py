@@ -86,9 +86,10 @@ class Tenant(Value):
 
 class Look(Value):
     """One card as NVML saw it. at: before NVML was asked. used: None where it changed while the processes were listed.
-    others: what listed processes of no container of ours hold; None: NVML does not say."""
+    others: what listed processes of no container of ours hold; None: NVML does not say. unsure: some of these may be of
+    a container that is just being started: then one look kills nobody."""
 
-    __slots__ = ("uuid", "at", "total", "free", "used", "tenants", "others")
+    __slots__ = ("uuid", "at", "total", "free", "used", "tenants", "others", "unsure")
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class Look(Value):
         used: int | None,
         tenants: tuple[Tenant, ...],
         others: int | None = 0,
+        unsure: bool = False,
     ) -> None:
         self.uuid = uuid
         self.at = at
@@ -107,6 +109,7 @@ class Look(Value):
         self.used = used
         self.tenants = tenants
         self.others = others
+        self.unsure = unsure
 
 
 class Harm(Value):
@@ -164,7 +167,11 @@ class Protector:
         """Of containers that ended."""
         for store in (self._allowed, self._suspects):
             for at in [at for at in store if at[1] in keys]:
-                del store[at]  # type: ignore[attr-defined]
+                del store[at]
+
+    def spare(self, uuid: str) -> None:
+        """Who was to be killed is not, for now."""
+        self._leaving.pop(uuid, None)
 
     def judge(self, look: Look, now: float, holders: "Callable[[], Iterable[str]]" = lambda: ("", "")) -> Judgement:
         """holders: asked only where it matters; the keys of all containers that can hold memory of this card without
@@ -187,7 +194,7 @@ class Protector:
         worst = max(harms, key=lambda h: (h.excess, h.key))
         for h in harms:
             confirmed = self._confirmed(look, tenants[h.key], h, extra.get(h.key, 0))
-            if h is worst and (confirmed or self._certain(tenants[h.key], h)):
+            if h is worst and (confirmed or (not look.unsure and self._certain(tenants[h.key], h))):
                 self._leaving[look.uuid] = h.key, now
                 return Judgement(h, CONFIRM, unlisted, alarm)
         return Judgement(again=CONFIRM, unlisted=unlisted, alarm=alarm)

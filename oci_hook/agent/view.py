@@ -51,6 +51,7 @@ def view(
     findings: tuple[Finding, ...],
     strangers: dict[str, tuple[int, int]],
     agent: dict[str, Any],
+    unlisted: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """cards: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
     indices = {card.uuid: card.index for card in inventory.cards} if inventory else {}
@@ -67,7 +68,12 @@ def view(
         "driver_version": inventory.driver_version if inventory else "",
         "agent": agent,
         "cards": [
-            card_view(card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid), harvests.get(card.uuid))
+            {
+                **card_view(
+                    card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid), harvests.get(card.uuid)
+                ),
+                "unlisted_mib": -(-(unlisted or {}).get(card.uuid, 0) // MIB),
+            }
             for card in (inventory.cards if inventory else ())
         ],
         "containers": [

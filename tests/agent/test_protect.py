@@ -103,6 +103,13 @@ def test_books_that_we_cannot_read_make_it_doubtful() -> None:
     assert Protector(TOLERANCE).judge(look(cheat, other.replace(readable=False), total=36 * GIB), 100.0).kill is None
 
 
+def test_where_a_container_is_just_being_started_one_look_is_not_enough() -> None:
+    protector = Protector(TOLERANCE)
+    for at, killed in ((100.0, False), (100.5, True)):
+        seen = look(*bypass(), at=at, total=36 * GIB).replace(unsure=True)
+        assert bool(protector.judge(seen, at).kill) == killed
+
+
 def test_who_is_not_running_is_neither_killed_nor_owed_anything() -> None:
     cheat, other = bypass()
     for tenants in ((cheat.replace(running=False), other), (cheat, other.replace(running=False))):
