@@ -51,7 +51,9 @@ def parse(text: bytes) -> list[Lease]:
             at = words.index(b"LEASE")
             major, minor, inode = words[at + 4].split(b":")
             device = os.makedev(int(major, 16), int(minor, 16))
-            found.append(Lease(int(words[at + 3]), (device, int(inode)), words[at + 2] != b"READ"))
+            # Of one that is being broken, what it is to become is shown.
+            write = words[at + 2] != b"READ" or words[at + 1] != b"ACTIVE"
+            found.append(Lease(int(words[at + 3]), (device, int(inode)), write))
         except (ValueError, IndexError):
             continue
     return found

@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import time
-from errno import ELOOP, ENOENT, EXDEV
+from errno import ELOOP, ENOENT, EWOULDBLOCK, EXDEV
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import ACCOUNT_DIR, ACCOUNT_FILE
@@ -158,8 +158,10 @@ class Account:
                 return fd
             os.close(fd)
             raise DamagedPage("it is being replaced")
-        except BlockingIOError:  # fcntl(2), F_SETLEASE; who may not wait is told so
-            raise DamagedPage("a lease is held on it") from None
+        except OSError as e:
+            if e.errno == EWOULDBLOCK:  # fcntl(2), F_SETLEASE: to those who will not wait
+                raise DamagedPage("a lease is held on it") from None
+            raise
         finally:
             os.close(path)
 
@@ -330,9 +332,3 @@ def look(grant: Grant, shares: bool = False) -> "Books | str | None":
         except OSError:
             pass
     return None
-
-
-def used_mib(grant: Grant) -> list[int | None]:
-    """MiB in use per share, rounded up; None where the container tells nothing."""
-    books = look(grant)
-    return [-(-n // MIB) for n in books.totals] if isinstance(books, Books) else [None] * len(grant.shares)
