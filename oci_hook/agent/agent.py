@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oci_hook import __version__
-from oci_hook.agent import act, guard, heal, journal, keep, leases, meter, nvml, options, textfile, web
+from oci_hook.agent import act, facts, guard, heal, journal, keep, leases, meter, nvml, options, textfile, web
 from oci_hook.agent.audit import Auditor, Finding, Process, Verdict
 from oci_hook.agent.http import Server
 from oci_hook.agent.members import Members
@@ -609,7 +609,8 @@ class Agent:
                     del self._accounts[grant.key]
                 known = (grant.life.init, account.Account(*grant.life.init))
                 self._accounts[grant.key] = known
-            return known[1].read(len(grant.shares), shares=True)
+            # Whose memory is whose matters where some belongs to no listed process.
+            return known[1].read(len(grant.shares), any(self.guard.unlisted.get(s.uuid) for s in grant.shares))
         except account.DamagedPage as e:
             return str(e)
         except OSError as e:
@@ -628,6 +629,9 @@ class Agent:
         of it that are to go with it."""
         grant = self.grants[finding.key]
         self.counters.finding(finding.kind)
+        culprit = finding.pid or (others[0][0] if others else 0)
+        if culprit and (who := facts.describe(culprit)):  # before it is gone
+            finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         what, failed = "reported", ""
         if self.options.policy == "freeze":
             what, failed = "frozen", act.freeze(grant)

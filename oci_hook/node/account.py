@@ -56,6 +56,8 @@ VALUE_MAX = (1 << 34) - 1
 SWEEP = 1 << 41
 UNIT = 512
 MIB = 1 << 20
+BLOCK = 32  # slots
+EMPTY = bytes(8 * BLOCK)
 FLOCK = struct.Struct("hhqqi4x")  # struct flock, fcntl(2), where off_t has 64 bits
 PATIENCE = 0.02  # seconds for the locks of one page: a tenant can make each question for them long
 REST = 100  # and after that, for so many times what they took, they are not asked for
@@ -186,7 +188,7 @@ class Account:
         finally:
             os.close(fd)
         self._alive = {slot: known for slot, known in self._alive.items() if slot in slots}
-        return parse(data, cards, kept, dead, entries)
+        return parse(data, cards, kept, dead, entries, slots)
 
     def _lives(self, fd: int, slot: int, owner: int, stack: int) -> bool:
         """Whether the process that has this slot lives. Who is dead stays so."""
@@ -254,8 +256,15 @@ def slots_of(data: bytes) -> list[tuple[int, int, int]]:
     """(number, owner's word, bottom of its stack) of the slots in use, from a page's first bytes."""
     if len(data) < ENTRIES_OFFSET:
         return []
-    owners, stacks = OWNERS.unpack_from(data, OWNERS_OFFSET), OWNERS.unpack_from(data, STACKS_OFFSET)
-    return [(i, owner, stacks[i]) for i, owner in enumerate(owners) if owner]
+    found = []
+    for first in range(0, SLOTS, BLOCK):  # nearly all of it is empty
+        at = OWNERS_OFFSET + WORD.size * first
+        if data[at : at + len(EMPTY)] != EMPTY:
+            for i in range(first, first + BLOCK):
+                (owner,) = WORD.unpack_from(data, OWNERS_OFFSET + WORD.size * i)
+                if owner:
+                    found.append((i, owner, *WORD.unpack_from(data, STACKS_OFFSET + WORD.size * i)))
+    return found
 
 
 def who(owner: int) -> Owner:
@@ -280,10 +289,11 @@ def parse(
     kept: bytes = b"",
     dead: "Sequence[tuple[int, int, int]]" = (),
     entries: "Mapping[tuple[int, int, int], bytes] | None" = None,
+    slots: "Sequence[tuple[int, int, int]] | None" = None,
 ) -> Books | None:
     """Books from a page's first bytes; None where nothing was booked yet (all zero). dead: the slots, as slots_of has
     them, that do not count. entries: of these, and of those whose shares are wanted, their part of the page from
-    ENTRIES_OFFSET. Raises DamagedPage."""
+    ENTRIES_OFFSET. slots: all that are in use, where that is known. Raises DamagedPage."""
     if not any(data[: HEAD.size]):
         return None
     if len(data) < ENTRIES_OFFSET or HEAD.unpack_from(data) != (MAGIC, VERSION):
@@ -315,7 +325,7 @@ def parse(
     return Books(
         tuple(max(n, 0) * UNIT for n in used),
         tuple(min(w[1], VALUE_MAX) * UNIT for w in words),
-        frozenset(who(slot[1]) for slot in slots_of(data) if slot not in gone and not slot[1] & SWEEP),
+        frozenset(who(slot[1]) for slot in slots or slots_of(data) if slot not in gone and not slot[1] & SWEEP),
         shares,
     )
 

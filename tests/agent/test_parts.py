@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent import heal, journal, nvml, options, textfile
+from oci_hook.agent import facts, heal, journal, nvml, options, textfile
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
@@ -333,3 +333,17 @@ def test_a_lost_card_is_no_reason_to_lose_the_others() -> None:
     bad = {"used": 0, "total": 0, "gpu": -1, "processes": [], "error": "GPU is lost", "at": 5.5, "steady": False}
     cards, error = nvml.parse(json.dumps({"cards": {"a": good, "b": bad}, "error": ""}).encode())
     assert not error and cards["a"].processes == ((1, None, 4),) and nvml.lost(cards["b"].error)
+
+
+# --- who it was
+
+
+def test_a_finding_says_who_a_process_is() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            told = facts.describe(process.pid)
+            assert told.startswith(f"user {os.geteuid()}, 0 s old, parent {os.getpid()}") or " s old" in told
+            assert told.endswith(": sleep 600")
+        finally:
+            process.kill()
+    assert facts.describe(process.pid) == ""
