@@ -190,8 +190,9 @@ def harm_to_kill_ms(place: Place, card: int, chance: random.Random) -> float:
 
 
 def killed(place: Place) -> int:
-    """Honest containers whose init is gone."""
-    return sum(not os.path.exists(f"/proc/{place.init(id)}") for id in place.ids)
+    """Honest containers that the agent killed; the cheats are not among these any more."""
+    told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
+    return len({e["id"] for e in told if e["event"] == "finding" and e["action"] == "killed"} & set(place.ids))
 
 
 def churn(place: Place, process: "subprocess.Popen[bytes]", containers: int) -> tuple[float, int]:
@@ -238,7 +239,6 @@ def run(short: bool) -> dict[str, dict[str, object]]:
             rss = rss_mb(pids)
             more_mb, more_fds = churn(place, process, 20 if short else 300)
             reclaims = [reclaim_ms(place, id) for id in place.ids[: 3 if short else 15]]
-        gone = killed(place)
         with agent(place, "--interval", "60") as process:
             time.sleep(4)
             pids = family(process)
@@ -249,7 +249,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
             time.sleep(6)
             chance = random.Random(1)
             harms = sorted(harm_to_kill_ms(place, n % CARDS, chance) for n in range(10 if short else 100))
-        honest = killed(place) - gone
+        honest = killed(place)
         with agent(place, "--policy", "report", "--interval", "1") as process:
             cheats = [cheat_samples(place, process, card) for card in range(1 if short else 5)]
     finally:
