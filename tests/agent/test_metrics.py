@@ -44,7 +44,16 @@ def node() -> dict[str, Any]:
     findings = (Finding("over-limit", "k1", "GPU-0", 0, 0, "e"), Finding("over-limit", "k1", "GPU-0", 9, 1, "f"))
     agent = {"state": "degraded", "problems": {"cards": "lost"}, "started": 900.5, "ledger_read": 1003.5}
     agent |= {"nvml_read": 1004.5, "processes": {"agent": {"cpu_seconds": 1.5, "memory": 4096}}}
-    return view(inventory, {"k1": grant}, samples, {"k1": watched}, findings, {"GPU-0": (2, 64 * MIB)}, agent, {"GPU-0": 5 * MIB})
+    return view(
+        inventory,
+        {"k1": grant},
+        samples,
+        {"k1": watched},
+        findings,
+        {"GPU-0": (2, 64 * MIB)},
+        agent,
+        {"GPU-0": 5 * MIB},
+    )
 
 
 def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
