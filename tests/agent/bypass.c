@@ -1,7 +1,7 @@
 /* A tenant that goes past the stand-in: opens the real driver's library from its private path and takes memory there.
- * usage: bypass MIB [own [US]] | MIB wait | MIB fork
+ * usage: bypass MIB [own [US]] | MIB wait
  * own: also some through the shim, so that there are books to forge; US: then kernels of so many microseconds, past the
- * gate, for ever. wait: not before SIGUSR1. fork: a child stays, and with it the memory; the parent ends. */
+ * gate, for ever. wait: not before SIGUSR1. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
@@ -64,8 +64,6 @@ int main(int argc, char **argv)
         return 3;
     puts("cheating");
     fflush(stdout);
-    if (!strcmp(how, "fork") && fork())
-        return 0;
     if (argc > 3)
         return compute(cuda, argv[3]);
     for (;;)
