@@ -7,7 +7,10 @@ import signal
 from oci_hook.agent.members import cgroup_lines
 from oci_hook.core.grant import Grant
 from oci_hook.linux import cgroup
+from oci_hook.node import inside
 from oci_hook.node.life import start_time
+
+ROUNDS = 5
 
 
 def freeze(grant: Grant) -> str:
@@ -37,10 +40,38 @@ def freeze(grant: Grant) -> str:
 
 
 def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:
-    """SIGKILL to the container's init, with which its pid namespace ends, and to these processes (pid, start time) of
-    it; "" or why not."""
-    problems = []
-    for pid, start in dict.fromkeys((*((grant.life.init,) if grant.life.init else ()), *others)):
+    """SIGKILL to the container's init, with which its pid namespace ends, to these processes (pid, start time) of it,
+    and to all in its cgroup; "" or why not."""
+    init = (grant.life.init,) if grant.life.init else ()
+    problems: list[str] = []
+    inner = _inside(grant)
+    _send((*init, *others, *inner), problems)
+    for _ in range(ROUNDS):  # without a pid namespace of its own, what it forks meanwhile lives on
+        if not (inner := _inside(grant)):
+            break
+        _send(inner, problems)
+    _thaw(grant)
+    return "; ".join(dict.fromkeys(problems))
+
+
+def _inside(grant: Grant) -> tuple[tuple[int, int], ...]:
+    """(pid, start time) of the processes in its cgroup, where that is its alone."""
+    if grant.life.cgroup:
+        found = inside.below(grant.life.cgroup, grant.life.cgroup_inode)
+    else:
+        found = inside.pids(grant.life.init[0]) if grant.life.init and _is(grant.life.init) else None
+    own = os.getpid()
+    if found is None or own in found:
+        return ()
+    return tuple((pid, start) for pid in found if (start := start_time(pid)))
+
+
+def _is(process: tuple[int, int]) -> bool:
+    return start_time(process[0]) == process[1]
+
+
+def _send(processes: tuple[tuple[int, int], ...], problems: list[str]) -> None:
+    for pid, start in dict.fromkeys(processes):
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -57,7 +88,21 @@ def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:
             problems.append(f"process {pid}: {e.strerror}")
         finally:
             os.close(fd)
-    return "; ".join(problems)
+
+
+def _thaw(grant: Grant) -> None:
+    """Let a paused container die: version 1 of cgroups delivers no signal to a frozen process."""
+    init = grant.life.init
+    try:
+        if init is None or not _is(init) or (directory := cgroup.open_v1(init[0], "freezer")) is None:
+            return
+        try:
+            if not _shared(init[0], "freezer") and cgroup.read(directory, "freezer.state").strip() != "THAWED":
+                cgroup.write(directory, "freezer.state", "THAWED")
+        finally:
+            os.close(directory)
+    except OSError:
+        pass
 
 
 def _shared(pid: int, controller: str) -> bool:

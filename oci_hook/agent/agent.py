@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from oci_hook import __version__
-from oci_hook.agent import act, heal, journal, meter, nvml, options, textfile, web
-from oci_hook.agent.audit import Auditor, Finding, Verdict
+from oci_hook.agent import act, facts, guard, heal, journal, keep, leases, meter, nvml, options, textfile, web
+from oci_hook.agent.audit import Auditor, Finding, Process, Verdict
 from oci_hook.agent.http import Server
 from oci_hook.agent.members import Members
 from oci_hook.agent.metrics import Counters, exposition
@@ -31,7 +31,7 @@ from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
 from oci_hook.core.pages import CLASS_NUMBERS
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux import inotify
-from oci_hook.node import account, events, store
+from oci_hook.node import account, events, inside, store
 from oci_hook.node import inventory as cache
 from oci_hook.node import settings as node_settings
 from oci_hook.node.discover import discover
@@ -43,6 +43,8 @@ SETTLE = 0.02  # seconds from a sign that something ended to the look at what: o
 BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
 LINGER = (0.05, 0.1, 0.2, 0.4, 0.8)  # looks again at a container whose init ended and whose cgroup is not empty yet
 SWEEP_SECONDS = 60.0  # a sweep under the lock even if nothing seems to have changed
+KEEP_SECONDS = 30.0  # between two looks at which files containers mount
+LOCKS_REST = 200  # times what a look at /proc/locks took, until the next one
 ROOM, ROOM_FILES = 128 << 10, 16  # in the state directory; a grant needs a tenth of it
 DISCOVER_SECONDS = 30.0  # doubled with each failure, up to
 DISCOVER_MAX = 600.0
@@ -65,9 +67,15 @@ class Agent:
         self.verdict = Verdict((), (), (), {}, {}, {})
         self.problems: dict[
             str, str
-        ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, cards, devices, books, textfile
+        ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, cards, devices, books, locks, textfile
         self.counters = Counters()
         self._auditor = Auditor(given.tolerance, given.compute_tolerance)
+        self.guard = guard.Guard(given.tolerance)
+        self._harmful: set[tuple[str, str]] = set()  # (key, card's UUID) that were told, where they are not killed
+        self._keeper = keep.Keeper()
+        self._kept: tuple[float, Inventory | None] = (-KEEP_SECONDS, None)
+        self._locks_at = 0.0
+        self._leases: dict[tuple[str, str, str, int, int], Finding] = {}
         self._members = Members()
         self._sampler = nvml.Sampler()
         self._sampler_fd = -1
@@ -112,6 +120,9 @@ class Agent:
                     self.reconcile(now)
                 if self._server:
                     self._server.check(now)
+                for uuid in [uuid for uuid, due in self.guard.due.items() if now >= due]:
+                    del self.guard.due[uuid]
+                    self._sampler.look(uuid)
                 self._sampler.check(now)
                 self._watch_sampler()
                 self.wait(min(next_tick, self.notifier.alive(now)))
@@ -153,6 +164,7 @@ class Agent:
         self._sampler.stop("the agent ends")
         if self._server:
             self._server.close()
+        self._keeper.close()
         for _, known in self._accounts.values():
             known.close()
         for fd in [fd for _, fd in self._pidfds.values()] + [self._ledger_fd, self._lock]:
@@ -175,6 +187,7 @@ class Agent:
         until = [latest]
         if self._reconcile_at:
             until.append(self._reconcile_at)
+        until += self.guard.due.values()
         if self._server and (deadline := self._server.next_deadline()) is not None:
             until.append(deadline)
         for key, _ in self.selector.select(max(0.0, min(until) - time.monotonic())):
@@ -194,6 +207,9 @@ class Agent:
         self.reconcile(now, sweep=now - self._swept_at >= SWEEP_SECONDS)
         self._look_at_inventory(now)
         self._repair_devices()
+        self._keep_open(now)
+        self._look_at_leases()
+        self.guard.follow(self.settings.state_dir)
         if self.inventory is not None:
             self._sampler.use(self.inventory)
             if not self._sampler.ask(now):
@@ -258,8 +274,11 @@ class Agent:
 
     def _take(self, living: tuple[Grant, ...], now: float) -> None:
         new = {grant.key: grant for grant in living}
-        for key in set(self.grants) - set(new):
+        gone = set(self.grants) - set(new)
+        for key in gone:
             self._forget(self.grants[key])
+        self.guard.forget(gone)
+        self._harmful = {at for at in self._harmful if at[0] not in gone}
         for key in set(new) - set(self.grants):
             self.watched[key] = Watched()
         self.grants, self._view = new, {}
@@ -413,8 +432,11 @@ class Agent:
 
     def _sampled(self, now: float) -> None:
         sample = self._sampler.receive(now)
+        for uuid, card in self._sampler.looks.items():
+            self._guard(uuid, card)
         if sample is None:
             self._watch_sampler()
+            self._sampler.watch(self.guard.alarms)
             return
         self.problem("nvml", self._sampler.error)
         if self._sampler.state == "ok":
@@ -428,6 +450,7 @@ class Agent:
                 events.record(self.settings.state_dir, "card", uuid=uuid, error=card.error)
         self.cards = sample
         self.audit({uuid: card for uuid, card in sample.items() if not card.error})
+        self._sampler.watch(self.guard.alarms)
 
     def _who_is_there(self, sample: dict[str, nvml.CardSample]) -> None:
         """Cards that fell off the bus, and come back. What NVML finds twice in a row is made the inventory."""
@@ -451,15 +474,19 @@ class Agent:
         self.problem("cards", ", ".join(told) + advice)
 
     def audit(self, cards: dict[str, nvml.CardSample]) -> None:
-        books, unread = self._all_books()
+        books, unread = self._all_books(self.grants)
+        why = next((f"of {self.grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
+        self.problem("books", why and f"{len(unread)} account pages cannot be read, {why}")
         members = self._members.find({pid for card in cards.values() for pid, _, _ in card.processes})
+        for uuid in {share.uuid for grant in self.grants.values() for share in grant.shares}:
+            self._guard(uuid, cards.get(uuid), (members, books, unread))
         grants = {key: g for key, g in self.grants.items() if not self.watched[key].stopped}
         members = {pid: m for pid, m in members.items() if m[0] in grants}
         for key, grant in self.grants.items():
             for share in grant.shares:
                 self.watched[key].told(share.uuid, read_gate(self.settings.state_dir, share))
         gated = frozenset((key, uuid) for key, watched in self.watched.items() for uuid in watched.gates)
-        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, unread, gated)
+        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, frozenset(unread), gated)
         for (key, i), amount in verdict.surcharges.items():
             kept = books[key]
             if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
@@ -483,18 +510,73 @@ class Agent:
                 self._tell(finding, "is over", journal.NOTICE, "cleared")
         self._view = {}
 
-    def _all_books(self) -> "tuple[dict[str, account.Books | str | None], frozenset[str]]":
-        """(by key, the keys where we ourselves cannot look)"""
+    def _all_books(
+        self, grants: dict[str, Grant]
+    ) -> "tuple[dict[str, account.Books | str | None], dict[str, OSError]]":
+        """(by key, the keys where we ourselves cannot look, and why)"""
         books: dict[str, account.Books | str | None] = {}
         unread = {}
-        for key, grant in self.grants.items():
+        for key, grant in grants.items():
             try:
                 books[key] = self._books(grant)
             except OSError as e:
                 books[key], unread[key] = None, e
-        why = next((f"of {self.grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
-        self.problem("books", why and f"{len(unread)} account pages cannot be read, {why}")
-        return books, frozenset(unread)
+        return books, unread
+
+    def _guard(self, uuid: str, sample: nvml.CardSample | None, seen: Any = None) -> None:
+        """Judge a look at a card for those who share it. seen: members, books and what could not be read, where that
+        was looked at with it."""
+        sharing = {k: g for k, g in self.grants.items() if any(share.uuid == uuid for share in g.shares)}
+        card = next((c for c in self.inventory.cards if c.uuid == uuid), None) if self.inventory else None
+        if len(sharing) < 2 or card is None or sample is None or sample.error:
+            self.guard.alone(uuid)
+            return
+        if seen is None:
+            members = self._members.find({pid for pid, _, _ in sample.processes}, all=False)
+            books, unread = self._all_books(sharing)
+        else:
+            members, books, unread = seen
+        stopped = {key for key in sharing if self.watched[key].stopped == "killed"}
+        before = self.guard.unlisted.get(uuid, 0)
+        now = time.monotonic()
+        found = self.guard.judge(card, sample, sharing, stopped, members, books, frozenset(unread), now)
+        if found.again is not None and any(grant.life.init is None for grant in sharing.values()):
+            self._soon(now)  # who they are is not known yet
+        if bool(found.unlisted) != bool(before):
+            self._tell_unlisted(uuid, found.unlisted)
+        if found.kill is None or (found.kill.key, uuid) in self._harmful:
+            return
+        if not self._as_known(uuid, sharing):
+            self.guard.spare(uuid)
+            self._sampler.look(uuid)
+            return
+        at = found.kill.key, uuid
+        self._harmful.add(at)
+        what = guard.evidence(found.kill, self.options.tolerance)
+        others = tuple((p.pid, p.start) for p in found.kill.processes)
+        self.answer(Finding("over-limit", *at, 0, 0, what), harm=True, others=others)
+
+    def _as_known(self, uuid: str, sharing: dict[str, Grant]) -> bool:
+        """Whether the ledger has these containers with these shares of the card now; else we take its state."""
+        try:
+            living = store.peek(self.settings.state_dir)
+        except (OSError, GhError):
+            return False
+        now = {g.key: (g.life.init, g.shares) for g in living if any(share.uuid == uuid for share in g.shares)}
+        if now == {key: (g.life.init, g.shares) for key, g in sharing.items()}:
+            return True
+        self._take(living, time.monotonic())
+        return False
+
+    def _tell_unlisted(self, uuid: str, size: int) -> None:
+        mib = -(-size // account.MIB)
+        what = (
+            f"{mib} MiB belong to no process that NVML lists"
+            if size
+            else "all memory belongs to listed processes again"
+        )
+        journal.write(f"card {uuid}: {what}", journal.NOTICE, card=uuid)
+        events.record(self.settings.state_dir, "unlisted", uuid=uuid, mib=mib)
 
     def _measure(self) -> None:
         """What was had of each card since the look before."""
@@ -527,7 +609,8 @@ class Agent:
                     del self._accounts[grant.key]
                 known = (grant.life.init, account.Account(*grant.life.init))
                 self._accounts[grant.key] = known
-            return known[1].read(len(grant.shares))
+            # Whose memory is whose matters where some belongs to no listed process.
+            return known[1].read(len(grant.shares), any(self.guard.unlisted.get(s.uuid) for s in grant.shares))
         except account.DamagedPage as e:
             return str(e)
         except OSError as e:
@@ -541,18 +624,81 @@ class Agent:
         except (KeyError, OSError, account.DamagedPage):
             pass  # the next look says what is wrong with it
 
-    def answer(self, finding: Finding) -> None:
-        """Do what the policy says, and say what was done."""
+    def answer(self, finding: Finding, harm: bool = False, others: tuple[tuple[int, int], ...] = ()) -> None:
+        """Do what the policy says, and say what was done. harm: it takes what others were promised. others: processes
+        of it that are to go with it."""
         grant = self.grants[finding.key]
         self.counters.finding(finding.kind)
+        culprit = finding.pid or (others[0][0] if others else 0)
+        if culprit and (who := facts.describe(culprit)):  # before it is gone
+            finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         what, failed = "reported", ""
         if self.options.policy == "freeze":
             what, failed = "frozen", act.freeze(grant)
-        elif self.options.policy == "kill":
-            what, failed = "killed", act.kill(grant, ((finding.pid, finding.start),) if finding.pid else ())
+        elif self.options.policy == "kill" or (self.options.policy == "protect" and harm):
+            found = ((finding.pid, finding.start),) if finding.pid else ()
+            what, failed = "killed", act.kill(grant, (*found, *others))
         if what != "reported" and not failed:
             self.watched[finding.key].stopped = what
+            self._view = {}
         self._tell(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
+
+    # --- files that containers have mounted
+
+    def _keep_open(self, now: float) -> None:
+        when, inventory = self._kept
+        if now - when >= KEEP_SECONDS or inventory is not self.inventory or self._keeper.missed:
+            self._kept = now, self.inventory
+            self._keeper.keep(keep.wanted(self.inventory, self.prefix))
+
+    def _look_at_leases(self) -> None:
+        if time.monotonic() < self._locks_at:
+            return
+        began = time.thread_time()
+        try:
+            held, whole = leases.now()
+        except OSError:
+            held, whole = [], True
+        # A tenant can have locks by the hundred thousand: then they are looked at less often.
+        self._locks_at = time.monotonic() + LOCKS_REST * (time.thread_time() - began)
+        self.problem("locks", "" if whole else "/proc/locks is too long: leases further down are not seen; see lslocks")
+        found: dict[tuple[str, str, str, int, int], Finding] = {}
+        harmful = set()
+        files = self._needed() if held else {}
+        for lease in held:
+            file = files.get(lease.file)
+            key, process = self._lessee(lease) if file else ("", None)
+            if file is None or process is None:
+                continue
+            kind = "write" if lease.write else "read"
+            what = f"process {process.pid} ({process.name}) holds a {kind} lease on {file.what}"
+            finding = Finding("holds-lease", key, "", process.pid, process.start, what)
+            found[finding.what] = finding
+            if file.owner != key:
+                harmful.add(finding.what)
+        for at, finding in found.items():
+            if at not in self._leases:
+                self.answer(finding, harm=at in harmful)
+        for at, finding in self._leases.items():
+            if at not in found and finding.key in self.grants:
+                self._tell(finding, "is over", journal.NOTICE, "cleared")
+        self._leases = found
+
+    def _needed(self) -> dict[tuple[int, int], leases.File]:
+        """By device and inode."""
+        found = {at: leases.File(path) for at, path in self._keeper.files.items()}
+        found.update(leases.of_state(self.settings.state_dir, self.grants))
+        for key, (_, known) in self._accounts.items():
+            found[known.file] = leases.File("its account page", key)
+        return found
+
+    def _lessee(self, lease: leases.Lease) -> "tuple[str, Process | None]":
+        """(the grant's key, the process) that holds it; the one that took it may have left it to a child."""
+        pids = [lease.pid]
+        if not leases.holds(lease.pid, lease.file):
+            inits = [grant.life.init[0] for grant in self.grants.values() if grant.life.init]
+            pids = [pid for init in inits for pid in inside.pids(init) or () if leases.holds(pid, lease.file)]
+        return next(iter(self._members.find(set(pids), all=False).values()), ("", None))
 
     def _tell(self, finding: Finding, what: str, priority: int, event: str) -> None:
         who = self.grants[finding.key].who
@@ -601,9 +747,10 @@ class Agent:
                 self.grants,
                 self.cards,
                 self.watched,
-                self.verdict.findings,
+                (*self.verdict.findings, *self._leases.values()),
                 self.verdict.strangers,
                 self.status(),
+                self.guard.unlisted,
             )
         return {**self._view, "agent": self.status()}
 

@@ -10,6 +10,9 @@ over-compute its processes have more of a card's time than it may: than its ceil
 not-granted  a process of the container is on a card that the container does not have
 no-stand-in  a process uses a granted card and the stand-in keeps no books for it: it was bypassed
 bad-page     in the place of the account page is something else, so there are no books
+holds-lease  a process of the container holds a lease on a file that gpu-hook or the driver needs (agent/leases.py)
+
+What takes neighbours' memory at once is judged for itself, and sooner (agent/protect.py).
 """
 
 from collections import Counter
@@ -19,8 +22,9 @@ from oci_hook.core.card_page import cap, guaranteed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.value import Value
 from oci_hook.node.account import Books
+from oci_hook.node.inside import owners
 
-KINDS = ("over-limit", "over-compute", "not-granted", "no-stand-in", "bad-page")
+KINDS = ("over-limit", "over-compute", "not-granted", "no-stand-in", "bad-page", "holds-lease")
 MIB = 1 << 20
 LOOKS = 3  # over which compute is averaged: one look sees less than a second
 
@@ -40,10 +44,7 @@ class Process(Value):
 
     @property
     def owners(self) -> frozenset[tuple[int, int, int]]:
-        """As the stand-in writes itself into the account page (gh_identify in shim/alive.c): without a /proc of its
-        own namespace it does not know its start, nor, without any, its namespace."""
-        pid, ns = self.inner & 0x3FFFFF, (self.ns ^ self.ns >> 10 ^ self.ns >> 20) & 0x3FF
-        return frozenset(((pid, self.start & 0x7FFFFFFF, ns), (pid, 0, ns), (pid, 0, 0)))
+        return owners(self.inner, self.start, self.ns)
 
 
 class Finding(Value):
@@ -166,9 +167,9 @@ class Auditor:
                 what = f"{_mib(use.used)} MiB in use, limit {share.memory_mib} MiB, tolerance {self.tolerance_mib} MiB"
                 found.append(Finding("over-limit", key, uuid, 0, 0, what))
             kept = books.get(key)
-            owners = kept.owners if isinstance(kept, Books) else frozenset()
+            booked = kept.owners if isinstance(kept, Books) else frozenset()
             for p in processes:
-                if not p.owners & owners and key not in unread:
+                if not p.owners & booked and key not in unread:
                     why = kept if isinstance(kept, str) else "the account page does not have it"
                     found.append(Finding("no-stand-in", key, uuid, p.pid, p.start, f"{_name(p)}: {why}"))
         for key, kept in books.items():

@@ -6,6 +6,7 @@ at most so many of them, whatever they send or do not read. One request per conn
 
 import base64
 import hmac
+import ipaddress
 import selectors
 import socket
 from collections.abc import Callable
@@ -23,6 +24,11 @@ SAFE = (
     " connect-src 'self'; frame-ancestors 'none'\r\n"
     "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-store\r\n"
 )
+
+PORT_MAX = 65535
+LOOPBACK_V6 = ipaddress.ip_address("::1")
+TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")  # RFC 9110, 5.6.2
+ONCE = frozenset(("host", "authorization", "content-length", "transfer-encoding"))
 
 Page = Callable[[], tuple[str, bytes]]  # content type, body
 
@@ -46,15 +52,26 @@ class Request(Value):
 
 
 def parse(data: bytes) -> Request | None:
-    """The head of a request, without its query; None: not HTTP/1."""
+    """The head of a request, without its query; None: not HTTP/1 (RFC 9112), or one that two readers could read
+    differently: a header that is folded, named with blanks or said twice, a bare CR or LF, a body."""
     try:
         lines = data.split(b"\r\n\r\n", 1)[0].decode("ascii").split("\r\n")
         method, target, version = lines[0].split(" ")
-        pairs = (line.partition(":") for line in lines[1:])
-        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     except (UnicodeDecodeError, ValueError):
         return None
-    if not version.startswith("HTTP/1.") or not target.startswith("/"):
+    if version not in ("HTTP/1.0", "HTTP/1.1") or not target.startswith("/"):
+        return None
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        value = value.strip(" \t")
+        known = name.lower()
+        if not colon or not name or set(name) - TOKEN or not value.replace("\t", " ").isprintable():
+            return None
+        if known in headers and known in ONCE:
+            return None
+        headers[known] = value
+    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         return None
     return Request(method, target.split("?", 1)[0], headers)
 
@@ -71,7 +88,28 @@ def credential(request: Request) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    return host == "::1" or (host.startswith("127.") and host.count(".") == 3)
+    """Whether this is an address in 127.0.0.0/8, or ::1; a name never is."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address == LOOPBACK_V6 or (address.version == 4 and address.is_loopback)
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a Host header (RFC 9110, 7.2) is localhost or a loopback address, with or without a port."""
+    if host.startswith("["):
+        name, bracket, rest = host[1:].partition("]")
+        if not bracket or ":" not in name:
+            return False
+    else:
+        name, colon, port = host.partition(":")
+        rest = colon + port
+    if rest and not (rest[0] == ":" and rest[1:].isascii() and rest[1:].isdigit() and len(rest) <= 6):
+        return False
+    if rest and int(rest[1:]) > PORT_MAX:
+        return False
+    return name.lower() == "localhost" or is_loopback(name)
 
 
 class Server:
@@ -181,8 +219,7 @@ class Server:
             if not hmac.compare_digest(credential(request), self._token.encode()):
                 return 401, plain, b"a token is needed\n", 'WWW-Authenticate: Basic realm="gpu-hook"\r\n'
         else:
-            host = request.headers.get("host", "").rsplit(":", 1)[0] if request.headers.get("host") else ""
-            if host.strip("[]") != "localhost" and not is_loopback(host.strip("[]")):
+            if not names_this_machine(request.headers.get("host", "")):
                 return 403, plain, b"the Host header must name this machine's loopback address\n", ""
         page = self._pages.get(request.path)
         if page is None:

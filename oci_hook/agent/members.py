@@ -40,8 +40,9 @@ class Members:
         self._spaces = {n: keys[0] for n, keys in spaces.items() if len(keys) == 1 and n not in (0, self._own_space)}
         self._known = {}
 
-    def find(self, pids: set[int]) -> dict[int, tuple[str, Process]]:
-        """(the grant's key, the process) by pid, for those that are in a container of ours."""
+    def find(self, pids: set[int], all: bool = True) -> dict[int, tuple[str, Process]]:
+        """(the grant's key, the process) by pid, for those that are in a container of ours. all: what is remembered of
+        others is not needed any more."""
         found, known = {}, {}
         for pid in pids:
             try:
@@ -51,7 +52,7 @@ class Members:
                 continue
             if member is not None:
                 found[pid] = known[pid, start] = member
-        self._known = known
+        self._known = known if all else {**self._known, **known}
         return found
 
     def _look(self, grant: Grant, init: tuple[int, int]) -> tuple[tuple[int, int], tuple[str, ...], int]:

@@ -31,7 +31,7 @@ SHARE = (
     ("busy_ratio", "NVML's utilisation by the container's processes.", "busy", 0.01),
 )
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
-PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "cards", "devices", "books", "textfile")
+PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "cards", "devices", "books", "locks", "textfile")
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -125,6 +125,8 @@ def _card(out: Exposition, card: dict[str, Any]) -> None:
     out.gauge("card_error", "1: NVML cannot look at the card.", at, int(bool(card["error"])))
     out.gauge("card_strangers", "Processes on it that are of no container known here.", at, card["strangers"])
     out.gauge("card_strangers_memory_bytes", "Memory that they hold.", at, card["strangers_mib"] * MIB)
+    help = "In use beyond all processes that NVML lists, and beyond the driver's own."
+    out.gauge("card_unlisted_memory_bytes", help, at, card["unlisted_mib"] * MIB)
 
 
 def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:

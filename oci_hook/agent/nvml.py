@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.value import Value
@@ -20,41 +21,58 @@ MAX_ANSWER = 4 << 20
 
 
 class CardSample(Value):
-    """used, total: bytes. gpu: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML."""
+    """used, total: bytes. gpu: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML.
+    at: before NVML was asked, in seconds of the monotonic clock. steady: used did not change meanwhile."""
 
-    __slots__ = ("used", "total", "gpu", "processes", "error")
+    __slots__ = ("used", "total", "gpu", "processes", "error", "at", "steady")
 
     def __init__(
-        self, used: int, total: int, gpu: int, processes: tuple[tuple[int, int | None, int], ...], error: str = ""
+        self,
+        used: int,
+        total: int,
+        gpu: int,
+        processes: tuple[tuple[int, int | None, int], ...],
+        error: str = "",
+        at: float = 0.0,
+        steady: bool = True,
     ) -> None:
         self.used = used
         self.total = total
         self.gpu = gpu
         self.processes = processes
         self.error = error
+        self.at = at
+        self.steady = steady
 
 
-def parse(line: bytes) -> tuple[dict[str, CardSample], str]:
-    """(sample by UUID, what NVML as a whole says is wrong). Raises ValueError for anything else."""
+def card(c: "dict[str, Any]") -> CardSample:
+    """Raises KeyError, TypeError, ValueError."""
+    return CardSample(
+        int(c["used"]),
+        int(c["total"]),
+        int(c["gpu"]),
+        tuple((int(p), None if used is None else int(used), int(busy)) for p, used, busy in c["processes"]),
+        str(c["error"])[:200],
+        float(c["at"]),
+        bool(c["steady"]),
+    )
+
+
+def parse(line: bytes) -> "tuple[dict[str, CardSample], str] | tuple[str, CardSample | None]":
+    """A sample of all cards by UUID, and what NVML as a whole says is wrong; or a card's UUID and a look at that card,
+    None where it could not be looked at. Raises ValueError for anything else."""
     try:
         data = json.loads(line)
-        cards = {
-            str(uuid): CardSample(
-                int(c["used"]),
-                int(c["total"]),
-                int(c["gpu"]),
-                tuple((int(p), None if used is None else int(used), int(busy)) for p, used, busy in c["processes"]),
-                str(c["error"])[:200],
-            )
-            for uuid, c in data["cards"].items()
-        }
-        return cards, str(data["error"])[:200]
+        if "look" in data:
+            return str(data["look"]), None if data["card"] is None else card(data["card"])
+        return {str(uuid): card(c) for uuid, c in data["cards"].items()}, str(data["error"])[:200]
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"not a sample: {e}") from None
 
 
 class Sampler:
     """`ask` when a sample is wanted, `receive` when `fd` is readable, `check` now and then; with monotonic seconds.
+    `looks`: at single cards, which came with the last `receive`, asked for by `look` or because of `watch`.
 
     answer_seconds: how long an answer may take. One process at a time: a second would hang as well.
     """
@@ -71,6 +89,8 @@ class Sampler:
         self._retry_at = 0.0
         self._retry = RETRY_SECONDS
         self._buffer = b""
+        self._watched: dict[str, int] = {}
+        self.looks: dict[str, CardSample | None] = {}
 
     def use(self, inventory: Inventory) -> None:
         """Sample by this inventory's library from now on."""
@@ -98,7 +118,8 @@ class Sampler:
         return True
 
     def receive(self, now: float) -> dict[str, CardSample] | None:
-        """A sample, if one is complete."""
+        """A sample of all cards, if one is complete."""
+        self.looks = {}
         try:
             data = os.read(self.fd, 1 << 20)
         except BlockingIOError:
@@ -107,20 +128,41 @@ class Sampler:
         if not data or len(self._buffer) > MAX_ANSWER:
             self._fail(now, "its process ended" if not data else "its answer has no end")
             return None
-        line, end, rest = self._buffer.partition(b"\n")
-        if not end:
-            return None
-        self._buffer = rest
-        self._asked = 0.0
+        *lines, self._buffer = self._buffer.split(b"\n")
+        sample = None
+        for line in lines:
+            try:
+                first, second = parse(line)
+            except ValueError as e:
+                self._fail(now, str(e)[:100])
+                return None
+            if isinstance(first, str):
+                self._watched.pop(first, None)
+                self.looks[first] = second if isinstance(second, CardSample) else None
+                continue
+            sample, self._asked = first, 0.0
+            self.state, self.error = ("down", str(second)) if second else ("ok", "")
+            if not second:
+                self._retry = RETRY_SECONDS
+        return sample
+
+    def look(self, uuid: str) -> None:
+        """Ask for one card, as soon as may be."""
+        if self.state == "ok":
+            self._say(f"look {uuid}")
+
+    def watch(self, alarms: dict[str, int]) -> None:
+        """Be told of cards, by UUID, as soon as they have less free than so many bytes; in place of those before."""
+        if self.state == "ok" and alarms != self._watched:
+            self._say(f"watch {json.dumps(alarms)}")
+            self._watched = dict(alarms)
+
+    def _say(self, line: str) -> None:
+        assert self._process is not None and self._process.stdin is not None
         try:
-            cards, error = parse(line)
-        except ValueError as e:
-            self._fail(now, str(e)[:100])
-            return None
-        self.state, self.error = ("ok", "") if not error else ("down", error)
-        if not error:
-            self._retry = RETRY_SECONDS
-        return cards
+            self._process.stdin.write(line.encode() + b"\n")
+        except OSError:
+            pass  # the next `ask` finds that out
 
     def check(self, now: float) -> None:
         """Give up an answer that is overdue."""
@@ -133,6 +175,7 @@ class Sampler:
         """End the process. One that the kernel holds in the driver stays until the driver lets it go."""
         self.state, self.error = "down", why
         self._asked, self._buffer, self.fd, self.pid = 0.0, b"", -1, 0
+        self._watched = {}
         process, self._process = self._process, None
         if process is None:
             return

@@ -12,7 +12,7 @@ TOKEN_MIN = 16
 
 
 class Options(Value):
-    """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: report | freeze | kill.
+    """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: protect | report | freeze | kill.
     tolerance: MiB. compute_tolerance: points of a card's time. interval: seconds."""
 
     __slots__ = ("address", "token_file", "textfile", "policy", "tolerance", "compute_tolerance", "interval")
@@ -22,7 +22,7 @@ class Options(Value):
         address: str = "127.0.0.1:9409",
         token_file: str = "none",
         textfile: str = "none",
-        policy: str = "report",
+        policy: str = "protect",
         tolerance: int = 256,
         compute_tolerance: int = 15,
         interval: float = 5,

@@ -10,6 +10,7 @@ from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
 from oci_hook.node.account import Books
+from oci_hook.node.stage import stage
 
 MIB = 1 << 20
 SAMPLES = 120  # of each container on each card that are remembered
@@ -51,6 +52,7 @@ def view(
     findings: tuple[Finding, ...],
     strangers: dict[str, tuple[int, int]],
     agent: dict[str, Any],
+    unlisted: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """cards: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
     indices = {card.uuid: card.index for card in inventory.cards} if inventory else {}
@@ -67,7 +69,12 @@ def view(
         "driver_version": inventory.driver_version if inventory else "",
         "agent": agent,
         "cards": [
-            card_view(card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid), harvests.get(card.uuid))
+            {
+                **card_view(
+                    card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid), harvests.get(card.uuid)
+                ),
+                "unlisted_mib": -(-(unlisted or {}).get(card.uuid, 0) // MIB),
+            }
             for card in (inventory.cards if inventory else ())
         ],
         "containers": [
@@ -115,7 +122,8 @@ def container_view(
 ) -> dict[str, Any]:
     who = grant.who
     frozen = grant.frozen
-    state = watched.stopped or ("frozen" if frozen else "running" if grant.life.init else "starting")
+    begun, seconds = stage(grant)
+    state = watched.stopped or ("frozen" if frozen else begun)
     return {
         "key": grant.key,
         "id": who.id,
@@ -125,9 +133,11 @@ def container_view(
         "policy": grant.policy,
         "class": grant.priority_class,
         "state": state,
+        "waits_seconds": seconds,
         "frozen_since": frozen or None,
         "frozen_seconds": round(watched.frozen_seconds, 3),
         "created": grant.created,
+        "account": watched.books if isinstance(watched.books, str) else None,
         "cards": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
         "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],
     }

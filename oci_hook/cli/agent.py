@@ -14,7 +14,9 @@ from oci_hook.errors import GhError
 @click.option("--address", metavar="HOST:PORT", help="Where the web page and the metrics are; none: nowhere.")
 @click.option("--token-file", metavar="FILE", help="Its first line must come with every request.")
 @click.option("--textfile", metavar="FILE.prom", help="Write the metrics there as well.")
-@click.option("--policy", type=click.Choice(["report", "freeze", "kill"]), help="What a cheat is answered with.")
+@click.option(
+    "--policy", type=click.Choice(["protect", "report", "freeze", "kill"]), help="What a cheat is answered with."
+)
 @click.option("--tolerance", metavar="SIZE", help="What a container may be above its limit.")
 @click.option(
     "--compute-tolerance", type=int, metavar="POINTS", help="By how much of a card it may be above its ceiling."

@@ -23,6 +23,7 @@ MENDS = {
     "nvml": "nvidia-smi",
     "cards": "dmesg | grep -i xid",
     "devices": "nvidia-smi",
+    "locks": "lslocks",
     "books": "journalctl -u gpu-hook-agent",
     "textfile": "journalctl -u gpu-hook-agent",
 }

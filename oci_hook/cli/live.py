@@ -65,11 +65,6 @@ def alone(settings: Settings) -> dict[str, Any]:
         watched[key] = Watched()
         for part in grant.shares:
             watched[key].told(part.uuid, read_gate(settings.state_dir, part))
-        if grant.life.init is not None and grant.shares:
-            try:
-                with account.Account(*grant.life.init) as page:
-                    watched[key].books = page.read(len(grant.shares))
-            except (OSError, account.DamagedPage) as e:
-                watched[key].books = str(e)
+        watched[key].books = account.look(grant)
     status = {"state": "none", "problems": problems, "nvml": "not asked", "state_dir": settings.state_dir}
     return view(inventory, grants, {}, watched, (), {}, status)

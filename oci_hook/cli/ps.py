@@ -11,9 +11,11 @@ from oci_hook.errors import GhError, Problem
 from oci_hook.node import inventory as node_inventory
 from oci_hook.node import settings as node_settings
 from oci_hook.node import store
-from oci_hook.node.account import used_mib
+from oci_hook.node.account import Books, look
 from oci_hook.node.share import read_gate
+from oci_hook.node.stage import in_words, stage
 
+MIB = 1 << 20
 HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
 
 SPARE = ("UUID", "SINCE", "CLASS", "POLICY", "COMPUTE", "NAME")
@@ -24,7 +26,8 @@ SPARE = ("UUID", "SINCE", "CLASS", "POLICY", "COMPUTE", "NAME")
 def ps(prefix: str) -> output.Report:
     """List the containers that hold a share now.
 
-    USED is what the container itself accounts ("-": nothing yet). COMPUTE is
+    USED is what the container itself accounts for its living processes ("-": nothing yet; "?": its
+    account page cannot be read, a warning says why). COMPUTE is
     its guarantee, and with another ceiling than the whole card, that. STATE says whether
     `freeze` stops it, or which container of a higher class has the card, and
     since when.
@@ -36,7 +39,9 @@ def ps(prefix: str) -> output.Report:
     data = [as_data(grant, indices, by) for grant, by in zip(grants, held, strict=True)]
     rows = [row for grant, entry, by in zip(grants, data, held, strict=True) for row in as_rows(grant, entry, by)]
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
-    return output.Report({"grants": data}, lines, warnings)
+    pages = [(grant.who.id, entry["account"]) for grant, entry in zip(grants, data, strict=True) if entry["account"]]
+    told = [f"account page of {output.short(id)}: {why}" for id, why in pages]
+    return output.Report({"grants": data}, [*lines, *told], warnings)
 
 
 def card_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str], list[Problem]]:
@@ -62,9 +67,11 @@ def suspended(state_dir: str, grant: Grant, grants: list[Grant]) -> tuple[str, f
 
 
 def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float] | None = None) -> dict[str, Any]:
+    books = look(grant)
+    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Books) else [None] * len(grant.shares)
     cards = [
-        {"index": indices.get(share.uuid), **share.fields(), "used_mib": used}
-        for share, used in zip(grant.shares, used_mib(grant), strict=True)
+        {"index": indices.get(share.uuid), **share.fields(), "used_mib": n}
+        for share, n in zip(grant.shares, used, strict=True)
     ]
     return {
         "key": grant.key,
@@ -76,9 +83,11 @@ def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float]
         "policy": grant.policy,
         "class": grant.priority_class,
         "state": "suspended" if held and not grant.frozen else state(grant),
+        "waits_seconds": stage(grant)[1],
         "frozen_since": at(grant.frozen) if grant.frozen else at(int(held[1])) if held else None,
         "frozen_by": "freeze" if grant.frozen else held[0] if held else None,
         "preempt_tolerance_us": grant.tolerance or None,
+        "account": books if isinstance(books, str) else None,
         "exclusive": grant.exclusive,
         "capabilities": list(grant.capabilities),
         "driver_version": grant.driver_version,
@@ -108,7 +117,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], held: tuple[str, float] | None)
                 "" if index is None else index,
                 share.uuid,
                 "whole" if share.whole else output.size(share.memory_mib),
-                "" if used is None else output.size(used),
+                ("?" if entry["account"] else "") if used is None else output.size(used),
                 compute(share),
                 *last,
             )
@@ -117,9 +126,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], held: tuple[str, float] | None)
 
 
 def state(grant: Grant) -> str:
-    if grant.frozen:
-        return "frozen"
-    return "running" if grant.life.init else "starting"
+    return "frozen" if grant.frozen else stage(grant)[0]
 
 
 def stopped(grant: Grant, held: tuple[str, float] | None) -> str:
@@ -128,7 +135,7 @@ def stopped(grant: Grant, held: tuple[str, float] | None) -> str:
         return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
     if held:
         return time.strftime("suspended since %H:%M:%S by ", time.localtime(held[1])) + output.short(held[0])
-    return state(grant)
+    return in_words(grant)
 
 
 def at(seconds: int) -> str:

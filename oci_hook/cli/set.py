@@ -11,7 +11,7 @@ from oci_hook.core.change import Change, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, RequestError
-from oci_hook.node import admit
+from oci_hook.node import admit, events
 from oci_hook.node import inventory as node_inventory
 from oci_hook.node import settings as node_settings
 
@@ -63,10 +63,14 @@ def set_(
         raise click.UsageError("say what to change: --memory, --compute, --compute-limit, --policy or --class")
     settings = node_settings.load(prefix)
     inventory = node_inventory.load(settings)
-    before, after, told = admit.alter(
-        settings, container, lambda grant, others: changed(grant, wish, inventory, others, settings.rules)
-    )
-    return report(before, after, told)
+
+    def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
+        new = changed(grant, wish, inventory, others, settings.rules)
+        if new.shares != grant.shares:  # before it counts: the agent must know that what is used was allowed
+            events.changed(settings.state_dir, grant, new)
+        return new
+
+    return report(*admit.alter(settings, container, change))
 
 
 UNTOLD = "  it is not told yet: a lease of its own keeps its pages closed; it will be as soon as it lets go"

@@ -199,7 +199,8 @@ class Screen:
     def row(self, c: dict[str, Any], share: dict[str, Any] | None, first: bool) -> list[Text]:
         """The cells, as ALL has them."""
         who = fit("■ ", self.colour(c["key"])).append(output.printable(name(c)), "default") if first else Text()
-        state = fit(c["state"], STATES.get(c["state"], ""))
+        waits = c.get("waits_seconds")
+        state = fit(c["state"] if waits is None else f"{c['state']} {waits}s", STATES.get(c["state"], ""))
         held = share["waits_for"] if share and share["gate"] and share["gate"]["mode"] == "frozen" else None
         if held and c["state"] == "running":
             other = next((o for o in self.node["containers"] if o["id"] == held), None)

@@ -118,7 +118,12 @@ def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
     """What holds a running container up, from its share, its neighbours and what the cards say."""
     reasons: list[str] = []
     if c["state"] == "starting":
-        reasons.append("it is being made: its runtime has not started its process yet")
+        waits = c.get("waits_seconds")
+        made = "it is being made: its runtime has not started its process yet"
+        none = f"nobody has begun to make it: its share is kept for {waits} s more"
+        reasons.append(made if waits is None else none)
+    if c.get("account"):
+        reasons.append(f"account page: {c['account']}; what it uses is not known")
     if c["state"] == "frozen":
         since = (
             f" since {time.strftime('%H:%M:%S', time.localtime(c['frozen_since']))}" if c.get("frozen_since") else ""
@@ -128,7 +133,8 @@ def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
         reasons += on_card(c, share, node)
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
     name = output.short(c["id"])
-    lines = [f"{name} runs with {c['policy']}, class {c['class']}"]
+    verb = "is to run" if c["state"] == "starting" else "runs"
+    lines = [f"{name} {verb} with {c['policy']}, class {c['class']}"]
     lines += [f"  {text}" for text in reasons] or ["  nothing that gpu-hook knows of holds it up"]
     if node["agent"]["state"] == "none":
         lines.append("(no agent runs: use of the cards is not known, `gpu-hook agent`)")

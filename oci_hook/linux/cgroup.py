@@ -10,6 +10,11 @@ def v1_path(pid: int, controller: str) -> str | None:
     return _path(_member(pid, controller), "cgroup", controller)
 
 
+def v2_path(pid: int) -> str | None:
+    """The directory of a process in the version 2 hierarchy; None where that is not mounted."""
+    return _path(_member(pid, ""), "cgroup2", "")
+
+
 def open_v1(pid: int, controller: str) -> int | None:
     """An O_PATH descriptor of that directory, known to be on a cgroup file system; None as v1_path."""
     return _open(v1_path(pid, controller), CGROUP_SUPER_MAGIC)
@@ -17,7 +22,7 @@ def open_v1(pid: int, controller: str) -> int | None:
 
 def open_v2(pid: int) -> int | None:
     """A descriptor of the process's directory in the version 2 hierarchy; None where that is not mounted."""
-    return _open(_path(_member(pid, ""), "cgroup2", ""), CGROUP2_SUPER_MAGIC)
+    return _open(v2_path(pid), CGROUP2_SUPER_MAGIC)
 
 
 def _path(member: str | None, fstype: str, controller: str) -> str | None:

@@ -72,3 +72,10 @@ def full_name(who: "Identity") -> str:
 def short(id: str) -> str:
     """Engines name containers by 64 hex digits and show twelve."""
     return id[:12] if len(id) == 64 and all(c in "0123456789abcdef" for c in id) else id
+
+
+def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
+    """A share is changed while its container runs: MiB by card, as it was and is."""
+    before, after = ([[s.uuid, s.memory_mib] for s in g.shares] for g in (grant, new))
+    name = full_name(grant.who)[:256]
+    record(state_dir, "set", id=grant.who.id[:256], name=name, key=grant.key, before=before, after=after)

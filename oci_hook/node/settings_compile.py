@@ -158,7 +158,7 @@ AGENT: dict[str, Reader] = {
     "address": address,
     "token_file": path_or_none,
     "textfile": path_or_none,
-    "policy": one_of("report", "freeze", "kill"),
+    "policy": one_of("protect", "report", "freeze", "kill"),
     "tolerance": memory(0),
     "compute_tolerance": whole(1, 100),
     "interval": whole(1, 60),

@@ -67,7 +67,7 @@ agent:
   address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs token_file
   token_file: none          # a file, readable by root alone, whose first line every request must carry
   textfile: none            # a *.prom file in node_exporter's textfile directory
-  policy: report            # what a cheat is answered with: report, freeze or kill
+  policy: protect           # a cheat: protect (kill who takes what others were granted), report, freeze or kill
   tolerance: 256Mi          # what a container may be above its limit before that is a finding
   compute_tolerance: 15     # by how many per cent of a card it may be above its ceiling; 100 finds nobody
   interval: 5               # seconds between two looks at the cards

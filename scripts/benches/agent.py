@@ -3,12 +3,17 @@
 rss_mb and cpu_percent are those of the agent and its NVML process together, at the default interval. cheat_samples: how
 many looks at the cards, from the first that can see the cheat, until the finding. reclaim_ms: from SIGKILL of a
 container's init until nothing of its grant is on disk. Of both the worst of several. churn_*: what the agent has more
-of after so many real containers that live some milliseconds each than after the first ten.
+of after so many real containers that live some milliseconds each than after the first ten. harm_to_kill_*: from
+the signal upon which a container takes what its neighbours were granted, past the shim, until its init is gone; beside
+all the others, at the default interval, at random times. honest_killed: containers that were killed and took nothing.
+watch_cpu_percent: of the agent and its NVML process while nothing but the watch of free memory looks at the cards.
 """
 
 import contextlib
 import json
 import os
+import random
+import select
 import shutil
 import signal
 import statistics
@@ -161,6 +166,35 @@ def reclaim_ms(place: Place, id: str) -> float:
     return (time.monotonic() - start) * 1000
 
 
+def harm_to_kill_ms(place: Place, card: int, chance: random.Random) -> float:
+    """The cheat takes all but 1 GiB of what is free."""
+    node = json.loads(get("/api/node"))
+    used = next(c for c in node["cards"] if c["index"] == card)["used_mib"]
+    id = place.start(card, "/bin/bypass", str(CARD_MIB - used - 1024), "wait")
+    pid = place.init(id)
+    time.sleep(0.5 + chance.random() * 2)  # it waits for the signal by then
+    fd = os.pidfd_open(pid)
+    try:
+        start = time.monotonic()
+        os.kill(pid, signal.SIGUSR1)
+        ended, took = select.select([fd], [], [], 30)[0], (time.monotonic() - start) * 1000
+        time.sleep(0.1)
+        told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
+        by_agent = any(e["event"] == "finding" and e["id"] == id and e["action"] == "killed" for e in told)
+        return took if ended and by_agent else 30000.0
+    finally:
+        os.close(fd)
+        with contextlib.suppress(subprocess.CalledProcessError):
+            place.runtime("delete", "--force", id)
+        place.ids.remove(id)
+
+
+def killed(place: Place) -> int:
+    """Honest containers that the agent killed; the cheats are not among these any more."""
+    told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
+    return len({e["id"] for e in told if e["event"] == "finding" and e["action"] == "killed"} & set(place.ids))
+
+
 def churn(place: Place, process: "subprocess.Popen[bytes]", containers: int) -> tuple[float, int]:
     """(MB, descriptors) that containers leave behind in the agent, which come and go beside those that stay."""
 
@@ -205,10 +239,22 @@ def run(short: bool) -> dict[str, dict[str, object]]:
             rss = rss_mb(pids)
             more_mb, more_fds = churn(place, process, 20 if short else 300)
             reclaims = [reclaim_ms(place, id) for id in place.ids[: 3 if short else 15]]
-        with agent(place, "--interval", "1") as process:
+        with agent(place, "--interval", "60") as process:
+            time.sleep(4)
+            pids = family(process)
+            before, start = cpu_seconds(pids), time.monotonic()
+            time.sleep(15 if short else 50)
+            watch = 100 * (cpu_seconds(pids) - before) / (time.monotonic() - start)
+        with agent(place) as process:
+            time.sleep(6)
+            chance = random.Random(1)
+            harms = sorted(harm_to_kill_ms(place, n % CARDS, chance) for n in range(10 if short else 100))
+        honest = killed(place)
+        with agent(place, "--policy", "report", "--interval", "1") as process:
             cheats = [cheat_samples(place, process, card) for card in range(1 if short else 5)]
     finally:
         place.close()
+    worst = harms[-1 if len(harms) < 100 else -1 - len(harms) // 100]
     scrape = statistics.median(scrapes)
     return {
         "rss_mb": {"value": round(rss, 1), "unit": "MB", "budget": 60, "ok": rss <= 60},
@@ -218,5 +264,9 @@ def run(short: bool) -> dict[str, dict[str, object]]:
         "churn_mb": {"value": round(more_mb, 1), "unit": "MB", "budget": 4, "ok": more_mb <= 4},
         "churn_descriptors": {"value": more_fds, "unit": "", "budget": 1, "ok": more_fds <= 1},
         "cheat_samples": {"value": max(cheats), "unit": "samples", "budget": 2, "ok": max(cheats) <= 2},
+        "harm_to_kill_p50_ms": {"value": round(harms[len(harms) // 2], 1), "unit": "ms", "budget": None, "ok": True},
+        "harm_to_kill_p99_ms": {"value": round(worst, 1), "unit": "ms", "budget": 1000, "ok": worst <= 1000},
+        "honest_killed": {"value": honest, "unit": "", "budget": 0, "ok": honest == 0},
+        "watch_cpu_percent": {"value": round(watch, 2), "unit": "%", "budget": 1, "ok": watch <= 1},
         "reclaim_ms": {"value": round(max(reclaims), 1), "unit": "ms", "budget": 1000, "ok": max(reclaims) <= 1000},
     }

@@ -1,8 +1,10 @@
 /* A tenant that goes past the stand-in: opens the real driver's library from its private path and takes memory there.
- * usage: bypass MIB [own [US]]
- * own: also some through the stand-in, so that there are books to forge; US: then kernels of so many microseconds, past
- * the gate, for ever */
+ * usage: bypass MIB [own [US]] | MIB wait
+ * own: also some through the shim, so that there are books to forge; US: then kernels of so many microseconds, past the
+ * gate, for ever. wait: not before SIGUSR1. */
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +47,18 @@ static int compute(void *cuda, const char *us)
 int main(int argc, char **argv)
 {
     void *cuda;
-    if (argc > 2 && !take("libcuda.so.1", 16 << 20))
+    const char *how = argc > 2 ? argv[2] : "";
+    if (!strcmp(how, "wait")) {
+        sigset_t set;
+        int signal;
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR1);
+        sigprocmask(SIG_BLOCK, &set, NULL);
+        puts("waiting");
+        fflush(stdout);
+        sigwait(&set, &signal);
+    }
+    if (!strcmp(how, "own") && !take("libcuda.so.1", 16 << 20))
         return 2;
     if (argc < 2 || !(cuda = take("/run/gpu-hook/driver/cuda", strtoull(argv[1], NULL, 10) << 20)))
         return 3;

@@ -104,6 +104,18 @@ def test_pages(loop: Loop) -> None:
         (b"GET / HTTP/1.1\r\nHost: rebound.example\r\n\r\n", 403),
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1.evil.example:80\r\n\r\n", 403),
         (b"GET / HTTP/1.1\r\n\r\n", 403),
+        (b"GET / HTTP/1.1\r\nHost: \r\n\r\n", 403),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\nhost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: y\r\n Host: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: y\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: y\rHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\0.evil.example\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nGET /", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.9\r\nHost: localhost\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: [::1]:9\r\n\r\n", 200),
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1:9409\r\n\r\n", 200),
     ],
@@ -111,6 +123,25 @@ def test_pages(loop: Loop) -> None:
 def test_garbage_is_answered_and_ended(loop: Loop, data: bytes, expected: int) -> None:
     assert status(loop.ask(data)) in (expected, 0 if expected == 431 else expected)  # it may be reset while it sends
     assert status(loop.get()) == 200
+
+
+OURS = ("localhost", "LocalHost", "localhost:9409", "127.0.0.1", "127.255.0.9:80", "[::1]", "[::1]:9409", "[0:0::1]:1")
+OTHERS = (
+    "127.0.evil.com", "127.0.0.evil.com:80", "127.0.0.1.evil.com", "127.1", "0127.0.0.1", "2130706433", "127.0.0.1.",
+    "::1", "[::1", "::1]", "[127.0.0.1]", "[localhost]", "[::1%lo]", "[::1]evil.com", "[::1]:", "[::ffff:127.0.0.1]",
+    "localhost.evil.com", "evil.com:localhost", "localhost:", "localhost:80:80", "localhost:-1", "localhost:65536",
+    "localhost:8o", "localhost:123456", "localhost @evil.com", "evil.com/localhost", "0.0.0.0", "128.0.0.1", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", OURS)
+def test_this_machine_is_served(loop: Loop, host: str) -> None:
+    assert status(loop.get(host=host)) == 200
+
+
+@pytest.mark.parametrize("host", OTHERS)
+def test_a_page_elsewhere_cannot_point_a_name_here(loop: Loop, host: str) -> None:
+    assert status(loop.get(host=host)) == 403
 
 
 def gone(loop: Loop) -> bool:

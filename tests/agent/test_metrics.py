@@ -44,7 +44,16 @@ def node() -> dict[str, Any]:
     findings = (Finding("over-limit", "k1", "GPU-0", 0, 0, "e"), Finding("over-limit", "k1", "GPU-0", 9, 1, "f"))
     agent = {"state": "degraded", "problems": {"cards": "lost"}, "started": 900.5, "ledger_read": 1003.5}
     agent |= {"nvml_read": 1004.5, "processes": {"agent": {"cpu_seconds": 1.5, "memory": 4096}}}
-    return view(inventory, {"k1": grant}, samples, {"k1": watched}, findings, {"GPU-0": (2, 64 * MIB)}, agent)
+    return view(
+        inventory,
+        {"k1": grant},
+        samples,
+        {"k1": watched},
+        findings,
+        {"GPU-0": (2, 64 * MIB)},
+        agent,
+        {"GPU-0": 5 * MIB},
+    )
 
 
 def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -66,6 +75,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         is_("card_error", error, labels)
         is_("card_strangers", strangers, labels)
         is_("card_strangers_memory_bytes", theirs * MIB, labels)
+        is_("card_unlisted_memory_bytes", 5 * MIB if labels == CARD else 0, labels)
     is_("card_memory_used_bytes", 3000 * MIB, CARD)  # of the lost one nothing is known, which is not 0
     is_("card_busy_ratio", 0.66, CARD)
     is_("card_harvest_ratio", 0.17, CARD)

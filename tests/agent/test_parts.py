@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent import heal, journal, nvml, options, textfile
+from oci_hook.agent import facts, heal, journal, nvml, options, textfile
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
@@ -209,7 +209,7 @@ def test_settings(tmp_path: Path) -> None:
     install = Install(tmp_path)
     assert options.load(str(tmp_path)) == Options()
     yaml = (tmp_path / "etc/settings.yaml").read_text()
-    install.say(yaml.replace("policy: report", "policy: freeze").replace("interval: 5 ", "interval: 9 "))
+    install.say(yaml.replace("policy: protect  ", "policy: freeze ").replace("interval: 5 ", "interval: 9 "))
     assert "now in use" in install.text("settings", "compile")
     assert options.load(str(tmp_path)) == Options(policy="freeze", interval=9)
     assert load(str(tmp_path)).state_dir == str(install.state)
@@ -329,7 +329,21 @@ def test_an_answer_that_is_none(line: bytes) -> None:
 
 
 def test_a_lost_card_is_no_reason_to_lose_the_others() -> None:
-    good = {"used": 1, "total": 2, "gpu": 3, "processes": [[1, None, 4]], "error": ""}
-    bad = {"used": 0, "total": 0, "gpu": -1, "processes": [], "error": "GPU is lost"}
+    good = {"used": 1, "total": 2, "gpu": 3, "processes": [[1, None, 4]], "error": "", "at": 5.5, "steady": True}
+    bad = {"used": 0, "total": 0, "gpu": -1, "processes": [], "error": "GPU is lost", "at": 5.5, "steady": False}
     cards, error = nvml.parse(json.dumps({"cards": {"a": good, "b": bad}, "error": ""}).encode())
     assert not error and cards["a"].processes == ((1, None, 4),) and nvml.lost(cards["b"].error)
+
+
+# --- who it was
+
+
+def test_a_finding_says_who_a_process_is() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            told = facts.describe(process.pid)
+            assert told.startswith(f"user {os.geteuid()}, 0 s old, parent {os.getpid()}") or " s old" in told
+            assert told.endswith(": sleep 600")
+        finally:
+            process.kill()
+    assert facts.describe(process.pid) == ""

@@ -3,13 +3,15 @@
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from oci_hook.core.grant import Life, Share
+from oci_hook.cli import ps
+from oci_hook.core.grant import Grant, Life, Share
 from oci_hook.node import account as used
 from oci_hook.node.life import boot_id, process_life
 from tests.cli.box import Install
@@ -67,9 +69,11 @@ def test_json(install: Install) -> None:
                 "policy": "burst-share",
                 "class": "default",
                 "state": "starting",
+                "waits_seconds": None,
                 "frozen_since": None,
                 "frozen_by": None,
                 "preempt_tolerance_us": None,
+                "account": None,
                 "exclusive": False,
                 "capabilities": ["compute", "utility"],
                 "driver_version": "1.2",
@@ -77,6 +81,18 @@ def test_json(install: Install) -> None:
             }
         ]
     }
+
+
+def test_a_share_that_waits_for_its_container(install: Install) -> None:
+    """As podman's precreate hook leaves it where the container is never made."""
+    life = Life(boot_id(), deadline=int(time.monotonic()) + 40)
+    install.grant("ghost", Share("GPU-0", 100), life=life)
+    (entry,) = install.data("ps")["grants"]
+    assert entry["state"] == "starting" and 30 < entry["waits_seconds"] <= 40
+    assert "starting, waits " in install.text("ps") and "s more for its container" in install.text("ps")
+    assert "nobody has begun to make it: its share is kept for" in install.text("why", "ghost")
+    (seen,) = install.data("top")["containers"]
+    assert seen["state"] == "starting" and 30 < seen["waits_seconds"] <= 40
 
 
 def test_the_dead_are_not_listed_and_nothing_is_written(install: Install) -> None:
@@ -114,6 +130,11 @@ def test_a_ledger_that_cannot_be_read(install: Install) -> None:
 # What is in use
 
 
+def used_mib(grant: Grant) -> list[int | None]:
+    """As `ps` shows it."""
+    return [card["used_mib"] for card in ps.as_data(grant, {})["cards"]]
+
+
 def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
     """An account page with these totals, of which one process keeps some idle on each card."""
     data = bytearray(used.SIZE)
@@ -147,8 +168,8 @@ def test_use_is_read_from_the_containers_page(install: Install, tmp_path: Path) 
     with container(f"cp {tmp_path}/page page") as life:
         shares = (Share("GPU-0", 4096), Share("GPU-1", 4096))
         grant = install.grant("c", *shares, life=life)
-        assert used.used_mib(grant) == [100, 2048]
-        assert used.used_mib(grant.replace(shares=shares * 2)) == [100, 2048, 1, 0]  # rounded up
+        assert used_mib(grant) == [100, 2048]
+        assert used_mib(grant.replace(shares=shares * 2)) == [100, 2048, 1, 0]  # rounded up
         entry = install.data("ps")["grants"][0]
         assert [card["used_mib"] for card in entry["cards"]] == [100, 2048]
         assert life.init and entry["pid"] == life.init[0]
@@ -174,7 +195,7 @@ HOSTILE = [
 @pytest.mark.parametrize("setup", HOSTILE)
 def test_a_page_that_is_none_says_nothing(install: Install, setup: str) -> None:
     with container(setup) as life:
-        assert used.used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
+        assert used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
 
 
 @pytest.mark.root
@@ -182,7 +203,7 @@ def test_a_page_of_the_host_is_never_read(install: Install, tmp_path: Path) -> N
     """A link in the container to a valid page leads nowhere, even where the host has one at that path."""
     (tmp_path / "page").write_bytes(page(7))
     with container(f"mount -t tmpfs none {tmp_path} && ln -s {tmp_path}/page page") as life:
-        assert used.used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
+        assert used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
 
 
 @pytest.mark.root
@@ -192,8 +213,8 @@ def test_a_pid_that_is_another_process_now(install: Install, tmp_path: Path) -> 
         assert life.init
         grant = install.grant("c", Share("GPU-0", 1), life=life)
         other = life.replace(init=(life.init[0], life.init[1] + 1))
-        assert used.used_mib(grant.replace(life=other)) == [None]
-        assert used.used_mib(grant) == [7]
+        assert used_mib(grant.replace(life=other)) == [None]
+        assert used_mib(grant) == [7]
 
 
 @pytest.mark.root
@@ -201,13 +222,13 @@ def test_what_is_kept_idle_is_not_in_use(install: Install, tmp_path: Path) -> No
     (tmp_path / "page").write_bytes(page(7, 9, idle_mib=2))
     with container(f"cp {tmp_path}/page page") as life:
         grant = install.grant("c", Share("GPU-0", 1), Share("GPU-1", 1), life=life)
-        assert used.used_mib(grant) == [5, 7]
+        assert used_mib(grant) == [5, 7]
     (tmp_path / "page").write_bytes(page(7, 9, idle_mib=2)[: used.SPARES_OFFSET + 100])
     with container(f"cp {tmp_path}/page page") as life:
-        assert used.used_mib(install.grant("d", Share("GPU-0", 1), Share("GPU-1", 1), life=life)) == [7, 9]
+        assert used_mib(install.grant("d", Share("GPU-0", 1), Share("GPU-1", 1), life=life)) == [7, 9]
     (tmp_path / "page").write_bytes(page(1, idle_mib=2))
     with container(f"cp {tmp_path}/page page") as life:
-        assert used.used_mib(install.grant("e", Share("GPU-0", 1), life=life)) == [0]
+        assert used_mib(install.grant("e", Share("GPU-0", 1), life=life)) == [0]
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
@@ -248,4 +269,4 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
 
 
 def test_a_grant_without_an_init_says_nothing(install: Install) -> None:
-    assert used.used_mib(install.grant("c", Share("GPU-0", 1))) == [None]
+    assert used_mib(install.grant("c", Share("GPU-0", 1))) == [None]

@@ -1,0 +1,64 @@
+"""Keeps open what containers mount: a write lease needs to be the only opener of its file (fcntl(2), F_SETLEASE).
+
+Without this, root in a container takes one on the driver's library, through its read-only mount, as soon as nobody has
+it open, and the next program that loads it sleeps for fs.lease-break-time, 45 s."""
+
+import os
+import stat
+from collections.abc import Iterable
+
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import CONTAINER_DIR, STAND_IN_DIR
+
+MOST = 4096
+KINDS = ("library", "binary", "data", "firmware")
+
+
+def wanted(inventory: Inventory | None, prefix: str) -> list[str]:
+    """The files that containers mount: of the driver, and of the install."""
+    paths = []
+    if inventory is not None:
+        paths = [inventory.libcuda, inventory.libnvml, *(f.path for f in inventory.files if f.kind in KINDS)]
+    for top in (STAND_IN_DIR, CONTAINER_DIR):
+        for folder, _, names in os.walk(os.path.join(prefix, top)):
+            paths += [os.path.join(folder, name) for name in names]
+    return [path for path in dict.fromkeys(paths) if path][:MOST]
+
+
+class Keeper:
+    """`keep` these files open, and no others. files: by (device, inode). missed: paths that could not be opened now,
+    because a lease is held on them. To open asks the holder to give it up, and the next `keep` finds it so."""
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[int, int], str] = {}
+        self.missed: list[str] = []
+        self._open: dict[str, tuple[int, tuple[int, int]]] = {}
+
+    def keep(self, paths: Iterable[str]) -> None:
+        self.missed, self.files = [], {}
+        new: dict[str, tuple[int, tuple[int, int]]] = {}
+        for path in paths:
+            fd, at = self._open.pop(path, (-1, (0, 0)))
+            try:
+                st = os.stat(path)
+                if stat.S_ISREG(st.st_mode):
+                    self.files[st.st_dev, st.st_ino] = path
+                if fd >= 0 and at == (st.st_dev, st.st_ino):
+                    new[path] = fd, at
+                    continue
+                if stat.S_ISREG(st.st_mode):
+                    fresh = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+                    st = os.fstat(fresh)
+                    new[path] = fresh, (st.st_dev, st.st_ino)
+            except BlockingIOError:
+                self.missed.append(path)
+            except OSError:
+                pass  # it is not there any more
+            if fd >= 0:
+                os.close(fd)
+        for fd, _ in self._open.values():
+            os.close(fd)
+        self._open = new
+
+    def close(self) -> None:
+        self.keep(())

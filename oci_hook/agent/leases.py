@@ -1,0 +1,104 @@
+"""Leases (fcntl(2), F_SETLEASE) that processes of containers hold on files which gpu-hook or the driver needs.
+
+No honest program takes one there. A lease makes others who open the file wait for its holder, or fail where they may
+not wait.
+"""
+
+import os
+
+from oci_hook.core.grant import Grant
+from oci_hook.core.layout import CARD_FILE, PAGES_DIR, SHARE_STATE, slot_file
+from oci_hook.core.value import Value
+from oci_hook.node.life import read_file
+
+LOCKS_MAX = 8 << 20  # bytes of /proc/locks: some 120 000 locks
+FDS_MAX = 65536
+
+
+class Lease(Value):
+    """file: (device, inode). write: others cannot even read it. pid: who took it; it may have ended since, and left the
+    lease to its child."""
+
+    __slots__ = ("pid", "file", "write")
+
+    def __init__(self, pid: int, file: tuple[int, int], write: bool) -> None:
+        self.pid = pid
+        self.file = file
+        self.write = write
+
+
+class File(Value):
+    """A file on which nobody may hold one. what: in words. owner: the key of the grant whose own it is, "" for what all
+    need."""
+
+    __slots__ = ("what", "owner")
+
+    def __init__(self, what: str, owner: str = "") -> None:
+        self.what = what
+        self.owner = owner
+
+
+def parse(text: bytes) -> list[Lease]:
+    """The leases in /proc/locks (fs/locks.c, lock_get_status), whose lines are
+    `1: LEASE  ACTIVE    WRITE 1234 00:19:567 0 EOF`, BREAKING or BREAKER in ACTIVE's place, UNLCK in WRITE's."""
+    found = []
+    end = 0
+    while (at := text.find(b"LEASE", end)) >= 0:
+        begin, end = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
+        end = len(text) if end < 0 else end
+        words = text[begin:end].split()
+        try:
+            at = words.index(b"LEASE")
+            major, minor, inode = words[at + 4].split(b":")
+            device = os.makedev(int(major, 16), int(minor, 16))
+            # Of one that is being broken, what it is to become is shown.
+            write = words[at + 2] != b"READ" or words[at + 1] != b"ACTIVE"
+            found.append(Lease(int(words[at + 3]), (device, int(inode)), write))
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+def now() -> tuple[list[Lease], bool]:
+    """Those that are held, and whether that is all: of more locks than LOCKS_MAX the rest is not seen."""
+    data = read_file("/proc/locks", LOCKS_MAX)
+    return parse(data), len(data) < LOCKS_MAX
+
+
+def holds(pid: int, file: tuple[int, int]) -> bool:
+    """Whether this process has the descriptor to which a lease on this file belongs: /proc/PID/fdinfo (proc(5)) lists
+    locks since Linux 4.1."""
+    folder = f"/proc/{pid}/fdinfo"
+    try:
+        for name in os.listdir(folder)[:FDS_MAX]:
+            try:
+                data = read_file(f"{folder}/{name}", 1 << 16)
+            except FileNotFoundError:
+                continue
+            if b"LEASE" in data and any(lease.file == file for lease in parse(data)):
+                return True
+    except OSError:
+        pass
+    return False
+
+
+def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], File]:
+    """The files of the state directory that containers have mounted, by device and inode."""
+    found: dict[tuple[int, int], File] = {}
+
+    def add(path: str, file: File) -> None:
+        try:
+            st = os.stat(path)  # which no lease can keep waiting
+            found[st.st_dev, st.st_ino] = file
+        except OSError:
+            pass
+
+    for key, grant in grants.items():
+        add(f"{state_dir}/{PAGES_DIR}/{key}/policy", File("its policy page", key))
+        for share in grant.shares:
+            folder = f"{state_dir}/{SHARE_STATE}/{share.uuid}"
+            if share.slot:
+                who = f"slot file {share.slot} of card {share.uuid}"
+                add(f"{folder}/{slot_file(share.slot)}", File(who, key))
+                add(f"{folder}/{CARD_FILE}", File(f"the card page of {share.uuid}"))
+    return found

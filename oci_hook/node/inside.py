@@ -1,0 +1,81 @@
+"""The processes of a container, as the host sees them: by the cgroup of its init."""
+
+import os
+
+from oci_hook.linux import cgroup
+from oci_hook.node.life import read_file
+
+MOST = 4096  # processes; of a container with more, nothing is said
+DEEP = 16  # cgroups within cgroups
+
+
+class Process:
+    """One process. start: its start time. inner, ns: its pid in its own pid namespace, and that one's inode number.
+    stack: the bottom of its stack, which differs after exec; 0 or 1: the kernel does not say."""
+
+    __slots__ = ("pid", "start", "inner", "ns", "stack")
+
+    def __init__(self, pid: int, start: int, inner: int, ns: int, stack: int) -> None:
+        self.pid = pid
+        self.start = start
+        self.inner = inner
+        self.ns = ns
+        self.stack = stack
+
+    @property
+    def owners(self) -> frozenset[tuple[int, int, int]]:
+        return owners(self.inner, self.start, self.ns)
+
+
+def owners(inner: int, start: int, ns: int) -> frozenset[tuple[int, int, int]]:
+    """How the shim may have written a process into the account page (gh_identify in shim/alive.c): without a /proc of
+    its own namespace it does not know its start, nor, without any, its namespace."""
+    pid, space = inner & 0x3FFFFF, (ns ^ ns >> 10 ^ ns >> 20) & 0x3FF
+    return frozenset(((pid, start & 0x7FFFFFFF, space), (pid, 0, space), (pid, 0, 0)))
+
+
+def pids(init: int) -> list[int] | None:
+    """Host pids of the container's living processes; None: not to be told, its cgroup is not its alone or it has too
+    many of them."""
+    try:
+        path = next(filter(None, (cgroup.v1_path(init, name) for name in ("devices", "pids", "freezer"))), None)
+        path = path or cgroup.v2_path(init)
+        return None if path is None else below(path)
+    except (OSError, ValueError):
+        return None
+
+
+def below(path: str, inode: int = 0) -> list[int] | None:
+    """The same by the cgroup's directory. inode: it must be this one (0: any)."""
+    try:
+        # At the top of a hierarchy are the host's processes.
+        if not os.path.exists(f"{path}/../cgroup.procs") or inode not in (0, os.stat(path).st_ino):
+            return None
+        found: list[int] = []
+        return found if _gather(path, found, DEEP) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _gather(path: str, found: list[int], deep: int) -> bool:
+    found += [int(word) for word in read_file(f"{path}/cgroup.procs", 1 << 20).split() if word != b"0"]
+    if len(found) > MOST or not deep:
+        return False
+    with os.scandir(path) as entries:
+        below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return all(_gather(path, found, deep - 1) for path in below)
+
+
+def look(pid: int) -> Process | None:
+    """None: it has ended, or only its zombie is there. Raises OSError, ValueError."""
+    try:
+        data = read_file(f"/proc/{pid}/stat", 1024)
+        fields = data[data.rindex(b")") + 2 :].split()
+        # A main thread that ended is a zombie beside its living siblings: field 20 counts the threads.
+        if fields[0] in (b"X", b"x") or (fields[0] == b"Z" and int(fields[17]) <= 1):
+            return None
+        status = read_file(f"/proc/{pid}/status")
+        inner = next((line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")), b"%d" % pid)
+        return Process(pid, int(fields[19]), int(inner), os.stat(f"/proc/{pid}/ns/pid").st_ino, int(fields[25]))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
