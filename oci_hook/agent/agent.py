@@ -73,6 +73,7 @@ class Agent:
         self.guard = guard.Guard(given.tolerance)
         self._harmful: set[tuple[str, str]] = set()  # (key, card's UUID) that were told, where they are not killed
         self._keeper = keep.Keeper()
+        self._slots = keep.Keeper(os.O_RDWR)
         self._kept: tuple[float, Inventory | None] = (-KEEP_SECONDS, None)
         self._locks_at = 0.0
         self._leases: dict[tuple[str, str, str, int, int], Finding] = {}
@@ -165,6 +166,7 @@ class Agent:
         if self._server:
             self._server.close()
         self._keeper.close()
+        self._slots.close()
         for _, known in self._accounts.values():
             known.close()
         for fd in [fd for _, fd in self._pidfds.values()] + [self._ledger_fd, self._lock]:
@@ -283,6 +285,7 @@ class Agent:
             self.watched[key] = Watched()
         self.grants, self._view = new, {}
         self._members.update(new)
+        self._slots.keep(keep.slots(self.settings.state_dir, living))
         for grant in living:
             self._follow(grant, now)
 

@@ -1,14 +1,16 @@
 """Keeps open what containers mount: a write lease needs to be the only opener of its file (fcntl(2), F_SETLEASE).
 
 Without this, root in a container takes one on the driver's library, through its read-only mount, as soon as nobody has
-it open, and the next program that loads it sleeps for fs.lease-break-time, 45 s."""
+it open, and the next program that loads it sleeps for fs.lease-break-time, 45 s. A read lease is refused as well while
+the file is open for writing: so are the slot files, which their owners open to write."""
 
 import os
 import stat
 from collections.abc import Iterable
 
+from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import CONTAINER_DIR, STAND_IN_DIR
+from oci_hook.core.layout import CONTAINER_DIR, SHARE_STATE, STAND_IN_DIR, slot_file
 
 MOST = 4096
 KINDS = ("library", "binary", "data", "firmware")
@@ -25,11 +27,19 @@ def wanted(inventory: Inventory | None, prefix: str) -> list[str]:
     return [path for path in dict.fromkeys(paths) if path][:MOST]
 
 
-class Keeper:
-    """`keep` these files open, and no others. files: by (device, inode). missed: paths that could not be opened now,
-    because a lease is held on them. To open asks the holder to give it up, and the next `keep` finds it so."""
+def slots(state_dir: str, grants: Iterable[Grant]) -> list[str]:
+    """The slot files of all grants."""
+    shares = [share for grant in grants for share in grant.shares if share.slot]
+    return [f"{state_dir}/{SHARE_STATE}/{share.uuid}/{slot_file(share.slot)}" for share in shares]
 
-    def __init__(self) -> None:
+
+class Keeper:
+    """`keep` these files open, and no others. access: os.O_RDONLY or os.O_RDWR. files: by (device, inode). missed: paths
+    that could not be opened now, because a lease is held on them. To open asks the holder to give it up, and the next
+    `keep` finds it so."""
+
+    def __init__(self, access: int = os.O_RDONLY) -> None:
+        self._access = access
         self.files: dict[tuple[int, int], str] = {}
         self.missed: list[str] = []
         self._open: dict[str, tuple[int, tuple[int, int]]] = {}
@@ -47,7 +57,7 @@ class Keeper:
                     new[path] = fd, at
                     continue
                 if stat.S_ISREG(st.st_mode):
-                    fresh = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+                    fresh = os.open(path, self._access | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
                     st = os.fstat(fresh)
                     new[path] = fresh, (st.st_dev, st.st_ino)
             except BlockingIOError:

@@ -7,7 +7,7 @@ not wait.
 import os
 
 from oci_hook.core.grant import Grant
-from oci_hook.core.layout import CARD_FILE, PAGES_DIR, SHARE_STATE, slot_file
+from oci_hook.core.layout import PAGES_DIR, SHARE_STATE, slot_file
 from oci_hook.core.value import Value
 from oci_hook.node.life import read_file
 
@@ -100,5 +100,4 @@ def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], 
             if share.slot:
                 who = f"slot file {share.slot} of card {share.uuid}"
                 add(f"{folder}/{slot_file(share.slot)}", File(who, key))
-                add(f"{folder}/{CARD_FILE}", File(f"the card page of {share.uuid}"))
     return found

@@ -6,12 +6,17 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/fsuid.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int main(int argc, char **argv)
 {
     signal(SIGIO, SIG_IGN);
     int fd = open(argv[1], O_RDONLY);
+    struct stat st;
+    if (!fstat(fd, &st))
+        setfsuid(st.st_uid); /* a lease is for the owner, whom CAP_SETUID lets it be */
     int type = argc > 2 && !strcmp(argv[2], "read") ? F_RDLCK : F_WRLCK;
     int failed = fcntl(fd, F_SETLEASE, type) ? errno : 0;
     printf("%s\n", failed ? strerror(failed) : "leased");

@@ -14,6 +14,7 @@ from oci_hook.core.inventory import DriverFile, Inventory
 from oci_hook.node import account
 from tests.agent.box import events, grant, running, wait_for
 from tests.e2e.stage import CC, GLIBC, Stage
+from tests.hostile.box import as_docker
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 HERE = Path(__file__).parent
@@ -32,7 +33,7 @@ def found(stage: Stage, id: str) -> list[dict[str, Any]]:
 
 def tries(stage: Stage, image: Path, path: str) -> str:
     """What root in a container is told that asks for a write lease there."""
-    return stage.run(image, LEASE, path, "try").stdout
+    return stage.run(image, LEASE, path, "try", edit=as_docker).stdout
 
 
 FILES = ("driver/cuda", "driver/ml")
@@ -45,6 +46,18 @@ def test_no_write_lease_on_what_the_agent_keeps_open(stage: Stage, image: Path, 
     with running(stage):
         assert tries(stage, image, path) == "Resource temporarily unavailable\n"
     assert tries(stage, image, path) == "leased\n"
+
+
+@pytest.mark.parametrize("kind", ["try", "read"])
+def test_no_lease_on_a_slot_file_while_the_agent_runs(stage: Stage, image: Path, kind: str) -> None:
+    """Neither a read nor a write lease, on the own one or a neighbour's: their owners open them to write."""
+    neighbour = stage.start(image)
+    command = f"sleep 1; {LEASE} /run/gpu-hook/share/0/slot/00 {kind}; {LEASE} /run/gpu-hook/slot/0 {kind}"
+    with running(stage) as agent:
+        wait_for(lambda: agent.container(neighbour))
+        done = stage.run(image, "/bin/sh", "-c", command, edit=as_docker)
+        assert done.stdout == "Resource temporarily unavailable\n" * 2
+    stage.runc("delete", "--force", neighbour)
 
 
 def test_a_lease_from_before_is_found_and_its_holder_killed(stage: Stage, image: Path) -> None:
@@ -65,7 +78,8 @@ def test_a_lease_from_before_is_found_and_its_holder_killed(stage: Stage, image:
 @pytest.mark.parametrize("more", [(), ("read",), ("write", "fork")])
 def test_a_lease_on_its_own_page_is_reported_only(stage: Stage, image: Path, more: tuple[str, ...]) -> None:
     stay = "" if "fork" not in more else " & sleep 600"
-    cheat = stage.start(image, "/bin/sh", "-c", f"{LEASE} /run/gpu-hook/policy {' '.join(more)}{stay}")
+    attack = f"{LEASE} /run/gpu-hook/policy {' '.join(more)}{stay}"
+    cheat = stage.start(image, "/bin/sh", "-c", attack, edit=as_docker)
     with running(stage) as agent:
         told = wait_for(lambda: found(stage, cheat))
         assert told[0]["action"] == "reported" and "its policy page" in told[0]["evidence"], told
