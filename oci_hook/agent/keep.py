@@ -34,9 +34,10 @@ def slots(state_dir: str, grants: Iterable[Grant]) -> list[str]:
 
 
 class Keeper:
-    """`keep` these files open, and no others. access: os.O_RDONLY or os.O_RDWR. files: by (device, inode). missed:
-    those that could not be opened now, because a lease is held on them. To open asks the holder to give it up, and the next
-    `keep` finds it so."""
+    """`keep` these files open, and no others. access: os.O_RDONLY or os.O_RDWR. files: by (device, inode).
+
+    missed: those that could not be opened now, because a lease is held on them. To open asks the holder to give it up,
+    and the next `keep` finds it so."""
 
     def __init__(self, access: int = os.O_RDONLY) -> None:
         self._access = access
