@@ -1,5 +1,6 @@
 """A grant ends when its container is proven to have ended, and then at once: real runc through the wrapper."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,8 +13,12 @@ from typing import Any
 
 import pytest
 
-from oci_hook.node import store
-from oci_hook.node.life import planned_cgroup
+from oci_hook.core.grant import Identity, Life
+from oci_hook.core.request import CardRequest, Request
+from oci_hook.node import admit, holders, store
+from oci_hook.node.judge import PATIENT, QUICK
+from oci_hook.node.life import boot_id, pid_space, planned_cgroup, process_life
+from oci_hook.node.lock import lock_file
 from tests.conftest import REPO, Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -162,6 +167,50 @@ def test_who_sees_other_pids_ends_no_grant(prefix: Install, bundle: Bundle, runc
     assert len(prefix.grants()) == 1
     assert runc("delete", "--force", runc.ids[0]).returncode == 0
     until(lambda: prefix.grants() == ())
+
+
+def test_more_processes_than_can_be_looked_at(
+    prefix: Install, bundle: Bundle, runc: Runc, hidden: Runc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant that forks without end: what cannot be seen quickly counts; before anybody is refused, it is looked at
+    for longer, and never under the ledger's lock."""
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    assert hidden("delete", "--force", runc.ids[0]).returncode == 0  # nobody has seen its init
+    asked: list[float] = []
+    look = holders.holders
+
+    def slow(seconds: float) -> tuple[dict[str, tuple[int, int]], int]:
+        asked.append(seconds)
+        os.close(lock_file(f"{prefix.state}/ledger/lock", fcntl.LOCK_EX, wait=False))
+        return look(seconds) if seconds > 1 else ({}, holders.NEVER)
+
+    monkeypatch.setattr(holders, "holders", slow)
+    by = Life(boot_id(), process_life(os.getpid()), space=pid_space())
+    small = Request((CardRequest("0", 1024),))
+    one = admit.admit_on(prefix.inventory, small, Identity("/run/x", "a", "/a"), by, prefix.settings)
+    with store.open_ledger(str(prefix.state)) as ledger:
+        assert len(ledger.grants) == 2 and len(ledger.unsure) == 1
+    assert set(asked) == {QUICK}
+    two = admit.admit_on(
+        prefix.inventory, Request((CardRequest("0", 20480),)), Identity("/run/x", "b", "/b"), by, prefix.settings
+    )
+    assert asked[-1] == PATIENT and {g.key for g in prefix.grants()} == {one.grant.key, two.grant.key}
+
+
+def test_holders_by_the_thousand(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """The container's first process is found among many, and a look has an end."""
+    many = "i=0; while [ $i -lt 2000 ]; do sleep 300 & i=$((i+1)); done; wait"
+    assert runc.create(bundle(MOST, args=["sh", "-c", many]), prefix).returncode == 0
+    (id,) = runc.ids
+    assert runc("start", id).returncode == 0
+    init = runc.pid(id)
+    until(lambda: len(Path(f"/proc/{init}/task/{init}/children").read_text().split()) == 2000, 60)
+    (grant,) = prefix.grants()
+    found, unseen = holders.holders(30)
+    assert found[grant.key][0] == init and unseen < found[grant.key][1]
+    began = time.monotonic()
+    assert holders.holders(0.0) == ({}, holders.NEVER)
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

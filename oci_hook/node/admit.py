@@ -14,7 +14,7 @@ from oci_hook.errors import NoRoomError, refuse
 from oci_hook.node import events, store
 from oci_hook.node.claims import Claims
 from oci_hook.node.inventory import load
-from oci_hook.node.judge import is_being_made
+from oci_hook.node.judge import PATIENT, QUICK, is_being_made
 from oci_hook.node.life import valid_id
 from oci_hook.node.settings import Settings
 from oci_hook.node.share import preempt_bounds
@@ -69,45 +69,54 @@ def admit_on(
     scales = {card.uuid: card.time_scale for card in inventory.cards}
     tiers = _tiers(settings, inventory)  # before the node's lock, which others wait for
     bounds = _bounds(settings) if request.preempt_tolerance is not None else ()
-    with store.open_ledger(settings.state_dir) as ledger:
-        for held in ledger.grants:
-            if held.key == key:
-                raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
-            if held.key == instead_of and waits(held):
-                ledger.remove(held.key)
-            elif _same_bundle(held.who.bundle, who.bundle) and is_being_made(held):
-                # Both would run on what the second one writes into config.json.
-                raise refuse(
-                    "GH-407",
-                    f"container {held.who.id[:100]} is being made from the bundle {who.bundle[:100]}; wait until it is,"
-                    " or give each its own bundle",
-                )
-        found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
-        if isinstance(found, Refusal):
-            if tell:
-                events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
-            raise NoRoomError(*found.problems)
-        grant = Grant(
-            key=key,
-            who=who,
-            life=life,
-            shares=found.shares,
-            policy=request.policy,
-            priority_class=request.priority_class,
-            exclusive=found.exclusive,
-            capabilities=request.capabilities,
-            driver_version=inventory.driver_version,
-            created=int(time.time()),
-            born=time.monotonic_ns(),
-            linger=settings.rules.linger,
-            tolerance=request.preempt_tolerance or 0,
-            imex_channels=request.imex_channels,
-        )
-        real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
-        with Claims(real, settings.state_dir):
-            store.at("claimed")
-            ledger.put(grant, policy_page(grant, inventory), scales, tiers)
+    for seconds in (QUICK, PATIENT):
+        with store.open_ledger(settings.state_dir, seconds=seconds) as ledger:
+            _check_free(ledger, key, who, instead_of)
+            found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
+            if isinstance(found, Refusal):
+                if ledger.unsure and seconds == QUICK:
+                    continue  # some of what is in the way may have ended
+                if tell:
+                    events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
+                raise NoRoomError(*found.problems)
+            grant = Grant(
+                key=key,
+                who=who,
+                life=life,
+                shares=found.shares,
+                policy=request.policy,
+                priority_class=request.priority_class,
+                exclusive=found.exclusive,
+                capabilities=request.capabilities,
+                driver_version=inventory.driver_version,
+                created=int(time.time()),
+                born=time.monotonic_ns(),
+                linger=settings.rules.linger,
+                tolerance=request.preempt_tolerance or 0,
+                imex_channels=request.imex_channels,
+            )
+            real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
+            with Claims(real, settings.state_dir):
+                store.at("claimed")
+                ledger.put(grant, policy_page(grant, inventory), scales, tiers)
+            break
     return Admission(grant, inventory)
+
+
+def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str) -> None:
+    """Raises GH-407 where the key, or the bundle, is a container's that lives or is being made."""
+    for held in ledger.grants:
+        if held.key == key:
+            raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
+        if held.key == instead_of and waits(held):
+            ledger.remove(held.key)
+        elif _same_bundle(held.who.bundle, who.bundle) and is_being_made(held):
+            # Both would run on what the second one writes into config.json.
+            raise refuse(
+                "GH-407",
+                f"container {held.who.id[:100]} is being made from the bundle {who.bundle[:100]}; wait until it is,"
+                " or give each its own bundle",
+            )
 
 
 def _bounds(settings: Settings) -> "tuple[tuple[str, str, int], ...]":

@@ -16,7 +16,6 @@ KEY = 32  # hex digits of a grant's key
 END = b"/policy"
 # Bytes of one namespace's list. The mounts that the runtime made come first in it, before what a tenant has added.
 MOUNTS_MAX = 1 << 20
-SCAN_SECONDS = 0.5
 NEVER = 1 << 62
 
 
@@ -37,7 +36,7 @@ def keys_of(mountinfo: bytes) -> set[str]:
     return found
 
 
-def holders(seconds: float = SCAN_SECONDS) -> tuple[dict[str, tuple[int, int]], int]:
+def holders(seconds: float) -> tuple[dict[str, tuple[int, int]], int]:
     """((pid, start time) of a process that holds it, by grant's key; the latest start time of a process that we could
     not look at, 0 where there is none: it can hold no grant that was made after it).
 

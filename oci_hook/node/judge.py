@@ -11,18 +11,35 @@ from oci_hook.core.grant import Grant
 from oci_hook.node import life as lives
 
 INITIAL_SPACE = 0xEFFFFFFC  # the inode number of the first pid namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO)
+QUICK, PATIENT = 0.1, 2.0  # seconds to look at processes: for a container that starts, and for who can wait
 CREATION = 60  # seconds that a container of another pid namespace may take to be made
 
 
 class Judge:
-    """One look at the node: `current` for each grant. Raises OSError when /proc is not mounted."""
+    """One look at the node: `current` for each grant. Raises OSError when /proc is not mounted.
 
-    __slots__ = ("_boot", "_space", "_held")
+    seconds: how long to look for processes that hold a grant; tenants can make more of them than can be looked at.
+    later: take a grant for which that look would be needed for living, and note it in `wanted`; after `look`, which
+    needs no lock, it is judged by what was seen then. unsure: keys of grants that count only since not all was seen.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("wanted", "unsure", "_seconds", "_later", "_boot", "_space", "_held")
+
+    def __init__(self, seconds: float = PATIENT, later: bool = False) -> None:
+        self.wanted: set[str] = set()
+        self.unsure: set[str] = set()
+        self._seconds = seconds
+        self._later = later
         self._boot = ""
         self._space = 0
         self._held: tuple[dict[str, tuple[int, int]], int] | None = None
+
+    def look(self) -> None:
+        """Look at all processes of the node."""
+        from oci_hook.node.holders import holders  # most sweeps need not ask
+
+        self.unsure.clear()
+        self._held = holders(self._seconds)
 
     def current(self, grant: Grant) -> Grant | None:
         """The grant, with what it lives by brought up to date, or None if it counts no more."""
@@ -50,6 +67,7 @@ class Judge:
         if pid is not None:
             return grant if pid == life.init else grant.replace(life=life.replace(creator=None, init=pid, deadline=0))
         if not seen:
+            self.unsure.add(grant.key)
             return grant
         # A process may have left the mounts behind, as user namespaces allow it to; the cgroup it cannot leave. Where
         # the runtime says that the id is another container's now, the cgroup is as well.
@@ -59,10 +77,12 @@ class Judge:
 
     def _holder(self, grant: Grant) -> tuple[tuple[int, int] | None, bool]:
         """(a process that holds the grant, whether every process was looked at that may)"""
+        if self._later and (self._held is None or grant.key not in self.wanted):
+            self.wanted.add(grant.key)  # what was seen before says nothing of one that has lost its creator since
+            return None, False
         if self._held is None:
-            from oci_hook.node.holders import holders  # most sweeps need not ask
-
-            self._held = holders()
+            self.look()
+        assert self._held is not None
         known = grant.life.init or grant.life.creator
         return self._held[0].get(grant.key), self._held[1] < (known[1] if known else lives.ticks(grant.born))
 
@@ -72,6 +92,8 @@ class Judge:
         if young or self._space != INITIAL_SPACE:
             return grant
         pid, seen = self._holder(grant)
+        if not seen:
+            self.unsure.add(grant.key)
         return grant if pid is not None or not seen or lives.occupied(grant.life) else None
 
 

@@ -26,7 +26,7 @@ from oci_hook.node import share, tell
 from oci_hook.node.deliver import PAGE_FILE, deliver
 from oci_hook.node.grant_file import GRANT_MAX, encode
 from oci_hook.node.grant_file import read as _read
-from oci_hook.node.judge import Judge
+from oci_hook.node.judge import QUICK, Judge
 from oci_hook.node.lock import lock_file, own_dir
 
 TYPE_CHECKING = False
@@ -61,24 +61,26 @@ def valid_key(key: str) -> bool:
 class Ledger:
     """An open transaction: `grants` are the living ones, ordered by key; `swept` the dead ones that it removed.
 
-    After it, `late` has the keys of grants whose container keeps from itself what it is to be told.
+    unsure: the keys of those that count only since not every process could be looked at in time. After the transaction,
+    `late` has the keys of grants whose container keeps from itself what it is to be told.
     """
 
     __slots__ = (
-        *("grants", "swept", "late"),
+        *("grants", "swept", "late", "unsure"),
         *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_said", "_made", "_must"),
     )
 
-    def __init__(self, state_dir: str, wait: bool = True) -> None:
+    def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK) -> None:
         self.grants: tuple[Grant, ...] = ()
         self.swept: tuple[Grant, ...] = ()
         self.late: set[str] = set()
+        self.unsure: set[str] = set()
         self._state = state_dir
         self._folder = f"{state_dir}/{LEDGER_DIR}"
         self._pages = f"{state_dir}/{PAGES_DIR}"
         self._lock = -1
         self._wait = wait
-        self._judge = Judge()
+        self._judge = Judge(seconds, later=True)
         self._unclear = False
         self._said: list[str] = []  # the names of its messages
         self._made: list[str] = []  # the keys of its new grants
@@ -89,8 +91,15 @@ class Ledger:
             for folder in (self._state, self._folder, self._pages, tell.folder(self._state)):
                 own_dir(folder)
             self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
+            judged = self._judged()
+            if self._judge.wanted:  # to look at all processes may take long: without the lock
+                self._unlock()
+                self._judge.look()
+                self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
+                judged = self._judged()
+            self.unsure = self._judge.unsure
             at("locked")
-            self._sweep()
+            self._sweep(judged)
             at("swept")
         except BaseException as e:
             self._unlock()
@@ -203,18 +212,19 @@ class Ledger:
             raise unusable(self._state, e) from None
         return bool(found)
 
-    def _sweep(self) -> None:
+    def _judged(self) -> list[tuple[Grant, Grant | None]]:
+        """Each grant as it is on disk, and as it is now, or None."""
+        names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
+        found = (_read(self._folder, name[:-5]) for name in names)
+        return [(grant, self._judge.current(grant)) for grant in found]
+
+    def _sweep(self, judged: "list[tuple[Grant, Grant | None]]") -> None:
         living, dead = [], []
         there = tell.names(self._state)
-        names = sorted(os.listdir(self._folder))
-        for name in names:
+        for name in os.listdir(self._folder):
             if name.endswith(".tmp"):
                 os.unlink(f"{self._folder}/{name}")
-        for name in names:
-            if not name.endswith(".json"):
-                continue
-            old = _read(self._folder, name[:-5])
-            new = self._judge.current(old)
+        for old, new in judged:
             if new is None:
                 dead.append(old)
                 continue
@@ -301,14 +311,14 @@ class Ledger:
             self._lock = -1
 
 
-def open_ledger(state_dir: str, wait: bool = True) -> Ledger:
+def open_ledger(state_dir: str, wait: bool = True, seconds: float = QUICK) -> Ledger:
     """`with open_ledger(state_dir) as ledger:` holds the node's lock; dead grants are swept first.
 
     Raises NodeError GH-303: the state directory is not safe to use, the disk fails, a grant file is damaged, or the
     lock is held for more than LOCK_SECONDS. wait=False: raises BlockingIOError at once where another holds the lock
-    (and so has just swept).
+    (and so has just swept). seconds: how long to look for processes that hold grants of which nothing else is known.
     """
-    return Ledger(state_dir, wait)
+    return Ledger(state_dir, wait, seconds)
 
 
 def snapshot(state_dir: str) -> tuple[Grant, ...]:
