@@ -1,15 +1,19 @@
-"""What a hostile tenant costs others: the same calls beside a container that sleeps, and beside one that attacks all
-that gpu-hook mounts into it (tests/hostile/tenant.c), in turns. A ratio is the median beside the attack over the median
-beside the sleeper.
+"""What a hostile tenant costs others: the same calls beside a container that is busy, and beside one that attacks all
+that gpu-hook mounts into it (tests/hostile/tenant.c), in turns; both have half a core. A ratio is the median beside the
+attack over the median beside the other.
 
 start: a container with a share, from `run` to its end, with one allocation. ps, set: the command's work without the
 start of its Python. scrape: /metrics of a running agent. slowest_s: the longest that any call took beside the attack.
-refused: calls that failed beside the attack.
+refused: calls that failed beside the attack. image_cpu_ms, image_mb: the most that `create` of a container takes more
+with one of the images of tests/test_expensive_images.py than with an ordinary one, by wait4(2); or until it is refused.
 """
 
 import contextlib
+import itertools
+import json
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,12 +23,16 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "scripts")]
 
+import tiny_image  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 from oci_hook.cli.main import cli  # noqa: E402
+from oci_hook.node import share  # noqa: E402
+from tests import test_expensive_images as expensive  # noqa: E402
 from tests.agent import box as agents  # noqa: E402
+from tests.conftest import Install, Runc  # noqa: E402
 from tests.e2e.stage import SHARE, Stage  # noqa: E402
-from tests.hostile.box import ATTACKS, build, hostile  # noqa: E402
+from tests.hostile.box import ATTACKS, build, half_a_core, hostile  # noqa: E402
 
 ASK = {**SHARE, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": "10"}
 CALLS = ("start", "ps", "set", "scrape")
@@ -36,7 +44,9 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     with contextlib.closing(Stage(folder)) as stage:
         image = agents.image(folder)
         shutil.copy(build(folder / "tenant"), image / "bin/tenant")
-        return _figures(*_measure(stage, image, 3 if short else 10))
+        figures = _figures(*_measure(stage, image, 3 if short else 10))
+    with tempfile.TemporaryDirectory(prefix="gpu-hook-images-") as place:
+        return figures | _images(Path(place), 3 if short else 9)
 
 
 Times = dict[str, list[float]]
@@ -59,8 +69,8 @@ def _measure(stage: Stage, image: Path, turns: int) -> tuple[Times, Times, int]:
         calls = {"start": start, "ps": command("ps"), "set": command("set", neighbour, "--compute", "20")}
         calls["scrape"] = lambda: bool(agent.get("/metrics"))
         for _ in range(turns):
-            for attacks, times in (((), quiet), (ATTACKS, loud)):
-                with hostile(stage, image, attacks, ASK):
+            for attacks, times in ((("spins",), quiet), (ATTACKS, loud)):
+                with hostile(stage, image, attacks, ASK, half_a_core):
                     for _ in range(5):
                         for name, call in calls.items():
                             began = time.perf_counter()
@@ -69,6 +79,52 @@ def _measure(stage: Stage, image: Path, turns: int) -> tuple[Times, Times, int]:
                             refused += not done
     stage.runc("delete", "--force", neighbour)
     return quiet, loud, refused
+
+
+IMAGES = (
+    *("a_cache_of_library_names", "a_cache_of_folders", "a_library_folder_of_many_names", "many_compat_folders"),
+    *("links_that_go_to_and_fro", "thousands_of_short_mounts", "a_volume_of_links"),
+)
+
+
+def _images(place: Path, times: int) -> dict[str, dict[str, object]]:
+    install = Install(place)
+    subprocess.run(["runc", "spec"], cwd=place, check=True)
+    spec = json.loads((place / "config.json").read_text())
+    spec["process"].update(terminal=False, args=["/bin/sleep", "300"])
+    spec["annotations"] = expensive.ASK
+    numbers = itertools.count()
+    runc = Runc(place)
+
+    def create(image: Path, edit: "expensive.Edit | None") -> tuple[float, float]:
+        bundle = place / f"bundle{next(numbers)}"
+        bundle.mkdir()
+        own = json.loads(json.dumps({**spec, "root": {"path": str(image), "readonly": False}}))
+        if edit:
+            edit(own)
+        (bundle / "config.json").write_text(json.dumps(own))
+        command = [install.program, "--root", str(runc.root), "create", "--bundle", str(bundle), runc.new_id()]
+        _, seconds, megabytes = expensive.cost(command, place / "err")
+        runc("delete", "--force", runc.ids[-1])
+        return seconds, megabytes
+
+    def typical(image: Path, edit: "expensive.Edit | None") -> tuple[float, float]:
+        taken = [create(image, edit) for _ in range(times)]
+        return statistics.median(s for s, _ in taken), max(m for _, m in taken)
+
+    plain = typical(tiny_image.busybox(place / "plain"), None)
+    worst = [0.0, 0.0]
+    for name in IMAGES:
+        image = tiny_image.busybox(place / name / "image")
+        used = typical(image, expensive.SHAPES[name](image))
+        worst = [max(worst[0], 1000 * (used[0] - plain[0])), max(worst[1], used[1] - plain[1])]
+        subprocess.run(["rm", "-rf", place / name], check=True)
+    runc.close()
+    share.drop(str(install.state))
+    return {
+        "image_cpu_ms": {"value": round(worst[0], 1), "unit": "ms", "budget": 100, "ok": worst[0] <= 100},
+        "image_mb": {"value": round(worst[1], 1), "unit": "MB", "budget": 64, "ok": worst[1] <= 64},
+    }
 
 
 def _figures(quiet: Times, loud: Times, refused: int) -> dict[str, dict[str, object]]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.stage import ARCH, CC, Stage
+from tests.e2e.stage import ARCH, CC, Edit, Stage
 
 HERE = Path(__file__).resolve().parent
 ATTACKS = ("leases", "locks", "watches", "fill", "places", "readers")
@@ -22,17 +22,25 @@ def build(out: Path) -> Path:
     return out
 
 
+def half_a_core(spec: dict[str, Any]) -> None:
+    """As docker --cpus 0.5: what is left to compare is what the attacks do, not that they are busy."""
+    as_docker(spec)
+    spec["linux"]["resources"]["cpu"] = {"quota": 50000, "period": 100000}
+
+
 def as_docker(spec: dict[str, Any]) -> None:
     names = [f"CAP_{name}" for name in (*DOCKER.split(), "AUDIT_WRITE")]
     spec["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), names)
 
 
 @contextmanager
-def hostile(stage: Stage, image: Path, attacks: Sequence[str], ask: dict[str, str]) -> Iterator[str]:
+def hostile(
+    stage: Stage, image: Path, attacks: Sequence[str], ask: dict[str, str], edit: Edit = as_docker
+) -> Iterator[str]:
     """The id of a container that attacks from its begin to the end of the block."""
     told = stage.folder / f"hostile{time.monotonic_ns()}"
     args = ["/bin/sh", "-c", f"exec /bin/tenant {' '.join(attacks)} >/tmp/{told.name}"]
-    id = stage.start(image, *args, annotations=ask, edit=as_docker)
+    id = stage.start(image, *args, annotations=ask, edit=edit)
     until = time.monotonic() + 60
     said = image / "tmp" / told.name
     while not (said.exists() and said.read_text() == "ready\n"):

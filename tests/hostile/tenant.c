@@ -168,11 +168,17 @@ static void readers(void) {
     }
 }
 
+/* No attack: uses as much of the processors as it can get, to compare with. */
+static void spins(void) {
+    for (volatile unsigned long n = 0;; n++)
+        ;
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } attacks[] = {{"leases", leases}, {"locks", locks},   {"watches", watches},
-               {"fill", fill},     {"places", places}, {"readers", readers}};
+               {"fill", fill},     {"places", places}, {"readers", readers}, {"spins", spins}};
 
 int main(int argc, char **argv) {
     for (int n = 1; n < argc; n++)
