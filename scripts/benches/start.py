@@ -72,9 +72,9 @@ class _Place:
             files.append(DriverFile(str(path), "library", "compute", (path.name, f"lib{name}.so.1")))
         files += [DriverFile(str(driver / "lib" / name), "binary", "utility") for name in BINARIES.split()]
         for file in (*(f.path for f in files), driver / "lib/libcuda.so", driver / "lib/libnvidia-ml.so"):
-            Path(file).write_text("")
+            Path(file).write_text("driver\n")
         (state / "sim/cards").mkdir(parents=True)
-        (state / "sim/cards/0").write_text("")
+        (state / "sim/cards/0").write_text("card\n")
         compiled = settings_compile.set_driver_root(settings.prefix, str(driver))
         found = Inventory(
             boot_id=boot_id(),
