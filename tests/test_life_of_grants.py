@@ -179,10 +179,10 @@ def test_more_processes_than_can_be_looked_at(
     asked: list[float] = []
     look = holders.holders
 
-    def slow(seconds: float) -> tuple[dict[str, tuple[int, int]], int]:
+    def slow(seconds: float, apart: tuple[str, ...]) -> tuple[dict[str, tuple[int, int]], int]:
         asked.append(seconds)
         os.close(lock_file(f"{prefix.state}/ledger/lock", fcntl.LOCK_EX, wait=False))
-        return look(seconds) if seconds > 1 else ({}, holders.NEVER)
+        return look(seconds, apart) if seconds > 1 else ({}, holders.NEVER)
 
     monkeypatch.setattr(holders, "holders", slow)
     by = Life(boot_id(), process_life(os.getpid()), space=pid_space())
@@ -208,6 +208,7 @@ def test_holders_by_the_thousand(prefix: Install, bundle: Bundle, runc: Runc) ->
     (grant,) = prefix.grants()
     found, unseen = holders.holders(30)
     assert found[grant.key][0] == init and unseen < found[grant.key][1]
+    assert grant.life.cgroup and grant.key not in holders.holders(30, (grant.life.cgroup,))[0]
     began = time.monotonic()
     assert holders.holders(0.0) == ({}, holders.NEVER)
     assert time.monotonic() - began < 5

@@ -9,7 +9,7 @@ import time
 from errno import EINVAL, ENOENT, ESRCH
 
 from oci_hook.core.layout import PAGES_DIR
-from oci_hook.node.life import read_file, start_time
+from oci_hook.node.life import belongs, read_file, start_time
 
 MARK = f"/{PAGES_DIR}/".encode()
 KEY = 32  # hex digits of a grant's key
@@ -36,10 +36,11 @@ def keys_of(mountinfo: bytes) -> set[str]:
     return found
 
 
-def holders(seconds: float) -> tuple[dict[str, tuple[int, int]], int]:
+def holders(seconds: float, apart: "tuple[str, ...]" = ()) -> tuple[dict[str, tuple[int, int]], int]:
     """((pid, start time) of a process that holds it, by grant's key; the latest start time of a process that we could
     not look at, 0 where there is none: it can hold no grant that was made after it).
 
+    apart: cgroups of containers whose grants need no holder: what is in them holds no other grant, and is passed over.
     The first process of a pid namespace is preferred: while it lives, none of the others is the last. seconds: where
     tenants have made more processes or namespaces than can be looked at in that time, the rest was not looked at.
     """
@@ -56,6 +57,8 @@ def holders(seconds: float) -> tuple[dict[str, tuple[int, int]], int]:
         try:
             namespace = os.readlink(f"/proc/{name}/ns/mnt")
             keys = seen.get(namespace)
+            if keys is None and apart and belongs(int(name), apart):
+                continue
             if keys is None:
                 keys = seen[namespace] = keys_of(read_file(f"/proc/{name}/mountinfo", MOUNTS_MAX))
             if keys <= first:

@@ -11,6 +11,10 @@ from oci_hook.core.grant import Grant
 from oci_hook.node import life as lives
 
 INITIAL_SPACE = 0xEFFFFFFC  # the inode number of the first pid namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 QUICK, PATIENT = 0.1, 2.0  # seconds to look at processes: for a container that starts, and for who can wait
 CREATION = 60  # seconds that a container of another pid namespace may take to be made
 
@@ -23,7 +27,7 @@ class Judge:
     needs no lock, it is judged by what was seen then. unsure: keys of grants that count only since not all was seen.
     """
 
-    __slots__ = ("wanted", "unsure", "_seconds", "_later", "_boot", "_space", "_held")
+    __slots__ = ("wanted", "unsure", "_seconds", "_later", "_boot", "_space", "_held", "_apart")
 
     def __init__(self, seconds: float = PATIENT, later: bool = False) -> None:
         self.wanted: set[str] = set()
@@ -33,29 +37,52 @@ class Judge:
         self._boot = ""
         self._space = 0
         self._held: tuple[dict[str, tuple[int, int]], int] | None = None
+        self._apart: set[str] = set()  # cgroups of containers that are known to live
+
+    def all_of(self, grants: "Iterable[Grant]") -> list[Grant | None]:
+        """`current` of each. All are judged by what costs little, before processes are looked at for the rest."""
+        self._later = True
+        grants = tuple(grants)
+        found = [self.current(grant) for grant in grants]
+        if self.wanted:
+            self.look()
+            found = [self.current(grant) for grant in grants]
+        return found
 
     def look(self) -> None:
         """Look at all processes of the node."""
         from oci_hook.node.holders import holders  # most sweeps need not ask
 
         self.unsure.clear()
-        self._held = holders(self._seconds)
+        self._held = holders(self._seconds, tuple(self._apart))
 
     def current(self, grant: Grant) -> Grant | None:
-        """The grant, with what it lives by brought up to date, or None if it counts no more."""
-        life = grant.life
+        """The grant, with what it lives by brought up to date, or None if it counts no more. One that cannot be judged
+        counts, and stops nobody else."""
         if not self._boot:
             self._boot, self._space = lives.boot_id(), lives.pid_space()
+        try:
+            return self._current(grant)
+        except (ValueError, ArithmeticError, LookupError, RecursionError):  # a file of /proc that reads like no other
+            self.unsure.add(grant.key)
+            return grant
+
+    def _current(self, grant: Grant) -> Grant | None:
+        life = grant.life
         if life.boot_id != self._boot:
             return None
         if life.space not in (0, self._space):
             return self._of_another_space(grant)
         if lives.runs(life.init) or lives.runs(life.creator):
+            if life.init is not None and life.cgroup_inode:
+                self._apart.add(life.cgroup)
             return grant
         told = lives.found(grant)
         if told is not None and told[0].init != life.init:
             new, named = told
             if (lives.runs(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key)):
+                if new.cgroup_inode:
+                    self._apart.add(new.cgroup)
                 return grant.replace(life=new)
         if lives.expected(life):
             return grant

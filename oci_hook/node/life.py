@@ -7,6 +7,7 @@ runtime has written its state file and the container's init is found there. node
 
 import os
 import time
+from errno import ENODEV, ENOENT
 
 from oci_hook.core.grant import Grant, Life
 from oci_hook.core.layout import MARKER
@@ -14,11 +15,14 @@ from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 BUNDLE_ROOT = "bundle:"  # Identity.root of a grant made by an OCI hook, which cannot know the runtime's directory
 CGROUP = "/sys/fs/cgroup"
 STATE_MAX = 4 << 20
+CGROUPS_MAX = 200  # below a container's that are looked into one by one
+SCAN_SECONDS = 0.1
 
 
 def read_file(path: str, limit: int = 1 << 16) -> bytes:
@@ -248,15 +252,67 @@ def occupied(life: Life) -> bool:
 
 
 def _any_process(cgroup: str) -> bool:
-    with os.scandir(cgroup) as entries:
-        below = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
-    for word in read_file(cgroup + "/cgroup.procs", STATE_MAX).split():
-        if word == b"0" or start_time(int(word)):  # 0: a process of a PID namespace that we do not see
-            return True
-    for path in below:
-        try:
-            if _any_process(path):
+    """Whether a process is in this cgroup or below (version 1). By descriptor: a tenant that is root in a user
+    namespace can make the tree below its own as deep and as wide as it likes."""
+    todo = [os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    left = CGROUPS_MAX
+    try:
+        while todo:
+            fd = todo.pop()
+            try:
+                for word in _procs(fd).split():
+                    if word == b"0" or start_time(int(word)):  # 0: a process of a PID namespace that we do not see
+                        return True
+                with os.scandir(fd) as entries:
+                    for name in (e.name for e in entries if e.is_dir(follow_symlinks=False)):
+                        if not left:
+                            return is_in((cgroup,), SCAN_SECONDS)
+                        todo.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
+                        left -= 1
+            except OSError as e:
+                if e.errno not in (ENOENT, ENODEV):  # removed meanwhile
+                    raise
+            finally:
+                os.close(fd)
+        return False
+    finally:
+        for fd in todo:
+            os.close(fd)
+
+
+def _procs(cgroup: int) -> bytes:
+    fd = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cgroup)
+    try:
+        data = os.read(fd, STATE_MAX)
+        while data and len(data) < STATE_MAX and (more := os.read(fd, STATE_MAX - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(fd)
+
+
+def is_in(cgroups: "Iterable[str]", seconds: float) -> bool:
+    """Whether any process of the node is in one of these or below; in doubt, after so many seconds, yes."""
+    until = time.monotonic() + seconds
+    cgroups = tuple(cgroups)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            if time.monotonic() > until:
                 return True
-        except FileNotFoundError:
-            pass
+            try:
+                if belongs(int(name), cgroups):
+                    return True
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # it has just ended
+    return False
+
+
+def belongs(pid: int, cgroups: "Iterable[str]") -> bool:
+    """Whether a process is in one of these directories or below. Raises OSError."""
+    for line in read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            place = f"{CGROUP}/{name}{path}/" if name else f"{CGROUP}{path}/"
+            if any(place.startswith(cgroup + "/") for cgroup in cgroups):
+                return True
     return False

@@ -333,8 +333,7 @@ def snapshot(state_dir: str) -> tuple[Grant, ...]:
             grants = [_read(folder, name[:-5]) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
         finally:
             os.close(fd)
-        judge = Judge()
-        return tuple(g for g in map(judge.current, grants) if g is not None)
+        return tuple(g for g in Judge().all_of(grants) if g is not None)
     except OSError as e:
         raise unusable(state_dir, e) from None
 
@@ -352,14 +351,13 @@ def peek(state_dir: str) -> tuple[Grant, ...]:
             keys.update(os.listdir(f"{state_dir}/{PAGES_DIR}"))
         except FileNotFoundError:
             pass  # being made
-        judge = Judge()
         found = []
         for key in sorted(keys):
             try:
-                found.append(judge.current(_read(folder, key)))
+                found.append(_read(folder, key))
             except FileNotFoundError:
                 pass  # not committed yet, or just removed
-        return tuple(g for g in found if g is not None)
+        return tuple(g for g in Judge().all_of(found) if g is not None)
     except OSError as e:
         raise unusable(state_dir, e) from None
 

@@ -156,6 +156,66 @@ def test_a_process_anywhere_in_the_cgroup_keeps_alive(child, cgroup):
     assert not alive(held)
 
 
+def nested(top, depth, width, name):
+    """A tree of cgroups, deeper than any path; the deepest one's descriptor."""
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        for n in range(width):
+            os.mkdir(f"{name}{n}", dir_fd=here)
+        below = os.open(f"{name}0", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    return here
+
+
+def remove(fd):
+    """All below a directory, however deep."""
+    stack = [fd]
+    while stack:
+        here = stack[-1]
+        names = [e.name for e in os.scandir(here) if e.is_dir(follow_symlinks=False)]
+        for name in names[1:]:
+            os.rmdir(name, dir_fd=here)
+        if names:
+            stack.append(os.open(names[0], os.O_RDONLY, dir_fd=here))
+        else:
+            os.close(stack.pop())
+            if stack:
+                os.rmdir(names_of(stack[-1])[0], dir_fd=stack[-1])
+
+
+def names_of(fd):
+    return [e.name for e in os.scandir(fd) if e.is_dir(follow_symlinks=False)]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("depth", "width", "name"), [(1500, 1, "xxx"), (40, 1, "x" * 200), (1, 1000, "w"), (300, 1, "d")]
+)
+def test_cgroups_as_a_tenant_likes_them(child, cgroup, depth, width, name):
+    """What a container leaves may be a tree that no path reaches: its end is seen all the same, and its living, too."""
+    p = child(READY + "sys.stdin.read()")
+    top = cgroup / "below"
+    deepest = nested(top, depth, width, name)
+    try:
+        held = Life(BOOT, cgroup=str(cgroup), cgroup_inode=os.stat(cgroup).st_ino)
+        began = time.monotonic()
+        assert not alive(held)
+        assert time.monotonic() - began < 5
+        fd = os.open("cgroup.procs", os.O_WRONLY, dir_fd=deepest)
+        os.write(fd, str(p.pid).encode())
+        os.close(fd)
+        assert alive(held)
+        p.kill()
+        p.wait()
+        assert not alive(held)
+    finally:
+        os.close(deepest)
+        p.kill()
+        p.wait()
+        remove(os.open(top, os.O_RDONLY))
+
+
 def ticks_past(tick):
     """Whether a process that starts now starts in a later clock tick (10 ms)."""
     p = subprocess.Popen(["sleep", "60"])
