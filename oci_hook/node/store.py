@@ -155,8 +155,10 @@ class Ledger:
             room = bytes(CARD_PAGE_SIZE * (1 + cards[-1])) if cards else b""  # its card pages are written when told
             _write(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
             at("page")
+            self._begin()  # a creator that is killed after this may still be seen alive by the next transaction
             self._save(grant.key, data)
             self._say((*self.grants, grant), [held.uuid for held in shared(grant)], time_scales or {}, tiers or {})
+            self._done()
         except BaseException as e:
             try:
                 for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
@@ -250,7 +252,7 @@ class Ledger:
             self._unclear = True
             for grant in living:
                 self._amend(grant)
-            self._say(self.grants, tell.cards(there))
+            self._say(self.grants, [*tell.cards(there), *(held.uuid for grant in living for held in shared(grant))])
         else:
             self._say(self.grants, [held.uuid for grant in dead for held in shared(grant)])
         self._done()
@@ -292,7 +294,7 @@ class Ledger:
         finally:
             os.close(fd)
         page = amended(old, grant)
-        tell.replace(path, page, 0o600)
+        tell.replace(path, page, path + tell.TEMPORARY)
         at("policy written")
         tell.say(self._state, f"{grant.key}-0", page)
         self._said.append(f"{grant.key}-0")

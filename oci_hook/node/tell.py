@@ -33,13 +33,12 @@ def folder(state_dir: str) -> str:
 def say(state_dir: str, name: str, message: bytes) -> None:
     """For the holder of the ledger's lock. Comes into being by rename: there wholly or not at all. Raises OSError."""
     path = f"{folder(state_dir)}/{name}"
-    replace(path + NEW, message, 0o600)
+    replace(path + NEW, message, path + TEMPORARY)
 
 
-def replace(path: str, data: bytes, mode: int) -> None:
+def replace(path: str, data: bytes, temporary: str) -> None:
     """Put a file of root's own in its place in one step. Raises OSError."""
-    temporary = path + TEMPORARY
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while data:
             data = data[os.write(fd, data) :]

@@ -354,6 +354,20 @@ def test_not_mounted_here(state: str) -> None:
     assert page == card_page(CARDS[0], (one, four), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
 
 
+def test_a_half_written_message_is_no_card(state: str) -> None:
+    """A writer was killed before its rename; the next transaction says everything anew, and leaves nothing of it."""
+    put(state, one := make(1, *CARDS))
+    for name in tell.names(state):
+        Path(tell.folder(state), name.removesuffix(".lock") + ".tmp").write_bytes(b"half")
+    tell.set_unclear(state)
+    with store.open_ledger(state):
+        pass
+    names = {f"card-{uuid}{end}" for uuid in CARDS for end in ("", ".lock")}
+    assert set(tell.names(state)) == {*names, "policies.lock"}
+    check(state, CARDS[0], one)
+    check(state, CARDS[1], one, scale=1)
+
+
 def test_dropped(state: str) -> None:
     put(state, make(1, *CARDS))
     share.drop(state, (CARDS[1],))
