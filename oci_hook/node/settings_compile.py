@@ -19,7 +19,7 @@ from oci_hook.core.dialects import qgpu
 from oci_hook.core.layout import LAUNCHER_CONF, SETTINGS_JSON, SETTINGS_YAML
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, SettingsError, refuse
-from oci_hook.node import claims, own_path, state_owner
+from oci_hook.node import claims, own_path, state_move, state_owner
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings_template import default_settings_yaml as default_settings_yaml
 from oci_hook.node.settings_template import quoted
@@ -352,7 +352,11 @@ def same_file(st: os.stat_result, other: str) -> bool:
 
 
 def compile(prefix: str) -> Settings:
-    """Check settings.yaml and write what the hot path reads. Nothing is written unless all of it is valid."""
+    """Check settings.yaml and write what the hot path reads. Nothing is written unless all of it is valid.
+
+    A state directory that is left is emptied. Raises SettingsError GH-501/503/504, NodeError GH-303 where containers
+    hold shares in it, or that cannot be told.
+    """
     text, st = read(prefix)
     settings = checked(prefix, text)
     data = settings.fields()
@@ -367,8 +371,9 @@ def compile(prefix: str) -> Settings:
         f"# gpu-hook {__version__}, written by `gpu-hook settings compile`; change settings.yaml instead\n"
         f"runtime={settings.runtime}\npython={settings.python}\nmode={settings.mode}\n"
     )
-    write(os.path.join(prefix, LAUNCHER_CONF), conf)
-    write(os.path.join(prefix, SETTINGS_JSON), fastjson.dumps(data) + "\n")
+    with state_move.moving(prefix, settings.state_dir):
+        write(os.path.join(prefix, LAUNCHER_CONF), conf)
+        write(os.path.join(prefix, SETTINGS_JSON), fastjson.dumps(data) + "\n")
     return settings
 
 
