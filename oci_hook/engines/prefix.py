@@ -207,7 +207,10 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
         state_move.empty(prefix, state_dir)
         claims.forget(state_dir)
     _remove_files(root)
-    return sorted(str(path) for path in root.rglob("*") if path != root / LOCK) if root.exists() else []
+    left = {str(path) for path in root.rglob("*") if path != root / LOCK} if root.exists() else set()
+    if state_dir is not None and not others:
+        left.update(state_owner.foreign(state_dir))
+    return sorted(left)
 
 
 def _remove_files(root: Path) -> None:

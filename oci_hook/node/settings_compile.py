@@ -278,6 +278,9 @@ def checked(prefix: str, text: str) -> Settings:
     if taken := state_owner.other(prefix, settings.state_dir):
         why = f"is that of the install in {taken}; choose another"
         checker.complain(f"state_dir: {units.show(settings.state_dir)} {why}", checker.lines.get("state_dir"))
+    elif why := state_owner.unfit(prefix, settings.state_dir):
+        where = checker.lines.get("state_dir")
+        checker.complain(f"state_dir: {settings.state_dir[:80]} {why}", where, "GH-504")
     if checker.problems:
         raise SettingsError(*checker.problems)
     return settings

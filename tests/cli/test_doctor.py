@@ -254,7 +254,7 @@ def test_an_install_in_a_folder_that_is_cleaned(well: Node) -> None:
     top.mkdir()
     top.chmod(0o1777)
     well.prefix = top / "prefix"
-    well.run("install", "--state-dir", str(well.state / "more"), "--no-engines")
+    well.run("install", "--state-dir", str(well.root.parent / "more"), "--no-engines")
     notes = [f["message"] for f in well.doctor()[1] if f["check"] == "prefix" and f["state"] == "note"]
     assert len(notes) == 1 and "where everybody may make files" in notes[0]
 
