@@ -44,6 +44,7 @@ CLI_ONLY = (
     "strays.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
+STARTS = ("runtime.py", "hook.py")  # what they start
 LOCK = ".lock"
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
@@ -302,7 +303,7 @@ def _python_files(target: Path) -> list[str]:
     for old in (target / PACKAGE.name).rglob("*.py"):
         if old not in kept:
             old.unlink()
-    for program in ("runtime.py", "hook.py"):
+    for program in STARTS:
         _copy(PACKAGE / "launcher" / "start.py", target / program, 0o644)
     return [f"{PACKAGE.name}/{name}" for name in names]
 
