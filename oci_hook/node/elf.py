@@ -52,7 +52,7 @@ def whole(fd: int) -> bool:
     for i in range(count):
         segment = _SEGMENT.unpack_from(table, i * width)
         ends.append(segment[2] + segment[5])
-    return max(ends) <= size
+    return bool(max(ends) <= size)
 
 
 def _soname(fd: int, head: bytes) -> str:
