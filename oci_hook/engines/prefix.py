@@ -86,7 +86,9 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
     """
     root = Path(prefix)
     if (part := own_path.changeable(prefix)) is not None:
-        raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
+        raise refuse(
+            "GH-504", f"{part} can be changed by others than root; choose another --prefix, or chmod go-w, chown root"
+        )
     compiled = native()
     wanted = [compiled / name for name in (*PROGRAMS, *STAND_INS)]
     missing = [path.name for path in wanted if not path.is_file()]

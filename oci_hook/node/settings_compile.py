@@ -273,7 +273,7 @@ def checked(prefix: str, text: str) -> Settings:
         checker.complain(f"driver_root: {settings.driver_root} is not a directory", checker.lines.get("driver_root"))
     for name, folder in (("driver_root", settings.driver_root), ("state_dir", settings.state_dir)):
         if (part := own_path.changeable(folder)) is not None:
-            why = f"{part} can be changed by others than root; chmod go-w, chown root, or choose another place"
+            why = f"{part} can be changed by others than root; choose another place, or chmod go-w, chown root"
             checker.complain(f"{name}: {why}", checker.lines.get(name))
     if taken := state_owner.other(prefix, settings.state_dir):
         why = f"is that of the install in {taken}; choose another"

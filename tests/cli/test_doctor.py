@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from oci_hook.cli import agent_check
 from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
@@ -383,6 +384,8 @@ def test_a_damaged_ledger(well: Node) -> None:
     file.write_text("{")
     (finding,) = well.wrong()
     assert (finding["check"], finding["code"], finding["state"]) == ("ledger", "GH-303", "fail")
+    assert "once its container is stopped" in finding["mend"]
+    assert finding["message"].count("(") == finding["message"].count(")")
     well.mend(finding)
     assert well.wrong() == []
 
@@ -515,3 +518,13 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
     assert registered.flag_value(["dockerd", "--config-file", "/a"], "--config-file") == "/a"
     assert registered.flag_value(["dockerd", "--config-file=/a"], "--config-file") == "/a"
     assert registered.flag_value(["dockerd", "--config-files=/a", "--config-file"], "--config-file") == ""
+
+
+def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As who is not root, to whom the state directory is closed: no process 0, and no command that ends it."""
+    answer = {"agent": {"version": "0", "problems": {}}}
+    monkeypatch.setattr(agent_check.live, "ask", lambda settings, prefix: answer)
+    monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
+    found = [f for f in well.doctor()[1] if f["check"] == "agent"]
+    assert [f["mend"] for f in found] == ["", f"sudo gpu-hook doctor --prefix {well.prefix}"][::-1]
+    assert not any("process 0" in f["message"] for f in found) and "runs on " in found[-1]["message"]
