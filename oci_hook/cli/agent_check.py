@@ -38,15 +38,18 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
         yield Finding("agent", NOTE, "does not run: nobody looks for cheats; containers do not need it", "", start)
         return
     restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
+    of = f" (process {pid})" if pid else ""  # who is not root does not see the lock
+    if not pid and not managed:
+        restart = f"sudo gpu-hook doctor{option}"  # `kill 0` would end whoever pastes it
     try:
         address = options.load(prefix).address
     except GhError:
         return  # said by another check
     if address == "none":
-        yield Finding("agent", OK, f"runs (process {pid}); what it sees is not known: agent.address is none")
+        yield Finding("agent", OK, f"runs{of}; what it sees is not known: agent.address is none")
         return
     if node is None:
-        message = f"runs (process {pid}) and does not answer on {address}"
+        message = f"runs{of} and does not answer on {address}"
         yield Finding("agent", WARN, message, "", restart)
         return
     agent = node["agent"]
@@ -57,7 +60,7 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
         mend = MENDS.get(name, restart).format(option=option, state_dir=settings.state_dir)
         yield Finding("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", mend)
     if not agent["problems"]:
-        yield Finding("agent", OK, f"{output.printable(version)} runs (process {pid}) on {address}")
+        yield Finding("agent", OK, f"{output.printable(version)} runs{of} on {address}")
 
 
 def holder(path: str) -> int:

@@ -94,4 +94,9 @@ def rest(event: dict[str, Any]) -> str:
     return ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("at", "event", "id", "name"))
 
 
-TOLD = {"granted": granted, "refused": refused, "ended": ended, "finding": finding, "cleared": finding}
+def changed(event: dict[str, Any]) -> str:
+    """Events of 0.1.0 have no `changes`."""
+    return "; ".join(map(str, event["changes"])) if isinstance(event.get("changes"), list) else rest(event)
+
+
+TOLD = {"granted": granted, "set": changed, "refused": refused, "ended": ended, "finding": finding, "cleared": finding}

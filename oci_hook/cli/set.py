@@ -66,7 +66,7 @@ def set_(
 
     def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
         new = changed(grant, wish, inventory, others, settings.rules)
-        if new.shares != grant.shares:  # before it counts: the agent must know that what is used was allowed
+        if new != grant:  # before it counts: the agent must know that what is used was allowed
             events.changed(settings.state_dir, grant, new)
         return new
 

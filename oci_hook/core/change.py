@@ -92,9 +92,8 @@ def _compute(share: Share, old: Share, policy: str, former: str, wish: Change, r
     if limit is None:
         limit = old.compute_limit if former == policy else 100
     if limit < compute:
-        raise _contradiction(
-            f"the ceiling of {limit} % is below the guarantee of {compute} %; give --compute-limit too"
-        )
+        mend = "give --compute-limit too" if wish.compute_limit is None else f"give --compute-limit {compute} or more"
+        raise _contradiction(f"the ceiling of {limit} % is below the guarantee of {compute} %; {mend}")
     if wish.compute_limit is not None and not compute:
         raise _contradiction("--compute-limit is a ceiling above a guarantee, and there is none; give --compute too")
     return share.replace(compute=compute, compute_limit=limit)

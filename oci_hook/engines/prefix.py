@@ -5,7 +5,6 @@ and the engine never calls half a program.
 """
 
 import contextlib
-import fcntl
 import os
 import platform
 import shutil
@@ -18,8 +17,7 @@ from oci_hook.core import layout
 from oci_hook.core.pages import MAX_CARDS
 from oci_hook.engines.edits import locked, remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.node import claims, own_path, settings_compile, share, state_owner, store
-from oci_hook.node.lock import lock_file
+from oci_hook.node import claims, own_path, settings_compile, state_move, state_owner, store
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings import load as load_settings
 from oci_hook.node.settings_template import default_settings_yaml
@@ -41,10 +39,12 @@ CLI_ONLY = (
     "own_path.py",
     "settings_compile.py",
     "settings_template.py",
+    "state_move.py",
     "state_owner.py",
     "strays.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
+STARTS = ("runtime.py", "hook.py")  # what they start
 LOCK = ".lock"
 STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
@@ -86,7 +86,9 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
     """
     root = Path(prefix)
     if (part := own_path.changeable(prefix)) is not None:
-        raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
+        raise refuse(
+            "GH-504", f"{part} can be changed by others than root; choose another --prefix, or chmod go-w, chown root"
+        )
     compiled = native()
     wanted = [compiled / name for name in (*PROGRAMS, *STAND_INS)]
     missing = [path.name for path in wanted if not path.is_file()]
@@ -205,10 +207,13 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
         with contextlib.suppress(OSError):
             made.parent.rmdir()
     if state_dir is not None and not others:
-        _empty_state(prefix, state_dir)
+        state_move.empty(prefix, state_dir)
         claims.forget(state_dir)
     _remove_files(root)
-    return sorted(str(path) for path in root.rglob("*") if path != root / LOCK) if root.exists() else []
+    left = {str(path) for path in root.rglob("*") if path != root / LOCK} if root.exists() else set()
+    if state_dir is not None and not others:
+        left.update(state_owner.foreign(state_dir))
+    return sorted(left)
 
 
 def _remove_files(root: Path) -> None:
@@ -237,23 +242,6 @@ def refuse_while_held(state_dir: str, force: bool) -> None:
     if living and not force:
         names = ", ".join(grant.who.id[:40] for grant in living[:3])
         raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
-
-
-def _empty_state(prefix: str, state_dir: str) -> None:
-    try:
-        share.drop(state_dir)
-    except OSError as e:
-        raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then uninstall again") from None
-    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.TOLD_DIR):
-        shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
-    for name in (layout.INVENTORY, layout.TIERS, layout.EVENTS, f"{layout.EVENTS}.1"):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(state_dir, name))
-    with contextlib.suppress(OSError):  # an agent that runs keeps its lock, or another one could join it
-        fd = lock_file(os.path.join(state_dir, layout.AGENT_LOCK), fcntl.LOCK_EX, wait=False)
-        os.unlink(os.path.join(state_dir, layout.AGENT_LOCK))
-        os.close(fd)
-    state_owner.release(prefix, state_dir)
 
 
 def _folder(path: Path) -> None:
@@ -317,7 +305,7 @@ def _python_files(target: Path) -> list[str]:
     for old in (target / PACKAGE.name).rglob("*.py"):
         if old not in kept:
             old.unlink()
-    for program in ("runtime.py", "hook.py"):
+    for program in STARTS:
         _copy(PACKAGE / "launcher" / "start.py", target / program, 0o644)
     return [f"{PACKAGE.name}/{name}" for name in names]
 

@@ -38,6 +38,23 @@ def read(fd: int) -> Elf | None:
         return None
 
 
+def whole(fd: int) -> bool:
+    """It is a 64-bit ELF file, and as long as its segments and section headers say. Raises OSError."""
+    head, size = os.pread(fd, _HEADER.size, 0), os.fstat(fd).st_size
+    if len(head) < _HEADER.size or head[:6] != b"\x7fELF\x02\x01":
+        return False
+    fields = _HEADER.unpack(head)
+    offset, sections, width, count = fields[5], fields[6], fields[9], fields[10]
+    ends = [sections + fields[11] * fields[12], offset + width * count]
+    table = os.pread(fd, width * count, offset)
+    if width != _SEGMENT.size or len(table) < width * count:
+        return False
+    for i in range(count):
+        segment = _SEGMENT.unpack_from(table, i * width)
+        ends.append(segment[2] + segment[5])
+    return bool(max(ends) <= size)
+
+
 def _soname(fd: int, head: bytes) -> str:
     fields = _HEADER.unpack(head)
     offset, size, count = fields[5], fields[9], fields[10]

@@ -75,7 +75,20 @@ def short(id: str) -> str:
 
 
 def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
-    """A share is changed while its container runs: MiB by card, as it was and is."""
+    """A share is changed while its container runs: MiB by card, as it was and is; changes: all of it, for people."""
     before, after = ([[s.uuid, s.memory_mib] for s in g.shares] for g in (grant, new))
-    name = full_name(grant.who)[:256]
-    record(state_dir, "set", id=grant.who.id[:256], name=name, key=grant.key, before=before, after=after)
+    told = []
+    for old, now in zip(grant.shares, new.shares, strict=True):
+        words = (
+            ("memory", f"{old.memory_mib} MiB", f"{now.memory_mib} MiB"),
+            ("compute", f"{old.compute} %", f"{now.compute} %"),
+            ("ceiling", f"{old.compute_limit} %", f"{now.compute_limit} %"),
+        )
+        told += [f"{old.uuid[:12]}: {what} {was} -> {is_}" for what, was, is_ in words if was != is_]
+    for what, was, is_ in (
+        ("policy", grant.policy, new.policy),
+        ("class", grant.priority_class, new.priority_class),
+    ):
+        told += [f"{what} {was} -> {is_}"] if was != is_ else []
+    name, id = full_name(grant.who)[:256], grant.who.id[:256]
+    record(state_dir, "set", id=id, name=name, key=grant.key, before=before, after=after, changes=told)

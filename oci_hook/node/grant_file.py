@@ -104,7 +104,7 @@ def read(folder: str, key: str) -> Grant:
         if grant.key != key:
             raise ValueError("the key inside is another one")
     except ValueError as e:
-        why = str(e)
+        why = str(e).replace("(", "").replace(")", "")  # json's end in such, and are cut
         raise refuse(
             "GH-303",
             f"grant file {path} is damaged ({why[:40]}): nothing is granted until its container is stopped and"

@@ -107,7 +107,8 @@ def _holder(fd: int) -> str:
                 if inode in line and b"FLOCK" in line:
                     word = line.split()
                     if word[1] == b"FLOCK" and word[5].rpartition(b":")[2] == inode:
-                        return f"process {word[4].decode()}"
+                        seen = word[4].isdigit() and int(word[4]) > 0  # 0: of another pid namespace
+                        return f"process {word[4].decode()}" if seen else "a process that is not seen from here"
                 if time.monotonic() > end:
                     break
     except (OSError, IndexError):

@@ -19,7 +19,7 @@ from oci_hook.core.dialects import qgpu
 from oci_hook.core.layout import LAUNCHER_CONF, SETTINGS_JSON, SETTINGS_YAML
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, SettingsError, refuse
-from oci_hook.node import claims, own_path, state_owner
+from oci_hook.node import claims, own_path, state_move, state_owner
 from oci_hook.node.settings import Settings
 from oci_hook.node.settings_template import default_settings_yaml as default_settings_yaml
 from oci_hook.node.settings_template import quoted
@@ -273,11 +273,14 @@ def checked(prefix: str, text: str) -> Settings:
         checker.complain(f"driver_root: {settings.driver_root} is not a directory", checker.lines.get("driver_root"))
     for name, folder in (("driver_root", settings.driver_root), ("state_dir", settings.state_dir)):
         if (part := own_path.changeable(folder)) is not None:
-            why = f"{part} can be changed by others than root; chmod go-w, chown root, or choose another place"
+            why = f"{part} can be changed by others than root; choose another place, or chmod go-w, chown root"
             checker.complain(f"{name}: {why}", checker.lines.get(name))
     if taken := state_owner.other(prefix, settings.state_dir):
         why = f"is that of the install in {taken}; choose another"
         checker.complain(f"state_dir: {units.show(settings.state_dir)} {why}", checker.lines.get("state_dir"))
+    elif why := state_owner.unfit(prefix, settings.state_dir):
+        where = checker.lines.get("state_dir")
+        checker.complain(f"state_dir: {settings.state_dir[:80]} {why}", where, "GH-504")
     if checker.problems:
         raise SettingsError(*checker.problems)
     return settings
@@ -352,7 +355,11 @@ def same_file(st: os.stat_result, other: str) -> bool:
 
 
 def compile(prefix: str) -> Settings:
-    """Check settings.yaml and write what the hot path reads. Nothing is written unless all of it is valid."""
+    """Check settings.yaml and write what the hot path reads. Nothing is written unless all of it is valid.
+
+    A state directory that is left is emptied. Raises SettingsError GH-501/503/504, NodeError GH-303 where containers
+    hold shares in it, or that cannot be told.
+    """
     text, st = read(prefix)
     settings = checked(prefix, text)
     data = settings.fields()
@@ -367,8 +374,9 @@ def compile(prefix: str) -> Settings:
         f"# gpu-hook {__version__}, written by `gpu-hook settings compile`; change settings.yaml instead\n"
         f"runtime={settings.runtime}\npython={settings.python}\nmode={settings.mode}\n"
     )
-    write(os.path.join(prefix, LAUNCHER_CONF), conf)
-    write(os.path.join(prefix, SETTINGS_JSON), fastjson.dumps(data) + "\n")
+    with state_move.moving(prefix, settings.state_dir):
+        write(os.path.join(prefix, LAUNCHER_CONF), conf)
+        write(os.path.join(prefix, SETTINGS_JSON), fastjson.dumps(data) + "\n")
     return settings
 
 

@@ -10,7 +10,7 @@ tmpfs is mounted on first use; in another mount namespace than the one where tha
 """
 
 import os
-from errno import ENOSPC
+from errno import ENOSPC, ENOTDIR, ENOTEMPTY
 
 from oci_hook.core.card_page import SIZE, SLOT_FILE_SIZE, born, card_page, head, seq_of, tiers_of
 from oci_hook.core.layout import PAGE_UID, SHARE_STATE, SLOT_DIR, slot_file
@@ -241,6 +241,7 @@ def _read(path: str, size: int) -> bytes:
 
 def drop(state_dir: str, keep: "tuple[str, ...]" = ()) -> None:
     """Unmount and remove the folders of all cards but those to keep. Containers that live keep what they have mounted.
+    What is in the way and not ours stays.
 
     Raises OSError.
     """
@@ -253,7 +254,11 @@ def drop(state_dir: str, keep: "tuple[str, ...]" = ()) -> None:
             from oci_hook.linux import mount
 
             mount.unmount(path)
-        os.rmdir(path)
+        try:
+            os.rmdir(path)
+        except OSError as e:
+            if e.errno not in (ENOTDIR, ENOTEMPTY):
+                raise
     try:
         os.rmdir(top)
     except OSError:  # not there, or some are kept

@@ -5,11 +5,14 @@ the cards, without which no container starts after a reboot has emptied the dire
 another state directory now, owns nothing.
 """
 
+import contextlib
+import errno
 import fcntl
 import os
 import stat
 
 from oci_hook.core import layout
+from oci_hook.core.units import show
 from oci_hook.errors import GhError, refuse
 from oci_hook.node.lock import lock_file, own_dir
 from oci_hook.node.settings import load
@@ -20,12 +23,16 @@ OURS = {
     *(layout.EVENTS, f"{layout.EVENTS}.1", layout.AGENT_LOCK, "sim"),
 }
 MAX_SIZE = 4096
+MENDS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "run as root"),
+}
 
 
 def other(prefix: str, state_dir: str) -> str:
     """The prefix of another install, which is there and uses this state directory; "" where there is none."""
     try:
-        fd = os.open(f"{state_dir}/{layout.STATE_OWNER}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open(state_dir)
     except OSError:
         return ""
     try:
@@ -40,9 +47,31 @@ def check(prefix: str, state_dir: str) -> None:
         raise _taken(found, state_dir)
 
 
+def unfit(prefix: str, state_dir: str) -> str:
+    """Why it cannot be our state directory, if it has things of others in it or is inside an install: what gpu-hook
+    writes and removes there would be theirs, and the other way round. "" where it can."""
+    at = os.path.realpath(state_dir)
+    inside, own = at, os.path.realpath(prefix)
+    while inside != "/":
+        inside = os.path.dirname(inside)
+        if inside != own and os.path.isdir(f"{inside}/{layout.LIB_DIR}"):
+            return f"is inside the install {inside[:80]}; choose another place"
+        if _in_use(inside):
+            return f"is inside the state directory {inside[:80]}; choose another place"
+    try:
+        others = sorted(set(os.listdir(at)) - OURS)
+    except OSError:  # not there yet; what else is wrong with it is said by own_dir
+        return ""
+    if others and _said(at) != _name(prefix):
+        return f"is not empty and not gpu-hook's (it has {show(others[0][:40])}); choose an empty or new directory"
+    return ""
+
+
 def claim(prefix: str, state_dir: str) -> None:
     """Make the directory, for root alone, and ours. Raises SettingsError GH-504 where it is another's, NodeError GH-303
     where it is not fit."""
+    if why := unfit(prefix, state_dir):
+        raise refuse("GH-504", f"state_dir {state_dir[:80]} {why}")
     try:
         own_dir(state_dir)
         fd = lock_file(f"{state_dir}/{layout.STATE_OWNER}", fcntl.LOCK_EX)
@@ -58,7 +87,8 @@ def claim(prefix: str, state_dir: str) -> None:
         if os.stat(state_dir).st_mode & 0o077 and set(os.listdir(state_dir)) <= OURS:
             os.chmod(state_dir, 0o700)  # 0.1.0's `sim up` made it 0755; what containers write to is in it
     except OSError as e:
-        raise refuse("GH-303", f"{e.filename or state_dir}: {e.strerror}; free space there, or run as root") from None
+        mend = MENDS.get(e.errno or 0, "choose another state_dir, on tmpfs")
+        raise refuse("GH-303", f"{str(e.filename or state_dir)[:150]}: {e.strerror}; {mend}") from None
 
 
 def release(prefix: str, state_dir: str) -> None:
@@ -69,6 +99,40 @@ def release(prefix: str, state_dir: str) -> None:
                 remove(path)
             except OSError:  # not there, or used
                 pass
+
+
+def foreign(state_dir: str) -> list[str]:
+    """What is in a state directory that was emptied and is not ours."""
+    found = []
+    for folder, ours in ((state_dir, OURS), (f"{state_dir}/{layout.SHARE_STATE}", set[str]())):
+        with contextlib.suppress(OSError):
+            found += [f"{folder}/{name}" for name in os.listdir(folder) if name not in ours]
+    return found
+
+
+def _open(state_dir: str) -> int:
+    return os.open(f"{state_dir}/{layout.STATE_OWNER}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _said(state_dir: str) -> bytes:
+    """What its owner file says; b"" for none."""
+    try:
+        fd = _open(state_dir)
+        try:
+            return os.pread(fd, MAX_SIZE, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""
+
+
+def _in_use(folder: str) -> bool:
+    """It is the state directory of an install, or was and still has its ledger."""
+    said = _said(folder)
+    if not said.startswith(b"/") or not said.endswith(b"\n"):
+        return False
+    installed = os.path.join(os.fsdecode(said[:-1]), layout.SETTINGS_YAML)
+    return os.path.isdir(f"{folder}/{layout.LEDGER_DIR}") or os.path.lexists(installed)
 
 
 def _name(prefix: str) -> bytes:

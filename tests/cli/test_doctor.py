@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from oci_hook.cli import agent_check
 from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
@@ -205,6 +206,42 @@ def test_found_and_mended(well: Node, name: str) -> None:
     assert well.wrong() == []
 
 
+PROGRAMS = ("bin/gpu-hook-runtime", "bin/oci-gpu-hook")
+STARTS = ("lib/gpu-hook/runtime.py", "lib/gpu-hook/hook.py")
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, *STARTS])
+@pytest.mark.parametrize("left", ["none", "5 bytes", "half", "all but one byte", "something else"])
+def test_a_program_that_was_cut_short(well: Node, name: str, left: str) -> None:
+    """As a full disk does it: no container starts. To lay it anew tells no engine anything."""
+    path = well.prefix / name
+    whole = path.read_bytes()
+    sizes = {"none": 0, "5 bytes": 5, "half": len(whole) // 2, "all but one byte": len(whole) - 1}
+    path.write_bytes(whole[: sizes[left]] if left in sizes else b"#!/bin/sh\nexit 0\n")
+    well.docker.write_text("{}")
+    (finding, *_) = well.wrong()
+    assert (finding["check"], finding["state"], finding["code"]) == ("prefix", "fail", "GH-504")
+    assert name in finding["message"] and "install --no-engines --prefix" in finding["mend"]
+    well.mend(finding)
+    assert path.read_bytes() == whole and well.docker.read_text() == "{}"
+    assert [f["check"] for f in well.wrong()] == ["docker"]
+
+
+def test_a_program_that_cannot_be_run(well: Node) -> None:
+    (well.prefix / "bin/oci-gpu-hook").chmod(0o644)
+    (finding,) = well.wrong()
+    assert "is not executable" in finding["message"] and finding["code"] == "GH-504"
+    well.mend(finding)
+    assert well.wrong() == []
+
+
+def test_what_closes_an_open_prefix_keeps_plain_users_memory(well: Node) -> None:
+    (well.prefix / "lib/gpu-hook/hook.py").chmod(0o666)
+    (finding,) = well.wrong()
+    well.mend(finding)
+    assert well.wrong() == [] and (well.prefix / "lib/private/container/account").stat().st_mode & 0o7777 == 0o1777
+
+
 def test_settings_that_are_not_valid_name_their_line(well: Node) -> None:
     edit("etc/settings.yaml", "compute_step: 1", "compute_step: 0")(well)
     (finding,) = well.wrong()
@@ -254,7 +291,7 @@ def test_an_install_in_a_folder_that_is_cleaned(well: Node) -> None:
     top.mkdir()
     top.chmod(0o1777)
     well.prefix = top / "prefix"
-    well.run("install", "--state-dir", str(well.state / "more"), "--no-engines")
+    well.run("install", "--state-dir", str(well.root.parent / "more"), "--no-engines")
     notes = [f["message"] for f in well.doctor()[1] if f["check"] == "prefix" and f["state"] == "note"]
     assert len(notes) == 1 and "where everybody may make files" in notes[0]
 
@@ -347,20 +384,31 @@ def test_a_damaged_ledger(well: Node) -> None:
     file.write_text("{")
     (finding,) = well.wrong()
     assert (finding["check"], finding["code"], finding["state"]) == ("ledger", "GH-303", "fail")
+    assert "once its container is stopped" in finding["mend"]
+    assert finding["message"].count("(") == finding["message"].count(")")
     well.mend(finding)
     assert well.wrong() == []
 
 
-def test_state_on_a_disk(well: Node, tmp_path: Path) -> None:
-    edit("etc/settings.yaml", str(well.state), str(tmp_path / "state"))(well)
-    (tmp_path / "state").mkdir(mode=0o700)
+@pytest.mark.parametrize("where", ["elsewhere", "elsewhere, in use", "the usual place", "the usual place, in use"])
+def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A command is named only where it helps: not for the usual place, and not while containers live."""
+    state, usual = tmp_path / "state", tmp_path / "usual"
+    edit("etc/settings.yaml", str(well.state), str(state))(well)
     well.run("settings", "compile")
-    volatile = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout.strip()
-    found = [f for f in well.wrong() if "not on tmpfs" in f["message"]]
-    assert len(found) == (volatile != "tmpfs")
-    for finding in found:
-        well.mend(finding)
-        assert load(str(well.prefix)).state_dir == "/run/gpu-hook"
+    well.run("gpus", "--refresh")
+    if "in use" in where:
+        grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+    monkeypatch.setattr(node, "USUAL", str(state if "usual" in where else usual))
+    monkeypatch.setattr(node.mount, "fstatfs_type", lambda fd: 0xEF53)  # ext4, where pytest's folder is on tmpfs
+    (finding,) = [f for f in well.wrong() if "not on tmpfs" in f["message"]]
+    assert (finding["check"], finding["state"], finding["code"]) == ("ledger", "warn", "GH-303")
+    if where != "elsewhere":
+        assert finding["mend"] == ""
+        assert ("mount a tmpfs there before" if "usual" in where else "end its containers") in finding["message"]
+        return
+    well.mend(finding)
+    assert load(str(well.prefix)).state_dir == str(usual) and not (state / "ledger").exists()
 
 
 # What this machine has not: looked at with files in its place.
@@ -470,3 +518,13 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
     assert registered.flag_value(["dockerd", "--config-file", "/a"], "--config-file") == "/a"
     assert registered.flag_value(["dockerd", "--config-file=/a"], "--config-file") == "/a"
     assert registered.flag_value(["dockerd", "--config-files=/a", "--config-file"], "--config-file") == ""
+
+
+def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As who is not root, to whom the state directory is closed: no process 0, and no command that ends it."""
+    answer = {"agent": {"version": "0", "problems": {}}}
+    monkeypatch.setattr(agent_check.live, "ask", lambda settings, prefix: answer)
+    monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
+    found = [f for f in well.doctor()[1] if f["check"] == "agent"]
+    assert [f["mend"] for f in found] == ["", f"sudo gpu-hook doctor --prefix {well.prefix}"][::-1]
+    assert not any("process 0" in f["message"] for f in found) and "runs on " in found[-1]["message"]

@@ -72,6 +72,7 @@ def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> 
         (("--memory", "9Gi"), NO_ROOM + "8192 of 24576 MiB for it beside the others, 9216 asked;"),
         (("--compute", "51"), NO_ROOM + "50 of 100 % compute for it beside the others, 51 asked;"),
         (("--compute", "81"), "GH-103: the ceiling of 80 % is below the guarantee of 81 %; give --compute-limit too"),
+        (("--compute-limit", "29"), "GH-103: the ceiling of 29 % is below the guarantee of 30 %; give --compute-limit"),
         (("--compute", "20", "--policy", "be"), "GH-103: --compute guarantees compute and the policy "),
         (("--compute-limit", "90", "--policy", "fs"), "GH-103: --compute-limit is for the policy burst-share"),
         (("--memory", "4G"), "GH-101: --memory '4G' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%\n"),
@@ -87,6 +88,18 @@ def test_what_does_not_fit_changes_nothing(
     assert install.text("set", "web", *options, status=1).startswith(said)
     assert install.ledger() == before
     assert now(install, two[0]) == two[0]
+
+
+def test_the_event_says_what_was_changed(install: Install, two: tuple[Grant, Grant]) -> None:
+    install.text("set", "web", "--memory", "5Gi", "--compute", "40", "--class", "offline")
+    install.text("set", "web", "--policy", "be")
+    install.text("set", "web", "--policy", "be")  # changes nothing
+    lines = [line for line in install.text("events").splitlines() if "  set  " in line]
+    assert len(lines) == 2, lines
+    old = two[0].shares[0]
+    assert f"GPU-0: memory {old.memory_mib} MiB -> 5120 MiB; GPU-0: compute {old.compute} % -> 40 %" in lines[0]
+    assert lines[0].endswith(f"class {two[0].priority_class} -> offline")
+    assert "compute 40 % -> 0 %" in lines[1] and lines[1].endswith("policy burst-share -> best-effort")
 
 
 def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, Grant]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from oci_hook.core import layout
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError, SettingsError
-from oci_hook.node import inventory, settings_compile, state_owner
+from oci_hook.node import inventory, settings_compile, share, state_owner
 from oci_hook.node.settings import load
 from tests.conftest import Install, make_inventory
 
@@ -129,10 +129,76 @@ def test_an_open_directory_of_ours_is_closed_and_others_are_left(state: Path, tm
     state.chmod(0o755)
     lay(tmp_path / "a", state)
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    shared = tmp_path / "shared"  # a directory with other things in it, such as /run
-    (shared / "other").mkdir(parents=True)
-    shared.chmod(0o755)
-    state_owner.claim(str(tmp_path / "a"), str(shared))
-    assert stat.S_IMODE(shared.stat().st_mode) == 0o755
-    state_owner.release(str(tmp_path / "a"), str(shared))
-    assert os.listdir(shared) == ["other"]
+    (state / "other").mkdir()  # put there later
+    state.chmod(0o755)
+    lay(tmp_path / "a", state)
+    assert stat.S_IMODE(state.stat().st_mode) == 0o755
+    state_owner.release(str(tmp_path / "a"), str(state))
+    assert os.listdir(state) == ["other"]
+
+
+@pytest.mark.parametrize("name", ["other", ".hidden", "ledger.bak", "\n", "x" * 255])
+def test_a_directory_of_somebody_else_is_refused(state: Path, tmp_path: Path, name: str) -> None:
+    """Such as /etc or /home: an uninstall would remove `events` and `sim` there."""
+    (state / name).mkdir(parents=True)
+    (state / "events").write_text("theirs")
+    (tmp_path / "link").symlink_to(state)
+    before = sorted(os.listdir(state))
+    for named in (state, tmp_path / "link"):
+        with pytest.raises(GhError) as e:
+            lay(tmp_path / "a", named)
+        (problem,) = e.value.problems
+        assert problem.code == "GH-504" and "is not empty and not gpu-hook's (it has " in problem.message
+        with pytest.raises(GhError, match="GH-504: state_dir .* is not empty") as e:
+            state_owner.claim(str(tmp_path / "a"), str(named))
+        assert len(str(e.value)) < 300 and "\n" not in str(e.value)
+    assert sorted(os.listdir(state)) == before and not (tmp_path / "a").exists()
+    assert stat.S_IMODE(state.stat().st_mode) == 0o755
+
+
+def test_an_owner_file_that_is_not_ours_lets_nobody_in(state: Path, tmp_path: Path) -> None:
+    state.mkdir()
+    (state / "other").touch()
+    for said in ("", "somebody", f"{tmp_path}/gone\n", f"{tmp_path}/a"):
+        (state / "owner").write_text(said)
+        with pytest.raises(GhError, match="GH-504"):
+            lay(tmp_path / "a", state)
+    (state / "owner").write_text(f"{tmp_path}/a\n")
+    lay(tmp_path / "a", state)
+
+
+@pytest.mark.parametrize("place", ["state/b", "state/deep/er", "state/ledger", "a/state", "a/lib/gpu-hook/x", "link/b"])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_directory_inside_another_install_is_refused(state: Path, tmp_path: Path, place: str, used: bool) -> None:
+    lay(tmp_path / "a", state)
+    if used:
+        (state / "ledger").mkdir()
+    (tmp_path / "link").symlink_to(state)
+    with pytest.raises(GhError, match="GH-504.* is inside the (state directory|install) /"):
+        lay(tmp_path / "b", tmp_path / place)
+    assert not (tmp_path / "b").exists()
+    assert installs.remove(str(tmp_path / "a")) == [] and not state.exists()
+
+
+def test_inside_its_own_prefix_it_may_be(state: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        lay(tmp_path / "a", tmp_path / "a/state")
+    assert installs.remove(str(tmp_path / "a")) == [] and not (tmp_path / "a").exists()
+
+
+def test_an_uninstall_leaves_what_is_not_ours_in_it(prefix: Install) -> None:
+    top = prefix.state / "share"
+    share.ready(str(prefix.state), "GPU-x")
+    (top / "theirs/deep").mkdir(parents=True)
+    (top / "file").write_text("x")
+    (prefix.state / "notes").write_text("x")
+    left = installs.remove(str(prefix.prefix), simulated=[prefix.state / "sim/cards"])
+    assert left == [str(prefix.state / "notes"), str(top / "file"), str(top / "theirs")]
+    assert sorted(os.listdir(top)) == ["file", "theirs"] and sorted(os.listdir(prefix.state)) == ["notes", "share"]
+    assert not prefix.prefix.exists()
+
+
+def test_a_place_where_none_can_be_made(state: Path, tmp_path: Path) -> None:
+    with pytest.raises(GhError, match="GH-303: /proc/x: No such file or directory; choose another state_dir"):
+        lay(tmp_path / "a", Path("/proc/x"))
+    assert not (tmp_path / "a").exists()

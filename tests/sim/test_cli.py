@@ -68,6 +68,7 @@ def test_other_users_of_the_machine_reach_no_card(install: Install, before: str)
     else:
         state.chmod(0o755)
         (state / ("events" if "0755" in before else "other")).touch()
+        (state / "owner").write_text(f"{install.prefix}\n")  # what others put there came later
     umask = os.umask(0)
     try:
         install.run("sim", "up")

@@ -58,6 +58,8 @@ def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) ->
             message = str(problem).partition(": ")[2]
             named = re.search(r"`(gpu-hook [^`]+)`", message)
             mend = f"{named[1]}{option}" if named and "--prefix" not in named[1] else named[1] if named else ""
+            if " release --force " in mend:
+                mend += "  # once its container is stopped: it would run on, unaccounted"
             if not mend and name == "settings":
                 mend = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings compile{option}"
             yield Finding(name, FAIL, message, problem.code, mend)

@@ -14,6 +14,7 @@ from oci_hook.node import char_links, discover, driver_files, inventory, store
 from oci_hook.node.settings import Settings
 from oci_hook.node.strays import strays
 
+USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
 CGROUP2 = "mount -t cgroup2 none /sys/fs/cgroup"
 FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
@@ -89,10 +90,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
         finally:
             os.close(fd)
         if not volatile:
-            line = f"'s|^state_dir:.*|state_dir: /run/gpu-hook|' {settings.prefix}/{SETTINGS_YAML}"
-            mend = f"sed -i {line} && gpu-hook settings compile{option}"
-            message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it"
-            yield Finding("ledger", WARN, message, "GH-303", mend)
+            yield on_disk(settings, option, bool(living))
     try:
         known = {card.uuid for card in inventory.load(settings).cards}
     except GhError:
@@ -102,6 +100,16 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
             if share.uuid not in known:
                 message = f"container {grant.who.id[:40]} holds {share.uuid}, which this node does not have"
                 yield Finding("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
+
+
+def on_disk(settings: Settings, option: str, held: bool) -> Finding:
+    message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it"
+    if os.path.realpath(settings.state_dir) == USUAL:  # /run itself is on a disk
+        return Finding("ledger", WARN, f"{message}; mount a tmpfs there before the first container starts", "GH-303")
+    if held:
+        return Finding("ledger", WARN, f"{message}; end its containers, then look again", "GH-303")
+    line = f"'s|^state_dir:.*|state_dir: {USUAL}|' {shlex.quote(f'{settings.prefix}/{SETTINGS_YAML}')}"
+    return Finding("ledger", WARN, message, "GH-303", f"sed -i {line} && gpu-hook settings compile{option}")
 
 
 LEASES = "/proc/sys/fs/leases-enable"

@@ -14,7 +14,7 @@ from oci_hook import __version__
 from oci_hook.core import layout
 from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
-from oci_hook.engines.prefix import STAND_INS
+from oci_hook.engines.prefix import PROGRAMS, STAND_INS, STARTS
 from oci_hook.errors import GhError
 from oci_hook.node import elf, own_path, settings_compile
 from oci_hook.node.settings import load
@@ -24,26 +24,31 @@ GLIBC_FLOOR = (2, 17)  # the oldest C library of images that the stand-ins must 
 
 
 def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
-    mend = f"gpu-hook install{option}"
+    mend = install_command(option)
+    there = mend if Path(prefix, layout.LIB_DIR).is_dir() else f"gpu-hook install{option}"
     try:
         detect.check_prefix(prefix)
     except GhError as e:
         message = str(e.problems[0]).partition(": ")[2]
         yield Finding(
-            "prefix", FAIL, message, e.problems[0].code, mend if "does not exist" in message else closed(message)
+            "prefix", FAIL, message, e.problems[0].code, there if "does not exist" in message else closed(message)
         )
         return
     meant = Path(prefix, layout.OPEN_DIR)  # who may reach it is said by the folder above
     open_to_others = [path for path in sorted(Path(prefix).rglob("*")) if path != meant and changeable(path)]
     if open_to_others:
+        quoted = shlex.quote(prefix)
         more = f" and {len(open_to_others) - 1} more" if len(open_to_others) > 1 else ""
         yield Finding(
             "prefix",
             FAIL,
             f"{open_to_others[0]}{more} can be changed by others than root",
             "GH-504",
-            f"chown -R root: {prefix} && chmod -R go-w {prefix}",
+            f"chown -R root: {quoted} && chmod -R go-w {quoted} && {mend}",  # the account folder is to be open again
         )
+        return
+    if (problem := damaged_program(prefix)) is not None:
+        yield Finding("prefix", FAIL, problem, "GH-504", mend)
         return
     if (problem := wrong_skeleton(prefix)) is not None:
         yield Finding("prefix", FAIL, problem, "GH-308", mend)
@@ -51,13 +56,47 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
     if (folder := own_path.cleaned(prefix)) is not None:
         message = f"{prefix} is in {folder}, where everybody may make files: what cleans it ends this install"
         yield Finding("prefix", NOTE, message)
-    conf = Path(prefix, layout.LAUNCHER_CONF)
-    laid = re.match(r"# gpu-hook (\S+),", conf.read_text()) if conf.exists() else None
-    if laid is None or laid[1] != __version__:
-        what = f"is of gpu-hook {laid[1]}" if laid else "has no launcher.conf"
+    laid = laid_by(prefix)
+    if laid != __version__:
+        what = f"is of gpu-hook {laid}" if laid else "has no launcher.conf"
         yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", mend)
     else:
         yield Finding("prefix", OK, f"gpu-hook {__version__} in {prefix}")
+
+
+def install_command(option: str) -> str:
+    """Lays the files anew; the engines know what they knew."""
+    return f"gpu-hook install --no-engines{option}"
+
+
+def damaged_program(prefix: str) -> str | None:
+    """A file without which no container starts, and that was cut short, as by a full disk; None where all are whole."""
+    for name in PROGRAMS:
+        path = Path(prefix, "bin", name)
+        with open(path, "rb") as f:
+            facts, whole = elf.read(f.fileno()), elf.whole(f.fileno())
+        if not whole:
+            return f"{path} is empty, cut short or no program"
+        if facts is None or facts.machine != elf.MACHINES.get(platform.machine()):
+            return f"{path} is no program for {platform.machine()}"
+        if path.stat().st_mode & 0o111 != 0o111:
+            return f"{path} is not executable"
+    for name in STARTS:
+        path = Path(prefix, layout.LIB_DIR, name)
+        try:
+            said = path.read_bytes()
+        except FileNotFoundError:
+            return f"{path} does not exist"
+        if not said.endswith(b"\n# end\n"):  # as the launcher looks
+            return f"{path} is empty or cut short"
+    return None
+
+
+def laid_by(prefix: str) -> str:
+    """The gpu-hook that laid this install; "" where its launcher.conf does not say."""
+    conf = Path(prefix, layout.LAUNCHER_CONF)
+    laid = re.match(r"# gpu-hook (\S+),", conf.read_text()) if conf.exists() else None
+    return laid[1] if laid else ""
 
 
 def wrong_skeleton(prefix: str) -> str | None:
@@ -120,7 +159,7 @@ def check_settings(prefix: str, option: str) -> Iterator[Finding]:
 
 def check_stand_in(prefix: str, option: str) -> Iterator[Finding]:
     """Of this machine's architecture, with the right names, and for every image's C library."""
-    mend = f"gpu-hook install{option}"
+    mend = install_command(option)
     for name in STAND_INS:
         path = Path(prefix, layout.STAND_IN_DIR, name)
         try:
