@@ -1,12 +1,14 @@
 """The processes of a container, as the host sees them: by the cgroup of its init."""
 
 import os
+import time
 
 from oci_hook.linux import cgroup
 from oci_hook.node.life import read_file
 
 MOST = 4096  # processes; of a container with more, nothing is said
 DEEP = 16  # cgroups within cgroups
+MOST_CGROUPS = 1024  # of one container
 
 
 class Process:
@@ -58,12 +60,42 @@ def below(path: str, inode: int = 0) -> list[int] | None:
 
 
 def _gather(path: str, found: list[int], deep: int) -> bool:
-    found += [int(word) for word in read_file(f"{path}/cgroup.procs", 1 << 20).split() if word != b"0"]
-    if len(found) > MOST or not deep:
-        return False
-    with os.scandir(path) as entries:
-        below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return all(_gather(path, found, deep - 1) for path in below)
+    """Whether that is all of them: a tenant may have made any number of cgroups below its own."""
+    left = [(path, deep)]
+    for seen, (folder, levels) in enumerate(left):
+        found += [int(word) for word in read_file(f"{folder}/cgroup.procs", 1 << 20).split() if word != b"0"]
+        if len(found) > MOST or seen >= MOST_CGROUPS or not levels:
+            return False
+        with os.scandir(folder) as entries:
+            left += [(entry.path, levels - 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return True
+
+
+class Table:
+    """A container's processes by how the shim may have written them into the account page, looked at once. whole: there
+    are no others; else it took longer than it may, or one of them could not be looked at."""
+
+    __slots__ = ("whole", "_by_owner")
+
+    def __init__(self, pids: list[int] | None, seconds: float) -> None:
+        """pids: None, they are not to be told. seconds: of our processor time."""
+        self.whole = pids is not None
+        self._by_owner: dict[tuple[int, int, int], list[Process]] = {}
+        end = time.thread_time() + seconds
+        for pid in pids or ():
+            try:
+                process = look(pid)
+            except (OSError, ValueError):
+                process, self.whole = None, False
+            if process is not None:
+                for owner in process.owners:
+                    self._by_owner.setdefault(owner, []).append(process)
+            if time.thread_time() >= end:
+                self.whole = False
+                break
+
+    def find(self, owner: tuple[int, int, int]) -> list[Process]:
+        return self._by_owner.get(owner, [])
 
 
 def look(pid: int) -> Process | None:
