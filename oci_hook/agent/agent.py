@@ -632,9 +632,6 @@ class Agent:
         of it that are to go with it."""
         grant = self.grants[finding.key]
         self.counters.finding(finding.kind)
-        culprit = finding.pid or (others[0][0] if others else 0)
-        if culprit and (who := facts.describe(culprit)):  # before it is gone
-            finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         what, failed = "reported", ""
         if self.options.policy == "freeze":
             what, failed = "frozen", act.freeze(grant)
@@ -644,6 +641,14 @@ class Agent:
         if what != "reported" and not failed:
             self.watched[finding.key].stopped = what
             self._view = {}
+        # Only then who it was, as far as that is still there: the process has a hand in what that costs.
+        culprit = finding.pid or (others[0][0] if others else 0)
+        try:
+            who = facts.describe(culprit) if culprit else ""
+        except Exception as e:
+            who = f"not described: {type(e).__name__}"
+        if who:
+            finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         self._tell(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
 
     # --- files that containers have mounted
