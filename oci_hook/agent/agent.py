@@ -72,6 +72,8 @@ class Agent:
         self._auditor = Auditor(given.tolerance, given.compute_tolerance)
         self.guard = guard.Guard(given.tolerance)
         self._harmful: set[tuple[str, str]] = set()  # (key, card's UUID) that were told, where they are not killed
+        # By key, why it was to be killed, and processes that were to go with it; until it is gone.
+        self._killed: dict[str, tuple[Finding, tuple[tuple[int, int], ...]]] = {}
         self._keeper = keep.Keeper()
         self._slots = keep.Keeper(os.O_RDWR)
         self._kept: tuple[float, Inventory | None] = (-KEEP_SECONDS, None)
@@ -207,6 +209,7 @@ class Agent:
         self.problem("disk", full(self.settings.state_dir))
         self._watch_ledger()
         self.reconcile(now, sweep=now - self._swept_at >= SWEEP_SECONDS)
+        self._kill_again()
         self._look_at_inventory(now)
         self._repair_devices()
         self._keep_open(now)
@@ -610,7 +613,7 @@ class Agent:
                 if known:
                     known[1].close()
                     del self._accounts[grant.key]
-                known = (grant.life.init, account.Account(*grant.life.init))
+                known = (grant.life.init, account.Account(*grant.life.init, grant.life.cgroup))
                 self._accounts[grant.key] = known
             # Whose memory is whose matters where some belongs to no listed process.
             return known[1].read(len(grant.shares), any(self.guard.unlisted.get(s.uuid) for s in grant.shares))
@@ -636,8 +639,9 @@ class Agent:
         if self.options.policy == "freeze":
             what, failed = "frozen", act.freeze(grant)
         elif self.options.policy == "kill" or (self.options.policy == "protect" and harm):
-            found = ((finding.pid, finding.start),) if finding.pid else ()
-            what, failed = "killed", act.kill(grant, (*found, *others))
+            others = (*(((finding.pid, finding.start),) if finding.pid else ()), *others)
+            what, failed = "killed", act.kill(grant, others)
+            self._killed[finding.key] = finding, others
         if what != "reported" and not failed:
             self.watched[finding.key].stopped = what
             self._view = {}
@@ -650,6 +654,18 @@ class Agent:
         if who:
             finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         self._tell(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
+
+    def _kill_again(self) -> None:
+        """Those that were to be killed and are still there."""
+        for key, (finding, others) in list(self._killed.items()):
+            if key not in self.grants:
+                del self._killed[key]
+                continue
+            failed, watched = act.kill(self.grants[key], others), self.watched[key]
+            before, watched.stopped = watched.stopped, "" if failed else "killed"
+            if before != watched.stopped:
+                self._view = {}
+                self._tell(finding, f"killed failed: {failed}" if failed else "killed", journal.WARNING, "finding")
 
     # --- files that containers have mounted
 
@@ -704,8 +720,8 @@ class Agent:
         """(the grant's key, the process) that holds it; the one that took it may have left it to a child."""
         pids = [lease.pid]
         if not leases.holds(lease.pid, lease.file):
-            inits = [grant.life.init[0] for grant in self.grants.values() if grant.life.init]
-            pids = [pid for init in inits for pid in inside.pids(init) or () if leases.holds(pid, lease.file)]
+            inits = [(g.life.init[0], g.life.cgroup) for g in self.grants.values() if g.life.init]
+            pids = [pid for init in inits for pid in inside.pids(*init) or () if leases.holds(pid, lease.file)]
         return next(iter(self._members.find(set(pids), all=False).values()), ("", None))
 
     def _tell(self, finding: Finding, what: str, priority: int, event: str) -> None:

@@ -98,11 +98,12 @@ class Account:
     A file system that the container mounts there later, which might never answer, is not entered. `close` ends it.
     """
 
-    __slots__ = ("_dir", "_init", "_alive", "_rest", "_took", "_table", "file")
+    __slots__ = ("_dir", "_init", "_told", "_alive", "_rest", "_took", "_table", "file")
 
-    def __init__(self, pid: int, start: int) -> None:
-        """pid, start time: the container's init. Raises OSError, DamagedPage."""
-        self._init = pid
+    def __init__(self, pid: int, start: int, told: str = "") -> None:
+        """pid, start time: the container's init. told: its cgroup's directory, where the runtime told it. Raises
+        OSError, DamagedPage."""
+        self._init, self._told = pid, told
         self._alive: dict[tuple[int, int, int], bool | tuple[int, int]] = {}  # by (slot, owner, stack)
         self._rest = self._took = 0.0
         self._table: inside.Table | None = None  # during one read
@@ -223,7 +224,7 @@ class Account:
         """The process of the host whose slot this is, as shim/alive.c judges it: (pid, start time); True: in doubt."""
         if self._table is None:
             began = time.thread_time()
-            self._table = inside.Table(inside.pids(self._init), LISTING)
+            self._table = inside.Table(inside.pids(self._init, self._told), LISTING)
             if (took := time.thread_time() - began) > LISTING:
                 self._rest = time.monotonic() + REST * took
         for process in self._table.find(who(owner)):
@@ -335,7 +336,7 @@ def look(grant: Grant, shares: bool = False) -> "Books | str | None":
     ended, or we may not look)."""
     if grant.life.init is not None and grant.shares:
         try:
-            with Account(*grant.life.init) as account:
+            with Account(*grant.life.init, grant.life.cgroup) as account:
                 return account.read(len(grant.shares), shares)
         except DamagedPage as e:
             return str(e)

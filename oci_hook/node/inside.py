@@ -1,4 +1,4 @@
-"""The processes of a container, as the host sees them: by the cgroup of its init."""
+"""The processes of a container, as the host sees them: by its cgroup, found through its init."""
 
 import os
 import time
@@ -36,12 +36,33 @@ def owners(inner: int, start: int, ns: int) -> frozenset[tuple[int, int, int]]:
     return frozenset(((pid, start & 0x7FFFFFFF, space), (pid, 0, space), (pid, 0, 0)))
 
 
-def pids(init: int) -> list[int] | None:
+def ancestor(path: str, told: str) -> str:
+    """A container's own cgroup, given its init's in some hierarchy, where the init may have been moved to one below
+    (by the container's root, in user and cgroup namespaces of its own). told: the container's cgroup's directory, as
+    the runtime tells it, or "". "" where this one is not of that name or below."""
+    while told and path.strip("/"):
+        if told.endswith(path):
+            return path
+        path = path.rpartition("/")[0]
+    return ""
+
+
+def directory(init: int, controller: str, told: str) -> str | None:
+    """Where the container's own cgroup is in a hierarchy ("": version 2); None: that is not mounted. Raises OSError."""
+    there = cgroup.v1_path(init, controller) if controller else cgroup.v2_path(init)
+    line = cgroup.member(init, controller)
+    if there is None or line is None:
+        return None
+    own = ancestor(line, told)
+    return there.removesuffix(line[len(own) :]) if own else there
+
+
+def pids(init: int, told: str = "") -> list[int] | None:
     """Host pids of the container's living processes; None: not to be told, its cgroup is not its alone or it has too
-    many of them."""
+    many of them. told: as for `ancestor`."""
     try:
-        path = next(filter(None, (cgroup.v1_path(init, name) for name in ("devices", "pids", "freezer"))), None)
-        path = path or cgroup.v2_path(init)
+        names = ("devices", "pids", "freezer", "")
+        path = next(filter(None, (directory(init, name, told) for name in names)), None)
         return None if path is None else below(path)
     except (OSError, ValueError):
         return None

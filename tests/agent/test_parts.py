@@ -420,8 +420,8 @@ def test_first_it_acts_and_then_it_describes(
         return "somebody"
 
     monkeypatch.setattr(facts, "describe", describe)
-    monkeypatch.setattr(act, "kill", lambda *_: done.append("kill") or "")
-    monkeypatch.setattr(act, "freeze", lambda *_: done.append("freeze") or "")
+    monkeypatch.setattr(act, "kill", lambda *_: (done.append("kill"), "")[1])
+    monkeypatch.setattr(act, "freeze", lambda *_: (done.append("freeze"), "")[1])
     install = Install(tmp_path)
     agent = agents.Agent(str(tmp_path), Options("none", policy=policy))
     held = grant("k", "c")
@@ -430,4 +430,26 @@ def test_first_it_acts_and_then_it_describes(
     assert done == [policy, "describe"]
     (told,) = Follower(str(install.state), old=True).read()
     assert told["evidence"] == f"too much ({f'not described: {wrong.__name__}' if wrong else 'somebody'})"
+    agent.close()
+
+
+def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And is not called killed before it is gone."""
+    install = Install(tmp_path)
+    agent = agents.Agent(str(tmp_path), Options("none", policy="kill"))
+    agent.grants, agent.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    answers = iter(["2 of its processes still live", "2 of its processes still live", "", "", "one is back", ""])
+    hit: list[Any] = []
+    monkeypatch.setattr(act, "kill", lambda _, others: (hit.append(others), next(answers))[1])
+    agent.answer(Finding("over-limit", "k", "GPU-0", 7, 8, "too much"))
+    stopped = [agent.watched["k"].stopped]
+    for _ in range(5):
+        agent._kill_again()
+        stopped.append(agent.watched["k"].stopped)
+    assert stopped == ["", "", "killed", "killed", "", "killed"] and hit == [((7, 8),)] * 6
+    told = [e["action"] for e in Follower(str(install.state), old=True).read()]
+    assert told == ["killed failed: 2 of its processes still live", "killed", "killed failed: one is back", "killed"]
+    agent.grants = {}
+    agent._kill_again()
+    assert len(hit) == 6
     agent.close()
