@@ -19,7 +19,7 @@ from errno import ELOOP, ENOENT, EWOULDBLOCK, EXDEV
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import ACCOUNT_DIR, ACCOUNT_FILE
 from oci_hook.core.value import Value
-from oci_hook.linux.mount import TMPFS_MAGIC, fstatfs_type, mountinfo
+from oci_hook.linux.mount import TENANT_MOUNTS, TMPFS_MAGIC, TooManyMounts, fstatfs_type, mountinfo
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 from oci_hook.node import inside
 from oci_hook.node.life import start_time
@@ -112,7 +112,10 @@ class Account:
         try:
             if start_time(pid) != start:
                 raise ProcessLookupError(pid)
-            mounts = mountinfo(str(pid))
+            try:
+                mounts = mountinfo(str(pid), TENANT_MOUNTS)
+            except TooManyMounts:
+                raise DamagedPage("it has too many mounts") from None
             slow = [m.point.rstrip("/") + "/" for m in mounts if m.fstype.startswith("fuse")]
             if any((ACCOUNT_DIR + "/").startswith(point) for point in slow):
                 raise DamagedPage("a file system of a user's process is mounted on the way to it")

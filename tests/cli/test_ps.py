@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from oci_hook.cli import ps
 from oci_hook.core.grant import Grant, Life, Share
+from oci_hook.linux.mount import mountinfo
 from oci_hook.node import account as used
 from oci_hook.node.life import boot_id, process_life
 from tests.cli.box import Install
@@ -230,6 +232,26 @@ def test_what_is_kept_idle_is_not_in_use(install: Install, tmp_path: Path) -> No
     (tmp_path / "page").write_bytes(page(1, idle_mib=2))
     with container(f"cp {tmp_path}/page page") as life:
         assert used_mib(install.grant("e", Share("GPU-0", 1), life=life)) == [0]
+
+
+@pytest.mark.root
+def test_a_list_of_mounts_without_end_is_not_read(tmp_path: Path) -> None:
+    """Each of them of nearly as long a name as there can be."""
+    (tmp_path / "page").write_bytes(page(7))
+    deep = "/".join(["d" * 250] * 14)
+    many = (
+        f"cd /run && mkdir -p {deep} && mount -t tmpfs a {deep} && for i in $(seq 400); do mount --bind {deep} {deep}"
+    )
+    with container(f"cp {tmp_path}/page page && {many} || exit 1; done") as life:
+        assert life.init
+        tracemalloc.start()
+        try:
+            with pytest.raises(used.DamagedPage, match="too many mounts"), used.Account(*life.init):
+                pass
+            assert tracemalloc.get_traced_memory()[1] < 2 << 20
+        finally:
+            tracemalloc.stop()
+        assert mountinfo(str(life.init[0]), 64 << 20)
 
 
 DEVICES = Path("/sys/fs/cgroup/devices")
