@@ -288,6 +288,7 @@ class Agent:
             self.watched[key] = Watched()
         self.grants, self._view = new, {}
         self._members.update(new)
+        self.guard.there(set(new))
         self._slots.keep(keep.slots(self.settings.state_dir, living))
         for grant in living:
             self._follow(grant, now)
@@ -492,7 +493,8 @@ class Agent:
             for share in grant.shares:
                 self.watched[key].told(share.uuid, read_gate(self.settings.state_dir, share))
         gated = frozenset((key, uuid) for key, watched in self.watched.items() for uuid in watched.gates)
-        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, frozenset(unread), gated)
+        halted = frozenset(self.grants) - frozenset(grants)
+        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, frozenset(unread), gated, halted)
         for (key, i), amount in verdict.surcharges.items():
             kept = books[key]
             if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
@@ -704,7 +706,11 @@ class Agent:
             if at not in self._leases:
                 self.answer(finding, harm=at in harmful)
         for at, finding in self._leases.items():
-            if at not in found and finding.key in self.grants:
+            if at in found or finding.key not in self.grants:
+                continue
+            if self.watched[finding.key].stopped:  # it gave nothing back: that stands until it ends
+                found[at] = finding
+            else:
                 self._tell(finding, "is over", journal.NOTICE, "cleared")
         self._leases = found
 
