@@ -125,8 +125,8 @@ class Auditor:
     ) -> Verdict:
         """cards: by UUID, only those that NVML could look at. members: by pid, (the grant's key, the process).
         books: by key; None: not begun; a text: why there are none. unread: keys whose books we could not look into,
-        which tells nothing of the container. gated: (key, UUID) of those who have ever come to the gate. stopped: keys of
-        containers that were stopped for what was found, not among the grants: that stands until they end."""
+        which tells nothing of the container. gated: (key, UUID) of those who have ever come to the gate. stopped: keys
+        of containers that were stopped for what was found, not among the grants: that stands until they end."""
         uses, strangers = _uses(cards, members)
         seen = {f.what: f for f in self._suspicions(grants, cards, members, books, uses, unread)}
         seen |= {f.what: f for f in self._loaded(grants, cards, uses, gated)}
