@@ -355,6 +355,7 @@ def test_a_finding_says_who_a_process_is() -> None:
 
 
 # Moves where the kernel finds its arguments to 64 MiB of its memory: prctl(2), PR_SET_MM_MAP, which asks for no right.
+# It shows more than a page of them only where they end with a zero.
 LONG = """
 import ctypes, struct, time
 libc, size = ctypes.CDLL(None, use_errno=True), 64 << 20
@@ -363,7 +364,7 @@ place = ctypes.create_string_buffer(b"x" * size)
 at = ctypes.addressof(place)
 f = [int(n) for n in open("/proc/self/stat").read().rpartition(")")[2].split()[1:]]
 code, end, stack, data, end_data, heap = f[22], f[23], f[24], f[41], f[42], f[43]
-words = (code, end, data, end_data, heap, libc.sbrk(0), stack, at, at + size, f[46], f[47], 0)
+words = (code, end, data, end_data, heap, libc.sbrk(0), stack, at, at + size + 1, f[46], f[47], 0)
 map = struct.pack("=12QIi", *words, 0, -1)
 if libc.prctl(35, 14, map, ctypes.c_ulong(len(map)), 0):
     print(ctypes.get_errno(), flush=True)
