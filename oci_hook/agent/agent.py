@@ -72,6 +72,8 @@ class Agent:
         self._auditor = Auditor(given.tolerance, given.compute_tolerance)
         self.guard = guard.Guard(given.tolerance)
         self._harmful: set[tuple[str, str]] = set()  # (key, card's UUID) that were told, where they are not killed
+        # By key, why it was to be killed, and processes that were to go with it; until it is gone.
+        self._killed: dict[str, tuple[Finding, tuple[tuple[int, int], ...]]] = {}
         self._keeper = keep.Keeper()
         self._slots = keep.Keeper(os.O_RDWR)
         self._kept: tuple[float, Inventory | None] = (-KEEP_SECONDS, None)
@@ -207,6 +209,7 @@ class Agent:
         self.problem("disk", full(self.settings.state_dir))
         self._watch_ledger()
         self.reconcile(now, sweep=now - self._swept_at >= SWEEP_SECONDS)
+        self._kill_again()
         self._look_at_inventory(now)
         self._repair_devices()
         self._keep_open(now)
@@ -285,6 +288,7 @@ class Agent:
             self.watched[key] = Watched()
         self.grants, self._view = new, {}
         self._members.update(new)
+        self.guard.there(set(new))
         self._slots.keep(keep.slots(self.settings.state_dir, living))
         for grant in living:
             self._follow(grant, now)
@@ -489,7 +493,8 @@ class Agent:
             for share in grant.shares:
                 self.watched[key].told(share.uuid, read_gate(self.settings.state_dir, share))
         gated = frozenset((key, uuid) for key, watched in self.watched.items() for uuid in watched.gates)
-        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, frozenset(unread), gated)
+        halted = frozenset(self.grants) - frozenset(grants)
+        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, frozenset(unread), gated, halted)
         for (key, i), amount in verdict.surcharges.items():
             kept = books[key]
             if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
@@ -610,7 +615,7 @@ class Agent:
                 if known:
                     known[1].close()
                     del self._accounts[grant.key]
-                known = (grant.life.init, account.Account(*grant.life.init))
+                known = (grant.life.init, account.Account(*grant.life.init, grant.life.cgroup))
                 self._accounts[grant.key] = known
             # Whose memory is whose matters where some belongs to no listed process.
             return known[1].read(len(grant.shares), any(self.guard.unlisted.get(s.uuid) for s in grant.shares))
@@ -632,19 +637,37 @@ class Agent:
         of it that are to go with it."""
         grant = self.grants[finding.key]
         self.counters.finding(finding.kind)
-        culprit = finding.pid or (others[0][0] if others else 0)
-        if culprit and (who := facts.describe(culprit)):  # before it is gone
-            finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         what, failed = "reported", ""
         if self.options.policy == "freeze":
             what, failed = "frozen", act.freeze(grant)
         elif self.options.policy == "kill" or (self.options.policy == "protect" and harm):
-            found = ((finding.pid, finding.start),) if finding.pid else ()
-            what, failed = "killed", act.kill(grant, (*found, *others))
+            others = (*(((finding.pid, finding.start),) if finding.pid else ()), *others)
+            what, failed = "killed", act.kill(grant, others)
+            self._killed[finding.key] = finding, others
         if what != "reported" and not failed:
             self.watched[finding.key].stopped = what
             self._view = {}
+        # Only then who it was, as far as that is still there: the process has a hand in what that costs.
+        culprit = finding.pid or (others[0][0] if others else 0)
+        try:
+            who = facts.describe(culprit) if culprit else ""
+        except Exception as e:
+            who = f"not described: {type(e).__name__}"
+        if who:
+            finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         self._tell(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
+
+    def _kill_again(self) -> None:
+        """Those that were to be killed and are still there."""
+        for key, (finding, others) in list(self._killed.items()):
+            if key not in self.grants:
+                del self._killed[key]
+                continue
+            failed, watched = act.kill(self.grants[key], others), self.watched[key]
+            before, watched.stopped = watched.stopped, "" if failed else "killed"
+            if before != watched.stopped:
+                self._view = {}
+                self._tell(finding, f"killed failed: {failed}" if failed else "killed", journal.WARNING, "finding")
 
     # --- files that containers have mounted
 
@@ -683,7 +706,11 @@ class Agent:
             if at not in self._leases:
                 self.answer(finding, harm=at in harmful)
         for at, finding in self._leases.items():
-            if at not in found and finding.key in self.grants:
+            if at in found or finding.key not in self.grants:
+                continue
+            if self.watched[finding.key].stopped:  # it gave nothing back: that stands until it ends
+                found[at] = finding
+            else:
                 self._tell(finding, "is over", journal.NOTICE, "cleared")
         self._leases = found
 
@@ -699,8 +726,8 @@ class Agent:
         """(the grant's key, the process) that holds it; the one that took it may have left it to a child."""
         pids = [lease.pid]
         if not leases.holds(lease.pid, lease.file):
-            inits = [grant.life.init[0] for grant in self.grants.values() if grant.life.init]
-            pids = [pid for init in inits for pid in inside.pids(init) or () if leases.holds(pid, lease.file)]
+            inits = [(g.life.init[0], g.life.cgroup) for g in self.grants.values() if g.life.init]
+            pids = [pid for init in inits for pid in inside.pids(*init) or () if leases.holds(pid, lease.file)]
         return next(iter(self._members.find(set(pids), all=False).values()), ("", None))
 
     def _tell(self, finding: Finding, what: str, priority: int, event: str) -> None:

@@ -121,10 +121,12 @@ class Auditor:
         books: dict[str, "Books | str | None"],
         unread: frozenset[str] = frozenset(),
         gated: frozenset[tuple[str, str]] = frozenset(),
+        stopped: frozenset[str] = frozenset(),
     ) -> Verdict:
         """cards: by UUID, only those that NVML could look at. members: by pid, (the grant's key, the process).
         books: by key; None: not begun; a text: why there are none. unread: keys whose books we could not look into,
-        which tells nothing of the container. gated: (key, UUID) of those who have ever come to the gate."""
+        which tells nothing of the container. gated: (key, UUID) of those who have ever come to the gate. stopped: keys
+        of containers that were stopped for what was found, not among the grants: that stands until they end."""
         uses, strangers = _uses(cards, members)
         seen = {f.what: f for f in self._suspicions(grants, cards, members, books, uses, unread)}
         seen |= {f.what: f for f in self._loaded(grants, cards, uses, gated)}
@@ -133,7 +135,8 @@ class Auditor:
         # What could not be looked at this time clears nobody.
         unseen = {s.uuid for g in grants.values() for s in g.shares} - set(cards)
         for what, f in self._standing.items():
-            if what not in standing and f.key in grants and (f.uuid in unseen or f.key in unread):
+            unknown = f.key in grants and (f.uuid in unseen or f.key in unread)
+            if what not in standing and (unknown or f.key in stopped):
                 standing[what] = f
         over = tuple(f for what, f in self._standing.items() if what not in standing)
         self._suspected, self._standing = {**seen, **standing}, standing

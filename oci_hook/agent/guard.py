@@ -24,6 +24,8 @@ class Guard:
         self.unlisted: dict[str, int] = {}
         self._protector = Protector(tolerance_mib * MIB)
         self._most: dict[tuple[str, str], int] = {}
+        self._before: set[str] | None = None  # keys that were there before us, and whose grant the log does not tell
+        self._granted: set[str] = set()  # in the log
         self._log: Follower | None = None
         self._state_dir = ""
 
@@ -32,14 +34,23 @@ class Guard:
         if self._log is None or state_dir != self._state_dir:
             self._log, self._state_dir = Follower(state_dir, old=True), state_dir
         for event in self._log.read():
+            if event["event"] == "granted":
+                self._granted.add(str(event.get("key")))
             if event["event"] == "set":
                 for uuid, before in event.get("before") or ():
                     at = str(event.get("key")), str(uuid)
                     self._most[at] = max(self._most.get(at, 0), int(before))
 
+    def there(self, keys: set[str]) -> None:
+        """The containers that live when we begin; of later ones we see all that is done to them."""
+        if self._before is None:
+            self._before = set(keys)
+
     def forget(self, keys: set[str]) -> None:
         """Of containers that ended."""
         self._protector.forget(keys)
+        self._granted -= keys
+        self._before = self._before and self._before - keys
         for at in [at for at in self._most if at[0] in keys]:
             del self._most[at]
 
@@ -124,6 +135,7 @@ class Guard:
                     key not in unread,
                     sum(part[i] for owner, part in parts.items() if owner not in shown and i < len(part)),
                     self._most.get((key, uuid), 0) * MIB,
+                    key in self._granted or key not in (self._before or ()),
                 )
             )
         return tuple(tenants)

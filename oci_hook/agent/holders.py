@@ -16,7 +16,7 @@ def able(card: Card, grants: dict[str, Grant]) -> set[str]:
     members: dict[int, str] = {}
     found = set()
     for key, grant in grants.items():
-        pids = inside.pids(grant.life.init[0]) if grant.life.init else None
+        pids = inside.pids(grant.life.init[0], grant.life.cgroup) if grant.life.init else None
         if pids is None:
             return {""}
         members.update(dict.fromkeys(pids, key))

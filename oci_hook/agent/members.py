@@ -4,6 +4,7 @@ import os
 
 from oci_hook.agent.audit import Process
 from oci_hook.core.grant import Grant
+from oci_hook.node import inside
 from oci_hook.node.life import read_file, start_time
 
 
@@ -59,10 +60,16 @@ class Members:
         try:
             if start_time(init[0]) != init[1]:
                 return init, (), 0
-            lines = [line for line in cgroup_lines(init[0]) if line.rpartition(":")[2] != "/" and not self._ours(line)]
-            told = grant.life.cgroup  # the cgroup itself, where the init may be in one below
-            told_lines = [line for line in lines if told and told.endswith(line.rpartition(":")[2])]
-            return init, tuple(told_lines or lines), pid_namespace(init[0])
+            lines, own = [], []
+            for line in cgroup_lines(init[0]):
+                head, _, path = line.rpartition(":")
+                if path == "/" or self._ours(line):
+                    continue
+                lines.append(line)
+                # The cgroup itself: its init may be in one below by now.
+                if (path := inside.ancestor(path, grant.life.cgroup)) and not self._ours(f"{head}:{path}"):
+                    own.append(f"{head}:{path}")
+            return init, tuple(own or lines), pid_namespace(init[0])
         except OSError:
             return init, (), 0
 

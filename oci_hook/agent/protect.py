@@ -12,7 +12,8 @@ they were promised is in its hands. It is killed
   when that one's memory is free, or after LEAVING.
 
 More may be held where the limit was lowered while the container ran (`gpu-hook set`): what it had then, until it gives
-it back.
+it back. Where the event log does not go back to the container's grant, that may have been: then what it has at the
+first look.
 
 Memory that belongs to no process that NVML lists (a forked child keeps what its dead parent had) is what the card has
 in use beyond its processes and the driver's own, which is taken to be the least that was ever seen beyond processes. It
@@ -45,9 +46,10 @@ class Held(Value):
 class Tenant(Value):
     """A container with a share of the card. limit: None for a whole card, which has none. running: it has an init that
     lives, and nobody stopped it. booked: by its page, of the living. readable: its books could be looked at, or it has
-    none. claims: what they have for processes that NVML does not list. most: the highest limit that it ever had."""
+    none. claims: what they have for processes that NVML does not list. most: the highest limit that it ever had. told:
+    that is known; else it was there before us, and what happened to it is forgotten."""
 
-    __slots__ = ("key", "limit", "running", "processes", "booked", "readable", "claims", "most")
+    __slots__ = ("key", "limit", "running", "processes", "booked", "readable", "claims", "most", "told")
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Tenant(Value):
         readable: bool = True,
         claims: int = 0,
         most: int = 0,
+        told: bool = True,
     ) -> None:
         self.key = key
         self.limit = limit
@@ -68,6 +71,7 @@ class Tenant(Value):
         self.readable = readable
         self.claims = claims
         self.most = most
+        self.told = told
 
     @property
     def listed(self) -> int:
@@ -201,12 +205,16 @@ class Protector:
 
     def _allow(self, uuid: str, tenant: Tenant, held: int) -> None:
         """Keep what the container may hold: more than limit and tolerance only where it had that before the limit was
-        lowered."""
+        lowered, or may have: of whom nothing is told, what it has at the first look, and the tolerance."""
         if tenant.limit is None:
             return
         at, usual = (uuid, tenant.key), tenant.limit + self.tolerance
         before = self._allowed.get(at)
-        if before is None:
+        if not tenant.told:
+            held += self.tolerance
+        if before is None and not tenant.told:
+            may = max(usual, held)
+        elif before is None:
             may = max(usual, min(held, tenant.most + self.tolerance))
         elif tenant.limit < before[0] or before[1] > before[0] + self.tolerance:
             may = max(usual, min(before[1], held))

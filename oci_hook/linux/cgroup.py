@@ -7,22 +7,22 @@ from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC, fstatf
 
 def v1_path(pid: int, controller: str) -> str | None:
     """The directory of a process in this version 1 hierarchy; None where it is not mounted (version 2 alone)."""
-    return _path(_member(pid, controller), "cgroup", controller)
+    return _path(member(pid, controller), "cgroup", controller)
 
 
 def v2_path(pid: int) -> str | None:
     """The directory of a process in the version 2 hierarchy; None where that is not mounted."""
-    return _path(_member(pid, ""), "cgroup2", "")
+    return _path(member(pid, ""), "cgroup2", "")
 
 
 def open_v1(pid: int, controller: str) -> int | None:
     """An O_PATH descriptor of that directory, known to be on a cgroup file system; None as v1_path."""
-    return _open(v1_path(pid, controller), CGROUP_SUPER_MAGIC)
+    return open_path(v1_path(pid, controller), CGROUP_SUPER_MAGIC)
 
 
 def open_v2(pid: int) -> int | None:
     """A descriptor of the process's directory in the version 2 hierarchy; None where that is not mounted."""
-    return _open(v2_path(pid), CGROUP2_SUPER_MAGIC)
+    return open_path(v2_path(pid), CGROUP2_SUPER_MAGIC)
 
 
 def _path(member: str | None, fstype: str, controller: str) -> str | None:
@@ -37,7 +37,8 @@ def _path(member: str | None, fstype: str, controller: str) -> str | None:
     return None
 
 
-def _open(path: str | None, magic: int) -> int | None:
+def open_path(path: str | None, magic: int) -> int | None:
+    """An O_PATH descriptor of a cgroup's directory, known to be on this file system. Raises OSError."""
     if path is None:
         return None
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -64,7 +65,8 @@ def write(directory: int, name: str, line: str) -> None:
         os.close(fd)
 
 
-def _member(pid: int, controller: str) -> str | None:
+def member(pid: int, controller: str) -> str | None:
+    """A process's cgroup within this hierarchy ("": version 2); None: there is no such."""
     with open(f"/proc/{pid}/cgroup", "rb") as f:
         for line in f.read().decode("utf-8", "surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)

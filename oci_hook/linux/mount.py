@@ -2,6 +2,7 @@
 statx, mountinfo."""
 
 import ctypes
+import errno
 import os
 from struct import Struct
 
@@ -26,6 +27,8 @@ PROC_SUPER_MAGIC = 0x9FA0  # include/uapi/linux/magic.h
 CGROUP_SUPER_MAGIC = 0x27E0EB
 CGROUP2_SUPER_MAGIC = 0x63677270
 TMPFS_MAGIC = 0x01021994
+TENANT_MOUNTS = 1 << 20  # bytes of mountinfo that a tenant's process may have
+CHUNK = 1 << 16
 
 _STATX = Struct("=8xQ128xQ104x")  # struct statx: stx_attributes, stx_mnt_id
 _statx = function("statx", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
@@ -126,10 +129,22 @@ def fstatfs_type(fd: int) -> int:
     return int(buffer[0])
 
 
-def mountinfo(process: str = "self") -> tuple[Mount, ...]:
-    """The mounts that a process sees, in kernel order: of two at one place the later is on top."""
-    with open(f"/proc/{process}/mountinfo", "rb") as f:
-        return tuple(_parse(line) for line in f.read().decode("utf-8", "surrogateescape").splitlines())
+class TooManyMounts(OSError):
+    """A list of mounts longer than the reader will have it."""
+
+
+def mountinfo(process: str = "self", most: int = 0) -> tuple[Mount, ...]:
+    """The mounts that a process sees, in kernel order: of two at one place the later is on top. most: bytes of them
+    that are read (0: all), for processes that may have made as many as they like. Raises TooManyMounts."""
+    with open(f"/proc/{process}/mountinfo", "rb", buffering=0) as f:
+        parts, size = [], 0
+        while part := f.read(CHUNK):
+            parts.append(part)
+            size += len(part)
+            if 0 < most < size:
+                raise TooManyMounts(errno.EFBIG, f"more than {most} bytes of mounts", f"/proc/{process}/mountinfo")
+    # Not splitlines: names may hold what Unicode has for ends of lines.
+    return tuple(_parse(line) for line in b"".join(parts).decode("utf-8", "surrogateescape").split("\n") if line)
 
 
 def _parse(line: str) -> Mount:

@@ -19,7 +19,7 @@ from errno import ELOOP, ENOENT, EWOULDBLOCK, EXDEV
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import ACCOUNT_DIR, ACCOUNT_FILE
 from oci_hook.core.value import Value
-from oci_hook.linux.mount import TMPFS_MAGIC, fstatfs_type, mountinfo
+from oci_hook.linux.mount import TENANT_MOUNTS, TMPFS_MAGIC, TooManyMounts, fstatfs_type, mountinfo
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 from oci_hook.node import inside
 from oci_hook.node.life import start_time
@@ -59,8 +59,10 @@ MIB = 1 << 20
 BLOCK = 32  # slots
 EMPTY = bytes(8 * BLOCK)
 FLOCK = struct.Struct("hhqqi4x")  # struct flock, fcntl(2), where off_t has 64 bits
-PATIENCE = 0.02  # seconds for the locks of one page: a tenant can make each question for them long
-REST = 100  # and after that, for so many times what they took, they are not asked for
+# A tenant can make each question for a lock long, and have thousands of processes and any word in each slot.
+PATIENCE = 0.02  # seconds of our processor time for the locks of one page
+LISTING = 0.05  # and for the container's processes, which are listed once for all its slots
+REST = 100  # and after that, for so many times what it took, neither is asked for
 
 Owner = tuple[int, int, int]
 
@@ -96,19 +98,24 @@ class Account:
     A file system that the container mounts there later, which might never answer, is not entered. `close` ends it.
     """
 
-    __slots__ = ("_dir", "_init", "_alive", "_rest", "_took", "file")
+    __slots__ = ("_dir", "_init", "_told", "_alive", "_rest", "_took", "_table", "file")
 
-    def __init__(self, pid: int, start: int) -> None:
-        """pid, start time: the container's init. Raises OSError, DamagedPage."""
-        self._init = pid
+    def __init__(self, pid: int, start: int, told: str = "") -> None:
+        """pid, start time: the container's init. told: its cgroup's directory, where the runtime told it. Raises
+        OSError, DamagedPage."""
+        self._init, self._told = pid, told
         self._alive: dict[tuple[int, int, int], bool | tuple[int, int]] = {}  # by (slot, owner, stack)
         self._rest = self._took = 0.0
+        self._table: inside.Table | None = None  # during one read
         self.file = (0, 0)  # device and inode of the page, once it was looked at
         root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if start_time(pid) != start:
                 raise ProcessLookupError(pid)
-            mounts = mountinfo(str(pid))
+            try:
+                mounts = mountinfo(str(pid), TENANT_MOUNTS)
+            except TooManyMounts:
+                raise DamagedPage("it has too many mounts") from None
             slow = [m.point.rstrip("/") + "/" for m in mounts if m.fstype.startswith("fuse")]
             if any((ACCOUNT_DIR + "/").startswith(point) for point in slow):
                 raise DamagedPage("a file system of a user's process is mounted on the way to it")
@@ -178,7 +185,7 @@ class Account:
         try:
             data = os.pread(fd, ENTRIES_OFFSET, 0)
             kept = os.pread(fd, SPARES.size, SPARES_OFFSET) if lent(data, cards) else b""
-            slots, self._took = slots_of(data), 0.0
+            slots, self._took, self._table = slots_of(data), 0.0, None
             dead = [slot for slot in slots if not self._lives(fd, *slot)]
             asked = [slot for slot in slots if shares or slot in dead]
             entries = {slot: os.pread(fd, ENTRY.size * cards, ENTRIES_OFFSET + 512 * slot[0]) for slot in asked}
@@ -187,6 +194,7 @@ class Account:
                 dead.remove(slot)
         finally:
             os.close(fd)
+            self._table = None
         self._alive = {slot: known for slot, known in self._alive.items() if slot in slots}
         return parse(data, cards, kept, dead, entries, slots)
 
@@ -217,20 +225,16 @@ class Account:
 
     def _process(self, owner: int, stack: int) -> "bool | tuple[int, int]":
         """The process of the host whose slot this is, as shim/alive.c judges it: (pid, start time); True: in doubt."""
-        pids = inside.pids(self._init)
-        if pids is None:
-            return True
-        for pid in pids:
-            try:
-                process = inside.look(pid)
-            except (OSError, ValueError):
-                return True
-            if process is None or who(owner) not in process.owners:
-                continue
+        if self._table is None:
+            began = time.thread_time()
+            self._table = inside.Table(inside.pids(self._init, self._told), LISTING)
+            if (took := time.thread_time() - began) > LISTING:
+                self._rest = time.monotonic() + REST * took
+        for process in self._table.find(who(owner)):
             if stack and process.stack > 1 and process.stack != stack:
                 continue  # another program since exec
             return process.pid, process.start
-        return False
+        return not self._table.whole
 
     def surcharge(self, card: int, amount: int) -> None:
         """Write how many bytes count beyond the total. Raises OSError, DamagedPage."""
@@ -335,7 +339,7 @@ def look(grant: Grant, shares: bool = False) -> "Books | str | None":
     ended, or we may not look)."""
     if grant.life.init is not None and grant.shares:
         try:
-            with Account(*grant.life.init) as account:
+            with Account(*grant.life.init, grant.life.cgroup) as account:
                 return account.read(len(grant.shares), shares)
         except DamagedPage as e:
             return str(e)

@@ -1,12 +1,14 @@
-"""The processes of a container, as the host sees them: by the cgroup of its init."""
+"""The processes of a container, as the host sees them: by its cgroup, found through its init."""
 
 import os
+import time
 
 from oci_hook.linux import cgroup
 from oci_hook.node.life import read_file
 
 MOST = 4096  # processes; of a container with more, nothing is said
 DEEP = 16  # cgroups within cgroups
+MOST_CGROUPS = 1024  # of one container
 
 
 class Process:
@@ -34,12 +36,33 @@ def owners(inner: int, start: int, ns: int) -> frozenset[tuple[int, int, int]]:
     return frozenset(((pid, start & 0x7FFFFFFF, space), (pid, 0, space), (pid, 0, 0)))
 
 
-def pids(init: int) -> list[int] | None:
+def ancestor(path: str, told: str) -> str:
+    """A container's own cgroup, given its init's in some hierarchy, where the init may have been moved to one below
+    (by the container's root, in user and cgroup namespaces of its own). told: the container's cgroup's directory, as
+    the runtime tells it, or "". "" where this one is not of that name or below."""
+    while told and path.strip("/"):
+        if told.endswith(path):
+            return path
+        path = path.rpartition("/")[0]
+    return ""
+
+
+def directory(init: int, controller: str, told: str) -> str | None:
+    """Where the container's own cgroup is in a hierarchy ("": version 2); None: that is not mounted. Raises OSError."""
+    there = cgroup.v1_path(init, controller) if controller else cgroup.v2_path(init)
+    line = cgroup.member(init, controller)
+    if there is None or line is None:
+        return None
+    own = ancestor(line, told)
+    return there.removesuffix(line[len(own) :]) if own else there
+
+
+def pids(init: int, told: str = "") -> list[int] | None:
     """Host pids of the container's living processes; None: not to be told, its cgroup is not its alone or it has too
-    many of them."""
+    many of them. told: as for `ancestor`."""
     try:
-        path = next(filter(None, (cgroup.v1_path(init, name) for name in ("devices", "pids", "freezer"))), None)
-        path = path or cgroup.v2_path(init)
+        names = ("devices", "pids", "freezer", "")
+        path = next(filter(None, (directory(init, name, told) for name in names)), None)
         return None if path is None else below(path)
     except (OSError, ValueError):
         return None
@@ -58,12 +81,42 @@ def below(path: str, inode: int = 0) -> list[int] | None:
 
 
 def _gather(path: str, found: list[int], deep: int) -> bool:
-    found += [int(word) for word in read_file(f"{path}/cgroup.procs", 1 << 20).split() if word != b"0"]
-    if len(found) > MOST or not deep:
-        return False
-    with os.scandir(path) as entries:
-        below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return all(_gather(path, found, deep - 1) for path in below)
+    """Whether that is all of them: a tenant may have made any number of cgroups below its own."""
+    left = [(path, deep)]
+    for seen, (folder, levels) in enumerate(left):
+        found += [int(word) for word in read_file(f"{folder}/cgroup.procs", 1 << 20).split() if word != b"0"]
+        if len(found) > MOST or seen >= MOST_CGROUPS or not levels:
+            return False
+        with os.scandir(folder) as entries:
+            left += [(entry.path, levels - 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return True
+
+
+class Table:
+    """A container's processes by how the shim may have written them into the account page, looked at once. whole: there
+    are no others; else it took longer than it may, or one of them could not be looked at."""
+
+    __slots__ = ("whole", "_by_owner")
+
+    def __init__(self, pids: list[int] | None, seconds: float) -> None:
+        """pids: None, they are not to be told. seconds: of our processor time."""
+        self.whole = pids is not None
+        self._by_owner: dict[tuple[int, int, int], list[Process]] = {}
+        end = time.thread_time() + seconds
+        for pid in pids or ():
+            try:
+                process = look(pid)
+            except (OSError, ValueError):
+                process, self.whole = None, False
+            if process is not None:
+                for owner in process.owners:
+                    self._by_owner.setdefault(owner, []).append(process)
+            if time.thread_time() >= end:
+                self.whole = False
+                break
+
+    def find(self, owner: tuple[int, int, int]) -> list[Process]:
+        return self._by_owner.get(owner, [])
 
 
 def look(pid: int) -> Process | None:

@@ -7,7 +7,7 @@ booked, and can be given to others as well. Only the kernel's own words on their
 import os
 
 from oci_hook.core.layout import PAGES_DIR, POLICY_PAGE
-from oci_hook.linux.mount import Mount, mountinfo
+from oci_hook.linux.mount import TENANT_MOUNTS, Mount, mountinfo
 from oci_hook.node.life import read_file
 
 
@@ -20,9 +20,9 @@ def strays(state_dir: str, known: set[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
-            mounts = mountinfo(str(pid))
+            mounts = mountinfo(str(pid), TENANT_MOUNTS)
         except (OSError, ValueError):
-            continue  # it has just ended
+            continue  # it has just ended, or has too many
         for mount in mounts:
             if mount.point == POLICY_PAGE and mount.device == device and mount.root.startswith(top):
                 key = mount.root[len(top) :].partition("/")[0]

@@ -226,3 +226,16 @@ def test_books_that_we_cannot_read_accuse_and_clear_nobody() -> None:
     seen = case.auditor.judge(case.grants, cards, of, {"a": None}, unread)
     assert kinds(seen) == [("no-stand-in", CARD, 101)] and not seen.over
     assert case.look(cards, books(600, 101)).over
+
+
+def test_what_a_container_was_stopped_for_stands_until_it_ends() -> None:
+    case = Case()
+    cards = {CARD: sample((101, 2000 * MIB))}
+    for _ in range(2):
+        seen = case.look(cards, books(2000, 101))
+    assert kinds(seen) == [("over-limit", CARD, 0)]
+    for after in (cards, {CARD: sample()}, {}):
+        held = case.auditor.judge({}, after, {}, {}, stopped=frozenset("a"))
+        assert kinds(held) == kinds(seen) and not held.news and not held.over
+    ended = case.auditor.judge({}, {CARD: sample()}, {}, {})
+    assert not ended.findings and len(ended.over) == 1

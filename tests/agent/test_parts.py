@@ -6,7 +6,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent import facts, heal, journal, nvml, options, textfile
+from oci_hook.agent import act, facts, heal, journal, nvml, options, textfile
+from oci_hook.agent import agent as agents
+from oci_hook.agent.audit import Finding
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
@@ -347,3 +352,105 @@ def test_a_finding_says_who_a_process_is() -> None:
         finally:
             process.kill()
     assert facts.describe(process.pid) == ""
+
+
+# Moves where the kernel finds its arguments to 64 MiB of its memory: prctl(2), PR_SET_MM_MAP, which asks for no right.
+# It shows more than a page of them only where they end with a zero.
+LONG = """
+import ctypes, struct, time
+libc, size = ctypes.CDLL(None, use_errno=True), 64 << 20
+libc.sbrk.restype = ctypes.c_void_p
+place = ctypes.create_string_buffer(b"x" * size)
+at = ctypes.addressof(place)
+f = [int(n) for n in open("/proc/self/stat").read().rpartition(")")[2].split()[1:]]
+code, end, stack, data, end_data, heap = f[22], f[23], f[24], f[41], f[42], f[43]
+words = (code, end, data, end_data, heap, libc.sbrk(0), stack, at, at + size + 1, f[46], f[47], 0)
+map = struct.pack("=12QIi", *words, 0, -1)
+if libc.prctl(35, 14, map, ctypes.c_ulong(len(map)), 0):
+    print(ctypes.get_errno(), flush=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.root
+@root_only
+def test_a_command_line_as_long_as_a_process_likes_costs_no_memory() -> None:
+    with subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            if (said := process.stdout.readline()) != "ready\n":
+                pytest.skip(f"this kernel moves no arguments: error {said}")
+            facts.describe(os.getpid())  # what it loads is not counted
+            tracemalloc.start()
+            try:
+                told = facts.describe(process.pid)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert told.endswith(": " + "x" * facts.COMMAND_MAX) and peak < 1 << 20
+        finally:
+            process.kill()
+
+
+def test_a_command_line_that_never_comes_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A page of it may be of a file system that never answers, which a reader of it waits for."""
+    never = tmp_path / "never"
+    os.mkfifo(never)
+    monkeypatch.setattr(facts, "CMDLINE", str(never))
+    for _ in range(3):
+        began = time.monotonic()
+        told = facts.describe(os.getpid())
+        assert time.monotonic() - began < 2 and " s old" in told
+    assert sum(t.name == "command" for t in threading.enumerate()) == 1  # no more wait with the first
+    fd = os.open(never, os.O_WRONLY)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("wrong", [None, MemoryError, ValueError, UnicodeError, RuntimeError])
+@pytest.mark.parametrize("policy", ["kill", "freeze"])
+def test_first_it_acts_and_then_it_describes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str, wrong: type[Exception] | None
+) -> None:
+    done: list[str] = []
+
+    def describe(pid: int) -> str:
+        done.append("describe")
+        if wrong:
+            raise wrong
+        return "somebody"
+
+    monkeypatch.setattr(facts, "describe", describe)
+    monkeypatch.setattr(act, "kill", lambda *_: (done.append("kill"), "")[1])
+    monkeypatch.setattr(act, "freeze", lambda *_: (done.append("freeze"), "")[1])
+    install = Install(tmp_path)
+    agent = agents.Agent(str(tmp_path), Options("none", policy=policy))
+    held = grant("k", "c")
+    agent.grants, agent.watched = {"k": held}, {"k": Watched()}
+    agent.answer(Finding("over-limit", "k", "GPU-0", 7, 8, "too much"))
+    assert done == [policy, "describe"]
+    (told,) = Follower(str(install.state), old=True).read()
+    assert told["evidence"] == f"too much ({f'not described: {wrong.__name__}' if wrong else 'somebody'})"
+    agent.close()
+
+
+def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And is not called killed before it is gone."""
+    install = Install(tmp_path)
+    agent = agents.Agent(str(tmp_path), Options("none", policy="kill"))
+    agent.grants, agent.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    answers = iter(["2 of its processes still live", "2 of its processes still live", "", "", "one is back", ""])
+    hit: list[Any] = []
+    monkeypatch.setattr(act, "kill", lambda _, others: (hit.append(others), next(answers))[1])
+    agent.answer(Finding("over-limit", "k", "GPU-0", 7, 8, "too much"))
+    stopped = [agent.watched["k"].stopped]
+    for _ in range(5):
+        agent._kill_again()
+        stopped.append(agent.watched["k"].stopped)
+    assert stopped == ["", "", "killed", "killed", "", "killed"] and hit == [((7, 8),)] * 6
+    told = [e["action"] for e in Follower(str(install.state), old=True).read()]
+    assert told == ["killed failed: 2 of its processes still live", "killed", "killed failed: one is back", "killed"]
+    agent.grants = {}
+    agent._kill_again()
+    assert len(hit) == 6
+    agent.close()

@@ -2,12 +2,17 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oci_hook.agent.guard import Guard
+from oci_hook.agent.nvml import CardSample
 from oci_hook.agent.protect import CONFIRM, FRESH, LEAVING, Held, Judgement, Look, Protector, Tenant
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.node import events
 
 MIB, GIB = 1 << 20, 1 << 30
 TOLERANCE = 256 * MIB
@@ -423,3 +428,44 @@ def test_a_cheat_among_them_is(seed: int) -> None:
     )
     owed = sum(t.unmet(t.claims) for t in seen.tenants)
     assert (found.kill is not None and found.kill.key == "cheat") == (owed > max(0, card.total - used))
+
+
+def test_whose_history_is_forgotten_is_killed_for_growth_alone() -> None:
+    """Its limit may have been lowered before the agent came, and the log of that is gone."""
+    other = tenant("b", 8 * GIB, GIB, booked=GIB)
+
+    def seen(at: float, size: int, told: bool) -> Look:
+        return look(tenant("a", 4 * GIB, size, told=told), other, at=at, total=12 * GIB)
+
+    for told in (True, False):
+        protector = Protector(TOLERANCE)
+        for at in (100.0, 101.0):
+            found = protector.judge(seen(at, 6 * GIB, told), at)
+            assert bool(found.kill) == (told and at == 100.0)
+    assert not protector.judge(seen(103.0, 6 * GIB + TOLERANCE, False), 103.0).kill
+    # What it gave back it may not take again.
+    assert not protector.judge(seen(104.0, 4 * GIB, False), 104.0).kill
+    assert protector.judge(seen(105.0, 6 * GIB, False), 105.0).kill
+    protector = Protector(TOLERANCE)
+    assert not protector.judge(seen(100.0, 6 * GIB, False), 100.0).kill
+    assert protector.judge(seen(101.0, 6 * GIB + TOLERANCE + 1, False), 101.0).kill
+
+
+def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
+    """The log's own "granted" tells it, or that the container came after us."""
+    state = str(tmp_path)
+    share = (Share(CARD, 4096),)
+    grants = {key: Grant(key, Identity("/run", key, "/"), Life("b"), share) for key in ("lost", "logged", "new")}
+    events.granted(state, grants["logged"], 0.1)
+    guard = Guard(256)
+    guard.there({"lost", "logged"})
+    guard.there({"lost", "logged", "new"})
+    guard.follow(state)
+
+    def told() -> set[str]:
+        sample = CardSample(0, 1 << 40, 0, ())
+        return {t.key for t in guard._tenants(CARD, sample, grants, set(), {}, {}, frozenset()) if t.told}
+
+    assert told() == {"logged", "new"}
+    guard.forget({"lost", "logged"})
+    assert told() == {"lost", "logged", "new"}  # by these keys others would come

@@ -83,10 +83,10 @@ def test_in_doubt_it_lives(stage: Stage, root: Path, monkeypatch: pytest.MonkeyP
     with account.Account(*found.life.init) as page:
         books = page.read(1, shares=True)
         assert books and books.totals[0] >> 20 == 700 + CONTEXT_MIB == sum(n[0] for n in books.shares.values()) >> 20
-    monkeypatch.setattr(account.inside, "pids", lambda pid: None)
+    monkeypatch.setattr(account.inside, "pids", lambda *_: None)
     with account.Account(*found.life.init) as page:
         assert (books := page.read(1)) and books.totals[0] >> 20 == 700 + CONTEXT_MIB
-    monkeypatch.setattr(account.inside, "pids", lambda pid: [])
+    monkeypatch.setattr(account.inside, "pids", lambda *_: [])
     with account.Account(*found.life.init) as page:
         assert (books := page.read(1)) and books.totals == (0,) and not books.owners
 

@@ -1,9 +1,11 @@
 """`gpu-hook ps`: living grants as a table and as JSON; use read from the account page without trusting it."""
 
+import os
 import shutil
 import struct
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from oci_hook.cli import ps
 from oci_hook.core.grant import Grant, Life, Share
+from oci_hook.linux.mount import mountinfo
 from oci_hook.node import account as used
 from oci_hook.node.life import boot_id, process_life
 from tests.cli.box import Install
@@ -229,6 +232,65 @@ def test_what_is_kept_idle_is_not_in_use(install: Install, tmp_path: Path) -> No
     (tmp_path / "page").write_bytes(page(1, idle_mib=2))
     with container(f"cp {tmp_path}/page page") as life:
         assert used_mib(install.grant("e", Share("GPU-0", 1), life=life)) == [0]
+
+
+@pytest.mark.root
+def test_a_list_of_mounts_without_end_is_not_read(tmp_path: Path) -> None:
+    """Each of them of nearly as long a name as there can be."""
+    (tmp_path / "page").write_bytes(page(7))
+    deep = "/".join(["d" * 250] * 14)
+    many = (
+        f"cd /run && mkdir -p {deep} && mount -t tmpfs a {deep} && for i in $(seq 400); do mount --bind {deep} {deep}"
+    )
+    with container(f"cp {tmp_path}/page page && {many} || exit 1; done") as life:
+        assert life.init
+        tracemalloc.start()
+        try:
+            with pytest.raises(used.DamagedPage, match="too many mounts"), used.Account(*life.init):
+                pass
+            assert tracemalloc.get_traced_memory()[1] < 2 << 20
+        finally:
+            tracemalloc.stop()
+        assert mountinfo(str(life.init[0]), 64 << 20)
+
+
+DEVICES = Path("/sys/fs/cgroup/devices")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not DEVICES.is_dir(), reason="needs version 1 of cgroups")
+def test_forged_owners_cost_the_reader_no_more_than_the_list_of_processes_once(tmp_path: Path) -> None:
+    """Every slot is somebody else's at each look, and none of them is among the container's processes."""
+    path, folder = tmp_path / "page", DEVICES / f"gh-test-{os.getpid()}"
+    folder.mkdir()
+    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(200)]
+    try:
+        path.write_bytes(page(100))
+        with container(f"ln {path} page 2>/dev/null || cp {path} page") as life:
+            assert life.init
+            for pid in (life.init[0], *(p.pid for p in sleepers)):
+                (folder / "cgroup.procs").write_text(str(pid))
+            inside = Path(f"/proc/{life.init[0]}/root/run/gpu-hook/account/page")
+            with used.Account(*life.init) as account:
+                for look in range(4):
+                    words = [(n + 2) << 42 | 1 << 31 | look + 1 for n in range(used.SLOTS)]
+                    with open(inside, "r+b") as f:
+                        f.seek(used.OWNERS_OFFSET)
+                        f.write(used.OWNERS.pack(*words))
+                    began = time.monotonic()
+                    books = account.read(1)
+                    assert time.monotonic() - began < 1 and books and books.totals[0] >> 20 == 100
+                    if look == 0:  # later ones may be in doubt for a while
+                        assert not books.owners
+    finally:
+        for p in sleepers:
+            p.kill()
+        for p in sleepers:
+            p.wait()
+        end = time.monotonic() + 10
+        while (folder / "cgroup.procs").read_text() and time.monotonic() < end:
+            time.sleep(0.02)
+        folder.rmdir()
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
