@@ -199,8 +199,13 @@ def serve(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> "subp
 
 def run(*command: str, **more: object) -> "subprocess.CompletedProcess[str]":
     """To its end; output through files, since what a container inherits may outlive the command."""
+    nothing, writer = os.pipe()  # not /dev/null: crun gives the container's user what it has as standard input
+    os.close(writer)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        done = subprocess.run(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, timeout=120, **more)  # type: ignore
+        try:
+            done = subprocess.run(command, stdout=out, stderr=err, stdin=nothing, timeout=120, **more)  # type: ignore
+        finally:
+            os.close(nothing)
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(command, done.returncode, out.read(), err.read())

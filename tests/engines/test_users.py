@@ -7,6 +7,7 @@ Each cell asks for memory, for compute and for a whole card, each on a card that
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ def place(native: Path) -> Iterator[Place]:
     place.dir.chmod(0o711)  # its path is to be open to the root of a user namespace
     yield place
     place.close()
+    assert os.stat("/dev/null").st_uid == 0, "a runtime gave the host's node to a container's user"
 
 
 def annotations(asked: dict[str, str]) -> list[str]:
