@@ -54,7 +54,8 @@ def unfit(prefix: str, state_dir: str) -> str:
     inside, own = at, os.path.realpath(prefix)
     while inside != "/":
         inside = os.path.dirname(inside)
-        if inside != own and os.path.isdir(f"{inside}/{layout.LIB_DIR}"):
+        # Not the library folder alone: the Debian package has one in /usr/lib, which is /lib.
+        if inside != own and all(os.path.exists(f"{inside}/{p}") for p in (layout.LIB_DIR, layout.SETTINGS_YAML)):
             return f"is inside the install {inside[:80]}; choose another place"
         if _in_use(inside):
             return f"is inside the state directory {inside[:80]}; choose another place"
