@@ -133,11 +133,6 @@ def _holds(init: "tuple[int, int] | None", key: str) -> bool:
         return False
 
 
-def counts(grant: Grant) -> bool:
-    """Whether it counts at this moment."""
-    return Judge().current(grant) is not None
-
-
 def is_being_made(grant: Grant) -> bool:
     """Whether its container does not exist yet: its creator is at work, or it waits for its runtime."""
     if grant.life.init is not None:

@@ -25,9 +25,10 @@ CGROUPS_MAX = 200  # below a container's that are looked into one by one
 SCAN_SECONDS = 0.1
 
 
-def read_file(path: str, limit: int = 1 << 16) -> bytes:
-    """The file's first `limit` bytes. Raises OSError. (A quarter of the time that `open` takes.)"""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def read_file(path: str, limit: int = 1 << 16, folder: int | None = None) -> bytes:
+    """The file's first `limit` bytes; folder: of a path relative to this descriptor. Raises OSError. (A quarter of the
+    time that `open` takes.)"""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         data = os.read(fd, limit)
         while data and len(data) < limit and (more := os.read(fd, limit - len(data))):
@@ -260,7 +261,7 @@ def _any_process(cgroup: str) -> bool:
         while todo:
             fd = todo.pop()
             try:
-                for word in _procs(fd).split():
+                for word in read_file("cgroup.procs", STATE_MAX, fd).split():
                     if word == b"0" or start_time(int(word)):  # 0: a process of a PID namespace that we do not see
                         return True
                 with os.scandir(fd) as entries:
@@ -278,17 +279,6 @@ def _any_process(cgroup: str) -> bool:
     finally:
         for fd in todo:
             os.close(fd)
-
-
-def _procs(cgroup: int) -> bytes:
-    fd = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cgroup)
-    try:
-        data = os.read(fd, STATE_MAX)
-        while data and len(data) < STATE_MAX and (more := os.read(fd, STATE_MAX - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(fd)
 
 
 def is_in(cgroups: "Iterable[str]", seconds: float) -> bool:

@@ -8,7 +8,7 @@ import os
 
 from oci_hook.core.layout import PAGES_DIR, POLICY_PAGE
 from oci_hook.linux.mount import TENANT_MOUNTS, Mount, mountinfo
-from oci_hook.node.life import read_file
+from oci_hook.node.holders import is_first
 
 
 def strays(state_dir: str, known: set[str]) -> dict[str, int]:
@@ -26,7 +26,7 @@ def strays(state_dir: str, known: set[str]) -> dict[str, int]:
         for mount in mounts:
             if mount.point == POLICY_PAGE and mount.device == device and mount.root.startswith(top):
                 key = mount.root[len(top) :].partition("/")[0]
-                if key not in known and (key not in found or _is_init(pid)):
+                if key not in known and (key not in found or is_first(pid)):
                     found[key] = pid
     return found
 
@@ -44,12 +44,3 @@ def _on_its_disk(state_dir: str) -> tuple[str, str] | None:
     mount = max(enumerate(over), key=lambda pair: (len(pair[1].point), pair[0]))[1]
     inside = path[len(mount.point.rstrip("/")) :]
     return mount.device, f"{mount.root.rstrip('/')}{inside}/{PAGES_DIR}/"
-
-
-def _is_init(pid: int) -> bool:
-    """Whether it is the first process of a pid namespace."""
-    try:
-        lines = read_file(f"/proc/{pid}/status").splitlines()
-    except OSError:
-        return False
-    return any(line.startswith(b"NSpid:") and line.split()[-1] == b"1" for line in lines)
