@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import CONTAINER_DIR, SHARE_STATE, STAND_IN_DIR, slot_file
+from oci_hook.core.layout import CONTAINER_DIR, STAND_IN_DIR
+from oci_hook.node.share import slot_path
 
 MOST = 4096
 KINDS = ("library", "binary", "data", "firmware")
@@ -30,7 +31,7 @@ def wanted(inventory: Inventory | None, prefix: str) -> list[str]:
 def slots(state_dir: str, grants: Iterable[Grant]) -> list[str]:
     """The slot files of all grants."""
     shares = [share for grant in grants for share in grant.shares if share.slot]
-    return [f"{state_dir}/{SHARE_STATE}/{share.uuid}/{slot_file(share.slot)}" for share in shares]
+    return [slot_path(state_dir, share.uuid, share.slot) for share in shares]
 
 
 class Keeper:

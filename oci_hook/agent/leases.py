@@ -7,9 +7,10 @@ not wait.
 import os
 
 from oci_hook.core.grant import Grant
-from oci_hook.core.layout import PAGES_DIR, SHARE_STATE, slot_file
 from oci_hook.core.value import Value
+from oci_hook.node.deliver import page_file
 from oci_hook.node.life import read_file
+from oci_hook.node.share import slot_path
 
 LOCKS_MAX = 8 << 20  # bytes of /proc/locks: some 120 000 locks
 FDS_MAX = 65536
@@ -94,10 +95,9 @@ def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], 
             pass
 
     for key, grant in grants.items():
-        add(f"{state_dir}/{PAGES_DIR}/{key}/policy", File("its policy page", key))
+        add(page_file(state_dir, key), File("its policy page", key))
         for share in grant.shares:
-            folder = f"{state_dir}/{SHARE_STATE}/{share.uuid}"
             if share.slot:
                 who = f"slot file {share.slot} of card {share.uuid}"
-                add(f"{folder}/{slot_file(share.slot)}", File(who, key))
+                add(slot_path(state_dir, share.uuid, share.slot), File(who, key))
     return found

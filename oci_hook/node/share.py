@@ -35,6 +35,11 @@ def folder(state_dir: str, uuid: str) -> str:
     return f"{state_dir}/{SHARE_STATE}/{uuid}"
 
 
+def slot_path(state_dir: str, uuid: str, slot: int) -> str:
+    """The slot file of Share.slot `slot`."""
+    return f"{folder(state_dir, uuid)}/{slot_file(slot)}"
+
+
 def say(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int = 0, tiers: int = 0) -> None:
     """Write down what all containers on the card are to be told. For the holder of the ledger's lock.
 
@@ -129,7 +134,7 @@ def make_slot(state_dir: str, uuid: str, slot: int) -> None:
     A tenant that has grown its own file to fill the tmpfs is cut back; one that keeps what it took, by a lease on the
     file, has the tmpfs grow.
     """
-    path = f"{folder(state_dir, uuid)}/{slot_file(slot)}"
+    path = slot_path(state_dir, uuid, slot)
     drop_slot(state_dir, uuid, slot)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -179,7 +184,7 @@ def _grow(path: str) -> None:
 def drop_slot(state_dir: str, uuid: str, slot: int) -> None:
     """Remove the slot's file if it is there; who has it mounted keeps its inode, which nobody else sees any more."""
     try:
-        os.unlink(f"{folder(state_dir, uuid)}/{slot_file(slot)}")
+        os.unlink(slot_path(state_dir, uuid, slot))
     except FileNotFoundError:
         pass
 
@@ -226,7 +231,7 @@ def read_gate(state_dir: str, held: "Share") -> "Gate | None":
         return None
     try:
         scale = head(page(state_dir, held.uuid))[2]
-        return slot(_read(f"{folder(state_dir, held.uuid)}/{slot_file(held.slot)}", SLOT_FILE_SIZE + 1), scale)
+        return slot(_read(slot_path(state_dir, held.uuid, held.slot), SLOT_FILE_SIZE + 1), scale)
     except OSError:
         return None
 
