@@ -10,22 +10,22 @@ import os
 import time
 
 from oci_hook.apply import to_spec
+from oci_hook.apply.image import check_destinations, look
+from oci_hook.apply.image import warnings as image_warnings
+from oci_hook.apply.skeleton import check_mount_points
+from oci_hook.apply.sources import check_sources
+from oci_hook.config import settings as node_settings
 from oci_hook.core.device_rules import reachable_cards, reachable_nodes
 from oci_hook.core.grant import Life
 from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, Problem, refuse
+from oci_hook.ledger import events
+from oci_hook.ledger.admit import Admission, admit, release
+from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
 from oci_hook.linux import limits
-from oci_hook.node import events
-from oci_hook.node import settings as node_settings
-from oci_hook.node.admit import Admission, admit, release
-from oci_hook.node.image import check_destinations, look
-from oci_hook.node.image import warnings as image_warnings
-from oci_hook.node.life import boot_id, pid_space, planned_cgroup, process_life
-from oci_hook.node.skeleton import check_mount_points
-from oci_hook.node.sources import check_sources
-from oci_hook.oci import asked, log, rivals, spec
+from oci_hook.oci import log, nvidia_hooks, request_mounts, spec
 from oci_hook.oci.annotations import container_name, identity, is_sandbox
 from oci_hook.oci.bundle import STARTS, Call, default_root, read_call
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
+    from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import Step
-    from oci_hook.node.settings import Settings
 
 
 DEADLINE = 20.0  # seconds; engines wait for minutes, and the locks on the way have deadlines of their own
@@ -118,7 +118,9 @@ def give(call: Call, settings: "Settings", given: Given) -> None:
     request = None
     if not is_sandbox(annotations):
         name = container_name(annotations)
-        request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
+        request = parse(
+            annotations, spec.environment(doc), name, settings.rules, request_mounts.mounts(doc), request_mounts.decode
+        )
     if call.command == "restore" and (request is not None or to_spec.marked(found)):
         raise refuse(
             "GH-413",
@@ -169,7 +171,7 @@ def plan_for(
     """
     if settings.mode != "standalone":
         return _plan_beside(doc, bundle, grant, inventory, settings)
-    rivals.check(doc)
+    nvidia_hooks.check(doc)
     _check_rules(doc, grant, inventory)
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
     facts = look(rootfs, mounts, spec.environment(doc))
@@ -202,7 +204,7 @@ def _plan_beside(
     doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
 ) -> "tuple[dict[str, Any], tuple[Step, ...], list[Problem]]":
     """`plan_for` where the NVIDIA runtime is before us (mode below) or comes after us (on-top)."""
-    from oci_hook.core.beside import own_steps
+    from oci_hook.core.nvidia_runtime_mode import own_steps
     from oci_hook.oci import nvidia
 
     on_top = settings.mode == "on-top"

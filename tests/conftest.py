@@ -20,13 +20,15 @@ import hypothesis
 import pytest
 import yaml
 
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.discovery import inventory
 from oci_hook.engines import prefix as installs
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id
 from oci_hook.linux.mount import mountinfo, unmount
-from oci_hook.node import inventory, settings_compile, store
-from oci_hook.node.life import boot_id
-from oci_hook.node.settings import Settings
 from scripts import tiny_image
 
 hypothesis.settings.register_profile("quick", max_examples=15)  # scripts/test --quick
@@ -278,7 +280,7 @@ def runc(tmp_path: Path) -> Iterator[Runc]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What containers shared (node/share.py) goes with the tests."""
+    """What containers shared (ledger/slot_files.py) goes with the tests."""
     yield
     base = str(tmp_path_factory.getbasetemp())
     for mount in reversed(mountinfo()):

@@ -15,7 +15,7 @@ import pytest
 from oci_hook import hook
 from oci_hook.apply import to_spec
 from oci_hook.core.pages import policy_page
-from oci_hook.node import lock as lock_file
+from oci_hook.linux import lock as lock_file
 from scripts import tiny_image
 from tests.apply.box import Box
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
@@ -802,7 +802,7 @@ sys.path.insert(0, {str(REPO)!r})
 from oci_hook.errors import GhError
 from oci_hook.hook import late
 from oci_hook.linux import limits
-from oci_hook.node.lock import lock_file
+from oci_hook.linux.lock import lock_file
 limits.limit({left}, late)
 try:
     lock_file({str(tmp_path / "lock")!r}, fcntl.LOCK_EX)
@@ -863,7 +863,7 @@ def loaded(install: Install, document: dict[str, Any]) -> set[str]:
 def test_what_it_loads(install, bundle, runc, tmp_path, state):
     nothing = loaded(install, {**state, "annotations": {}})
     assert "oci_hook.core.request" in nothing
-    assert not nothing & (SLOW_IMPORTS | {"ctypes", "_socket", "oci_hook.node.store"})
+    assert not nothing & (SLOW_IMPORTS | {"ctypes", "_socket", "oci_hook.ledger.store"})
     assert not loaded(install, state) & SLOW_IMPORTS  # refused for its pid
 
 

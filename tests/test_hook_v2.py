@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.node import share
+from oci_hook.ledger import slot_files
 from tests.conftest import Install, Runc
 from tests.test_hook import ASK, hooked, nothing_is_booked
 
@@ -97,7 +97,7 @@ def test_cgroup_v2_other_cards(install, bundle, on_v2, rule):
 def test_a_kernel_without_device_programs(install, bundle, on_v2, tmp_path):
     """bpf(2) is forbidden to the hook (as by a security module): it says so, and the container does not start."""
     for card in install.inventory.cards:  # what else it would need rights for
-        share.ready(str(install.state), card.uuid)
+        slot_files.ready(str(install.state), card.uuid)
     launcher = tmp_path / "without-bpf"
     launcher.write_text(
         f"#!/bin/sh\nexec setpriv --bounding-set=-sys_admin,-bpf,-net_admin --inh-caps=-all -- "

@@ -15,10 +15,10 @@ import pytest
 
 from oci_hook.core.grant import Identity, Life
 from oci_hook.core.request import CardRequest, Request
-from oci_hook.node import admit, holders, store
-from oci_hook.node.judge import PATIENT, QUICK
-from oci_hook.node.life import boot_id, pid_space, planned_cgroup, process_life
-from oci_hook.node.lock import lock_file
+from oci_hook.ledger import admit, holders, store
+from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
+from oci_hook.ledger.proof import PATIENT, QUICK
+from oci_hook.linux.lock import lock_file
 from tests.conftest import REPO, Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -144,7 +144,7 @@ def test_two_creates_on_one_bundle_at_once(prefix: Install, bundle: Bundle, runc
 LOOK = """
 import sys
 sys.path.insert(0, {repo!r})
-from oci_hook.node import store
+from oci_hook.ledger import store
 with store.open_ledger(sys.argv[1]) as ledger:
     print(len(ledger.grants), len(store.peek(sys.argv[1])))
 """

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from oci_hook.agent.event_log import Follower
-from oci_hook.node import store
-from oci_hook.node.life import boot_id, process_life
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id, process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Install
 from tests.test_hook import hooked, nothing_is_booked
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.layout import MARKER, PAGES_DIR
-from oci_hook.node import inventory, store
+from oci_hook.discovery import inventory
+from oci_hook.ledger import store
 from scripts import tiny_image
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
 
@@ -804,7 +805,9 @@ import os, signal, sys
 prefix, limit, *args = sys.argv[1:]
 sys.path.insert(0, prefix + "/lib/gpu-hook")
 import oci_hook.runtime as runtime
-from oci_hook.node import admit, inventory, image
+from oci_hook.ledger import admit
+from oci_hook.discovery import inventory
+from oci_hook.apply import image
 lines, limit = 0, int(limit)
 def trace(frame, event, arg):
     global lines

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.inventory import CardNode, DriverFile
-from oci_hook.node import inventory
+from oci_hook.discovery import inventory
 from scripts import tiny_image
 from tests.conftest import DRIVER, UUIDS, Bundle, Install, Runc
 from tests.test_hook import hooked

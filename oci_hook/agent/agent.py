@@ -17,27 +17,41 @@ from collections.abc import Callable
 from typing import Any
 
 from oci_hook import __version__
-from oci_hook.agent import act, facts, guard, heal, journal, keep, leases, meter, nvml, options, textfile, web
+from oci_hook.agent import (
+    device_nodes,
+    enforce,
+    facts,
+    guard,
+    journal,
+    keep,
+    leases,
+    meter,
+    options,
+    sampler,
+    textfile,
+    web,
+)
 from oci_hook.agent.audit import Auditor, Finding, Process, Verdict
 from oci_hook.agent.http import Server
-from oci_hook.agent.members import Members
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
+from oci_hook.agent.process_owner import Members
 from oci_hook.agent.view import Watched, view
-from oci_hook.core.card_page import guaranteed
+from oci_hook.config import settings as node_settings
+from oci_hook.core.gpu_page import guaranteed
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
 from oci_hook.core.pages import CLASS_NUMBERS
+from oci_hook.discovery import inventory as cache
+from oci_hook.discovery.discover import discover
 from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import events, store
+from oci_hook.ledger.life import read_file, start_time
+from oci_hook.ledger.slot_files import read_gate
 from oci_hook.linux import inotify
-from oci_hook.node import account, events, inside, store
-from oci_hook.node import inventory as cache
-from oci_hook.node import settings as node_settings
-from oci_hook.node.discover import discover
-from oci_hook.node.life import read_file, start_time
-from oci_hook.node.lock import own_dir
-from oci_hook.node.share import read_gate
+from oci_hook.linux.lock import own_dir
+from oci_hook.observe import account, inside
 
 SETTLE = 0.02  # seconds from a sign that something ended to the look at what: others end with it
 BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
@@ -63,7 +77,7 @@ class Agent:
         self.inventory: Inventory | None = None
         self.grants: dict[str, Grant] = {}
         self.watched: dict[str, Watched] = {}
-        self.cards: dict[str, nvml.CardSample] = {}
+        self.cards: dict[str, sampler.CardSample] = {}
         self.verdict = Verdict((), (), (), {}, {}, {})
         self.problems: dict[
             str, str
@@ -80,7 +94,7 @@ class Agent:
         self._locks_at = 0.0
         self._leases: dict[tuple[str, str, str, int, int], Finding] = {}
         self._members = Members()
-        self._sampler = nvml.Sampler()
+        self._sampler = sampler.Sampler()
         self._sampler_fd = -1
         self._accounts: dict[str, tuple[tuple[int, int], account.Account]] = {}
         self._pidfds: dict[str, tuple[tuple[int, int], int]] = {}
@@ -417,7 +431,7 @@ class Agent:
     def _repair_devices(self) -> None:
         if self.inventory is None:
             return
-        made, wrong = heal.repair(self.inventory)
+        made, wrong = device_nodes.repair(self.inventory)
         for path in made:
             journal.write(f"{path} was missing and is made", journal.NOTICE)
             events.record(self.settings.state_dir, "repaired", path=path)
@@ -452,20 +466,20 @@ class Agent:
         for uuid, card in sample.items():
             before = self.cards.get(uuid)
             if card.error and (before is None or not before.error):
-                gone = " (the card has fallen off the bus: look for Xid in dmesg)" if nvml.lost(card.error) else ""
+                gone = " (the card has fallen off the bus: look for Xid in dmesg)" if sampler.lost(card.error) else ""
                 journal.write(f"card {uuid}: NVML: {card.error}{gone}", journal.ERROR)
                 events.record(self.settings.state_dir, "card", uuid=uuid, error=card.error)
         self.cards = sample
         self.audit({uuid: card for uuid, card in sample.items() if not card.error})
         self._sampler.watch(self.guard.alarms)
 
-    def _who_is_there(self, sample: dict[str, nvml.CardSample]) -> None:
+    def _who_is_there(self, sample: dict[str, sampler.CardSample]) -> None:
         """Cards that fell off the bus, and come back. What NVML finds twice in a row is made the inventory."""
         known = {card.uuid for card in self.inventory.cards} if self.inventory else set()
         whole = {card.parent or card.uuid for card in self.inventory.cards} if self.inventory else set()
         for uuid in whole - set(sample):  # a lost card may have no handle any more
-            sample[uuid] = nvml.CardSample(0, 0, -1, (), "NVML does not find it: GPU is lost")
-        lost = {uuid for uuid, card in sample.items() if nvml.lost(card.error)}
+            sample[uuid] = sampler.CardSample(0, 0, -1, (), "NVML does not find it: GPU is lost")
+        lost = {uuid for uuid, card in sample.items() if sampler.lost(card.error)}
         new = {uuid for uuid, card in sample.items() if not card.error} - whole
         changed = frozenset((lost & whole) | new)
         if changed and changed == self._changed and self._discovery is None:
@@ -480,7 +494,7 @@ class Agent:
         advice = "; look for Xid in the kernel's log; its containers cannot go on" if gone else ""
         self.problem("cards", ", ".join(told) + advice)
 
-    def audit(self, cards: dict[str, nvml.CardSample]) -> None:
+    def audit(self, cards: dict[str, sampler.CardSample]) -> None:
         books, unread = self._all_books(self.grants)
         why = next((f"of {self.grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
         self.problem("books", why and f"{len(unread)} account pages cannot be read, {why}")
@@ -531,7 +545,7 @@ class Agent:
                 books[key], unread[key] = None, e
         return books, unread
 
-    def _guard(self, uuid: str, sample: nvml.CardSample | None, seen: Any = None) -> None:
+    def _guard(self, uuid: str, sample: sampler.CardSample | None, seen: Any = None) -> None:
         """Judge a look at a card for those who share it. seen: members, books and what could not be read, where that
         was looked at with it."""
         sharing = {k: g for k, g in self.grants.items() if any(share.uuid == uuid for share in g.shares)}
@@ -639,10 +653,10 @@ class Agent:
         self.counters.finding(finding.kind)
         what, failed = "reported", ""
         if self.options.policy == "freeze":
-            what, failed = "frozen", act.freeze(grant)
+            what, failed = "frozen", enforce.freeze(grant)
         elif self.options.policy == "kill" or (self.options.policy == "protect" and harm):
             others = (*(((finding.pid, finding.start),) if finding.pid else ()), *others)
-            what, failed = "killed", act.kill(grant, others)
+            what, failed = "killed", enforce.kill(grant, others)
             self._killed[finding.key] = finding, others
         if what != "reported" and not failed:
             self.watched[finding.key].stopped = what
@@ -663,7 +677,7 @@ class Agent:
             if key not in self.grants:
                 del self._killed[key]
                 continue
-            failed, watched = act.kill(self.grants[key], others), self.watched[key]
+            failed, watched = enforce.kill(self.grants[key], others), self.watched[key]
             before, watched.stopped = watched.stopped, "" if failed else "killed"
             if before != watched.stopped:
                 self._view = {}

@@ -17,12 +17,12 @@ What takes neighbours' memory at once is judged for itself, and sooner (agent/pr
 
 from collections import Counter
 
-from oci_hook.agent.nvml import CardSample
-from oci_hook.core.card_page import cap, guaranteed
+from oci_hook.agent.sampler import CardSample
+from oci_hook.core.gpu_page import cap, guaranteed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.value import Value
-from oci_hook.node.account import Books
-from oci_hook.node.inside import owners
+from oci_hook.observe.account import Books
+from oci_hook.observe.inside import owners
 
 KINDS = ("over-limit", "over-compute", "not-granted", "no-stand-in", "bad-page", "holds-lease")
 MIB = 1 << 20

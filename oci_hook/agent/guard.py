@@ -4,12 +4,12 @@ when to look again."""
 from oci_hook.agent import holders
 from oci_hook.agent.audit import Process
 from oci_hook.agent.event_log import Follower
-from oci_hook.agent.nvml import CardSample
 from oci_hook.agent.protect import Harm, Held, Judgement, Look, Protector, Tenant
+from oci_hook.agent.sampler import CardSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Card
-from oci_hook.node.account import Books
-from oci_hook.node.life import start_time
+from oci_hook.ledger.life import start_time
+from oci_hook.observe.account import Books
 
 MIB = 1 << 20
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Card
-from oci_hook.node import inside
-from oci_hook.node.life import read_file
+from oci_hook.ledger.life import read_file
+from oci_hook.observe import inside
 
 UVM = "/dev/nvidia-uvm"  # every CUDA process has it; tools that only look at the card do not
 

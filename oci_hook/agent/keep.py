@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import CONTAINER_DIR, STAND_IN_DIR
-from oci_hook.node.share import slot_path
+from oci_hook.ledger.slot_files import slot_path
 
 MOST = 4096
 KINDS = ("library", "binary", "data", "firmware")

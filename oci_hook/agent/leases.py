@@ -8,9 +8,9 @@ import os
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.value import Value
-from oci_hook.node.deliver import page_file
-from oci_hook.node.life import read_file
-from oci_hook.node.share import slot_path
+from oci_hook.ledger.deliver import page_file
+from oci_hook.ledger.life import read_file
+from oci_hook.ledger.slot_files import slot_path
 
 LOCKS_MAX = 8 << 20  # bytes of /proc/locks: some 120 000 locks
 FDS_MAX = 65536

@@ -12,7 +12,7 @@ from oci_hook.agent.event_log import Follower
 from oci_hook.agent.prometheus import Exposition, labels
 from oci_hook.core.slot_page import WAIT_BOUNDS
 from oci_hook.errors import CODES
-from oci_hook.node.events import short
+from oci_hook.ledger.events import short
 
 MIB = 1 << 20
 CARD = ("card", "uuid")

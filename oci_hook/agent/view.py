@@ -5,12 +5,12 @@ from typing import Any
 
 from oci_hook.agent.audit import Finding, Use
 from oci_hook.agent.meter import Meter
-from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.sampler import CardSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
-from oci_hook.node.account import Books
-from oci_hook.node.stage import stage
+from oci_hook.observe.account import Books
+from oci_hook.observe.stage import stage
 
 MIB = 1 << 20
 SAMPLES = 120  # of each container on each card that are remembered

@@ -284,7 +284,7 @@ class _Place:
         return fd
 
     def is_empty(self, directory: int) -> bool:
-        """But for requests by mount, which the runtime has made and our directory will cover; node/image.py has seen
+        """But for requests by mount, which the runtime has made and our directory will cover; apply/image.py has seen
         whether there may be any."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
         try:

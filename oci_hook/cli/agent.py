@@ -29,7 +29,7 @@ def agent(prefix: str, **flags: Any) -> None:
     """
     from oci_hook.agent import options  # not for every command
     from oci_hook.agent.agent import Agent
-    from oci_hook.node import settings_compile as checks
+    from oci_hook.config import settings_compile as checks
 
     readers = {**checks.AGENT, "interval": float}
     try:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from oci_hook import __version__
 from oci_hook.agent import options
 from oci_hook.cli import live, output
+from oci_hook.config.settings import Settings
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.engines.doctor import NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
-from oci_hook.node.settings import Settings
 
 UNIT = "gpu-hook-agent"
 UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")

@@ -6,9 +6,9 @@ import click
 
 from oci_hook.cli import output, registration
 from oci_hook.cli.agent_check import check_agent
+from oci_hook.config import settings as node_settings
 from oci_hook.engines.doctor import FAIL, OK, STATES, WARN, Finding, examine
 from oci_hook.errors import GhError
-from oci_hook.node import settings as node_settings
 
 
 @click.command()

@@ -8,8 +8,8 @@ import click
 
 from oci_hook.agent.event_log import Follower
 from oci_hook.cli import output
+from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError
-from oci_hook.node import settings as node_settings
 
 EVERY = 0.5  # seconds between two looks with --follow
 

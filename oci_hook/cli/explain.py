@@ -7,7 +7,9 @@ import click
 
 from oci_hook import runtime
 from oci_hook.apply import to_spec, to_text
+from oci_hook.apply.sources import check_sources
 from oci_hook.cli import output
+from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
 from oci_hook.core.collect import container_names
 from oci_hook.core.dialects import native
@@ -18,13 +20,11 @@ from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import CardRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
+from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import NoRoomError, Problem
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings as node_settings
-from oci_hook.node import share, store
-from oci_hook.node.sources import check_sources
+from oci_hook.ledger import slot_files, store
 from oci_hook.oci import annotations as oci_annotations
-from oci_hook.oci import asked
+from oci_hook.oci import request_mounts
 from oci_hook.oci import spec as oci_spec
 
 KEY = "KEY"  # stands in paths for the key that a real grant has
@@ -80,7 +80,7 @@ def explain(
     settings = node_settings.load(prefix)
     given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     grants = store.snapshot(settings.state_dir)
-    named = container_names(given.annotations, asked.decode)
+    named = container_names(given.annotations, request_mounts.decode)
     warnings = strangers(given, named, grants)
     if settings.stale:
         warnings.append(Problem("GH-502", "settings.yaml changed since; run `gpu-hook settings compile`"))
@@ -88,14 +88,14 @@ def explain(
 
     request = None
     if not oci_annotations.is_sandbox(given.annotations):
-        request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, asked.decode)
+        request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, request_mounts.decode)
     if request is None:
         warnings += bare(given)
         return output.Report(
             {**data, "request": None, "cards": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
         )
     inventory = node_inventory.load(settings)
-    bounds = share.preempt_bounds(settings.state_dir, grants) if request.preempt_tolerance is not None else ()
+    bounds = slot_files.preempt_bounds(settings.state_dir, grants) if request.preempt_tolerance is not None else ()
     found = allocate(request, inventory, grants, settings.rules, bounds)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
@@ -124,12 +124,12 @@ def describe(
     """The container of the options; those win over the spec. Raises ApplyError GH-401."""
     if spec is None:
         name = container or oci_annotations.container_name(annotations)
-        return Container(name, annotations, env, asked.mounts({"mounts": mounts}), "", None)
+        return Container(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None)
     doc = to_spec.scrub(oci_spec.load(spec))
     annotations = {**(doc.get("annotations") or {}), **annotations}
     env = {**oci_spec.environment(doc), **env}
     name = container or oci_annotations.container_name(annotations)
-    found = asked.mounts({"mounts": [*(doc.get("mounts") or ()), *mounts]})
+    found = request_mounts.mounts({"mounts": [*(doc.get("mounts") or ()), *mounts]})
     return Container(name, annotations, env, found, os.path.dirname(os.path.abspath(spec)), doc)
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import click
 
 from oci_hook.cli import output
+from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
+from oci_hook.discovery import inventory as cache
+from oci_hook.discovery import tiers as probed
 from oci_hook.errors import Problem
-from oci_hook.node import inventory as cache
-from oci_hook.node import store
-from oci_hook.node import tiers as probed
-from oci_hook.node.settings import load as load_settings
+from oci_hook.ledger import store
 
 HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
 SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
@@ -30,8 +30,8 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     """
     settings = load_settings(prefix)
     if refresh:
-        from oci_hook.node import char_links
-        from oci_hook.node.discover import discover
+        from oci_hook.discovery import char_links
+        from oci_hook.discovery.discover import discover
 
         found = discover(settings.driver_root)
         cache.save(settings, found)

@@ -3,13 +3,13 @@
 import click
 
 from oci_hook.cli import agent_check, output, registration
+from oci_hook.config import settings as node_settings
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.engines import prefix as installs
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
-from oci_hook.node import settings as node_settings
-from oci_hook.node import state_owner
+from oci_hook.install import state_owner
 from oci_hook.sim import driver_root
 
 

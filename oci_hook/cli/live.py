@@ -7,12 +7,13 @@ from typing import Any
 
 from oci_hook.agent import options
 from oci_hook.agent.view import Watched, view
+from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
+from oci_hook.discovery import inventory as cache
 from oci_hook.errors import GhError
-from oci_hook.node import account, store
-from oci_hook.node import inventory as cache
-from oci_hook.node.settings import Settings
-from oci_hook.node.share import read_gate
+from oci_hook.ledger import store
+from oci_hook.ledger.slot_files import read_gate
+from oci_hook.observe import account
 
 SECONDS = 2.0
 MAX = 16 << 20

@@ -6,14 +6,14 @@ from typing import Any
 import click
 
 from oci_hook.cli import output
+from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant, Share
+from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import GhError, Problem
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings as node_settings
-from oci_hook.node import store
-from oci_hook.node.account import Books, look
-from oci_hook.node.share import read_gate
-from oci_hook.node.stage import in_words, stage
+from oci_hook.ledger import store
+from oci_hook.ledger.slot_files import read_gate
+from oci_hook.observe.account import Books, look
+from oci_hook.observe.stage import in_words, stage
 
 MIB = 1 << 20
 HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")

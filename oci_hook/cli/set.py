@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 import click
 
 from oci_hook.cli import output
-from oci_hook.core import units, wishes
+from oci_hook.config import settings as node_settings
+from oci_hook.core import units, value_parsers
 from oci_hook.core.change import Change, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
+from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import Problem, RequestError
-from oci_hook.node import admit, events
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings as node_settings
+from oci_hook.ledger import admit, events
 
 T = TypeVar("T")
 
@@ -54,8 +54,8 @@ def set_(
         read("--memory", memory, units.memory),
         read("--compute", compute, units.percent),
         read("--compute-limit", compute_limit, units.percent),
-        read("--policy", policy, wishes.policy),
-        read("--class", class_, wishes.priority_class),
+        read("--policy", policy, value_parsers.policy),
+        read("--class", class_, value_parsers.priority_class),
     )
     if problems:
         raise RequestError(*problems)

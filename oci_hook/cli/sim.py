@@ -8,14 +8,16 @@ import shlex
 import click
 
 from oci_hook.cli import output, sim_model
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import Settings
+from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
+from oci_hook.discovery import inventory as cache
+from oci_hook.discovery.discover import SIMULATED_MARK, discover
 from oci_hook.errors import GhError, refuse
-from oci_hook.node import inventory as cache
-from oci_hook.node import settings_compile, share, state_owner, store
-from oci_hook.node.discover import SIMULATED_MARK, discover
-from oci_hook.node.settings import Settings
-from oci_hook.node.settings import load as load_settings
+from oci_hook.install import state_owner
+from oci_hook.ledger import slot_files, store
 from oci_hook.sim import driver_root, topology
 from oci_hook.sim import mig as sim_mig
 
@@ -204,7 +206,7 @@ def refuse_while_used(settings: Settings, command: str, force: bool) -> None:
 def drop_shared(settings: Settings, force: bool) -> None:
     """Take away what containers shared on cards that none uses now; by force on all simulated ones. Raises NodeError
     GH-303."""
-    if not share.cards(settings.state_dir):
+    if not slot_files.cards(settings.state_dir):
         return
     going = set()
     if force:
@@ -213,6 +215,6 @@ def drop_shared(settings: Settings, force: bool) -> None:
     with store.open_ledger(settings.state_dir) as ledger:
         used = {held.uuid for grant in ledger.grants for held in grant.shares}
         try:
-            share.drop(settings.state_dir, tuple(used - going))
+            slot_files.drop(settings.state_dir, tuple(used - going))
         except OSError as e:
             raise store.unusable(settings.state_dir, e) from None

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from oci_hook.cli import live, output
 from oci_hook.cli.freeze import frozen
+from oci_hook.config import settings as node_settings
+from oci_hook.config.settings import Settings
 from oci_hook.errors import GhError
-from oci_hook.node import admit
-from oci_hook.node import settings as node_settings
-from oci_hook.node.settings import Settings
+from oci_hook.ledger import admit
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue", "bright_cyan", "bright_yellow")
 SORTS = ("memory", "busy", "compute", "name", "age")

@@ -8,14 +8,14 @@ import click
 from oci_hook.agent.event_log import Follower
 from oci_hook.cli import live, output
 from oci_hook.cli.explain import pairs
+from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
-from oci_hook.core.fit import changes
 from oci_hook.core.request import CardRequest, Request, parse
+from oci_hook.core.suggest import changes
+from oci_hook.discovery import inventory as cache
 from oci_hook.errors import GhError, refuse
-from oci_hook.node import inventory as cache
-from oci_hook.node import settings as node_settings
-from oci_hook.node import store
-from oci_hook.oci import asked
+from oci_hook.ledger import store
+from oci_hook.oci import request_mounts
 
 MIN_PREFIX = 6
 WAITS = {
@@ -39,7 +39,7 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
         raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
     settings = node_settings.load(prefix)
     if annotation:
-        request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), asked.decode)
+        request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), request_mounts.decode)
         if request is None:
             return output.Report({"fits": True, "changes": []}, ["these annotations ask for no GPU"])
         return room(settings, request, [])

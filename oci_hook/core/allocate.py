@@ -13,14 +13,14 @@ Several cards: the set with the smallest sum of link distances between its pairs
 two NUMA nodes, then the one whose cards come first in the order of preference.
 """
 
-from oci_hook.core.card_page import free_slot, on_card
+from oci_hook.core.gpu_page import free_slot, on_card
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.pages import CLASS_NUMBERS, MAX_CARDS
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.core.value import Value
-from oci_hook.core.wishes import BY_CLASS
+from oci_hook.core.value_parsers import BY_CLASS
 from oci_hook.errors import Problem
 
 TYPE_CHECKING = False

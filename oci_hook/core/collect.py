@@ -1,6 +1,6 @@
 """Annotations, mounts and environment of one container -> its wishes, and what is wrong with them; no judgement."""
 
-from oci_hook.core import dialects, wishes
+from oci_hook.core import dialects, value_parsers
 from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, REQUEST_DIR
 from oci_hook.core.units import names, show
 from oci_hook.core.value import Value
@@ -91,7 +91,7 @@ def read_request(
     problems: list[Problem],
 ) -> None:
     """What `request` says of this container; nothing if it speaks of others only."""
-    from oci_hook.core import unequal  # here, as few containers need it
+    from oci_hook.core import per_gpu_request  # here, as few containers need it
 
     suffix = split(key)[1]
     if suffix is not None and not (is_suffix(key, suffix, container, problems) and suffix == container):
@@ -122,7 +122,7 @@ def read_request(
     elif not addressed and suffix is None:
         return
     try:
-        found.append(wish.replace(value=unequal.cards(cards)))
+        found.append(wish.replace(value=per_gpu_request.cards(cards)))
     except ValueError as e:
         problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}"))
         found.append(wish.replace(value=None))
@@ -192,9 +192,17 @@ def narrowing(env: dict[str, str], problems: list[Problem]) -> tuple[str, ...] |
     """The cards that the container's own environment narrows it to: None no narrowing, () no card at all."""
     found: list[Wish] = []
     if VISIBLE in env:
-        read(("devices", wishes.devices, {}), f"env {VISIBLE}", env[VISIBLE], False, "environment", found, problems)
+        read(
+            ("devices", value_parsers.devices, {}),
+            f"env {VISIBLE}",
+            env[VISIBLE],
+            False,
+            "environment",
+            found,
+            problems,
+        )
     value = found[0].value if found else None
-    if value in (wishes.NONE, wishes.VOID):
+    if value in (value_parsers.NONE, value_parsers.VOID):
         return ()
     return value if isinstance(value, tuple) else None
 
@@ -250,7 +258,7 @@ def read(
         else:
             if value is None:
                 return
-    said = value if isinstance(value, wishes.Several) else {name: value}
+    said = value if isinstance(value, value_parsers.Several) else {name: value}
     if value is not None:
         said = {**said, **implied}
     found.extend(Wish(wish, key, text, meant, own, dialect) for wish, meant in said.items())

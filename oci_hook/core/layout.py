@@ -32,7 +32,7 @@ LAUNCHER_CONF = "etc/launcher.conf"
 # In the state directory (tmpfs).
 LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
 PAGES_DIR = "pages"  # KEY/policy per grant, as its container sees it; KEY/said: its policy page, for root alone
-TOLD_DIR = "told"  # what containers are to be told (node/tell.py)
+TOLD_DIR = "told"  # what containers are to be told (ledger/tell.py)
 SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per card
 INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found

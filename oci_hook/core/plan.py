@@ -21,7 +21,7 @@ from oci_hook.core.layout import (
     slot_file,
 )
 from oci_hook.core.value import Value
-from oci_hook.core.wishes import WITH_A_SHARE
+from oci_hook.core.value_parsers import WITH_A_SHARE
 
 DATA = ("ro", "nosuid", "nodev", "noexec")
 OWN = ("rw", "nosuid", "nodev", "noexec")

@@ -1,12 +1,12 @@
 """What one container asks for: annotations (and env, which only narrows) -> Request, with all problems at once."""
 
-from oci_hook.core import collect, judge
+from oci_hook.core import collect, validate
 from oci_hook.core.value import Value
-from oci_hook.core.wishes import ALL, VOID
-from oci_hook.core.wishes import CAPABILITIES as CAPABILITIES
-from oci_hook.core.wishes import CLASSES as CLASSES
-from oci_hook.core.wishes import PLACEMENTS as PLACEMENTS
-from oci_hook.core.wishes import POLICIES as POLICIES
+from oci_hook.core.value_parsers import ALL, VOID
+from oci_hook.core.value_parsers import CAPABILITIES as CAPABILITIES
+from oci_hook.core.value_parsers import CLASSES as CLASSES
+from oci_hook.core.value_parsers import PLACEMENTS as PLACEMENTS
+from oci_hook.core.value_parsers import POLICIES as POLICIES
 from oci_hook.errors import Problem, RequestError
 
 TYPE_CHECKING = False
@@ -116,12 +116,12 @@ def parse(
     problems: list[Problem] = []
     found = collect.from_annotations(annotations, container, rules, problems, decode)
     found += collect.from_mounts(mounts, container, rules, problems)
-    if rules.trust_env and not judge.asks(found):
+    if rules.trust_env and not validate.asks(found):
         said = {wish.name for wish in found}
         found += [wish for wish in collect.from_env(env, rules, problems) if wish.name not in said]
-    given = judge.Given(found, problems)
+    given = validate.Given(found, problems)
     request = None
-    if judge.asks(given.wishes.values()):
+    if validate.asks(given.wishes.values()):
         request = build(given, collect.narrowing(env, problems), rules)
     if problems:
         more = len(problems) - MAX_PROBLEMS
@@ -136,21 +136,21 @@ def wanted(device: str | None, memory: tuple[str, int] | None, compute: int | No
     return CardRequest(device, amount if kind == "mib" else None, amount if kind == "percent" else None, compute)
 
 
-def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules") -> Request | None:
+def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rules") -> Request | None:
     """The request that these wishes make; it counts only if given.problems stays empty."""
-    policy = judge.policy(given, rules)
+    policy = validate.policy(given, rules)
     priority_class = given.value("class") or "default"
     placement = given.value("placement")
-    capabilities = judge.capabilities(given)
-    declined = judge.declined(given)
+    capabilities = validate.capabilities(given)
+    declined = validate.declined(given)
     if declined == VOID:
         return None
-    tolerance = judge.tolerance(given)
-    channels = judge.imex_channels(given)
+    tolerance = validate.tolerance(given)
+    channels = validate.imex_channels(given)
     if declined or narrow_to == ():
         return Request((), False, policy, None, priority_class, False, placement, capabilities, narrow_to)
 
-    judge.check_count(given)
+    validate.check_count(given)
     count, devices = given.value("gpus"), given.value("devices")
     card = wanted(None, given.value("memory"), given.value("compute"))
     if given.value("cards") is not None:
@@ -163,9 +163,9 @@ def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules")
         cards,
         ALL in (count, devices),
         policy,
-        judge.compute_limit(given, policy),
+        validate.compute_limit(given, policy),
         priority_class,
-        judge.exclusive(given, rules),
+        validate.exclusive(given, rules),
         placement,
         capabilities,
         narrow_to,

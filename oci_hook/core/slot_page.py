@@ -5,7 +5,7 @@ A tenant wrote it: shown, compared with the driver's figures, never relied on. A
 
 from struct import Struct
 
-from oci_hook.core.card_page import SLOT_FILE_SIZE
+from oci_hook.core.gpu_page import SLOT_FILE_SIZE
 from oci_hook.core.value import Value
 
 TYPE_CHECKING = False

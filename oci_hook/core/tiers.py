@@ -27,7 +27,7 @@ def name(bits: int) -> str:
 
 
 def judge(seen: "dict[str, Any]") -> int:
-    """The bits that what a probe has seen (linux/tier_probe.py) bears out; what is missing there is not."""
+    """The bits that what a probe has seen (discovery/tier_probe.py) bears out; what is missing there is not."""
     return (MEMOPS if _memops(seen.get("memops") or {}) else 0) | _groups(seen.get("groups") or {})
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.errors import NodeError, refuse
-from oci_hook.node.lock import lock_file
+from oci_hook.linux.lock import lock_file
 
 NAME = "gpu-hook"  # of the runtime, in every engine
 RECORD = "etc/engines.json"

@@ -13,17 +13,20 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import Settings
+from oci_hook.config.settings import load as load_settings
+from oci_hook.config.settings_template import default_settings_yaml
 from oci_hook.core import layout
 from oci_hook.core.pages import MAX_CARDS
 from oci_hook.engines.edits import locked, remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.node import claims, own_path, settings_compile, state_move, state_owner, store
-from oci_hook.node.settings import Settings
-from oci_hook.node.settings import load as load_settings
-from oci_hook.node.settings_template import default_settings_yaml
+from oci_hook.install import state_move, state_owner
+from oci_hook.ledger import claims, store
+from oci_hook.linux import own_path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
+HOT_FOLDERS = ("apply", "config", "core", "discovery", "ledger", "linux", "observe", "oci")
 HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
 CLI_ONLY = (
     "account.py",
@@ -35,13 +38,13 @@ CLI_ONLY = (
     "driver_files.py",
     "elf.py",
     "inotify.py",
-    "nvml_cards.py",
+    "nvml_gpus.py",
     "own_path.py",
     "settings_compile.py",
     "settings_template.py",
     "state_move.py",
     "state_owner.py",
-    "strays.py",
+    "orphans.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 STARTS = ("runtime.py", "hook.py")  # what they start

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from oci_hook.core import collect, dialects, judge
+from oci_hook.core import collect, dialects, validate
 from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.request import CardRequest, Request, build, parse
@@ -209,15 +209,15 @@ def settle(container: Container, pod: Pod, problems: list[Problem], rules: Rules
         if wish.key.endswith("/qgpu-core-greedy"):
             share = "offline containers get idle compute in equal parts"
             pod.notes.append(f"container {container.name}: the number in {wish} has no equivalent; {share}")
-    given = judge.Given(container.wishes, problems)
-    if problems or not judge.asks(given.wishes.values()):
+    given = validate.Given(container.wishes, problems)
+    if problems or not validate.asks(given.wishes.values()):
         return
     container.request = build(given, None, rules)
     if not problems:
         container.words = words(given)
 
 
-def words(given: judge.Given) -> dict[str, str]:
+def words(given: validate.Given) -> dict[str, str]:
     """The wishes as our annotations say them, in the order of our table."""
     found = {}
     for key in dialects.table(dialects.NATIVE).KEYS:
@@ -246,7 +246,7 @@ def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
         said = dict(container.words or {})
         if any(not fits(key, container) for key in said):
             listed[container.name] = in_request(container)
-            said = {key: value for key, value in said.items() if key not in judge.INSTEAD}
+            said = {key: value for key, value in said.items() if key not in validate.INSTEAD}
         for key, value in said.items():
             if fits(key, container):
                 found[f"{PREFIX_KEY}{key}.{container.name}"] = value

@@ -350,7 +350,7 @@ static bool any_of(struct text t, const char *const *needles)
 }
 
 /* A mount in /run/gpu-hook is a request, too, however that path is written: "/run//gpu-hook", "/run/./gpu-hook",
- * "run/x/../gpu-hook" (oci/asked.py takes them as the runtimes do). Other folders of that name, as installs have, ask
+ * "run/x/../gpu-hook" (oci/request_mounts.py takes them as the runtimes do). Other folders of that name, as installs have, ask
  * for nothing. */
 static bool asks_by_mount(struct text t)
 {

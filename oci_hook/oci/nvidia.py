@@ -9,10 +9,10 @@ dict out. Whoever names a mount of his own as the driver's are named loses it, a
 from oci_hook.core.device_rules import CONTROL_MINOR
 from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
 from oci_hook.core.plan import DeviceNode
-from oci_hook.core.wishes import WITH_A_SHARE
+from oci_hook.core.value_parsers import WITH_A_SHARE
 from oci_hook.errors import refuse
-from oci_hook.oci import asked
-from oci_hook.oci.rivals import LEGACY, program
+from oci_hook.oci import request_mounts
+from oci_hook.oci.nvidia_hooks import LEGACY, program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def narrow(
     for mount in spec.get("mounts") or ():
         path, source = mount.get("destination") or "", mount.get("source") or ""
         name = path.rpartition("/")[2]
-        if asked.inside(path, PRIVATE):
+        if request_mounts.inside(path, PRIVATE):
             mounts.append(mount)
         elif name.startswith(GOVERNED) or _is_governed(mount, inventory, same):
             _check_version(name, inventory)
@@ -98,7 +98,7 @@ def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "di
     The same object where there was nothing to do.
     """
     version = inventory.driver_version if inventory else ""
-    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not asked.is_visible(m)]
+    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not request_mounts.is_visible(m)]
     linux = spec.get("linux") or {}
     out = {**spec, "mounts": mounts}
     out = _without_nodes(out, set(), inventory, False)
@@ -146,7 +146,7 @@ def injected(spec: "dict[str, Any]") -> str:
                 return f"the hook {str(entry.get('path'))[:100]}"
     for mount in spec.get("mounts") or ():
         path = mount.get("destination") or ""
-        if path.rpartition("/")[2].startswith(GOVERNED) and not asked.inside(path, PRIVATE):
+        if path.rpartition("/")[2].startswith(GOVERNED) and not request_mounts.inside(path, PRIVATE):
             return f"a mount at {path[:100]}"
     return ""
 
@@ -197,7 +197,7 @@ def _driver_library(name: str, version: str) -> bool:
 def _driver_mount(mount: "dict[str, Any]", version: str) -> bool:
     path = mount.get("destination") or ""
     name = path.rpartition("/")[2]
-    return not asked.inside(path, PRIVATE) and (name.startswith(GOVERNED) or _driver_library(name, version))
+    return not request_mounts.inside(path, PRIVATE) and (name.startswith(GOVERNED) or _driver_library(name, version))
 
 
 def _is_governed(mount: "dict[str, Any]", inventory: "Inventory", same: "Callable[[str, str], bool]") -> bool:

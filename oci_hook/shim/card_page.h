@@ -1,6 +1,6 @@
 /* The card page: by whom a card is shared, and how. Every container on the card has a copy of its own, which gpu-hook
  * writes on the host: page 1 + N of GH_POLICY_FILE, N the card's place in the policy page. Derived from the ledger alone.
- * Little-endian, naturally aligned, one page. Twin: oci_hook/core/card_page.py; a test compares the two.
+ * Little-endian, naturally aligned, one page. Twin: oci_hook/core/gpu_page.py; a test compares the two.
  * seq is a seqlock as the policy page's, and the word on which a frozen thread sleeps (FUTEX_WAIT, works on a read-only
  * mapping). Who cannot read a page goes on with the last one it could read; without any, only the own cap is held. */
 #ifndef GPU_HOOK_CARD_PAGE_H

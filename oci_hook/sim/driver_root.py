@@ -15,9 +15,9 @@ import uuid
 from pathlib import Path
 from struct import Struct
 
+from oci_hook.discovery.discover import SIMULATED_MARK
+from oci_hook.discovery.driver_files import MULTIARCH
 from oci_hook.errors import refuse
-from oci_hook.node.discover import SIMULATED_MARK
-from oci_hook.node.driver_files import MULTIARCH
 from oci_hook.sim import mig as mig_devices
 from oci_hook.sim.topology import Topology, lay
 

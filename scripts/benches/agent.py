@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import tiny_image
 
 from oci_hook.engines import prefix as installs
-from oci_hook.node import share, store
+from oci_hook.ledger import slot_files, store
 
 REPO = Path(__file__).resolve().parents[2]
 BUILD = REPO / "build" / os.uname().machine
@@ -99,7 +99,7 @@ class Place:
         for group in [*Path("/sys/fs/cgroup").glob(f"*/{self.name}"), Path("/sys/fs/cgroup", self.name)]:
             with contextlib.suppress(OSError):
                 group.rmdir()
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

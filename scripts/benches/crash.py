@@ -16,9 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tiny_image
 
+from oci_hook.config import settings_compile
+from oci_hook.discovery import discover, inventory
 from oci_hook.engines import prefix as installs
-from oci_hook.node import discover, inventory, settings_compile, share, store
-from oci_hook.node.life import start_time
+from oci_hook.ledger import slot_files, store
+from oci_hook.ledger.life import start_time
 from oci_hook.sim import driver_root
 
 CARD_MIB, SHARE_MIB = 24576, 8192  # three containers fill the card
@@ -132,7 +134,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
                 subprocess.run(
                     ["runc", "--root", str(folder / "runc"), "delete", "--force", file.name], capture_output=True
                 )
-        share.drop(str(folder / "state"))
+        slot_files.drop(str(folder / "state"))
         shutil.rmtree(folder, ignore_errors=True)
         remove_cgroups()
 

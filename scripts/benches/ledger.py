@@ -2,7 +2,7 @@
 
 The campaign keeps a crowd of processes that admit, hold and give back shares of two small cards, and kills each of them
 at a random step of a transaction or at a random moment. Auditors take the ledger's lock every few kills and compare it
-with the processes that are there; tests/node/test_store.py runs a short campaign by the same code.
+with the processes that are there; tests/ledger/test_store.py runs a short campaign by the same code.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from oci_hook.core.card_page import card_page, head, on_card
+from oci_hook.config.settings import Settings
+from oci_hook.core.gpu_page import card_page, head, on_card
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.layout import MARKER, SLOT_DIR, slot_file
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.errors import GhError
-from oci_hook.node import admit, claims, share, store, tell
-from oci_hook.node.deliver import page_file
-from oci_hook.node.judge import Judge
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import Settings
+from oci_hook.ledger import admit, claims, slot_files, store, tell
+from oci_hook.ledger.deliver import page_file
+from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.ledger.proof import Judge
 
 WRITERS = 16
 WARM_UP = 5  # rounds in which the forked writers still copy their pages
@@ -64,7 +64,7 @@ def state_dir():
     finally:
         claims.CLAIMS = before
         for name in os.listdir(path):
-            share.drop(f"{path}/{name}")
+            slot_files.drop(f"{path}/{name}")
         shutil.rmtree(path)
 
 
@@ -264,9 +264,9 @@ class Campaign:
 
     def check_shared(self, state: str, uuid: str, grants: tuple[Grant, ...]) -> None:
         """The card page and the slot files are what the grants say."""
-        folder = share.folder(state, uuid)
+        folder = slot_files.folder(state, uuid)
         there = [held.slot for _, held in on_card(uuid, grants)]
-        page = share.page(state, uuid)
+        page = slot_files.page(state, uuid)
         if not page:
             if there:
                 self.found("leaks", f"{uuid} has no card page")

@@ -22,11 +22,13 @@ sys.path[:0] = [str(REPO), str(REPO / "scripts")]
 
 import tiny_image  # noqa: E402
 
+from oci_hook.config import settings_compile  # noqa: E402
+from oci_hook.config.settings import Settings  # noqa: E402
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory  # noqa: E402
+from oci_hook.discovery import inventory  # noqa: E402
 from oci_hook.engines import prefix as installs  # noqa: E402
-from oci_hook.node import inventory, settings_compile, share  # noqa: E402
-from oci_hook.node.life import boot_id  # noqa: E402
-from oci_hook.node.settings import Settings  # noqa: E402
+from oci_hook.ledger import slot_files  # noqa: E402
+from oci_hook.ledger.life import boot_id  # noqa: E402
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c", "import json")
 DRIVER = "550.163.01"
@@ -44,7 +46,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     try:
         return _figures(_measure(_Place(folder, state), rounds))
     finally:
-        share.drop(str(state))
+        slot_files.drop(str(state))
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(state, ignore_errors=True)
 

@@ -25,8 +25,9 @@ class Node:
     """An install and an inventory of their own below one folder."""
 
     def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
+        from oci_hook.config import settings_compile
+        from oci_hook.discovery import discover, inventory
         from oci_hook.engines import prefix
-        from oci_hook.node import discover, inventory, settings_compile
         from oci_hook.sim import driver_root
 
         self.prefix, self.state = folder / "prefix", folder / "state"
@@ -47,9 +48,9 @@ class Node:
 
     def close(self) -> None:
         """Unmount what the cards' sharers shared."""
-        from oci_hook.node import share
+        from oci_hook.ledger import slot_files
 
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
 
 
 @contextlib.contextmanager
@@ -57,12 +58,12 @@ def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Calla
     """A container with a share; gives inside(argv, seconds), which runs a program in it to its end, or with
     seconds=None starts it. FOLDER/work is also in the container, by that name. All of it is gone at the end."""
     from oci_hook.apply import to_container
+    from oci_hook.apply.image import check_destinations, look
     from oci_hook.core.grant import Identity, Life
     from oci_hook.core.plan import make_plan
     from oci_hook.core.request import parse
-    from oci_hook.node.admit import admit, release
-    from oci_hook.node.image import check_destinations, look
-    from oci_hook.node.life import boot_id, process_life
+    from oci_hook.ledger.admit import admit, release
+    from oci_hook.ledger.life import boot_id, process_life
 
     folder.mkdir()
     root = folder / "root"

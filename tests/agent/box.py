@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oci_hook.core.grant import Grant
-from oci_hook.node import account, store
+from oci_hook.ledger import store
+from oci_hook.observe import account
 from scripts import tiny_image
 from tests.e2e.stage import CC, GLIBC, Stage
 

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.cli import agent_check, top
 from oci_hook.cli.main import cli
-from oci_hook.node import account
-from oci_hook.node.settings import load
+from oci_hook.config.settings import load
+from oci_hook.observe import account
 from tests.agent.box import Agent, events, grant, running, surcharge, wait_for
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 

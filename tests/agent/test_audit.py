@@ -3,9 +3,9 @@
 import pytest
 
 from oci_hook.agent.audit import Auditor, Process, Verdict
-from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.sampler import CardSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.node.account import MIB, Books
+from oci_hook.observe.account import MIB, Books
 
 CARD, OTHER = "GPU-0", "GPU-1"
 

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from oci_hook.cli import top, why
 from oci_hook.cli.main import cli
+from oci_hook.config.settings import load
 from oci_hook.core.grant import Identity, Life
 from oci_hook.core.request import CardRequest, Request
-from oci_hook.node import admit, share, store
-from oci_hook.node import events as node_events
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import load
+from oci_hook.ledger import admit, slot_files, store
+from oci_hook.ledger import events as node_events
+from oci_hook.ledger.life import boot_id, process_life
 from tests.agent.box import Agent, events, grant, running, wait_for
 from tests.agent.test_agent import HOLD
 from tests.e2e.stage import CC, GLIBC, SHARE, Stage
@@ -132,7 +132,7 @@ def small(tmp_path: Path, native: Path) -> Iterator[Stage]:
     finally:
         if stage:
             stage.runc.close()
-        share.drop(str(tmp_path / "state"))
+        slot_files.drop(str(tmp_path / "state"))
         subprocess.run(["umount", str(tmp_path / "state")], check=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from oci_hook.agent import keep, leases
 from oci_hook.core.inventory import DriverFile, Inventory
-from oci_hook.node import account
+from oci_hook.observe import account
 from tests.agent.box import events, grant, running, wait_for
 from tests.e2e.stage import CC, GLIBC, Stage
 from tests.hostile.box import as_docker

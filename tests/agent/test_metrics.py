@@ -7,13 +7,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from oci_hook import __version__
 from oci_hook.agent.audit import KINDS, Finding, Use
 from oci_hook.agent.metrics import PROBLEMS, SECONDS, Counters, exposition
-from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.sampler import CardSample
 from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, Inventory
 from oci_hook.core.slot_page import WAITS, Gate
 from oci_hook.errors import CODES
-from oci_hook.node.account import Books
+from oci_hook.observe.account import Books
 from tests.agent.test_grafana import metrics as all_names
 
 MIB = 1 << 20

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oci_hook.agent.guard import Guard
-from oci_hook.agent.nvml import CardSample
 from oci_hook.agent.protect import CONFIRM, FRESH, LEAVING, Held, Judgement, Look, Protector, Tenant
+from oci_hook.agent.sampler import CardSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.node import events
+from oci_hook.ledger import events
 
 MIB, GIB = 1 << 20, 1 << 30
 TOLERANCE = 256 * MIB

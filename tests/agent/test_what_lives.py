@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.node import account
+from oci_hook.observe import account
 from tests.agent.box import grant, running, wait_for
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from oci_hook.apply import to_container
+from oci_hook.apply.image import check_destinations
 from oci_hook.core.plan import Bind, DeviceNode, Tmpfs
 from oci_hook.errors import GhError
 from oci_hook.linux import libc, namespace, process
-from oci_hook.node.image import check_destinations
 from tests.apply.box import LIBDIR, MS_RDONLY, MS_SHARED, Box, Host
 
 pytestmark = pytest.mark.root

@@ -9,13 +9,14 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from oci_hook.cli.main import cli
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
 from oci_hook.core.pages import policy_page
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings_compile, store
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import Settings
+from oci_hook.discovery import inventory as node_inventory
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id, process_life
 
 UUIDS = ("GPU-0", "GPU-1")
 CREATED = 1_800_000_000  # 2027-01-15T08:00:00Z

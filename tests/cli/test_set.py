@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.card_page import card_page, head
+from oci_hook.core.gpu_page import card_page, head
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.pages import policy_page
-from oci_hook.node import share, store
+from oci_hook.ledger import slot_files, store
 from tests.cli.box import Install
 
 NO_ROOM = "GH-201: no room: card 0 GPU-0 has "
@@ -28,7 +28,7 @@ def now(install: Install, grant: Grant) -> Grant:
     (found,) = [g for g in grants if g.key == grant.key]
     page = Path(install.state, "pages", grant.key, "policy").read_bytes()[:4096]
     assert page == policy_page(found, install.inventory, seq=page[16]) and page[16] % 2 == 0
-    card = share.page(str(install.state), "GPU-0")
+    card = slot_files.page(str(install.state), "GPU-0")
     assert Path(install.state, "pages", grant.key, "policy").read_bytes()[4096:] == card
     assert card == card_page("GPU-0", grants, *head(card)[1:], head(card)[0]) and head(card)[0] % 2 == 0
     return found

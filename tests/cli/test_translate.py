@@ -16,7 +16,7 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
 from oci_hook.kube import translate as kube
-from oci_hook.oci import asked
+from oci_hook.oci import request_mounts
 
 ALL = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
 
@@ -449,7 +449,7 @@ def test_the_same_request(asked_for: list[dict[str, str]], style: str, long: boo
         if said.get("tke.cloud.tencent.com/qgpu-core", "0") in ("100", "200"):
             said = {key: value for key, value in said.items() if "qgpu-memory" not in key}
         wanted = parse(said, {}, name, ALL)
-        got = parse(annotations, {}, name, Rules(dialects=()), decode=asked.decode)
+        got = parse(annotations, {}, name, Rules(dialects=()), decode=request_mounts.decode)
         if not long:
             assert got == wanted
         elif wanted is not None:

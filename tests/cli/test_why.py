@@ -10,7 +10,7 @@ from pathlib import Path
 from oci_hook.core.grant import Identity, Share
 from oci_hook.core.request import CardRequest, Request
 from oci_hook.errors import NoRoomError
-from oci_hook.node import admit, events
+from oci_hook.ledger import admit, events
 from tests.cli.box import Install, this_process
 
 BIG = Request((CardRequest("0", 20000, None, 50),))

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_hook.core import collect, dialects, units, wishes
+from oci_hook.core import collect, dialects, units, value_parsers
 from oci_hook.core.layout import ENV_SET, REQUEST_DIR, VISIBLE_DIR
 from oci_hook.core.request import CardRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import MAX_LINE, RequestError
-from oci_hook.oci import asked
+from oci_hook.oci import request_mounts
 
 P = "gpu-hook.io/"
 RULES = Rules()
@@ -126,7 +126,7 @@ def test_void_and_an_empty_list_ask_for_nothing() -> None:
 def test_all_capabilities_are_those_offered() -> None:
     share, whole = ask(memory="1Gi", capabilities="all"), ask(gpus="1", capabilities="all")
     assert share and share.capabilities == ("compute", "utility", "video")
-    assert whole and whole.capabilities == wishes.CAPABILITIES
+    assert whole and whole.capabilities == value_parsers.CAPABILITIES
 
 
 # Containers of a pod
@@ -428,7 +428,7 @@ ENTRIES = (CardRequest(None, 4096, None, 60), CardRequest("1", 2048))
 
 def listed(value: str, container: str = "", **keys: str) -> Request | None:
     annotations = {P + k.replace("__", ".").replace("_", "-"): v for k, v in keys.items()}
-    return parse({**annotations, P + "request": value}, {}, container, RULES, decode=asked.decode)
+    return parse({**annotations, P + "request": value}, {}, container, RULES, decode=request_mounts.decode)
 
 
 def unlisted(value: str, container: str = "", **keys: str) -> list[str]:
@@ -448,8 +448,8 @@ def test_request_as_a_list_is_for_whom_plain_keys_are_for() -> None:
     cards = (CardRequest(memory_percent=25), CardRequest(memory_percent=10, compute=10))
     assert listed(value) == listed(value, "a") == listed(value, "a", containers="a,b") == Request(cards)
     assert listed(value, "c", containers="a,b") is None
-    assert parse({P + "request.a": value}, {}, "a", RULES, decode=asked.decode) == Request(cards)
-    assert parse({P + "request.a": value}, {}, "b", RULES, decode=asked.decode) is None
+    assert parse({P + "request.a": value}, {}, "a", RULES, decode=request_mounts.decode) == Request(cards)
+    assert parse({P + "request.a": value}, {}, "b", RULES, decode=request_mounts.decode) is None
 
 
 def test_request_without_compute_is_best_effort() -> None:
@@ -471,7 +471,7 @@ def test_request_in_several_lines() -> None:
 @pytest.mark.parametrize("key", ["memory", "compute", "gpus", "devices"])
 def test_what_is_said_of_a_container_by_name_wins_over_what_is_said_of_its_pod(key: str) -> None:
     assert listed('{"a": [{"memory": "1Gi"}]}', "a", **{key: "1"}) == ask(memory="1Gi")
-    own = parse({P + f"{key}.a": "1", P + "request": "[{}, {}]"}, {}, "a", RULES, decode=asked.decode)
+    own = parse({P + f"{key}.a": "1", P + "request": "[{}, {}]"}, {}, "a", RULES, decode=request_mounts.decode)
     assert own == ask(**{key: "1"})
 
 
@@ -507,14 +507,14 @@ def test_request_and_another_system() -> None:
     for annotations in ({"T9K_GPU_PERCENT": "30"}, {"nvidia.com/gpu": "1"}, {"NVIDIA_VISIBLE_DEVICES": "none"}):
         for value in ("[{}]", '{"a": [{}]}'):
             with pytest.raises(RequestError) as e:
-                parse({**annotations, P + "request": value}, {}, "a", RULES, decode=asked.decode)
+                parse({**annotations, P + "request": value}, {}, "a", RULES, decode=request_mounts.decode)
             assert [p.code for p in e.value.problems] == ["GH-104"], (annotations, value)
 
 
 def test_a_share_in_a_request_bounds_the_capabilities() -> None:
     assert unlisted('[{}, {"memory": "1Gi"}]', capabilities="graphics")[0].startswith("GH-106")
     request = listed('[{}, {"compute": 5}]', capabilities="all")
-    assert request and request.capabilities == wishes.WITH_A_SHARE
+    assert request and request.capabilities == value_parsers.WITH_A_SHARE
 
 
 @pytest.mark.parametrize(
@@ -560,9 +560,9 @@ def test_a_request_by_names_where_there_are_none() -> None:
 
 
 def test_names_in_a_request_are_spoken_of() -> None:
-    spoken = collect.container_names({P + "request": FOR_A, P + "memory.c": "1"}, asked.decode)
+    spoken = collect.container_names({P + "request": FOR_A, P + "memory.c": "1"}, request_mounts.decode)
     assert spoken == {"a": (P + "request",), "b": (P + "request",), "c": (P + "memory.c",)}
-    assert collect.container_names({P + "request": "{"}, asked.decode) == {}
+    assert collect.container_names({P + "request": "{"}, request_mounts.decode) == {}
 
 
 # Anything at all
@@ -608,7 +608,7 @@ some_env = st.dictionaries(
 some_name = st.sampled_from(["", "a", "b"])
 some_rules = st.builds(
     Rules,
-    default_policy=st.sampled_from(wishes.POLICIES),
+    default_policy=st.sampled_from(value_parsers.POLICIES),
     whole_cards=st.sampled_from(["exclusive", "shared"]),
     trust_env=st.booleans(),
     dialects=st.sets(st.sampled_from(dialects.NAMES)).map(lambda names: tuple(sorted(names))),
@@ -642,7 +642,7 @@ def test_a_request_within_bounds_or_coded_lines(
     annotations: dict[str, str], env: dict[str, str], container: str, rules: Rules, mounts: list[tuple[str, str]]
 ) -> None:
     try:
-        request = parse(annotations, env, container, rules, mounts, asked.decode)
+        request = parse(annotations, env, container, rules, mounts, request_mounts.decode)
     except RequestError as e:
         assert e.problems
         for problem in e.problems:
@@ -682,13 +682,13 @@ def test_any_json_in_request(value: object, container: str) -> None:
 
 
 def check_bounds(request: Request) -> None:
-    assert len(request.cards) <= wishes.MAX_CARDS
+    assert len(request.cards) <= value_parsers.MAX_CARDS
     assert not request.every_card or len(request.cards) == 1
-    assert request.policy in wishes.POLICIES
-    assert request.priority_class in wishes.CLASSES
-    assert request.placement in (None, *wishes.PLACEMENTS)
-    assert request.capabilities and set(request.capabilities) <= set(wishes.CAPABILITIES)
-    assert request.narrow_to is None or len(request.narrow_to) <= wishes.MAX_CARDS
+    assert request.policy in value_parsers.POLICIES
+    assert request.priority_class in value_parsers.CLASSES
+    assert request.placement in (None, *value_parsers.PLACEMENTS)
+    assert request.capabilities and set(request.capabilities) <= set(value_parsers.CAPABILITIES)
+    assert request.narrow_to is None or len(request.narrow_to) <= value_parsers.MAX_CARDS
     named = [card.device for card in request.cards if card.device is not None]
     assert len(set(named)) == len(named) <= len(request.cards)
     for card in request.cards:
@@ -696,7 +696,7 @@ def check_bounds(request: Request) -> None:
         assert card.memory_mib is None or 1 <= card.memory_mib <= units.MAX_MEMORY_MIB
         assert card.memory_percent is None or 1 <= card.memory_percent <= 100
         assert card.compute is None or 1 <= card.compute <= 100
-        assert card.whole or set(request.capabilities) <= set(wishes.WITH_A_SHARE)
+        assert card.whole or set(request.capabilities) <= set(value_parsers.WITH_A_SHARE)
         assert card.whole or not request.exclusive
         if request.compute_limit is not None:
             assert request.policy == "burst-share" and (card.compute or 0) <= request.compute_limit <= 100

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.core import slot_page
-from oci_hook.core.card_page import SLOT_FILE_SIZE
+from oci_hook.core.gpu_page import SLOT_FILE_SIZE
 from oci_hook.core.slot_page import Gate, parse
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"

@@ -16,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
+from oci_hook.discovery import elf
 from oci_hook.engines import prefix as installs
-from oci_hook.node import elf, share
+from oci_hook.ledger import slot_files
 from oci_hook.sim import driver_root
 from scripts import tiny_image
 from tests.conftest import Runc
@@ -151,7 +152,7 @@ class Stage:
 
     def close(self) -> None:
         self.runc.close()
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

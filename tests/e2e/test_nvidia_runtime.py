@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from oci_hook.config import settings as node_settings
+from oci_hook.config import settings_compile
 from oci_hook.core.inventory import CardNode
-from oci_hook.node import inventory, settings_compile, store
-from oci_hook.node import settings as node_settings
+from oci_hook.discovery import inventory
+from oci_hook.ledger import store
 from tests.conftest import REPO
 from tests.e2e.stage import CARD_MIB, MULTIARCH, SHARE, Stage, compile_client, glibc_image, stopped_at_the_limit
 

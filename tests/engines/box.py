@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from oci_hook.node import share
+from oci_hook.ledger import slot_files
 from oci_hook.sim.driver_root import CONTEXT_MIB
 from tests.conftest import REPO
 from tests.namespaces import Namespaces
@@ -90,7 +90,7 @@ class Place:
         for folder, _, _ in sorted(os.walk("/sys/fs/cgroup"), reverse=True):
             if f"/{self.cgroup}" in folder:
                 until(lambda folder=folder: removed(folder), 10)  # type: ignore[misc]
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
         shutil.rmtree(self.dir)
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.engines import edits, register
-from oci_hook.node import events
+from oci_hook.ledger import events
 
 
 class Machine:

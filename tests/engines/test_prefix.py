@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from oci_hook.config.settings import load
 from oci_hook.core import layout
 from oci_hook.engines import edits
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
-from oci_hook.node import lock
-from oci_hook.node.settings import load
+from oci_hook.linux import lock
 from tests.conftest import Bundle, Install, Runc
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")
@@ -72,7 +72,7 @@ def test_what_is_laid(place: Path) -> None:
     ]
     package = place / layout.LIB_DIR / "oci_hook"
     assert (package / "runtime.py").exists() and (package / "hook.py").exists()
-    assert not (package / "cli").exists() and not (package / "node/settings_compile.py").exists()
+    assert not (package / "cli").exists() and not (package / "config/settings_compile.py").exists()
     assert len(list((place / layout.LIB_DIR).glob("*.pack"))) == 1
 
 

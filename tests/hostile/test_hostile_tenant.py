@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.node import share, store
+from oci_hook.ledger import slot_files, store
 from tests.agent import box as agents
 from tests.e2e.stage import SHARE, Stage
 from tests.hostile.box import ATTACKS, build, hostile
@@ -77,7 +77,7 @@ def test_others_are_not_kept_waiting(stage: Stage, image: Path, attacks: tuple[s
         with store.open_ledger(str(stage.state)) as ledger:
             (left,) = ledger.grants
         assert left.who.id == neighbour
-        slots = Path(share.folder(str(stage.state), left.shares[0].uuid), "slot")
+        slots = Path(slot_files.folder(str(stage.state), left.shares[0].uuid), "slot")
         assert len(list(slots.iterdir())) == 1
     finally:
         stage.runc("delete", "--force", neighbour)

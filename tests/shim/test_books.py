@@ -12,7 +12,7 @@ import pytest
 from box import MIB, Box
 from conftest import HERE, ROOT, compile_c
 
-from oci_hook.node import account
+from oci_hook.observe import account
 
 pytestmark = pytest.mark.root
 OWNERS, SPARES, PAGE = account.OWNERS_OFFSET, account.SPARES_OFFSET, account.SIZE

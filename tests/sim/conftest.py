@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.node.driver_files import MULTIARCH
+from oci_hook.discovery.driver_files import MULTIARCH
 from oci_hook.sim import driver_root
 
 HERE = Path(__file__).resolve().parent

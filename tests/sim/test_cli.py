@@ -12,12 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
+from oci_hook.discovery import inventory
 from oci_hook.errors import NodeError
-from oci_hook.node import inventory, settings_compile, store
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import load
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id, process_life
 from oci_hook.sim import driver_root
 
 REAL_ROOT = "/srv/driver"

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.card_page import tiers_of
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import load
+from oci_hook.core.gpu_page import tiers_of
 from oci_hook.core.grant import Share
 from oci_hook.core.inventory import Inventory
-from oci_hook.node import inventory, settings_compile, tiers
-from oci_hook.node.settings import load
+from oci_hook.discovery import inventory, tiers
 from tests.sim.test_cli import Install
 from tests.sim.test_cli import install as install
 

@@ -6,7 +6,7 @@ compute only, which is never booked: what remains of it is the class. qGPU's own
 business (`profile: qgpu`), so a value between them is no error here.
 """
 
-from oci_hook.core import units, wishes
+from oci_hook.core import units, value_parsers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def greedy(text: str) -> str:
 
 KEYS: "dict[str, Row]" = {
     MEMORY: ("memory", memory(""), {}),
-    PREFIX + "qgpu-core": ("compute", wishes.cores, {}),
+    PREFIX + "qgpu-core": ("compute", value_parsers.cores, {}),
     PREFIX + "qgpu-core-greedy": ("class", greedy, {}),
-    PREFIX + "qgpu-schedule-policy": ("policy", wishes.policy, {}),
-    PREFIX + "app-class": ("class", wishes.one_of(("online", "offline")), {}),
+    PREFIX + "qgpu-schedule-policy": ("policy", value_parsers.policy, {}),
+    PREFIX + "app-class": ("class", value_parsers.one_of(("online", "offline")), {}),
 }
 ENV: dict[str, str] = {}
 SAME = ()

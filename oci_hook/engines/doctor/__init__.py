@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from oci_hook.config.settings import Settings, load
 from oci_hook.core.layout import SETTINGS_YAML
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, Finding
 from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_leases, check_ledger
@@ -15,7 +16,6 @@ from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_s
 from oci_hook.engines.doctor.registered import check_engines
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
-from oci_hook.node.settings import Settings, load
 
 __all__ = ["FAIL", "NOTE", "OK", "STATES", "WARN", "Finding", "examine"]
 

@@ -5,14 +5,15 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
+from oci_hook.discovery import char_links, discover, driver_files, inventory
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
+from oci_hook.ledger import store
 from oci_hook.linux import cgroup, mount, openat2
-from oci_hook.node import char_links, discover, driver_files, inventory, store
-from oci_hook.node.settings import Settings
-from oci_hook.node.strays import strays
+from oci_hook.observe.orphans import strays
 
 USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"

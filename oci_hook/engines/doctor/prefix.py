@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oci_hook import __version__
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import load
 from oci_hook.core import layout
+from oci_hook.discovery import elf
 from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.engines.prefix import PROGRAMS, STAND_INS, STARTS
 from oci_hook.errors import GhError
-from oci_hook.node import elf, own_path, settings_compile
-from oci_hook.node.settings import load
+from oci_hook.linux import own_path
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
 GLIBC_FLOOR = (2, 17)  # the oldest C library of images that the stand-ins must load in

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oci_hook.config.settings import Settings
 from oci_hook.engines import containerd, crio, detect, engine, json_text, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, Finding
 from oci_hook.engines.edits import NAME, Change, Record, Registration, annotation_patterns, plan, read
 from oci_hook.errors import GhError
-from oci_hook.node.settings import Settings
-from oci_hook.oci import rivals
+from oci_hook.oci import nvidia_hooks
 
 ANNOTATIONS_SINCE = 24  # docker run --annotation
 
@@ -117,7 +117,7 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
 
 def rival_hooks(name: str, folder: Path) -> Iterator[Finding]:
     for other in sorted(folder.glob("*.json")):
-        if any(program in other.read_text(errors="replace") for program in rivals.PROGRAMS):
+        if any(program in other.read_text(errors="replace") for program in nvidia_hooks.PROGRAMS):
             message = f"{other} is NVIDIA's own hook: containers that it matches as well are refused (GH-409)"
             yield Finding(name, NOTE, message, "", f"mv {other} {other}.off")
 

@@ -20,7 +20,7 @@ for folder in (REPO, REPO / "scripts"):
 import demo_story  # noqa: E402
 import tiny_image  # noqa: E402
 
-from oci_hook.node.driver_files import MULTIARCH  # noqa: E402
+from oci_hook.discovery.driver_files import MULTIARCH  # noqa: E402
 
 from .tenant import Tenant  # noqa: E402
 
