@@ -3,7 +3,7 @@
 prestart, createRuntime: the container's mounts, namespaces and cgroup are made, its program has not started. Either
 gpu-hook-runtime or precreate.py has given it its share, which is then checked, or the share is given here, to the live
 container.
-poststop: its grant is forgotten. A hook cannot change a container's environment; the stand-in does without.
+poststop: its grant is forgotten. A hook cannot change a container's environment; the shim does without.
 Exit status 1 and a coded line on standard error: the container does not start and nothing was granted.
 """
 
@@ -114,7 +114,7 @@ def _start(given: "State", settings: "Settings") -> None:
         plan, steps = _plan(grant, inventory, config, container, settings)
         check_sources(plan, settings)
         check_mount_points(plan, settings)
-        to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
+        to_cgroup.check(devices, tuple(inventory.gpu(share.uuid).minor for share in grant.shares))
         to_container.apply(steps, container, _sources(settings))
         to_container.verify(plan, container)
         to_cgroup.apply(plan, devices)
@@ -170,7 +170,7 @@ def _held(given: "State", settings: "Settings") -> "Grant | None":
     """The grant that gpu-hook-runtime made for this container, or this hook at its earlier stage.
 
     Its key has the runtime's root in it, which a hook is not told; so it is found by id and bundle, and believed only
-    as far as `_verify` finds its page and the stand-ins in the container.
+    as far as `_verify` finds its page and the shims in the container.
     """
     from oci_hook.ledger.store import snapshot
 
@@ -208,7 +208,7 @@ def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Se
 
 
 def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
-    """The NVIDIA runtime has brought its files, by the spec or by the hook before this one: the stand-ins go on top."""
+    """The NVIDIA runtime has brought its files, by the spec or by the hook before this one: the shims go on top."""
     from oci_hook.apply import nvidia_runtime_mode, to_container
     from oci_hook.apply.image import look
     from oci_hook.apply.sources import check_sources
@@ -238,12 +238,12 @@ def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Se
         nvidia_runtime_mode.check_covered(container, inventory)
     to_container.verify(tuple(step for step in plan if not _elsewhere(step, settings)), container)
     to_cgroup, devices = _device_cgroup(container.pid)
-    to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
+    to_cgroup.check(devices, tuple(inventory.gpu(share.uuid).minor for share in grant.shares))
 
 
 def _elsewhere(step: "Any", settings: "Settings") -> bool:
     """What the spec edit resolved by the image alone, where now the NVIDIA runtime's mounts may be."""
-    return getattr(step, "source", "").startswith(settings.prefix + "/lib/stand-in/")
+    return getattr(step, "source", "").startswith(settings.prefix + "/lib/shim/")
 
 
 def _who(given: "State") -> "Identity":

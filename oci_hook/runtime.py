@@ -15,7 +15,7 @@ from oci_hook.apply.image import warnings as image_warnings
 from oci_hook.apply.skeleton import check_mount_points
 from oci_hook.apply.sources import check_sources
 from oci_hook.config import settings as node_settings
-from oci_hook.core.device_rules import reachable_cards, reachable_nodes
+from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
 from oci_hook.core.grant import Life
 from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
@@ -124,7 +124,7 @@ def give(call: Call, settings: "Settings", given: Given) -> None:
     if call.command == "restore" and (request is not None or to_spec.marked(found)):
         raise refuse(
             "GH-413",
-            "a container with a share of a card cannot be restored: what it had on the card is in no checkpoint, and "
+            "a container with a share of a GPU cannot be restored: what it had on the GPU is in no checkpoint, and "
             "its grant is gone; make it anew with create or run",
         )
     if request is None:
@@ -182,19 +182,19 @@ def plan_for(
 def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") -> None:
     resources = (doc.get("linux") or {}).get("resources") or {}
     rules = resources.get("devices") or ()
-    granted = {share.uuid: inventory.card(share.uuid).minor for share in grant.shares}
+    granted = {share.uuid: inventory.gpu(share.uuid).minor for share in grant.shares}
     others = {(n.major, n.minor) for n in inventory.nodes if n.capability == MIG and n.uuid not in granted}
     others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}  # of two in one GPU instance
-    if reachable := reachable_cards(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
+    if reachable := reachable_gpus(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
         raise refuse(
             "GH-403",
             f"the container's device rules reach {', '.join(reachable)} beside its share; "
-            "run it without --privileged and without --device of cards",
+            "run it without --privileged and without --device of GPUs",
         )
 
 
 def beside_nothing(doc: "dict[str, Any]") -> "dict[str, Any]":
-    """The spec of a container that asks for nothing, in a mode in which the NVIDIA runtime would give it cards."""
+    """The spec of a container that asks for nothing, in a mode in which the NVIDIA runtime would give it GPUs."""
     from oci_hook.oci import nvidia
 
     return nvidia.decline(doc)

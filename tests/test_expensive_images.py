@@ -319,7 +319,7 @@ def test_any_image_of_links(
     except OSError:
         pass
     inventory = make_inventory(base / "driver", base / "state")
-    grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.cards[0].uuid, 100),))
+    grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.gpus[0].uuid, 100),))
     began = time.process_time()
     try:
         facts = look(str(root), [], {"LD_LIBRARY_PATH": path})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.grant import Identity, Life
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.ledger import admit, holders, store
 from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
 from oci_hook.ledger.proof import PATIENT, QUICK
@@ -186,13 +186,13 @@ def test_more_processes_than_can_be_looked_at(
 
     monkeypatch.setattr(holders, "holders", slow)
     by = Life(boot_id(), process_life(os.getpid()), space=pid_space())
-    small = Request((CardRequest("0", 1024),))
+    small = Request((GpuRequest("0", 1024),))
     one = admit.admit_on(prefix.inventory, small, Identity("/run/x", "a", "/a"), by, prefix.settings)
     with store.open_ledger(str(prefix.state)) as ledger:
         assert len(ledger.grants) == 2 and len(ledger.unsure) == 1
     assert set(asked) == {QUICK}
     two = admit.admit_on(
-        prefix.inventory, Request((CardRequest("0", 20480),)), Identity("/run/x", "b", "/b"), by, prefix.settings
+        prefix.inventory, Request((GpuRequest("0", 20480),)), Identity("/run/x", "b", "/b"), by, prefix.settings
     )
     assert asked[-1] == PATIENT and {g.key for g in prefix.grants()} == {one.grant.key, two.grant.key}
 

@@ -105,7 +105,7 @@ def imported(*args: str) -> set[str]:
 def install(prefix: Install) -> Install:
     prefix.set(runtime="/bin/true")
     for uuid in UUIDS:
-        slot_files.ready(str(prefix.state), uuid)  # a mount of the first container on a card
+        slot_files.ready(str(prefix.state), uuid)  # a mount of the first container on a GPU
     return prefix
 
 

@@ -98,6 +98,6 @@ def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], 
         add(page_file(state_dir, key), File("its policy page", key))
         for share in grant.shares:
             if share.slot:
-                who = f"slot file {share.slot} of card {share.uuid}"
+                who = f"slot file {share.slot} of GPU {share.uuid}"
                 add(slot_path(state_dir, share.uuid, share.slot), File(who, key))
     return found

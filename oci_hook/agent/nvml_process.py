@@ -1,14 +1,14 @@
-"""NVML in a process of its own, `python -m oci_hook.agent.nvml_process`: it may hang, crash or be killed without the agent.
+"""NVML in a process of its own, `python -m oci_hook.agent.nvml_process`: if it hangs or crashes, the agent goes on.
 
 Lines on standard input ask:
-    (empty)                  for a sample of all cards: {"cards": {UUID: CARD}, "error": ""}
-    look UUID                for one card, without its load: {"look": UUID, "card": CARD}
-    watch {"UUID": BYTES}    to look at a card unasked as soon as it has less free than this, in place of what was
-                             watched before; a card is then watched again when the next line says so
-Answers are lines of JSON on standard output. CARD is {"at", "used", "total", "gpu", "processes": [[pid, bytes or null,
-gpu %]], "steady", "error": ""}: at: the monotonic clock before NVML was asked; steady: the memory in use was the same
-before and after the processes were listed. The library is the one in LD_PRELOAD, as in discovery/nvml_gpus.py. Values are
-bytes and per cent; gpu is -1 where unknown.
+    (empty)                  for a sample of all GPUs: {"gpus": {UUID: GPU}, "error": ""}
+    look UUID                for one GPU, without its load: {"look": UUID, "gpu": GPU}
+    watch {"UUID": BYTES}    to look at a GPU unasked as soon as it has less free than this, in place of what was
+                             watched before; a GPU is then watched again when the next line says so
+Answers are lines of JSON on standard output. GPU is {"at", "used", "total", "busy", "processes": [[pid, bytes or null,
+busy %]], "steady", "error": ""}: at: the monotonic clock before NVML was asked; steady: the memory in use was the same
+before and after the processes were listed. The library is the one in LD_PRELOAD, as in discovery/nvml_gpus.py.
+Values are bytes and per cent; busy is -1 where unknown.
 """
 
 import json
@@ -44,13 +44,13 @@ class Nvml:
                 self.handles = {}
             count = pynvml.nvmlDeviceGetCount()
             if len(self.handles) != count:
-                # A card that fell off the bus may still be counted, and then has no handle.
+                # A GPU that fell off the bus may still be counted, and then has no handle.
                 found = (self.handle(i) for i in range(count))
                 self.handles = {uuid: handle for uuid, handle in found if uuid}
         except pynvml.NVMLError as e:
             self.close()
-            return {"cards": {}, "error": str(e)}
-        return {"cards": {uuid: self.card(uuid, handle) for uuid, handle in self.handles.items()}, "error": ""}
+            return {"gpus": {}, "error": str(e)}
+        return {"gpus": {uuid: self.gpu(uuid, handle) for uuid, handle in self.handles.items()}, "error": ""}
 
     def handle(self, index: int) -> tuple[str, Any]:
         try:
@@ -59,7 +59,7 @@ class Nvml:
         except pynvml.NVMLError:
             return "", None
 
-    def card(self, uuid: str, handle: Any, load: bool = True) -> dict[str, Any]:
+    def gpu(self, uuid: str, handle: Any, load: bool = True) -> dict[str, Any]:
         at = time.monotonic()
         try:
             before = pynvml.nvmlDeviceGetMemoryInfo(handle)
@@ -71,39 +71,39 @@ class Nvml:
                 except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
                     pass
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            busy, gpu = {}, -1
+            busy, percent = {}, -1
             if load:
                 busy = self.busy(uuid, handle) if running else {}
                 try:
-                    gpu = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                    percent = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
                 except pynvml.NVMLError:
                     pass
             return {
                 "at": at,
                 "used": int(memory.used),
                 "total": int(memory.total),
-                "gpu": gpu,
+                "busy": percent,
                 "processes": [[pid, used, busy.get(pid, 0)] for pid, used in running.items()],
                 "steady": int(before.used) == int(memory.used),
                 "error": "",
             }
         except pynvml.NVMLError as e:
-            return {"at": at, "used": 0, "total": 0, "gpu": -1, "processes": [], "steady": False, "error": str(e)}
+            return {"at": at, "used": 0, "total": 0, "busy": -1, "processes": [], "steady": False, "error": str(e)}
 
     def look(self, uuid: str) -> dict[str, Any]:
         if not self.up or uuid not in self.handles:
-            return {"look": uuid, "card": None}
-        return {"look": uuid, "card": self.card(uuid, self.handles[uuid], load=False)}
+            return {"look": uuid, "gpu": None}
+        return {"look": uuid, "gpu": self.gpu(uuid, self.handles[uuid], load=False)}
 
     def free(self, uuid: str) -> int | None:
-        """Bytes; None: the card cannot be asked now, which the next sample tells."""
+        """Bytes; None: the GPU cannot be asked now, which the next sample tells."""
         try:
             return int(pynvml.nvmlDeviceGetMemoryInfo(self.handles[uuid]).free) if self.up else None
         except (pynvml.NVMLError, KeyError):
             return None
 
     def busy(self, uuid: str, handle: Any) -> dict[int, int]:
-        """Per cent of the card by pid, each from its newest sample since the last time."""
+        """Per cent of the GPU by pid, each from its newest sample since the last time."""
         newest: dict[int, tuple[int, int]] = {}
         try:
             for s in pynvml.nvmlDeviceGetProcessUtilization(handle, self.seen.get(uuid, 0)):
@@ -125,7 +125,7 @@ class Nvml:
 
 
 class Watch:
-    """Cards whose free memory is looked at; each until it has less than its bytes."""
+    """GPUs whose free memory is looked at; each until it has less than its bytes."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.nvml = nvml

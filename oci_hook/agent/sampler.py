@@ -20,17 +20,17 @@ RETRY_MAX = 300.0
 MAX_ANSWER = 4 << 20
 
 
-class CardSample(Value):
-    """used, total: bytes. gpu: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML.
+class GpuSample(Value):
+    """used, total: bytes. busy: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML.
     at: before NVML was asked, in seconds of the monotonic clock. steady: used did not change meanwhile."""
 
-    __slots__ = ("used", "total", "gpu", "processes", "error", "at", "steady")
+    __slots__ = ("used", "total", "busy", "processes", "error", "at", "steady")
 
     def __init__(
         self,
         used: int,
         total: int,
-        gpu: int,
+        busy: int,
         processes: tuple[tuple[int, int | None, int], ...],
         error: str = "",
         at: float = 0.0,
@@ -38,19 +38,19 @@ class CardSample(Value):
     ) -> None:
         self.used = used
         self.total = total
-        self.gpu = gpu
+        self.busy = busy
         self.processes = processes
         self.error = error
         self.at = at
         self.steady = steady
 
 
-def card(c: "dict[str, Any]") -> CardSample:
+def gpu(c: "dict[str, Any]") -> GpuSample:
     """Raises KeyError, TypeError, ValueError."""
-    return CardSample(
+    return GpuSample(
         int(c["used"]),
         int(c["total"]),
-        int(c["gpu"]),
+        int(c["busy"]),
         tuple((int(p), None if used is None else int(used), int(busy)) for p, used, busy in c["processes"]),
         str(c["error"])[:200],
         float(c["at"]),
@@ -58,21 +58,21 @@ def card(c: "dict[str, Any]") -> CardSample:
     )
 
 
-def parse(line: bytes) -> "tuple[dict[str, CardSample], str] | tuple[str, CardSample | None]":
-    """A sample of all cards by UUID, and what NVML as a whole says is wrong; or a card's UUID and a look at that card,
+def parse(line: bytes) -> "tuple[dict[str, GpuSample], str] | tuple[str, GpuSample | None]":
+    """A sample of all GPUs by UUID, and what NVML as a whole says is wrong; or a GPU's UUID and a look at that GPU,
     None where it could not be looked at. Raises ValueError for anything else."""
     try:
         data = json.loads(line)
         if "look" in data:
-            return str(data["look"]), None if data["card"] is None else card(data["card"])
-        return {str(uuid): card(c) for uuid, c in data["cards"].items()}, str(data["error"])[:200]
+            return str(data["look"]), None if data["gpu"] is None else gpu(data["gpu"])
+        return {str(uuid): gpu(c) for uuid, c in data["gpus"].items()}, str(data["error"])[:200]
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"not a sample: {e}") from None
 
 
 class Sampler:
     """`ask` when a sample is wanted, `receive` when `fd` is readable, `check` now and then; with monotonic seconds.
-    `looks`: at single cards, which came with the last `receive`, asked for by `look` or because of `watch`.
+    `looks`: at single GPUs, which came with the last `receive`, asked for by `look` or because of `watch`.
 
     answer_seconds: how long an answer may take. One process at a time: a second would hang as well.
     """
@@ -90,7 +90,7 @@ class Sampler:
         self._retry = RETRY_SECONDS
         self._buffer = b""
         self._watched: dict[str, int] = {}
-        self.looks: dict[str, CardSample | None] = {}
+        self.looks: dict[str, GpuSample | None] = {}
 
     def use(self, inventory: Inventory) -> None:
         """Sample by this inventory's library from now on."""
@@ -117,8 +117,8 @@ class Sampler:
         self._asked = now
         return True
 
-    def receive(self, now: float) -> dict[str, CardSample] | None:
-        """A sample of all cards, if one is complete."""
+    def receive(self, now: float) -> dict[str, GpuSample] | None:
+        """A sample of all GPUs, if one is complete."""
         self.looks = {}
         try:
             data = os.read(self.fd, 1 << 20)
@@ -138,7 +138,7 @@ class Sampler:
                 return None
             if isinstance(first, str):
                 self._watched.pop(first, None)
-                self.looks[first] = second if isinstance(second, CardSample) else None
+                self.looks[first] = second if isinstance(second, GpuSample) else None
                 continue
             sample, self._asked = first, 0.0
             self.state, self.error = ("down", str(second)) if second else ("ok", "")
@@ -147,12 +147,12 @@ class Sampler:
         return sample
 
     def look(self, uuid: str) -> None:
-        """Ask for one card, as soon as may be."""
+        """Ask for one GPU, as soon as may be."""
         if self.state == "ok":
             self._say(f"look {uuid}")
 
     def watch(self, alarms: dict[str, int]) -> None:
-        """Be told of cards, by UUID, as soon as they have less free than so many bytes; in place of those before."""
+        """Be told of GPUs, by UUID, as soon as they have less free than so many bytes; in place of those before."""
         if self.state == "ok" and alarms != self._watched:
             self._say(f"watch {json.dumps(alarms)}")
             self._watched = dict(alarms)
@@ -225,16 +225,16 @@ class Sampler:
 
 
 def simulated(driver_root: str) -> dict[str, str]:
-    """The variable by which the simulated driver finds its cards."""
+    """The variable by which the simulated driver finds its GPUs."""
     from oci_hook.discovery.discover import SIMULATED_MARK
 
     try:
         mark = json.loads((Path(driver_root) / SIMULATED_MARK).read_text())
-        return {"GPU_HOOK_SIM_CARDS": str(mark["cards"])}
+        return {"GPU_HOOK_SIM_GPUS": str(mark["gpus"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
 def lost(error: str) -> bool:
-    """Whether NVML says that the card itself is gone (NVML_ERROR_GPU_IS_LOST: fallen off the bus, Xid 79)."""
+    """Whether NVML says that the GPU itself is gone (NVML_ERROR_GPU_IS_LOST: fallen off the bus, Xid 79)."""
     return "lost" in error.lower() or "reset" in error.lower()

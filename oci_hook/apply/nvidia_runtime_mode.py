@@ -1,11 +1,11 @@
-"""The stand-ins over the driver libraries that the NVIDIA runtime has put into a made container.
+"""The shims over the driver libraries that the NVIDIA runtime has put into a made container.
 
 Its copies are found by what they are, not only by their names: a link in the image may have led its mount elsewhere.
 """
 
 import os
 
-from oci_hook.core.layout import CONTAINER_DIR, PRIVATE, STAND_IN_DIR
+from oci_hook.core.layout import CONTAINER_DIR, PRIVATE, SHIM_DIR
 from oci_hook.core.plan import DATA, Bind
 from oci_hook.errors import refuse
 from oci_hook.linux import mount
@@ -31,7 +31,7 @@ def covers(
     container: "Container", image: "ImageFacts", inventory: "Inventory", past: "Iterable[str]", prefix: str
 ) -> tuple[Bind, ...]:
     """What to mount over every copy of libcuda and libnvidia-ml that is there now, and over `past`, the driver's
-    libraries that reach a card past them. Nothing that is missing is made.
+    libraries that reach a GPU past them. Nothing that is missing is made.
 
     Raises ApplyError GH-402 where two of them are one file.
     """
@@ -48,10 +48,10 @@ def covers(
                 continue
             if not mode or place.startswith(PRIVATE + "/"):
                 continue
-            source = f"{prefix}/{STAND_IN_DIR}/{library}.so.1" if library else nothing(prefix)
+            source = f"{prefix}/{SHIM_DIR}/{library}.so.1" if library else nothing(prefix)
             step = Bind(source, place) if library else Bind(source, place, DATA)
             if out.setdefault(place, step).source != source:
-                raise refuse("GH-402", f"{path} in the container is {place}, where another library is; mend the image")
+                raise refuse("GH-402", f"{path} in the container is {place}, where another library is; fix the image")
     return tuple(out.values())
 
 

@@ -264,7 +264,7 @@ class _Place:
         if mount_id not in self.ours or not is_root:
             return False
         if self.ours[mount_id] != source:
-            raise refuse("GH-402", f"{destination} leads to where {self.ours[mount_id]} is mounted; mend the image")
+            raise refuse("GH-402", f"{destination} leads to where {self.ours[mount_id]} is mounted; fix the image")
         return True
 
     def target(self, destination: str, is_directory: bool) -> int:

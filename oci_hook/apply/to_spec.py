@@ -2,7 +2,7 @@
 environment, and that no `systemctl daemon-reload` takes back. Pure: dicts in, a dict out."""
 
 from oci_hook.core.device_rules import starts_closed
-from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_CARDS, VISIBLE_DIR
+from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_GPUS, VISIBLE_DIR
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
 from oci_hook.errors import refuse
 from oci_hook.oci import fastjson, request_mounts
@@ -26,7 +26,7 @@ DRI = "/dev/dri/"  # may hold other makers' nodes too: which ones are ours, the 
 
 def _gpu_mount(mount: "dict[str, Any]") -> bool:
     path = mount.get("destination") or ""
-    inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_CARDS + "/"))
+    inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_GPUS + "/"))
     name = path.rpartition("/")[2]
     return inside or name.startswith(GPU_NAMES) or "_nvidia" in name
 

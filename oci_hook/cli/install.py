@@ -55,14 +55,14 @@ def install(
 
 
 def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
-    """The install with its simulated cards: what stays because it is not ours, and what is left to do."""
+    """The install with its simulated GPUs: what stays because it is not ours, and what is left to do."""
     try:
         state_dir = node_settings.load(prefix).state_dir
     except GhError:
         left = installs.remove(prefix, force, [driver_root.root_of(prefix)])
         return left, ["its settings cannot be read: its state directory stays (/run/gpu-hook, where none was chosen)"]
     other = state_owner.other(prefix, state_dir)
-    left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.cards_of(state_dir)])
+    left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.gpus_of(state_dir)])
     if other:
         return left, [f"state directory {state_dir} is that of the install in {other}: left as it is"]
     agent = agent_check.holder(f"{state_dir}/{AGENT_LOCK}")

@@ -44,11 +44,7 @@ def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
     except (OSError, ValueError, http.client.HTTPException, GhError):
         return None
     # Another program may have the port, and another install's agent speaks of other containers.
-    if (
-        not isinstance(data, dict)
-        or not isinstance(data.get("agent"), dict)
-        or not {"containers", "cards"} <= set(data)
-    ):
+    if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
         return None
     return data if data["agent"].get("state_dir") == settings.state_dir else None
 

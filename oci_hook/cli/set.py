@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 @click.command(name="set")
 @click.argument("container")
-@click.option("--memory", metavar="SIZE", help="Memory limit on each of its cards: 4Gi, 512Mi, 2048 (MiB) or 30%.")
-@click.option("--compute", metavar="N", help="Guaranteed compute on each card, 1 to 100 per cent.")
+@click.option("--memory", metavar="SIZE", help="Memory limit on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
+@click.option("--compute", metavar="N", help="Guaranteed compute on each GPU, 1 to 100 per cent.")
 @click.option("--compute-limit", metavar="N", help="With burst-share: a ceiling; 100 for none.")
 @click.option("--policy", metavar="P", help="best-effort, fixed-share or burst-share (be, fs, bs).")
 @click.option("--class", "class_", metavar="C", help="online, default or offline.")
@@ -38,7 +38,7 @@ def set_(
     """Change the share of CONTAINER while it runs.
 
     CONTAINER is an id or its beginning, a name, or namespace/pod/container. What is not named stays. The new share must
-    fit beside the other containers on the card, or nothing is changed. Less memory than the container uses takes
+    fit beside the other containers on the GPU, or nothing is changed. Less memory than the container uses takes
     nothing from it: it gets no more until it has freed enough. Its environment still says what it was given at first.
     """
     problems: list[Problem] = []
@@ -87,16 +87,16 @@ def report(before: Grant, after: Grant, told: bool) -> output.Report:
 
 
 def as_data(grant: Grant) -> dict[str, Any]:
-    cards = [share.fields() for share in grant.shares]
-    return {"policy": grant.policy, "class": grant.priority_class, "frozen": grant.frozen, "cards": cards}
+    gpus = [share.fields() for share in grant.shares]
+    return {"policy": grant.policy, "class": grant.priority_class, "frozen": grant.frozen, "gpus": gpus}
 
 
 def said(grant: Grant) -> str:
-    cards = dict.fromkeys(card_words(share) for share in grant.shares)
-    return "; ".join([*cards, grant.policy, f"class {grant.priority_class}"])
+    gpus = dict.fromkeys(gpu_words(share) for share in grant.shares)
+    return "; ".join([*gpus, grant.policy, f"class {grant.priority_class}"])
 
 
-def card_words(share: Share) -> str:
+def gpu_words(share: Share) -> str:
     if share.whole:
         return "whole"
     ceiling = f" up to {share.compute_limit}%" if share.compute < share.compute_limit < 100 else ""

@@ -123,12 +123,12 @@ SETTINGS: dict[str, Reader] = {
 RULES: dict[str, Reader] = {
     "default_policy": one_of(*value_parsers.POLICIES),
     "placement": one_of(*value_parsers.PLACEMENTS, value_parsers.BY_CLASS),
-    "whole_cards": one_of("exclusive", "shared"),
+    "whole_gpus": one_of("exclusive", "shared"),
     "memory_reserve": memory(0),
     "memory_step": memory(1),
     "memory_min": memory(1),
     "compute_step": whole(1, 100),
-    "max_shares_per_card": whole(1, 64),
+    "max_shares_per_gpu": whole(1, 64),
     "memory_per_share": memory(0),
     "trust_env": flag,
     "dialects": dialect_names,
@@ -324,7 +324,7 @@ KERNELS_OF_THEIR_OWN = ("runsc", "kata", "containerd-shim-kata", "crun-krun", "k
 
 
 def check_mode(checker: Checker, settings: Settings) -> None:
-    """Only on top of the NVIDIA runtime is it the real one; and a sandbox shares neither pages nor cards."""
+    """Only on top of the NVIDIA runtime is it the real one; and a sandbox shares neither pages nor GPUs."""
     name = os.path.basename(settings.runtime)
     if name.startswith(KERNELS_OF_THEIR_OWN):
         why = "runs containers behind a kernel of their own, which the pages of a share do not reach; use runc or crun"

@@ -29,31 +29,31 @@ rules:
   # burst-share, fixed-share or best-effort.
   default_policy: burst-share
 
-  # Which card when several fit: binpack (the fullest), spread (the emptiest), or by-class: spread for class online,
+  # Which GPU when several fit: binpack (the fullest), spread (the emptiest), or by-class: spread for class online,
   # which should meet few others, and binpack for the rest.
   placement: by-class
 
-  # What a container gets that asks for a card, but neither for memory nor for compute:
+  # What a container gets that asks for a GPU, but neither for memory nor for compute:
   # exclusive (alone on it) or shared (without limits, beside others).
-  whole_cards: exclusive
+  whole_gpus: exclusive
 
   # Memory as 4Gi, 512Mi or a number of MiB; compute in per cent.
-  memory_reserve: 0         # of each card, never given out
+  memory_reserve: 0         # of each GPU, never given out
   memory_step: 1            # shares are multiples of this
   memory_min: 1             # and at least this
   compute_step: 1
-  max_shares_per_card: 64
-  memory_per_share: 0       # 4Gi: a card of 16 GiB is for at most 4 containers; 0: no such bound
+  max_shares_per_gpu: 64
+  memory_per_share: 0       # 4Gi: a GPU of 16 GiB is for at most 4 containers; 0: no such bound
 
-  # How long a container still has the card to itself against lower classes once its work is done: adaptive (learned
+  # How long a container still has the GPU to itself against lower classes once its work is done: adaptive (learned
   # from its own gaps, mostly about 2ms) or a time, as 100ms. For containers that start from now on.
   linger: adaptive
 
-  # Where `gpu-hook gpus --probe` found that it works: slice gives work of lower classes short time slices of the card,
+  # Where `gpu-hook gpus --probe` found that it works: slice gives work of lower classes short time slices of the GPU,
   # stop also takes it off in the middle of a kernel while higher classes work. For containers that start from now on.
   channel_groups: none
 
-  # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for cards as annotations do.
+  # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for GPUs as annotations do.
   # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
   trust_env: false
 
@@ -69,8 +69,8 @@ agent:
   textfile: none            # a *.prom file in node_exporter's textfile directory
   policy: protect           # a cheat: protect (kill who takes what others were granted), report, freeze or kill
   tolerance: 256Mi          # what a container may be above its limit before that is a finding
-  compute_tolerance: 15     # by how many per cent of a card it may be above its ceiling; 100 finds nobody
-  interval: 5               # seconds between two looks at the cards
+  compute_tolerance: 15     # by how many per cent of a GPU it may be above its ceiling; 100 finds nobody
+  interval: 5               # seconds between two looks at the GPUs
 """
 
 

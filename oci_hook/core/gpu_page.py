@@ -1,7 +1,7 @@
-"""The card page: who shares a card, and how. Twin of shim/card_page.h.
+"""The GPU page: who shares a GPU, and how. Twin of shim/gpu_page.h.
 
-Weights are parts of the card in hundredths of a percent. A guarantee is its per cent; containers without one share what
-the guarantees of the whole card leave, in equal parts, and at least one per cent together: none is ever starved.
+Weights are parts of the GPU in hundredths of a percent. A guarantee is its per cent; containers without one share what
+the guarantees of the whole GPU leave, in equal parts, and at least one per cent together: none is ever starved.
 """
 
 from struct import Struct
@@ -22,36 +22,36 @@ _HEAD = Struct("<QIIIIQQ48sI36x")
 _SLOT = Struct("<BBHIIIQQ")
 
 
-def on_card(uuid: str, grants: tuple[Grant, ...]) -> "list[tuple[Grant, Share]]":
-    """The grants that have a slot on this card, with their shares of it, by slot."""
+def on_gpu(uuid: str, grants: tuple[Grant, ...]) -> "list[tuple[Grant, Share]]":
+    """The grants that have a slot on this GPU, with their shares of it, by slot."""
     found = [(grant, share) for grant in grants for share in grant.shares if share.slot and share.uuid == uuid]
     return sorted(found, key=lambda pair: pair[1].slot)
 
 
 def free_slot(uuid: str, grants: tuple[Grant, ...]) -> int:
-    """The lowest free slot of a card, as Share.slot has it; 0 when all are taken."""
-    taken = {share.slot for _, share in on_card(uuid, grants)}
+    """The lowest free slot of a GPU, as Share.slot has it; 0 when all are taken."""
+    taken = {share.slot for _, share in on_gpu(uuid, grants)}
     return next((slot for slot in range(1, SLOTS + 1) if slot not in taken), 0)
 
 
 def guaranteed(grant: Grant, share: Share) -> int:
-    """Per cent of the card that are the container's before others'; 0 for best-effort."""
+    """Per cent of the GPU that are the container's before others'; 0 for best-effort."""
     return 0 if grant.policy == "best-effort" or share.whole else share.compute
 
 
 def cap(grant: Grant, share: Share) -> int:
-    """Per cent of the card that it may never exceed, also alone; 0 where it may have all of it."""
+    """Per cent of the GPU that it may never exceed, also alone; 0 where it may have all of it."""
     if grant.policy == "best-effort" or share.whole or not share.compute:
         return 0
     most = share.compute if grant.policy == "fixed-share" else share.compute_limit
     return most if most < 100 else 0
 
 
-def card_page(
+def gpu_page(
     uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0, tiers: int = 0
 ) -> bytes:
-    """The whole page of a card from all living grants of the node. tiers: bits of core/tiers.py that they may use."""
-    there = [(grant, share, guaranteed(grant, share)) for grant, share in on_card(uuid, grants)]
+    """The whole page of a GPU from all living grants of the node. tiers: bits of core/tiers.py that they may use."""
+    there = [(grant, share, guaranteed(grant, share)) for grant, share in on_gpu(uuid, grants)]
     firm = [percent for _, _, percent in there if percent]
     left = max(1, 100 - sum(firm))
     equal = max(1, left * ONE_PERCENT // max(1, len(there) - len(firm)))

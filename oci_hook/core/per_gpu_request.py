@@ -1,9 +1,9 @@
-"""The `request` annotation: each card of a container said by itself, so that they may differ.
+"""The `request` annotation: each GPU of a container said by itself, so that they may differ.
 
     {"CONTAINER": [{"memory": "4Gi", "compute": 30, "device": 0}, ...], ...}     or     [{...}, ...]
 
 The list alone is for containers as keys without a suffix are. An entry's parts are those of the keys of the same names,
-as text or as number; an empty entry is a whole card. Raises ValueError with the words to put after the value.
+as text or as number; an empty entry is a whole GPU. Raises ValueError with the words to put after the value.
 """
 
 from oci_hook.core import units, value_parsers
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 PARTS = ("memory", "compute", "device")
 
 
-def cards(value: object) -> "tuple[Entry, ...]":
-    """The list of one container -> (device, memory, compute) of each card; None for what is not said."""
-    if not isinstance(value, list) or not 1 <= len(value) <= value_parsers.MAX_CARDS:
-        raise ValueError(f"has no list of 1 to {value_parsers.MAX_CARDS} cards for this container")
+def gpus(value: object) -> "tuple[Entry, ...]":
+    """The list of one container -> (device, memory, compute) of each GPU; None for what is not said."""
+    if not isinstance(value, list) or not 1 <= len(value) <= value_parsers.MAX_GPUS:
+        raise ValueError(f"has no list of 1 to {value_parsers.MAX_GPUS} GPUs for this container")
     entries = tuple(entry(item, number) for number, item in enumerate(value, 1))
     named = [device for device, _, _ in entries if device is not None]
     for device in named:
         if named.count(device) > 1:
-            raise ValueError(f"names card {device} twice")
+            raise ValueError(f"names GPU {device} twice")
     return entries
 
 
 def entry(item: object, number: int) -> "Entry":
     if not isinstance(item, dict):
-        raise ValueError(f"card {number} is not an object with {', '.join(PARTS)}")
+        raise ValueError(f"GPU {number} is not an object with {', '.join(PARTS)}")
     for key in item:
         if key not in PARTS:
-            raise ValueError(f"card {number} has {units.show(key)}; a card has {', '.join(PARTS)}")
+            raise ValueError(f"GPU {number} has {units.show(key)}; a GPU has {', '.join(PARTS)}")
     memory = text(item, "memory", number)
     compute = text(item, "compute", number)
     device = text(item, "device", number)
@@ -44,7 +44,7 @@ def entry(item: object, number: int) -> "Entry":
         )
     except ValueError as e:
         said = ", ".join(f"{key} {units.show(str(item[key]))}" for key in PARTS if key in item)
-        raise ValueError(f"card {number} ({said}) {e}") from None
+        raise ValueError(f"GPU {number} ({said}) {e}") from None
 
 
 def text(item: "dict[str, object]", key: str, number: int) -> str | None:
@@ -55,5 +55,5 @@ def text(item: "dict[str, object]", key: str, number: int) -> str | None:
     if type(value) is int and 0 <= value <= units.MAX_MEMORY_MIB:
         return str(value)
     if not isinstance(value, str):
-        raise ValueError(f"card {number}: {key} is neither text nor a whole number in bounds")
+        raise ValueError(f"GPU {number}: {key} is neither text nor a whole number in bounds")
     return value

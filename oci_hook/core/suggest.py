@@ -3,7 +3,7 @@
 from oci_hook.core.allocate import Allocation, allocate
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.core.value import Value
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Change(Value):
-    """One way to make room. kind: memory | compute | both | policy | channels | cards | devices | share |
+    """One way to make room. kind: memory | compute | both | policy | channels | GPUs | devices | share |
     wait. text: for people.
 
     request: what to ask instead ("wait": the same). gone: keys of the grants that must end first.
@@ -32,20 +32,20 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
     """The smallest changes, one of each kind that helps, what asks least of the user first; empty: it fits as it is."""
 
     # Less than a context takes is refused as well: what fits is an interval from there up.
-    least = max(rules.memory_min, 1, *(card.context_mib for card in inventory.cards))
+    least = max(rules.memory_min, 1, *(gpu.context_mib for gpu in inventory.gpus))
 
     def fits(asked: Request, beside: tuple[Grant, ...] = grants) -> bool:
-        if asked.imex_channels and not all(card.whole for card in asked.cards):
+        if asked.imex_channels and not all(gpu.whole for gpu in asked.gpus):
             return False  # core/validate.py
         return isinstance(allocate(asked, inventory, beside, rules), Allocation)
 
-    if fits(request) or not request.cards:
+    if fits(request) or not request.gpus:
         return ()
     found = []
     if memory := _most(lambda n: fits(_limited(request, memory=n)), _memory(request, inventory), least):
         asked = _limited(request, memory=memory)
         found.append(Change("memory", f"ask for at most {memory} MiB of memory", asked))
-    computes = [card.compute for card in request.cards if card.compute is not None]
+    computes = [gpu.compute for gpu in request.gpus if gpu.compute is not None]
     if computes and request.policy != "best-effort":
         if compute := _most(lambda n: fits(_limited(request, compute=n)), max(computes)):
             found.append(Change("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute)))
@@ -60,17 +60,17 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
             found.append(Change("both", text, _limited(request, memory, compute)))
     if request.imex_channels and fits(request.replace(imex_channels=())):
         found.append(Change("channels", "ask for no IMEX channels", request.replace(imex_channels=())))
-    anywhere = request.replace(cards=tuple(c.replace(device=None) for c in request.cards), narrow_to=None)
-    if anywhere != request and not request.every_card and fits(anywhere):
-        found.append(Change("devices", "name no cards: others have room", anywhere))
-    fewer = _most(lambda n: fits(request.replace(cards=request.cards[:n])), len(request.cards) - 1)
+    anywhere = request.replace(gpus=tuple(c.replace(device=None) for c in request.gpus), narrow_to=None)
+    if anywhere != request and not request.every_gpu and fits(anywhere):
+        found.append(Change("devices", "name no GPUs: others have room", anywhere))
+    fewer = _most(lambda n: fits(request.replace(gpus=request.gpus[:n])), len(request.gpus) - 1)
     if fewer:
-        found.append(Change("cards", f"ask for {fewer} instead of {len(request.cards)} cards", _first(request, fewer)))
-    if request.exclusive or all(card.whole for card in request.cards):
-        share = request.replace(exclusive=False, cards=tuple(CardRequest(c.device, 1) for c in request.cards))
+        found.append(Change("gpus", f"ask for {fewer} instead of {len(request.gpus)} GPUs", _first(request, fewer)))
+    if request.exclusive or all(gpu.whole for gpu in request.gpus):
+        share = request.replace(exclusive=False, gpus=tuple(GpuRequest(c.device, 1) for c in request.gpus))
         if memory := _most(lambda n: fits(_limited(share, memory=n, raise_to=True)), _total(inventory), least):
             asked = _limited(share, memory=memory, raise_to=True)
-            found.append(Change("share", f"ask for a share of at most {memory} MiB instead of whole cards", asked))
+            found.append(Change("share", f"ask for a share of at most {memory} MiB instead of whole GPUs", asked))
     gone = _in_the_way(lambda beside: fits(request, beside), grants)
     if gone:
         names = ", ".join(grant.who.id[:40] for grant in gone)
@@ -80,23 +80,21 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
 
 
 def _first(request: Request, n: int) -> Request:
-    return request.replace(cards=request.cards[:n])
+    return request.replace(gpus=request.gpus[:n])
 
 
 def _total(inventory: Inventory) -> int:
-    return max((card.memory_mib for card in inventory.cards), default=0)
+    return max((gpu.memory_mib for gpu in inventory.gpus), default=0)
 
 
 def _memory(request: Request, inventory: Inventory) -> int:
-    """The most that any card's wish can mean in MiB; 0 where no memory is asked for."""
+    """The most that any GPU's wish can mean in MiB; 0 where no memory is asked for."""
     total = _total(inventory)
     return max(
         (
-            card.memory_mib
-            if card.memory_mib is not None
-            else total * (card.memory_percent or card.compute or 0) // 100
-            for card in request.cards
-            if not card.whole
+            gpu.memory_mib if gpu.memory_mib is not None else total * (gpu.memory_percent or gpu.compute or 0) // 100
+            for gpu in request.gpus
+            if not gpu.whole
         ),
         default=0,
     )
@@ -105,19 +103,19 @@ def _memory(request: Request, inventory: Inventory) -> int:
 def _limited(
     request: Request, memory: int | None = None, compute: int | None = None, raise_to: bool = False
 ) -> Request:
-    """The request with at most so much on each card; memory that followed from compute is said by itself then."""
+    """The request with at most so much on each GPU; memory that followed from compute is said by itself then."""
 
-    def limited(card: CardRequest) -> CardRequest:
+    def limited(gpu: GpuRequest) -> GpuRequest:
         if memory is not None:
-            asked = memory if raise_to or card.memory_mib is None else min(memory, card.memory_mib)
-            card = card.replace(memory_mib=asked, memory_percent=None)
-        elif compute is not None and card.memory_mib is None and card.memory_percent is None:
-            card = card.replace(memory_percent=card.compute)
-        if compute is not None and card.compute is not None:
-            card = card.replace(compute=min(compute, card.compute))
-        return card
+            asked = memory if raise_to or gpu.memory_mib is None else min(memory, gpu.memory_mib)
+            gpu = gpu.replace(memory_mib=asked, memory_percent=None)
+        elif compute is not None and gpu.memory_mib is None and gpu.memory_percent is None:
+            gpu = gpu.replace(memory_percent=gpu.compute)
+        if compute is not None and gpu.compute is not None:
+            gpu = gpu.replace(compute=min(compute, gpu.compute))
+        return gpu
 
-    return request.replace(cards=tuple(limited(card) for card in request.cards))
+    return request.replace(gpus=tuple(limited(gpu) for gpu in request.gpus))
 
 
 def _most(good: "Callable[[int], bool]", top: int, least: int = 1) -> int:

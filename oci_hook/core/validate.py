@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from oci_hook.core.collect import Wish
     from oci_hook.core.rules import Rules
 
-# Wishes that ask for a card; the others only say how.
-ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "cards")
+# Wishes that ask for a GPU; the others only say how.
+ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "per_gpu")
 PART = {"memory": 1, "compute": 2}  # in an entry of `request` (core/per_gpu_request.py)
-INSTEAD = ("memory", "compute", "gpus", "devices")  # what `request` (the wish "cards") says as well
+INSTEAD = ("memory", "compute", "gpus", "devices")  # what `request` (the wish "per_gpu") says as well
 
 
 class Given:
@@ -34,19 +34,19 @@ class Given:
     def settle(self) -> None:
         """`request` says all of INSTEAD: what is said of this container by name wins over what is said of its pod, and
         side by side they contradict each other, even where they agree."""
-        cards = self.wishes.get("cards")
-        if cards is None:
+        gpus = self.wishes.get("per_gpu")
+        if gpus is None:
             return
         rivals = [self.wishes[name] for name in INSTEAD if name in self]
-        same = [wish for wish in rivals if wish.dialect == cards.dialect]
-        if not cards.own and any(wish.own for wish in same):
-            del self.wishes["cards"]
+        same = [wish for wish in rivals if wish.dialect == gpus.dialect]
+        if not gpus.own and any(wish.own for wish in same):
+            del self.wishes["per_gpu"]
             return
         for wish in rivals:
-            if wish in same and cards.own and not wish.own:
+            if wish in same and gpus.own and not wish.own:
                 del self.wishes[wish.name]
-            elif None not in (wish.value, cards.value) and wish.value not in (NONE, VOID):  # `declined` says those
-                self.contradict("cards", wish.name, "request says each card's share by itself")
+            elif None not in (wish.value, gpus.value) and wish.value not in (NONE, VOID):  # `declined` says those
+                self.contradict("per_gpu", wish.name, "request says each GPU's share by itself")
 
     def add(self, wish: "Wish") -> None:
         """A key for this container wins over the same dialect's key for the pod; else two must say the same."""
@@ -64,19 +64,19 @@ class Given:
 
     def who_says(self, name: str) -> "Wish | None":
         """The wish that limits memory, or that asks for compute."""
-        if any(card[PART[name]] is not None for card in self.value("cards") or ()):
-            return self.wishes["cards"]
+        if any(gpu[PART[name]] is not None for gpu in self.value("per_gpu") or ()):
+            return self.wishes["per_gpu"]
         return self.wishes.get(name)
 
     @property
     def share(self) -> bool:
-        """Whether a part of a card is asked for, not the whole."""
+        """Whether a part of a GPU is asked for, not the whole."""
         return self.who_says("memory") is not None or self.who_says("compute") is not None
 
     @property
     def shares_compute(self) -> bool:
         """Whether compute is asked for, or may be, in what could not be read."""
-        return self.who_says("compute") is not None or ("cards" in self and self.value("cards") is None)
+        return self.who_says("compute") is not None or ("per_gpu" in self and self.value("per_gpu") is None)
 
     def complain(self, code: str, message: str) -> None:
         self.problems.append(Problem(code, message))
@@ -92,42 +92,42 @@ def code(one: "Wish", two: "Wish") -> str:
 
 
 def asks(found: "Iterable[Wish]") -> bool:
-    """Whether any of these asks for a card."""
+    """Whether any of these asks for a GPU."""
     return any(wish.name in ASKING and wish.value is not False for wish in found)
 
 
 def declined(given: Given) -> str | None:
-    """NONE or VOID where the container asks for no card. It may decline what its pod asks for all containers."""
+    """NONE or VOID where the container asks for no GPU. It may decline what its pod asks for all containers."""
     off = next((given.wishes[n] for n in ("gpus", "devices") if given.value(n) in (NONE, VOID)), None)
     if off is None:
         return None
     for name in ASKING:
         wish = given.wishes.get(name)
         if wish and wish.value not in (NONE, VOID, False) and (wish.own or not off.own):
-            given.contradict(name, off.name, "the second asks for no card")
+            given.contradict(name, off.name, "the second asks for no GPU")
     return str(off.value)
 
 
 def check_count(given: Given) -> None:
-    """gpus and devices name the same number of cards."""
+    """gpus and devices name the same number of GPUs."""
     count, devices = given.value("gpus"), given.value("devices")
     if count is None or devices is None:
         return
     named = ALL if devices == ALL else len(devices)
     if count != named:
-        given.contradict("gpus", "devices", f"the second names {'every card' if named == ALL else named}")
+        given.contradict("gpus", "devices", f"the second names {'every GPU' if named == ALL else named}")
 
 
 def exclusive(given: Given, rules: "Rules") -> bool:
-    """Whether nobody else may be on the cards; whole cards follow the node's whole_cards where nothing is said."""
+    """Whether nobody else may be on the GPUs; whole GPUs follow the node's whole_gpus where nothing is said."""
     said = given.value("exclusive")
     if said is None:
-        return not given.share and rules.whole_cards == "exclusive"
+        return not given.share and rules.whole_gpus == "exclusive"
     if said and given.share:
         limit = given.who_says("memory") or given.who_says("compute")
-        given.contradict("exclusive", limit.name if limit else "exclusive", "an exclusive card has no limits")
-    if not said and not given.share and rules.whole_cards == "exclusive":
-        why = "on this node a card without memory or compute is exclusive; ask for memory or compute"
+        given.contradict("exclusive", limit.name if limit else "exclusive", "an exclusive GPU has no limits")
+    if not said and not given.share and rules.whole_gpus == "exclusive":
+        why = "on this node a GPU without memory or compute is exclusive; ask for memory or compute"
         given.complain("GH-103", f"{given.wishes['exclusive']}: {why}")
     return bool(said)
 
@@ -160,7 +160,7 @@ def compute_limit(given: Given, policy: str) -> int | None:
 
 
 def tolerance(given: Given) -> int | None:
-    """How long a lower class may hold the card once this container has work; only the highest class may say."""
+    """How long a lower class may hold the GPU once this container has work; only the highest class may say."""
     said = given.value("preempt-tolerance")
     if (
         said is not None
@@ -173,13 +173,13 @@ def tolerance(given: Given) -> int | None:
 
 
 def guarantee(given: Given) -> int:
-    """The highest per cent that is asked of any card; 0 where it could not be read."""
-    each = [card[PART["compute"]] for card in given.value("cards") or ()]
+    """The highest per cent that is asked of any GPU; 0 where it could not be read."""
+    each = [gpu[PART["compute"]] for gpu in given.value("per_gpu") or ()]
     return max((n for n in (*each, given.value("compute")) if n is not None), default=0)
 
 
 def capabilities(given: Given) -> tuple[str, ...]:
-    """With a share only what the stand-in libraries govern; `all` is whatever is offered."""
+    """With a share only what the shim libraries govern; `all` is whatever is offered."""
     said = given.value("capabilities")
     if said is None:
         return ("compute", "utility")
@@ -187,15 +187,15 @@ def capabilities(given: Given) -> tuple[str, ...]:
         return WITH_A_SHARE if given.share else CAPABILITIES
     past = [name for name in said if name not in WITH_A_SHARE]
     if past and given.share:
-        why = f"{', '.join(past)} would reach the card past the limits; drop it, or ask for a whole card"
+        why = f"{', '.join(past)} would reach the GPU past the limits; drop it, or ask for a whole GPU"
         given.complain("GH-106", f"{given.wishes['capabilities']}: {why}")
     return tuple(said)
 
 
 def imex_channels(given: Given) -> tuple[int, ...]:
-    """What comes through a channel is memory of other cards' that no limit counts: for whole cards alone."""
+    """What comes through a channel is memory of other GPUs' that no limit counts: for whole GPUs alone."""
     said = given.value("imex-channels") or ()
     if said and given.share:
-        why = "an IMEX channel would reach memory past the limits; drop it, or ask for a whole card"
+        why = "an IMEX channel would reach memory past the limits; drop it, or ask for a whole GPU"
         given.complain("GH-106", f"{given.wishes['imex-channels']}: {why}")
     return tuple(said)

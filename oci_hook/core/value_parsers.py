@@ -14,13 +14,13 @@ CLASSES = ("online", "default", "offline")
 PLACEMENTS = ("binpack", "spread")
 BY_CLASS = "by-class"  # the node's: online containers spread, others binpack
 CAPABILITIES = ("compute", "utility", "video", "graphics", "display", "ngx", "compat32")
-WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the card past libcuda, so no limit would hold
+WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the GPU past libcuda, so no limit would hold
 
 ALL = "all"
-NONE = "none"  # driver files, but no card
+NONE = "none"  # driver files, but no GPU
 VOID = "void"  # not a GPU container at all
 
-MAX_CARDS = 16  # the policy page's table (core/pages.py)
+MAX_GPUS = 16  # the policy page's table (core/pages.py)
 MAX_INDEX = 255
 MAX_CHANNEL = 2047  # as many IMEX channels as NVIDIA's module makes unless it is told otherwise
 MAX_UUID = 47  # the policy page's field, less its NUL
@@ -44,57 +44,57 @@ def devices(text: str) -> str | tuple[str, ...] | None:
         return VOID
     if items in ((ALL,), (NONE,)):
         return items[0]
-    if len(items) > MAX_CARDS:
-        raise ValueError(f"names more than {MAX_CARDS} cards")
+    if len(items) > MAX_GPUS:
+        raise ValueError(f"names more than {MAX_GPUS} GPUs")
     return tuple(dict.fromkeys(device(item) for item in items))
 
 
 def device(item: str) -> str:
-    """An index, a UUID, or a MIG device as CARD:DEVICE or by its UUID."""
+    """An index, a UUID, or a MIG device as GPU:DEVICE or by its UUID."""
     if item.startswith(("GPU-", "MIG-")):
         if len(item) > MAX_UUID or not UUID_CHARACTERS.issuperset(item):
-            raise ValueError("has a card UUID that is not well-formed")
+            raise ValueError("has a GPU UUID that is not well-formed")
         return item
-    card, colon, instance = item.partition(":")
+    gpu, colon, instance = item.partition(":")
     if colon:
-        return f"{integer(card, 0, MAX_INDEX)}:{integer(instance, 0, MAX_INDEX)}"
+        return f"{integer(gpu, 0, MAX_INDEX)}:{integer(instance, 0, MAX_INDEX)}"
     if not DIGITS.issuperset(item):
         raise ValueError(
-            "is not a list of card indices (0,2), MIG devices (0:1) or UUIDs (GPU-..., MIG-...), nor all or none"
+            "is not a list of GPU indices (0,2), MIG devices (0:1) or UUIDs (GPU-..., MIG-...), nor all or none"
         )
     return str(integer(item, 0, MAX_INDEX))
 
 
 def gpus(text: str) -> int | str:
-    """A number of cards, `all` or `none`."""
+    """A number of GPUs, `all` or `none`."""
     if text in (ALL, NONE):
         return text
     try:
-        return integer(text, 1, MAX_CARDS)
+        return integer(text, 1, MAX_GPUS)
     except ValueError:
-        raise ValueError(f"is not a number of cards from 1 to {MAX_CARDS}, and not all or none") from None
+        raise ValueError(f"is not a number of GPUs from 1 to {MAX_GPUS}, and not all or none") from None
 
 
 def channels(text: str) -> tuple[int, ...]:
     """Numbers of IMEX channels, in rising order."""
     items = names(text)
-    if len(items) > MAX_CARDS:
-        raise ValueError(f"names more than {MAX_CARDS} IMEX channels")
+    if len(items) > MAX_GPUS:
+        raise ValueError(f"names more than {MAX_GPUS} IMEX channels")
     return tuple(sorted({integer(item, 0, MAX_CHANNEL) for item in items}))
 
 
-def cards(text: str) -> int:
-    """A number of cards, in systems that have no `all`."""
-    return integer(text, 1, MAX_CARDS)
+def gpu_count(text: str) -> int:
+    """A number of GPUs, in systems that have no `all`."""
+    return integer(text, 1, MAX_GPUS)
 
 
 def cores(text: str) -> Several:
-    """A share of one card in per cent, or whole cards as 100, 200, ...: what each of the two asks for."""
-    number = integer(text, 1, 100 * MAX_CARDS)
+    """A share of one GPU in per cent, or whole GPUs as 100, 200, ...: what each of the two asks for."""
+    number = integer(text, 1, 100 * MAX_GPUS)
     if number < 100:
         return Several(compute=number)
     if number % 100:
-        raise ValueError("is above 100 and no multiple of it; below 100 is a share, 200 are two cards")
+        raise ValueError("is above 100 and no multiple of it; below 100 is a share, 200 are two GPUs")
     return Several(gpus=number // 100, exclusive=True)
 
 

@@ -13,11 +13,11 @@ from oci_hook.core.layout import NVIDIA_MAJOR
 FOLDER = "/dev/char"
 
 
-def nodes(cards: Inventory) -> list[tuple[str, int, int]]:
+def nodes(gpus: Inventory) -> list[tuple[str, int, int]]:
     """(path, major, minor) of every node that containers may be given."""
-    wanted = [(f"/dev/nvidia{card.minor}", NVIDIA_MAJOR, card.minor) for card in cards.cards]
-    wanted += [(device.path, device.major, device.minor) for device in cards.control]
-    wanted += [(node.path, node.major, node.minor) for node in cards.nodes]
+    wanted = [(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor) for gpu in gpus.gpus]
+    wanted += [(device.path, device.major, device.minor) for device in gpus.control]
+    wanted += [(node.path, node.major, node.minor) for node in gpus.nodes]
     return list(dict.fromkeys(wanted))
 
 
@@ -29,15 +29,15 @@ def is_device(path: str, major: int, minor: int) -> bool:
     return stat.S_ISCHR(st.st_mode) and st.st_rdev == os.makedev(major, minor)
 
 
-def missing(cards: Inventory) -> list[tuple[str, str]]:
+def missing(gpus: Inventory) -> list[tuple[str, str]]:
     """(node, link) of nodes that are there and have no link."""
-    found = ((path, f"{FOLDER}/{major}:{minor}", major, minor) for path, major, minor in nodes(cards))
+    found = ((path, f"{FOLDER}/{major}:{minor}", major, minor) for path, major, minor in nodes(gpus))
     return [(path, link) for path, link, *number in found if is_device(path, *number) and not is_device(link, *number)]
 
 
-def make(cards: Inventory) -> None:
-    """Make the missing links of real cards. Where that is not possible, `doctor` says so."""
-    for path, link in () if cards.simulated else missing(cards):
+def make(gpus: Inventory) -> None:
+    """Make the missing links of real GPUs. Where that is not possible, `doctor` says so."""
+    for path, link in () if gpus.simulated else missing(gpus):
         try:
             os.makedirs(FOLDER, exist_ok=True)
             os.symlink(os.path.relpath(path, FOLDER), link)

@@ -1,6 +1,8 @@
-"""Measures what one process's context takes of each card and prints it as JSON; a program of its own: drivers hang.
+"""Measures what one process's context takes of each GPU and prints it as JSON; a program of its own: drivers hang.
 
-usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.context_memory LIBCUDA    (see discovery/nvml_gpus.py for LD_PRELOAD)
+usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.context_memory LIBCUDA
+
+discovery/nvml_gpus.py says what LD_PRELOAD is for.
 """
 
 import ctypes
@@ -15,7 +17,7 @@ ROUNDS = 3  # by difference: a neighbour who allocates meanwhile spoils one roun
 
 
 def by_process(handle: Any) -> int:
-    """What NVML says that this process has on the card: bytes, 0 where it says nothing of it.
+    """What NVML says that this process has on the GPU: bytes, 0 where it says nothing of it.
 
     It knows no process of another PID namespace, and on some systems no process's memory.
     """
@@ -39,7 +41,7 @@ def with_context(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> tuple[int, int
 
 
 def measure(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> int:
-    """Bytes of one context; 0 where it cannot be measured, as on a card that is full or held by one process."""
+    """Bytes of one context; 0 where it cannot be measured, as on a GPU that is full or held by one process."""
     differences = []
     for _ in range(ROUNDS):
         own, difference = with_context(cuda, ordinal, handle)

@@ -40,8 +40,8 @@ BINARY_PLACES = (
 )
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
-# The names that NVIDIA's own container toolkit hands to containers per capability. OpenCL and VDPAU reach the card
-# without libcuda, as graphics do: for whole cards alone. Left out: the MPS programs, which would be one server for
+# The names that NVIDIA's own container toolkit hands to containers per capability. OpenCL and VDPAU reach the GPU
+# without libcuda, as graphics do: for whole GPUs alone. Left out: the MPS programs, which would be one server for
 # clients with limits of their own.
 LIBRARIES = {
     "utility": ("nvidia-ml", "nvidia-cfg", "nvidia-nscq"),

@@ -7,7 +7,7 @@ driver's version) are what they were. Everything else is GH-301, and the contain
 import os
 
 from oci_hook.config.settings import Settings
-from oci_hook.core.inventory import Card, CardNode, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import INVENTORY
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
@@ -47,7 +47,7 @@ def load(settings: Settings) -> Inventory:
                 "GH-302", f"{mark[0][:150]} is gone; install or load the driver again, {_look_again(settings)}"
             )
         if now != mark:
-            raise _stale(settings, f"{mark[0]} changed since the cards were listed")
+            raise _stale(settings, f"{mark[0]} changed since the GPUs were listed")
     return inventory
 
 
@@ -119,10 +119,10 @@ def _to_data(inventory: Inventory) -> "dict[str, Any]":
 def _from_data(data: "Any") -> Inventory:
     if data.pop("format") != FORMAT:
         raise ValueError("written by another version of gpu-hook")
-    data["cards"] = tuple(Card(**card) for card in data["cards"])
+    data["gpus"] = tuple(Gpu(**gpu) for gpu in data["gpus"])
     data["control"] = tuple(DeviceFile(**file) for file in data["control"])
     data["files"] = tuple(DriverFile(**{**file, "names": tuple(file["names"])}) for file in data["files"])
-    data["nodes"] = tuple(CardNode(**node) for node in data.get("nodes") or ())
+    data["nodes"] = tuple(GpuNode(**node) for node in data.get("nodes") or ())
     data["links"] = tuple(tuple(link) for link in data["links"])
     data["stamp"] = tuple(tuple(mark) for mark in data["stamp"])
     return Inventory(**data)

@@ -1,4 +1,4 @@
-"""Asks NVML for the cards and prints them as JSON. Run as a program of its own by `discover`, because NVML may hang.
+"""Asks NVML for the GPUs and prints them as JSON. Run as a program of its own by `discover`, because NVML may hang.
 
 The library is the one named in LD_PRELOAD: nvidia-ml-py opens "libnvidia-ml.so.1", and the loader then hands out the
 library of that soname that is loaded already.
@@ -28,15 +28,15 @@ def memory_mib(handle: Any) -> int:
 
 
 def is_split(handle: Any) -> bool:
-    """Whether the card is in MIG mode: then it can be used by its parts alone."""
+    """Whether the GPU is in MIG mode: then it can be used by its parts alone."""
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-    except pynvml.NVMLError:  # not a card that knows MIG
+    except pynvml.NVMLError:  # not a GPU that knows MIG
         return False
 
 
-def mig_devices(handle: Any, card: dict[str, Any]) -> list[dict[str, Any]]:
-    """The card's MIG devices, with the ids of their GPU and compute instances. Profiles may leave numbers out."""
+def mig_devices(handle: Any, gpu: dict[str, Any]) -> list[dict[str, Any]]:
+    """The GPU's MIG devices, with the ids of their GPU and compute instances. Profiles may leave numbers out."""
     found = []
     for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -45,11 +45,11 @@ def mig_devices(handle: Any, card: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         found.append(
             {
-                **card,
+                **gpu,
                 "uuid": text(pynvml.nvmlDeviceGetUUID(mig)),
                 "memory_mib": memory_mib(mig),
                 "name": text(pynvml.nvmlDeviceGetName(mig)),
-                "parent": card["uuid"],
+                "parent": gpu["uuid"],
                 "instance": i,
                 "gi": pynvml.nvmlDeviceGetGpuInstanceId(mig),
                 "ci": pynvml.nvmlDeviceGetComputeInstanceId(mig),
@@ -77,11 +77,11 @@ def main() -> int:
     except pynvml.NVMLError as e:
         json.dump({"error": str(e), "code": getattr(e, "value", 0)}, sys.stdout)
         return 0
-    cards, handles, uuids, error = [], [], [], pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    gpus, handles, uuids, error = [], [], [], pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
     for i in range(pynvml.nvmlDeviceGetCount()):
         try:
             h = pynvml.nvmlDeviceGetHandleByIndex(i)
-            card = {
+            gpu = {
                 "uuid": text(pynvml.nvmlDeviceGetUUID(h)),
                 "index": i,
                 "minor": pynvml.nvmlDeviceGetMinorNumber(h),
@@ -89,12 +89,12 @@ def main() -> int:
                 "name": text(pynvml.nvmlDeviceGetName(h)),
                 "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
             }
-            cards += mig_devices(h, card) if is_split(h) else [card]
+            gpus += mig_devices(h, gpu) if is_split(h) else [gpu]
         except pynvml.NVMLError as e:  # it has fallen off the bus: the others are there
             error = e
             continue
         handles.append(h)
-        uuids.append(card["uuid"])
+        uuids.append(gpu["uuid"])
     if not handles:
         json.dump({"error": str(error), "code": error.value}, sys.stdout)
         return 0
@@ -105,7 +105,7 @@ def main() -> int:
             if near is not None:
                 links.append([uuids[j], uuids[i], near])
     version = text(pynvml.nvmlSystemGetDriverVersion())
-    json.dump({"driver_version": version, "cards": cards, "links": links}, sys.stdout)
+    json.dump({"driver_version": version, "gpus": gpus, "links": links}, sys.stdout)
     return 0
 
 

@@ -1,11 +1,11 @@
-"""Tries what a card's driver offers for preemption and prints what happens; a program of its own: drivers hang.
+"""Tries what a GPU's driver offers for preemption and prints what happens; a program of its own: drivers hang.
 
-usage: python -m oci_hook.discovery.tier_probe LIBCUDA          one line of JSON per part: {"memops": ...}, {"groups": ...}
-       python -m oci_hook.discovery.tier_probe LIBCUDA load     a program that keeps the card busy; told what to do on
-                                                            standard input (see `load`)
+usage: python -m oci_hook.discovery.tier_probe LIBCUDA       one line of JSON per part: {"memops": ...}, {"groups": ...}
+       python -m oci_hook.discovery.tier_probe LIBCUDA load  a program that keeps the GPU busy; told what to do on
+                                                         standard input (see `load`)
 
-The card is the first of CUDA_VISIBLE_DEVICES. Only streams and channel groups of its own are held or changed.
-core/tiers.py says what the answers mean. Numbers and names are the CUDA driver API's. Times are the card's: a simulated
+The GPU is the first of CUDA_VISIBLE_DEVICES. Only streams and channel groups of its own are held or changed.
+core/tiers.py says what the answers mean. Numbers and names are the CUDA driver API's. Times are the GPU's: a simulated
 one may be slowed down.
 """
 
@@ -27,10 +27,10 @@ ATTRIBUTES = (92, 122)  # CAN_USE_STREAM_MEM_OPS before CUDA 12, CAN_USE_64_BIT_
 ROUNDS = 15
 PATIENCE = 10.0  # seconds for anything that should take milliseconds
 KERNEL_NS, QUEUED = 500_000, 8
-WINDOW, WINDOW_OF_CARD = 0.3, 0.06  # seconds of a throughput, at least; and of card time
+WINDOW, WINDOW_OF_GPU = 0.3, 0.06  # seconds of a throughput, at least; and of GPU time
 SHORT_US, LONG_US = 256, 4096
 SLICE_US, OFF = 1, 2  # of gpuHookSimulatedTsgControl
-# Spins until the card's clock has moved on by its parameter; a simulated driver reads the comment instead.
+# Spins until the GPU's clock has moved on by its parameter; a simulated driver reads the comment instead.
 KERNEL = b""".version 6.3
 .target %s
 .address_size 64
@@ -54,7 +54,7 @@ class Failed(Exception):
 
 
 class Cuda:
-    """A context on the card, current in the calling thread."""
+    """A context on the GPU, current in the calling thread."""
 
     def __init__(self, library: str) -> None:
         self.api = ctypes.CDLL(library)
@@ -108,7 +108,7 @@ class Cuda:
         return not code
 
     def scale(self) -> int:
-        """How many times as long as it says this card takes for everything."""
+        """How many times as long as it says this GPU takes for everything."""
         value = c_uint(1)
         if hasattr(self.api, "gpuHookSimulatedTimeScale"):
             self.call("gpuHookSimulatedTimeScale", self.device, byref(value))
@@ -116,7 +116,7 @@ class Cuda:
 
 
 class Words:
-    """Host memory that the card can read and write: 32-bit words."""
+    """Host memory that the GPU can read and write: 32-bit words."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -145,10 +145,10 @@ class Neighbour:
         self.process.stdin.write(what.encode() + b"\n")
         self.process.stdin.flush()
         if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
-            raise Failed(f"a program that keeps the card busy does not answer {what}")
+            raise Failed(f"a program that keeps the GPU busy does not answer {what}")
         words = self.process.stdout.readline().split()
         if not words:
-            raise Failed("a program that keeps the card busy ended")
+            raise Failed("a program that keeps the GPU busy ended")
         return [int(word) for word in words]
 
     def end(self) -> None:
@@ -185,7 +185,7 @@ def load(cuda: Cuda, commands: IO[str]) -> None:
 
 def rates(loads: "list[Neighbour]", scale: int) -> list[float]:
     """Kernels a second of each during the same while, once things have settled."""
-    window = max(WINDOW, WINDOW_OF_CARD * scale)
+    window = max(WINDOW, WINDOW_OF_GPU * scale)
     time.sleep(window / 2)
     before = [one.tell("count") for one in loads]
     time.sleep(window)

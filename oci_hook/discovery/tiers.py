@@ -1,6 +1,6 @@
-"""What each card's driver can do for preemption, as probed: STATE/tiers.json, written by `gpu-hook gpus --probe`.
+"""What each GPU's driver can do for preemption, as probed: STATE/tiers.json, written by `gpu-hook gpus --probe`.
 
-A finding holds for a card, a driver version and a boot; whatever else is in the file, or is damaged, counts as not
+A finding holds for a GPU, a driver version and a boot; whatever else is in the file, or is damaged, counts as not
 probed, which costs nothing but speed. Loaded at container starts only where there is such a file.
 """
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oci_hook.config.settings import Settings
-    from oci_hook.core.inventory import Card, Inventory
+    from oci_hook.core.inventory import Gpu, Inventory
 
 FORMAT = 1
 MAX_SIZE = 1 << 20
-SECONDS = 90.0  # of a card's probe: two programs that start on it, and half a dozen measurements of a second
+SECONDS = 90.0  # of a GPU's probe: two programs that start on it, and half a dozen measurements of a second
 
 
 def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, Any]]":
-    """What was seen of each probed card, by UUID; with "bits", the judgement of it."""
+    """What was seen of each probed GPU, by UUID; with "bits", the judgement of it."""
     path = f"{settings.state_dir}/{TIERS}"
     try:
         st = os.stat(path)
@@ -34,28 +34,28 @@ def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, A
         data = fastjson.loads(read_file(path, MAX_SIZE))
         if (data["format"], data["boot_id"]) != (FORMAT, inventory.boot_id):
             return {}
-        known = {card.uuid for card in inventory.cards}
-        found = {u: c for u, c in data["cards"].items() if u in known and c["driver"] == inventory.driver_version}
-        return {uuid: {**card, "bits": tiers.judge(card)} for uuid, card in found.items()}
+        known = {gpu.uuid for gpu in inventory.gpus}
+        found = {u: c for u, c in data["gpus"].items() if u in known and c["driver"] == inventory.driver_version}
+        return {uuid: {**gpu, "bits": tiers.judge(gpu)} for uuid, gpu in found.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
 def usable(settings: "Settings", inventory: "Inventory") -> dict[str, int]:
-    """Bits for the card page, by UUID: found to work, and not kept from containers by the settings."""
+    """Bits for the GPU page, by UUID: found to work, and not kept from containers by the settings."""
     let = tiers.LET[settings.rules.channel_groups]
-    return {uuid: card["bits"] & let for uuid, card in load(settings, inventory).items()}
+    return {uuid: gpu["bits"] & let for uuid, gpu in load(settings, inventory).items()}
 
 
 def save(settings: "Settings", inventory: "Inventory", seen: "dict[str, dict[str, Any]]") -> None:
     """Add these findings to those that still hold. Raises NodeError GH-303."""
-    cards = {uuid: {k: v for k, v in card.items() if k != "bits"} for uuid, card in load(settings, inventory).items()}
-    cards.update({uuid: {**what, "driver": inventory.driver_version} for uuid, what in seen.items()})
-    put_file(settings, TIERS, {"format": FORMAT, "boot_id": inventory.boot_id, "cards": cards})
+    gpus = {uuid: {k: v for k, v in gpu.items() if k != "bits"} for uuid, gpu in load(settings, inventory).items()}
+    gpus.update({uuid: {**what, "driver": inventory.driver_version} for uuid, what in seen.items()})
+    put_file(settings, TIERS, {"format": FORMAT, "boot_id": inventory.boot_id, "gpus": gpus})
 
 
-def probe(inventory: "Inventory", card: "Card", seconds: float = SECONDS) -> "dict[str, Any]":
-    """Try the card, in programs that are killed after that time; what they did not come to say is missing."""
+def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict[str, Any]":
+    """Try the GPU, in programs that are killed after that time; what they did not come to say is missing."""
     import signal
     import subprocess
     import sys
@@ -66,7 +66,7 @@ def probe(inventory: "Inventory", card: "Card", seconds: float = SECONDS) -> "di
     seen: dict[str, Any] = {}
     package = str(Path(__file__).resolve().parents[2])
     env = {**environment(inventory.driver_root)[0], "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
-    env["CUDA_VISIBLE_DEVICES"] = card.uuid
+    env["CUDA_VISIBLE_DEVICES"] = gpu.uuid
     process = subprocess.Popen(
         [sys.executable, "-m", "oci_hook.discovery.tier_probe", inventory.libcuda],
         env=env,

@@ -76,7 +76,7 @@ def refuse_while_held(state_dir: str) -> None:
 
 def empty(prefix: str, state_dir: str) -> None:
     """Take away what an install has in its state directory, and the directory where nothing else is in it. Simulated
-    cards stay: a driver root leads to them. Raises SettingsError GH-504."""
+    GPUs stay: a driver root leads to them. Raises SettingsError GH-504."""
     try:
         slot_files.drop(state_dir)
     except OSError as e:

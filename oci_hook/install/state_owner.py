@@ -1,7 +1,7 @@
 """Whose state directory it is: STATE/owner names the prefix of the one install that may write and empty it.
 
 Not for the hot path: it is looked at when settings are compiled, and written by `install`, `sim up` and whoever lists
-the cards, without which no container starts after a reboot has emptied the directory. An install that is gone, or has
+the GPUs, without which no container starts after a reboot has emptied the directory. An install that is gone, or has
 another state directory now, owns nothing.
 """
 
@@ -88,8 +88,8 @@ def claim(prefix: str, state_dir: str) -> None:
         if os.stat(state_dir).st_mode & 0o077 and set(os.listdir(state_dir)) <= OURS:
             os.chmod(state_dir, 0o700)  # 0.1.0's `sim up` made it 0755; what containers write to is in it
     except OSError as e:
-        mend = MENDS.get(e.errno or 0, "choose another state_dir, on tmpfs")
-        raise refuse("GH-303", f"{str(e.filename or state_dir)[:150]}: {e.strerror}; {mend}") from None
+        fix = MENDS.get(e.errno or 0, "choose another state_dir, on tmpfs")
+        raise refuse("GH-303", f"{str(e.filename or state_dir)[:150]}: {e.strerror}; {fix}") from None
 
 
 def release(prefix: str, state_dir: str) -> None:

@@ -429,8 +429,8 @@ static bool wanted(const char *bundle)
 	bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
 		       says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
 	if (g.standalone)
-		return asked && !sandbox; /* skipped means: no card */
-	/* Here skipped would mean: a card without limits. */
+		return asked && !sandbox; /* skipped means: no GPU */
+	/* Here skipped would mean: a GPU without limits. */
 	bool served = any_of(t, nvidia_asks) || find(t, "\\");
 	return served || (asked && !sandbox);
 }

@@ -47,7 +47,7 @@ def admit(
     still waits for its container. tell: record in the node's events that there was no room; not, where another stage of
     the same container will.
 
-    GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a card of another install, GH-407 the key is held
+    GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a GPU of another install, GH-407 the key is held
     by a living container. A grant of the same key that nothing lives by any more is replaced.
     """
     return admit_on(load(settings), request, who, life, settings, instead_of, tell)
@@ -66,7 +66,7 @@ def admit_on(
     if not valid_id(who.id):
         raise refuse("GH-105", f"container id {who.id[:60]} is not valid: no runtime would take it; choose another")
     key = store.grant_key(who.root, who.id)
-    scales = {card.uuid: card.time_scale for card in inventory.cards}
+    scales = {gpu.uuid: gpu.time_scale for gpu in inventory.gpus}
     tiers = _tiers(settings, inventory)  # before the node's lock, which others wait for
     bounds = _bounds(settings) if request.preempt_tolerance is not None else ()
     for seconds in (QUICK, PATIENT):
@@ -95,7 +95,7 @@ def admit_on(
                 tolerance=request.preempt_tolerance or 0,
                 imex_channels=request.imex_channels,
             )
-            real = tuple(s.uuid for s in grant.shares if not inventory.card(s.uuid).simulated)
+            real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
             with Claims(real, settings.state_dir):
                 store.at("claimed")
                 ledger.put(grant, policy_page(grant, inventory), scales, tiers)

@@ -1,7 +1,7 @@
-"""One install per real card: /run/gpu-hook-claims/UUID names the state directory whose ledger may book the card.
+"""One install per real GPU: /run/gpu-hook-claims/UUID names the state directory whose ledger may book the GPU.
 
 The file's flock is held from the look at the other install's ledger until our own grant is committed: no two installs
-can both find the other one idle. A claim needs no release; it lapses when its ledger has no living grant on the card.
+can both find the other one idle. A claim needs no release; it lapses when its ledger has no living grant on the GPU.
 An uninstall takes its own away.
 """
 
@@ -16,7 +16,7 @@ CLAIMS = "/run/gpu-hook-claims"  # not below /run/lock, where every user of the 
 
 
 class Claims:
-    """`with Claims(uuids, state_dir):` the cards stay ours at least until the block ends, and then while we use them.
+    """`with Claims(uuids, state_dir):` the GPUs stay ours at least until the block ends, and then while we use them.
 
     Raises NodeError GH-304 when another install has living grants on one, GH-303 when that cannot be found out.
     """
@@ -55,8 +55,8 @@ class Claims:
         if owner and _books(owner, uuid):
             raise refuse(
                 "GH-304",
-                f"card {uuid} is in use by the install with state directory {owner[:100]}; stop its containers there,"
-                " or use another card",
+                f"GPU {uuid} is in use by the install with state directory {owner[:100]}; stop its containers there,"
+                " or use another GPU",
             )
         os.ftruncate(fd, 0)
         os.pwrite(fd, os.fsencode(self._owner), 0)

@@ -1,5 +1,5 @@
-"""Tell containers what ledger/tell.py has for them. Without the ledger's lock: what a tenant does to a file that it sees
-costs this delivery time, and nobody else's start, `ps` or change."""
+"""Writes the messages of ledger/tell.py into the files that containers see, without the ledger's lock: a tenant that
+holds such a file delays this delivery, and no other container's start, `ps` or change."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ PAGE_FILE = "policy"
 
 
 def page_file(state_dir: str, key: str) -> str:
-    """The file that the container of this grant sees: the policy page, and after it the card pages of its cards."""
+    """The file that the container of this grant sees: the policy page, and after it the GPU pages of its GPUs."""
     return f"{state_dir}/{PAGES_DIR}/{key}/{PAGE_FILE}"
 
 
@@ -46,7 +46,7 @@ def deliver(state_dir: str, mine: "Iterable[str]", at: "Callable[[str], None]") 
 
 def _lock(state_dir: str, name: str) -> str:
     """Of what all pages that are written for this message have in common."""
-    if not name.startswith(tell.CARD):
+    if not name.startswith(tell.GPU):
         name = (tell.private(name)[1] and tell.said(state_dir, name).decode("ascii", "replace")) or tell.POLICIES
     return f"{tell.folder(state_dir)}/{name}{tell.LOCK}"
 
@@ -57,8 +57,8 @@ def _deliver(state_dir: str, name: str, at: "Callable[[str], None]") -> set[str]
     if message is None:  # another delivery took it along
         return set()
     late = set()
-    if name.startswith(tell.CARD):
-        late = _tell_card(state_dir, name, message, at)
+    if name.startswith(tell.GPU):
+        late = _tell_gpu(state_dir, name, message, at)
     else:
         key, number = tell.private(name)
         page = tell.delivered(state_dir, message.decode("ascii", "replace"))[:SIZE] if number else message
@@ -69,15 +69,15 @@ def _deliver(state_dir: str, name: str, at: "Callable[[str], None]") -> set[str]
     return late
 
 
-def _tell_card(state_dir: str, name: str, message: bytes, at: "Callable[[str], None]") -> set[str]:
+def _tell_gpu(state_dir: str, name: str, message: bytes, at: "Callable[[str], None]") -> set[str]:
     page, whom = slot_files.parse(message)
-    slot_files.set_slots(state_dir, name[len(tell.CARD) :], tell.delivered(state_dir, name)[:SIZE], page)
+    slot_files.set_slots(state_dir, name[len(tell.GPU) :], tell.delivered(state_dir, name)[:SIZE], page)
     at("slots")
     late = set()
     for key, number in whom:
         if not slot_files.write_page(page_file(state_dir, key), number, page):
-            # Later for it alone, as it is on this card then: the others need not hear it again.
+            # Later for it alone, as it is on this GPU then: the others need not hear it again.
             tell.say(state_dir, f"{key}-{number}", name.encode())
             late.add(key)
-        at("card page")
+        at("GPU page")
     return late

@@ -51,7 +51,7 @@ def refused(
     """A container was not made. request: what it asked for, where that was understood."""
     more = {}
     if request is not None:
-        more["request"] = {**request.fields(), "cards": [card.fields() for card in request.cards]}
+        more["request"] = {**request.fields(), "gpus": [gpu.fields() for gpu in request.gpus]}
     lines = [str(p) for p in problems[:5]]
     record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], lines=lines, **more)
 
@@ -75,7 +75,7 @@ def short(id: str) -> str:
 
 
 def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
-    """A share is changed while its container runs: MiB by card, as it was and is; changes: all of it, for people."""
+    """A share is changed while its container runs: MiB by GPU, as it was and is; changes: all of it, for people."""
     before, after = ([[s.uuid, s.memory_mib] for s in g.shares] for g in (grant, new))
     told = []
     for old, now in zip(grant.shares, new.shares, strict=True):

@@ -1,10 +1,10 @@
-"""What the containers of a card share, on the host, and what each of them is told of it.
+"""What the containers of a GPU share, on the host, and what each of them is told of it.
 
-STATE/share/UUID/slot/NN  a file per granted slot on a tmpfs of the card's own, a fresh inode per grant; its container
+STATE/share/UUID/slot/NN  a file per granted slot on a tmpfs of the GPU's own, a fresh inode per grant; its container
                           may write, truncate and grow it at will, the others may read it
-STATE/told/card-UUID      the card page (core/gpu_page.py) as all of them are to see it, and in whose page files
+STATE/told/gpu-UUID      the GPU page (core/gpu_page.py) as all of them are to see it, and in whose page files
 
-The card page follows from the ledger: `say` writes it under the ledger's lock. A delivery (ledger/deliver.py) makes the
+The GPU page follows from the ledger: `say` writes it under the ledger's lock. A delivery (ledger/deliver.py) makes the
 slot files what it says and copies it into the page file of each container, which nobody else sees. The
 tmpfs is mounted on first use; in another mount namespace than the one where that was it is missing (ARCHITECTURE.md).
 """
@@ -12,7 +12,7 @@ tmpfs is mounted on first use; in another mount namespace than the one where tha
 import os
 from errno import ENOSPC, ENOTDIR, ENOTEMPTY
 
-from oci_hook.core.gpu_page import SIZE, SLOT_FILE_SIZE, born, card_page, head, seq_of, tiers_of
+from oci_hook.core.gpu_page import SIZE, SLOT_FILE_SIZE, born, gpu_page, head, seq_of, tiers_of
 from oci_hook.core.layout import PAGE_UID, SHARE_STATE, SLOT_DIR, slot_file
 from oci_hook.core.pages import SEQ_OFFSET
 from oci_hook.errors import refuse
@@ -31,7 +31,7 @@ TRIES = 20
 
 
 def folder(state_dir: str, uuid: str) -> str:
-    """The card's tmpfs."""
+    """The GPU's tmpfs."""
     return f"{state_dir}/{SHARE_STATE}/{uuid}"
 
 
@@ -41,14 +41,14 @@ def slot_path(state_dir: str, uuid: str, slot: int) -> str:
 
 
 def say(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int = 0, tiers: int = 0) -> None:
-    """Write down what all containers on the card are to be told. For the holder of the ledger's lock.
+    """Write down what all containers on the GPU are to be told. For the holder of the ledger's lock.
 
     time_scale: 0 keeps what was said of it and of tiers before. Raises OSError.
     """
-    old = tell.said(state_dir, tell.CARD + uuid)[:SIZE]
+    old = tell.said(state_dir, tell.GPU + uuid)[:SIZE]
     _, generation, scale = head(old)
     generation += 1
-    page = card_page(
+    page = gpu_page(
         uuid,
         grants,
         generation,
@@ -56,25 +56,25 @@ def say(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int 
         seq_of(generation),
         tiers if time_scale else tiers_of(old),
     )
-    # Page 0 of a container's page file is its policy page; the card pages follow in the order of its cards.
+    # Page 0 of a container's page file is its policy page; the GPU pages follow in the order of its GPUs.
     whom = [(g.key, 1 + i) for g in grants for i, s in enumerate(g.shares) if s.slot and s.uuid == uuid]
     lines = "".join(f"{key} {n}\n" for key, n in whom)
-    tell.say(state_dir, tell.CARD + uuid, page + lines.encode())
+    tell.say(state_dir, tell.GPU + uuid, page + lines.encode())
 
 
 def page(state_dir: str, uuid: str) -> bytes:
-    """The card page as it was said last; b"" for none. Raises OSError."""
-    return tell.said(state_dir, tell.CARD + uuid)[:SIZE]
+    """The GPU page as it was said last; b"" for none. Raises OSError."""
+    return tell.said(state_dir, tell.GPU + uuid)[:SIZE]
 
 
 def parse(message: bytes) -> tuple[bytes, list[tuple[str, int]]]:
-    """(card page, (key, page number) of each container that is to have it)."""
+    """(GPU page, (key, page number) of each container that is to have it)."""
     lines = [line.split() for line in message[SIZE:].decode("ascii", "replace").splitlines()]
     return message[:SIZE], [(line[0], int(line[1])) for line in lines]
 
 
 def ready(state_dir: str, uuid: str) -> None:
-    """Mount the card's tmpfs unless it is. Raises OSError, NodeError GH-303."""
+    """Mount the GPU's tmpfs unless it is. Raises OSError, NodeError GH-303."""
     top, path = f"{state_dir}/{SHARE_STATE}", folder(state_dir, uuid)
     try:
         above, there = os.lstat(top), os.lstat(path)
@@ -100,8 +100,8 @@ def _mounted(path: str, above: os.stat_result) -> bool:
     return os.lstat(path).st_dev != above.st_dev
 
 
-def cards(state_dir: str) -> list[str]:
-    """The cards that ever were shared here, by UUID."""
+def gpus(state_dir: str) -> list[str]:
+    """The GPUs that ever were shared here, by UUID."""
     try:
         return os.listdir(f"{state_dir}/{SHARE_STATE}")
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def cards(state_dir: str) -> list[str]:
 
 
 def set_slots(state_dir: str, uuid: str, before: bytes, now: bytes) -> None:
-    """Make the slot files what this card page says: fresh ones for grants that were not in the page before, none for
+    """Make the slot files what this GPU page says: fresh ones for grants that were not in the page before, none for
     slots that nobody holds. Where the tmpfs is not mounted and nothing is to be made, nothing is done. Raises OSError,
     NodeError GH-303."""
     old, new = born(before), born(now)
@@ -190,7 +190,7 @@ def drop_slot(state_dir: str, uuid: str, slot: int) -> None:
 
 
 def write_page(path: str, number: int, data: bytes) -> bool:
-    """Put page `number` into a container's page file, which it has mapped, under the page's seqlock (card_page.h);
+    """Put page `number` into a container's page file, which it has mapped, under the page's seqlock (gpu_page.h);
     False where a lease of its own keeps that from it. A file that is gone is told nothing. Raises OSError."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -211,7 +211,7 @@ def write_page(path: str, number: int, data: bytes) -> bool:
 
 
 def preempt_bounds(state_dir: str, grants: "tuple[Grant, ...]") -> "tuple[tuple[str, str, int], ...]":
-    """(grant's key, card's UUID, microseconds) for each container that has published how long it holds the card at most
+    """(grant's key, GPU's UUID, microseconds) for each container that has published how long it holds the GPU at most
     once a higher class has work. A tenant wrote it: it decides where others go, and nothing else."""
     found = []
     for grant in grants:
@@ -245,13 +245,13 @@ def _read(path: str, size: int) -> bytes:
 
 
 def drop(state_dir: str, keep: "tuple[str, ...]" = ()) -> None:
-    """Unmount and remove the folders of all cards but those to keep. Containers that live keep what they have mounted.
+    """Unmount and remove the folders of all GPUs but those to keep. Containers that live keep what they have mounted.
     What is in the way and not ours stays.
 
     Raises OSError.
     """
     top = f"{state_dir}/{SHARE_STATE}"
-    for name in cards(state_dir):
+    for name in gpus(state_dir):
         if name in keep:
             continue
         path = f"{top}/{name}"

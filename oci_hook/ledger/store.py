@@ -1,4 +1,4 @@
-"""The ledger on disk: who holds what on this node's cards.
+"""The ledger on disk: who holds what on this node's GPUs.
 
 STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
 STATE/ledger/KEY.json    a grant; comes into being by rename, so it is there wholly or not at all
@@ -17,7 +17,7 @@ sources as a user namespace's root. Such a runtime must still have been handed t
 import fcntl
 import os
 
-from oci_hook.core.gpu_page import SIZE as CARD_PAGE_SIZE
+from oci_hook.core.gpu_page import SIZE as GPU_PAGE_SIZE
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.layout import LEDGER_DIR, PAGE_UID, PAGES_DIR, TOLD_DIR
 from oci_hook.core.pages import SIZE, amended
@@ -138,7 +138,7 @@ class Ledger:
         """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large. The
         end of the transaction tells its containers, and may raise GH-303 as well; then it is not committed either.
 
-        time_scales: of simulated cards, by UUID; 1 for others. tiers: bits that their containers may use, likewise; 0.
+        time_scales: of simulated GPUs, by UUID; 1 for others. tiers: bits that their containers may use, likewise; 0.
         """
         data = encode(grant)
         if len(data) > GRANT_MAX:
@@ -151,8 +151,8 @@ class Ledger:
             os.chmod(folder, 0o755)  # whatever the umask: a runtime in a user namespace opens the page
             at("page folder")
             _write(f"{folder}/{SAID_FILE}", page, 0o600)
-            cards = [i for i, held in enumerate(grant.shares) if held.slot]
-            room = bytes(CARD_PAGE_SIZE * (1 + cards[-1])) if cards else b""  # its card pages are written when told
+            gpus = [i for i, held in enumerate(grant.shares) if held.slot]
+            room = bytes(GPU_PAGE_SIZE * (1 + gpus[-1])) if gpus else b""  # its GPU pages are written when told
             _write(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
             at("page")
             self._begin()  # a creator that is killed after this may still be seen alive by the next transaction
@@ -252,7 +252,7 @@ class Ledger:
             self._unclear = True
             for grant in living:
                 self._amend(grant)
-            self._say(self.grants, [*tell.cards(there), *(held.uuid for grant in living for held in shared(grant))])
+            self._say(self.grants, [*tell.gpus(there), *(held.uuid for grant in living for held in shared(grant))])
         else:
             self._say(self.grants, [held.uuid for grant in dead for held in shared(grant)])
         self._done()
@@ -278,12 +278,12 @@ class Ledger:
         time_scales: "dict[str, int] | None" = None,
         tiers: "dict[str, int] | None" = None,
     ) -> None:
-        """What the containers of these cards are to be told. time_scales, tiers: as in `put`; None keeps them."""
+        """What the containers of these GPUs are to be told. time_scales, tiers: as in `put`; None keeps them."""
         for uuid in dict.fromkeys(uuids):
             scale = 0 if time_scales is None else time_scales.get(uuid, 1)
             slot_files.say(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
-            self._said.append(tell.CARD + uuid)
-            at("card said")
+            self._said.append(tell.GPU + uuid)
+            at("GPU said")
 
     def _amend(self, grant: Grant) -> None:
         """Bring the policy page in line with the grant, if it is not."""
@@ -389,7 +389,7 @@ def forget(state_dir: str, key: str) -> bool:
 
 
 def shared(grant: Grant) -> list[Share]:
-    """The grant's shares on cards that are shared out in time."""
+    """The grant's shares on GPUs that are shared out in time."""
     return [held for held in grant.shares if held.slot]
 
 

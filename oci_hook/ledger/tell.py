@@ -11,7 +11,7 @@ STATE/told/NAME.telling  what is going out; a crash leaves it, and the next deli
 STATE/told/NAME.lock     flock of the one who delivers it; policies.lock: for all policy pages
 STATE/told/unclear       a transaction changed grants, and may not have said so: the next one says everything anew
 
-NAME: card-UUID, for all containers on a card; KEY-N, for page N of one container's page file alone.
+NAME: GPU-UUID, for all containers on a GPU; KEY-N, for page N of one container's page file alone.
 """
 
 import os
@@ -19,7 +19,7 @@ import os
 from oci_hook.core.layout import TOLD_DIR
 from oci_hook.ledger.life import read_file
 
-CARD = "card-"
+GPU = "gpu-"
 NEW, TELLING, LOCK, TEMPORARY = ".new", ".telling", ".lock", ".tmp"
 UNCLEAR = "unclear"
 POLICIES = "policies"
@@ -83,10 +83,10 @@ def begin(state_dir: str, name: str) -> bytes | None:
 
 
 def end(state_dir: str, name: str) -> None:
-    """What `begin` gave went out. A card's message is kept, to compare the next one with. Raises OSError."""
+    """What `begin` gave went out. A GPU's message is kept, to compare the next one with. Raises OSError."""
     path = f"{folder(state_dir)}/{name}"
     try:
-        if name.startswith(CARD):
+        if name.startswith(GPU):
             os.rename(path + TELLING, path)
         else:
             os.unlink(path + TELLING)
@@ -103,16 +103,16 @@ def names(state_dir: str) -> list[str]:
 
 
 def pending(there: list[str]) -> list[str]:
-    """The names of messages that have not gone out, among the folder's files; cards first."""
+    """The names of messages that have not gone out, among the folder's files; GPUs first."""
     found = {name.removesuffix(end) for name in there for end in (NEW, TELLING) if name.endswith(end)}
-    return sorted(found, key=lambda name: (not name.startswith(CARD), name))
+    return sorted(found, key=lambda name: (not name.startswith(GPU), name))
 
 
-def cards(there: list[str]) -> list[str]:
-    """The UUIDs of all cards of which ever was said anything."""
+def gpus(there: list[str]) -> list[str]:
+    """The UUIDs of all GPUs of which ever was said anything."""
     ends = (NEW, TELLING, LOCK, TEMPORARY)
     plain = {next((name.removesuffix(e) for e in ends if name.endswith(e)), name) for name in there}
-    return sorted(name[len(CARD) :] for name in plain if name.startswith(CARD))
+    return sorted(name[len(GPU) :] for name in plain if name.startswith(GPU))
 
 
 def private(name: str) -> tuple[str, int]:
@@ -126,8 +126,8 @@ def forget(state_dir: str, there: list[str], keep: "set[str] | dict[str, object]
     lock. Raises OSError."""
     for name in there:
         key = name.partition("-")[0]
-        half = name.startswith(CARD) and name.endswith(TEMPORARY)
-        if half or (name not in (UNCLEAR, POLICIES + LOCK) and key != CARD[:-1] and key not in keep):
+        half = name.startswith(GPU) and name.endswith(TEMPORARY)
+        if half or (name not in (UNCLEAR, POLICIES + LOCK) and key != GPU[:-1] and key not in keep):
             try:
                 os.unlink(f"{folder(state_dir)}/{name}")
             except FileNotFoundError:  # it went out just now

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 MAGIC = 0x3154434148474755
 VERSION = 2
 SLOTS = 1024
-MOST_CARDS = 16
+MOST_GPUS = 16
 HEAD = struct.Struct("<QI")
-CARDS_OFFSET = 1024
-CARD = struct.Struct("<QQQQ32x")
+GPUS_OFFSET = 1024
+GPU = struct.Struct("<QQQQ32x")
 OWNERS = struct.Struct(f"<{SLOTS}Q")
 OWNERS_OFFSET = 4096
 STACKS_OFFSET = 12288
@@ -43,7 +43,7 @@ ENTRIES_OFFSET = 20480
 ENTRY = struct.Struct("<QQQQ")  # announce, committed, ack, contexts
 SURCHARGE_OFFSET = 8
 WORD = struct.Struct("<Q")
-SPARES = struct.Struct(f"<{SLOTS * MOST_CARDS}Q")
+SPARES = struct.Struct(f"<{SLOTS * MOST_GPUS}Q")
 SPARES_OFFSET = 544768
 SPARE_SHIFT = 40
 SIZE = 675840
@@ -72,10 +72,10 @@ class DamagedPage(Exception):
 
 
 class Books(Value):
-    """totals, surcharges: bytes per card, in the order of the grant's shares; totals of what lives, and without what
+    """totals, surcharges: bytes per GPU, in the order of the grant's shares; totals of what lives, and without what
     processes keep for their next allocation, which any of them can have. owners: (pid in the container, start time's
     low 31 bits, pid namespace's low 10 bits) of each living process that the shim keeps books for. shares: what each
-    of them has per card, where that was asked for."""
+    of them has per GPU, where that was asked for."""
 
     __slots__ = ("totals", "surcharges", "owners", "shares")
 
@@ -174,8 +174,8 @@ class Account:
         finally:
             os.close(path)
 
-    def read(self, cards: int, shares: bool = False) -> Books | None:
-        """The books of the first `cards` cards; None: the container has none yet. Raises OSError, DamagedPage."""
+    def read(self, gpus: int, shares: bool = False) -> Books | None:
+        """The books of the first `gpus` GPUs; None: the container has none yet. Raises OSError, DamagedPage."""
         try:
             fd = self._open(os.O_RDONLY)
         except OSError as e:
@@ -184,11 +184,11 @@ class Account:
             raise
         try:
             data = os.pread(fd, ENTRIES_OFFSET, 0)
-            kept = os.pread(fd, SPARES.size, SPARES_OFFSET) if lent(data, cards) else b""
+            kept = os.pread(fd, SPARES.size, SPARES_OFFSET) if lent(data, gpus) else b""
             slots, self._took, self._table = slots_of(data), 0.0, None
             dead = [slot for slot in slots if not self._lives(fd, *slot)]
             asked = [slot for slot in slots if shares or slot in dead]
-            entries = {slot: os.pread(fd, ENTRY.size * cards, ENTRIES_OFFSET + 512 * slot[0]) for slot in asked}
+            entries = {slot: os.pread(fd, ENTRY.size * gpus, ENTRIES_OFFSET + 512 * slot[0]) for slot in asked}
             # A slot that another process has by now tells nothing of the one that had it.
             for slot in [slot for slot in dead if os.pread(fd, 8, OWNERS_OFFSET + 8 * slot[0]) != WORD.pack(slot[1])]:
                 dead.remove(slot)
@@ -196,7 +196,7 @@ class Account:
             os.close(fd)
             self._table = None
         self._alive = {slot: known for slot, known in self._alive.items() if slot in slots}
-        return parse(data, cards, kept, dead, entries, slots)
+        return parse(data, gpus, kept, dead, entries, slots)
 
     def _lives(self, fd: int, slot: int, owner: int, stack: int) -> bool:
         """Whether the process that has this slot lives. Who is dead stays so."""
@@ -236,24 +236,24 @@ class Account:
             return process.pid, process.start
         return not self._table.whole
 
-    def surcharge(self, card: int, amount: int) -> None:
+    def surcharge(self, gpu: int, amount: int) -> None:
         """Write how many bytes count beyond the total. Raises OSError, DamagedPage."""
         fd = self._open(os.O_RDWR)
         try:
             if os.fstat(fd).st_size != SIZE or HEAD.unpack(os.pread(fd, HEAD.size, 0)) != (MAGIC, VERSION):
                 raise DamagedPage("it is not of this version, or was cut")
             word = struct.pack("<Q", min(-(-amount // UNIT), VALUE_MAX))
-            os.pwrite(fd, word, CARDS_OFFSET + CARD.size * card + SURCHARGE_OFFSET)
+            os.pwrite(fd, word, GPUS_OFFSET + GPU.size * gpu + SURCHARGE_OFFSET)
         except struct.error:
             raise DamagedPage("it was cut") from None
         finally:
             os.close(fd)
 
 
-def lent(data: bytes, cards: int) -> bool:
+def lent(data: bytes, gpus: int) -> bool:
     """Whether any process may keep idle memory: then `parse` needs the page's bytes from SPARES_OFFSET, too."""
-    whole = min(cards, (len(data) - CARDS_OFFSET) // CARD.size)
-    return any(CARD.unpack_from(data, CARDS_OFFSET + CARD.size * i)[3] for i in range(whole))
+    whole = min(gpus, (len(data) - GPUS_OFFSET) // GPU.size)
+    return any(GPU.unpack_from(data, GPUS_OFFSET + GPU.size * i)[3] for i in range(whole))
 
 
 def slots_of(data: bytes) -> list[tuple[int, int, int]]:
@@ -277,7 +277,7 @@ def who(owner: int) -> Owner:
 
 
 def share(slot: int, total: int, entry: bytes, spare: int) -> int:
-    """What a slot's process uses of a card, in units: gh_slot_use of shim/account.c."""
+    """What a slot's process uses of a GPU, in units: gh_slot_use of shim/account.c."""
     words: tuple[int, ...] = ENTRY.unpack(entry)
     announce, committed, ack, _ = words
     held, tag = committed >> TAG_BITS & VALUE_MAX, announce & TAG_MASK
@@ -289,7 +289,7 @@ def share(slot: int, total: int, entry: bytes, spare: int) -> int:
 
 def parse(
     data: bytes,
-    cards: int,
+    gpus: int,
     kept: bytes = b"",
     dead: "Sequence[tuple[int, int, int]]" = (),
     entries: "Mapping[tuple[int, int, int], bytes] | None" = None,
@@ -302,24 +302,23 @@ def parse(
         return None
     if len(data) < ENTRIES_OFFSET or HEAD.unpack_from(data) != (MAGIC, VERSION):
         raise DamagedPage("it is not of this version, or was cut")
-    words = [CARD.unpack_from(data, CARDS_OFFSET + CARD.size * i) for i in range(cards)]
+    words = [GPU.unpack_from(data, GPUS_OFFSET + GPU.size * i) for i in range(gpus)]
     spares = SPARES.unpack(kept) if len(kept) == SPARES.size else ()
     used = [
-        (w[0] >> VALUE_SHIFT) - sum(spare >> SPARE_SHIFT for spare in spares[i::MOST_CARDS])
-        for i, w in enumerate(words)
+        (w[0] >> VALUE_SHIFT) - sum(spare >> SPARE_SHIFT for spare in spares[i::MOST_GPUS]) for i, w in enumerate(words)
     ]
     shares: dict[Owner, tuple[int, ...]] = {}
     for slot, entry in (entries or {}).items():
-        if len(entry) < ENTRY.size * cards:
+        if len(entry) < ENTRY.size * gpus:
             raise DamagedPage("it was cut")
         own = [
             share(
                 slot[0],
                 words[i][0],
                 entry[ENTRY.size * i : ENTRY.size * (i + 1)],
-                spares[slot[0] * MOST_CARDS + i] if spares else 0,
+                spares[slot[0] * MOST_GPUS + i] if spares else 0,
             )
-            for i in range(cards)
+            for i in range(gpus)
         ]
         if slot in dead:
             used = [n - m for n, m in zip(used, own, strict=True)]

@@ -28,7 +28,7 @@ MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server for cl
 # The verbs of nvidia-cdi-hook that change nothing but what these words say. Others may mount: refused.
 HARMLESS = ("update-ldcache", "chmod", "disable-device-node-modification", "update-application-profile")
 LINKS = "create-symlinks"
-COMPAT = ("enable-cuda-compat", "cudacompat")  # would put the image's libcuda before ours; not for stand-ins
+COMPAT = ("enable-cuda-compat", "cudacompat")  # would put the image's libcuda before ours; not for shims
 # What makes the NVIDIA runtime inject, beside NVIDIA_VISIBLE_DEVICES, which the plan sets.
 MORE_ENV = ("NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH", "NVIDIA_IMEX_CHANNELS")
 NEVER_ENV = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
@@ -184,7 +184,7 @@ def governed_stems(inventory: "Inventory") -> frozenset[str]:
 
 
 def forbidden(name: str, version: str, allowed: frozenset[str]) -> bool:
-    """Whether this file of the driver's would reach a card past the stand-ins."""
+    """Whether this file of the driver's would reach a GPU past the shims."""
     return name in MPS or (_driver_library(name, version) and _stem(name) not in allowed)
 
 
@@ -223,15 +223,15 @@ def _without_nodes(
     spec: "dict[str, Any]", given: "set[tuple[int, int]]", inventory: "Inventory | None", whole: bool
 ) -> "dict[str, Any]":
     """Less the device nodes that are not given, and the rules for exactly these."""
-    cards = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
+    gpus = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
     linux = dict(spec.get("linux") or {})
 
     def goes(node: "dict[str, Any]") -> bool:
         path, number = str(node.get("path")), (node.get("major"), node.get("minor"))
         if number in given:
             return False
-        if number in cards or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
-            return True  # another card, by any name
+        if number in gpus or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
+            return True  # another GPU, by any name
         system = path.startswith(SYSTEM_NODES) and path not in ("/dev/nvidiactl", "/dev/nvidia-uvm")
         return system and (not whole or path.startswith("/dev/nvidia-caps"))  # channels too
 
@@ -250,14 +250,14 @@ def _without_nodes(
             if not (
                 r.get("allow") is True
                 and r.get("type") == "c"
-                and ((r.get("major"), r.get("minor")) in numbers or _other_card(r, given))
+                and ((r.get("major"), r.get("minor")) in numbers or _other_gpu(r, given))
             )
         ]
         linux["resources"] = resources
     return {**spec, "linux": linux}
 
 
-def _other_card(rule: "dict[str, Any]", given: "set[tuple[int, int]]") -> bool:
+def _other_gpu(rule: "dict[str, Any]", given: "set[tuple[int, int]]") -> bool:
     number = (rule.get("major"), rule.get("minor"))
     return number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR) and number not in given
 
@@ -274,7 +274,7 @@ def _stages(spec: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
-    """Its hooks, so that none puts a library where a stand-in is to be; keep: else none at all."""
+    """Its hooks, so that none puts a library where a shim is to be; keep: else none at all."""
     stages = _stages(spec)
     if not any(program(entry) for stage in stages.values() for entry in stage):
         return spec

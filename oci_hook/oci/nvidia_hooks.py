@@ -1,7 +1,7 @@
 """Other programs that would put a driver into the same container: the NVIDIA toolkit's hooks in a config.json.
 
-They run after the runtime has made our mounts, and mount the real driver libraries and every card that the container's
-NVIDIA_VISIBLE_DEVICES names: on top of the stand-ins, past the share. docker --gpus, hooks.d of podman and CRI-O,
+They run after the runtime has made our mounts, and mount the real driver libraries and every GPU that the container's
+NVIDIA_VISIBLE_DEVICES names: on top of the shims, past the share. docker --gpus, hooks.d of podman and CRI-O,
 the NVIDIA runtime and CDI all leave one of these. In mode standalone they are refused; in the others oci/nvidia.py
 narrows them.
 """

@@ -18,7 +18,7 @@ from .frame import Json, run
 REPO = Path(__file__).resolve().parents[2]
 BUILD = REPO / "build" / platform.machine()
 PROBE = BUILD / "sim" / "gpu-probe"
-SCALE = 4  # of a simulated card, in the runs that measure time
+SCALE = 4  # of a simulated GPU, in the runs that measure time
 
 
 class Node:
@@ -40,14 +40,14 @@ class Node:
             root = driver_root.root_of(str(self.prefix))
             self.settings = settings_compile.set_driver_root(str(self.prefix), str(root))
             # the bare runs find the simulated driver so
-            os.environ["GPU_HOOK_SIM_CARDS"] = f"{self.state}/sim/cards"
+            os.environ["GPU_HOOK_SIM_GPUS"] = f"{self.state}/sim/gpus"
         self.inventory = discover.discover(self.settings.driver_root)
         inventory.save(self.settings, self.inventory)
         if simulated:
             os.environ["LD_LIBRARY_PATH"] = os.path.dirname(self.inventory.libcuda)
 
     def close(self) -> None:
-        """Unmount what the cards' sharers shared."""
+        """Unmount what the GPUs' sharers shared."""
         from oci_hook.ledger import slot_files
 
         slot_files.drop(str(self.state))
@@ -105,7 +105,7 @@ def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Calla
 
         def inside(argv: list[str], seconds: float | None = 60) -> Any:
             enter = ["nsenter", "-t", str(init.pid), "-m", "--", "chroot", str(root)]
-            hidden = ("LD_LIBRARY_PATH", "GPU_HOOK_SIM_CARDS")  # the way past the stand-in, and to copies of the cards
+            hidden = ("LD_LIBRARY_PATH", "GPU_HOOK_SIM_GPUS")  # the way past the shim, and to copies of the GPUs
             environment = {k: v for k, v in os.environ.items() if k not in hidden}
             if seconds is None:
                 return subprocess.Popen([*enter, *argv], env=environment, start_new_session=True)
@@ -147,7 +147,7 @@ def inventory(node: Node) -> dict[str, Any]:
         "driver_version": found.driver_version,
         "libcuda": found.libcuda,
         "libnvml": found.libnvml,
-        "cards": [card.fields() for card in found.cards],
+        "gpus": [gpu.fields() for gpu in found.gpus],
         "control": [file.fields() for file in found.control],
         "files": [file.path for file in found.files],
     }
@@ -164,11 +164,11 @@ class Boxes:
         self.options = f"--scale {self.scale}" if simulated else "--spin"
         self.numbers = iter(range(100000))
 
-    def wait(self, card_seconds: float) -> None:
-        time.sleep(card_seconds * self.scale)
+    def wait(self, gpu_seconds: float) -> None:
+        time.sleep(gpu_seconds * self.scale)
 
     @contextlib.contextmanager
-    def tenant(self, card: int, annotations: Json | None, procs: int = 1) -> Iterator[Any]:
+    def tenant(self, gpu: int, annotations: Json | None, procs: int = 1) -> Iterator[Any]:
         """Load generators in a box, or beside all boxes when annotations is None."""
         from load.tenant import Tenant
 

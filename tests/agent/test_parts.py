@@ -28,7 +28,7 @@ from oci_hook.agent.view import Watched, view
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, DeviceFile, Inventory
+from oci_hook.core.inventory import DeviceFile, Gpu, Inventory
 from oci_hook.core.slot_page import Gate
 from oci_hook.discovery import char_links
 from oci_hook.discovery import inventory as cache
@@ -41,8 +41,8 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NASTY = 'x"\\\n\x1b[31m{}\udcff' + "y" * 500
 
 
-def inventory(simulated: bool = True, cards: int = 2, control: tuple[DeviceFile, ...] = ()) -> Inventory:
-    found = tuple(Card(f"GPU-{i}", i, 300 + i, 8192, simulated=simulated) for i in range(cards))
+def inventory(simulated: bool = True, gpus: int = 2, control: tuple[DeviceFile, ...] = ()) -> Inventory:
+    found = tuple(Gpu(f"GPU-{i}", i, 300 + i, 8192, simulated=simulated) for i in range(gpus))
     return Inventory("boot", "550", "/", simulated, found, control, (), "", "")
 
 
@@ -133,11 +133,11 @@ def test_a_full_disk_loses_events_and_the_textfile_stays(tmp_path: Path) -> None
 
 def node(*grants: Grant, **agent: Any) -> dict[str, Any]:
     status = {"state": "ok", "problems": {}, "started": 1.5, **agent}
-    cards = {
-        "GPU-0": sampler.CardSample(5 << 20, 1 << 30, 40, ()),
-        "GPU-1": sampler.CardSample(0, 0, -1, (), "GPU is lost"),
+    gpus = {
+        "GPU-0": sampler.GpuSample(5 << 20, 1 << 30, 40, ()),
+        "GPU-1": sampler.GpuSample(0, 0, -1, (), "GPU is lost"),
     }
-    return view(inventory(), {g.key: g for g in grants}, cards, {g.key: Watched() for g in grants}, (), {}, status)
+    return view(inventory(), {g.key: g for g in grants}, gpus, {g.key: Watched() for g in grants}, (), {}, status)
 
 
 def grant(key: str, id: str, **who: str) -> Grant:
@@ -169,9 +169,9 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     assert found["gpu_hook_create_seconds_bucket", (("le", "0.0025"),)] == 1
     assert found["gpu_hook_create_seconds_bucket", (("le", "5.0"),)] == 2
     assert found["gpu_hook_create_seconds_bucket", (("le", "+Inf"),)] == 3
-    assert found["gpu_hook_card_memory_used_bytes", (("card", "0"), ("uuid", "GPU-0"))] == 5 << 20
-    assert ("gpu_hook_card_memory_used_bytes", (("card", "1"), ("uuid", "GPU-1"))) not in found  # not known is not 0
-    assert found["gpu_hook_card_error", (("card", "1"), ("uuid", "GPU-1"))] == 1
+    assert found["gpu_hook_gpu_memory_used_bytes", (("gpu", "0"), ("uuid", "GPU-0"))] == 5 << 20
+    assert ("gpu_hook_gpu_memory_used_bytes", (("gpu", "1"), ("uuid", "GPU-1"))) not in found  # not known is not 0
+    assert found["gpu_hook_gpu_error", (("gpu", "1"), ("uuid", "GPU-1"))] == 1
     entitled = [v for (name, _), v in found.items() if name == "gpu_hook_container_compute_entitlement_ratio"]
     assert sorted(entitled) == [0, 0, 0, 0.3, 0.3, 0.3]
 
@@ -180,7 +180,7 @@ def test_the_gates_waits_are_a_histogram() -> None:
     held = grant("k", "c")
     watched = Watched()
     watched.told("GPU-0", Gate(waits=(1, 2, 1, *[0] * 11, 3, 4), waited=9.5))
-    watched.told("GPU-1", Gate())  # a stand-in that does not count them
+    watched.told("GPU-1", Gate())  # a shim that does not count them
     status = {"state": "ok", "problems": {}, "started": 1.5}
     text = exposition(view(inventory(), {"k": held}, {}, {"k": watched}, (), {}, status), Counters()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -290,7 +290,7 @@ def test_missing_nodes_and_links_are_made(tmp_path: Path, monkeypatch: pytest.Mo
 # --- NVML's process
 
 
-def sampled(asker: sampler.Sampler, seconds: float = 20) -> dict[str, sampler.CardSample]:
+def sampled(asker: sampler.Sampler, seconds: float = 20) -> dict[str, sampler.GpuSample]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         asker.ask(time.monotonic())
@@ -308,8 +308,8 @@ def test_a_hanging_nvml_is_given_up_and_tried_again(box: Stage, monkeypatch: pyt
     assert not asker.ask(time.monotonic())  # no inventory yet
     asker.use(cache.load(load(str(box.prefix))))
     asker._answer_seconds = 20
-    cards = sampled(asker)
-    assert asker.state == "ok" and len(cards) == 2 and not any(c.error for c in cards.values())
+    gpus = sampled(asker)
+    assert asker.state == "ok" and len(gpus) == 2 and not any(c.error for c in gpus.values())
     asker._answer_seconds = 0.5
     pid = asker.pid
     os.kill(pid, signal.SIGSTOP)  # as in a driver call that does not return
@@ -330,18 +330,18 @@ def test_a_hanging_nvml_is_given_up_and_tried_again(box: Stage, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"{}", b"[]", b"null", b'{"cards":{"a":1},"error":""}', b'{"cards":{"a":{"used":"x"}},"error":""}', b"\xff"],
+    [b"", b"{}", b"[]", b"null", b'{"gpus":{"a":1},"error":""}', b'{"gpus":{"a":{"used":"x"}},"error":""}', b"\xff"],
 )
 def test_an_answer_that_is_none(line: bytes) -> None:
     with pytest.raises(ValueError):
         sampler.parse(line)
 
 
-def test_a_lost_card_is_no_reason_to_lose_the_others() -> None:
-    good = {"used": 1, "total": 2, "gpu": 3, "processes": [[1, None, 4]], "error": "", "at": 5.5, "steady": True}
-    bad = {"used": 0, "total": 0, "gpu": -1, "processes": [], "error": "GPU is lost", "at": 5.5, "steady": False}
-    cards, error = sampler.parse(json.dumps({"cards": {"a": good, "b": bad}, "error": ""}).encode())
-    assert not error and cards["a"].processes == ((1, None, 4),) and sampler.lost(cards["b"].error)
+def test_a_lost_gpu_is_no_reason_to_lose_the_others() -> None:
+    good = {"used": 1, "total": 2, "busy": 3, "processes": [[1, None, 4]], "error": "", "at": 5.5, "steady": True}
+    bad = {"used": 0, "total": 0, "busy": -1, "processes": [], "error": "GPU is lost", "at": 5.5, "steady": False}
+    gpus, error = sampler.parse(json.dumps({"gpus": {"a": good, "b": bad}, "error": ""}).encode())
+    assert not error and gpus["a"].processes == ((1, None, 4),) and sampler.lost(gpus["b"].error)
 
 
 # --- who it was

@@ -12,7 +12,7 @@ import pytest
 
 from oci_hook.apply.image import check_destinations, look, warnings
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Step, make_plan
 from oci_hook.errors import ApplyError, GhError
 
@@ -36,7 +36,7 @@ def plan(facts: ImageFacts) -> tuple[Step, ...]:
         driver_version="550.1",
         driver_root="/",
         simulated=True,
-        cards=(Card("GPU-0", 0, 0, 1000, simulated=True),),
+        gpus=(Gpu("GPU-0", 0, 0, 1000, simulated=True),),
         control=(DeviceFile("/dev/nvidiactl", 195, 255),),
         files=(
             DriverFile(
@@ -131,8 +131,8 @@ def test_nix_programs_look_in_a_folder_of_their_own(rootfs: Path) -> None:
     assert not any("opengl-driver" in d for d in final(checked(rootfs)))
     (rootfs / "nix/store").mkdir(parents=True)
     found = final(checked(rootfs))
-    assert found["/run/opengl-driver/lib/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
-    assert found["/run/opengl-driver/lib/libnvidia-ml.so.1"] == "/opt/g/lib/stand-in/libnvidia-ml.so.1"
+    assert found["/run/opengl-driver/lib/libcuda.so.1"] == "/opt/g/lib/shim/libcuda.so.1"
+    assert found["/run/opengl-driver/lib/libnvidia-ml.so.1"] == "/opt/g/lib/shim/libnvidia-ml.so.1"
 
 
 def bind(source: Path, destination: str) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def test_copies_are_found(rootfs: Path) -> None:
         "/usr/local/lib/libcuda.so",
     )
     assert facts.cover_nvml == ("/usr/lib64/libnvidia-ml.so.535", "/usr/local/cuda-11/compat/libnvidia-ml.so.1")
-    assert final(checked(rootfs))["/usr/local/cuda-12.4/compat/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
+    assert final(checked(rootfs))["/usr/local/cuda-12.4/compat/libcuda.so.1"] == "/opt/g/lib/shim/libcuda.so.1"
 
 
 def test_copies_where_the_loaders_cache_leads(rootfs: Path) -> None:
@@ -253,7 +253,7 @@ def test_an_ordinary_image_with_links(rootfs: Path) -> None:
     link(rootfs, "usr/lib64/libcuda.so.1", "libcuda.so.535.1")
     (rootfs / "usr/lib64/libcuda.so.535.1").write_text("old")
     found = final(checked(rootfs))
-    ours = {d for d, s in found.items() if s.endswith("stand-in/libcuda.so.1")}
+    ours = {d for d, s in found.items() if s.endswith("shim/libcuda.so.1")}
     assert ours == {"/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.550.1"}
 
 
@@ -268,10 +268,10 @@ def test_usr_merged_and_var_run(rootfs: Path) -> None:
 
 def test_dangling_links_lead_where_the_runtime_will_create(rootfs: Path) -> None:
     link(rootfs, "usr/lib64/libcuda.so.1", "/opt/none/libcuda.so.9")
-    assert final(checked(rootfs))["/opt/none/libcuda.so.9"] == "/opt/g/lib/stand-in/libcuda.so.1"
+    assert final(checked(rootfs))["/opt/none/libcuda.so.9"] == "/opt/g/lib/shim/libcuda.so.1"
 
 
-def test_a_driver_file_may_not_land_on_the_stand_in(rootfs: Path) -> None:
+def test_a_driver_file_may_not_land_on_the_shim(rootfs: Path) -> None:
     link(rootfs, "usr/lib64/libnvidia-ptxjitcompiler.so.1", "libcuda.so.1")
     assert "another file" in refused(rootfs)
 

@@ -21,7 +21,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.mark.parametrize(
     ("place", "options", "code"),
     [
-        ("prefix/lib/stand-in/libcuda.so.1", None, "GH-305"),
+        ("prefix/lib/shim/libcuda.so.1", None, "GH-305"),
         ("driver/usr/lib64/libcuda.so.1", None, "GH-302"),
         ("state/pages/k/policy", DATA, "GH-303"),
         ("prefix/lib/private/container/policy", DATA, ""),  # a place to mount on

@@ -255,7 +255,7 @@ def test_what_has_no_equivalent() -> None:
 def test_nothing_to_translate() -> None:
     text = pod("cpu: 1")
     assert new(text) == text
-    assert notes(text) == ["note: nothing asks for a card in the words of " + ", ".join(dialects.NAMES)]
+    assert notes(text) == ["note: nothing asks for a GPU in the words of " + ", ".join(dialects.NAMES)]
 
 
 def test_twice_is_once() -> None:
@@ -453,7 +453,7 @@ def test_the_same_request(asked_for: list[dict[str, str]], style: str, long: boo
         if not long:
             assert got == wanted
         elif wanted is not None:
-            assert got is not None and got.cards == wanted.cards
+            assert got is not None and got.gpus == wanted.gpus
         if wanted is not None:
             assert not set(KEYS) & set((container.get("resources") or {}).get("limits") or {})
             assert after["spec"]["runtimeClassName"] == "gpu-hook"

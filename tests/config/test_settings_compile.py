@@ -16,8 +16,8 @@ from oci_hook.config import settings, settings_compile
 from oci_hook.config.settings import Settings
 from oci_hook.core.allocate import Allocation, Refusal, allocate
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.errors import CODES, SettingsError
 
@@ -71,8 +71,8 @@ def test_paths_in_the_default_file_are_quoted_where_needed(prefix: Path) -> None
 
 def test_what_is_compiled_is_what_the_hot_path_loads(prefix: Path) -> None:
     rules = (
-        "rules: {default_policy: fixed-share, placement: spread, whole_cards: shared, memory_reserve: 512Mi,"
-        " memory_step: 256, memory_min: 1Gi, compute_step: 5, max_shares_per_card: 16,"
+        "rules: {default_policy: fixed-share, placement: spread, whole_gpus: shared, memory_reserve: 512Mi,"
+        " memory_step: 256, memory_min: 1Gi, compute_step: 5, max_shares_per_gpu: 16,"
         " memory_per_share: 2Gi, trust_env: true, dialects: [qgpu], qgpu_memory_unit: GiB}\n"
     )
     say(prefix, base(prefix, f"mode: below\ndriver_root: /run/nvidia/driver\nstate_dir: /run/x\n{rules}"))
@@ -147,7 +147,7 @@ def test_every_problem_at_once_with_its_line(prefix: Path) -> None:
         prefix,
         "mode: sideways\ncolour: red\nmode: below\nrules:\n  memory_step: -1\n  trust_env: 'yes'\n"
         "  dialects: [klingon]\n  placement: [[1]]\n  compute_step: 1.5\n"
-        "  max_shares_per_card: 65\n  default_policy:\n",
+        "  max_shares_per_gpu: 65\n  default_policy:\n",
     )
     assert problems(prefix, text) == [
         "GH-501: FILE:3: mode: 'sideways' is not one of standalone, on-top, below",
@@ -159,7 +159,7 @@ def test_every_problem_at_once_with_its_line(prefix: Path) -> None:
         "GH-501: FILE:9: rules.dialects is not a list of t9k, qgpu, gpu-manager, hami, nvidia-volumes",
         "GH-501: FILE:10: rules.placement is not a single value or a list of them",
         "GH-501: FILE:11: rules.compute_step: '1.5' is not a whole number from 1 to 100",
-        "GH-501: FILE:12: rules.max_shares_per_card: '65' is not a whole number from 1 to 64",
+        "GH-501: FILE:12: rules.max_shares_per_gpu: '65' is not a whole number from 1 to 64",
         "GH-501: FILE:13: rules.default_policy: '' is not one of best-effort, fixed-share, burst-share",
     ]
 
@@ -323,11 +323,11 @@ def test_shares_under_the_profile_qgpu(prefix: Path, asked: tuple[int, int], giv
     """In its steps, rounded up; what is booked is what the container may use; a place for each 4 GiB."""
     say(prefix, base(prefix, "profile: qgpu\n"))
     rules = settings_compile.compile(str(prefix)).rules
-    card = Card("GPU-0", 0, 0, 17 * 1024)
-    node = Inventory("b", "1", "/", False, (card,), (), (), "", "")
+    gpu = Gpu("GPU-0", 0, 0, 17 * 1024)
+    node = Inventory("b", "1", "/", False, (gpu,), (), (), "", "")
 
     def place(memory: int, compute: int, *grants: Grant) -> Allocation | Refusal:
-        return allocate(Request((CardRequest(memory_mib=memory, compute=compute),)), node, grants, rules)
+        return allocate(Request((GpuRequest(memory_mib=memory, compute=compute),)), node, grants, rules)
 
     found = place(*asked)
     assert isinstance(found, Allocation)

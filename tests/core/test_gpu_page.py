@@ -1,4 +1,4 @@
-"""The card page: what it says of any set of grants, and that C's header means the same bytes."""
+"""The GPU page: what it says of any set of grants, and that C's header means the same bytes."""
 
 import json
 import subprocess
@@ -19,14 +19,14 @@ RECORD = Struct("<BBHIII QQ".replace(" ", ""))
 
 READER = r"""
 #include <stdio.h>
-#include "card_page.h"
+#include "gpu_page.h"
 int main(int argc, char **argv) {
-    static struct gh_card_page p;
+    static struct gh_gpu_page p;
     FILE *f = fopen(argv[argc - 1], "rb");
-    if (!f || fread(&p, 1, sizeof p, f) != sizeof p || fseek(f, 0, SEEK_END) || ftell(f) != GH_CARD_PAGE_SIZE) return 1;
+    if (!f || fread(&p, 1, sizeof p, f) != sizeof p || fseek(f, 0, SEEK_END) || ftell(f) != GH_GPU_PAGE_SIZE) return 1;
     printf("{\"magic\": %d, \"version\": %u, \"size\": %u, \"seq\": %u, \"scale\": %u, \"generation\": %llu, "
            "\"present\": %llu, \"uuid\": \"%.48s\", \"tiers\": %u, \"file\": %u, \"slots\": %u, \"slot\": [",
-           p.magic == GH_CARD_MAGIC, p.version, p.size, p.seq, p.time_scale, (unsigned long long)p.generation,
+           p.magic == GH_GPU_MAGIC, p.version, p.size, p.seq, p.time_scale, (unsigned long long)p.generation,
            (unsigned long long)p.present, p.uuid, p.tiers, GH_SLOT_FILE_SIZE, GH_SLOTS);
     for (int i = 0, n = 0; i < (int)GH_SLOTS; i++)
         if (p.present >> i & 1)
@@ -67,7 +67,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         grant(2).replace(shares=(Share("GPU-other", 1, 50, slot=2),)),
         grant(6).replace(shares=(Share(UUID, 1, whole=True),), exclusive=True),
     )
-    (tmp_path / "page").write_bytes(pages.card_page(UUID, grants, 7, 10, seq=6, tiers=tiers.MEMOPS | tiers.STOP))
+    (tmp_path / "page").write_bytes(pages.gpu_page(UUID, grants, 7, 10, seq=6, tiers=tiers.MEMOPS | tiers.STOP))
     (tmp_path / "reader.c").write_text(READER)
     cc = [sys.executable, "-m", "ziglang", "cc"]
     subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
@@ -93,12 +93,12 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         ],
         "bits": [tiers.MEMOPS, tiers.SLICE, tiers.STOP],
     }
-    assert pages.head(pages.card_page(UUID, grants, 7, 10, seq=6)) == (6, 7, 10)
+    assert pages.head(pages.gpu_page(UUID, grants, 7, 10, seq=6)) == (6, 7, 10)
 
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[Grant, ...]:
-    """Grants of one card as the ledger has them: guarantees that sum to 100 at most, each slot once."""
+    """Grants of one GPU as the ledger has them: guarantees that sum to 100 at most, each slot once."""
     grants, left = [], 100
     for slot in draw(st.sets(st.integers(1, pages.SLOTS), min_size=1, max_size=64)):
         compute = draw(st.integers(0, left))
@@ -112,7 +112,7 @@ def crowds(draw: st.DrawFn) -> tuple[Grant, ...]:
 
 @given(crowds())
 def test_guarantees_hold_and_nobody_starves(grants: tuple[Grant, ...]) -> None:
-    said = records(pages.card_page(UUID, grants, 1))
+    said = records(pages.gpu_page(UUID, grants, 1))
     assert set(said) == {g.shares[0].slot - 1 for g in grants}
     firm = {g.shares[0].slot - 1: pages.guaranteed(g, g.shares[0]) for g in grants}
     total = sum(said[i][2] for i in said)
@@ -133,17 +133,17 @@ def test_guarantees_hold_and_nobody_starves(grants: tuple[Grant, ...]) -> None:
 
 @given(crowds())
 def test_the_page_depends_on_the_set_of_grants_alone(grants: tuple[Grant, ...]) -> None:
-    assert pages.card_page(UUID, grants, 1) == pages.card_page(UUID, grants[::-1], 1)
+    assert pages.gpu_page(UUID, grants, 1) == pages.gpu_page(UUID, grants[::-1], 1)
     free = pages.free_slot(UUID, grants)
     taken = {g.shares[0].slot for g in grants}
     assert free not in taken
     assert free == 0 if len(taken) == pages.SLOTS else set(range(1, free)) <= taken
 
 
-def test_a_whole_card_beside_others_is_best_effort() -> None:
-    """With `whole_cards: shared`: no memory limit, an equal part of the time."""
+def test_a_whole_gpu_beside_others_is_best_effort() -> None:
+    """With `whole_gpus: shared`: no memory limit, an equal part of the time."""
     whole = grant(1).replace(shares=(Share(UUID, 100, whole=True, slot=1),))
-    said = records(pages.card_page(UUID, (whole, grant(2)), 1))
+    said = records(pages.gpu_page(UUID, (whole, grant(2)), 1))
     assert [said[i][2:4] for i in (0, 1)] == [(5000, 0), (5000, 0)]
 
 

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from oci_hook.core.allocate import Allocation, allocate
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.core.suggest import changes
 
-CARDS = tuple(Card(f"GPU-{i}", i, i, 1000, context_mib=50) for i in range(2))
-NODE = Inventory("", "", "/", True, CARDS, (), (), "", "")
+GPUS = tuple(Gpu(f"GPU-{i}", i, i, 1000, context_mib=50) for i in range(2))
+NODE = Inventory("", "", "/", True, GPUS, (), (), "", "")
 RULES = Rules()
 
 
@@ -31,7 +31,7 @@ A, B = grant("a", Share("GPU-0", 700, 60)), grant("b", Share("GPU-1", 400, 90))
 
 
 def test_words() -> None:
-    one = CardRequest(memory_mib=300, compute=10)
+    one = GpuRequest(memory_mib=300, compute=10)
     assert told(Request((one,)), A, B) == []
     assert told(Request((one.replace(memory_mib=700),)), A, B) == [
         "ask for at most 600 MiB of memory",
@@ -42,32 +42,32 @@ def test_words() -> None:
         "use policy best-effort, which guarantees no compute",
         "wait until b ends",
     ]
-    assert told(Request((CardRequest("0", 800, None, 80),)), A, B) == [
+    assert told(Request((GpuRequest("0", 800, None, 80),)), A, B) == [
         "ask for at most 300 MiB of memory and 40 % compute",
         "wait until a ends",
     ]
-    assert told(Request((CardRequest("0", 500),)), A, B) == [
+    assert told(Request((GpuRequest("0", 500),)), A, B) == [
         "ask for at most 300 MiB of memory",
-        "name no cards: others have room",
+        "name no GPUs: others have room",
         "wait until a ends",
     ]
-    assert told(Request((CardRequest(memory_mib=500),) * 2), A, B) == [
+    assert told(Request((GpuRequest(memory_mib=500),) * 2), A, B) == [
         "ask for at most 300 MiB of memory",
-        "ask for 1 instead of 2 cards",
+        "ask for 1 instead of 2 GPUs",
         "wait until a ends",
     ]
-    assert told(Request((CardRequest(),), exclusive=True), A, B) == [
-        "ask for a share of at most 600 MiB instead of whole cards",
+    assert told(Request((GpuRequest(),), exclusive=True), A, B) == [
+        "ask for a share of at most 600 MiB instead of whole GPUs",
         "wait until b ends",
     ]
-    assert told(Request((CardRequest(),) * 2), A, B)[-1] == "wait until these end: a, b"
-    assert told(Request((CardRequest(memory_mib=2000),)), A, B) == ["ask for at most 600 MiB of memory"]
-    assert told(Request((CardRequest("7", 100),)), A) == ["name no cards: others have room"]
-    assert told(Request((CardRequest(memory_mib=10),)), A) == []  # less than a context: no smaller share helps
+    assert told(Request((GpuRequest(),) * 2), A, B)[-1] == "wait until these end: a, b"
+    assert told(Request((GpuRequest(memory_mib=2000),)), A, B) == ["ask for at most 600 MiB of memory"]
+    assert told(Request((GpuRequest("7", 100),)), A) == ["name no GPUs: others have room"]
+    assert told(Request((GpuRequest(memory_mib=10),)), A) == []  # less than a context: no smaller share helps
 
 
 WISH = st.builds(
-    CardRequest,
+    GpuRequest,
     st.sampled_from([None, None, "0", "1"]),
     st.one_of(st.none(), st.integers(1, 1200)),
     st.none(),
@@ -95,16 +95,16 @@ def test_every_proposal_fits_and_is_the_smallest(request: Request, grants: tuple
             for key in change.gone:
                 assert not fits(request, tuple(g for g in grants if g.key not in change.gone or g.key == key))
         if change.kind in ("memory", "share", "both"):
-            more = tuple(c.replace(memory_mib=(c.memory_mib or 0) + 1) for c in change.request.cards)
-            assert not fits(change.request.replace(cards=more), grants)
+            more = tuple(c.replace(memory_mib=(c.memory_mib or 0) + 1) for c in change.request.gpus)
+            assert not fits(change.request.replace(gpus=more), grants)
         if change.kind == "compute":
-            more = tuple(c.replace(compute=min(100, (c.compute or 0) + 1)) for c in change.request.cards)
-            assert not fits(change.request.replace(cards=more), grants)
+            more = tuple(c.replace(compute=min(100, (c.compute or 0) + 1)) for c in change.request.gpus)
+            assert not fits(change.request.replace(gpus=more), grants)
 
 
-def test_imex_channels_are_for_whole_cards() -> None:
+def test_imex_channels_are_for_whole_gpus() -> None:
     """Where the node has none, to do without them; where it has, a share is no way out."""
-    wish = Request((CardRequest(),), exclusive=True, imex_channels=(0,))
+    wish = Request((GpuRequest(),), exclusive=True, imex_channels=(0,))
     (way,) = [c for c in changes(wish, NODE, (), RULES) if c.kind == "channels"]
     assert way.text == "ask for no IMEX channels" and fits(way.request, ())
     ways = changes(wish, NODE.replace(imex_major=237), (A, B), RULES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.inventory import Card, CardNode, DeviceFile
+from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
 from oci_hook.discovery import discover, inventory
 from oci_hook.errors import NodeError
 from oci_hook.sim import driver_root
@@ -45,11 +45,11 @@ print("full", flush=True); sys.stdin.read()
 
 
 class Node:
-    """A machine of which this process can invent /proc; its cards are simulated ones."""
+    """A machine of which this process can invent /proc; its GPUs are simulated ones."""
 
     def __init__(self, place: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = driver_root.make(str(place / "prefix"), str(place / "state"), 2, 1024)
-        self.cards = driver_root.cards_of(str(place / "state"))
+        self.gpus = driver_root.gpus_of(str(place / "state"))
         self.libraries = next(self.root.glob("usr/lib/*"))
         self.proc = place / "proc"
         self.proc.mkdir()
@@ -58,7 +58,7 @@ class Node:
     def look_real(self) -> None:
         """Take the mark away: now it is a driver root like any other, whose libraries happen to be ours."""
         (self.root / discover.SIMULATED_MARK).unlink()
-        self.monkeypatch.setenv("GPU_HOOK_SIM_CARDS", str(self.cards))
+        self.monkeypatch.setenv("GPU_HOOK_SIM_GPUS", str(self.gpus))
         self.kernel(driver_root.VERSION)
         (self.proc / "devices").write_text(
             "Character devices:\n  1 mem\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n  7 loop\n"
@@ -69,7 +69,7 @@ class Node:
         (self.proc / "driver/nvidia/version").write_text(CLOSED.replace("550.163.01", version))
 
     def uuids(self) -> list[str]:
-        return [(self.cards / str(i)).read_bytes()[16:64].rstrip(b"\0").decode() for i in range(2)]
+        return [(self.gpus / str(i)).read_bytes()[16:64].rstrip(b"\0").decode() for i in range(2)]
 
     def discover(self, seconds: float = 30.0) -> "discover.Inventory":
         return discover.discover(str(self.root), str(self.proc), seconds)
@@ -91,15 +91,15 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.delenv("GPU_HOOK_SIM_CARDS", raising=False)
+    monkeypatch.delenv("GPU_HOOK_SIM_GPUS", raising=False)
     return Node(tmp_path, simulated, monkeypatch)
 
 
 def test_simulated_root(node: Node) -> None:
     said = node.discover()
     assert said.simulated and said.driver_version == driver_root.VERSION
-    assert [c.uuid for c in said.cards] == node.uuids()
-    assert [(c.index, c.minor, c.memory_mib, c.simulated, c.context_mib) for c in said.cards] == [
+    assert [c.uuid for c in said.gpus] == node.uuids()
+    assert [(c.index, c.minor, c.memory_mib, c.simulated, c.context_mib) for c in said.gpus] == [
         (0, 0, 1024, True, 64),
         (1, 1, 1024, True, 64),
     ]
@@ -112,12 +112,12 @@ def test_simulated_root(node: Node) -> None:
 
 def test_a_new_simulated_driver_makes_the_inventory_stale(node: Node) -> None:
     before = node.discover()
-    driver_root.make(str(node.root.parent.parent), str(node.cards.parent.parent), 2, 1024)
+    driver_root.make(str(node.root.parent.parent), str(node.gpus.parent.parent), 2, 1024)
     assert any(inventory.stamp(mark[0]) != mark for mark in before.stamp)
 
 
-def test_simulated_cards_are_gone(node: Node) -> None:
-    shutil.rmtree(node.cards)
+def test_simulated_gpus_are_gone(node: Node) -> None:
+    shutil.rmtree(node.gpus)
     assert "Driver Not Loaded" in node.refused("GH-306")
 
 
@@ -129,7 +129,7 @@ def test_damaged_mark(node: Node) -> None:
 def test_real_looking_node(node: Node) -> None:
     node.look_real()
     said = node.discover()
-    assert not said.simulated and [c.simulated for c in said.cards] == [False, False]
+    assert not said.simulated and [c.simulated for c in said.gpus] == [False, False]
     assert said.control == (
         DeviceFile("/dev/nvidiactl", 195, 255),
         DeviceFile("/dev/nvidia-uvm", 511, 0),
@@ -140,17 +140,17 @@ def test_real_looking_node(node: Node) -> None:
 
 def test_visible_devices_of_the_caller_do_not_narrow_the_node(node: Node) -> None:
     node.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [c.context_mib for c in node.discover().cards] == [64, 64]
+    assert [c.context_mib for c in node.discover().gpus] == [64, 64]
 
 
-def test_a_card_without_room_for_a_context_is_still_a_card(node: Node) -> None:
+def test_a_gpu_without_room_for_a_context_is_still_a_gpu(node: Node) -> None:
     libcuda = node.libraries / f"libcuda.so.{driver_root.VERSION}"
-    own = {"GPU_HOOK_SIM_CARDS": str(node.cards), "CUDA_VISIBLE_DEVICES": "1"}
+    own = {"GPU_HOOK_SIM_GPUS": str(node.gpus), "CUDA_VISIBLE_DEVICES": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", FILLS, str(libcuda)], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as neighbour:
         assert neighbour.stdout and neighbour.stdin and neighbour.stdout.readline() == b"full\n"
-        assert [c.context_mib for c in node.discover().cards] == [64, 0]
+        assert [c.context_mib for c in node.discover().gpus] == [64, 0]
         neighbour.stdin.close()
 
 
@@ -158,7 +158,7 @@ def test_a_card_without_room_for_a_context_is_still_a_card(node: Node) -> None:
 def test_contexts_by_difference(node: Node) -> None:
     """NVML knows no process: in another PID namespace its numbers are not ours."""
     command = ["unshare", "--pid", "--fork", sys.executable, "-m", "oci_hook.discovery.context_memory"]
-    own = {**os.environ, "GPU_HOOK_SIM_CARDS": str(node.cards), "LD_PRELOAD": str(node.libraries / "libnvidia-ml.so.1")}
+    own = {**os.environ, "GPU_HOOK_SIM_GPUS": str(node.gpus), "LD_PRELOAD": str(node.libraries / "libnvidia-ml.so.1")}
     done = subprocess.run([*command, str(node.libraries / "libcuda.so.1")], env=own, capture_output=True, text=True)
     assert json.loads(done.stdout) == {"context": dict.fromkeys(node.uuids(), 64 << 20)}, done
 
@@ -211,24 +211,22 @@ REFUSES = (
     [(HANGS, "no answer within 2 s"), (CRASHES, "no answer (exit status -6)"), (REFUSES, "Unknown Error")],
     ids=["hangs", "crashes", "refuses"],
 )
-def test_without_nvml_the_cards_come_from_proc_and_their_memory_from_libcuda(
-    node: Node, source: str, word: str
-) -> None:
+def test_without_nvml_the_gpus_come_from_proc_and_their_memory_from_libcuda(node: Node, source: str, word: str) -> None:
     with_proc(node, node.uuids())
     node.nvml(source)
     said = node.discover(seconds=2.0)
-    assert [(c.uuid, c.index, c.minor, c.memory_mib, c.name) for c in said.cards] == [
+    assert [(c.uuid, c.index, c.minor, c.memory_mib, c.name) for c in said.gpus] == [
         (uuid, i, i, 1024, "NVIDIA H200") for i, uuid in enumerate(node.uuids())
     ]
     why = discover.ask_nvml(said.libnvml, dict(os.environ), 2.0)["error"]
     assert why.startswith(word)
-    assert [c.pci for c in said.cards] == ["0000:51:00.0", "0000:52:00.0"]
+    assert [c.pci for c in said.gpus] == ["0000:51:00.0", "0000:52:00.0"]
 
 
 def test_neither_answers(node: Node) -> None:
     with_proc(node, node.uuids())
     node.nvml(REFUSES)
-    node.monkeypatch.setenv("GPU_HOOK_SIM_CARDS", "/nowhere")
+    node.monkeypatch.setenv("GPU_HOOK_SIM_GPUS", "/nowhere")
     said = node.refused("GH-302")
     assert "Unknown Error" in said and "CUDA error 100" in said
 
@@ -239,10 +237,10 @@ def test_version_mismatch_says_what_to_do(node: Node) -> None:
     assert "reboot" in node.refused("GH-302")
 
 
-def test_no_cards(node: Node) -> None:
+def test_no_gpus(node: Node) -> None:
     node.look_real()
     node.nvml(REFUSES)
-    assert "lists no card" in node.refused("GH-301")
+    assert "lists no GPU" in node.refused("GH-301")
 
 
 @pytest.mark.parametrize(("text", "version"), [(OPEN, "580.95.05"), (CLOSED, "550.163.01"), ("nonsense", ""), ("", "")])
@@ -256,29 +254,29 @@ def test_kernel_version_without_a_driver(tmp_path: Path) -> None:
     assert discover.kernel_version(str(tmp_path)) == ""
 
 
-def test_nodes_of_whole_cards(tmp_path: Path) -> None:
-    """As the kernel lists them: a card's own in its PCI folder, other makers' and half-gone ones left out."""
+def test_nodes_of_whole_gpus(tmp_path: Path) -> None:
+    """As the kernel lists them: a GPU's own in its PCI folder, other makers' and half-gone ones left out."""
     pci = tmp_path / "bus/pci/devices"
-    for name, dev in (("0000:3b:00.0/drm/card1", "226:1"), ("0000:3b:00.0/drm/renderD129", "226:129\n")):
+    for name, dev in (("0000:3b:00.0/drm/gpu1", "226:1"), ("0000:3b:00.0/drm/renderD129", "226:129\n")):
         (pci / name).mkdir(parents=True)
         (pci / name / "dev").write_text(dev)
     (pci / "0000:3b:00.0/drm/controlD65").mkdir()
-    (pci / "0000:5e:00.0/drm/card2").mkdir(parents=True)  # no numbers any more
-    (pci / "0000:00:02.0/drm/card0").mkdir(parents=True)
-    (pci / "0000:00:02.0/drm/card0/dev").write_text("226:0")
-    cards = (
-        Card("GPU-0", 0, 0, 1, pci="00000000:3B:00.0"),
-        Card("GPU-1", 1, 1, 1, pci="00000000:5E:00.0"),
-        Card("GPU-2", 2, 2, 1),
+    (pci / "0000:5e:00.0/drm/gpu2").mkdir(parents=True)  # no numbers any more
+    (pci / "0000:00:02.0/drm/gpu0").mkdir(parents=True)
+    (pci / "0000:00:02.0/drm/gpu0/dev").write_text("226:0")
+    gpus = (
+        Gpu("GPU-0", 0, 0, 1, pci="00000000:3B:00.0"),
+        Gpu("GPU-1", 1, 1, 1, pci="00000000:5E:00.0"),
+        Gpu("GPU-2", 2, 2, 1),
     )
     dri = (
-        CardNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),
-        CardNode("GPU-0", "graphics", "/dev/dri/renderD129", 226, 129),
+        GpuNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),
+        GpuNode("GPU-0", "graphics", "/dev/dri/renderD129", 226, 129),
     )
-    assert discover.nodes_of_whole_cards(cards, str(tmp_path)) == dri
+    assert discover.nodes_of_whole_gpus(gpus, str(tmp_path)) == dri
     (tmp_path / "module/nvidia_modeset").mkdir(parents=True)
-    modeset = CardNode("", "display", "/dev/nvidia-modeset", 195, 254)
-    assert discover.nodes_of_whole_cards(cards, str(tmp_path)) == (modeset, *dri)
+    modeset = GpuNode("", "display", "/dev/nvidia-modeset", 195, 254)
+    assert discover.nodes_of_whole_gpus(gpus, str(tmp_path)) == (modeset, *dri)
 
 
 @pytest.mark.gpu
@@ -289,10 +287,10 @@ def test_nodes_of_gpudirect_storage(tmp_path: Path) -> None:
     (tmp_path / "nvidia-fs1").write_text("a file")
     (tmp_path / "nvidia-fs2").symlink_to("/dev/null")
     os.mknod(tmp_path / "nvidia-nvswitch0", 0o020600, os.makedev(510, 0))
-    found = discover.nodes_of_whole_cards((), str(tmp_path), str(tmp_path))
+    found = discover.nodes_of_whole_gpus((), str(tmp_path), str(tmp_path))
     assert found == (
-        CardNode("", "compute", "/dev/nvidia-fs0", 509, 0),
-        CardNode("", "compute", "/dev/nvidia-fs15", 509, 15),
+        GpuNode("", "compute", "/dev/nvidia-fs0", 509, 0),
+        GpuNode("", "compute", "/dev/nvidia-fs15", 509, 15),
     )
 
 
@@ -306,10 +304,10 @@ def test_nodes_of_mig_devices(tmp_path: Path) -> None:
     devices.write_text(
         "Character devices:\n195 nvidia\n237 nvidia-caps-imex-channels\n238 nvidia-caps\n\nBlock devices:\n9 x\n"
     )
-    cards = tuple(Card(f"MIG-{i}", 0, 2, 1024, parent="GPU-1", instance=i) for i in range(2))
+    gpus = tuple(Gpu(f"MIG-{i}", 0, 2, 1024, parent="GPU-1", instance=i) for i in range(2))
     instances = {"MIG-0": (3, 0), "MIG-1": (3, 1)}
     assert discover.dynamic_major("nvidia-caps-imex-channels", str(tmp_path)) == 237
-    found = discover.nodes_of_mig((*cards, Card("GPU-2", 1, 1, 1024)), instances, str(tmp_path))
+    found = discover.nodes_of_mig((*gpus, Gpu("GPU-2", 1, 1, 1024)), instances, str(tmp_path))
     assert [(n.uuid, n.path, n.major, n.minor) for n in found] == [
         ("MIG-0", "/dev/nvidia-caps/nvidia-cap30", 238, 30),
         ("MIG-0", "/dev/nvidia-caps/nvidia-cap31", 238, 31),
@@ -318,16 +316,16 @@ def test_nodes_of_mig_devices(tmp_path: Path) -> None:
     ]
     devices.write_text("Character devices:\n195 nvidia\n")
     with pytest.raises(NodeError, match="GH-302: .*nvidia-caps"):
-        discover.nodes_of_mig(cards, instances, str(tmp_path))
+        discover.nodes_of_mig(gpus, instances, str(tmp_path))
     (top / "ci1/access").write_text("DeviceFileMinor: x\n")
     devices.write_text("Character devices:\n238 nvidia-caps\n")
     with pytest.raises(NodeError, match="GH-302: .*ci1/access"):
-        discover.nodes_of_mig(cards, instances, str(tmp_path))
+        discover.nodes_of_mig(gpus, instances, str(tmp_path))
 
 
 def test_this_machines_driver() -> None:
     if not os.path.exists("/proc/driver/nvidia/version"):
         pytest.skip("no NVIDIA driver here")
     said = discover.discover("/")
-    assert said.cards and all(c.uuid.startswith("GPU-") and c.memory_mib > 0 for c in said.cards)
+    assert said.gpus and all(c.uuid.startswith("GPU-") and c.memory_mib > 0 for c in said.gpus)
     assert all(os.path.exists(f.path) for f in said.files)

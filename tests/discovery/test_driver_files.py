@@ -94,7 +94,7 @@ def test_capabilities(root: Root) -> None:
     for program in ("nvidia-smi", "nvidia-cuda-mps-server", "nvidia-debugdump"):
         root.add(f"usr/bin/{program}")
     said = {(Path(f.path).name.split(".so")[0], f.kind, f.capability) for f in root.find().files}
-    # OpenCL and graphics reach the card past libcuda: whole cards only. The MPS programs serve others: left out.
+    # OpenCL and graphics reach the GPU past libcuda: whole GPUs only. The MPS programs serve others: left out.
     assert said == {
         ("libnvidia-opencl", "library", "compute+whole"),
         ("libnvidia-glcore", "library", "graphics"),
@@ -109,7 +109,7 @@ def test_capabilities(root: Root) -> None:
     }
 
 
-def test_graphics_display_and_video_of_whole_cards(root: Root) -> None:
+def test_graphics_display_and_video_of_whole_gpus(root: Root) -> None:
     root.driver("usr/lib64")
     for name in ("libGLX_nvidia.so.550.1.2", "libnvidia-allocator.so.550.1.2", "libnvidia-ngx.so.550.1.2"):
         root.add(f"usr/lib64/{name}")
@@ -351,7 +351,7 @@ def test_real_driver_of_another_version_than_the_kernels(debian_driver: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_new_devices")
-def test_real_nvml_without_a_card_says_why(debian_driver: Path) -> None:
+def test_real_nvml_without_a_gpu_says_why(debian_driver: Path) -> None:
     from oci_hook.discovery import discover
 
     if discover.kernel_version():

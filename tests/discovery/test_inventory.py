@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oci_hook.config.settings import Settings
-from oci_hook.core.inventory import Card, CardNode, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
 from oci_hook.discovery import inventory
 from oci_hook.errors import NodeError
 from oci_hook.ledger.life import boot_id
@@ -32,13 +32,13 @@ def found(node: Settings) -> Inventory:
         driver_version="1.2",
         driver_root=node.driver_root,
         simulated=False,
-        cards=(Card("GPU-0", 0, 3, 1024, "A card", "0000:01:00.0", 1), Card("GPU-1", 1, 4, 2048, simulated=True)),
+        gpus=(Gpu("GPU-0", 0, 3, 1024, "A GPU", "0000:01:00.0", 1), Gpu("GPU-1", 1, 4, 2048, simulated=True)),
         control=(DeviceFile("/dev/nvidiactl", 195, 255),),
         files=(DriverFile(libcuda, "library", "compute", ("libcuda.so.1.2", "libcuda.so.1")),),
         libcuda=libcuda,
         libnvml="/nowhere",
         links=(("GPU-0", "GPU-1", 40),),
-        nodes=(CardNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),),
+        nodes=(GpuNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),),
         stamp=(inventory.stamp(libcuda), inventory.stamp("/proc/version")),
     )
 
@@ -131,7 +131,7 @@ def test_others_could_have_written_it(node: Settings, mode: int) -> None:
         b"{}",
         b'{"format":2}',
         b'{"format":1}',
-        b'{"format":1,"cards":3}',
+        b'{"format":1,"gpus":3}',
         b"\xff",
         b"[" * 100000,
     ],
@@ -155,7 +155,7 @@ def test_every_cut_is_refused(node: Settings) -> None:
 def test_any_values_survive(
     node: Settings, name: str, version: str, index: int, pci: str, links: list[tuple[str, str, int]]
 ) -> None:
-    card = Card("GPU-x", index, index, index, name, pci)
-    said = found(node).replace(driver_version=version, cards=(card,), links=tuple(links))
+    gpu = Gpu("GPU-x", index, index, index, name, pci)
+    said = found(node).replace(driver_version=version, gpus=(gpu,), links=tuple(links))
     inventory.save(node, said)
     assert inventory.load(node) == said

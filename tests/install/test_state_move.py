@@ -31,7 +31,7 @@ WAYS: dict[str, Act] = {
 
 
 def hold(prefix: Install, pid: int) -> Grant:
-    uuid = prefix.inventory.cards[0].uuid
+    uuid = prefix.inventory.gpus[0].uuid
     life = Life(boot_id(), creator=process_life(pid))
     one = Grant(store.grant_key("/run/runc", "c"), Identity("/run/runc", "c", "/b"), life, (Share(uuid, 1024, slot=1),))
     with store.open_ledger(str(prefix.state)) as ledger:
@@ -80,14 +80,14 @@ def test_one_directory_by_two_names_is_no_other(prefix: Install, tmp_path: Path)
 def test_nothing_of_ours_stays_behind(prefix: Install, tmp_path: Path, way: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as creator:
         hold(prefix, creator.pid)
-    assert len(mounts(prefix)) == 1  # of a container that is gone: its card's tmpfs stays for the next one
+    assert len(mounts(prefix)) == 1  # of a container that is gone: its GPU's tmpfs stays for the next one
     (prefix.state / "foreign").write_text("x")
     name(prefix, tmp_path / "other")
     WAYS[way](prefix)
     assert mounts(prefix) == [] and sorted(os.listdir(prefix.state)) == ["foreign", "sim"]
     assert load(str(prefix.prefix)).state_dir == str(tmp_path / "other")
     inventory.save(load(str(prefix.prefix)), prefix.inventory)
-    assert not slot_files.cards(str(tmp_path / "other"))
+    assert not slot_files.gpus(str(tmp_path / "other"))
 
 
 def test_what_became_anothers_is_left(prefix: Install, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_settings_that_name_anothers_are_not_compiled(state: Path, tmp_path: Pat
     assert load(str(b)).state_dir == f"{tmp_path}/other"
 
 
-def test_after_a_reboot_it_is_whose_cards_are_listed_first(prefix: Install, tmp_path: Path) -> None:
-    """tmpfs is empty then, and without a list of the cards no container starts."""
+def test_after_a_reboot_it_is_whose_gpus_are_listed_first(prefix: Install, tmp_path: Path) -> None:
+    """tmpfs is empty then, and without a list of the GPUs no container starts."""
     (prefix.state / "owner").unlink()
     inventory.save(prefix.settings, prefix.inventory)
     second = prefix.settings.replace(prefix=str(tmp_path / "b"))
@@ -92,19 +92,19 @@ def test_half_an_install_still_owns(state: Path, tmp_path: Path) -> None:
 
 
 def test_an_uninstall_leaves_what_is_anothers(prefix: Install, tmp_path: Path) -> None:
-    """Two installs of 0.1.0 could share a directory: who looked at the cards last has it now."""
+    """Two installs of 0.1.0 could share a directory: who looked at the GPUs last has it now."""
     second = tmp_path / "second"
     lay(second, tmp_path / "other")
     for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON):
         file = second / name
         file.write_text(file.read_text().replace(f"{tmp_path}/other", str(prefix.state)))
     before = sorted(os.listdir(prefix.state))
-    cards = prefix.state / "sim/cards"
-    assert installs.remove(str(second), simulated=[second / "sim/root", cards]) == []
+    gpus = prefix.state / "sim/gpus"
+    assert installs.remove(str(second), simulated=[second / "sim/root", gpus]) == []
     assert not second.exists()
-    assert sorted(os.listdir(prefix.state)) == before and sorted(os.listdir(cards)) == ["0", "1"]
+    assert sorted(os.listdir(prefix.state)) == before and sorted(os.listdir(gpus)) == ["0", "1"]
     assert inventory.load(prefix.settings) == prefix.inventory
-    assert installs.remove(str(prefix.prefix), simulated=[cards]) == [] and not prefix.state.exists()
+    assert installs.remove(str(prefix.prefix), simulated=[gpus]) == [] and not prefix.state.exists()
 
 
 def test_of_two_at_once_one_wins(state: Path, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_an_uninstall_leaves_what_is_not_ours_in_it(prefix: Install) -> None:
     (top / "theirs/deep").mkdir(parents=True)
     (top / "file").write_text("x")
     (prefix.state / "notes").write_text("x")
-    left = installs.remove(str(prefix.prefix), simulated=[prefix.state / "sim/cards"])
+    left = installs.remove(str(prefix.prefix), simulated=[prefix.state / "sim/gpus"])
     assert left == [str(prefix.state / "notes"), str(top / "file"), str(top / "theirs")]
     assert sorted(os.listdir(top)) == ["file", "theirs"] and sorted(os.listdir(prefix.state)) == ["notes", "share"]
     assert not prefix.prefix.exists()

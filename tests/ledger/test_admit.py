@@ -14,12 +14,12 @@ import pytest
 
 from oci_hook.config.settings import Settings
 from oci_hook.core import slot_page
-from oci_hook.core.gpu_page import SLOT_FILE_SIZE, card_page, head, tiers_of
+from oci_hook.core.gpu_page import SLOT_FILE_SIZE, gpu_page, head, tiers_of
 from oci_hook.core.grant import Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.layout import MARKER
 from oci_hook.core.pages import policy_page
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.discovery import inventory, tiers
 from oci_hook.errors import ApplyError, NodeError, NoRoomError, RequestError
@@ -28,20 +28,20 @@ from oci_hook.ledger import admit, life, slot_files, store
 REPO = Path(__file__).resolve().parents[2]
 BOOT = life.boot_id()
 UUID = "GPU-00000000-0000-4000-8000-000000000000"
-SHARE = Request((CardRequest(memory_mib=2048, compute=10),))
+SHARE = Request((GpuRequest(memory_mib=2048, compute=10),))
 
 
 @pytest.fixture
 def settings(tmp_path):
-    """An install's settings, its inventory (one simulated card of 20 GiB) in place."""
+    """An install's settings, its inventory (one simulated GPU of 20 GiB) in place."""
     found = Settings(str(tmp_path), driver_root=str(tmp_path / "driver"), state_dir=str(tmp_path / "state"))
     inventory.save(found, node(found.driver_root))
     return found
 
 
 def node(driver_root="/"):
-    card = Card(UUID, 0, 0, 20480, simulated=True)
-    return Inventory(BOOT, "550", driver_root, True, (card,), (), (), "/libcuda", "/libnvml")
+    gpu = Gpu(UUID, 0, 0, 20480, simulated=True)
+    return Inventory(BOOT, "550", driver_root, True, (gpu,), (), (), "/libcuda", "/libnvml")
 
 
 def who(id):
@@ -83,10 +83,10 @@ def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):
     assert page == policy_page(grant, given.inventory)
 
 
-def test_a_whole_card_is_exclusive_and_no_card_is_a_grant_too(settings):
+def test_a_whole_gpu_is_exclusive_and_no_gpu_is_a_grant_too(settings):
     assert admit.admit(Request(()), who("none"), me(), settings).grant.shares == ()
-    assert admit.admit(Request((CardRequest(),)), who("whole"), me(), settings).grant.exclusive
-    with pytest.raises(NoRoomError, match="GH-201: no room: card 0 .* is held by one container alone"):
+    assert admit.admit(Request((GpuRequest(),)), who("whole"), me(), settings).grant.exclusive
+    with pytest.raises(NoRoomError, match="GH-201: no room: GPU 0 .* is held by one container alone"):
         admit.admit(SHARE, who("c1"), me(), settings)
 
 
@@ -94,9 +94,9 @@ def test_a_refusal_changes_nothing(settings):
     admit.admit(SHARE, who("c1"), me(), settings)
     before = files(settings)
     for request, code in (
-        (Request((CardRequest(memory_mib=20000),)), "GH-201"),
-        (Request((CardRequest("7", 1),)), "GH-202"),
-        (Request((CardRequest(memory_mib=1),) * 2), "GH-203"),
+        (Request((GpuRequest(memory_mib=20000),)), "GH-201"),
+        (Request((GpuRequest("7", 1),)), "GH-202"),
+        (Request((GpuRequest(memory_mib=1),) * 2), "GH-203"),
     ):
         with pytest.raises(NoRoomError, match=code):
             admit.admit(request, who("c2"), me(), settings)
@@ -104,20 +104,20 @@ def test_a_refusal_changes_nothing(settings):
 
 
 def test_the_rules_of_the_node_hold(settings):
-    strict = settings.replace(rules=Rules(max_shares_per_card=1))
+    strict = settings.replace(rules=Rules(max_shares_per_gpu=1))
     admit.admit(SHARE, who("c1"), me(), strict)
     with pytest.raises(NoRoomError, match="at most 1 may share it"):
         admit.admit(SHARE, who("c2"), me(), strict)
 
 
 @pytest.mark.root
-def test_the_linger_of_the_settings_is_on_the_card_page(settings):
+def test_the_linger_of_the_settings_is_on_the_gpu_page(settings):
     """Of each container as it was when it got its share."""
     for n, linger in ((1, 0), (2, 100_000_000), (3, 1000)):
         changed = settings.replace(rules=settings.rules.replace(linger=linger))
         assert admit.admit(SHARE, who(f"c{n}"), me(), changed).grant.linger == linger
     page = slot_files.page(settings.state_dir, UUID)
-    slots = [struct.unpack_from("<BBHIIIQQ", page, 128 + 32 * n) for n in range(3)]  # shim/card_page.h
+    slots = [struct.unpack_from("<BBHIIIQQ", page, 128 + 32 * n) for n in range(3)]  # shim/gpu_page.h
     assert [slot[4] for slot in slots] == [0, 100_000_000, 1000] and all(slot[6] for slot in slots)
 
 
@@ -143,12 +143,12 @@ def test_a_tolerance_that_a_lower_class_is_known_to_exceed(settings):
 def test_a_second_create_of_a_living_container_changes_nothing(settings, other):
     first = admit.admit(SHARE, who("c1"), Life(BOOT, life.process_life(other.pid)), settings).grant
     with pytest.raises(ApplyError) as e:
-        admit.admit(Request((CardRequest(memory_mib=1),)), who("c1"), me(), settings)
+        admit.admit(Request((GpuRequest(memory_mib=1),)), who("c1"), me(), settings)
     assert str(e.value) == f"GH-407: container c1 exists and lives (process {other.pid}); delete it first"
     assert store.snapshot(settings.state_dir) == (first,)
     other.kill()
     other.wait()
-    second = admit.admit(Request((CardRequest(memory_mib=1),)), who("c1"), me(), settings).grant
+    second = admit.admit(Request((GpuRequest(memory_mib=1),)), who("c1"), me(), settings).grant
     assert store.snapshot(settings.state_dir) == (second,)
     page = Path(settings.state_dir, "pages", second.key, "said").read_bytes()
     assert page == policy_page(second, node())
@@ -179,7 +179,7 @@ def test_release_takes_no_living_containers_grant_unless_forced(settings, other)
     assert store.snapshot(settings.state_dir) == (grant,)
     assert admit.release(grant.key, settings, force=True)
     assert not admit.release(grant.key, settings, force=True)
-    assert files(settings) == ["inventory.json", "ledger/lock", f"told/card-{UUID}", f"told/card-{UUID}.lock"]
+    assert files(settings) == ["inventory.json", "ledger/lock", f"told/gpu-{UUID}", f"told/gpu-{UUID}.lock"]
 
 
 def test_release_of_a_dead_containers_grant(settings, other):
@@ -200,12 +200,12 @@ WORKER = """
 import os, signal, sys, time
 sys.path.insert(0, {repo!r})
 from oci_hook.core.grant import Identity, Life
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import GhError
 from oci_hook.ledger import admit, life, store
 from oci_hook.config.settings import Settings
 settings = Settings(sys.argv[1], driver_root=sys.argv[1] + "/driver", state_dir=sys.argv[1] + "/state")
-request = Request((CardRequest(memory_mib=2048, compute=10),))
+request = Request((GpuRequest(memory_mib=2048, compute=10),))
 def one(id):
     by = Life(life.boot_id(), life.process_life(os.getpid()))
     return admit.admit(request, Identity("/run/runc", id, "/bundle/" + id), by, settings)
@@ -274,7 +274,7 @@ print(len(names))
 def test_killed_at_every_step_of_an_admission(settings, other):
     """By a counter over the steps. What is left is no grant, or one that the next look sweeps; create works again."""
     held = admit.admit(SHARE, who("here"), Life(BOOT, life.process_life(other.pid)), settings).grant
-    whole = Request((CardRequest(memory_mib=20480 - 2048),))
+    whole = Request((GpuRequest(memory_mib=20480 - 2048),))
     for step in range(1, 100):
         code = KILLED.format(repo=str(REPO))
         p = subprocess.run(
@@ -282,25 +282,25 @@ def test_killed_at_every_step_of_an_admission(settings, other):
         )
         assert p.returncode in (0, -signal.SIGKILL), p.stderr
         assert store.snapshot(settings.state_dir) == (held,)
-        again = admit.admit(whole, who("crash"), me(), settings).grant  # all that is left of the card
+        again = admit.admit(whole, who("crash"), me(), settings).grant  # all that is left of the GPU
         assert len(store.snapshot(settings.state_dir)) == 2
         assert admit.release(again.key, settings, force=True)
         assert files(settings) == sorted(
             [
                 *("inventory.json", "ledger/lock", f"share/{UUID}/slot/00"),
-                *(f"told/card-{UUID}", f"told/card-{UUID}.lock"),
+                *(f"told/gpu-{UUID}", f"told/gpu-{UUID}.lock"),
                 *(f"ledger/{held.key}.json", f"pages/{held.key}/policy", f"pages/{held.key}/said"),
             ]
         )
         page = slot_files.page(settings.state_dir, UUID)
         seq, generation, _ = head(page)
-        assert seq % 2 == 0 and page == card_page(UUID, (held,), generation, seq=seq)
+        assert seq % 2 == 0 and page == gpu_page(UUID, (held,), generation, seq=seq)
         if p.returncode == 0:
             break
     assert int(p.stdout) == step - 1 >= 12
 
 
-def test_containers_learn_what_their_card_was_found_to_do(settings):
+def test_containers_learn_what_their_gpu_was_found_to_do(settings):
     """As far as the settings let them; and no more once the finding has expired."""
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
     seen["groups"] = {"favoured": 0.9, "even": 0.5, "stopped": 0.0, "resumed": 0.5}

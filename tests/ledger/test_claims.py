@@ -1,4 +1,4 @@
-"""Two installs on one node: a real card is booked by one of them at a time."""
+"""Two installs on one node: a real GPU is booked by one of them at a time."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 from oci_hook.config import settings_compile
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.engines import edits
 from oci_hook.errors import NodeError
 from oci_hook.ledger import admit, claims, life, store
@@ -20,7 +20,7 @@ from oci_hook.linux import lock, own_path
 REPO = Path(__file__).resolve().parents[2]
 BOOT = life.boot_id()
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-aaaa")
-SHARE = Request((CardRequest(memory_mib=10),))
+SHARE = Request((GpuRequest(memory_mib=10),))
 
 
 REAL = claims.CLAIMS
@@ -38,8 +38,8 @@ def installs(tmp_path):
 
 
 def node(simulated=False):
-    cards = tuple(Card(u, i, i, 100, simulated=simulated) for i, u in enumerate(UUIDS))
-    return Inventory(BOOT, "1", "/", simulated, cards, (), (), "", "")
+    gpus = tuple(Gpu(u, i, i, 100, simulated=simulated) for i, u in enumerate(UUIDS))
+    return Inventory(BOOT, "1", "/", simulated, gpus, (), (), "", "")
 
 
 def give(settings, id="c1", request=SHARE, by=None, simulated=False):
@@ -54,8 +54,8 @@ def test_the_second_install_is_told_while_the_first_has_grants(installs):
     with pytest.raises(NodeError) as e:
         give(b)
     assert str(e.value) == (
-        f"GH-304: card {UUIDS[0]} is in use by the install with state directory {a.state_dir};"
-        " stop its containers there, or use another card"
+        f"GH-304: GPU {UUIDS[0]} is in use by the install with state directory {a.state_dir};"
+        " stop its containers there, or use another GPU"
     )
     assert store.snapshot(b.state_dir) == ()
     give(a, "c2")
@@ -81,12 +81,12 @@ def test_no_state_directory_is_there():
     assert settings_compile.state_dir(f"{claims.CLAIMS}-2") == f"{claims.CLAIMS}-2"
 
 
-def test_another_card_is_free(installs):
+def test_another_gpu_is_free(installs):
     a, b = installs
-    give(a, request=Request((CardRequest("0", 10),)))
-    give(b, request=Request((CardRequest("1", 10),)))
+    give(a, request=Request((GpuRequest("0", 10),)))
+    give(b, request=Request((GpuRequest("1", 10),)))
     with pytest.raises(NodeError, match=f"GH-304.*{UUIDS[1]}"):
-        give(a, "c2", Request((CardRequest("0", 10), CardRequest("1", 10))))
+        give(a, "c2", Request((GpuRequest("0", 10), GpuRequest("1", 10))))
 
 
 def test_a_dead_grant_holds_no_claim(installs):
@@ -115,7 +115,7 @@ def test_a_ledger_that_cannot_be_read_may_hold_anything(installs):
         give(b)
 
 
-def test_simulated_cards_are_not_claimed(installs, folder):
+def test_simulated_gpus_are_not_claimed(installs, folder):
     a, b = installs
     give(a, simulated=True)
     give(b, simulated=True)
@@ -157,7 +157,7 @@ def test_a_linked_claim_is_not_followed(installs, folder, tmp_path):
     assert (tmp_path / "victim").read_text() == "keep"
 
 
-def test_a_card_uuid_is_one_file_name(installs, folder):
+def test_a_gpu_uuid_is_one_file_name(installs, folder):
     with claims.Claims(("MIG-GPU-x/1/2",), installs[0].state_dir):
         assert os.listdir(folder) == ["MIG-GPU-x_1_2"]
 

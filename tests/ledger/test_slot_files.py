@@ -1,4 +1,4 @@
-"""What containers of a card share, and are told: the tmpfs, slot files, card pages; crashes; tenants that grow their
+"""What containers of a GPU share, and are told: the tmpfs, slot files, GPU pages; crashes; tenants that grow their
 file or hold leases on what they see."""
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core import layout, slot_page
-from oci_hook.core.gpu_page import SLOT_FILE_SIZE, SLOTS, card_page, head
+from oci_hook.core.gpu_page import SLOT_FILE_SIZE, SLOTS, gpu_page, head
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.errors import NodeError
 from oci_hook.ledger import life, slot_files, store, tell
@@ -27,7 +27,7 @@ from oci_hook.linux.mount import mountinfo
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 REPO = Path(__file__).resolve().parents[2]
-CARDS = ("GPU-0", "GPU-1")
+GPUS = ("GPU-0", "GPU-1")
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def state(tmp_path: Path) -> Iterator[str]:
     slot_files.drop(str(tmp_path / "state"))
 
 
-def make(slot: int, *cards: str, by: Life | None = None, **changes: Any) -> Grant:
+def make(slot: int, *gpus: str, by: Life | None = None, **changes: Any) -> Grant:
     who = Identity("/run/runc", f"c{slot}", "/bundle")
-    shares = tuple(Share(uuid, 1024, 10, slot=slot) for uuid in cards or CARDS[:1])
+    shares = tuple(Share(uuid, 1024, 10, slot=slot) for uuid in gpus or GPUS[:1])
     by = by or Life(boot_id(), process_life(os.getpid()))
     return Grant(store.grant_key(who.root, who.id), who, by, shares, born=slot + 100).replace(**changes)
 
@@ -55,7 +55,7 @@ def dead() -> Life:
 def put(state: str, *grants: Grant) -> None:
     with store.open_ledger(state) as ledger:
         for grant in grants:
-            ledger.put(grant, bytes(4096), {CARDS[0]: 5})
+            ledger.put(grant, bytes(4096), {GPUS[0]: 5})
 
 
 def seen(state: str, grant: Grant, number: int) -> bytes:
@@ -65,11 +65,11 @@ def seen(state: str, grant: Grant, number: int) -> bytes:
 
 
 def check(state: str, uuid: str, *grants: Grant, scale: int = 5) -> int:
-    """The card's folder, and what each container on it sees, is what the grants say; the page's generation."""
+    """The GPU's folder, and what each container on it sees, is what the grants say; the page's generation."""
     folder = Path(slot_files.folder(state, uuid))
     page = slot_files.page(state, uuid)
     seq, generation, _ = head(page)
-    assert page == card_page(uuid, grants, generation, scale, seq) and seq % 2 == 0
+    assert page == gpu_page(uuid, grants, generation, scale, seq) and seq % 2 == 0
     assert not tell.pending(tell.names(state)) and tell.UNCLEAR not in tell.names(state)
     for grant in grants:
         for i, held_ in enumerate(grant.shares):
@@ -82,16 +82,16 @@ def check(state: str, uuid: str, *grants: Grant, scale: int = 5) -> int:
     return generation
 
 
-def test_a_tmpfs_per_card_and_who_may_do_what_there(state: str) -> None:
+def test_a_tmpfs_per_gpu_and_who_may_do_what_there(state: str) -> None:
     umask = os.umask(0o077)
     try:
-        put(state, one := make(1, *CARDS), two := make(3, CARDS[1]))
+        put(state, one := make(1, *GPUS), two := make(3, GPUS[1]))
     finally:
         os.umask(umask)
-    check(state, CARDS[0], one)
-    check(state, CARDS[1], one, two, scale=1)
+    check(state, GPUS[0], one)
+    check(state, GPUS[1], one, two, scale=1)
     mounts = {m.point: m for m in mountinfo()}
-    for uuid in CARDS:
+    for uuid in GPUS:
         path = slot_files.folder(state, uuid)
         assert mounts[path].fstype == "tmpfs"
         flags = os.statvfs(path).f_flag
@@ -102,34 +102,34 @@ def test_a_tmpfs_per_card_and_who_may_do_what_there(state: str) -> None:
             st = os.stat(place)
             assert (stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid) == (mode, layout.PAGE_UID, st.st_uid)
     assert stat.S_IMODE(os.stat(f"{state}/share").st_mode) == 0o700
-    file = os.stat(f"{slot_files.folder(state, CARDS[0])}/slot/00")
+    file = os.stat(f"{slot_files.folder(state, GPUS[0])}/slot/00")
     assert file.st_uid == layout.PAGE_UID
     assert file.st_blocks * 512 == SLOT_FILE_SIZE, "allocated, not sparse"
-    assert Path(slot_files.folder(state, CARDS[0]), "slot/00").read_bytes() == bytes(SLOT_FILE_SIZE)
+    assert Path(slot_files.folder(state, GPUS[0]), "slot/00").read_bytes() == bytes(SLOT_FILE_SIZE)
 
 
 def test_the_page_follows_the_ledger(state: str) -> None:
-    put(state, one := make(1), two := make(2, *CARDS, policy="fixed-share"))
-    first = check(state, CARDS[0], one, two)
+    put(state, one := make(1), two := make(2, *GPUS, policy="fixed-share"))
+    first = check(state, GPUS[0], one, two)
     with store.open_ledger(state) as ledger:
         ledger.change(two := two.replace(frozen=9, priority_class="offline"))
-    second = check(state, CARDS[0], one, two)
+    second = check(state, GPUS[0], one, two)
     with store.open_ledger(state) as ledger:
         ledger.remove(two.key)
-    third = check(state, CARDS[0], one)
+    third = check(state, GPUS[0], one)
     put(state, gone := make(4, by=dead()))
-    check(state, CARDS[0], one, gone)
+    check(state, GPUS[0], one, gone)
     with store.open_ledger(state):
         pass
-    check(state, CARDS[0], one)
+    check(state, GPUS[0], one)
     assert first < second < third
     store.forget(state, one.key)
-    check(state, CARDS[0])
+    check(state, GPUS[0])
 
 
 def test_a_slots_next_tenant_has_another_file(state: str) -> None:
     put(state, one := make(1))
-    path = Path(slot_files.folder(state, CARDS[0]), "slot/00")
+    path = Path(slot_files.folder(state, GPUS[0]), "slot/00")
     old = os.open(path, os.O_RDWR)
     try:
         with store.open_ledger(state) as ledger:
@@ -149,7 +149,7 @@ def test_a_tenant_that_fills_the_tmpfs_stops_nobody(state: str) -> None:
     grown = threading.Event()
 
     def grow() -> None:
-        fd = os.open(Path(slot_files.folder(state, CARDS[0]), "slot/00"), os.O_WRONLY)
+        fd = os.open(Path(slot_files.folder(state, GPUS[0]), "slot/00"), os.O_WRONLY)
         block = bytes(1 << 16)
         at = 0
         while not stop.is_set():
@@ -169,24 +169,24 @@ def test_a_tenant_that_fills_the_tmpfs_stops_nobody(state: str) -> None:
     finally:
         stop.set()
         thread.join()
-    slot_files.trim(state, CARDS[0])
-    check(state, CARDS[0], one, *others)
+    slot_files.trim(state, GPUS[0])
+    check(state, GPUS[0], one, *others)
 
 
 def test_without_room_nothing_is_granted(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full of what is no slot file: the refusal leaves all as it was."""
     monkeypatch.setattr(slot_files, "TMPFS_MAX", slot_files.TMPFS_SIZE)
     put(state, one := make(1))
-    filler = Path(slot_files.folder(state, CARDS[0]), "filler")
+    filler = Path(slot_files.folder(state, GPUS[0]), "filler")
     with pytest.raises(OSError, match="No space"):
         filler.write_bytes(bytes(slot_files.TMPFS_SIZE + 1))
     with pytest.raises(NodeError, match=r"GH-303: .*No space left on device"):
-        put(state, make(2, CARDS[1], CARDS[0]))
+        put(state, make(2, GPUS[1], GPUS[0]))
     filler.unlink()
-    check(state, CARDS[0], one)
-    check(state, CARDS[1], scale=1)
+    check(state, GPUS[0], one)
+    check(state, GPUS[1], scale=1)
     put(state, two := make(2))
-    check(state, CARDS[0], one, two)
+    check(state, GPUS[0], one, two)
 
 
 LEASE = """
@@ -217,11 +217,11 @@ def lease(path: str, kind: str) -> Iterator[None]:
 @pytest.mark.parametrize("what", ["page", "slot"])
 def test_a_lease_keeps_only_its_holder_from_what_it_is_told(state: str, what: str, kind: str) -> None:
     """An open that waits for a lease takes fs.lease-break-time, 45 s: others' grants, changes and ends do not wait."""
-    put(state, hostile := make(1, *CARDS), other := make(2, *CARDS))
-    path = page_file(state, hostile.key) if what == "page" else f"{slot_files.folder(state, CARDS[0])}/slot/00"
+    put(state, hostile := make(1, *GPUS), other := make(2, *GPUS))
+    path = page_file(state, hostile.key) if what == "page" else f"{slot_files.folder(state, GPUS[0])}/slot/00"
     began = time.monotonic()
     with lease(path, kind):
-        put(state, third := make(3, *CARDS))
+        put(state, third := make(3, *GPUS))
         with store.open_ledger(state) as ledger:
             ledger.change(other := other.replace(frozen=9))
         assert ledger.late == ({hostile.key} if what == "page" else set())
@@ -229,25 +229,25 @@ def test_a_lease_keeps_only_its_holder_from_what_it_is_told(state: str, what: st
             ledger.change(hostile := hostile.replace(priority_class="offline"))
         assert ledger.late == ({hostile.key} if what == "page" else set())
         for grant in (other, third):
-            assert seen(state, grant, 1) == slot_files.page(state, CARDS[0])
-            assert seen(state, grant, 2) == slot_files.page(state, CARDS[1])
+            assert seen(state, grant, 1) == slot_files.page(state, GPUS[0])
+            assert seen(state, grant, 2) == slot_files.page(state, GPUS[1])
         slot_files.read_gate(state, hostile.shares[0])
-        slot_files.trim(state, CARDS[0])
+        slot_files.trim(state, GPUS[0])
         assert len(store.snapshot(state)) == 3
         with store.open_ledger(state) as ledger:
             ledger.remove(third.key)
     assert time.monotonic() - began < 15
     with store.open_ledger(state):  # it has let go: now it is told, too
         pass
-    check(state, CARDS[0], hostile, other)
-    check(state, CARDS[1], hostile, other, scale=1)
+    check(state, GPUS[0], hostile, other)
+    check(state, GPUS[1], hostile, other, scale=1)
     assert seen(state, hostile, 0)[28] == 0, "its class"
 
 
 def test_a_slot_file_under_a_lease_is_replaced_and_what_it_took_does_not_count(state: str) -> None:
     """It has filled the tmpfs, and nobody may cut its file back."""
     put(state, make(1))
-    path = f"{slot_files.folder(state, CARDS[0])}/slot/00"
+    path = f"{slot_files.folder(state, GPUS[0])}/slot/00"
     with open(path, "ab") as f, contextlib.suppress(OSError):
         while True:
             f.write(bytes(1 << 16))
@@ -258,20 +258,20 @@ def test_a_slot_file_under_a_lease_is_replaced_and_what_it_took_does_not_count(s
         put(state, *others)
         with store.open_ledger(state) as ledger:
             ledger.remove(make(1).key)
-            ledger.put(one := make(1).replace(born=7), bytes(4096), {CARDS[0]: 5})
+            ledger.put(one := make(1).replace(born=7), bytes(4096), {GPUS[0]: 5})
     assert time.monotonic() - began < 15
-    check(state, CARDS[0], one, *others)
+    check(state, GPUS[0], one, *others)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\1", bytes(4096), b"x" * 5000])
 def test_a_damaged_page_is_written_anew(state: str, damage: bytes) -> None:
     put(state, one := make(1))
-    Path(tell.folder(state), f"card-{CARDS[0]}").write_bytes(damage)
+    Path(tell.folder(state), f"gpu-{GPUS[0]}").write_bytes(damage)
     with open(page_file(state, one.key), "r+b") as f:
         os.pwrite(f.fileno(), damage[:4096], 4096)
     put(state, two := make(2))
-    page = slot_files.page(state, CARDS[0])
-    assert page == card_page(CARDS[0], (one, two), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
+    page = slot_files.page(state, GPUS[0])
+    assert page == gpu_page(GPUS[0], (one, two), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
 
 
 AT_STEP = """
@@ -305,7 +305,7 @@ def test_killed_at_any_step(state: str) -> None:
     here = make(1)
     steps = set()
     for count in range(1, 200):
-        put(state, here, gone := make(5, *CARDS, by=dead()))
+        put(state, here, gone := make(5, *GPUS, by=dead()))
         code = AT_STEP.format(repo=str(REPO))
         p = subprocess.run([sys.executable, "-I", "-S", "-c", code, state, str(count)], capture_output=True, text=True)
         assert p.returncode in (0, -signal.SIGKILL), p.stderr
@@ -315,8 +315,8 @@ def test_killed_at_any_step(state: str) -> None:
         with store.open_ledger(state) as ledger:
             (now,) = ledger.grants
             assert now.key == here.key and gone not in ledger.grants
-            check(state, CARDS[0], now)
-            check(state, CARDS[1], scale=1)
+            check(state, GPUS[0], now)
+            check(state, GPUS[1], scale=1)
             pages = os.listdir(f"{state}/pages")
             assert pages == [here.key]
             page = seen(state, here, 0)
@@ -325,7 +325,7 @@ def test_killed_at_any_step(state: str) -> None:
             ledger.remove(here.key)
         if p.returncode == 0:
             break
-    assert steps >= {"unclear", "grant", "policy said", "card said", "clear", "telling", "slots", "card page", "told"}
+    assert steps >= {"unclear", "grant", "policy said", "GPU said", "clear", "telling", "slots", "GPU page", "told"}
     assert p.returncode == 0
 
 
@@ -333,45 +333,45 @@ def test_not_mounted_here(state: str) -> None:
     """As in a mount namespace made before the first container: grants end, and new ones have a tmpfs of their own."""
     put(state, one := make(1), make(2))
     code = (
-        "import sys; from tests.node.test_share import CARDS, check, make, put, share, store\n"
+        "import sys; from tests.node.test_share import GPUS, check, make, put, share, store\n"
         "from oci_hook.linux.mount import unmount\n"
-        "state = sys.argv[1]; unmount(slot_files.folder(state, CARDS[0]))\n"
+        "state = sys.argv[1]; unmount(slot_files.folder(state, GPUS[0]))\n"
         "with store.open_ledger(state) as ledger:\n    ledger.remove(make(2).key)\n"
         "put(state, make(3))\n"
-        "print(sorted(__import__('os').listdir(slot_files.folder(state, CARDS[0]) + '/slot')))\n"
+        "print(sorted(__import__('os').listdir(slot_files.folder(state, GPUS[0]) + '/slot')))\n"
     )
     command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", code, state]
     by = {"PYTHONPATH": str(REPO), "PATH": os.environ["PATH"]}
     p = subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
     assert p.returncode == 0, p.stderr
     assert p.stdout == "['02']\n"
-    with store.open_ledger(state):  # the third is dead, and the second's file goes with the next change of the card
+    with store.open_ledger(state):  # the third is dead, and the second's file goes with the next change of the GPU
         pass
     put(state, four := make(4))
-    folder = Path(slot_files.folder(state, CARDS[0]))
+    folder = Path(slot_files.folder(state, GPUS[0]))
     assert {f.name for f in (folder / "slot").iterdir()} >= {"00", "03"}
-    page = slot_files.page(state, CARDS[0])
-    assert page == card_page(CARDS[0], (one, four), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
+    page = slot_files.page(state, GPUS[0])
+    assert page == gpu_page(GPUS[0], (one, four), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
 
 
-def test_a_half_written_message_is_no_card(state: str) -> None:
+def test_a_half_written_message_is_no_gpu(state: str) -> None:
     """A writer was killed before its rename; the next transaction says everything anew, and leaves nothing of it."""
-    put(state, one := make(1, *CARDS))
+    put(state, one := make(1, *GPUS))
     for name in tell.names(state):
         Path(tell.folder(state), name.removesuffix(".lock") + ".tmp").write_bytes(b"half")
     tell.set_unclear(state)
     with store.open_ledger(state):
         pass
-    names = {f"card-{uuid}{end}" for uuid in CARDS for end in ("", ".lock")}
+    names = {f"gpu-{uuid}{end}" for uuid in GPUS for end in ("", ".lock")}
     assert set(tell.names(state)) == {*names, "policies.lock"}
-    check(state, CARDS[0], one)
-    check(state, CARDS[1], one, scale=1)
+    check(state, GPUS[0], one)
+    check(state, GPUS[1], one, scale=1)
 
 
 def test_dropped(state: str) -> None:
-    put(state, make(1, *CARDS))
-    slot_files.drop(state, (CARDS[1],))
-    assert slot_files.cards(state) == [CARDS[1]]
+    put(state, make(1, *GPUS))
+    slot_files.drop(state, (GPUS[1],))
+    assert slot_files.gpus(state) == [GPUS[1]]
     slot_files.drop(state)
     assert not os.path.exists(f"{state}/share")
     assert not [m for m in mountinfo() if m.point.startswith(state)]
@@ -389,9 +389,9 @@ def test_what_containers_publish_is_read_as_what_it_is(state: str) -> None:
         (1_500_001, 1_500_001, 0, 0, (1 << 64) - 1),
         strict=True,
     ):
-        path = Path(slot_files.folder(state, CARDS[0]), "slot", f"{grant.shares[0].slot - 1:02d}")
+        path = Path(slot_files.folder(state, GPUS[0]), "slot", f"{grant.shares[0].slot - 1:02d}")
         data = bytearray(SLOT_FILE_SIZE)
         data[: len(head_)] = head_
         data[128:136] = struct.pack("<Q", bound)
         path.write_bytes(data if head_ else b"")
-    assert slot_files.preempt_bounds(state, tuple(grants)) == ((grants[0].key, CARDS[0], 5 * 1500 + 1),)
+    assert slot_files.preempt_bounds(state, tuple(grants)) == ((grants[0].key, GPUS[0], 5 * 1500 + 1),)

@@ -1,4 +1,4 @@
-"""Containers that the NVIDIA toolkit would serve as well: refused, since its hooks mount over the stand-ins."""
+"""Containers that the NVIDIA toolkit would serve as well: refused, since its hooks mount over the shims."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The words of gpu-manager (https://github.com/tkestack/gpu-manager) and of its fork under nvidia.com/.
 
-vcuda-core: 100 is one card; below it is a share of one, multiples are whole cards. vcuda-memory: blocks of 256 MiB,
+vcuda-core: 100 is one GPU; below it is a share of one, multiples are whole GPUs. vcuda-memory: blocks of 256 MiB,
 in the fork MB, which there means MiB. vcuda-core-limit: a ceiling above the share, which only burst-share has.
 """
 

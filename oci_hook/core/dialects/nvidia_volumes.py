@@ -1,4 +1,4 @@
-"""The NVIDIA runtime's request by mounts: /dev/null at FOLDER/ID for each card, or FOLDER/all, none, void; and at
+"""The NVIDIA runtime's request by mounts: /dev/null at FOLDER/ID for each GPU, or FOLDER/all, none, void; and at
 FOLDER/imex/N for each IMEX channel.
 
 An image cannot bring a mount, so unlike NVIDIA_VISIBLE_DEVICES these may ask.

@@ -1,4 +1,4 @@
-"""A shared simulated card and containers on it, made by hand: mount namespaces with card page and slot files."""
+"""A shared simulated GPU and containers on it, made by hand: mount namespaces with GPU page and slot files."""
 
 import contextlib
 import os
@@ -15,21 +15,21 @@ from typing import Any, TypeVar
 from tests.shim.box import ROOT
 
 PAGE, SLOT = 4096, 8192
-CARD_MAGIC = 0x3144524143504847
+GPU_MAGIC = 0x3144524143504847
 POLICY_MAGIC = 0x31594C4F50484755
 OFFLINE, DEFAULT, ONLINE = 0, 1, 2
 T = TypeVar("T")
 
 
 class Tenant:
-    """What the card page says of one slot."""
+    """What the GPU page says of one slot."""
 
     def __init__(self, weight: int = 100, cap: float = 0, class_: int = DEFAULT, freeze: int = 0, linger: int = 0):
         self.weight, self.cap, self.class_, self.freeze, self.linger = weight, cap, class_, freeze, linger
 
 
-class Card:
-    """One simulated card, slowed down `scale` times, and its share directory."""
+class Gpu:
+    """One simulated GPU, slowed down `scale` times, and its share directory."""
 
     def __init__(self, place: Path, sim: Any, tenants: list[Tenant], scale: int, number: int = 0) -> None:
         self.place, self.sim, self.tenants, self.scale = place, sim, tenants, scale
@@ -38,7 +38,7 @@ class Card:
         self.copies: list[tuple[Path, int]] = []
         self.born = list(range(1, len(tenants) + 1))
         (place / "slot").mkdir(parents=True)
-        self.file = sim.cards / str(number)
+        self.file = sim.gpus / str(number)
         with open(self.file, "r+b") as f:
             f.seek(16)
             self.uuid = f.read(48).rstrip(b"\0")
@@ -49,7 +49,7 @@ class Card:
         self.write()
 
     def copy_rate(self, bytes_per_us: int) -> None:
-        """Of copies and fills within the card; before a program uses it."""
+        """Of copies and fills within the GPU; before a program uses it."""
         with open(self.file, "r+b") as f:
             os.pwrite(f.fileno(), struct.pack("<Q", bytes_per_us), 320)
 
@@ -62,10 +62,10 @@ class Card:
         self.slot_file(i).write_bytes(bytes(SLOT))
 
     def write(self) -> None:
-        """The card page, in place, under its seqlock."""
+        """The GPU page, in place, under its seqlock."""
         page = bytearray(PAGE)
         present = (1 << len(self.tenants)) - 1
-        struct.pack_into("<QIIIIQQ48s", page, 0, CARD_MAGIC, 1, PAGE, self.seq, self.scale, 1, present, self.uuid)
+        struct.pack_into("<QIIIIQQ48s", page, 0, GPU_MAGIC, 1, PAGE, self.seq, self.scale, 1, present, self.uuid)
         for i, t in enumerate(self.tenants):
             at = 128 + 32 * i
             struct.pack_into("<BBHII", page, at, t.class_, t.freeze, t.weight, round(t.cap * 1e6), t.linger)
@@ -77,7 +77,7 @@ class Card:
         self.seq += 2
 
     def give(self, policy: Path, number: int) -> None:
-        """Put the card page into one container's page file."""
+        """Put the GPU page into one container's page file."""
         at = PAGE * (1 + number)
         with open(policy, "r+b") as f:
             os.pwrite(f.fileno(), struct.pack("<I", self.seq - 1), at + 16)
@@ -86,57 +86,57 @@ class Card:
             os.pwrite(f.fileno(), self.page[16:20], at + 16)
 
     def share_with(self, policy: Path, number: int) -> None:
-        """A container gets this card as its card `number`; it is told of every change from now on."""
+        """A container gets this GPU as its GPU `number`; it is told of every change from now on."""
         self.copies.append((policy, number))
         self.give(policy, number)
 
     def scribble(self, data: bytes) -> None:
-        """Other bytes in the place of every card page."""
+        """Other bytes in the place of every GPU page."""
         for policy, number in self.copies:
             with open(policy, "r+b") as f:
                 os.pwrite(f.fileno(), data, PAGE * (1 + number))
 
 
 class Box:
-    """One container, with the same slot on each of its cards."""
+    """One container, with the same slot on each of its GPUs."""
 
-    def __init__(self, cards: list[Card], slot: int, stand_in: Path) -> None:
-        self.cards, self.slot, self.stand_in = cards, slot, stand_in
-        self.place = cards[0].place.parent / f"box{slot}"
-        for folder in ("driver", "account", "slot", *(f"share/{n}" for n in range(len(cards)))):
+    def __init__(self, gpus: list[Gpu], slot: int, shim: Path) -> None:
+        self.gpus, self.slot, self.shim = gpus, slot, shim
+        self.place = gpus[0].place.parent / f"box{slot}"
+        for folder in ("driver", "account", "slot", *(f"share/{n}" for n in range(len(gpus)))):
             (self.place / folder).mkdir(parents=True)
         for name, library in (("cuda", "libcuda.so.1"), ("ml", "libnvidia-ml.so.1")):
-            (self.place / "driver" / name).write_bytes((cards[0].sim.libraries / library).read_bytes())
+            (self.place / "driver" / name).write_bytes((gpus[0].sim.libraries / library).read_bytes())
         page = bytearray(PAGE)
-        struct.pack_into("<QIIIIII40s", page, 0, POLICY_MAGIC, 1, PAGE, 0, len(cards), 0, 1, b"key")
-        for n, card in enumerate(cards):
+        struct.pack_into("<QIIIIII40s", page, 0, POLICY_MAGIC, 1, PAGE, 0, len(gpus), 0, 1, b"key")
+        for n, gpu in enumerate(gpus):
             (self.place / "slot" / str(n)).touch()
-            record = (card.uuid, 512 << 20, 1024 << 20, 0, 0, 0, n, 0, 1 + slot)
+            record = (gpu.uuid, 512 << 20, 1024 << 20, 0, 0, 0, n, 0, 1 + slot)
             struct.pack_into("<48sQQIIIIQI", page, 128 + 128 * n, *record)
-        (self.place / "policy").write_bytes(page + bytes(PAGE * len(cards)))
-        for n, card in enumerate(cards):
-            card.share_with(self.place / "policy", n)
+        (self.place / "policy").write_bytes(page + bytes(PAGE * len(gpus)))
+        for n, gpu in enumerate(gpus):
+            gpu.share_with(self.place / "policy", n)
         self.running: list[Load] = []
 
     def command(self, argv: list[str]) -> list[str]:
         """argv, as it would run in the box: all slots read-only, the own one also read-write."""
-        cards = "".join(
+        gpus = "".join(
             f"mount --bind {c.place} {self.place}/share/{n} && mount -o remount,bind,ro {self.place}/share/{n} && "
             f"mount --bind {c.place}/slot/{self.slot:02} {self.place}/slot/{n} && "
-            for n, c in enumerate(self.cards)
+            for n, c in enumerate(self.gpus)
         )
         script = (
-            f"mount --bind {self.place} {self.place} && {cards}"
+            f"mount --bind {self.place} {self.place} && {gpus}"
             "mount -t tmpfs none /run && mkdir -p /run/gpu-hook /run/lock && "
             f'mount --rbind {self.place} /run/gpu-hook && exec "$@"'
         )
-        # Above the tests beside these: what is tried here is who has the card, not who has the processor.
+        # Above the tests beside these: what is tried here is who has the GPU, not who has the processor.
         return ["nice", "-n", "-10", "unshare", "-m", "sh", "-c", script, "sh", *argv]
 
     def env(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "ASAN_OPTIONS", "TSAN_OPTIONS")}
-        kept["GPU_HOOK_SIM_CARDS"] = str(self.cards[0].sim.cards)
-        return {**kept, "LD_LIBRARY_PATH": str(self.stand_in), "PYTHONPATH": f"{ROOT}/tests/sim", **more}
+        kept["GPU_HOOK_SIM_GPUS"] = str(self.gpus[0].sim.gpus)
+        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": f"{ROOT}/tests/sim", **more}
 
     def start(self, argv: list[str], **env: str) -> "Load":
         load = Load(self.command(argv), self.env(**env))
@@ -240,9 +240,9 @@ def settles(read: Callable[[], Any], holds: Callable[[Any], bool], tries: int = 
     return seen[-1]
 
 
-def has(card: Card, load: Load, us: float, least: float, seconds: float = 1, settle: float = 0.3) -> None:
-    """Kernels of so many microseconds take at least that part of the card."""
-    settles(lambda: measure([load], seconds, settle)[0] * us * 1e-6 * card.scale / seconds, lambda got: got > least)
+def has(gpu: Gpu, load: Load, us: float, least: float, seconds: float = 1, settle: float = 0.3) -> None:
+    """Kernels of so many microseconds take at least that part of the GPU."""
+    settles(lambda: measure([load], seconds, settle)[0] * us * 1e-6 * gpu.scale / seconds, lambda got: got > least)
 
 
 def have(loads: list[Load], wanted: list[float], within: float, seconds: float = 2, settle: float = 1) -> None:
@@ -261,8 +261,8 @@ def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[floa
     return [n / sum(counts) for n in counts]
 
 
-def sub_slots(card: Card, slot: int) -> list[tuple[int, int]]:
+def sub_slots(gpu: Gpu, slot: int) -> list[tuple[int, int]]:
     """Owner and launches of each sub-slot ever used."""
-    page = card.slot_file(slot).read_bytes()
+    page = gpu.slot_file(slot).read_bytes()
     (top,) = struct.unpack_from("<I", page, 12)
     return [struct.unpack_from("<QQ", page, 512 + 64 * i) for i in range(top)]

@@ -1,4 +1,4 @@
-"""Whole cards with graphics and a display, in real runc: the same files and nodes from wrapper, hook and precreate."""
+"""Whole GPUs with graphics and a display, in real runc: the same files and nodes from wrapper, hook and precreate."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.inventory import CardNode, DriverFile
+from oci_hook.core.inventory import DriverFile, GpuNode
 from oci_hook.discovery import inventory
 from scripts import tiny_image
 from tests.conftest import DRIVER, UUIDS, Bundle, Install, Runc
@@ -48,10 +48,10 @@ def install(prefix: Install) -> Install:
         path.write_text(next(text or "" for end, text in FILES.items() if end.endswith(names[0].lstrip("/"))))
         files.append(DriverFile(str(path), kind, capability, names))
     nodes = (
-        CardNode(UUIDS[0], "graphics", "/dev/dri/card1", 226, 1),
-        CardNode(UUIDS[0], "graphics", "/dev/dri/renderD129", 226, 129),
-        CardNode(UUIDS[1], "graphics", "/dev/dri/card2", 226, 2),
-        CardNode("", "display", "/dev/nvidia-modeset", 195, 254),
+        GpuNode(UUIDS[0], "graphics", "/dev/dri/card1", 226, 1),
+        GpuNode(UUIDS[0], "graphics", "/dev/dri/renderD129", 226, 129),
+        GpuNode(UUIDS[1], "graphics", "/dev/dri/card2", 226, 2),
+        GpuNode("", "display", "/dev/nvidia-modeset", 195, 254),
     )
     prefix.inventory = prefix.inventory.replace(
         files=prefix.inventory.files + tuple(files), nodes=nodes, imex_major=IMEX_MAJOR

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,14 +13,14 @@
 #include <time.h>
 #include <unistd.h>
 
-uint64_t card_now(const struct card_file *file)
+uint64_t gpu_now(const struct gpu_file *file)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return ((uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec) / card_scale(file);
+    return ((uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec) / gpu_scale(file);
 }
 
-/* --- finding the cards --- */
+/* --- finding the GPUs --- */
 
 static bool node_refuses(unsigned minor)
 {
@@ -34,42 +34,42 @@ static bool node_refuses(unsigned minor)
 
 static bool ends(const char *text, size_t size) { return memchr(text, 0, size) != NULL; }
 
-static bool map_card(struct card *card, const char *path, bool writable)
+static bool map_gpu(struct gpu *gpu, const char *path, bool writable)
 {
     int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (fd < 0)
         return false;
     struct stat st;
-    struct card_file *file = MAP_FAILED;
+    struct gpu_file *file = MAP_FAILED;
     if (fstat(fd, &st) == 0 && st.st_size >= (off_t)sizeof *file)
         file = mmap(NULL, sizeof *file, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
     if (file == MAP_FAILED)
         return false; /* fd stays open: closing it could drop a lock that this process holds on the same file */
-    const struct card_head *h = &file->head;
-    if (h->magic != (CARD_MAGIC) || h->version != CARD_VERSION || h->file_size != sizeof *file ||
+    const struct gpu_head *h = &file->head;
+    if (h->magic != (GPU_MAGIC) || h->version != GPU_VERSION || h->file_size != sizeof *file ||
         !ends(h->uuid, sizeof h->uuid) || !ends(h->name, sizeof h->name) || !ends(h->pci, sizeof h->pci) ||
         !ends(h->driver_version, sizeof h->driver_version)) {
         munmap(file, sizeof *file);
         return false;
     }
-    card->fd = fd;
-    card->file = file;
-    card->slot = -1;
-    pthread_mutex_init(&card->mutex, NULL);
+    gpu->fd = fd;
+    gpu->file = file;
+    gpu->slot = -1;
+    pthread_mutex_init(&gpu->mutex, NULL);
     return true;
 }
 
-int cards_open(struct card *cards, int max, bool writable)
+int gpus_open(struct gpu *gpus, int max, bool writable)
 {
-    const char *dir = getenv("GPU_HOOK_SIM_CARDS");
+    const char *dir = getenv("GPU_HOOK_SIM_GPUS");
     if (!dir || !*dir)
         dir = "/dev/nvidia-sim";
-    unsigned minors[CARD_MAX];
+    unsigned minors[GPU_MAX];
     int found = 0;
     DIR *d = opendir(dir);
     if (!d)
         return 0;
-    for (struct dirent *e; found < CARD_MAX && (e = readdir(d));) {
+    for (struct dirent *e; found < GPU_MAX && (e = readdir(d));) {
         char *end;
         unsigned long minor = strtoul(e->d_name, &end, 10);
         if (e->d_name[0] < '0' || e->d_name[0] > '9' || *end || minor > 254)
@@ -85,7 +85,7 @@ int cards_open(struct card *cards, int max, bool writable)
         char path[PATH_MAX];
         if (snprintf(path, sizeof path, "%s/%u", dir, minors[i]) >= (int)sizeof path || node_refuses(minors[i]))
             continue;
-        if (map_card(&cards[count], path, writable))
+        if (map_gpu(&gpus[count], path, writable))
             count++;
     }
     return count;
@@ -103,13 +103,13 @@ static int record_lock(int fd, short type, off_t byte)
 }
 
 /* One process at a time, but not for ever: its holder may have been stopped. What is done under it is right without. */
-static void engine_lock(const struct card *card)
+static void engine_lock(const struct gpu *gpu)
 {
-    for (int i = 0; i < 200 && record_lock(card->fd, F_WRLCK, LOCK_ENGINE) < 0; i++)
+    for (int i = 0; i < 200 && record_lock(gpu->fd, F_WRLCK, LOCK_ENGINE) < 0; i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-static void engine_unlock(const struct card *card) { record_lock(card->fd, F_UNLCK, LOCK_ENGINE); }
+static void engine_unlock(const struct gpu *gpu) { record_lock(gpu->fd, F_UNLCK, LOCK_ENGINE); }
 
 static uint64_t my_start_ticks(void)
 {
@@ -128,18 +128,18 @@ static uint64_t my_start_ticks(void)
     return p ? strtoull(p, NULL, 10) : 0;
 }
 
-static bool owned_by_me(const struct card_slot *slot)
+static bool owned_by_me(const struct gpu_slot *slot)
 {
     return slot->pid == getpid() && slot->start_ticks == my_start_ticks();
 }
 
-int card_owner(const struct card *card, int slot)
+int gpu_owner(const struct gpu *gpu, int slot)
 {
-    const struct card_slot *s = &card->file->slot[slot];
-    if (card->slot == slot)
+    const struct gpu_slot *s = &gpu->file->slot[slot];
+    if (gpu->slot == slot)
         return getpid();
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
-    if (fcntl(card->fd, F_GETLK, &l) < 0)
+    if (fcntl(gpu->fd, F_GETLK, &l) < 0)
         return 0;
     if (l.l_type != F_UNLCK)
         return l.l_pid > 0 ? l.l_pid : 0;
@@ -148,17 +148,17 @@ int card_owner(const struct card *card, int slot)
 }
 
 /* Everything that the slot's process had. Nothing may be submitted for it any more. */
-static void clear_slot(struct card_file *file, int slot)
+static void clear_slot(struct gpu_file *file, int slot)
 {
-    struct card_slot *s = &file->slot[slot];
-    for (unsigned i = 0; i < card_queues(file); i++) {
-        struct card_queue *q = &file->queue[i];
+    struct gpu_slot *s = &file->slot[slot];
+    for (unsigned i = 0; i < gpu_queues(file); i++) {
+        struct gpu_queue *q = &file->queue[i];
         if (atomic_load(&q->owner) != (uint32_t)slot + 1)
             continue;
         atomic_store(&q->cut, atomic_load(&q->tail));
         atomic_store(&q->owner, 0);
     }
-    for (unsigned i = 0; i < card_groups(file); i++)
+    for (unsigned i = 0; i < gpu_groups(file); i++)
         if (atomic_load(&file->group[i].owner) == (uint32_t)slot + 1)
             atomic_store(&file->group[i].owner, 0);
     atomic_store(&s->used, 0);
@@ -169,30 +169,30 @@ static void clear_slot(struct card_file *file, int slot)
 }
 
 /* Mutex held. */
-static void reap(struct card *card, int slot)
+static void reap(struct gpu *gpu, int slot)
 {
-    const struct card_slot *s = &card->file->slot[slot];
+    const struct gpu_slot *s = &gpu->file->slot[slot];
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
-    if (slot == card->slot || (!s->pid && !atomic_load(&s->used)) || fcntl(card->fd, F_GETLK, &l) < 0 ||
-        l.l_type != F_UNLCK || record_lock(card->fd, F_WRLCK, LOCK_SLOT + slot) < 0)
+    if (slot == gpu->slot || (!s->pid && !atomic_load(&s->used)) || fcntl(gpu->fd, F_GETLK, &l) < 0 ||
+        l.l_type != F_UNLCK || record_lock(gpu->fd, F_WRLCK, LOCK_SLOT + slot) < 0)
         return;
-    clear_slot(card->file, slot);
-    record_lock(card->fd, F_UNLCK, LOCK_SLOT + slot);
+    clear_slot(gpu->file, slot);
+    record_lock(gpu->fd, F_UNLCK, LOCK_SLOT + slot);
 }
 
-void card_reap(struct card *card)
+void gpu_reap(struct gpu *gpu)
 {
-    for (int i = 0; i < card_slots(card->file); i++)
-        reap(card, i);
+    for (int i = 0; i < gpu_slots(gpu->file); i++)
+        reap(gpu, i);
 }
 
 /* Take the first free one of an array whose elements begin with their owner; -1: none is. */
-static int take(struct card *card, void *array, size_t size, unsigned most, _Atomic uint32_t *count)
+static int take(struct gpu *gpu, void *array, size_t size, unsigned most, _Atomic uint32_t *count)
 {
     for (unsigned i = 0; i < most; i++) {
         _Atomic uint32_t *owner = (void *)((char *)array + i * size);
         uint32_t free_one = 0;
-        if (!atomic_compare_exchange_strong(owner, &free_one, (uint32_t)card->slot + 1))
+        if (!atomic_compare_exchange_strong(owner, &free_one, (uint32_t)gpu->slot + 1))
             continue;
         uint32_t n = atomic_load(count);
         while (n <= i && !atomic_compare_exchange_weak(count, &n, i + 1))
@@ -202,10 +202,10 @@ static int take(struct card *card, void *array, size_t size, unsigned most, _Ato
     return -1;
 }
 
-int card_take_group(struct card *card)
+int gpu_take_group(struct gpu *gpu)
 {
-    struct card_file *f = card->file;
-    int i = take(card, f->group, sizeof *f->group, CARD_GROUPS, &f->head.groups);
+    struct gpu_file *f = gpu->file;
+    int i = take(gpu, f->group, sizeof *f->group, GPU_GROUPS, &f->head.groups);
     if (i >= 0) {
         atomic_store(&f->group[i].off, 0);
         atomic_store(&f->group[i].slice_ns, 0);
@@ -214,21 +214,21 @@ int card_take_group(struct card *card)
     return i;
 }
 
-void card_give_group(struct card *card, int group)
+void gpu_give_group(struct gpu *gpu, int group)
 {
-    struct card_file *f = card->file;
-    for (unsigned i = 0; i < card_queues(f); i++)
-        if (atomic_load(&f->queue[i].owner) == (uint32_t)card->slot + 1 && f->queue[i].group == (uint32_t)group) {
+    struct gpu_file *f = gpu->file;
+    for (unsigned i = 0; i < gpu_queues(f); i++)
+        if (atomic_load(&f->queue[i].owner) == (uint32_t)gpu->slot + 1 && f->queue[i].group == (uint32_t)group) {
             atomic_store(&f->queue[i].cut, atomic_load(&f->queue[i].tail));
             atomic_store(&f->queue[i].owner, 0);
         }
     atomic_store(&f->group[group].owner, 0);
 }
 
-int card_take_queue(struct card *card, int group, int priority)
+int gpu_take_queue(struct gpu *gpu, int group, int priority)
 {
-    struct card_file *f = card->file;
-    int i = take(card, f->queue, sizeof *f->queue, CARD_QUEUES, &f->head.queues);
+    struct gpu_file *f = gpu->file;
+    int i = take(gpu, f->queue, sizeof *f->queue, GPU_QUEUES, &f->head.queues);
     if (i >= 0) {
         f->queue[i].group = (uint32_t)group;
         f->queue[i].priority = priority;
@@ -237,15 +237,15 @@ int card_take_queue(struct card *card, int group, int priority)
     return i;
 }
 
-bool card_claim(struct card *card)
+bool gpu_claim(struct gpu *gpu)
 {
-    pthread_mutex_lock(&card->mutex);
-    engine_lock(card);
-    for (int i = 0; card->slot < 0 && i < CARD_SLOTS; i++) {
-        if (record_lock(card->fd, F_WRLCK, LOCK_SLOT + i) < 0)
+    pthread_mutex_lock(&gpu->mutex);
+    engine_lock(gpu);
+    for (int i = 0; gpu->slot < 0 && i < GPU_SLOTS; i++) {
+        if (record_lock(gpu->fd, F_WRLCK, LOCK_SLOT + i) < 0)
             continue;
-        struct card_slot *s = &card->file->slot[i];
-        clear_slot(card->file, i);
+        struct gpu_slot *s = &gpu->file->slot[i];
+        clear_slot(gpu->file, i);
         s->start_ticks = my_start_ticks();
         FILE *f = fopen("/proc/self/comm", "re");
         if (f) {
@@ -255,69 +255,69 @@ bool card_claim(struct card *card)
             fclose(f);
         }
         s->pid = getpid();
-        card->slot = i;
-        _Atomic uint32_t *slots = &card->file->head.slots;
+        gpu->slot = i;
+        _Atomic uint32_t *slots = &gpu->file->head.slots;
         if (atomic_load(slots) <= (uint32_t)i)
             atomic_store(slots, (uint32_t)i + 1);
     }
-    engine_unlock(card);
-    pthread_mutex_unlock(&card->mutex);
-    return card->slot >= 0;
+    engine_unlock(gpu);
+    pthread_mutex_unlock(&gpu->mutex);
+    return gpu->slot >= 0;
 }
 
-static uint64_t sum_used(const struct card_file *file)
+static uint64_t sum_used(const struct gpu_file *file)
 {
     uint64_t sum = 0;
-    for (int i = 0, n = card_slots(file); i < n; i++)
+    for (int i = 0, n = gpu_slots(file); i < n; i++)
         sum += atomic_load(&file->slot[i].used);
     return sum;
 }
 
-static bool try_reserve(struct card *card, uint64_t bytes)
+static bool try_reserve(struct gpu *gpu, uint64_t bytes)
 {
-    _Atomic uint64_t *used = &card->file->slot[card->slot].used;
+    _Atomic uint64_t *used = &gpu->file->slot[gpu->slot].used;
     atomic_fetch_add(used, bytes);
-    if (sum_used(card->file) <= card->file->head.memory_total)
+    if (sum_used(gpu->file) <= gpu->file->head.memory_total)
         return true;
     atomic_fetch_sub(used, bytes);
     return false;
 }
 
-bool card_reserve(struct card *card, uint64_t bytes)
+bool gpu_reserve(struct gpu *gpu, uint64_t bytes)
 {
-    if (bytes > card->file->head.memory_total)
+    if (bytes > gpu->file->head.memory_total)
         return false;
-    if (try_reserve(card, bytes))
+    if (try_reserve(gpu, bytes))
         return true;
     /* Two that tried at once may both have been refused, and the dead still count: decide again, one at a time. */
-    pthread_mutex_lock(&card->mutex);
-    engine_lock(card);
-    card_reap(card);
-    bool ok = try_reserve(card, bytes);
-    engine_unlock(card);
-    pthread_mutex_unlock(&card->mutex);
+    pthread_mutex_lock(&gpu->mutex);
+    engine_lock(gpu);
+    gpu_reap(gpu);
+    bool ok = try_reserve(gpu, bytes);
+    engine_unlock(gpu);
+    pthread_mutex_unlock(&gpu->mutex);
     return ok;
 }
 
-void card_release(struct card *card, uint64_t bytes)
+void gpu_release(struct gpu *gpu, uint64_t bytes)
 {
-    atomic_fetch_sub(&card->file->slot[card->slot].used, bytes);
+    atomic_fetch_sub(&gpu->file->slot[gpu->slot].used, bytes);
 }
 
-uint64_t card_used(struct card *card, bool do_reap)
+uint64_t gpu_used(struct gpu *gpu, bool do_reap)
 {
     if (do_reap) {
-        pthread_mutex_lock(&card->mutex);
-        engine_lock(card);
-        card_reap(card);
-        engine_unlock(card);
-        pthread_mutex_unlock(&card->mutex);
-        return sum_used(card->file);
+        pthread_mutex_lock(&gpu->mutex);
+        engine_lock(gpu);
+        gpu_reap(gpu);
+        engine_unlock(gpu);
+        pthread_mutex_unlock(&gpu->mutex);
+        return sum_used(gpu->file);
     }
     uint64_t sum = 0;
-    for (int i = 0, n = card_slots(card->file); i < n; i++) {
-        uint64_t used = atomic_load(&card->file->slot[i].used);
-        if (used && card_owner(card, i) >= 0)
+    for (int i = 0, n = gpu_slots(gpu->file); i < n; i++) {
+        uint64_t used = atomic_load(&gpu->file->slot[i].used);
+        if (used && gpu_owner(gpu, i) >= 0)
             sum += used;
     }
     return sum;

@@ -1,5 +1,5 @@
-#ifndef GPU_HOOK_NVML_CARD_H
-#define GPU_HOOK_NVML_CARD_H
+#ifndef GPU_HOOK_NVML_GPU_H
+#define GPU_HOOK_NVML_GPU_H
 
 #include <stdbool.h>
 
@@ -11,9 +11,9 @@ struct gh_share_view { /* bytes; total = free + used */
     bool known; /* else there is no limit to show: nothing is free of what the driver calls the total */
 };
 
-/* The granted card behind a handle, or -1. */
-int card_of_handle(struct gh_state *st, nvmlDevice_t device);
-/* What to show of a card. False: show the driver's figures (a whole card). */
+/* The granted GPU behind a handle, or -1. */
+int gpu_of_handle(struct gh_state *st, nvmlDevice_t device);
+/* What to show of a GPU. False: show the driver's figures (a whole GPU). */
 bool share_view(nvmlDevice_t device, struct gh_share_view *out);
 
 #endif
