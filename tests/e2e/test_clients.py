@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.test_driver_files import debian_driver
+from tests.discovery.test_driver_files import debian_driver
 
 from oci_hook.discovery import driver_files, inventory
 from tests.conftest import Bundle, Install, Runc
