@@ -12,7 +12,7 @@ from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EOVERFLOW, EXDEV
 from oci_hook.core.layout import PAGE_UID, PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
-from oci_hook.linux import device, mount, namespace, process
+from oci_hook.linux import device, mount, namespace, proc, process
 from oci_hook.linux.libc import AT_FDCWD, SyscallError
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
 
@@ -79,7 +79,7 @@ def check_child_of(container: Container, parent: int) -> None:
 
     So the pid of another container, of a process that is not a container, or of ourselves is never changed.
     """
-    if process.parent(container.pid) != parent:
+    if proc.parent(container.pid) != parent:
         raise _not_ours(container.pid, "is not a child of the runtime that called this hook")
 
 

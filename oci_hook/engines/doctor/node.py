@@ -13,7 +13,7 @@ from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
 from oci_hook.linux import cgroup, mount, openat2
-from oci_hook.observe.orphans import strays
+from oci_hook.observe.orphans import orphans
 
 USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
@@ -76,7 +76,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
     written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
     dead = f", {written - len(living)} of ended ones that the next start removes" if written > len(living) else ""
     yield Finding("ledger", OK, f"{len(living)} containers hold shares{dead}")
-    unknown = strays(settings.state_dir, {grant.key for grant in living})
+    unknown = orphans(settings.state_dir, {grant.key for grant in living})
     new = {grant.key for grant in store.snapshot(settings.state_dir)} if unknown else set()  # made meanwhile
     for pid in [pid for key, pid in unknown.items() if key not in new]:
         message = f"process {pid} has a share that the ledger does not know: what it uses can be given twice"
