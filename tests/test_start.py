@@ -71,6 +71,7 @@ OURS = {
     "ledger.grant_file",
     "apply.image",
     "ledger.inventory",
+    "linux.cgroup_tree",
     "linux.proc",
     "ledger.proof",
     "ledger.life",

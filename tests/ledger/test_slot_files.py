@@ -313,7 +313,7 @@ def test_killed_at_each_call_that_changes_a_file(state: str) -> None:
         p = subprocess.run([sys.executable, "-I", "-S", "-c", code, state, str(count)], capture_output=True, text=True)
         assert p.returncode in (0, -signal.SIGKILL), p.stderr
         calls.add(p.stdout.strip())
-        with store.open_ledger(state):
+        with store.open_ledger(state, seconds=10):
             pass
         with store.open_ledger(state) as ledger:
             (now,) = ledger.grants
@@ -357,7 +357,7 @@ def test_not_mounted_here(state: str) -> None:
     p = subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
     assert p.returncode == 0, p.stderr
     assert p.stdout == "['02']\n"
-    with store.open_ledger(state):  # the third is dead, and the second's file goes with the next change of the GPU
+    with store.open_ledger(state, seconds=10):  # the third has ended; the second's file goes with the GPU's next change
         pass
     put(state, four := make(4))
     folder = Path(slot_files.folder(state, GPUS[0]))

@@ -449,6 +449,8 @@ def test_killed_at_each_call_that_changes_a_file(state):
         assert p.returncode == -signal.SIGKILL, p.stderr
         calls.append(p.stdout.strip().replace(gone.key, "GONE"))
         assert store.snapshot(state) == (here,), "what a reader sees before any sweep"
+        with store.open_ledger(state, seconds=10):
+            pass
         put(state, new := make("new"))
         assert files(state) == sorted([*of(here, new), "ledger/lock"])
         with store.open_ledger(state) as ledger:
@@ -456,7 +458,7 @@ def test_killed_at_each_call_that_changes_a_file(state):
     points = ["flock", "open told/unclear", "unlink ledger/GONE.json", "unlink policy", "rmdir pages/GONE"]
     points += ["mkdir pages/KEY", "open KEY/said", "open KEY/policy", "open ledger/KEY.tmp", "rename ledger/KEY.tmp"]
     points += ["unlink ledger/KEY.json", "rmdir pages/KEY", "unlink told/unclear"]
-    assert p.returncode == 0 and set(points) <= set(calls) and len(calls) > 30, calls
+    assert p.returncode == 0 and set(points) <= set(calls) and len(calls) > 25, calls
 
 
 CAMPAIGN = """
