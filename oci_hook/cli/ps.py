@@ -12,7 +12,7 @@ from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
-from oci_hook.observe.account import Books, look
+from oci_hook.observe.account import Usage, look
 from oci_hook.observe.stage import in_words, stage
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ def suspended(state_dir: str, grant: Grant, grants: list[Grant]) -> tuple[str, f
 
 def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float] | None = None) -> dict[str, Any]:
     books = look(grant)
-    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Books) else [None] * len(grant.shares)
+    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Usage) else [None] * len(grant.shares)
     gpus = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": n}
         for share, n in zip(grant.shares, used, strict=True)

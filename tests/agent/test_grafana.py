@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent.agent import usage
 from oci_hook.agent.audit import KINDS, Finding
 from oci_hook.agent.metrics import Counters, exposition
+from oci_hook.agent.publish import usage
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share

@@ -13,7 +13,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.slot_page import WAITS, Gate
 from oci_hook.errors import CODES
-from oci_hook.observe.account import Books
+from oci_hook.observe.account import Usage
 from tests.agent.test_grafana import metrics as all_names
 
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def node() -> dict[str, Any]:
     life = Life("b", init=(1, 1))
     grant = Grant("k1", who, life, shares, "fixed-share", "offline", created=1001, frozen=1002)
     watched = Watched()
-    watched.books = Books((100 * MIB,), (7 * MIB,), frozenset())
+    watched.account = Usage((100 * MIB,), (7 * MIB,), frozenset())
     watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))
     watched.peaks["GPU-0"] = 500
     watched.frozen_seconds = 12.5
