@@ -5,8 +5,7 @@
 #include <time.h>
 
 /* At every entry of the driver that asks for its state. Which of two threads' calls is the N-th is left to chance. */
-CUresult fault(void)
-{
+CUresult fault(void) {
     static _Atomic uint32_t calls, draws;
     if (!sim_gpus)
         return CUDA_SUCCESS;
@@ -31,8 +30,7 @@ CUresult fault(void)
  * the context's kernels are not scheduled; preempt: its present turn ends now. */
 enum { SIMULATED_TSG_SLICE_US = 1, SIMULATED_TSG_OFF = 2, SIMULATED_TSG_PREEMPT = 3 };
 
-API CUresult gpuHookSimulatedTsgControl(CUcontext ctx, int control, uint64_t value)
-{
+API CUresult gpuHookSimulatedTsgControl(CUcontext ctx, int control, uint64_t value) {
     TRY(sim_ready());
     if (!ctx)
         TRY(sim_context(&ctx));
@@ -57,8 +55,7 @@ API CUresult gpuHookSimulatedTsgControl(CUcontext ctx, int control, uint64_t val
 }
 
 /* How many real nanoseconds one of GPU time takes; programs that sleep between launches must know it. */
-API CUresult gpuHookSimulatedTimeScale(CUdevice dev, unsigned *scale)
-{
+API CUresult gpuHookSimulatedTimeScale(CUdevice dev, unsigned *scale) {
     TRY(sim_device(dev));
     if (!scale)
         return CUDA_ERROR_INVALID_VALUE;
