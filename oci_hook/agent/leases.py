@@ -9,8 +9,8 @@ import os
 from oci_hook.core.grant import Grant
 from oci_hook.core.value import Value
 from oci_hook.ledger.deliver import page_file
-from oci_hook.ledger.life import read_file
 from oci_hook.ledger.slot_files import slot_path
+from oci_hook.linux.proc import read_file
 
 LOCKS_MAX = 8 << 20  # bytes of /proc/locks: some 120 000 locks
 FDS_MAX = 65536

@@ -11,10 +11,10 @@ from oci_hook.core.layout import TIERS
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import Request
 from oci_hook.core.value import Value
-from oci_hook.discovery.inventory import load
 from oci_hook.errors import NoRoomError, refuse
 from oci_hook.ledger import events, store
 from oci_hook.ledger.claims import Claims
+from oci_hook.ledger.inventory import load
 from oci_hook.ledger.life import valid_id
 from oci_hook.ledger.proof import PATIENT, QUICK, is_being_made
 from oci_hook.ledger.slot_files import preempt_bounds
@@ -133,7 +133,7 @@ def _same_bundle(one: str, other: str) -> bool:
 def _tiers(settings: Settings, inventory: Inventory) -> "dict[str, int] | None":
     if not os.path.exists(f"{settings.state_dir}/{TIERS}"):
         return None
-    from oci_hook.discovery.tiers import usable
+    from oci_hook.ledger.tiers import usable
 
     return usable(settings, inventory)
 

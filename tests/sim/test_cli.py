@@ -16,10 +16,9 @@ from oci_hook.config import settings_compile
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
-from oci_hook.discovery import inventory
 from oci_hook.errors import NodeError
-from oci_hook.ledger import store
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.ledger import inventory, store
+from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.sim import driver_root
 
 REAL_ROOT = "/srv/driver"

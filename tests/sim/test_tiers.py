@@ -11,7 +11,9 @@ from oci_hook.config.settings import load
 from oci_hook.core.gpu_page import tiers_of
 from oci_hook.core.grant import Share
 from oci_hook.core.inventory import Inventory
-from oci_hook.discovery import inventory, tiers
+from oci_hook.discovery import tiers
+from oci_hook.ledger import inventory
+from oci_hook.ledger import tiers as seen_tiers
 from tests.sim.test_cli import Install
 from tests.sim.test_cli import install as install
 
@@ -37,7 +39,7 @@ def test_a_control_counts_by_what_it_does(install: Install, tsg: str, tier: str)
     install.yaml.write_text(install.yaml.read_text().replace("channel_groups: none", "channel_groups: stop"))
     settings = settings_compile.compile(str(install.prefix))
     assert install.data("gpus", "--refresh")["gpus"][0]["tier"] == {**found, "used": tier}
-    bits = tiers.usable(settings, the_inventory(install))
+    bits = seen_tiers.usable(settings, the_inventory(install))
     assert bits == {gpu["uuid"]: 7 if tsg == "work" else 1}
     install.run("sim", "down")
     assert os.listdir(settings.state_dir) == ["owner"]
@@ -49,17 +51,17 @@ def test_findings_expire(install: Install) -> None:
     there, settings = the_inventory(install), load(str(install.prefix))
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
     tiers.save(settings, there, {there.gpus[0].uuid: seen, "GPU-gone": seen})
-    assert list(tiers.load(settings, there)) == [there.gpus[0].uuid]
+    assert list(seen_tiers.load(settings, there)) == [there.gpus[0].uuid]
     assert "0.5" in install.run("gpus").splitlines()[2].split()
-    assert tiers.load(settings, there.replace(boot_id="another")) == {}
-    assert tiers.load(settings, there.replace(driver_version="1")) == {}
+    assert seen_tiers.load(settings, there.replace(boot_id="another")) == {}
+    assert seen_tiers.load(settings, there.replace(driver_version="1")) == {}
     file = Path(settings.state_dir) / "tiers.json"
     file.chmod(0o666)
-    assert tiers.load(settings, there) == {}, "anybody could have written it"
+    assert seen_tiers.load(settings, there) == {}, "anybody could have written it"
     for damage in (b"", b"[]", b'{"format": 1}', b"\xff"):
         file.write_bytes(damage)
         file.chmod(0o644)
-        assert tiers.load(settings, there) == {}
+        assert seen_tiers.load(settings, there) == {}
     assert install.data("gpus")["gpus"][0]["tier"] is None
 
 
