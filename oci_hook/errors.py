@@ -2,8 +2,8 @@
 
 GhError                one or more problems; the program ends, nothing was granted, nothing was changed
   RequestError  GH-1xx what the container asks for is not valid
-  NoRoomError   GH-2xx the request is valid, the node's cards cannot serve it
-  NodeError     GH-3xx the node is not fit: driver, inventory, ledger, stand-in
+  NoRoomError   GH-2xx the request is valid, the node's GPUs cannot serve it
+  NodeError     GH-3xx the node is not fit: driver, inventory, ledger, shim
   ApplyError    GH-4xx the container cannot be changed as planned
   SettingsError GH-5xx settings or registration
 
@@ -18,24 +18,24 @@ CODES = {
     "GH-105": "the input is too large or has forbidden characters",
     "GH-106": "a driver capability or an IMEX channel, which are not offered with a share",
     "GH-107": "a manifest that cannot be read or rewritten",
-    "GH-201": "no card has room for the request",
-    "GH-202": "a card or an IMEX channel that this node does not have",
-    "GH-203": "more cards asked than the node has",
+    "GH-201": "no GPU has room for the request",
+    "GH-202": "a GPU or an IMEX channel that this node does not have",
+    "GH-203": "more GPUs asked than the node has",
     "GH-301": "the inventory is missing or stale",
     "GH-302": "driver files are missing or of another version",
     "GH-303": "the ledger cannot be read or written",
-    "GH-304": "the card is claimed by another gpu-hook install",
-    "GH-305": "the stand-in library is missing or not safe to use",
+    "GH-304": "the GPU is claimed by another gpu-hook install",
+    "GH-305": "the shim library is missing or not safe to use",
     "GH-306": "the simulated driver is missing or damaged",
-    "GH-307": "a container's policy page is missing or damaged (said by the stand-in)",
-    "GH-308": "a container's account page cannot be used or is full (said by the stand-in)",
-    "GH-309": "a program uses a card that its container's policy page does not name (said by the stand-in)",
-    "GH-310": "a card with containers is not probed (a warning)",
+    "GH-307": "a container's policy page is missing or damaged (said by the shim)",
+    "GH-308": "a container's account page cannot be used or is full (said by the shim)",
+    "GH-309": "a program uses a GPU that its container's policy page does not name (said by the shim)",
+    "GH-310": "a GPU with containers is not probed (a warning)",
     "GH-320": "another agent runs for this state directory",
     "GH-321": "the agent's address cannot be used",
     "GH-401": "config.json cannot be read, parsed or written",
     "GH-402": "paths in the image or its mounts collide with the plan",
-    "GH-403": "the container would reach a card that it is not granted",
+    "GH-403": "the container would reach a GPU that it is not granted",
     "GH-404": "the kernel lacks an interface that is needed here",
     "GH-405": "a change of the container failed, or took too long",
     "GH-406": "the container state on standard input is not valid",

@@ -3,21 +3,21 @@
 prestart, createRuntime: the container's mounts, namespaces and cgroup are made, its program has not started. Either
 gpu-hook-runtime or precreate.py has given it its share, which is then checked, or the share is given here, to the live
 container.
-poststop: its grant is forgotten. A hook cannot change a container's environment; the stand-in does without.
+poststop: its grant is forgotten. A hook cannot change a container's environment; the shim does without.
 Exit status 1 and a coded line on standard error: the container does not start and nothing was granted.
 """
 
 import os
 import time
 
+from oci_hook.config import settings as node_settings
 from oci_hook.core.layout import MARKER
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, refuse
+from oci_hook.ledger import events
 from oci_hook.linux import limits
-from oci_hook.node import events
-from oci_hook.node import settings as node_settings
-from oci_hook.oci import annotations, asked, log, rivals, spec, state
+from oci_hook.oci import annotations, log, nvidia_hooks, request_mounts, spec, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oci_hook.apply.to_container import Container
+    from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant, Identity, Life
-    from oci_hook.node.settings import Settings
     from oci_hook.oci.state import State
 
 STAGES = ("prestart", "createRuntime", "poststop")
@@ -77,18 +77,18 @@ def _start(given: "State", settings: "Settings") -> None:
     config = spec.load(os.path.join(given.bundle, "config.json"))
     name = annotations.container_name(given.annotations)
     own = _unedited(config)
-    env, mounts = spec.environment(own), asked.mounts(own)
-    request = parse(given.annotations, env, name, settings.rules, mounts, asked.decode)
+    env, mounts = spec.environment(own), request_mounts.mounts(own)
+    request = parse(given.annotations, env, name, settings.rules, mounts, request_mounts.decode)
     if request is None:
         return
     if settings.mode == "standalone":
-        rivals.check(config)
+        nvidia_hooks.check(config)
 
     # Below: what a container that asks for nothing need not load.
     from oci_hook.apply import to_container
-    from oci_hook.node.admit import admit, release
-    from oci_hook.node.skeleton import check_mount_points
-    from oci_hook.node.sources import check_sources
+    from oci_hook.apply.skeleton import check_mount_points
+    from oci_hook.apply.sources import check_sources
+    from oci_hook.ledger.admit import admit, release
 
     container = to_container.open_container(given.pid, spec.rootfs(config, given.bundle))
     to_container.check_child_of(container, os.getppid())
@@ -114,7 +114,7 @@ def _start(given: "State", settings: "Settings") -> None:
         plan, steps = _plan(grant, inventory, config, container, settings)
         check_sources(plan, settings)
         check_mount_points(plan, settings)
-        to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
+        to_cgroup.check(devices, tuple(inventory.gpu(share.uuid).minor for share in grant.shares))
         to_container.apply(steps, container, _sources(settings))
         to_container.verify(plan, container)
         to_cgroup.apply(plan, devices)
@@ -151,7 +151,7 @@ def _unedited(config: "Any") -> "Any":
 
 def _plan(grant: "Grant", inventory: "Any", config: "Any", container: "Container", settings: "Settings") -> "Any":
     """(the plan as it is meant, the same with every destination where the image's links lead it)."""
-    from oci_hook.node.image import check_destinations, look, warnings
+    from oci_hook.apply.image import check_destinations, look, warnings
 
     mounts = config.get("mounts") or ()
     facts = look(container.path(), mounts, spec.environment(config))
@@ -170,9 +170,9 @@ def _held(given: "State", settings: "Settings") -> "Grant | None":
     """The grant that gpu-hook-runtime made for this container, or this hook at its earlier stage.
 
     Its key has the runtime's root in it, which a hook is not told; so it is found by id and bundle, and believed only
-    as far as `_verify` finds its page and the stand-ins in the container.
+    as far as `_verify` finds its page and the shims in the container.
     """
-    from oci_hook.node.store import snapshot
+    from oci_hook.ledger.store import snapshot
 
     for grant in snapshot(settings.state_dir):
         if grant.who.id == given.id and os.path.realpath(grant.who.bundle) == os.path.realpath(given.bundle):
@@ -187,8 +187,8 @@ def _adopted(given: "State", config: "Any", settings: "Settings") -> "Grant | No
         return None
     from oci_hook.apply.to_spec import marked
     from oci_hook.core.grant import Life
-    from oci_hook.node.admit import adopt
-    from oci_hook.node.life import boot_id, pid_space, process_life
+    from oci_hook.ledger.admit import adopt
+    from oci_hook.ledger.life import boot_id, pid_space, process_life
 
     try:
         life = _life(given.pid, _device_cgroup(given.pid)[1])
@@ -199,8 +199,8 @@ def _adopted(given: "State", config: "Any", settings: "Settings") -> "Grant | No
 
 def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
     from oci_hook.apply import to_container
-    from oci_hook.node.image import look
-    from oci_hook.node.inventory import load
+    from oci_hook.apply.image import look
+    from oci_hook.discovery.inventory import load
 
     facts = look(container.path(), config.get("mounts") or (), spec.environment(config))
     plan = make_plan(grant, load(settings), facts, settings.prefix, settings.state_dir)
@@ -208,12 +208,12 @@ def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Se
 
 
 def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
-    """The NVIDIA runtime has brought its files, by the spec or by the hook before this one: the stand-ins go on top."""
-    from oci_hook.apply import beside, to_container
-    from oci_hook.core.beside import own_steps
-    from oci_hook.node.image import look
-    from oci_hook.node.inventory import load
-    from oci_hook.node.sources import check_sources
+    """The NVIDIA runtime has brought its files, by the spec or by the hook before this one: the shims go on top."""
+    from oci_hook.apply import nvidia_runtime_mode, to_container
+    from oci_hook.apply.image import look
+    from oci_hook.apply.sources import check_sources
+    from oci_hook.core.nvidia_runtime_mode import own_steps
+    from oci_hook.discovery.inventory import load
     from oci_hook.oci import nvidia
 
     inventory = load(settings)
@@ -225,8 +225,8 @@ def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Se
         nvidia.check_hooks(config)
         share = not grant.shares or not all(share.whole for share in grant.shares)
         past = nvidia.past_the_share(config, inventory) if share else []
-        covers = beside.covers(container, facts, inventory, past, settings.prefix)
-        if not any(step.source != beside.nothing(settings.prefix) for step in covers):
+        covers = nvidia_runtime_mode.covers(container, facts, inventory, past, settings.prefix)
+        if not any(step.source != nvidia_runtime_mode.nothing(settings.prefix) for step in covers):
             raise refuse(
                 "GH-409",
                 f"mode is {settings.mode}, and {settings.runtime[:80]} has put no driver into the container; set "
@@ -235,15 +235,15 @@ def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Se
         check_sources(covers, settings)
         to_container.apply(covers, container, _sources(settings), over=True)
         to_container.verify(covers, container)
-        beside.check_covered(container, inventory)
+        nvidia_runtime_mode.check_covered(container, inventory)
     to_container.verify(tuple(step for step in plan if not _elsewhere(step, settings)), container)
     to_cgroup, devices = _device_cgroup(container.pid)
-    to_cgroup.check(devices, tuple(inventory.card(share.uuid).minor for share in grant.shares))
+    to_cgroup.check(devices, tuple(inventory.gpu(share.uuid).minor for share in grant.shares))
 
 
 def _elsewhere(step: "Any", settings: "Settings") -> bool:
     """What the spec edit resolved by the image alone, where now the NVIDIA runtime's mounts may be."""
-    return getattr(step, "source", "").startswith(settings.prefix + "/lib/stand-in/")
+    return getattr(step, "source", "").startswith(settings.prefix + "/lib/shim/")
 
 
 def _who(given: "State") -> "Identity":
@@ -252,7 +252,7 @@ def _who(given: "State") -> "Identity":
 
 def _life(pid: int, devices: int) -> "Life":
     from oci_hook.core.grant import Life
-    from oci_hook.node.life import boot_id, pid_space, process_life
+    from oci_hook.ledger.life import boot_id, pid_space, process_life
 
     cgroup, inode = os.readlink(f"/proc/self/fd/{devices}"), os.fstat(devices).st_ino
     return Life(boot_id(), init=process_life(pid), cgroup=cgroup, cgroup_inode=inode, space=pid_space())
@@ -260,8 +260,8 @@ def _life(pid: int, devices: int) -> "Life":
 
 def _forget(given: "State", settings: "Settings") -> None:
     """Sweep, which forgets what is dead. A grant whose container lives stays, whoever says that it has stopped."""
-    from oci_hook.node.admit import release
-    from oci_hook.node.store import grant_key
+    from oci_hook.ledger.admit import release
+    from oci_hook.ledger.store import grant_key
 
     release(grant_key("bundle:" + given.bundle, given.id), settings)
 

@@ -12,18 +12,18 @@ import os
 import time
 
 from oci_hook.apply import to_spec
+from oci_hook.apply.skeleton import check_mount_points
+from oci_hook.apply.sources import check_sources
+from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Life
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.hook import DEADLINE, isolate, late, no_memory, tell
+from oci_hook.ledger import events
+from oci_hook.ledger.admit import admit, release
+from oci_hook.ledger.life import BUNDLE_ROOT, boot_id, pid_space
 from oci_hook.linux import limits
-from oci_hook.node import events
-from oci_hook.node import settings as node_settings
-from oci_hook.node.admit import admit, release
-from oci_hook.node.life import BUNDLE_ROOT, boot_id, pid_space
-from oci_hook.node.skeleton import check_mount_points
-from oci_hook.node.sources import check_sources
-from oci_hook.oci import annotations, asked, fastjson, log, spec
+from oci_hook.oci import annotations, fastjson, log, request_mounts, spec
 from oci_hook.runtime import beside_nothing, plan_for, unedited
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from oci_hook.node.settings import Settings
+    from oci_hook.config.settings import Settings
 
 WAIT = 60  # seconds; podman calls the runtime next
 STDIN = "config.json on standard input"
@@ -82,7 +82,9 @@ def _edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple
     doc = unedited(found, settings)
     asking = doc.get("annotations") or {}
     name = annotations.container_name(asking)
-    request = parse(asking, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
+    request = parse(
+        asking, spec.environment(doc), name, settings.rules, request_mounts.mounts(doc), request_mounts.decode
+    )
     if annotations.is_sandbox(asking) or request is None:
         if settings.mode != "standalone":
             doc = beside_nothing(doc)

@@ -10,22 +10,22 @@ import os
 import time
 
 from oci_hook.apply import to_spec
-from oci_hook.core.device_rules import reachable_cards, reachable_nodes
+from oci_hook.apply.image import check_destinations, look
+from oci_hook.apply.image import warnings as image_warnings
+from oci_hook.apply.skeleton import check_mount_points
+from oci_hook.apply.sources import check_sources
+from oci_hook.config import settings as node_settings
+from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
 from oci_hook.core.grant import Life
 from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
 from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, Problem, refuse
+from oci_hook.ledger import events
+from oci_hook.ledger.admit import Admission, admit, release
+from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
 from oci_hook.linux import limits
-from oci_hook.node import events
-from oci_hook.node import settings as node_settings
-from oci_hook.node.admit import Admission, admit, release
-from oci_hook.node.image import check_destinations, look
-from oci_hook.node.image import warnings as image_warnings
-from oci_hook.node.life import boot_id, pid_space, planned_cgroup, process_life
-from oci_hook.node.skeleton import check_mount_points
-from oci_hook.node.sources import check_sources
-from oci_hook.oci import asked, log, rivals, spec
+from oci_hook.oci import log, nvidia_hooks, request_mounts, spec
 from oci_hook.oci.annotations import container_name, identity, is_sandbox
 from oci_hook.oci.bundle import STARTS, Call, default_root, read_call
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
+    from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import Step
-    from oci_hook.node.settings import Settings
 
 
 DEADLINE = 20.0  # seconds; engines wait for minutes, and the locks on the way have deadlines of their own
@@ -118,11 +118,13 @@ def give(call: Call, settings: "Settings", given: Given) -> None:
     request = None
     if not is_sandbox(annotations):
         name = container_name(annotations)
-        request = parse(annotations, spec.environment(doc), name, settings.rules, asked.mounts(doc), asked.decode)
+        request = parse(
+            annotations, spec.environment(doc), name, settings.rules, request_mounts.mounts(doc), request_mounts.decode
+        )
     if call.command == "restore" and (request is not None or to_spec.marked(found)):
         raise refuse(
             "GH-413",
-            "a container with a share of a card cannot be restored: what it had on the card is in no checkpoint, and "
+            "a container with a share of a GPU cannot be restored: what it had on the GPU is in no checkpoint, and "
             "its grant is gone; make it anew with create or run",
         )
     if request is None:
@@ -169,7 +171,7 @@ def plan_for(
     """
     if settings.mode != "standalone":
         return _plan_beside(doc, bundle, grant, inventory, settings)
-    rivals.check(doc)
+    nvidia_hooks.check(doc)
     _check_rules(doc, grant, inventory)
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
     facts = look(rootfs, mounts, spec.environment(doc))
@@ -180,19 +182,19 @@ def plan_for(
 def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") -> None:
     resources = (doc.get("linux") or {}).get("resources") or {}
     rules = resources.get("devices") or ()
-    granted = {share.uuid: inventory.card(share.uuid).minor for share in grant.shares}
+    granted = {share.uuid: inventory.gpu(share.uuid).minor for share in grant.shares}
     others = {(n.major, n.minor) for n in inventory.nodes if n.capability == MIG and n.uuid not in granted}
     others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}  # of two in one GPU instance
-    if reachable := reachable_cards(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
+    if reachable := reachable_gpus(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
         raise refuse(
             "GH-403",
             f"the container's device rules reach {', '.join(reachable)} beside its share; "
-            "run it without --privileged and without --device of cards",
+            "run it without --privileged and without --device of GPUs",
         )
 
 
 def beside_nothing(doc: "dict[str, Any]") -> "dict[str, Any]":
-    """The spec of a container that asks for nothing, in a mode in which the NVIDIA runtime would give it cards."""
+    """The spec of a container that asks for nothing, in a mode in which the NVIDIA runtime would give it GPUs."""
     from oci_hook.oci import nvidia
 
     return nvidia.decline(doc)
@@ -202,7 +204,7 @@ def _plan_beside(
     doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
 ) -> "tuple[dict[str, Any], tuple[Step, ...], list[Problem]]":
     """`plan_for` where the NVIDIA runtime is before us (mode below) or comes after us (on-top)."""
-    from oci_hook.core.beside import own_steps
+    from oci_hook.core.nvidia_runtime_mode import own_steps
     from oci_hook.oci import nvidia
 
     on_top = settings.mode == "on-top"

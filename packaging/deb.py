@@ -27,7 +27,7 @@ Section: admin
 Priority: optional
 Description: share one NVIDIA GPU among containers by annotations
  Puts an OCI runtime in front of runc, or an OCI hook beside it. Containers that
- ask by annotations get their share of a card: device nodes, driver files, and a
+ ask by annotations get their share of a GPU: device nodes, driver files, and a
  memory limit that holds. No change to images, no device plugin.
 """
 

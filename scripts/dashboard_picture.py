@@ -1,4 +1,4 @@
-"""What scripts/dashboard does: a scene of real containers on simulated cards, watched by the agent and a Prometheus,
+"""What scripts/dashboard does: a scene of real containers on simulated GPUs, watched by the agent and a Prometheus,
 and each panel of the dashboard drawn from what its own queries give. Grafana has no part in it."""
 
 import argparse
@@ -24,9 +24,9 @@ LINES = ("#1f78c1", "#e0752d", "#37872d", "#c4162a", "#8f3bb8", "#b7950b", "#0a8
 SCRAPE = 5  # seconds; the agent looks as often
 
 
-def asks(name: str, card: int, **words: object) -> dict[str, str]:
+def asks(name: str, gpu: int, **words: object) -> dict[str, str]:
     names = zip(("sandbox-namespace", "sandbox-name", "container-name"), name.split("/"), strict=True)
-    ours = {"devices": card, **words}
+    ours = {"devices": gpu, **words}
     return {f"io.kubernetes.cri.{k}": v for k, v in names} | {f"gpu-hook.io/{k}": str(v) for k, v in ours.items()}
 
 
@@ -37,8 +37,8 @@ def work(*commands: str, every: float) -> str:
 
 
 def scene(stage: Stage, seconds: float, textfiles: Path) -> None:
-    """On card 0 three with guarantees, one of them online, and one of class offline; on card 1 one that goes past the
-    stand-in. Some are refused, one ends, one is frozen for a while, and the agent has a problem for a while."""
+    """On GPU 0 three with guarantees, one of them online, and one of class offline; on GPU 1 one that goes past the
+    shim. Some are refused, one ends, one is frozen for a while, and the agent has a problem for a while."""
 
     def start(id: str, script: str, annotations: dict[str, str], refused: bool = False) -> None:
         status, said = stage.container(id, annotations, script, detach=True, programs=[cheat])
@@ -187,7 +187,7 @@ def main() -> None:
     stage = Stage(simulated=True)
     try:
         stage.cli("install", "--no-engines", "--state-dir", str(stage.state))
-        stage.cli("sim", "up", "--cards", "2", "--memory", "8Gi")
+        stage.cli("sim", "up", "--gpus", "2", "--memory", "8Gi")
         textfiles = stage.dir / "textfiles"
         textfiles.mkdir()
         with agent.agent(stage, "--textfile", f"{textfiles}/gpu_hook.prom"):
@@ -196,7 +196,7 @@ def main() -> None:
                 start = int(time.time())
                 scene(stage, args.seconds, textfiles)
                 times = range(start, int(time.time()), SCRAPE)
-                note = f"what its queries gave in Prometheus {prometheus.version}; simulated cards; UTC"
+                note = f"what its queries gave in Prometheus {prometheus.version}; simulated GPUs; UTC"
                 picture = Picture(dashboard, times, f"drawn by scripts/dashboard, not by Grafana, from {note}")
                 for panel in dashboard.panels:
                     picture.draw(panel, dashboard.series(panel, prometheus, times[0], times[-1], SCRAPE))

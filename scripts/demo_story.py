@@ -116,17 +116,17 @@ def wait_for(stage: Stage, name: str, word: str) -> str:
 
 
 def story(stage: Stage) -> None:
-    card = "simulated card" if stage.simulated else "card"
+    gpu = "simulated GPU" if stage.simulated else "gpu"
     no_driver = " (simulated: this machine has no NVIDIA driver)" if stage.simulated else ""
-    title(f"1. An install of its own, and the node's cards{no_driver}")
+    title(f"1. An install of its own, and the node's GPUs{no_driver}")
     stage.cli("install", "--no-engines", "--state-dir", str(stage.state))
     if stage.simulated:
-        show(stage.cli("sim", "up", "--cards", "2", "--memory", "24Gi"))
+        show(stage.cli("sim", "up", "--gpus", "2", "--memory", "24Gi"))
     else:
         stage.cli("gpus", "--refresh")
     show(stage.cli("gpus"))
 
-    title(f"2. Two containers share {card} 0: one asks for 30 % of its memory, one for 60 %")
+    title(f"2. Two containers share {gpu} 0: one asks for 30 % of its memory, one for 60 %")
     hold = "gpu-probe info; gpu-probe alloc 2048 hold 60"
     for name, percent in (("thirty", "30"), ("sixty", "60")):
         asked = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": percent}
@@ -154,22 +154,22 @@ def story(stage: Stage) -> None:
     show(output)
     expect("stopped at its limit by CUDA_ERROR_OUT_OF_MEMORY", status == 0 and "CUDA_ERROR_OUT_OF_MEMORY" in output)
 
-    title("5. A container with card 0 makes itself a node of card 1 and tries to open it")
+    title("5. A container with GPU 0 makes itself a node of GPU 1 and tries to open it")
     script = (
-        "ls -d /dev/nvidia[0-9]; mknod /tmp/card1 c 195 1 && echo 'made /tmp/card1 (c 195:1)'; "
-        "echo 'opening card 0 (granted):'; cat 2>&1 </dev/nvidia0 && echo opened; "
-        "echo 'opening card 1 (not granted):'; cat 2>&1 </tmp/card1 && echo opened"
+        "ls -d /dev/nvidia[0-9]; mknod /tmp/gpu1 c 195 1 && echo 'made /tmp/gpu1 (c 195:1)'; "
+        "echo 'opening GPU 0 (granted):'; cat 2>&1 </dev/nvidia0 && echo opened; "
+        "echo 'opening GPU 1 (not granted):'; cat 2>&1 </tmp/gpu1 && echo opened"
     )
     status, output = stage.container("curious", {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}, script)
     show(output)
     if stage.simulated:
-        say("(no driver answers for the simulated card's node, so a permitted open says 'No such device or address')")
+        say("(no driver answers for the simulated GPU's node, so a permitted open says 'No such device or address')")
     expect(
-        "the kernel lets it open card 0 and not card 1",
-        "card1: Operation not permitted" in output and "nvidia0: Operation not permitted" not in output,
+        "the kernel lets it open GPU 0 and not GPU 1",
+        "gpu1: Operation not permitted" in output and "nvidia0: Operation not permitted" not in output,
     )
 
-    other = f"{card} 1" if stage.simulated else "the same card"
+    other = f"{gpu} 1" if stage.simulated else "the same GPU"
     title(f"6. Two programs that never pause share the compute of {other}: 70 to 30, then the other way round")
     where = "1" if stage.simulated else "0"
     for name in stage.ids:
@@ -184,12 +184,12 @@ def story(stage: Stage) -> None:
     say("gpu-hook set large --compute 30; gpu-hook set small --compute 70")
     for name, percent in (("large", "30"), ("small", "70")):
         stage.cli("set", name, "--compute", percent)
-    say("what each had of the card, second by second:")
+    say("what each had of the GPU, second by second:")
     seconds = {}
     for name in ("large", "small"):
         show(f"{name} {wait_for(stage, name, 'kernels')}")
         seconds[name] = [int(word.rstrip("%")) for word in stage.log(name).partition(";")[0].split()[1:]]
-    # Of what both had: a machine short of processor time leaves the card idle now and then.
+    # Of what both had: a machine short of processor time leaves the GPU idle now and then.
     for first, when in ((70, slice(2, 5)), (30, slice(-3, -1))):
         large, small = (sum(had[when]) for had in seconds.values())
         enough = min(map(len, seconds.values())) >= 9 and large and small
@@ -221,7 +221,7 @@ def main() -> int:
     title("Done" if not failures else f"{len(failures)} thing(s) went wrong")
     say(
         f"{time.monotonic() - started:.0f} s; nothing is left behind"
-        + (" (the cards were simulated)" if stage.simulated else "")
+        + (" (the GPUs were simulated)" if stage.simulated else "")
     )
     return 1 if failures else 0
 

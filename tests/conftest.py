@@ -1,4 +1,4 @@
-"""Fixtures for tests with real containers: an install with simulated cards, images, bundles, and runc with clean-up.
+"""Fixtures for tests with real containers: an install with simulated GPUs, images, bundles, and runc with clean-up.
 
 Everything lives below tmp_path; containers that a test leaves behind are killed and deleted at its end.
 """
@@ -20,13 +20,15 @@ import hypothesis
 import pytest
 import yaml
 
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
-from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
+from oci_hook.discovery import inventory
 from oci_hook.engines import prefix as installs
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id
 from oci_hook.linux.mount import mountinfo, unmount
-from oci_hook.node import inventory, settings_compile, store
-from oci_hook.node.life import boot_id
-from oci_hook.node.settings import Settings
 from scripts import tiny_image
 
 hypothesis.settings.register_profile("quick", max_examples=15)  # scripts/test --quick
@@ -79,7 +81,7 @@ def native() -> Path:
 
 
 class Install:
-    """An install of its own: prefix, state directory, a driver root of fake files, two simulated cards."""
+    """An install of its own: prefix, state directory, a driver root of fake files, two simulated GPUs."""
 
     def __init__(self, root: Path, **settings: str) -> None:
         self.prefix = root / "prefix"
@@ -107,7 +109,7 @@ class Install:
 
 
 def make_inventory(driver: Path, state: Path) -> Inventory:
-    """Two simulated cards and a driver root with files that say what they are, each with contents of its own."""
+    """Two simulated GPUs and a driver root with files that say what they are, each with contents of its own."""
     libs = driver / "usr/lib64"
     libs.mkdir(parents=True)
     (driver / "usr/bin").mkdir()
@@ -122,17 +124,17 @@ def make_inventory(driver: Path, state: Path) -> Inventory:
     smi.write_text("#!/bin/sh\necho smi\n")
     smi.chmod(0o755)
     files.append(DriverFile(str(smi), "binary", "utility"))
-    (state / "sim/cards").mkdir(parents=True)
-    cards = []
+    (state / "sim/gpus").mkdir(parents=True)
+    gpus = []
     for i, uuid in enumerate(UUIDS):
-        (state / f"sim/cards/{i}").write_bytes(bytes(4096))
-        cards.append(Card(uuid, i, i, MEMORY_MIB, "Simulated GPU", simulated=True))
+        (state / f"sim/gpus/{i}").write_bytes(bytes(4096))
+        gpus.append(Gpu(uuid, i, i, MEMORY_MIB, "Simulated GPU", simulated=True))
     return Inventory(
         boot_id=boot_id(),
         driver_version=DRIVER,
         driver_root=str(driver),
         simulated=True,
-        cards=tuple(cards),
+        gpus=tuple(gpus),
         control=(DeviceFile("/dev/nvidiactl", 195, 255),),
         files=tuple(files),
         libcuda=str(libs / f"libcuda.so.{DRIVER}"),
@@ -142,7 +144,7 @@ def make_inventory(driver: Path, state: Path) -> Inventory:
 
 @pytest.fixture
 def no_new_devices() -> Iterator[None]:
-    """NVIDIA's real libnvidia-ml, run by root, makes itself /dev/nvidiactl even where no card is."""
+    """NVIDIA's real libnvidia-ml, run by root, makes itself /dev/nvidiactl even where no GPU is."""
     before = set(Path("/dev").glob("nvidia*"))
     yield
     for node in set(Path("/dev").glob("nvidia*")) - before:
@@ -278,7 +280,7 @@ def runc(tmp_path: Path) -> Iterator[Runc]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What containers shared (node/share.py) goes with the tests."""
+    """What containers shared (ledger/slot_files.py) goes with the tests."""
     yield
     base = str(tmp_path_factory.getbasetemp())
     for mount in reversed(mountinfo()):

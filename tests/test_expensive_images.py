@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oci_hook.apply.image import check_destinations, look
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.plan import make_plan
 from oci_hook.errors import ApplyError
 from oci_hook.linux.walk import STEPS
-from oci_hook.node.image import check_destinations, look
 from scripts import tiny_image
 from tests.conftest import REPO, Bundle, Install, Runc, make_inventory
 
@@ -319,7 +319,7 @@ def test_any_image_of_links(
     except OSError:
         pass
     inventory = make_inventory(base / "driver", base / "state")
-    grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.cards[0].uuid, 100),))
+    grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.gpus[0].uuid, 100),))
     began = time.process_time()
     try:
         facts = look(str(root), [], {"LD_LIBRARY_PATH": path})

@@ -15,7 +15,7 @@ import pytest
 from oci_hook import hook
 from oci_hook.apply import to_spec
 from oci_hook.core.pages import policy_page
-from oci_hook.node import lock as lock_file
+from oci_hook.linux import lock as lock_file
 from scripts import tiny_image
 from tests.apply.box import Box
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
@@ -119,9 +119,7 @@ def test_a_container_gets_its_share_and_nothing_else(install, bundle, runc, tmp_
     before = mount_points(runc, plain)
     new = mount_points(runc, id)
     assert [p for p in new if p in before] == before
-    stand_ins = [
-        f"{LIBDIR}/{name}{end}" for name in ("libcuda.so", "libnvidia-ml.so") for end in (".1", "", f".{DRIVER}")
-    ]
+    shims = [f"{LIBDIR}/{name}{end}" for name in ("libcuda.so", "libnvidia-ml.so") for end in (".1", "", f".{DRIVER}")]
     assert [p for p in new if p not in before] == [
         "/run/gpu-hook",
         "/run/gpu-hook/driver/cuda",
@@ -136,11 +134,11 @@ def test_a_container_gets_its_share_and_nothing_else(install, bundle, runc, tmp_
         f"{LIBDIR}/libnvidia-cfg.so.1",
         "/usr/bin/nvidia-smi",
         "/dev/nvidia-sim/0",
-        *stand_ins,
+        *shims,
     ]
     top = f"/proc/{runc.pid(id)}/root"
-    for path in stand_ins:
-        source = install.prefix / "lib/stand-in" / (Path(path).name.split(".so")[0] + ".so.1")
+    for path in shims:
+        source = install.prefix / "lib/shim" / (Path(path).name.split(".so")[0] + ".so.1")
         assert os.path.samefile(top + path, source)
     assert Path(f"{top}/run/gpu-hook/driver/cuda").read_text() == "the real libcuda.so\n"
     assert Path(f"{top}/run/gpu-hook/driver/ml").read_text() == "the real libnvidia-ml.so\n"
@@ -158,9 +156,9 @@ def test_a_container_gets_its_share_and_nothing_else(install, bundle, runc, tmp_
     assert install.grants() == ()
 
 
-def test_other_cards_stay_closed(install, bundle, runc):
+def test_other_gpus_stay_closed(install, bundle, runc):
     id = started(runc, bundle(ASK, edit=hooked(install, "prestart")))
-    # A granted node is let through by the cgroup, to find no driver: ENXIO. Another card's is not: EPERM.
+    # A granted node is let through by the cgroup, to find no driver: ENXIO. Another GPU's is not: EPERM.
     for _ in ("before", "after update"):
         assert "No such device or address" in runc.exec(id, "cat", "/dev/nvidia0").stderr
         runc.exec(id, "mknod", "/dev/stolen", "c", "195", "1")
@@ -196,7 +194,7 @@ def test_an_image_cannot_ask(install, bundle, runc):
     nothing_is_booked(install)
 
 
-def test_no_card_but_the_driver(install, bundle, runc):
+def test_no_gpu_but_the_driver(install, bundle, runc):
     id = started(runc, bundle({"NVIDIA_VISIBLE_DEVICES": "none"}, edit=hooked(install)))
     top = f"/proc/{runc.pid(id)}/root"
     if install.grants():  # driver files and no node
@@ -231,7 +229,7 @@ def test_all_problems_at_once(install, bundle, runc):
     nothing_is_booked(install)
 
 
-def test_a_full_card(install, bundle, runc, tmp_path):
+def test_a_full_gpu(install, bundle, runc, tmp_path):
     ask = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "60"}
     id = started(runc, bundle(ask, edit=hooked(install)))
     folder = bundle(ask, rootfs=tiny_image.busybox(tmp_path / "second"), edit=hooked(install))
@@ -247,12 +245,12 @@ def stale(install: Install) -> None:
     (install.state / "inventory.json").unlink()
 
 
-def no_stand_in(install: Install) -> None:
-    (install.prefix / "lib/stand-in/libcuda.so.1").unlink()
+def no_shim(install: Install) -> None:
+    (install.prefix / "lib/shim/libcuda.so.1").unlink()
 
 
-def loose_stand_in(install: Install) -> None:
-    (install.prefix / "lib/stand-in/libcuda.so.1").chmod(0o777)
+def loose_shim(install: Install) -> None:
+    (install.prefix / "lib/shim/libcuda.so.1").chmod(0o777)
 
 
 def no_driver_file(install: Install) -> None:
@@ -267,8 +265,8 @@ def bad_settings(install: Install) -> None:
     ("fault", "codes"),
     [
         (stale, ["GH-301"]),
-        (no_stand_in, ["GH-305"]),
-        (loose_stand_in, ["GH-305"]),
+        (no_shim, ["GH-305"]),
+        (loose_shim, ["GH-305"]),
         (no_driver_file, ["GH-301", "GH-302"]),
         (bad_settings, ["GH-501"]),
     ],
@@ -284,12 +282,12 @@ def all_devices(spec: dict[str, Any]) -> None:
     spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
 
 
-def other_card(spec: dict[str, Any]) -> None:
+def other_gpu(spec: dict[str, Any]) -> None:
     spec["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"})
 
 
-@pytest.mark.parametrize("edit", [all_devices, other_card])
-def test_a_container_that_reaches_other_cards(install, bundle, runc, edit):
+@pytest.mark.parametrize("edit", [all_devices, other_gpu])
+def test_a_container_that_reaches_other_gpus(install, bundle, runc, edit):
     refused(runc, bundle(ASK, edit=hooked(install, "prestart", edit=edit)), "GH-403", install)
 
 
@@ -387,7 +385,7 @@ def test_crun(install, bundle, tmp_path):
         subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         out.seek(0)
         lines = out.read().splitlines()
-    assert lines[0].split()[0] == md5(install.prefix / "lib/stand-in/libcuda.so.1"), lines
+    assert lines[0].split()[0] == md5(install.prefix / "lib/shim/libcuda.so.1"), lines
     assert lines[1].split()[0] == md5(install.driver / f"usr/lib64/libcuda.so.{DRIVER}")
     assert "No such device or address" in lines[2] and lines[3].endswith(".json")
     nothing_is_booked(install)
@@ -486,7 +484,7 @@ def test_the_wrappers_work_is_found(install, bundle, runc):
 @pytest.mark.parametrize("path", [f"{LIBDIR}/libcuda.so.1", f"{LIBDIR}/libnvidia-ml.so", "/run/gpu-hook/policy"])
 @pytest.mark.parametrize("how", ["umount {}", "mount --bind /etc/hostname {}"])
 def test_the_wrappers_work_is_undone(install, bundle, runc, tmp_path, path, how):
-    """Something between wrapper and hook (another hook, here) took the stand-in or the limits away."""
+    """Something between wrapper and hook (another hook, here) took the shim or the limits away."""
     rootfs = tiny_image.busybox(tmp_path / "image")
     vandal = tmp_path / "vandal"
     command = how.format(f"{rootfs}{path}")
@@ -615,7 +613,7 @@ def test_images_of_links(install, bundle, runc, tmp_path, path, target):
     if done.returncode == 0:
         top = f"/proc/{runc.pid(runc.ids[-1])}/root"
         found = runc.exec(runc.ids[-1], "md5sum", f"{LIBDIR}/libcuda.so.1", f"{LIBDIR}/libcuda.so").stdout.split()
-        assert found[0] == found[2] == md5(install.prefix / "lib/stand-in/libcuda.so.1"), top
+        assert found[0] == found[2] == md5(install.prefix / "lib/shim/libcuda.so.1"), top
     else:
         assert "stderr: GH-40" in done.stderr, done.stderr
         nothing_is_booked(install)
@@ -749,7 +747,7 @@ def test_swapped_while_the_hook_runs(install, bundle, runc, tmp_path):
     swapper = tmp_path / "swapper.py"
     swapper.write_text(SWAPPER)
     (tmp_path / "own").write_text("the image's own")
-    stand_in, own = md5(install.prefix / "lib/stand-in/libcuda.so.1"), md5(tmp_path / "own")
+    shim, own = md5(install.prefix / "lib/shim/libcuda.so.1"), md5(tmp_path / "own")
     outcomes = []
     for number in range(30):
         rootfs = tiny_image.busybox(tmp_path / f"image{number}")
@@ -766,7 +764,7 @@ def test_swapped_while_the_hook_runs(install, bundle, runc, tmp_path):
         outcomes.append(done.returncode)
         if done.returncode == 0:
             found = runc.exec(runc.ids[-1], "md5sum", f"{LIBDIR}/libcuda.so.1").stdout.split()
-            assert not found or found[0] in (stand_in, own)  # see tests/apply/test_to_container.py
+            assert not found or found[0] in (shim, own)  # see tests/apply/test_to_container.py
             runc("delete", "--force", runc.ids[-1])
         else:
             assert "stderr: GH-40" in done.stderr, done.stderr
@@ -802,7 +800,7 @@ sys.path.insert(0, {str(REPO)!r})
 from oci_hook.errors import GhError
 from oci_hook.hook import late
 from oci_hook.linux import limits
-from oci_hook.node.lock import lock_file
+from oci_hook.linux.lock import lock_file
 limits.limit({left}, late)
 try:
     lock_file({str(tmp_path / "lock")!r}, fcntl.LOCK_EX)
@@ -863,7 +861,7 @@ def loaded(install: Install, document: dict[str, Any]) -> set[str]:
 def test_what_it_loads(install, bundle, runc, tmp_path, state):
     nothing = loaded(install, {**state, "annotations": {}})
     assert "oci_hook.core.request" in nothing
-    assert not nothing & (SLOW_IMPORTS | {"ctypes", "_socket", "oci_hook.node.store"})
+    assert not nothing & (SLOW_IMPORTS | {"ctypes", "_socket", "oci_hook.ledger.store"})
     assert not loaded(install, state) & SLOW_IMPORTS  # refused for its pid
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.node import share
+from oci_hook.ledger import slot_files
 from tests.conftest import Install, Runc
 from tests.test_hook import ASK, hooked, nothing_is_booked
 
@@ -57,7 +57,7 @@ def on_v2(runc: Runc, tmp_path: Path) -> Iterator[OnVersion2]:
 
 @pytest.mark.parametrize("stages", [("prestart",), ()], ids=["prestart", "all"])
 def test_cgroup_v2(install, bundle, on_v2, tmp_path, stages):
-    """The runtime's device program is extended: the granted card opens, another does not, also after an update."""
+    """The runtime's device program is extended: the granted GPU opens, another does not, also after an update."""
     nothing = tmp_path / "resources.json"  # controllers of version 1 cannot be set here; the program may be made anew
     nothing.write_text("{}")
     id = on_v2.start(bundle(ASK, edit=hooked(install, *stages)))
@@ -84,7 +84,7 @@ def test_cgroup_v2(install, bundle, on_v2, tmp_path, stages):
         {"allow": True, "type": "c", "major": 195, "minor": 1, "access": "r"},
     ],
 )
-def test_cgroup_v2_other_cards(install, bundle, on_v2, rule):
+def test_cgroup_v2_other_gpus(install, bundle, on_v2, rule):
     def edit(spec: dict[str, Any]) -> None:
         spec["linux"]["resources"]["devices"] = [{"allow": False, "access": "rwm"}, rule]
 
@@ -96,8 +96,8 @@ def test_cgroup_v2_other_cards(install, bundle, on_v2, rule):
 
 def test_a_kernel_without_device_programs(install, bundle, on_v2, tmp_path):
     """bpf(2) is forbidden to the hook (as by a security module): it says so, and the container does not start."""
-    for card in install.inventory.cards:  # what else it would need rights for
-        share.ready(str(install.state), card.uuid)
+    for gpu in install.inventory.gpus:  # what else it would need rights for
+        slot_files.ready(str(install.state), gpu.uuid)
     launcher = tmp_path / "without-bpf"
     launcher.write_text(
         f"#!/bin/sh\nexec setpriv --bounding-set=-sys_admin,-bpf,-net_admin --inh-caps=-all -- "

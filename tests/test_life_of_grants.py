@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from oci_hook.core.grant import Identity, Life
-from oci_hook.core.request import CardRequest, Request
-from oci_hook.node import admit, holders, store
-from oci_hook.node.judge import PATIENT, QUICK
-from oci_hook.node.life import boot_id, pid_space, planned_cgroup, process_life
-from oci_hook.node.lock import lock_file
+from oci_hook.core.request import GpuRequest, Request
+from oci_hook.ledger import admit, holders, store
+from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
+from oci_hook.ledger.proof import PATIENT, QUICK
+from oci_hook.linux.lock import lock_file
 from tests.conftest import REPO, Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -144,7 +144,7 @@ def test_two_creates_on_one_bundle_at_once(prefix: Install, bundle: Bundle, runc
 LOOK = """
 import sys
 sys.path.insert(0, {repo!r})
-from oci_hook.node import store
+from oci_hook.ledger import store
 with store.open_ledger(sys.argv[1]) as ledger:
     print(len(ledger.grants), len(store.peek(sys.argv[1])))
 """
@@ -186,13 +186,13 @@ def test_more_processes_than_can_be_looked_at(
 
     monkeypatch.setattr(holders, "holders", slow)
     by = Life(boot_id(), process_life(os.getpid()), space=pid_space())
-    small = Request((CardRequest("0", 1024),))
+    small = Request((GpuRequest("0", 1024),))
     one = admit.admit_on(prefix.inventory, small, Identity("/run/x", "a", "/a"), by, prefix.settings)
     with store.open_ledger(str(prefix.state)) as ledger:
         assert len(ledger.grants) == 2 and len(ledger.unsure) == 1
     assert set(asked) == {QUICK}
     two = admit.admit_on(
-        prefix.inventory, Request((CardRequest("0", 20480),)), Identity("/run/x", "b", "/b"), by, prefix.settings
+        prefix.inventory, Request((GpuRequest("0", 20480),)), Identity("/run/x", "b", "/b"), by, prefix.settings
     )
     assert asked[-1] == PATIENT and {g.key for g in prefix.grants()} == {one.grant.key, two.grant.key}
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from oci_hook import runtime
-from oci_hook.linux import limits
-from oci_hook.node import lock
+from oci_hook.linux import limits, lock
 from tests.conftest import Bundle, Install, Runc
 from tests.test_expensive_images import cost
 from tests.test_precreate import ASK as PODMAN_ASK

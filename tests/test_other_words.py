@@ -118,7 +118,7 @@ def test_nvidias_mounts(create: Start) -> None:
     assert f"{VISIBLE_DIR}/{UUIDS[1]}" in kept
 
 
-def test_unequal_shares_on_two_cards(create: Start, runc: Runc) -> None:
+def test_unequal_shares_on_two_gpus(create: Start, runc: Runc) -> None:
     cri = {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.container-name": "train"}
     asked = {"train": [{"memory": "4Gi", "compute": 60, "device": 1}, {"memory": 1024, "device": 0}]}
     done = create(create.make({**cri, "gpu-hook.io/request": json.dumps(asked)}, []))

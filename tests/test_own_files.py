@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.config import settings_compile
 from oci_hook.errors import SettingsError
-from oci_hook.node import settings_compile
 from tests.conftest import Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from oci_hook.agent.event_log import Follower
-from oci_hook.node import store
-from oci_hook.node.life import boot_id, process_life
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id, process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Install
 from tests.test_hook import hooked, nothing_is_booked
 
 pytestmark = pytest.mark.root
-ASK = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "60%"}  # a card has room for one of these
+ASK = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "60%"}  # a GPU has room for one of these
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_hooks_that_are_there_already(install, bundle, runc, stages):
 
 
 def test_gpu_hook_runtime_gives_its_own_instead(install, bundle, runc):
-    """Both are registered: the container has one grant, though a card has no room for two."""
+    """Both are registered: the container has one grant, though a GPU has no room for two."""
     folder = bundle(ASK)
     filtered(install, folder)
     key = waiting(install)
@@ -205,7 +205,7 @@ def test_what_is_not_a_spec_or_not_a_request(install, data, code):
     nothing_is_booked(install)
 
 
-def test_the_rights_that_would_reach_other_cards(install, bundle):
+def test_the_rights_that_would_reach_other_gpus(install, bundle):
     def edit(spec: dict[str, Any]) -> None:
         spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.layout import MARKER, PAGES_DIR
-from oci_hook.node import inventory, store
+from oci_hook.discovery import inventory
+from oci_hook.ledger import store
 from scripts import tiny_image
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
 
@@ -82,10 +83,10 @@ def test_a_container_gets_its_share_and_nothing_else(prefix: Install, bundle: Bu
     found = sums(
         runc.exec(id, "sh", "-c", "cd /usr/lib64; md5sum *; md5sum /run/gpu-hook/driver/* /usr/bin/nvidia-smi").stdout
     )
-    stand_in = prefix.prefix / "lib/stand-in"
+    shim = prefix.prefix / "lib/shim"
     for library in ("libcuda.so", "libnvidia-ml.so"):
         for name in (library, f"{library}.1", f"{library}.{DRIVER}"):
-            assert found.pop(name) == md5(stand_in / f"{library}.1")
+            assert found.pop(name) == md5(shim / f"{library}.1")
     for name, path in (("cuda", "libcuda.so"), ("ml", "libnvidia-ml.so")):
         assert found.pop(f"/run/gpu-hook/driver/{name}") == md5(prefix.driver / f"usr/lib64/{path}.{DRIVER}")
     for soname in ("libnvidia-ptxjitcompiler.so", "libnvidia-cfg.so"):
@@ -126,7 +127,7 @@ def test_debian_layout(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Pa
     id = start(runc, prefix, bundle(ASK, rootfs=image))
     folder = f"/usr/lib/{multiarch.name}"
     found = sums(runc.exec(id, "md5sum", f"{folder}/libcuda.so", f"{folder}/libcuda.so.1").stdout)
-    assert set(found.values()) == {md5(prefix.prefix / "lib/stand-in/libcuda.so.1")}
+    assert set(found.values()) == {md5(prefix.prefix / "lib/shim/libcuda.so.1")}
     assert f"TRITON_LIBCUDA_PATH={folder}\n" in runc.exec(id, "env").stdout
 
 
@@ -142,7 +143,7 @@ def test_bundle_in_the_current_directory(prefix: Install, bundle: Bundle, runc: 
     assert len(prefix.grants()) == 1
 
 
-def test_no_card_but_the_driver(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+def test_no_gpu_but_the_driver(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     script = "ls /usr/lib64; env; ls /dev"
     r = runc.run(bundle({"NVIDIA_VISIBLE_DEVICES": "none"}, args=["sh", "-c", script]), prefix)
     assert r.returncode == 0, r.stderr
@@ -150,12 +151,12 @@ def test_no_card_but_the_driver(prefix: Install, bundle: Bundle, runc: Runc) -> 
     assert "nvidia0" not in r.stdout and "nvidiactl" not in r.stdout
 
 
-def test_a_whole_card(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+def test_a_whole_gpu(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     id = start(runc, prefix, bundle({"gpu-hook.io/gpus": "1", "gpu-hook.io/exclusive": "true"}))
     (grant,) = prefix.grants()
     assert grant.exclusive and [s.whole for s in grant.shares] == [True]
     found = sums(runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout)
-    assert found["/usr/lib64/libcuda.so.1"] == md5(prefix.prefix / "lib/stand-in/libcuda.so.1")
+    assert found["/usr/lib64/libcuda.so.1"] == md5(prefix.prefix / "lib/shim/libcuda.so.1")
     refused(runc, prefix, bundle({"NVIDIA_VISIBLE_DEVICES": grant.shares[0].uuid, "T9K_GPU_MEMORY": "1"}), "GH-201")
 
 
@@ -380,7 +381,7 @@ OPEN = '{"resources": {"devices": [{"allow": true, "access": "rwm"}]}}'
 
 @pytest.mark.parametrize("name", ["Linux", "LINUX", "linux", "lin\\u0075x"])
 def test_what_runc_would_read_beside_us(prefix: Install, bundle: Bundle, runc: Runc, name: str) -> None:
-    """Go takes a name in any case, and of two the last: plain runc opens every card to this container."""
+    """Go takes a name in any case, and of two the last: plain runc opens every GPU to this container."""
 
     def twice(b: Path) -> Path:
         text = (b / "config.json").read_text().rstrip()
@@ -424,7 +425,7 @@ def test_what_runc_folds(prefix: Install, bundle: Bundle, runc: Runc, name: str)
     ],
 )
 def test_a_request_by_mount_however_it_is_written(prefix: Install, bundle: Bundle, runc: Runc, path: str) -> None:
-    """Not a container without a card, and no word about it."""
+    """Not a container without a GPU, and no word about it."""
     mount = {"destination": path, "source": "/dev/null", "type": "bind", "options": ["bind", "ro"]}
     assert runc.create(bundle(edit=lambda s: s["mounts"].append(mount)), prefix).returncode == 0
     assert [g.shares[0].memory_mib for g in prefix.grants()] == [4096]
@@ -452,23 +453,23 @@ def test_privileged_containers_are_refused(prefix: Install, bundle: Bundle, runc
 
     for more in ({}, {"type": "c", "major": 195}, {"type": "c", "major": 195, "minor": 1}, {"type": "c", "minor": 1}):
         said = refused(runc, prefix, bundle(ASK, edit=lambda s, more=more: rule(s, **more)), "GH-403")
-        assert "195:1" in said or "every card" in said
+        assert "195:1" in said or "every GPU" in said
     assert runc.create(bundle(ASK, edit=lambda s: rule(s, type="c", major=195, minor=0)), prefix).returncode == 0
 
 
 def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Each: the container does not start, with the code of what is wrong; when it is mended, it does."""
-    stand_in = prefix.prefix / "lib/stand-in/libcuda.so.1"
+    """Each: the container does not start, with the code of what is wrong; when it is fixed, it does."""
+    shim = prefix.prefix / "lib/shim/libcuda.so.1"
     driver = prefix.driver / "usr/lib64" / f"libnvidia-cfg.so.{DRIVER}"
     inventory = prefix.state / "inventory.json"
-    for file, code in ((stand_in, "GH-305"), (driver, "GH-302"), (inventory, "GH-301")):
+    for file, code in ((shim, "GH-305"), (driver, "GH-302"), (inventory, "GH-301")):
         away = file.with_name(file.name + ".away")
         file.rename(away)
         refused(runc, prefix, bundle(ASK), code)
         away.rename(file)
-    stand_in.chmod(0o666)
+    shim.chmod(0o666)
     refused(runc, prefix, bundle(ASK), "GH-305")
-    stand_in.chmod(0o644)
+    shim.chmod(0o644)
     settings = prefix.prefix / "etc/settings.json"
     text = settings.read_text()
     settings.write_text("{")
@@ -516,8 +517,8 @@ def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     state = prefix.state
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k,mode=700", "tmpfs", str(state)], check=True)
     try:
-        (state / "sim/cards").mkdir(parents=True)
-        (state / "sim/cards/0").write_text("x")
+        (state / "sim/gpus").mkdir(parents=True)
+        (state / "sim/gpus/0").write_text("x")
         inventory.save(prefix.settings, prefix.inventory)
         assert runc.create(bundle(ASK), prefix).returncode == 0
         filler = os.open(state / "filler", os.O_WRONLY | os.O_CREAT)
@@ -564,7 +565,7 @@ def test_an_unexpected_exception_is_one_line(prefix: Install, bundle: Bundle, ru
 
 
 def test_a_checkpoint_of_a_container_with_a_share(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Its grant and pages are gone, and what it had on the card: it is not restored past admission."""
+    """Its grant and pages are gone, and what it had on the GPU: it is not restored past admission."""
 
     def restore(b: Path) -> "subprocess.CompletedProcess[str]":
         args = ("restore", "--image-path", str(b), "--work-path", str(b), "--bundle", str(b), runc.new_id())
@@ -641,10 +642,10 @@ def links(prefix: Install) -> list[str]:
 
 @pytest.mark.slow
 def test_every_destination_as_a_link(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
-    """Refused with GH-402, or the program finds the stand-in under every name; the host's files are as before."""
+    """Refused with GH-402, or the program finds the shim under every name; the host's files are as before."""
     outside = tmp_path / "outside"
     outside.write_text("host")
-    ours = md5(prefix.prefix / "lib/stand-in/libcuda.so.1")
+    ours = md5(prefix.prefix / "lib/shim/libcuda.so.1")
     targets = [
         *links(prefix),
         "../../../..",
@@ -680,15 +681,15 @@ def test_copies_in_the_image_are_covered(prefix: Install, bundle: Bundle, runc: 
     (rootfs / "usr/local/cuda").symlink_to("cuda-12.4")
     id = start(runc, prefix, bundle(ASK))
     found = sums(runc.exec(id, "md5sum", "/usr/local/cuda/compat/libcuda.so.1").stdout)
-    assert set(found.values()) == {md5(prefix.prefix / "lib/stand-in/libcuda.so.1")}
+    assert set(found.values()) == {md5(prefix.prefix / "lib/shim/libcuda.so.1")}
     assert (compat / "libcuda.so.999.1").read_text() == "another driver"
 
 
-# --- isolation of cards ---
+# --- isolation of GPUs ---
 
 
 def reach(runc: Runc, id: str, program: str = "runc") -> list[bool]:
-    """For cards 0, 1 and the control node: whether the kernel let the open reach the (missing) driver."""
+    """For GPUs 0, 1 and the control node: whether the kernel let the open reach the (missing) driver."""
     script = """
     for n in 0 1 255; do
         [ -e /probe$n ] || mknod /probe$n c 195 $n || echo no mknod
@@ -704,7 +705,7 @@ def reach(runc: Runc, id: str, program: str = "runc") -> list[bool]:
     return [line == "No such device or address" for line in said[0::2]]
 
 
-def test_the_other_card_is_out_of_reach(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+def test_the_other_gpu_is_out_of_reach(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     id = start(runc, prefix, bundle(ASK))
     assert reach(runc, id) == [True, False, True]
     assert runc("update", "--memory", "200000000", id, program=prefix.program).returncode == 0
@@ -804,7 +805,9 @@ import os, signal, sys
 prefix, limit, *args = sys.argv[1:]
 sys.path.insert(0, prefix + "/lib/gpu-hook")
 import oci_hook.runtime as runtime
-from oci_hook.node import admit, inventory, image
+from oci_hook.ledger import admit
+from oci_hook.discovery import inventory
+from oci_hook.apply import image
 lines, limit = 0, int(limit)
 def trace(frame, event, arg):
     global lines

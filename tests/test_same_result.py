@@ -104,7 +104,7 @@ def seen(runc: Runc, id: str, root: Path, install: Install) -> dict[str, object]
         {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"},
         {"gpu-hook.io/devices": "0,1", "gpu-hook.io/memory": "2Gi", "gpu-hook.io/compute": "20"},
     ],
-    ids=["share", "two cards"],
+    ids=["share", "two GPUs"],
 )
 def test_wrapper_and_hook(install: Install, bundle: Bundle, runc: Runc, tmp_path: Path, image, edit, ask) -> None:
     snippet = (REPO / "runtime-config/runc/config.json").read_text().replace("/opt/gpu-hook", str(install.prefix))

@@ -1,4 +1,4 @@
-"""What containers on one card see of each other, in real containers: the card page, everybody's slot file, their own.
+"""What containers on one GPU see of each other, in real containers: the GPU page, everybody's slot file, their own.
 
 Root in a container, with the capabilities that docker gives it, tries to change what is not its own.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.card_page import SLOT_FILE_SIZE, card_page, head
+from oci_hook.core.gpu_page import SLOT_FILE_SIZE, gpu_page, head
 from oci_hook.core.pages import policy_page
-from oci_hook.node import share
+from oci_hook.ledger import slot_files
 from tests.conftest import UUIDS, Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -47,7 +47,7 @@ def start(request: pytest.FixtureRequest, prefix: Install, bundle: Bundle, runc:
 
     yield start
     runc.close()
-    share.drop(str(prefix.state))
+    slot_files.drop(str(prefix.state))
 
 
 def sh(runc: Runc, id: str, script: str) -> "subprocess.CompletedProcess[str]":
@@ -59,10 +59,10 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
     grants = {g.who.id: g for g in prefix.grants()}
     assert [s.slot for s in grants[one].shares] == [1] and [s.slot for s in grants[two].shares] == [1, 2]
 
-    # The second's cards in its own order; the page is the host's.
-    host = Path(share.folder(str(prefix.state), UUIDS[0]))
-    page = share.page(str(prefix.state), UUIDS[0])
-    assert page == card_page(UUIDS[0], (grants[one], grants[two]), *head(page)[1:], head(page)[0])
+    # The second's GPUs in its own order; the page is the host's.
+    host = Path(slot_files.folder(str(prefix.state), UUIDS[0]))
+    page = slot_files.page(str(prefix.state), UUIDS[0])
+    assert page == gpu_page(UUIDS[0], (grants[one], grants[two]), *head(page)[1:], head(page)[0])
     expected = subprocess.run(["md5sum"], input=page, capture_output=True).stdout.decode()
     for id, number in ((one, 1), (two, 2)):
         seen = sh(runc, id, f"dd if=/run/gpu-hook/policy bs=4096 skip={number} count=1 2>/dev/null | md5sum")
@@ -99,7 +99,7 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
 
     # It may ruin its own; the others' pages stay readable, and the next container gets its slot.
     sh(runc, two, "dd if=/dev/zero of=/run/gpu-hook/slot/1 bs=64k conv=notrunc; true")
-    assert (host / "slot/01").stat().st_size == share.TMPFS_SIZE - SLOT_FILE_SIZE
+    assert (host / "slot/01").stat().st_size == slot_files.TMPFS_SIZE - SLOT_FILE_SIZE
     three = start()
     assert (host / "slot/02").stat().st_size == (host / "slot/01").stat().st_size == SLOT_FILE_SIZE
     assert sh(runc, three, "printf hi | dd of=/run/gpu-hook/slot/0 conv=notrunc").returncode == 0
@@ -117,25 +117,25 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
     assert {k: Path(prefix.state, "pages", k, "policy").read_bytes()[:4096] for k in pages} == pages
 
 
-def test_a_whole_card_shares_nothing(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+def test_a_whole_gpu_shares_nothing(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     folder = bundle({"gpu-hook.io/gpus": "1"})
     assert runc.create(folder, prefix).returncode == 0
     spec = json.loads((folder / "config.json").read_text())
     assert not [m for m in spec["mounts"] if m["destination"].startswith(("/run/gpu-hook/share", "/run/gpu-hook/slot"))]
-    assert share.cards(str(prefix.state)) == []
+    assert slot_files.gpus(str(prefix.state)) == []
 
 
 def test_a_refused_container_leaves_no_slot(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Its grant is made, then its plan cannot be: the card is as before."""
+    """Its grant is made, then its plan cannot be: the GPU is as before."""
 
     def in_the_way(spec: dict[str, Any]) -> None:
         spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
 
     try:
         assert runc.create(bundle(ASK, edit=in_the_way), prefix).returncode == 1
-        host = Path(share.folder(str(prefix.state), UUIDS[0]))
-        page = share.page(str(prefix.state), UUIDS[0])
-        assert page == card_page(UUIDS[0], (), *head(page)[1:], head(page)[0]) and head(page)[0] % 2 == 0
+        host = Path(slot_files.folder(str(prefix.state), UUIDS[0]))
+        page = slot_files.page(str(prefix.state), UUIDS[0])
+        assert page == gpu_page(UUIDS[0], (), *head(page)[1:], head(page)[0]) and head(page)[0] % 2 == 0
         assert list((host / "slot").iterdir()) == [] and prefix.grants() == ()
     finally:
-        share.drop(str(prefix.state))
+        slot_files.drop(str(prefix.state))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.engines import prefix as installs
-from oci_hook.node import share
+from oci_hook.ledger import slot_files
 from tests.conftest import UUIDS, Bundle, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -41,7 +41,7 @@ OURS = {
     "apply.to_spec",
     "core",
     "core.allocate",
-    "core.card_page",
+    "core.gpu_page",
     "core.collect",
     "core.device_rules",
     "core.dialects",
@@ -49,7 +49,7 @@ OURS = {
     "core.dialects.t9k",
     "core.grant",
     "core.inventory",
-    "core.judge",
+    "core.validate",
     "core.layout",
     "core.pages",
     "core.plan",
@@ -57,35 +57,37 @@ OURS = {
     "core.rules",
     "core.units",
     "core.value",
-    "core.wishes",
+    "core.value_parsers",
     "errors",
     "linux",
     "linux.limits",
     "linux.walk",
-    "node",
-    "node.admit",
-    "node.claims",
-    "node.deliver",
-    "node.events",
-    "node.grant_file",
-    "node.image",
-    "node.inventory",
-    "node.judge",
-    "node.life",
-    "node.lock",
-    "node.settings",
-    "node.share",
-    "node.skeleton",
-    "node.sources",
-    "node.store",
-    "node.tell",
+    "config",
+    "discovery",
+    "ledger",
+    "ledger.admit",
+    "ledger.claims",
+    "ledger.deliver",
+    "ledger.events",
+    "ledger.grant_file",
+    "apply.image",
+    "discovery.inventory",
+    "ledger.proof",
+    "ledger.life",
+    "linux.lock",
+    "config.settings",
+    "ledger.slot_files",
+    "apply.skeleton",
+    "apply.sources",
+    "ledger.store",
+    "ledger.tell",
     "oci",
     "oci.annotations",
-    "oci.asked",
+    "oci.request_mounts",
     "oci.bundle",
     "oci.fastjson",
     "oci.log",
-    "oci.rivals",
+    "oci.nvidia_hooks",
     "oci.spec",
     "runtime",
 }
@@ -103,7 +105,7 @@ def imported(*args: str) -> set[str]:
 def install(prefix: Install) -> Install:
     prefix.set(runtime="/bin/true")
     for uuid in UUIDS:
-        share.ready(str(prefix.state), uuid)  # a mount of the first container on a card
+        slot_files.ready(str(prefix.state), uuid)  # a mount of the first container on a GPU
     return prefix
 
 
@@ -141,7 +143,7 @@ def test_the_pack_is_used_and_does_without(install: Install, bundle: Bundle) -> 
     with_pack = loaded(install, "create", "--bundle", str(bundle(ASK)), "x")
     (lib / "away").rename(sources)
     pack.rename(lib / "cpython-00.pack")
-    with_pack |= {"oci_hook.node.holders"}  # from now on there is a container before it, which nobody has seen
+    with_pack |= {"oci_hook.ledger.holders"}  # from now on there is a container before it, which nobody has seen
     assert with_pack == loaded(install, "create", "--bundle", str(bundle(ASK)), "y")
     (lib / "cpython-00.pack").rename(pack)
     pack.write_bytes(b"\0\0\0\0" + pack.read_bytes()[4:])  # of another Python

@@ -1,4 +1,4 @@
-"""PROGRAM gpu-hook agent: keeps the ledger equal to the living, looks at the cards, tells what it sees.
+"""PROGRAM gpu-hook agent: keeps the ledger equal to the living, looks at the GPUs, tells what it sees.
 
 One thread waits for everything at once: exits of processes (pidfd), changes of the ledger (inotify), the NVML process,
 HTTP clients, signals, the clock. Nothing here is needed by a container: it may die and start again at any time.
@@ -17,27 +17,41 @@ from collections.abc import Callable
 from typing import Any
 
 from oci_hook import __version__
-from oci_hook.agent import act, facts, guard, heal, journal, keep, leases, meter, nvml, options, textfile, web
+from oci_hook.agent import (
+    device_nodes,
+    enforce,
+    facts,
+    guard,
+    journal,
+    keep,
+    leases,
+    meter,
+    options,
+    sampler,
+    textfile,
+    web,
+)
 from oci_hook.agent.audit import Auditor, Finding, Process, Verdict
 from oci_hook.agent.http import Server
-from oci_hook.agent.members import Members
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
+from oci_hook.agent.process_owner import Members
 from oci_hook.agent.view import Watched, view
-from oci_hook.core.card_page import guaranteed
+from oci_hook.config import settings as node_settings
+from oci_hook.core.gpu_page import guaranteed
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
 from oci_hook.core.pages import CLASS_NUMBERS
+from oci_hook.discovery import inventory as cache
+from oci_hook.discovery.discover import discover
 from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import events, store
+from oci_hook.ledger.life import read_file, start_time
+from oci_hook.ledger.slot_files import read_gate
 from oci_hook.linux import inotify
-from oci_hook.node import account, events, inside, store
-from oci_hook.node import inventory as cache
-from oci_hook.node import settings as node_settings
-from oci_hook.node.discover import discover
-from oci_hook.node.life import read_file, start_time
-from oci_hook.node.lock import own_dir
-from oci_hook.node.share import read_gate
+from oci_hook.linux.lock import own_dir
+from oci_hook.observe import account, inside
 
 SETTLE = 0.02  # seconds from a sign that something ended to the look at what: others end with it
 BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
@@ -63,15 +77,15 @@ class Agent:
         self.inventory: Inventory | None = None
         self.grants: dict[str, Grant] = {}
         self.watched: dict[str, Watched] = {}
-        self.cards: dict[str, nvml.CardSample] = {}
+        self.gpus: dict[str, sampler.GpuSample] = {}
         self.verdict = Verdict((), (), (), {}, {}, {})
         self.problems: dict[
             str, str
-        ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, cards, devices, books, locks, textfile
+        ] = {}  # by what is wrong: settings, disk, ledger, inventory, nvml, GPUs, devices, books, locks, textfile
         self.counters = Counters()
         self._auditor = Auditor(given.tolerance, given.compute_tolerance)
         self.guard = guard.Guard(given.tolerance)
-        self._harmful: set[tuple[str, str]] = set()  # (key, card's UUID) that were told, where they are not killed
+        self._harmful: set[tuple[str, str]] = set()  # (key, GPU's UUID) that were told, where they are not killed
         # By key, why it was to be killed, and processes that were to go with it; until it is gone.
         self._killed: dict[str, tuple[Finding, tuple[tuple[int, int], ...]]] = {}
         self._keeper = keep.Keeper()
@@ -80,7 +94,7 @@ class Agent:
         self._locks_at = 0.0
         self._leases: dict[tuple[str, str, str, int, int], Finding] = {}
         self._members = Members()
-        self._sampler = nvml.Sampler()
+        self._sampler = sampler.Sampler()
         self._sampler_fd = -1
         self._accounts: dict[str, tuple[tuple[int, int], account.Account]] = {}
         self._pidfds: dict[str, tuple[tuple[int, int], int]] = {}
@@ -96,7 +110,7 @@ class Agent:
         self._discovered: Inventory | GhError | None = None
         self._discover_at = 0.0
         self._discover_soon = False
-        self._changed: frozenset[str] = frozenset()  # cards that NVML sees, and we do not know, or the other way round
+        self._changed: frozenset[str] = frozenset()  # GPUs that NVML sees, and we do not know, or the other way round
         self._discover_gap = DISCOVER_SECONDS
         self._view: dict[str, Any] = {}
         self._ledger_read: float | None = None
@@ -218,7 +232,7 @@ class Agent:
         if self.inventory is not None:
             self._sampler.use(self.inventory)
             if not self._sampler.ask(now):
-                self.cards = {}  # what they were is not what they are
+                self.gpus = {}  # what they were is not what they are
                 self.audit({})  # books can be read without the driver
         self._watch_sampler()
         sick = self._sampler.state in ("slow", "down") and self.inventory is not None
@@ -387,7 +401,7 @@ class Agent:
                 if found is not None:
                     cache.save(self.settings, found)
                     self._discover_gap = DISCOVER_SECONDS
-                    journal.write(f"cards found: {len(found.cards)}, driver {found.driver_version}", journal.NOTICE)
+                    journal.write(f"GPUs found: {len(found.gpus)}, driver {found.driver_version}", journal.NOTICE)
             except GhError as e:
                 self.problem("inventory", str(e))
                 self._discover_at = now + self._discover_gap
@@ -399,7 +413,7 @@ class Agent:
             if "inventory" not in self.problems:
                 self.problem("inventory", str(e))
             self._sampler.stop(str(e))
-            self.inventory, self.cards = None, {}
+            self.inventory, self.gpus = None, {}
             self._discover_soon = now >= self._discover_at
         if self._discover_soon and self._discovery is None:
             self._discover_soon = False
@@ -412,18 +426,18 @@ class Agent:
         except GhError as e:
             self._discovered = e
         except Exception as e:  # told, and tried again later
-            self._discovered = refuse("GH-302", f"looking for cards: {type(e).__name__}: {e}")
+            self._discovered = refuse("GH-302", f"looking for GPUs: {type(e).__name__}: {e}")
 
     def _repair_devices(self) -> None:
         if self.inventory is None:
             return
-        made, wrong = heal.repair(self.inventory)
+        made, wrong = device_nodes.repair(self.inventory)
         for path in made:
             journal.write(f"{path} was missing and is made", journal.NOTICE)
             events.record(self.settings.state_dir, "repaired", path=path)
         self.problem("devices", "; ".join(wrong))
 
-    # --- the cards
+    # --- the GPUs
 
     def _watch_sampler(self) -> None:
         if self._sampler.fd == self._sampler_fd:
@@ -439,8 +453,8 @@ class Agent:
 
     def _sampled(self, now: float) -> None:
         sample = self._sampler.receive(now)
-        for uuid, card in self._sampler.looks.items():
-            self._guard(uuid, card)
+        for uuid, gpu in self._sampler.looks.items():
+            self._guard(uuid, gpu)
         if sample is None:
             self._watch_sampler()
             self._sampler.watch(self.guard.alarms)
@@ -449,24 +463,24 @@ class Agent:
         if self._sampler.state == "ok":
             self._nvml_read = time.time()
             self._who_is_there(sample)
-        for uuid, card in sample.items():
-            before = self.cards.get(uuid)
-            if card.error and (before is None or not before.error):
-                gone = " (the card has fallen off the bus: look for Xid in dmesg)" if nvml.lost(card.error) else ""
-                journal.write(f"card {uuid}: NVML: {card.error}{gone}", journal.ERROR)
-                events.record(self.settings.state_dir, "card", uuid=uuid, error=card.error)
-        self.cards = sample
-        self.audit({uuid: card for uuid, card in sample.items() if not card.error})
+        for uuid, gpu in sample.items():
+            before = self.gpus.get(uuid)
+            if gpu.error and (before is None or not before.error):
+                gone = " (the GPU has fallen off the bus: look for Xid in dmesg)" if sampler.lost(gpu.error) else ""
+                journal.write(f"GPU {uuid}: NVML: {gpu.error}{gone}", journal.ERROR)
+                events.record(self.settings.state_dir, "gpu", uuid=uuid, error=gpu.error)
+        self.gpus = sample
+        self.audit({uuid: gpu for uuid, gpu in sample.items() if not gpu.error})
         self._sampler.watch(self.guard.alarms)
 
-    def _who_is_there(self, sample: dict[str, nvml.CardSample]) -> None:
-        """Cards that fell off the bus, and come back. What NVML finds twice in a row is made the inventory."""
-        known = {card.uuid for card in self.inventory.cards} if self.inventory else set()
-        whole = {card.parent or card.uuid for card in self.inventory.cards} if self.inventory else set()
-        for uuid in whole - set(sample):  # a lost card may have no handle any more
-            sample[uuid] = nvml.CardSample(0, 0, -1, (), "NVML does not find it: GPU is lost")
-        lost = {uuid for uuid, card in sample.items() if nvml.lost(card.error)}
-        new = {uuid for uuid, card in sample.items() if not card.error} - whole
+    def _who_is_there(self, sample: dict[str, sampler.GpuSample]) -> None:
+        """GPUs that fell off the bus, and come back. What NVML finds twice in a row is made the inventory."""
+        known = {gpu.uuid for gpu in self.inventory.gpus} if self.inventory else set()
+        whole = {gpu.parent or gpu.uuid for gpu in self.inventory.gpus} if self.inventory else set()
+        for uuid in whole - set(sample):  # a lost GPU may have no handle any more
+            sample[uuid] = sampler.GpuSample(0, 0, -1, (), "NVML does not find it: GPU is lost")
+        lost = {uuid for uuid, gpu in sample.items() if sampler.lost(gpu.error)}
+        new = {uuid for uuid, gpu in sample.items() if not gpu.error} - whole
         changed = frozenset((lost & whole) | new)
         if changed and changed == self._changed and self._discovery is None:
             self._discover_soon = True
@@ -478,15 +492,15 @@ class Agent:
         gone = sorted((lost & whole) | (set(holders) - known))
         told = [f"{uuid} is lost (containers on it: {holders.get(uuid, 0)})" for uuid in gone[:4]]
         advice = "; look for Xid in the kernel's log; its containers cannot go on" if gone else ""
-        self.problem("cards", ", ".join(told) + advice)
+        self.problem("gpus", ", ".join(told) + advice)
 
-    def audit(self, cards: dict[str, nvml.CardSample]) -> None:
+    def audit(self, gpus: dict[str, sampler.GpuSample]) -> None:
         books, unread = self._all_books(self.grants)
         why = next((f"of {self.grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
         self.problem("books", why and f"{len(unread)} account pages cannot be read, {why}")
-        members = self._members.find({pid for card in cards.values() for pid, _, _ in card.processes})
+        members = self._members.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})
         for uuid in {share.uuid for grant in self.grants.values() for share in grant.shares}:
-            self._guard(uuid, cards.get(uuid), (members, books, unread))
+            self._guard(uuid, gpus.get(uuid), (members, books, unread))
         grants = {key: g for key, g in self.grants.items() if not self.watched[key].stopped}
         members = {pid: m for pid, m in members.items() if m[0] in grants}
         for key, grant in self.grants.items():
@@ -494,7 +508,7 @@ class Agent:
                 self.watched[key].told(share.uuid, read_gate(self.settings.state_dir, share))
         gated = frozenset((key, uuid) for key, watched in self.watched.items() for uuid in watched.gates)
         halted = frozenset(self.grants) - frozenset(grants)
-        self.verdict = verdict = self._auditor.judge(grants, cards, members, books, frozenset(unread), gated, halted)
+        self.verdict = verdict = self._auditor.judge(grants, gpus, members, books, frozenset(unread), gated, halted)
         for (key, i), amount in verdict.surcharges.items():
             kept = books[key]
             if isinstance(kept, account.Books) and kept.surcharges[i] != -(-amount // account.UNIT) * account.UNIT:
@@ -531,12 +545,12 @@ class Agent:
                 books[key], unread[key] = None, e
         return books, unread
 
-    def _guard(self, uuid: str, sample: nvml.CardSample | None, seen: Any = None) -> None:
-        """Judge a look at a card for those who share it. seen: members, books and what could not be read, where that
+    def _guard(self, uuid: str, sample: sampler.GpuSample | None, seen: Any = None) -> None:
+        """Judge a look at a GPU for those who share it. seen: members, books and what could not be read, where that
         was looked at with it."""
         sharing = {k: g for k, g in self.grants.items() if any(share.uuid == uuid for share in g.shares)}
-        card = next((c for c in self.inventory.cards if c.uuid == uuid), None) if self.inventory else None
-        if len(sharing) < 2 or card is None or sample is None or sample.error:
+        gpu = next((c for c in self.inventory.gpus if c.uuid == uuid), None) if self.inventory else None
+        if len(sharing) < 2 or gpu is None or sample is None or sample.error:
             self.guard.alone(uuid)
             return
         if seen is None:
@@ -547,7 +561,7 @@ class Agent:
         stopped = {key for key in sharing if self.watched[key].stopped == "killed"}
         before = self.guard.unlisted.get(uuid, 0)
         now = time.monotonic()
-        found = self.guard.judge(card, sample, sharing, stopped, members, books, frozenset(unread), now)
+        found = self.guard.judge(gpu, sample, sharing, stopped, members, books, frozenset(unread), now)
         if found.again is not None and any(grant.life.init is None for grant in sharing.values()):
             self._soon(now)  # who they are is not known yet
         if bool(found.unlisted) != bool(before):
@@ -565,7 +579,7 @@ class Agent:
         self.answer(Finding("over-limit", *at, 0, 0, what), harm=True, others=others)
 
     def _as_known(self, uuid: str, sharing: dict[str, Grant]) -> bool:
-        """Whether the ledger has these containers with these shares of the card now; else we take its state."""
+        """Whether the ledger has these containers with these shares of the GPU now; else we take its state."""
         try:
             living = store.peek(self.settings.state_dir)
         except (OSError, GhError):
@@ -583,11 +597,11 @@ class Agent:
             if size
             else "all memory belongs to listed processes again"
         )
-        journal.write(f"card {uuid}: {what}", journal.NOTICE, card=uuid)
+        journal.write(f"GPU {uuid}: {what}", journal.NOTICE, gpu=uuid)
         events.record(self.settings.state_dir, "unlisted", uuid=uuid, mib=mib)
 
     def _measure(self) -> None:
-        """What was had of each card since the look before."""
+        """What was had of each GPU since the look before."""
         parties: dict[str, list[meter.Party]] = {}
         for key, grant in self.grants.items():
             watched, rank = self.watched[key], CLASS_NUMBERS[grant.priority_class]
@@ -602,8 +616,8 @@ class Agent:
         for key, watched in self.watched.items():
             if self.grants[key].frozen or watched.stopped == "frozen":
                 watched.frozen_seconds += took
-        for card in parties.values():
-            meter.look(now, card)
+        for gpu in parties.values():
+            meter.look(now, gpu)
 
     def _books(self, grant: Grant) -> "account.Books | str | None":
         """None: not begun; a text: what is wrong with the page. Raises OSError where we cannot look."""
@@ -623,12 +637,12 @@ class Agent:
             return str(e)
         except OSError as e:
             if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESRCH):
-                return None  # its container ends, or has no such directory (a whole card alone)
+                return None  # its container ends, or has no such directory (a whole GPU alone)
             raise
 
-    def _surcharge(self, key: str, card: int, amount: int) -> None:
+    def _surcharge(self, key: str, gpu: int, amount: int) -> None:
         try:
-            self._accounts[key][1].surcharge(card, amount)
+            self._accounts[key][1].surcharge(gpu, amount)
         except (KeyError, OSError, account.DamagedPage):
             pass  # the next look says what is wrong with it
 
@@ -639,10 +653,10 @@ class Agent:
         self.counters.finding(finding.kind)
         what, failed = "reported", ""
         if self.options.policy == "freeze":
-            what, failed = "frozen", act.freeze(grant)
+            what, failed = "frozen", enforce.freeze(grant)
         elif self.options.policy == "kill" or (self.options.policy == "protect" and harm):
             others = (*(((finding.pid, finding.start),) if finding.pid else ()), *others)
-            what, failed = "killed", act.kill(grant, others)
+            what, failed = "killed", enforce.kill(grant, others)
             self._killed[finding.key] = finding, others
         if what != "reported" and not failed:
             self.watched[finding.key].stopped = what
@@ -663,7 +677,7 @@ class Agent:
             if key not in self.grants:
                 del self._killed[key]
                 continue
-            failed, watched = act.kill(self.grants[key], others), self.watched[key]
+            failed, watched = enforce.kill(self.grants[key], others), self.watched[key]
             before, watched.stopped = watched.stopped, "" if failed else "killed"
             if before != watched.stopped:
                 self._view = {}
@@ -732,13 +746,13 @@ class Agent:
 
     def _tell(self, finding: Finding, what: str, priority: int, event: str) -> None:
         who = self.grants[finding.key].who
-        on = f" on card {finding.uuid}" if finding.uuid else ""
+        on = f" on GPU {finding.uuid}" if finding.uuid else ""
         journal.write(
             f"container {who.id[:100]}: {finding.kind}{on}: {finding.evidence}; {what}",
             priority,
             container=who.id,
             finding=finding.kind,
-            card=finding.uuid,
+            gpu=finding.uuid,
         )
         events.record(
             self.settings.state_dir,
@@ -775,7 +789,7 @@ class Agent:
             self._view = view(
                 self.inventory,
                 self.grants,
-                self.cards,
+                self.gpus,
                 self.watched,
                 (*self.verdict.findings, *self._leases.values()),
                 self.verdict.strangers,

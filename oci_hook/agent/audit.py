@@ -3,12 +3,12 @@
 Nothing is concluded from one sample: a finding and a surcharge need two in a row, so that a process that comes or goes,
 or memory that is being freed, between the look at the driver and the look at the books is no cheat.
 
-over-limit   the container's processes hold more of a card than its limit and the tolerance
-over-compute its processes have more of a card's time than it may: than its ceiling; than nothing, frozen; than its
+over-limit   the container's processes hold more of a GPU than its limit and the tolerance
+over-compute its processes have more of a GPU's time than it may: than its ceiling; than nothing, frozen; than its
              guarantee, beside others, though it has never come to the gate. By the driver's figures alone: what other
              tenants publish accuses nobody
-not-granted  a process of the container is on a card that the container does not have
-no-stand-in  a process uses a granted card and the stand-in keeps no books for it: it was bypassed
+not-granted  a process of the container is on a GPU that the container does not have
+no-shim  a process uses a granted GPU and the shim keeps no books for it: it was bypassed
 bad-page     in the place of the account page is something else, so there are no books
 holds-lease  a process of the container holds a lease on a file that gpu-hook or the driver needs (agent/leases.py)
 
@@ -17,14 +17,14 @@ What takes neighbours' memory at once is judged for itself, and sooner (agent/pr
 
 from collections import Counter
 
-from oci_hook.agent.nvml import CardSample
-from oci_hook.core.card_page import cap, guaranteed
+from oci_hook.agent.sampler import GpuSample
+from oci_hook.core.gpu_page import cap, guaranteed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.value import Value
-from oci_hook.node.account import Books
-from oci_hook.node.inside import owners
+from oci_hook.observe.account import Books
+from oci_hook.observe.inside import owners
 
-KINDS = ("over-limit", "over-compute", "not-granted", "no-stand-in", "bad-page", "holds-lease")
+KINDS = ("over-limit", "over-compute", "not-granted", "no-shim", "bad-page", "holds-lease")
 MIB = 1 << 20
 LOOKS = 3  # over which compute is averaged: one look sees less than a second
 
@@ -48,7 +48,7 @@ class Process(Value):
 
 
 class Finding(Value):
-    """One fact against one container. uuid: the card, "" for none. pid, start: the process, 0 for all together."""
+    """One fact against one container. uuid: the GPU, "" for none. pid, start: the process, 0 for all together."""
 
     __slots__ = ("kind", "key", "uuid", "pid", "start", "evidence")
 
@@ -66,7 +66,7 @@ class Finding(Value):
 
 
 class Use(Value):
-    """What the driver sees of one container on one card: bytes, per cent busy, processes."""
+    """What the driver sees of one container on one GPU: bytes, per cent busy, processes."""
 
     __slots__ = ("used", "busy", "processes")
 
@@ -102,7 +102,7 @@ class Verdict(Value):
 
 class Auditor:
     """Remembers the sample before. tolerance_mib: what a container may be over, for modules that load by themselves;
-    tolerance_points: of the card's time, for bursts."""
+    tolerance_points: of the GPU's time, for bursts."""
 
     def __init__(self, tolerance_mib: int, tolerance_points: int = 15) -> None:
         self.tolerance_mib = tolerance_mib
@@ -116,37 +116,37 @@ class Auditor:
     def judge(
         self,
         grants: dict[str, Grant],
-        cards: dict[str, CardSample],
+        gpus: dict[str, GpuSample],
         members: dict[int, tuple[str, Process]],
         books: dict[str, "Books | str | None"],
         unread: frozenset[str] = frozenset(),
         gated: frozenset[tuple[str, str]] = frozenset(),
         stopped: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """cards: by UUID, only those that NVML could look at. members: by pid, (the grant's key, the process).
+        """gpus: by UUID, only those that NVML could look at. members: by pid, (the grant's key, the process).
         books: by key; None: not begun; a text: why there are none. unread: keys whose books we could not look into,
         which tells nothing of the container. gated: (key, UUID) of those who have ever come to the gate. stopped: keys
         of containers that were stopped for what was found, not among the grants: that stands until they end."""
-        uses, strangers = _uses(cards, members)
-        seen = {f.what: f for f in self._suspicions(grants, cards, members, books, uses, unread)}
-        seen |= {f.what: f for f in self._loaded(grants, cards, uses, gated)}
+        uses, strangers = _uses(gpus, members)
+        seen = {f.what: f for f in self._suspicions(grants, gpus, members, books, uses, unread)}
+        seen |= {f.what: f for f in self._loaded(grants, gpus, uses, gated)}
         standing = {what: f for what, f in seen.items() if what in self._suspected}
         news = tuple(f for what, f in standing.items() if what not in self._standing)
         # What could not be looked at this time clears nobody.
-        unseen = {s.uuid for g in grants.values() for s in g.shares} - set(cards)
+        unseen = {s.uuid for g in grants.values() for s in g.shares} - set(gpus)
         for what, f in self._standing.items():
             unknown = f.key in grants and (f.uuid in unseen or f.key in unread)
             if what not in standing and (unknown or f.key in stopped):
                 standing[what] = f
         over = tuple(f for what, f in self._standing.items() if what not in standing)
         self._suspected, self._standing = {**seen, **standing}, standing
-        surcharges = self._surcharges(grants, cards, books, uses)
+        surcharges = self._surcharges(grants, gpus, books, uses)
         return Verdict(tuple(standing.values()), news, over, surcharges, uses, strangers)
 
     def _suspicions(
         self,
         grants: dict[str, Grant],
-        cards: dict[str, CardSample],
+        gpus: dict[str, GpuSample],
         members: dict[int, tuple[str, Process]],
         books: dict[str, "Books | str | None"],
         uses: dict[tuple[str, str], Use],
@@ -174,7 +174,7 @@ class Auditor:
             for p in processes:
                 if not p.owners & booked and key not in unread:
                     why = kept if isinstance(kept, str) else "the account page does not have it"
-                    found.append(Finding("no-stand-in", key, uuid, p.pid, p.start, f"{_name(p)}: {why}"))
+                    found.append(Finding("no-shim", key, uuid, p.pid, p.start, f"{_name(p)}: {why}"))
         for key, kept in books.items():
             if isinstance(kept, str) and key in grants:
                 found.append(Finding("bad-page", key, "", 0, 0, f"account page: {kept}"))
@@ -183,7 +183,7 @@ class Auditor:
     def _loaded(
         self,
         grants: dict[str, Grant],
-        cards: dict[str, CardSample],
+        gpus: dict[str, GpuSample],
         uses: dict[tuple[str, str], Use],
         gated: frozenset[tuple[str, str]],
     ) -> list[Finding]:
@@ -193,14 +193,14 @@ class Auditor:
             for share in grant.shares:
                 at = key, share.uuid
                 line = loads[at] = self._loads.get(at, [])
-                if share.whole or share.uuid not in cards:
+                if share.whole or share.uuid not in gpus:
                     continue
                 allowed, why = _allowed(grant, share, at in gated or not share.slot or shared[share.uuid] == 1)
                 line.append((uses[at].busy if at in uses else 0, allowed))
                 del line[:-LOOKS]
                 had, may = (sum(n) / LOOKS for n in zip(*line, strict=True))
                 if len(line) == LOOKS and had > may + self.tolerance_points:
-                    what = f"{had:.0f} % of the card's time over {LOOKS} looks, {why}"
+                    what = f"{had:.0f} % of the GPU's time over {LOOKS} looks, {why}"
                     what += f", tolerance {self.tolerance_points} points"
                     found.append(Finding("over-compute", key, share.uuid, 0, 0, what))
         self._loads = loads
@@ -209,7 +209,7 @@ class Auditor:
     def _surcharges(
         self,
         grants: dict[str, Grant],
-        cards: dict[str, CardSample],
+        gpus: dict[str, GpuSample],
         books: dict[str, "Books | str | None"],
         uses: dict[tuple[str, str], Use],
     ) -> dict[tuple[str, int], int]:
@@ -224,7 +224,7 @@ class Auditor:
             for i, share in enumerate(grants[key].shares):
                 if share.whole or i >= len(kept.totals):
                     continue
-                if share.uuid not in cards:
+                if share.uuid not in gpus:
                     excess[key, i] = self._excess.get((key, i), 0)
                     continue
                 use = uses.get((key, share.uuid))
@@ -236,7 +236,7 @@ class Auditor:
 
 
 def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
-    """(per cent of the card's time, in words). gated: it comes to the gate, which sees to its part, or is alone."""
+    """(per cent of the GPU's time, in words). gated: it comes to the gate, which sees to its part, or is alone."""
     if grant.frozen:
         return 0, "though it is frozen"
     if most := cap(grant, share):
@@ -247,12 +247,12 @@ def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
 
 
 def _uses(
-    cards: dict[str, CardSample], members: dict[int, tuple[str, Process]]
+    gpus: dict[str, GpuSample], members: dict[int, tuple[str, Process]]
 ) -> tuple[dict[tuple[str, str], Use], dict[str, tuple[int, int]]]:
     uses: dict[tuple[str, str], Use] = {}
     strangers: dict[str, tuple[int, int]] = {}
-    for uuid, card in cards.items():
-        for pid, used, busy in card.processes:
+    for uuid, gpu in gpus.items():
+        for pid, used, busy in gpu.processes:
             if pid in members:
                 at = (members[pid][0], uuid)
                 old = uses.get(at, Use(0, 0, ()))

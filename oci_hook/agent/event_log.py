@@ -1,4 +1,4 @@
-"""Reads the node's events (node/events.py) as they are written, over the change of files; without damaged lines."""
+"""Reads the node's events (ledger/events.py) as they are written, over the change of files; without damaged lines."""
 
 import os
 from typing import Any

@@ -1,14 +1,14 @@
 """Who a process is, for a person who reads a finding: its user, age, parent and command.
 
 By psutil, which is loaded with the first finding: it costs 6 MB, and four times what the agent's own reading of /proc
-takes, which is therefore what the looks at the cards use. The command line is not read by it: that is memory of the
+takes, which is therefore what the looks at the GPUs use. The command line is not read by it: that is memory of the
 process, which can be of any length, and of a file system that never answers who reads it.
 """
 
 import threading
 import time
 
-from oci_hook.node.life import read_file
+from oci_hook.ledger.life import read_file
 
 COMMAND_MAX = 120
 CMDLINE = "/proc/{}/cmdline"

@@ -1,22 +1,22 @@
-"""Looks at single cards for their tenants' sake: from NVML's figures, grants and books to protect.py's judgement, and
+"""Looks at single GPUs for their tenants' sake: from NVML's figures, grants and books to protect.py's judgement, and
 when to look again."""
 
 from oci_hook.agent import holders
 from oci_hook.agent.audit import Process
 from oci_hook.agent.event_log import Follower
-from oci_hook.agent.nvml import CardSample
 from oci_hook.agent.protect import Harm, Held, Judgement, Look, Protector, Tenant
+from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant
-from oci_hook.core.inventory import Card
-from oci_hook.node.account import Books
-from oci_hook.node.life import start_time
+from oci_hook.core.inventory import Gpu
+from oci_hook.ledger.life import start_time
+from oci_hook.observe.account import Books
 
 MIB = 1 << 20
 
 
 class Guard:
-    """alarms: by card, bytes; free memory below that is worth a look. due: when a card is to be looked at again.
-    unlisted: bytes, by card. tolerance_mib: what a container may be above its limit."""
+    """alarms: by GPU, bytes; free memory below that is worth a look. due: when a GPU is to be looked at again.
+    unlisted: bytes, by GPU. tolerance_mib: what a container may be above its limit."""
 
     def __init__(self, tolerance_mib: int) -> None:
         self.alarms: dict[str, int] = {}
@@ -59,14 +59,14 @@ class Guard:
         self._protector.spare(uuid)
 
     def alone(self, uuid: str) -> None:
-        """The card has no neighbours on it, or cannot be looked at."""
+        """The GPU has no neighbours on it, or cannot be looked at."""
         for known in (self.alarms, self.due, self.unlisted):
             known.pop(uuid, None)
 
     def judge(
         self,
-        card: Card,
-        sample: CardSample,
+        gpu: Gpu,
+        sample: GpuSample,
         grants: dict[str, Grant],
         stopped: set[str],
         members: dict[int, tuple[str, Process]],
@@ -74,8 +74,8 @@ class Guard:
         unread: frozenset[str],
         now: float,
     ) -> Judgement:
-        """grants: of those with a share of this card."""
-        tenants = self._tenants(card.uuid, sample, grants, stopped, members, books, unread)
+        """grants: of those with a share of this GPU."""
+        tenants = self._tenants(gpu.uuid, sample, grants, stopped, members, books, unread)
         strange, leaving = [], 0
         for pid, used, _ in sample.processes:
             if pid in members and members[pid][0] in grants:
@@ -85,7 +85,7 @@ class Guard:
             else:  # it has just ended: what it had is free by now
                 leaving += used or 0
         look = Look(
-            card.uuid,
+            gpu.uuid,
             sample.at,
             sample.total,
             max(0, sample.total - sample.used + leaving),
@@ -94,19 +94,19 @@ class Guard:
             None if None in strange else sum(n or 0 for n in strange),
             bool(strange) and any(grant.life.init is None for grant in grants.values()),
         )
-        found = self._protector.judge(look, now, lambda: holders.able(card, grants))
-        self.unlisted[card.uuid] = found.unlisted
-        self.alarms[card.uuid] = found.alarm
+        found = self._protector.judge(look, now, lambda: holders.able(gpu, grants))
+        self.unlisted[gpu.uuid] = found.unlisted
+        self.alarms[gpu.uuid] = found.alarm
         if found.again is None:
-            self.due.pop(card.uuid, None)
+            self.due.pop(gpu.uuid, None)
         else:
-            self.due[card.uuid] = now + found.again
+            self.due[gpu.uuid] = now + found.again
         return found
 
     def _tenants(
         self,
         uuid: str,
-        sample: CardSample,
+        sample: GpuSample,
         grants: dict[str, Grant],
         stopped: set[str],
         members: dict[int, tuple[str, Process]],

@@ -1,18 +1,18 @@
-"""Who can hold memory of a card without being listed by NVML: whoever has the driver's nodes open, by inheritance."""
+"""Who can hold memory of a GPU without being listed by NVML: whoever has the driver's nodes open, by inheritance."""
 
 import os
 from collections.abc import Iterator
 
 from oci_hook.core.grant import Grant
-from oci_hook.core.inventory import Card
-from oci_hook.node import inside
-from oci_hook.node.life import read_file
+from oci_hook.core.inventory import Gpu
+from oci_hook.ledger.life import read_file
+from oci_hook.observe import inside
 
-UVM = "/dev/nvidia-uvm"  # every CUDA process has it; tools that only look at the card do not
+UVM = "/dev/nvidia-uvm"  # every CUDA process has it; tools that only look at the GPU do not
 
 
-def able(card: Card, grants: dict[str, Grant]) -> set[str]:
-    """Keys of the containers that can hold memory of the card; "": a process of none of them can, or we cannot tell."""
+def able(gpu: Gpu, grants: dict[str, Grant]) -> set[str]:
+    """Keys of the containers that can hold memory of the GPU; "": a process of none of them can, or we cannot tell."""
     members: dict[int, str] = {}
     found = set()
     for key, grant in grants.items():
@@ -21,17 +21,17 @@ def able(card: Card, grants: dict[str, Grant]) -> set[str]:
             return {""}
         members.update(dict.fromkeys(pids, key))
     names: tuple[str, ...] = (UVM,)
-    if card.simulated:
-        names = (f"/nvidia-sim/{card.simulated_file}", f"/sim/cards/{card.simulated_file}")
+    if gpu.simulated:
+        names = (f"/nvidia-sim/{gpu.simulated_file}", f"/sim/gpus/{gpu.simulated_file}")
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         key = members.get(pid, "")
-        if key not in found and any(link.endswith(names) for link in _open(pid, card.simulated)):
+        if key not in found and any(link.endswith(names) for link in _open(pid, gpu.simulated)):
             found.add(key)
     return found
 
 
 def _open(pid: int, writable: bool) -> Iterator[str]:
-    """What it has open, by name. writable: only that; the simulated NVML opens cards as CUDA does, but to read."""
+    """What it has open, by name. writable: only that; the simulated NVML opens GPUs as CUDA does, but to read."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import CONTAINER_DIR, STAND_IN_DIR
-from oci_hook.node.share import slot_path
+from oci_hook.core.layout import CONTAINER_DIR, SHIM_DIR
+from oci_hook.ledger.slot_files import slot_path
 
 MOST = 4096
 KINDS = ("library", "binary", "data", "firmware")
@@ -22,7 +22,7 @@ def wanted(inventory: Inventory | None, prefix: str) -> list[str]:
     paths = []
     if inventory is not None:
         paths = [inventory.libcuda, inventory.libnvml, *(f.path for f in inventory.files if f.kind in KINDS)]
-    for top in (STAND_IN_DIR, CONTAINER_DIR):
+    for top in (SHIM_DIR, CONTAINER_DIR):
         for folder, _, names in os.walk(os.path.join(prefix, top)):
             paths += [os.path.join(folder, name) for name in names]
     return [path for path in dict.fromkeys(paths) if path][:MOST]

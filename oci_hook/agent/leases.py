@@ -8,9 +8,9 @@ import os
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.value import Value
-from oci_hook.node.deliver import page_file
-from oci_hook.node.life import read_file
-from oci_hook.node.share import slot_path
+from oci_hook.ledger.deliver import page_file
+from oci_hook.ledger.life import read_file
+from oci_hook.ledger.slot_files import slot_path
 
 LOCKS_MAX = 8 << 20  # bytes of /proc/locks: some 120 000 locks
 FDS_MAX = 65536
@@ -98,6 +98,6 @@ def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], 
         add(page_file(state_dir, key), File("its policy page", key))
         for share in grant.shares:
             if share.slot:
-                who = f"slot file {share.slot} of card {share.uuid}"
+                who = f"slot file {share.slot} of GPU {share.uuid}"
                 add(slot_path(state_dir, share.uuid, share.slot), File(who, key))
     return found

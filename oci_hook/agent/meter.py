@@ -1,9 +1,9 @@
-"""What one container has had of one card, by its gate's books, against what it was promised. Pure; times are seconds.
+"""What one container has had of one GPU, by its gate's books, against what it was promised. Pure; times are seconds.
 
 The promise counts while the container wants work: owed is its guarantee of that time, and the share error is what was
-owed less what it had, in points of the card over the last minute. Nothing is owed while it is frozen, nor while a
-container of a higher class wanted the card, which the lower ones make way for. Who passes the gate by is in nobody's
-books and slows everybody's work, which then counts for more than the card gave: where the driver saw much less than was
+owed less what it had, in points of the GPU over the last minute. Nothing is owed while it is frozen, nor while a
+container of a higher class wanted the GPU, which the lower ones make way for. Who passes the gate by is in nobody's
+books and slows everybody's work, which then counts for more than the GPU gave: where the driver saw much less than was
 booked, its figure is taken. Harvest is what an offline container had.
 """
 
@@ -17,9 +17,9 @@ OFFLINE = CLASS_NUMBERS["offline"]
 
 
 class Meter:
-    """`add` at each look. share: per cent of the card since the look before, None where nothing was counted. error:
+    """`add` at each look. share: per cent of the GPU since the look before, None where nothing was counted. error:
     points, below 0 where it had more than its guarantee; None where nothing was owed in the last minute. harvested:
-    seconds in all; harvest: per cent of the card over the last minute. wanting: since the look before, it wanted work.
+    seconds in all; harvest: per cent of the GPU over the last minute. wanting: since the look before, it wanted work.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Meter:
     def count(
         self, now: float, step: tuple[float, float, float], busy: int | None, promise: int, offline: bool, owing: bool
     ) -> None:
-        """After `step` of all containers of the card. busy: NVML's figure, for where nothing is counted. promise: per
+        """After `step` of all containers of the GPU. busy: NVML's figure, for where nothing is counted. promise: per
         cent. owing: neither frozen nor stopped by a higher class."""
         took, charged, wanted = step
         if offline:
@@ -72,7 +72,7 @@ class Meter:
 
 
 class Party(Value):
-    """One container on the card. rank: its class, higher goes first."""
+    """One container on the GPU. rank: its class, higher goes first."""
 
     __slots__ = ("meter", "gate", "busy", "promise", "rank", "stopped")
 
@@ -85,9 +85,9 @@ class Party(Value):
         self.stopped = stopped
 
 
-def look(now: float, card: list[Party]) -> None:
-    """Bring the meters of all containers of one card up to date."""
-    steps = [p.meter.step(now, p.gate) for p in card]
-    first = max((p.rank for p in card if p.meter.wanting), default=0)
-    for p, step in zip(card, steps, strict=True):
+def look(now: float, gpu: list[Party]) -> None:
+    """Bring the meters of all containers of one GPU up to date."""
+    steps = [p.meter.step(now, p.gate) for p in gpu]
+    first = max((p.rank for p in gpu if p.meter.wanting), default=0)
+    for p, step in zip(gpu, steps, strict=True):
         p.meter.count(now, step, p.busy, p.promise, p.rank == OFFLINE, not p.stopped and p.rank >= first)

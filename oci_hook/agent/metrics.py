@@ -1,6 +1,6 @@
 """The node as Prometheus metrics. Base units: bytes, seconds, ratios of 1.
 
-Labels are bounded: cards by index and UUID, containers by id, namespace, pod and name; codes and kinds are ours.
+Labels are bounded: GPUs by index and UUID, containers by id, namespace, pod and name; codes and kinds are ours.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from oci_hook.agent.event_log import Follower
 from oci_hook.agent.prometheus import Exposition, labels
 from oci_hook.core.slot_page import WAIT_BOUNDS
 from oci_hook.errors import CODES
-from oci_hook.node.events import short
+from oci_hook.ledger.events import short
 
 MIB = 1 << 20
-CARD = ("card", "uuid")
+GPU = ("gpu", "uuid")
 CONTAINER = ("id", "namespace", "pod", "container")
 GRANTED = ("policy", "class", "state")
-# Of each container on each card: metric, help, field of view.share_view, factor to the base unit.
+# Of each container on each GPU: metric, help, field of view.share_view, factor to the base unit.
 SHARE = (
     ("memory_limit_bytes", "Memory limit.", "memory_mib", MIB),
     ("memory_used_bytes", "In use, by NVML or the container's books, whichever is more.", "used_mib", MIB),
@@ -26,12 +26,12 @@ SHARE = (
     ("memory_surcharge_bytes", "Counted beyond the books: contexts, modules, bypass.", "surcharge_mib", MIB),
     ("compute_entitlement_ratio", "Guaranteed compute.", "compute", 0.01),
     ("compute_limit_ratio", "Ceiling of compute.", "compute_limit", 0.01),
-    ("compute_used_ratio", "Had of the card since the look before, by the gate's books.", "share", 0.01),
+    ("compute_used_ratio", "Had of the GPU since the look before, by the gate's books.", "share", 0.01),
     ("compute_share_error_ratio", "Guarantee less what it had while it wanted work, last minute.", "share_error", 0.01),
     ("busy_ratio", "NVML's utilisation by the container's processes.", "busy", 0.01),
 )
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
-PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "cards", "devices", "books", "locks", "textfile")
+PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "books", "locks", "textfile")
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -73,9 +73,9 @@ def exposition(node: dict[str, Any], counters: Counters) -> bytes:
     """What a scrape gets. node: view.view()."""
     out = Exposition()
     out.gauge("build_info", "Version of gpu-hook.", labels(("version",), (__version__,)), 1)
-    out.gauge("simulated", "1: the cards are simulated.", "", int(node["simulated"]))
-    for card in node["cards"]:
-        _card(out, card)
+    out.gauge("simulated", "1: the GPUs are simulated.", "", int(node["simulated"]))
+    for gpu in node["gpus"]:
+        _gpu(out, gpu)
     seen: set[str] = set()
     for container in node["containers"]:
         _container(out, container, seen)
@@ -92,7 +92,7 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
     out.gauge("agent_start_time_seconds", "When the agent started, in seconds since 1970.", "", agent["started"])
     help = "When the ledger could last be read, in seconds since 1970."
     out.gauge("ledger_read_time_seconds", help, "", agent.get("ledger_read"))
-    help = "When NVML last told of the cards, in seconds since 1970."
+    help = "When NVML last told of the GPUs, in seconds since 1970."
     out.gauge("nvml_read_time_seconds", help, "", agent.get("nvml_read"))
     for process, used in agent.get("processes", {}).items():
         at = labels(("process",), (process,))
@@ -112,21 +112,21 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
     out.histogram("create_seconds", help, "", list(map(str, SECONDS)), counters.seconds, counters.seconds_sum)
 
 
-def _card(out: Exposition, card: dict[str, Any]) -> None:
-    at = labels(CARD, (card["index"], card["uuid"]))
-    out.gauge("card_memory_bytes", "Memory of the card.", at, card["memory_mib"] * MIB)
-    out.gauge("card_memory_granted_bytes", "Granted of it.", at, card["granted_mib"] * MIB)
-    out.gauge("card_memory_used_bytes", "In use, as NVML sees it.", at, scaled(card["used_mib"], MIB))
-    out.gauge("card_compute_granted_ratio", "Guaranteed compute.", at, card["granted_compute"] / 100)
-    out.gauge("card_busy_ratio", "NVML's utilisation of the card.", at, scaled(card["busy"], 0.01))
+def _gpu(out: Exposition, gpu: dict[str, Any]) -> None:
+    at = labels(GPU, (gpu["index"], gpu["uuid"]))
+    out.gauge("gpu_memory_bytes", "Memory of the GPU.", at, gpu["memory_mib"] * MIB)
+    out.gauge("gpu_memory_granted_bytes", "Granted of it.", at, gpu["granted_mib"] * MIB)
+    out.gauge("gpu_memory_used_bytes", "In use, as NVML sees it.", at, scaled(gpu["used_mib"], MIB))
+    out.gauge("gpu_compute_granted_ratio", "Guaranteed compute.", at, gpu["granted_compute"] / 100)
+    out.gauge("gpu_busy_ratio", "NVML's utilisation of the GPU.", at, scaled(gpu["busy"], 0.01))
     help = "Had by offline containers in the last minute: what the others left idle."
-    out.gauge("card_harvest_ratio", help, at, scaled(card["harvest"], 0.01))
-    out.gauge("card_containers", "Containers that hold a share of it.", at, card["containers"])
-    out.gauge("card_error", "1: NVML cannot look at the card.", at, int(bool(card["error"])))
-    out.gauge("card_strangers", "Processes on it that are of no container known here.", at, card["strangers"])
-    out.gauge("card_strangers_memory_bytes", "Memory that they hold.", at, card["strangers_mib"] * MIB)
+    out.gauge("gpu_harvest_ratio", help, at, scaled(gpu["harvest"], 0.01))
+    out.gauge("gpu_containers", "Containers that hold a share of it.", at, gpu["containers"])
+    out.gauge("gpu_error", "1: NVML cannot look at the GPU.", at, int(bool(gpu["error"])))
+    out.gauge("gpu_strangers", "Processes on it that are of no container known here.", at, gpu["strangers"])
+    out.gauge("gpu_strangers_memory_bytes", "Memory that they hold.", at, gpu["strangers_mib"] * MIB)
     help = "In use beyond all processes that NVML lists, and beyond the driver's own."
-    out.gauge("card_unlisted_memory_bytes", help, at, card["unlisted_mib"] * MIB)
+    out.gauge("gpu_unlisted_memory_bytes", help, at, gpu["unlisted_mib"] * MIB)
 
 
 def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
@@ -144,8 +144,8 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
     out.counter("container_frozen_seconds", help, at, c["frozen_seconds"])
     for kind, n in Counter(finding["kind"] for finding in c["findings"]).items():
         out.gauge("container_findings", "Findings that stand.", f"{at},{labels(('kind',), (kind,))}", n)
-    for s in c["cards"]:
-        on = f"{at},{labels(CARD, ('' if s['index'] is None else s['index'], s['uuid']))}"
+    for s in c["gpus"]:
+        on = f"{at},{labels(GPU, ('' if s['index'] is None else s['index'], s['uuid']))}"
         for name, help, field, factor in SHARE:
             out.gauge(f"container_{name}", help, on, scaled(s[field], factor))
         if s["harvest"] is not None:
@@ -164,7 +164,7 @@ def _gate(out: Exposition, at: str, gate: dict[str, Any]) -> None:
     mode = f'{at},mode="{gate["mode"]}"'
     out.gauge("container_gate_mode", "1: the gate's last decision.", mode, 1)
     bound = gate["preempt_bound"] or None
-    out.gauge("container_preempt_bound_seconds", "Its work is off the card this soon after a freeze.", at, bound)
+    out.gauge("container_preempt_bound_seconds", "Its work is off the GPU this soon after a freeze.", at, bound)
     if gate["waits"] is not None:
         first, *bins = gate["waits"]
         merged = [first, *(sum(bins[i : i + 2]) for i in range(0, len(bins), 2))]

@@ -13,7 +13,7 @@ TOKEN_MIN = 16
 
 class Options(Value):
     """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: protect | report | freeze | kill.
-    tolerance: MiB. compute_tolerance: points of a card's time. interval: seconds."""
+    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
 
     __slots__ = ("address", "token_file", "textfile", "policy", "tolerance", "compute_tolerance", "interval")
 

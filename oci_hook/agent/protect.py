@@ -1,7 +1,7 @@
 """Who takes a neighbour's memory now, and is to be killed for it. Pure; the agent acts. Sizes are bytes, times seconds
 of the monotonic clock.
 
-A container harms its neighbours while two things are true at once: it holds more of a card than its limit and the
+A container harms its neighbours while two things are true at once: it holds more of a GPU than its limit and the
 tolerance, and less is free there than the other running containers were granted and do not use yet. Then some of what
 they were promised is in its hands. It is killed
 
@@ -15,7 +15,7 @@ More may be held where the limit was lowered while the container ran (`gpu-hook 
 it back. Where the event log does not go back to the container's grant, that may have been: then what it has at the
 first look.
 
-Memory that belongs to no process that NVML lists (a forked child keeps what its dead parent had) is what the card has
+Memory that belongs to no process that NVML lists (a forked child keeps what its dead parent had) is what the GPU has
 in use beyond its processes and the driver's own, which is taken to be the least that was ever seen beyond processes. It
 counts for the containers whose books have as much for processes that NVML does not list, and what is left for the one
 container that can hold it; in doubt for none.
@@ -31,7 +31,7 @@ LEAVING = 2.0
 
 
 class Held(Value):
-    """A process of a container, and what it holds of the card; size None: NVML does not say. booked: the shim keeps
+    """A process of a container, and what it holds of the GPU; size None: NVML does not say. booked: the shim keeps
     books for it."""
 
     __slots__ = ("pid", "start", "size", "booked")
@@ -44,7 +44,7 @@ class Held(Value):
 
 
 class Tenant(Value):
-    """A container with a share of the card. limit: None for a whole card, which has none. running: it has an init that
+    """A container with a share of the GPU. limit: None for a whole GPU, which has none. running: it has an init that
     lives, and nobody stopped it. booked: by its page, of the living. readable: its books could be looked at, or it has
     none. claims: what they have for processes that NVML does not list. most: the highest limit that it ever had. told:
     that is known; else it was there before us, and what happened to it is forgotten."""
@@ -89,7 +89,7 @@ class Tenant(Value):
 
 
 class Look(Value):
-    """One card as NVML saw it. at: before NVML was asked. used: None where it changed while the processes were listed.
+    """One GPU as NVML saw it. at: before NVML was asked. used: None where it changed while the processes were listed.
     others: what listed processes of no container of ours hold; None: NVML does not say. unsure: some of these may be of
     a container that is just being started: then one look kills nobody."""
 
@@ -135,7 +135,7 @@ class Harm(Value):
 
 
 class Judgement(Value):
-    """kill: the one container to kill now. again: seconds until the card is to be looked at again, None: as ever.
+    """kill: the one container to kill now. again: seconds until the GPU is to be looked at again, None: as ever.
     unlisted: bytes that belong to no listed process. alarm: less free than this is worth a look."""
 
     __slots__ = ("kill", "again", "unlisted", "alarm")
@@ -157,15 +157,15 @@ class _Suspect:
 
 
 class Protector:
-    """Remembers, by card and container, limits that were lowered, suspicions, the driver's own memory. tolerance: what
+    """Remembers, by GPU and container, limits that were lowered, suspicions, the driver's own memory. tolerance: what
     a container may be above its limit."""
 
     def __init__(self, tolerance: int) -> None:
         self.tolerance = tolerance
         self._allowed: dict[tuple[str, str], tuple[int, int]] = {}  # the limit seen, what may be held
         self._suspects: dict[tuple[str, str], _Suspect] = {}
-        self._own: dict[str, int] = {}  # of each card, the driver's
-        self._leaving: dict[str, tuple[str, float]] = {}  # of each card, who was killed and when
+        self._own: dict[str, int] = {}  # of each GPU, the driver's
+        self._leaving: dict[str, tuple[str, float]] = {}  # of each GPU, who was killed and when
 
     def forget(self, keys: "set[str]") -> None:
         """Of containers that ended."""
@@ -178,7 +178,7 @@ class Protector:
         self._leaving.pop(uuid, None)
 
     def judge(self, look: Look, now: float, holders: "Callable[[], Iterable[str]]" = lambda: ("", "")) -> Judgement:
-        """holders: asked only where it matters; the keys of all containers that can hold memory of this card without
+        """holders: asked only where it matters; the keys of all containers that can hold memory of this GPU without
         being listed, "" for processes of none."""
         tenants = {t.key: t for t in look.tenants}
         unlisted = self._unlisted(look)

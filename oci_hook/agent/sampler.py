@@ -1,179 +1,240 @@
-"""NVML in a process of its own, `python -m oci_hook.agent.sampler`: it may hang, crash or be killed without the agent.
+"""The agent's side of the NVML process: ask, and do not wait for the answer.
 
-Lines on standard input ask:
-    (empty)                  for a sample of all cards: {"cards": {UUID: CARD}, "error": ""}
-    look UUID                for one card, without its load: {"look": UUID, "card": CARD}
-    watch {"UUID": BYTES}    to look at a card unasked as soon as it has less free than this, in place of what was
-                             watched before; a card is then watched again when the next line says so
-Answers are lines of JSON on standard output. CARD is {"at", "used", "total", "gpu", "processes": [[pid, bytes or null,
-gpu %]], "steady", "error": ""}: at: the monotonic clock before NVML was asked; steady: the memory in use was the same
-before and after the processes were listed. The library is the one in LD_PRELOAD, as in node/nvml_cards.py. Values are
-bytes and per cent; gpu is -1 where unknown.
+States: "starting", "ok", "slow" (an answer is overdue, the process will be killed), "down" (it will be tried again).
 """
 
 import json
 import os
-import select
+import signal
+import subprocess
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
-import pynvml  # type: ignore[import-untyped]
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.value import Value
 
-WATCH_SECONDS = 0.25
-HISTORY_US = 2_000_000  # utilisation samples older than this say nothing of now
+ANSWER_SECONDS = 10.0
+RETRY_SECONDS = 5.0  # doubled with each failure
+RETRY_MAX = 300.0
+MAX_ANSWER = 4 << 20
 
 
-def text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+class GpuSample(Value):
+    """used, total: bytes. busy: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML.
+    at: before NVML was asked, in seconds of the monotonic clock. steady: used did not change meanwhile."""
+
+    __slots__ = ("used", "total", "busy", "processes", "error", "at", "steady")
+
+    def __init__(
+        self,
+        used: int,
+        total: int,
+        busy: int,
+        processes: tuple[tuple[int, int | None, int], ...],
+        error: str = "",
+        at: float = 0.0,
+        steady: bool = True,
+    ) -> None:
+        self.used = used
+        self.total = total
+        self.busy = busy
+        self.processes = processes
+        self.error = error
+        self.at = at
+        self.steady = steady
 
 
-class Nvml:
-    """Handles are asked for once; after an error of the library as a whole it is started anew."""
+def gpu(c: "dict[str, Any]") -> GpuSample:
+    """Raises KeyError, TypeError, ValueError."""
+    return GpuSample(
+        int(c["used"]),
+        int(c["total"]),
+        int(c["busy"]),
+        tuple((int(p), None if used is None else int(used), int(busy)) for p, used, busy in c["processes"]),
+        str(c["error"])[:200],
+        float(c["at"]),
+        bool(c["steady"]),
+    )
 
-    def __init__(self) -> None:
-        self.handles: dict[str, Any] = {}
-        self.seen: dict[str, int] = {}
-        self.up = False
 
-    def sample(self) -> dict[str, Any]:
+def parse(line: bytes) -> "tuple[dict[str, GpuSample], str] | tuple[str, GpuSample | None]":
+    """A sample of all GPUs by UUID, and what NVML as a whole says is wrong; or a GPU's UUID and a look at that GPU,
+    None where it could not be looked at. Raises ValueError for anything else."""
+    try:
+        data = json.loads(line)
+        if "look" in data:
+            return str(data["look"]), None if data["gpu"] is None else gpu(data["gpu"])
+        return {str(uuid): gpu(c) for uuid, c in data["gpus"].items()}, str(data["error"])[:200]
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"not a sample: {e}") from None
+
+
+class Sampler:
+    """`ask` when a sample is wanted, `receive` when `fd` is readable, `check` now and then; with monotonic seconds.
+    `looks`: at single GPUs, which came with the last `receive`, asked for by `look` or because of `watch`.
+
+    answer_seconds: how long an answer may take. One process at a time: a second would hang as well.
+    """
+
+    def __init__(self, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self.state = "down"
+        self.error = "not started"
+        self.fd = -1
+        self.pid = 0
+        self._answer_seconds = answer_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._inventory: Inventory | None = None
+        self._asked = 0.0  # 0: no answer is awaited
+        self._retry_at = 0.0
+        self._retry = RETRY_SECONDS
+        self._buffer = b""
+        self._watched: dict[str, int] = {}
+        self.looks: dict[str, GpuSample | None] = {}
+
+    def use(self, inventory: Inventory) -> None:
+        """Sample by this inventory's library from now on."""
+        if self._inventory is None or (inventory.libnvml, inventory.stamp) != (
+            self._inventory.libnvml,
+            self._inventory.stamp,
+        ):
+            self.stop("the driver's library changed")
+            self._retry_at = 0.0
+        self._inventory = inventory
+
+    def ask(self, now: float) -> bool:
+        """Whether a sample is on its way."""
+        if self._process is None and not self._start(now):
+            return False
+        if self._asked:
+            return True
+        assert self._process is not None and self._process.stdin is not None
         try:
-            if not self.up:
-                pynvml.nvmlInit()
-                self.up = True
-                self.handles = {}
-            count = pynvml.nvmlDeviceGetCount()
-            if len(self.handles) != count:
-                # A card that fell off the bus may still be counted, and then has no handle.
-                found = (self.handle(i) for i in range(count))
-                self.handles = {uuid: handle for uuid, handle in found if uuid}
-        except pynvml.NVMLError as e:
-            self.close()
-            return {"cards": {}, "error": str(e)}
-        return {"cards": {uuid: self.card(uuid, handle) for uuid, handle in self.handles.items()}, "error": ""}
+            self._process.stdin.write(b"\n")
+        except OSError as e:
+            self._fail(now, f"its process ended ({e.strerror})")
+            return False
+        self._asked = now
+        return True
 
-    def handle(self, index: int) -> tuple[str, Any]:
+    def receive(self, now: float) -> dict[str, GpuSample] | None:
+        """A sample of all GPUs, if one is complete."""
+        self.looks = {}
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            return text(pynvml.nvmlDeviceGetUUID(handle)), handle
-        except pynvml.NVMLError:
-            return "", None
-
-    def card(self, uuid: str, handle: Any, load: bool = True) -> dict[str, Any]:
-        at = time.monotonic()
-        try:
-            before = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            running = {}
-            for kind in ("Compute", "Graphics", "MPSCompute"):
-                try:
-                    for p in getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle):
-                        running[int(p.pid)] = None if p.usedGpuMemory is None else int(p.usedGpuMemory)
-                except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-                    pass
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            busy, gpu = {}, -1
-            if load:
-                busy = self.busy(uuid, handle) if running else {}
-                try:
-                    gpu = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-                except pynvml.NVMLError:
-                    pass
-            return {
-                "at": at,
-                "used": int(memory.used),
-                "total": int(memory.total),
-                "gpu": gpu,
-                "processes": [[pid, used, busy.get(pid, 0)] for pid, used in running.items()],
-                "steady": int(before.used) == int(memory.used),
-                "error": "",
-            }
-        except pynvml.NVMLError as e:
-            return {"at": at, "used": 0, "total": 0, "gpu": -1, "processes": [], "steady": False, "error": str(e)}
-
-    def look(self, uuid: str) -> dict[str, Any]:
-        if not self.up or uuid not in self.handles:
-            return {"look": uuid, "card": None}
-        return {"look": uuid, "card": self.card(uuid, self.handles[uuid], load=False)}
-
-    def free(self, uuid: str) -> int | None:
-        """Bytes; None: the card cannot be asked now, which the next sample tells."""
-        try:
-            return int(pynvml.nvmlDeviceGetMemoryInfo(self.handles[uuid]).free) if self.up else None
-        except (pynvml.NVMLError, KeyError):
+            data = os.read(self.fd, 1 << 20)
+        except BlockingIOError:
             return None
+        self._buffer += data
+        if not data or len(self._buffer) > MAX_ANSWER:
+            self._fail(now, "its process ended" if not data else "its answer has no end")
+            return None
+        *lines, self._buffer = self._buffer.split(b"\n")
+        sample = None
+        for line in lines:
+            try:
+                first, second = parse(line)
+            except ValueError as e:
+                self._fail(now, str(e)[:100])
+                return None
+            if isinstance(first, str):
+                self._watched.pop(first, None)
+                self.looks[first] = second if isinstance(second, GpuSample) else None
+                continue
+            sample, self._asked = first, 0.0
+            self.state, self.error = ("down", str(second)) if second else ("ok", "")
+            if not second:
+                self._retry = RETRY_SECONDS
+        return sample
 
-    def busy(self, uuid: str, handle: Any) -> dict[int, int]:
-        """Per cent of the card by pid, each from its newest sample since the last time."""
-        newest: dict[int, tuple[int, int]] = {}
+    def look(self, uuid: str) -> None:
+        """Ask for one GPU, as soon as may be."""
+        if self.state == "ok":
+            self._say(f"look {uuid}")
+
+    def watch(self, alarms: dict[str, int]) -> None:
+        """Be told of GPUs, by UUID, as soon as they have less free than so many bytes; in place of those before."""
+        if self.state == "ok" and alarms != self._watched:
+            self._say(f"watch {json.dumps(alarms)}")
+            self._watched = dict(alarms)
+
+    def _say(self, line: str) -> None:
+        assert self._process is not None and self._process.stdin is not None
         try:
-            for s in pynvml.nvmlDeviceGetProcessUtilization(handle, self.seen.get(uuid, 0)):
-                if int(s.timeStamp) >= newest.get(int(s.pid), (0, 0))[0]:
-                    newest[int(s.pid)] = (int(s.timeStamp), int(s.smUtil))
-        except pynvml.NVMLError:  # nothing was busy
-            return {}
-        last = max((when for when, _ in newest.values()), default=0)
-        self.seen[uuid] = max(self.seen.get(uuid, 0), last - HISTORY_US)
-        return {pid: load for pid, (when, load) in newest.items() if when >= last - HISTORY_US}
+            self._process.stdin.write(line.encode() + b"\n")
+        except OSError:
+            pass  # the next `ask` finds that out
 
-    def close(self) -> None:
-        self.up = False
-        self.handles = {}
+    def check(self, now: float) -> None:
+        """Give up an answer that is overdue."""
+        if self._asked and now - self._asked > self._answer_seconds:
+            self._fail(now, f"NVML gave no answer within {self._answer_seconds:.0f} s")
+        elif self._asked and now - self._asked > self._answer_seconds / 2:
+            self.state = "slow"
+
+    def stop(self, why: str = "") -> None:
+        """End the process. One that the kernel holds in the driver stays until the driver lets it go."""
+        self.state, self.error = "down", why
+        self._asked, self._buffer, self.fd, self.pid = 0.0, b"", -1, 0
+        self._watched = {}
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGKILL)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
         try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError:
-            pass
+            process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            pass  # subprocess reaps it when the next one is started
+
+    def _fail(self, now: float, why: str) -> None:
+        self.stop(why)
+        self._retry_at = now + self._retry
+        self._retry = min(2 * self._retry, RETRY_MAX)
+
+    def _start(self, now: float) -> bool:
+        if self._inventory is None or now < self._retry_at:
+            return False
+        package = str(Path(__file__).resolve().parents[2])
+        environment = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "WATCHDOG_USEC")}
+        environment |= {"LD_PRELOAD": self._inventory.libnvml, "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+        if self._inventory.simulated:
+            environment |= simulated(self._inventory.driver_root)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "oci_hook.agent.nvml_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                cwd="/",
+                bufsize=0,
+            )
+        except OSError as e:
+            self._fail(now, f"its process does not start: {e.strerror}")
+            return False
+        assert self._process.stdout is not None
+        self.fd, self.pid = self._process.stdout.fileno(), self._process.pid
+        os.set_blocking(self.fd, False)
+        self.state, self.error = "starting", ""
+        return True
 
 
-class Watch:
-    """Cards whose free memory is looked at; each until it has less than its bytes."""
+def simulated(driver_root: str) -> dict[str, str]:
+    """The variable by which the simulated driver finds its GPUs."""
+    from oci_hook.discovery.discover import SIMULATED_MARK
 
-    def __init__(self, nvml: Nvml) -> None:
-        self.nvml = nvml
-        self.alarms: dict[str, int] = {}
-
-    def step(self) -> list[dict[str, Any]]:
-        found = []
-        for uuid, bytes in list(self.alarms.items()):
-            free = self.nvml.free(uuid)
-            if free is not None and free < bytes:
-                del self.alarms[uuid]
-                found.append(self.nvml.look(uuid))
-        return found
+    try:
+        mark = json.loads((Path(driver_root) / SIMULATED_MARK).read_text())
+        return {"GPU_HOOK_SIM_GPUS": str(mark["gpus"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
-def answers(line: bytes, nvml: Nvml, watch: Watch) -> list[dict[str, Any]]:
-    word, _, rest = line.decode().strip().partition(" ")
-    if word == "watch":
-        watch.alarms = {str(uuid): int(bytes) for uuid, bytes in json.loads(rest).items()}
-        return []
-    return [nvml.look(rest)] if word == "look" else [nvml.sample()]
-
-
-def main() -> int:
-    parent = os.getppid()
-    nvml = Nvml()
-    watch, pending = Watch(nvml), b""
-    due = 0.0
-    while True:
-        wait = max(0.0, due - time.monotonic()) if watch.alarms else None
-        ready = select.select([0], [], [], wait)[0]
-        found: list[dict[str, Any]] = []
-        if ready:
-            data = os.read(0, 1 << 16)
-            if not data:
-                return 0
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
-                found += answers(line, nvml, watch)
-        if os.getppid() != parent:
-            return 0
-        if watch.alarms and time.monotonic() >= due:
-            due = time.monotonic() + WATCH_SECONDS
-            found += watch.step()
-        for answer in found:
-            sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def lost(error: str) -> bool:
+    """Whether NVML says that the GPU itself is gone (NVML_ERROR_GPU_IS_LOST: fallen off the bus, Xid 79)."""
+    return "lost" in error.lower() or "reset" in error.lower()

@@ -5,15 +5,15 @@ from typing import Any
 
 from oci_hook.agent.audit import Finding, Use
 from oci_hook.agent.meter import Meter
-from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
-from oci_hook.node.account import Books
-from oci_hook.node.stage import stage
+from oci_hook.observe.account import Books
+from oci_hook.observe.stage import stage
 
 MIB = 1 << 20
-SAMPLES = 120  # of each container on each card that are remembered
+SAMPLES = 120  # of each container on each GPU that are remembered
 
 
 class Watched:
@@ -47,15 +47,15 @@ class Watched:
 def view(
     inventory: Inventory | None,
     grants: dict[str, Grant],
-    cards: dict[str, CardSample],
+    gpus: dict[str, GpuSample],
     watched: dict[str, Watched],
     findings: tuple[Finding, ...],
     strangers: dict[str, tuple[int, int]],
     agent: dict[str, Any],
     unlisted: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """cards: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
-    indices = {card.uuid: card.index for card in inventory.cards} if inventory else {}
+    """gpus: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
+    indices = {gpu.uuid: gpu.index for gpu in inventory.gpus} if inventory else {}
     by_slot = {(s.uuid, s.slot): g.who.id for g in grants.values() for s in g.shares if s.slot}
     harvests: dict[str, float] = {}
     for w in watched.values():
@@ -68,14 +68,12 @@ def view(
         "simulated": bool(inventory and inventory.simulated),
         "driver_version": inventory.driver_version if inventory else "",
         "agent": agent,
-        "cards": [
+        "gpus": [
             {
-                **card_view(
-                    card.fields(), grants, cards.get(card.uuid), strangers.get(card.uuid), harvests.get(card.uuid)
-                ),
-                "unlisted_mib": -(-(unlisted or {}).get(card.uuid, 0) // MIB),
+                **gpu_view(gpu.fields(), grants, gpus.get(gpu.uuid), strangers.get(gpu.uuid), harvests.get(gpu.uuid)),
+                "unlisted_mib": -(-(unlisted or {}).get(gpu.uuid, 0) // MIB),
             }
-            for card in (inventory.cards if inventory else ())
+            for gpu in (inventory.gpus if inventory else ())
         ],
         "containers": [
             container_view(
@@ -86,26 +84,26 @@ def view(
     }
 
 
-def card_view(
-    card: dict[str, Any],
+def gpu_view(
+    gpu: dict[str, Any],
     grants: dict[str, Grant],
-    sample: CardSample | None,
+    sample: GpuSample | None,
     strangers: tuple[int, int] | None,
     harvest: float | None,
 ) -> dict[str, Any]:
-    shares = [s for g in grants.values() for s in g.shares if s.uuid == card["uuid"]]
+    shares = [s for g in grants.values() for s in g.shares if s.uuid == gpu["uuid"]]
     good = sample if sample and not sample.error else None
     return {
-        "index": card["index"],
-        "uuid": card["uuid"],
-        "name": card["name"],
-        "simulated": card["simulated"],
-        "memory_mib": card["memory_mib"],
+        "index": gpu["index"],
+        "uuid": gpu["uuid"],
+        "name": gpu["name"],
+        "simulated": gpu["simulated"],
+        "memory_mib": gpu["memory_mib"],
         "granted_mib": sum(s.memory_mib for s in shares),
         "granted_compute": sum(s.compute for s in shares),
         "containers": len(shares),
         "used_mib": -(-good.used // MIB) if good else None,
-        "busy": good.gpu if good and good.gpu >= 0 else None,
+        "busy": good.busy if good and good.busy >= 0 else None,
         "harvest": harvest,
         "error": sample.error if sample else "",
         "strangers": strangers[0] if strangers else 0,
@@ -138,7 +136,7 @@ def container_view(
         "frozen_seconds": round(watched.frozen_seconds, 3),
         "created": grant.created,
         "account": watched.books if isinstance(watched.books, str) else None,
-        "cards": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
+        "gpus": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
         "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],
     }
 

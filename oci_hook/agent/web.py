@@ -15,7 +15,7 @@ JSON = "application/json"
 
 
 def pages(agent: "Agent") -> dict[str, Page]:
-    """/: for people. /metrics: Prometheus. /api/node: view.view(). /api/history: by container and card, oldest first,
+    """/: for people. /metrics: Prometheus. /api/node: view.view(). /api/history: by container and GPU, oldest first,
     [Unix seconds, MiB in use, per cent busy]."""
     html = (Path(__file__).parent / "page.html").read_bytes()
 

@@ -4,7 +4,7 @@ Rules added here are unknown to the runtime and to systemd: `runc update` keeps 
 systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
 """
 
-from oci_hook.core.device_rules import reachable_cards
+from oci_hook.core.device_rules import reachable_gpus
 from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import refuse
 from oci_hook.linux import cgroup
@@ -14,7 +14,7 @@ def open_devices(pid: int) -> int | None:
     """The container's cgroup of the devices controller, opened; None where that is not mounted, since the node has
     cgroup v2. Raises ApplyError GH-403, GH-405.
 
-    It must be the container's alone: a rule added here opens the card to every process in it.
+    It must be the container's alone: a rule added here opens the GPU to every process in it.
     """
     try:
         directory = cgroup.open_v1(pid, "devices")
@@ -31,13 +31,13 @@ def open_devices(pid: int) -> int | None:
 
 
 def check(directory: int, granted: tuple[int, ...]) -> None:
-    """Raise ApplyError GH-403 when the container could already open a card; granted: minors of those that it may."""
+    """Raise ApplyError GH-403 when the container could already open a GPU; granted: minors of those that it may."""
     rules = [
         {"allow": True, "type": kind, "access": access}
         | {key: int(n) for key, n in (("major", major), ("minor", minor)) if n != "*"}
         for kind, major, minor, access in _rules(directory)
     ]
-    found = reachable_cards(rules, granted)
+    found = reachable_gpus(rules, granted)
     if found:
         raise refuse(
             "GH-403",

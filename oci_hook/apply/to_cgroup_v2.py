@@ -23,7 +23,7 @@ USE_RUNTIME = "use gpu-hook-runtime instead"
 def open_devices(pid: int) -> int:
     """The container's cgroup, opened. Raises ApplyError GH-403, GH-404, GH-405.
 
-    It must be the container's alone: a rule added here opens the card to every process in it.
+    It must be the container's alone: a rule added here opens the GPU to every process in it.
     """
     try:
         directory = cgroup.open_v2(pid)
@@ -38,8 +38,8 @@ def open_devices(pid: int) -> int:
 
 
 def check(directory: int, granted: tuple[int, ...]) -> None:
-    """Raise ApplyError GH-403 when the container could already open a card; granted: minors of those that it may."""
-    found = device_program.reachable_cards(_effective(directory), granted)
+    """Raise ApplyError GH-403 when the container could already open a GPU; granted: minors of those that it may."""
+    found = device_program.reachable_gpus(_effective(directory), granted)
     if found:
         raise refuse(
             "GH-403",

@@ -264,7 +264,7 @@ class _Place:
         if mount_id not in self.ours or not is_root:
             return False
         if self.ours[mount_id] != source:
-            raise refuse("GH-402", f"{destination} leads to where {self.ours[mount_id]} is mounted; mend the image")
+            raise refuse("GH-402", f"{destination} leads to where {self.ours[mount_id]} is mounted; fix the image")
         return True
 
     def target(self, destination: str, is_directory: bool) -> int:
@@ -284,7 +284,7 @@ class _Place:
         return fd
 
     def is_empty(self, directory: int) -> bool:
-        """But for requests by mount, which the runtime has made and our directory will cover; node/image.py has seen
+        """But for requests by mount, which the runtime has made and our directory will cover; apply/image.py has seen
         whether there may be any."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
         try:

@@ -2,10 +2,10 @@
 environment, and that no `systemctl daemon-reload` takes back. Pure: dicts in, a dict out."""
 
 from oci_hook.core.device_rules import starts_closed
-from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_CARDS, VISIBLE_DIR
+from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_GPUS, VISIBLE_DIR
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
 from oci_hook.errors import refuse
-from oci_hook.oci import asked, fastjson
+from oci_hook.oci import fastjson, request_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ DRI = "/dev/dri/"  # may hold other makers' nodes too: which ones are ours, the 
 
 def _gpu_mount(mount: "dict[str, Any]") -> bool:
     path = mount.get("destination") or ""
-    inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_CARDS + "/"))
+    inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_GPUS + "/"))
     name = path.rpartition("/")[2]
     return inside or name.startswith(GPU_NAMES) or "_nvidia" in name
 
@@ -92,9 +92,9 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
     process = dict(spec.get("process") or {})
     ours_out = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
     process["env"] = ours_out + [e for e in remembered if e.partition("=")[0] in ENV_SET]
-    mounts = [m for m in spec.get("mounts") or () if asked.is_request(m) or not _gpu_mount(m)]
+    mounts = [m for m in spec.get("mounts") or () if request_mounts.is_request(m) or not _gpu_mount(m)]
     requests = (REQUEST_DIR + "/", VISIBLE_DIR + "/")
-    mounts += [_request_mount(e) for e in remembered if e.startswith(requests) and asked.plain(e) == e]
+    mounts += [_request_mount(e) for e in remembered if e.startswith(requests) and request_mounts.plain(e) == e]
     return {
         **spec,
         "annotations": {k: v for k, v in annotations.items() if k != MARKER},
@@ -116,8 +116,10 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant", beside
     env: list[str] = list(process.get("env") or ())
     mounts: list[dict[str, Any]] = []
     for mount in spec.get("mounts") or ():
-        if asked.is_request(mount) or (beside and asked.is_visible(mount)):  # all that it has to say is said
-            replaced.append(asked.plain(mount["destination"]))
+        if request_mounts.is_request(mount) or (
+            beside and request_mounts.is_visible(mount)
+        ):  # all that it has to say is said
+            replaced.append(request_mounts.plain(mount["destination"]))
         else:
             mounts.append(mount)
     devices: list[dict[str, Any]] = list(linux.get("devices") or ())

@@ -19,17 +19,17 @@ from oci_hook.errors import GhError
 )
 @click.option("--tolerance", metavar="SIZE", help="What a container may be above its limit.")
 @click.option(
-    "--compute-tolerance", type=int, metavar="POINTS", help="By how much of a card it may be above its ceiling."
+    "--compute-tolerance", type=int, metavar="POINTS", help="By how much of a GPU it may be above its ceiling."
 )
-@click.option("--interval", type=click.FloatRange(0.1, 60), metavar="SECONDS", help="Between two looks at the cards.")
+@click.option("--interval", type=click.FloatRange(0.1, 60), metavar="SECONDS", help="Between two looks at the GPUs.")
 def agent(prefix: str, **flags: Any) -> None:
-    """Watch this node: keep the ledger tidy, audit the cards, serve metrics.
+    """Watch this node: keep the ledger tidy, audit the GPUs, serve metrics.
 
     Containers do not need it. Flags win over the section `agent` of settings.yaml.
     """
     from oci_hook.agent import options  # not for every command
     from oci_hook.agent.agent import Agent
-    from oci_hook.node import settings_compile as checks
+    from oci_hook.config import settings_compile as checks
 
     readers = {**checks.AGENT, "interval": float}
     try:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from oci_hook import __version__
 from oci_hook.agent import options
 from oci_hook.cli import live, output
+from oci_hook.config.settings import Settings
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.engines.doctor import NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
-from oci_hook.node.settings import Settings
 
 UNIT = "gpu-hook-agent"
 UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-# By the agent's problem: what mends it.
+# By the agent's problem: what fixes it.
 MENDS = {
     "settings": "gpu-hook settings compile{option}",
     "disk": "du -ah {state_dir} | sort -h | tail",
     "ledger": "gpu-hook ps{option}",
     "inventory": "gpu-hook gpus --refresh{option}",
     "nvml": "nvidia-smi",
-    "cards": "dmesg | grep -i xid",
+    "gpus": "dmesg | grep -i xid",
     "devices": "nvidia-smi",
     "locks": "lslocks",
     "books": "journalctl -u gpu-hook-agent",
@@ -57,8 +57,8 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
     if version != __version__:
         yield Finding("agent", WARN, f"is of {output.printable(version)}, this is {__version__}", "", restart)
     for name, what in agent["problems"].items():
-        mend = MENDS.get(name, restart).format(option=option, state_dir=settings.state_dir)
-        yield Finding("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", mend)
+        fix = MENDS.get(name, restart).format(option=option, state_dir=settings.state_dir)
+        yield Finding("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", fix)
     if not agent["problems"]:
         yield Finding("agent", OK, f"{output.printable(version)} runs{of} on {address}")
 

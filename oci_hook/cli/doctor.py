@@ -6,16 +6,16 @@ import click
 
 from oci_hook.cli import output, registration
 from oci_hook.cli.agent_check import check_agent
+from oci_hook.config import settings as node_settings
 from oci_hook.engines.doctor import FAIL, OK, STATES, WARN, Finding, examine
 from oci_hook.errors import GhError
-from oci_hook.node import settings as node_settings
 
 
 @click.command()
 @registration.host_root
 @output.answers
 def doctor(prefix: str, host_root: str) -> output.Report:
-    """Say what is wrong on this node, and the command that mends it.
+    """Say what is wrong on this node, and the command that fixes it.
 
     Exit status 0: all is well. 1: something to look at. 2: containers will not start, or not as they should.
     """
@@ -33,7 +33,7 @@ def doctor(prefix: str, host_root: str) -> output.Report:
     width = max(len(f.check) for f in findings)
     lines = [line for finding in findings for line in as_lines(finding, width)]
     count = sum(f.state in (WARN, FAIL) for f in findings)
-    lines.append(f"{count} thing(s) to mend" if count else "all is well")
+    lines.append(f"{count} thing(s) to fix" if count else "all is well")
     data = {"state": worst, "findings": [vars(f) for f in findings]}
     return output.Report(data, lines, exit_status=status)
 
@@ -41,6 +41,6 @@ def doctor(prefix: str, host_root: str) -> output.Report:
 def as_lines(finding: Finding, width: int) -> list[str]:
     code = f"{finding.code}: " if finding.code else ""
     lines = [f"{finding.state:4}  {finding.check:{width}}  {code}{output.printable(finding.message)}"]
-    if finding.mend and finding.state != OK:
-        lines.append(f"{'':4}  {'':{width}}  mend: {finding.mend}")
+    if finding.fix and finding.state != OK:
+        lines.append(f"{'':4}  {'':{width}}  fix: {finding.fix}")
     return lines

@@ -8,8 +8,8 @@ import click
 
 from oci_hook.agent.event_log import Follower
 from oci_hook.cli import output
+from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError
-from oci_hook.node import settings as node_settings
 
 EVERY = 0.5  # seconds between two looks with --follow
 
@@ -64,7 +64,7 @@ def line(event: dict[str, Any]) -> str:
 def granted(event: dict[str, Any]) -> str:
     shares = event.get("shares") or ()
     words = [
-        f"{card(uuid)}: {output.size(int(mib))}" + (f", {compute}%" if compute else "") for uuid, mib, compute in shares
+        f"{gpu(uuid)}: {output.size(int(mib))}" + (f", {compute}%" if compute else "") for uuid, mib, compute in shares
     ]
     return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
 
@@ -73,7 +73,7 @@ def refused(event: dict[str, Any]) -> str:
     return "; ".join(str(text) for text in event.get("lines") or ())
 
 
-def card(uuid: object) -> str:
+def gpu(uuid: object) -> str:
     """Enough of it to tell one from another; --json has all."""
     return output.cut(str(uuid))
 
@@ -86,7 +86,7 @@ def ended(event: dict[str, Any]) -> str:
 
 
 def finding(event: dict[str, Any]) -> str:
-    on = f" on {card(event['uuid'])}" if event.get("uuid") else ""
+    on = f" on {gpu(event['uuid'])}" if event.get("uuid") else ""
     return f"{event.get('kind')}{on}: {event.get('evidence')}; {event.get('action')}"
 
 

@@ -7,7 +7,9 @@ import click
 
 from oci_hook import runtime
 from oci_hook.apply import to_spec, to_text
+from oci_hook.apply.sources import check_sources
 from oci_hook.cli import output
+from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
 from oci_hook.core.collect import container_names
 from oci_hook.core.dialects import native
@@ -15,16 +17,14 @@ from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import PAGES_DIR, PREFIX_KEY, SHARE_STATE
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
-from oci_hook.core.request import CardRequest, Request, parse
+from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
+from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import NoRoomError, Problem
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings as node_settings
-from oci_hook.node import share, store
-from oci_hook.node.sources import check_sources
+from oci_hook.ledger import slot_files, store
 from oci_hook.oci import annotations as oci_annotations
-from oci_hook.oci import asked
+from oci_hook.oci import request_mounts
 from oci_hook.oci import spec as oci_spec
 
 KEY = "KEY"  # stands in paths for the key that a real grant has
@@ -80,7 +80,7 @@ def explain(
     settings = node_settings.load(prefix)
     given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     grants = store.snapshot(settings.state_dir)
-    named = container_names(given.annotations, asked.decode)
+    named = container_names(given.annotations, request_mounts.decode)
     warnings = strangers(given, named, grants)
     if settings.stale:
         warnings.append(Problem("GH-502", "settings.yaml changed since; run `gpu-hook settings compile`"))
@@ -88,29 +88,29 @@ def explain(
 
     request = None
     if not oci_annotations.is_sandbox(given.annotations):
-        request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, asked.decode)
+        request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, request_mounts.decode)
     if request is None:
         warnings += bare(given)
         return output.Report(
-            {**data, "request": None, "cards": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
+            {**data, "request": None, "gpus": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
         )
     inventory = node_inventory.load(settings)
-    bounds = share.preempt_bounds(settings.state_dir, grants) if request.preempt_tolerance is not None else ()
+    bounds = slot_files.preempt_bounds(settings.state_dir, grants) if request.preempt_tolerance is not None else ()
     found = allocate(request, inventory, grants, settings.rules, bounds)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
     plan = to_text.lines(plan_for(given, request, found, inventory, settings, warnings))
-    cards = [card_data(uuid, why, inventory, found) for uuid, why in found.notes]
+    gpus = [gpu_data(uuid, why, inventory, found) for uuid, why in found.notes]
     lines = [
         *heading(given, named),
         "request",
         *(f"  {name:<13}{value}" for name, value in request_lines(request, settings.rules)),
-        "cards" + (" (simulated)" if inventory.simulated else ""),
-        *(f"  {card_line(card)}" for card in cards),
+        "gpus" + (" (simulated)" if inventory.simulated else ""),
+        *(f"  {gpu_line(gpu)}" for gpu in gpus),
         "plan",
         *(f"  {step}" for step in plan),
     ]
-    data |= {"request": plain(request), "cards": cards, "plan": list(plan)}
+    data |= {"request": plain(request), "gpus": gpus, "plan": list(plan)}
     return output.Report(data, lines, warnings)
 
 
@@ -124,12 +124,12 @@ def describe(
     """The container of the options; those win over the spec. Raises ApplyError GH-401."""
     if spec is None:
         name = container or oci_annotations.container_name(annotations)
-        return Container(name, annotations, env, asked.mounts({"mounts": mounts}), "", None)
+        return Container(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None)
     doc = to_spec.scrub(oci_spec.load(spec))
     annotations = {**(doc.get("annotations") or {}), **annotations}
     env = {**oci_spec.environment(doc), **env}
     name = container or oci_annotations.container_name(annotations)
-    found = asked.mounts({"mounts": [*(doc.get("mounts") or ()), *mounts]})
+    found = request_mounts.mounts({"mounts": [*(doc.get("mounts") or ()), *mounts]})
     return Container(name, annotations, env, found, os.path.dirname(os.path.abspath(spec)), doc)
 
 
@@ -212,18 +212,18 @@ def heading(given: Container, named: dict[str, tuple[str, ...]]) -> list[str]:
 
 def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     """The request as it was understood, with what was not said."""
-    cards = request.cards
-    names = [card.device or "any" for card in cards]
-    if not cards:
+    gpus = request.gpus
+    names = [gpu.device or "any" for gpu in gpus]
+    if not gpus:
         asked = "none: driver files only"
-    elif request.every_card:
-        asked = "every card of the node"
+    elif request.every_gpu:
+        asked = "every GPU of the node"
     else:
-        asked = f"{len(cards)}: {each(names)}"
-    lines = [("cards", asked)]
-    if cards:
-        memory = each([memory_words(card) for card in cards])
-        compute = each([compute_words(card) for card in cards])
+        asked = f"{len(gpus)}: {each(names)}"
+    lines = [("gpus", asked)]
+    if gpus:
+        memory = each([memory_words(gpu) for gpu in gpus])
+        compute = each([compute_words(gpu) for gpu in gpus])
         ceiling = f", at most {request.compute_limit}%" if request.compute_limit is not None else ""
         lines += [
             ("memory", memory),
@@ -239,55 +239,55 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     if request.imex_channels:
         lines.append(("IMEX", "channels " + ", ".join(map(str, request.imex_channels))))
     if request.narrow_to is not None:
-        lines.append(("narrowed to", ", ".join(request.narrow_to) or "no card"))
+        lines.append(("narrowed to", ", ".join(request.narrow_to) or "no GPU"))
     return lines
 
 
-def memory_words(card: CardRequest) -> str:
-    if card.memory_mib is not None:
-        return output.size(card.memory_mib)
-    return "all of it" if card.whole else f"{card.memory_percent}% of the card"
+def memory_words(gpu: GpuRequest) -> str:
+    if gpu.memory_mib is not None:
+        return output.size(gpu.memory_mib)
+    return "all of it" if gpu.whole else f"{gpu.memory_percent}% of the GPU"
 
 
-def compute_words(card: CardRequest) -> str:
-    if card.compute is not None:
-        return f"{card.compute}%"
-    return "all of it" if card.whole else "no guarantee"
+def compute_words(gpu: GpuRequest) -> str:
+    if gpu.compute is not None:
+        return f"{gpu.compute}%"
+    return "all of it" if gpu.whole else "no guarantee"
 
 
 def each(words: list[str]) -> str:
-    """Once where it is the same for every card."""
+    """Once where it is the same for every GPU."""
     return words[0] if len(set(words)) == 1 else ", ".join(words)
 
 
-def card_data(uuid: str, why: str, inventory: Inventory, found: Allocation) -> dict[str, Any]:
-    card = inventory.card(uuid)
+def gpu_data(uuid: str, why: str, inventory: Inventory, found: Allocation) -> dict[str, Any]:
+    gpu = inventory.gpu(uuid)
     share = next((share for share in found.shares if share.uuid == uuid), None)
     return {
-        "index": card.index,
-        "address": card.address,
+        "index": gpu.index,
+        "address": gpu.address,
         "uuid": uuid,
-        "name": card.name,
-        "memory_mib": card.memory_mib,
-        "simulated": card.simulated,
+        "name": gpu.name,
+        "memory_mib": gpu.memory_mib,
+        "simulated": gpu.simulated,
         "reason": why,
         "share": share.fields() if share else None,
     }
 
 
-def card_line(card: dict[str, Any]) -> str:
-    share = card["share"]
-    line = f"{card['address']}  {card['uuid']}  {card['reason']}"
+def gpu_line(gpu: dict[str, Any]) -> str:
+    share = gpu["share"]
+    line = f"{gpu['address']}  {gpu['uuid']}  {gpu['reason']}"
     if share is None:
         return line
     if share["whole"]:
-        return f"{line}: the whole card"
+        return f"{line}: the whole GPU"
     compute = f", compute {share['compute']}%" if share["compute"] else ""
     if share["compute"] < share["compute_limit"] and compute:
         compute += f" and up to {share['compute_limit']}%"
-    return f"{line}: {output.size(share['memory_mib'])} of {output.size(card['memory_mib'])}{compute}"
+    return f"{line}: {output.size(share['memory_mib'])} of {output.size(gpu['memory_mib'])}{compute}"
 
 
 def plain(request: Request) -> dict[str, Any]:
     """The request as JSON values."""
-    return {**request.fields(), "cards": [card.fields() for card in request.cards]}
+    return {**request.fields(), "gpus": [gpu.fields() for gpu in request.gpus]}

@@ -1,4 +1,4 @@
-"""`gpu-hook freeze|resume`: stop a container's work on its cards, and let it go on from where it was."""
+"""`gpu-hook freeze|resume`: stop a container's work on its GPUs, and let it go on from where it was."""
 
 import time
 
@@ -6,19 +6,19 @@ import click
 
 from oci_hook.cli import output
 from oci_hook.cli.set import UNTOLD
+from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
-from oci_hook.node import admit
-from oci_hook.node import settings as node_settings
+from oci_hook.ledger import admit
 
 
 @click.command()
 @click.argument("container")
 @output.answers
 def freeze(prefix: str, container: str) -> output.Report:
-    """Stop CONTAINER's work on its cards until `gpu-hook resume`.
+    """Stop CONTAINER's work on its GPUs until `gpu-hook resume`.
 
-    Its processes run on and keep their memory; what they submit waits. What is on the card already runs to its end.
+    Its processes run on and keep their memory; what they submit waits. What is on the GPU already runs to its end.
     CONTAINER is an id or its beginning, a name, or namespace/pod/container.
     """
     return answer(*admit.alter(node_settings.load(prefix), container, frozen(int(time.time()))), "frozen")
@@ -35,7 +35,7 @@ def resume(prefix: str, container: str) -> output.Report:
 def frozen(since: int) -> "admit.Alteration":
     def change(grant: Grant, _: tuple[Grant, ...]) -> Grant:
         if not any(share.slot for share in grant.shares):
-            what = "has its cards alone" if grant.shares else "has no card"
+            what = "has its GPUs alone" if grant.shares else "has no GPU"
             raise refuse("GH-411", f"container {grant.who.id[:64]} {what}, and so nothing that could be stopped")
         return grant.replace(frozen=grant.frozen if grant.frozen and since else since)
 

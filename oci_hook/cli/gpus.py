@@ -1,18 +1,18 @@
-"""`gpu-hook gpus`: the node's cards and what of them is granted; --refresh asks the driver anew, --probe tries it."""
+"""`gpu-hook gpus`: the node's GPUs and what of them is granted; --refresh asks the driver anew, --probe tries it."""
 
 from typing import Any
 
 import click
 
 from oci_hook.cli import output
+from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
+from oci_hook.discovery import inventory as cache
+from oci_hook.discovery import tiers as probed
 from oci_hook.errors import Problem
-from oci_hook.node import inventory as cache
-from oci_hook.node import store
-from oci_hook.node import tiers as probed
-from oci_hook.node.settings import load as load_settings
+from oci_hook.ledger import store
 
 HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
 SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
@@ -20,18 +20,18 @@ SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
 
 @click.command()
 @click.option("--refresh", is_flag=True, help="Ask the driver, and remember its answer for the containers to come.")
-@click.option("--probe", is_flag=True, help="Try what cards without containers can do for preemption; seconds each.")
+@click.option("--probe", is_flag=True, help="Try what GPUs without containers can do for preemption; seconds each.")
 @output.answers
 def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
-    """List the node's cards; --refresh looks for them anew.
+    """List the node's GPUs; --refresh looks for them anew.
 
-    TIER is how online work gets a card back from offline work: 0 between launches, 0.5 also between what is launched,
+    TIER is how online work gets a GPU back from offline work: 0 between launches, 0.5 also between what is launched,
     1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/compute-sharing.md
     """
     settings = load_settings(prefix)
     if refresh:
-        from oci_hook.node import char_links
-        from oci_hook.node.discover import discover
+        from oci_hook.discovery import char_links
+        from oci_hook.discovery.discover import discover
 
         found = discover(settings.driver_root)
         cache.save(settings, found)
@@ -40,12 +40,12 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     warnings = []
     if probe:
         held = {share.uuid for grant in store.snapshot(settings.state_dir) for share in grant.shares}
-        for card in inventory.cards:
-            if card.uuid in held:  # they would spoil each other's times
-                left = f"card {card.address} ({card.uuid}) has containers and was not probed; probe it when it is free"
+        for gpu in inventory.gpus:
+            if gpu.uuid in held:  # they would spoil each other's times
+                left = f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when it is free"
                 warnings.append(Problem("GH-310", left))
             else:
-                probed.save(settings, inventory, {card.uuid: probed.probe(inventory, card)})
+                probed.save(settings, inventory, {gpu.uuid: probed.probe(inventory, gpu)})
     let = tiers.LET[settings.rules.channel_groups]
     return report(inventory, store.snapshot(settings.state_dir), probed.load(settings, inventory), let, warnings)
 
@@ -58,30 +58,30 @@ def report(
     warnings: list[Problem] | None = None,
 ) -> output.Report:
     """seen: what probes found, by UUID. let: the tiers' bits that the settings let containers use."""
-    cards, rows = [], []
-    for card in inventory.cards:
-        shares = [share for grant in grants for share in grant.shares if share.uuid == card.uuid]
+    gpus, rows = [], []
+    for gpu in inventory.gpus:
+        shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
         memory, compute = sum(s.memory_mib for s in shares), sum(s.compute for s in shares)
-        tier = tier_of((seen or {}).get(card.uuid), let)
-        cards.append(
+        tier = tier_of((seen or {}).get(gpu.uuid), let)
+        gpus.append(
             {
-                **card.fields(),
+                **gpu.fields(),
                 "tier": tier,
                 "granted_memory_mib": memory,
                 "granted_compute": compute,
                 "containers": len(shares),
             }
         )
-        name = card.name + (" (simulated)" if card.simulated and "imulated" not in card.name else "")
+        name = gpu.name + (" (simulated)" if gpu.simulated and "imulated" not in gpu.name else "")
         granted = (output.size(memory), f"{compute}%", len(shares))
-        rows.append((card.address, card.uuid, name, output.size(card.memory_mib), card.minor, shown(tier), *granted))
+        rows.append((gpu.address, gpu.uuid, name, output.size(gpu.memory_mib), gpu.minor, shown(tier), *granted))
     simulated = ", simulated" if inventory.simulated else ""
     where = f"driver {inventory.driver_version} in {inventory.driver_root}{simulated}"
     data = {
         "driver_version": inventory.driver_version,
         "driver_root": inventory.driver_root,
         "simulated": inventory.simulated,
-        "cards": cards,
+        "gpus": gpus,
     }
     return output.Report(data, [where, *output.table(HEADER, rows, SPARE)], warnings or ())
 

@@ -7,12 +7,13 @@ from typing import Any
 
 from oci_hook.agent import options
 from oci_hook.agent.view import Watched, view
+from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
+from oci_hook.discovery import inventory as cache
 from oci_hook.errors import GhError
-from oci_hook.node import account, store
-from oci_hook.node import inventory as cache
-from oci_hook.node.settings import Settings
-from oci_hook.node.share import read_gate
+from oci_hook.ledger import store
+from oci_hook.ledger.slot_files import read_gate
+from oci_hook.observe import account
 
 SECONDS = 2.0
 MAX = 16 << 20
@@ -43,11 +44,7 @@ def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
     except (OSError, ValueError, http.client.HTTPException, GhError):
         return None
     # Another program may have the port, and another install's agent speaks of other containers.
-    if (
-        not isinstance(data, dict)
-        or not isinstance(data.get("agent"), dict)
-        or not {"containers", "cards"} <= set(data)
-    ):
+    if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
         return None
     return data if data["agent"].get("state_dir") == settings.state_dir else None
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from oci_hook.errors import GhError, Problem
-from oci_hook.node.events import short as short
+from oci_hook.ledger.events import short as short
 
 DEFAULT_PREFIX = "/opt/gpu-hook"
 CUT = 12  # characters that tell one UUID or id from another

@@ -6,17 +6,17 @@ from typing import Any
 import click
 
 from oci_hook.cli import output
+from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant, Share
+from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import GhError, Problem
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings as node_settings
-from oci_hook.node import store
-from oci_hook.node.account import Books, look
-from oci_hook.node.share import read_gate
-from oci_hook.node.stage import in_words, stage
+from oci_hook.ledger import store
+from oci_hook.ledger.slot_files import read_gate
+from oci_hook.observe.account import Books, look
+from oci_hook.observe.stage import in_words, stage
 
 MIB = 1 << 20
-HEADER = ("CONTAINER", "NAME", "CARD", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
+HEADER = ("CONTAINER", "NAME", "GPU", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
 
 SPARE = ("UUID", "SINCE", "CLASS", "POLICY", "COMPUTE", "NAME")
 
@@ -28,13 +28,13 @@ def ps(prefix: str) -> output.Report:
 
     USED is what the container itself accounts for its living processes ("-": nothing yet; "?": its
     account page cannot be read, a warning says why). COMPUTE is
-    its guarantee, and with another ceiling than the whole card, that. STATE says whether
-    `freeze` stops it, or which container of a higher class has the card, and
+    its guarantee, and with another ceiling than the whole GPU, that. STATE says whether
+    `freeze` stops it, or which container of a higher class has the GPU, and
     since when.
     """
     settings = node_settings.load(prefix)
     grants = sorted(store.snapshot(settings.state_dir), key=lambda grant: (grant.created, grant.who.id))
-    indices, warnings = card_indices(settings)
+    indices, warnings = gpu_indices(settings)
     held = [suspended(settings.state_dir, grant, grants) for grant in grants]
     data = [as_data(grant, indices, by) for grant, by in zip(grants, held, strict=True)]
     rows = [row for grant, entry, by in zip(grants, data, held, strict=True) for row in as_rows(grant, entry, by)]
@@ -44,18 +44,16 @@ def ps(prefix: str) -> output.Report:
     return output.Report({"grants": data}, [*lines, *told], warnings)
 
 
-def card_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str], list[Problem]]:
-    """UUID -> index. A node that is not fit to give cards can still say who holds them."""
+def gpu_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str], list[Problem]]:
+    """UUID -> index. A node that is not fit to give GPUs can still say who holds them."""
     try:
-        return {
-            card.uuid: card.address if card.parent else card.index for card in node_inventory.load(settings).cards
-        }, []
+        return {gpu.uuid: gpu.address if gpu.parent else gpu.index for gpu in node_inventory.load(settings).gpus}, []
     except GhError as e:
         return {}, list(e.problems)
 
 
 def suspended(state_dir: str, grant: Grant, grants: list[Grant]) -> tuple[str, float] | None:
-    """Who has a card that this container waits for, being of a lower class, and since when, in seconds since 1970."""
+    """Who has a GPU that this container waits for, being of a lower class, and since when, in seconds since 1970."""
     for share in grant.shares:
         gate = read_gate(state_dir, share)
         if gate is None or gate.mode != "frozen" or not gate.waiting or not gate.waits_for:
@@ -69,7 +67,7 @@ def suspended(state_dir: str, grant: Grant, grants: list[Grant]) -> tuple[str, f
 def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float] | None = None) -> dict[str, Any]:
     books = look(grant)
     used = [-(-n // MIB) for n in books.totals] if isinstance(books, Books) else [None] * len(grant.shares)
-    cards = [
+    gpus = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": n}
         for share, n in zip(grant.shares, used, strict=True)
     ]
@@ -79,7 +77,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float]
         "container": grant.who.id,
         "name": grant.who.container,
         "pid": grant.life.init[0] if grant.life.init else None,
-        "cards": cards,
+        "gpus": gpus,
         "policy": grant.policy,
         "class": grant.priority_class,
         "state": "suspended" if held and not grant.frozen else state(grant),
@@ -96,7 +94,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], held: tuple[str, float]
 
 
 def as_rows(grant: Grant, entry: dict[str, Any], held: tuple[str, float] | None) -> list[tuple[object, ...]]:
-    """A row per card; one without a card for a grant of driver files alone."""
+    """A row per GPU; one without a GPU for a grant of driver files alone."""
     who = grant.who
     name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
     first = (output.short(who.id), name)
@@ -109,8 +107,8 @@ def as_rows(grant: Grant, entry: dict[str, Any], held: tuple[str, float] | None)
     if not grant.shares:
         return [(*first, "", "", "", "", "", *last)]
     rows: list[tuple[object, ...]] = []
-    for share, card in zip(grant.shares, entry["cards"], strict=True):
-        index, used = card["index"], card["used_mib"]
+    for share, gpu in zip(grant.shares, entry["gpus"], strict=True):
+        index, used = gpu["index"], gpu["used_mib"]
         rows.append(
             (
                 *first,

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
+from oci_hook.config import settings
 from oci_hook.engines import NAMES, register
 from oci_hook.engines import prefix as installs
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
-from oci_hook.node import settings
 
 engines = click.option(
     "--engine",

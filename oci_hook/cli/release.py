@@ -3,10 +3,10 @@
 import click
 
 from oci_hook.cli import output
+from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
-from oci_hook.node import admit, store
-from oci_hook.node import settings as node_settings
+from oci_hook.ledger import admit, store
 
 MIN_PREFIX = 6
 

@@ -6,22 +6,22 @@ from typing import Any, TypeVar
 import click
 
 from oci_hook.cli import output
-from oci_hook.core import units, wishes
+from oci_hook.config import settings as node_settings
+from oci_hook.core import units, value_parsers
 from oci_hook.core.change import Change, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
+from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import Problem, RequestError
-from oci_hook.node import admit, events
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings as node_settings
+from oci_hook.ledger import admit, events
 
 T = TypeVar("T")
 
 
 @click.command(name="set")
 @click.argument("container")
-@click.option("--memory", metavar="SIZE", help="Memory limit on each of its cards: 4Gi, 512Mi, 2048 (MiB) or 30%.")
-@click.option("--compute", metavar="N", help="Guaranteed compute on each card, 1 to 100 per cent.")
+@click.option("--memory", metavar="SIZE", help="Memory limit on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
+@click.option("--compute", metavar="N", help="Guaranteed compute on each GPU, 1 to 100 per cent.")
 @click.option("--compute-limit", metavar="N", help="With burst-share: a ceiling; 100 for none.")
 @click.option("--policy", metavar="P", help="best-effort, fixed-share or burst-share (be, fs, bs).")
 @click.option("--class", "class_", metavar="C", help="online, default or offline.")
@@ -38,7 +38,7 @@ def set_(
     """Change the share of CONTAINER while it runs.
 
     CONTAINER is an id or its beginning, a name, or namespace/pod/container. What is not named stays. The new share must
-    fit beside the other containers on the card, or nothing is changed. Less memory than the container uses takes
+    fit beside the other containers on the GPU, or nothing is changed. Less memory than the container uses takes
     nothing from it: it gets no more until it has freed enough. Its environment still says what it was given at first.
     """
     problems: list[Problem] = []
@@ -54,8 +54,8 @@ def set_(
         read("--memory", memory, units.memory),
         read("--compute", compute, units.percent),
         read("--compute-limit", compute_limit, units.percent),
-        read("--policy", policy, wishes.policy),
-        read("--class", class_, wishes.priority_class),
+        read("--policy", policy, value_parsers.policy),
+        read("--class", class_, value_parsers.priority_class),
     )
     if problems:
         raise RequestError(*problems)
@@ -87,16 +87,16 @@ def report(before: Grant, after: Grant, told: bool) -> output.Report:
 
 
 def as_data(grant: Grant) -> dict[str, Any]:
-    cards = [share.fields() for share in grant.shares]
-    return {"policy": grant.policy, "class": grant.priority_class, "frozen": grant.frozen, "cards": cards}
+    gpus = [share.fields() for share in grant.shares]
+    return {"policy": grant.policy, "class": grant.priority_class, "frozen": grant.frozen, "gpus": gpus}
 
 
 def said(grant: Grant) -> str:
-    cards = dict.fromkeys(card_words(share) for share in grant.shares)
-    return "; ".join([*cards, grant.policy, f"class {grant.priority_class}"])
+    gpus = dict.fromkeys(gpu_words(share) for share in grant.shares)
+    return "; ".join([*gpus, grant.policy, f"class {grant.priority_class}"])
 
 
-def card_words(share: Share) -> str:
+def gpu_words(share: Share) -> str:
     if share.whole:
         return "whole"
     ceiling = f" up to {share.compute_limit}%" if share.compute < share.compute_limit < 100 else ""

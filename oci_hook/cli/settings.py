@@ -5,10 +5,10 @@ import os
 import click
 
 from oci_hook.cli import output
+from oci_hook.config import settings as compiled
+from oci_hook.config import settings_compile
 from oci_hook.core.layout import SETTINGS_YAML
 from oci_hook.errors import Problem, SettingsError
-from oci_hook.node import settings as compiled
-from oci_hook.node import settings_compile
 
 
 @click.group()

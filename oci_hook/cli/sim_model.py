@@ -1,4 +1,4 @@
-"""`gpu-hook sim model`: the compute-sharing laws in a virtual-time model of one card."""
+"""`gpu-hook sim model`: the compute-sharing laws in a virtual-time model of one GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.sim import model_run
 from oci_hook.sim.model import scenarios
 
-NOTE = "simulated: a model of scheduling, not of a card's speed"
+NOTE = "simulated: a model of scheduling, not of a GPU's speed"
 
 
 @click.command()

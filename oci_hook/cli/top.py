@@ -1,4 +1,4 @@
-"""`gpu-hook top`: the node, live: cards as bars, containers as rows."""
+"""`gpu-hook top`: the node, live: GPUs as bars, containers as rows."""
 
 import json
 import os
@@ -19,16 +19,16 @@ from rich.text import Text
 
 from oci_hook.cli import live, output
 from oci_hook.cli.freeze import frozen
+from oci_hook.config import settings as node_settings
+from oci_hook.config.settings import Settings
 from oci_hook.errors import GhError
-from oci_hook.node import admit
-from oci_hook.node import settings as node_settings
-from oci_hook.node.settings import Settings
+from oci_hook.ledger import admit
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue", "bright_cyan", "bright_yellow")
 SORTS = ("memory", "busy", "compute", "name", "age")
 SHORT = 5  # points below its guarantee: worth a look
 WIDER, WIDE, NARROW = 110, 100, 64  # columns; below the share error is left out, policy and class, and then more
-NUMBERED = ("CONTAINER", "CARD", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
+NUMBERED = ("CONTAINER", "GPU", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
 ERROR = ("ERROR",)
 GRANTED = ("POLICY", "CLASS")
 ALL = (*NUMBERED, *ERROR, *GRANTED, "STATE")
@@ -64,7 +64,7 @@ class Screen:
             if by == "age":
                 return c["created"], c["key"]
             field = {"memory": "used_mib"}.get(by, by)
-            return -sum(s[field] or 0 for s in c["cards"]), c["key"]
+            return -sum(s[field] or 0 for s in c["gpus"]), c["key"]
 
         return sorted(self.node["containers"], key=rank)
 
@@ -99,15 +99,15 @@ class Screen:
         return f"{'froze' if key == 'f' else 'resumed'} {output.printable(name(chosen))}"
 
     def draw(self, width: int, height: int) -> RenderableType:
-        """As much of it as has room: a card takes four lines, or one where there are many."""
-        cards, head = self.node["cards"], self.head(width)
-        tall = len(head) + 4 * len(cards) + TABLE <= height
-        seen = cards if tall else cards[: max(1, height - len(head) - TABLE)]
+        """As much of it as has room: a GPU takes four lines, or one where there are many."""
+        gpus, head = self.node["gpus"], self.head(width)
+        tall = len(head) + 4 * len(gpus) + TABLE <= height
+        seen = gpus if tall else gpus[: max(1, height - len(head) - TABLE)]
         parts: list[RenderableType] = list(head)
-        for card in seen:
-            parts += self.card(card, width) if tall else [self.line(card, width)]
-        if len(seen) < len(cards):
-            parts[-1] = fit(f"and {len(cards) - len(seen) + 1} more cards", "dim")
+        for gpu in seen:
+            parts += self.gpu(gpu, width) if tall else [self.line(gpu, width)]
+        if len(seen) < len(gpus):
+            parts[-1] = fit(f"and {len(gpus) - len(seen) + 1} more GPUs", "dim")
         room = height - len(parts) - 3
         keys = KEYS if width >= NARROW else "q s ↑↓ f r"
         foot = [fit(f"{keys}   sorted by {SORTS[self.sort]}   {self.message}", "dim")] if self.keys else []
@@ -117,37 +117,37 @@ class Screen:
         agent = self.node["agent"]
         lines = [fit("gpu-hook", "bold").append(f"  driver {self.node['driver_version'] or 'none'}", "default")]
         if self.node["simulated"]:
-            lines[0].append("  simulated cards", "yellow")
+            lines[0].append("  simulated GPUs", "yellow")
         words = {"ok": ("agent ok", "green"), "degraded": ("agent degraded", "red")}
-        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of cards not known", "yellow")))
+        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of GPUs not known", "yellow")))
         if width >= NARROW:
             lines[0].append(said)
         else:
             lines.append(said)
         lines += [fit(f"  {what}: {output.printable(why)}", "red") for what, why in agent["problems"].items()]
-        if not self.node["cards"]:
-            lines.append(fit("  no cards are known: `gpu-hook doctor` says why", "yellow"))
+        if not self.node["gpus"]:
+            lines.append(fit("  no GPUs are known: `gpu-hook doctor` says why", "yellow"))
         return lines
 
-    def shares(self, card: dict[str, Any]) -> tuple[list[Part], list[Part]]:
+    def shares(self, gpu: dict[str, Any]) -> tuple[list[Part], list[Part]]:
         """(of its memory, of its compute)"""
-        on = [(c, s) for c in self.node["containers"] for s in c["cards"] if s["uuid"] == card["uuid"]]
-        total = max(1, card["memory_mib"])
+        on = [(c, s) for c in self.node["containers"] for s in c["gpus"] if s["uuid"] == gpu["uuid"]]
+        total = max(1, gpu["memory_mib"])
         memory = [(s["memory_mib"] / total, self.colour(c["key"]), label(c)) for c, s in on]
         limited = [(c, s) for c, s in on if s["compute"] and not s["whole"]]
         return memory, [(s["compute"] / 100, self.colour(c["key"]), label(c)) for c, s in limited]
 
-    def card(self, card: dict[str, Any], width: int) -> list[RenderableType]:
-        memory, compute = self.shares(card)
-        head = fit(f"card {card['index']}  ", "bold").append(output.printable(card["name"])[:40], "dim")
-        if card["error"]:
-            head.append(f"  {output.printable(card['error'])}", "red")
-        granted = f" {output.size(card['granted_mib'])} of {output.size(card['memory_mib'])}"
-        share = f" {card['granted_compute']}%"
+    def gpu(self, gpu: dict[str, Any], width: int) -> list[RenderableType]:
+        memory, compute = self.shares(gpu)
+        head = fit(f"GPU {gpu['index']}  ", "bold").append(output.printable(gpu["name"])[:40], "dim")
+        if gpu["error"]:
+            head.append(f"  {output.printable(gpu['error'])}", "red")
+        granted = f" {output.size(gpu['granted_mib'])} of {output.size(gpu['memory_mib'])}"
+        share = f" {gpu['granted_compute']}%"
         if width >= NARROW:
-            granted += "" if card["used_mib"] is None else f", {output.size(card['used_mib'])} used"
-            share += "" if card["busy"] is None else f", busy {card['busy']}%"
-            share += f", harvest {card['harvest']:.0f}%" if card["harvest"] else ""
+            granted += "" if gpu["used_mib"] is None else f", {output.size(gpu['used_mib'])} used"
+            share += "" if gpu["busy"] is None else f", busy {gpu['busy']}%"
+            share += f", harvest {gpu['harvest']:.0f}%" if gpu["harvest"] else ""
         wide = width - 42 if width >= NARROW else max(4, width - 11 - len(granted))
         return [
             Text(),
@@ -156,14 +156,12 @@ class Screen:
             fit("  compute ").append(bar(compute, wide)).append(share),
         ]
 
-    def line(self, card: dict[str, Any], width: int) -> Text:
-        memory, _ = self.shares(card)
-        busy = "" if card["busy"] is None else f", busy {card['busy']}%"
-        told = (
-            output.printable(card["error"]) if card["error"] else output.size(card["granted_mib"]) + " granted" + busy
-        )
-        head = fit(f"card {card['index']:<3}", "bold")
-        return head.append(bar(memory, max(4, width - 42))).append(f" {told}", "red" if card["error"] else "default")
+    def line(self, gpu: dict[str, Any], width: int) -> Text:
+        memory, _ = self.shares(gpu)
+        busy = "" if gpu["busy"] is None else f", busy {gpu['busy']}%"
+        told = output.printable(gpu["error"]) if gpu["error"] else output.size(gpu["granted_mib"]) + " granted" + busy
+        head = fit(f"GPU {gpu['index']:<3}", "bold")
+        return head.append(bar(memory, max(4, width - 42))).append(f" {told}", "red" if gpu["error"] else "default")
 
     def table(self, lines: int, width: int) -> RenderableType:
         if not self.node["containers"]:
@@ -177,11 +175,11 @@ class Screen:
         chosen = self.chosen()
         order = self.containers()
         first, at = 0, order.index(chosen) if chosen else 0
-        while first < at and sum(max(1, len(c["cards"])) for c in order[first : at + 1]) > lines:
+        while first < at and sum(max(1, len(c["gpus"])) for c in order[first : at + 1]) > lines:
             first += 1
         left = lines
         for c in order[first:]:
-            for i, share in enumerate(c["cards"] or [None]):
+            for i, share in enumerate(c["gpus"] or [None]):
                 if left > 0:
                     row = dict(zip(ALL, self.row(c, share, i == 0), strict=True))
                     table.add_row(*(row[t] for t in self.titles(width)), style="reverse" if c is chosen else "")
@@ -277,10 +275,10 @@ def keys(seconds: float) -> list[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, once.")
 @click.option("--once", is_flag=True, help="Print the screen once, without keys.")
 def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
-    """Show cards and containers as they are now; sort by key.
+    """Show GPUs and containers as they are now; sort by key.
 
     With an agent the figures are the driver's; without one, memory is what the containers themselves account.
-    ERROR: guarantee less what the container had while it wanted work, in points of the card over the last minute.
+    ERROR: guarantee less what the container had while it wanted work, in points of the GPU over the last minute.
     """
     try:
         settings = node_settings.load(prefix)

@@ -41,7 +41,7 @@ def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str |
         output.show(output.Report({"manifest": done.text, "objects": as_data(done.pods), "notes": notes}, []), True)
         return
     if not any(pod.annotations for pod in done.pods):
-        notes.append("nothing asks for a card in the words of " + ", ".join(rules.dialects))
+        notes.append("nothing asks for a GPU in the words of " + ", ".join(rules.dialects))
     for note in notes:
         click.echo(f"note: {output.printable(note)}", err=True)
     click.echo(done.text, nl=False)

@@ -8,21 +8,21 @@ import click
 from oci_hook.agent.event_log import Follower
 from oci_hook.cli import live, output
 from oci_hook.cli.explain import pairs
+from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
-from oci_hook.core.fit import changes
-from oci_hook.core.request import CardRequest, Request, parse
+from oci_hook.core.request import GpuRequest, Request, parse
+from oci_hook.core.suggest import changes
+from oci_hook.discovery import inventory as cache
 from oci_hook.errors import GhError, refuse
-from oci_hook.node import inventory as cache
-from oci_hook.node import settings as node_settings
-from oci_hook.node import store
-from oci_hook.oci import asked
+from oci_hook.ledger import store
+from oci_hook.oci import request_mounts
 
 MIN_PREFIX = 6
 WAITS = {
-    "rotate": "take turns with those of others who want the card as well",
+    "rotate": "take turns with those of others who want the GPU as well",
     "frozen": "wait for a higher class, or are frozen",
     "capped": "wait because its cap is used up",
-    "drain": "wait for a lower class to leave the card",
+    "drain": "wait for a lower class to leave the GPU",
 }
 
 
@@ -39,7 +39,7 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
         raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
     settings = node_settings.load(prefix)
     if annotation:
-        request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), asked.decode)
+        request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), request_mounts.decode)
         if request is None:
             return output.Report({"fits": True, "changes": []}, ["these annotations ask for no GPU"])
         return room(settings, request, [])
@@ -91,7 +91,7 @@ def matches(id: str, name: str, container: str) -> bool:
 
 
 def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
-    """Does it fit now; if not, why on each card, and what would."""
+    """Does it fit now; if not, why on each GPU, and what would."""
     inventory, grants = cache.load(settings), store.snapshot(settings.state_dir)
     found = allocate(request, inventory, grants, settings.rules)
     lines = list(head)
@@ -99,23 +99,23 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
         lines.append("it would fit now")
         return output.Report({"fits": True, "changes": []}, lines)
     ways = changes(request, inventory, grants, settings.rules)
-    index = {card.uuid: card.index for card in inventory.cards}
+    index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     lines.append("now:" if head else "it would be refused:")
-    lines += [f"  {note if note.startswith('card ') else f'card {index[uuid]} {note}'}" for uuid, note in found.notes]
+    lines += [f"  {note if note.startswith('gpu ') else f'gpu {index[uuid]} {note}'}" for uuid, note in found.notes]
     lines += [f"  {p.message}" for p in found.problems if not found.notes]
-    lines.append("any one of these would make it fit:" if ways else "nothing short of other cards would make it fit")
+    lines.append("any one of these would make it fit:" if ways else "nothing short of other GPUs would make it fit")
     lines += [f"  {output.printable(way.text)}" for way in ways]
     data = {
         "fits": False,
         "problems": [output.as_data(p) for p in found.problems],
-        "cards": [{"uuid": uuid, "reason": note} for uuid, note in found.notes],
+        "gpus": [{"uuid": uuid, "reason": note} for uuid, note in found.notes],
         "changes": [{"kind": w.kind, "text": w.text, "waits_for": list(w.gone)} for w in ways],
     }
     return output.Report(data, told(lines))
 
 
 def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
-    """What holds a running container up, from its share, its neighbours and what the cards say."""
+    """What holds a running container up, from its share, its neighbours and what the GPUs say."""
     reasons: list[str] = []
     if c["state"] == "starting":
         waits = c.get("waits_seconds")
@@ -129,31 +129,31 @@ def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
             f" since {time.strftime('%H:%M:%S', time.localtime(c['frozen_since']))}" if c.get("frozen_since") else ""
         )
         reasons.append(f"it is frozen{since}; `gpu-hook resume` lets it go on (after a finding: `runc resume`)")
-    for share in c["cards"]:
-        reasons += on_card(c, share, node)
+    for share in c["gpus"]:
+        reasons += on_gpu(c, share, node)
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
     name = output.short(c["id"])
     verb = "is to run" if c["state"] == "starting" else "runs"
     lines = [f"{name} {verb} with {c['policy']}, class {c['class']}"]
     lines += [f"  {text}" for text in reasons] or ["  nothing that gpu-hook knows of holds it up"]
     if node["agent"]["state"] == "none":
-        lines.append("(no agent runs: use of the cards is not known, `gpu-hook agent`)")
+        lines.append("(no agent runs: use of the GPUs is not known, `gpu-hook agent`)")
     data = {"container": c["id"], "state": c["state"], "reasons": reasons}
     return output.Report(data, told(lines))
 
 
-def on_card(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> list[str]:
-    where = f"card {share['index']}" if share["index"] is not None else f"card {share['uuid']}"
+def on_gpu(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> list[str]:
+    where = f"GPU {share['index']}" if share["index"] is not None else f"GPU {share['uuid']}"
     found = []
-    card = next((x for x in node["cards"] if x["uuid"] == share["uuid"]), None)
-    if card is None or card["error"]:
-        found.append(f"{where}: {card['error'] if card else 'is not among the cards of this node any more'}")
+    gpu = next((x for x in node["gpus"] if x["uuid"] == share["uuid"]), None)
+    if gpu is None or gpu["error"]:
+        found.append(f"{where}: {gpu['error'] if gpu else 'is not among the GPUs of this node any more'}")
     used, limit = share["used_mib"], share["memory_mib"]
     if used is not None and not share["whole"] and used * 20 >= limit * 19:
         over = f", {share['surcharge_mib']} MiB of it by contexts and modules" if share["surcharge_mib"] else ""
         found.append(f"{where}: memory is nearly used up: {used} of {limit} MiB{over}; allocations beyond are refused")
     others = [
-        (o, s) for o in node["containers"] if o["key"] != c["key"] for s in o["cards"] if s["uuid"] == share["uuid"]
+        (o, s) for o in node["containers"] if o["key"] != c["key"] for s in o["gpus"] if s["uuid"] == share["uuid"]
     ]
     if others and not share["whole"]:
         guaranteed = sum(s["compute"] for _, s in others)
@@ -166,16 +166,16 @@ def on_card(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> l
             found.append(f"{where}: of a higher class, and first: {names}")
     if share["compute"] and share["compute_limit"] < 100:
         found.append(
-            f"{where}: its compute ends at {share['compute_limit']} %, also when the card is idle ({c['policy']})"
+            f"{where}: its compute ends at {share['compute_limit']} %, also when the GPU is idle ({c['policy']})"
         )
     gate = share.get("gate")
     if gate and gate["mode"] in WAITS:
         behind = f" (container {output.short(share['waits_for'])})" if share.get("waits_for") else ""
         found.append(f"{where}: its launches {WAITS[gate['mode']]}{behind}; threads that wait now: {gate['waiting']}")
     if share.get("share") is not None:
-        found.append(f"{where}: it had {share['share']:.0f} % of the card since the look before")
-    if card and card["busy"] is not None and share["busy"] is not None:
-        found.append(f"{where}: NVML sees it busy {share['busy']} %, the card {card['busy']} %")
+        found.append(f"{where}: it had {share['share']:.0f} % of the GPU since the look before")
+    if gpu and gpu["busy"] is not None and share["busy"] is not None:
+        found.append(f"{where}: NVML sees it busy {share['busy']} %, the GPU {gpu['busy']} %")
     return found
 
 
@@ -187,10 +187,10 @@ def request_of(data: Any) -> Request | None:
     """The request that a refusal's event carries; None where it carries none that this version understands."""
     try:
         fields = dict(data)
-        cards = tuple(CardRequest(**card) for card in fields.pop("cards"))
+        gpus = tuple(GpuRequest(**gpu) for gpu in fields.pop("gpus"))
         for name in ("capabilities", "narrow_to"):
             fields[name] = None if fields.get(name) is None else tuple(fields[name])
         fields["imex_channels"] = tuple(fields.get("imex_channels") or ())
-        return Request(cards, **fields)
+        return Request(gpus, **fields)
     except (TypeError, KeyError, ValueError, GhError):
         return None

@@ -1,26 +1,26 @@
-"""Which cards a request gets: pure, deterministic, integers only (MiB and percent points).
+"""Which GPUs a request gets: pure, deterministic, integers only (MiB and percent points).
 
-A card is in one of four states, by the grants on it: free; shared by limits; whole (unlimited containers only, possible
-with `whole_cards: shared`); or held alone. What never happens: limits above the card's memory less `memory_reserve`,
-guarantees above 100 %, anyone beside a container that holds the card alone, a limit beside an unlimited container.
+A GPU is in one of four states, by the grants on it: free; shared by limits; whole (unlimited containers only, possible
+with `whole_gpus: shared`); or held alone. What never happens: limits above the GPU's memory less `memory_reserve`,
+guarantees above 100 %, anyone beside a container that holds the GPU alone, a limit beside an unlimited container.
 
-Order of preference among the cards that have room (ties: the lower index):
-  binpack  a card in use before a free one, then the least free memory, then the least free compute
+Order of preference among the GPUs that have room (ties: the lower index):
+  binpack  a GPU in use before a free one, then the least free memory, then the least free compute
   spread   the most free memory, then the most free compute, then the fewest containers
 The node's `by-class` is spread for class online, which should meet few others, and binpack for the rest. A container
-that says how long it can wait for its turn is kept from cards where a lower class is known to hold the card longer.
-Several cards: the set with the smallest sum of link distances between its pairs, then the one with the fewest pairs on
-two NUMA nodes, then the one whose cards come first in the order of preference.
+that says how long it can wait for its turn is kept from GPUs where a lower class is known to hold the GPU longer.
+Several GPUs: the set with the smallest sum of link distances between its pairs, then the one with the fewest pairs on
+two NUMA nodes, then the one whose GPUs come first in the order of preference.
 """
 
-from oci_hook.core.card_page import free_slot, on_card
+from oci_hook.core.gpu_page import free_slot, on_gpu
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.inventory import Card, Inventory
-from oci_hook.core.pages import CLASS_NUMBERS, MAX_CARDS
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.pages import CLASS_NUMBERS, MAX_GPUS
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.core.value import Value
-from oci_hook.core.wishes import BY_CLASS
+from oci_hook.core.value_parsers import BY_CLASS
 from oci_hook.errors import Problem
 
 TYPE_CHECKING = False
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     Bounds = tuple[tuple[str, str, int], ...]
 
 TOO_SMALL = "for a program's context alone"  # which is part of the limit: no program could run
-FAR = 1000  # distance of two cards that the inventory has no link for
-PAIRS = MAX_CARDS * MAX_CARDS  # more than a set of cards has pairs
-SEARCH_STEPS = 5_000  # sets of cards tried for the nearest ones; beyond, the best so far is taken
+FAR = 1000  # distance of two GPUs that the inventory has no link for
+PAIRS = MAX_GPUS * MAX_GPUS  # more than a set of GPUs has pairs
+SEARCH_STEPS = 5_000  # sets of GPUs tried for the nearest ones; beyond, the best so far is taken
 
 
 class Allocation(Value):
-    """Room was found. shares: in the request's order. notes: (uuid, why or why not) per card, in inventory order."""
+    """Room was found. shares: in the request's order. notes: (uuid, why or why not) per GPU, in inventory order."""
 
     __slots__ = ("shares", "exclusive", "notes")
 
@@ -45,7 +45,7 @@ class Allocation(Value):
 
 
 class Refusal(Value):
-    """No room: problems are GH-201 (full), GH-202 (unknown card, no IMEX channels), GH-203 (too few cards)."""
+    """No room: problems are GH-201 (full), GH-202 (unknown GPU, no IMEX channels), GH-203 (too few GPUs)."""
 
     __slots__ = ("problems", "notes")
 
@@ -55,12 +55,12 @@ class Refusal(Value):
 
 
 class Usage(Value):
-    """What the grants leave of one card. free_mib, free_compute: still to be granted. containers: grants on it."""
+    """What the grants leave of one GPU. free_mib, free_compute: still to be granted. containers: grants on it."""
 
-    __slots__ = ("card", "free_mib", "free_compute", "containers", "alone", "whole")
+    __slots__ = ("gpu", "free_mib", "free_compute", "containers", "alone", "whole")
 
-    def __init__(self, card: Card, free_mib: int, free_compute: int, containers: int, alone: bool, whole: bool) -> None:
-        self.card = card
+    def __init__(self, gpu: Gpu, free_mib: int, free_compute: int, containers: int, alone: bool, whole: bool) -> None:
+        self.gpu = gpu
         self.free_mib = free_mib
         self.free_compute = free_compute
         self.containers = containers
@@ -69,8 +69,8 @@ class Usage(Value):
 
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
-    """Per card, in inventory order, what these grants leave of it."""
-    return tuple(_usage(card, grants, rules) for card in inventory.cards)
+    """Per GPU, in inventory order, what these grants leave of it."""
+    return tuple(_usage(gpu, grants, rules) for gpu in inventory.gpus)
 
 
 def placement_of(request: Request, rules: Rules) -> str:
@@ -88,15 +88,15 @@ def allocate(
     rules: Rules,
     bounds: "Bounds" = (),
 ) -> "Allocation | Refusal":
-    """Find cards with room for the request beside the (living) grants.
+    """Find GPUs with room for the request beside the (living) grants.
 
-    bounds: (grant's key, card's UUID, microseconds) as far as they are known: how long the container holds the card at
+    bounds: (grant's key, GPU's UUID, microseconds) as far as they are known: how long the container holds the GPU at
     most once a higher class has work.
     """
-    if not request.cards or request.narrow_to == ():
-        return Allocation((), False, tuple((c.uuid, "no card is asked for") for c in inventory.cards))
+    if not request.gpus or request.narrow_to == ():
+        return Allocation((), False, tuple((c.uuid, "no GPU is asked for") for c in inventory.gpus))
     if request.imex_channels and inventory.imex_major < 0:
-        why = "this node's driver had none when its cards were listed (`gpu-hook gpus --refresh`); drop imex-channels"
+        why = "this node's driver had none when its GPUs were listed (`gpu-hook gpus --refresh`); drop imex-channels"
         return Refusal((Problem("GH-202", f"IMEX channels are asked for, and {why}"),))
     uses = usage(inventory, grants, rules)
     wishes, allowed, problems = _wishes(request, inventory)
@@ -104,7 +104,7 @@ def allocate(
         return Refusal(problems)
     placement = placement_of(request, rules)
     order = sorted(range(len(uses)), key=lambda i: _preference(uses[i], placement))
-    # Per wish, the cards that it may get and that have room, best first.
+    # Per wish, the GPUs that it may get and that have room, best first.
     late = [_late(use, request, grants, bounds) for use in uses]
     blocked = [[_obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)] for wish, _ in wishes]
     options = [
@@ -114,9 +114,9 @@ def allocate(
     chosen = _choose(options, [w for w, _ in wishes], inventory)
     if chosen is None:
         return _refusal(request, uses, wishes, allowed, blocked)
-    alone = request.exclusive or (rules.whole_cards == "exclusive" and all(w.whole for w, _ in wishes))
+    alone = request.exclusive or (rules.whole_gpus == "exclusive" and all(w.whole for w, _ in wishes))
     shares = tuple(
-        _share(uses[i].card, wish, request, rules).replace(slot=_slot(uses[i].card, wish, alone, grants, rules))
+        _share(uses[i].gpu, wish, request, rules).replace(slot=_slot(uses[i].gpu, wish, alone, grants, rules))
         for i, (wish, _) in zip(chosen, wishes, strict=True)
     )
     notes = []
@@ -130,178 +130,178 @@ def allocate(
         elif all(reasons):
             note = reasons[0]
         else:
-            note = f"has room, another card comes first ({placement})"
-        notes.append((use.card.uuid, note))
+            note = f"has room, another GPU comes first ({placement})"
+        notes.append((use.gpu.uuid, note))
     return Allocation(shares, alone, tuple(notes))
 
 
-def _usage(card: Card, grants: tuple[Grant, ...], rules: Rules) -> Usage:
+def _usage(gpu: Gpu, grants: tuple[Grant, ...], rules: Rules) -> Usage:
     memory = compute = containers = 0
     alone = whole = False
     for grant in grants:
         for share in grant.shares:
-            if share.uuid != card.uuid:
+            if share.uuid != gpu.uuid:
                 continue
             containers += 1
-            if grant.exclusive or (share.whole and rules.whole_cards == "exclusive"):
+            if grant.exclusive or (share.whole and rules.whole_gpus == "exclusive"):
                 alone = True
             elif share.whole:
                 whole = True
             else:
                 memory += share.memory_mib
                 compute += share.compute
-    free = 0 if alone or whole else max(0, card.memory_mib - rules.memory_reserve - memory)
-    return Usage(card, free, 0 if alone or whole else max(0, 100 - compute), containers, alone, whole)
+    free = 0 if alone or whole else max(0, gpu.memory_mib - rules.memory_reserve - memory)
+    return Usage(gpu, free, 0 if alone or whole else max(0, 100 - compute), containers, alone, whole)
 
 
 def _wishes(
     request: Request, inventory: Inventory
-) -> "tuple[list[tuple[CardRequest, int | None]], frozenset[int], tuple[Problem, ...]]":
-    """(wish, card number or None for any) in the request's order; the cards that may be chosen freely; problems."""
-    cards = inventory.cards
-    every = frozenset(range(len(cards)))
+) -> "tuple[list[tuple[GpuRequest, int | None]], frozenset[int], tuple[Problem, ...]]":
+    """(wish, GPU number or None for any) in the request's order; the GPUs that may be chosen freely; problems."""
+    gpus = inventory.gpus
+    every = frozenset(range(len(gpus)))
     allowed = every
     if request.narrow_to is not None:
-        allowed = frozenset(i for name in request.narrow_to if (i := _find(name, cards)) is not None)
+        allowed = frozenset(i for name in request.narrow_to if (i := _find(name, gpus)) is not None)
         if not allowed:
             asked = ",".join(request.narrow_to)
-            return [], allowed, (Problem("GH-202", _unknown(f"the container's own env asks for {asked[:60]}", cards)),)
-    wishes: list[tuple[CardRequest, int | None]] = []
-    named: dict[int, CardRequest] = {}
+            return [], allowed, (Problem("GH-202", _unknown(f"the container's own env asks for {asked[:60]}", gpus)),)
+    wishes: list[tuple[GpuRequest, int | None]] = []
+    named: dict[int, GpuRequest] = {}
     problems = []
-    for wish in request.cards:
-        if request.every_card:
-            wishes += [(wish, i) for i in sorted(allowed, key=lambda i: (cards[i].index, cards[i].instance))]
+    for wish in request.gpus:
+        if request.every_gpu:
+            wishes += [(wish, i) for i in sorted(allowed, key=lambda i: (gpus[i].index, gpus[i].instance))]
         elif wish.device is None:
             wishes.append((wish, None))
-        elif (i := _find(wish.device, cards)) is None:
-            problems.append(Problem("GH-202", _unknown(f"card {wish.device[:60]} is asked for", cards)))
+        elif (i := _find(wish.device, gpus)) is None:
+            problems.append(Problem("GH-202", _unknown(f"GPU {wish.device[:60]} is asked for", gpus)))
         elif i not in named:
             named[i] = wish.replace(device=None)
             if i in allowed:
                 wishes.append((wish, i))
         elif named[i] != wish.replace(device=None):
-            what = f"card {wish.device[:60]} is asked for twice with different shares; name each card once"
+            what = f"GPU {wish.device[:60]} is asked for twice with different shares; name each GPU once"
             problems.append(Problem("GH-202", what))
-    if not cards:
-        return [], allowed, (Problem("GH-203", "a card is asked for, this node has none (`gpu-hook gpus`)"),)
+    if not gpus:
+        return [], allowed, (Problem("GH-203", "a GPU is asked for, this node has none (`gpu-hook gpus`)"),)
     if not wishes and not problems:
-        left = ",".join(cards[i].address for i in sorted(allowed))
-        what = f"none of the asked cards is among those that the container's own env names ({left}); change one of both"
+        left = ",".join(gpus[i].address for i in sorted(allowed))
+        what = f"none of the asked GPUs is among those that the container's own env names ({left}); change one of both"
         problems.append(Problem("GH-202", what))
-    room = min(len(allowed), MAX_CARDS)
+    room = min(len(allowed), MAX_GPUS)
     if len(wishes) > room and not problems:
         where = "the node has" if allowed == every else "the container's own env leaves"
-        what = f"{len(wishes)} cards are asked for, {where} {room}; ask for at most {room}"
+        what = f"{len(wishes)} GPUs are asked for, {where} {room}; ask for at most {room}"
         problems.append(Problem("GH-203", what))
     return wishes, allowed, tuple(problems)
 
 
-def _find(name: str, cards: tuple[Card, ...]) -> int | None:
-    for i, card in enumerate(cards):
-        if name == card.uuid or name == card.address:
+def _find(name: str, gpus: tuple[Gpu, ...]) -> int | None:
+    for i, gpu in enumerate(gpus):
+        if name == gpu.uuid or name == gpu.address:
             return i
     return None
 
 
-def _unknown(what: str, cards: tuple[Card, ...]) -> str:
-    have = ", ".join(c.address for c in cards[:MAX_CARDS]) or "none"
-    return f"{what}, this node's cards are {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
+def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
+    have = ", ".join(c.address for c in gpus[:MAX_GPUS]) or "none"
+    return f"{what}, this node's GPUs are {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
 
 
 def _preference(use: Usage, placement: str) -> tuple[int, ...]:
     if placement == "spread":
-        return (-use.free_mib, -use.free_compute, use.containers, use.card.index, use.card.instance)
-    return (int(not use.containers), use.free_mib, use.free_compute, use.card.index, use.card.instance)
+        return (-use.free_mib, -use.free_compute, use.containers, use.gpu.index, use.gpu.instance)
+    return (int(not use.containers), use.free_mib, use.free_compute, use.gpu.index, use.gpu.instance)
 
 
-def _share(card: Card, wish: CardRequest, request: Request, rules: Rules) -> Share:
-    """What the wish means on this card."""
+def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
+    """What the wish means on this GPU."""
     if request.exclusive or wish.whole:
-        return Share(card.uuid, card.memory_mib, whole=True)
+        return Share(gpu.uuid, gpu.memory_mib, whole=True)
     if wish.memory_mib is not None:
-        memory = memory_of(card, ("mib", wish.memory_mib), rules)
+        memory = memory_of(gpu, ("mib", wish.memory_mib), rules)
     else:
         percent = wish.memory_percent if wish.memory_percent is not None else wish.compute or 0
-        memory = memory_of(card, ("percent", percent), rules)
+        memory = memory_of(gpu, ("percent", percent), rules)
     compute = 0
     if wish.compute is not None and request.policy != "best-effort":
         compute = min(100, round_up(wish.compute, rules.compute_step))
     limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
     if request.policy == "fixed-share" and compute:
         limit = compute
-    return Share(card.uuid, memory, compute, limit)
+    return Share(gpu.uuid, memory, compute, limit)
 
 
 def _late(use: Usage, request: Request, grants: tuple[Grant, ...], bounds: "Bounds") -> tuple[str, str]:
-    """(why the card is too slow for what the request tolerates or "", what is not known of it or "")."""
+    """(why the GPU is too slow for what the request tolerates or "", what is not known of it or "")."""
     tolerance = request.preempt_tolerance
     if tolerance is None or not use.containers:
         return "", ""
     known = {(key, uuid): bound for key, uuid, bound in bounds}
     own = CLASS_NUMBERS[request.priority_class]
-    lower = [g for g, _ in on_card(use.card.uuid, grants) if CLASS_NUMBERS[g.priority_class] < own]
-    found = [known[g.key, use.card.uuid] for g in lower if (g.key, use.card.uuid) in known]
+    lower = [g for g, _ in on_gpu(use.gpu.uuid, grants) if CLASS_NUMBERS[g.priority_class] < own]
+    found = [known[g.key, use.gpu.uuid] for g in lower if (g.key, use.gpu.uuid) in known]
     if found and max(found) > tolerance:
-        name = f"card {use.card.index} {use.card.uuid}"
+        name = f"GPU {use.gpu.index} {use.gpu.uuid}"
         return f"{name} has a lower class that lets go after {max(found)} us, {tolerance} are tolerated", ""
     unknown = len(lower) - len(found)
     return "", f"; of {unknown} of a lower class it is not known yet how soon they let go" if unknown else ""
 
 
-def memory_of(card: Card, asked: tuple[str, int], rules: Rules) -> int:
-    """("mib", n) or ("percent", n) of this card in MiB, as shares are given. Percent is of the memory that can be
+def memory_of(gpu: Gpu, asked: tuple[str, int], rules: Rules) -> int:
+    """("mib", n) or ("percent", n) of this GPU in MiB, as shares are given. Percent is of the memory that can be
     granted, so that two halves fit."""
     kind, memory = asked
     if kind == "percent":
-        memory = max(0, card.memory_mib - rules.memory_reserve) * memory // 100
+        memory = max(0, gpu.memory_mib - rules.memory_reserve) * memory // 100
         memory -= memory % rules.memory_step  # down: what fits as percent still fits in steps
     return round_up(max(memory, rules.memory_min), rules.memory_step)
 
 
-def _slot(card: Card, wish: CardRequest, alone: bool, grants: tuple[Grant, ...], rules: Rules) -> int:
-    """The container's slot on the card's page; a card of its own needs none."""
-    if alone or (wish.whole and rules.whole_cards == "exclusive"):
+def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], rules: Rules) -> int:
+    """The container's slot on the GPU's page; a GPU of its own needs none."""
+    if alone or (wish.whole and rules.whole_gpus == "exclusive"):
         return 0
-    return free_slot(card.uuid, grants)
+    return free_slot(gpu.uuid, grants)
 
 
-def _places(card: Card, rules: Rules) -> int:
-    """Containers that may share a card. A card's memory is a little less than its name says, so 15109 MiB are four
+def _places(gpu: Gpu, rules: Rules) -> int:
+    """Containers that may share a GPU. A GPU's memory is a little less than its name says, so 15109 MiB are four
     times 4 GiB."""
     if not rules.memory_per_share:
-        return rules.max_shares_per_card
-    fit = (card.memory_mib + rules.memory_per_share // 2) // rules.memory_per_share
-    return max(1, min(fit, rules.max_shares_per_card))
+        return rules.max_shares_per_gpu
+    fit = (gpu.memory_mib + rules.memory_per_share // 2) // rules.memory_per_share
+    return max(1, min(fit, rules.max_shares_per_gpu))
 
 
 def round_up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def _obstacle(use: Usage, wish: CardRequest, request: Request, rules: Rules) -> str:
-    """Why this card cannot serve the wish, with numbers; "" when it can."""
-    need = _share(use.card, wish, request, rules)
-    name = f"card {use.card.address} {use.card.uuid}"
+def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> str:
+    """Why this GPU cannot serve the wish, with numbers; "" when it can."""
+    need = _share(use.gpu, wish, request, rules)
+    name = f"GPU {use.gpu.address} {use.gpu.uuid}"
     containers = f"{use.containers} container" + ("s" if use.containers != 1 else "")
     if use.alone:
         return f"{name} is held by one container alone"
-    if need.whole and (request.exclusive or rules.whole_cards == "exclusive"):
+    if need.whole and (request.exclusive or rules.whole_gpus == "exclusive"):
         return f"{name} is asked for alone and has {containers}" if use.containers else ""
     if need.whole and use.containers and not use.whole:
         return f"{name} is asked for without limits and has {use.containers} limited ones"
-    if use.containers >= (most := _places(use.card, rules)):
+    if use.containers >= (most := _places(use.gpu, rules)):
         return f"{name} has {containers}, at most {most} may share it"
     if need.whole:
         return ""
-    if need.memory_mib < use.card.context_mib:
-        return f"{name} takes {use.card.context_mib} MiB {TOO_SMALL}, {need.memory_mib} asked"
+    if need.memory_mib < use.gpu.context_mib:
+        return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} asked"
     if use.whole:
         return f"{name} has {containers} without limits"
     if need.memory_mib > use.free_mib:
-        most = max(0, use.card.memory_mib - rules.memory_reserve)
+        most = max(0, use.gpu.memory_mib - rules.memory_reserve)
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
-        return f"{name} has {use.free_mib} of {use.card.memory_mib} MiB free, {need.memory_mib} asked{never}"
+        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free, {need.memory_mib} asked{never}"
     if need.compute > use.free_compute:
         return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} asked"
     return ""
@@ -310,7 +310,7 @@ def _obstacle(use: Usage, wish: CardRequest, request: Request, rules: Rules) -> 
 def _refusal(
     request: Request,
     uses: tuple[Usage, ...],
-    wishes: "list[tuple[CardRequest, int | None]]",
+    wishes: "list[tuple[GpuRequest, int | None]]",
     allowed: frozenset[int],
     blocked: list[list[str]],
 ) -> Refusal:
@@ -319,22 +319,22 @@ def _refusal(
     for i, use in enumerate(uses):
         reasons = [blocked[w][i] for w, (_, only) in enumerate(wishes) if only == i or (only is None and i in allowed)]
         if not reasons:
-            notes.append((use.card.uuid, "not asked for"))
+            notes.append((use.gpu.uuid, "not asked for"))
         elif any(reasons):
             reason = next(r for r in reasons if r)
-            notes.append((use.card.uuid, reason))
+            notes.append((use.gpu.uuid, reason))
             full.append(reason)
         else:
-            notes.append((use.card.uuid, "has room, but not enough cards have"))
+            notes.append((use.gpu.uuid, "has room, but not enough GPUs have"))
     advice = "ask for less, or wait until a container ends (`gpu-hook ps`)"
     if any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole:
         advice = "ask for a share, or wait until a container ends (`gpu-hook ps`)"
-    head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} cards at once"
+    head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} GPUs at once"
     if full and all(TOO_SMALL in reason for reason in full):
         head, advice = "too little memory", "ask for more"
     text = ""
     for n, reason in enumerate(full):
-        more = f"; {len(full) - n} more cards" if text else ""
+        more = f"; {len(full) - n} more GPUs" if text else ""
         if text and len(head) + len(text) + len(reason) + len(advice) > 260:
             text += more
             break
@@ -344,31 +344,31 @@ def _refusal(
 
 def _distances(inventory: Inventory) -> list[list[int]]:
     """Of each pair: the link's distance, and in a smaller unit whether memory is on the other side."""
-    cards = inventory.cards
-    number = {card.uuid: i for i, card in enumerate(cards)}
-    table = [[FAR * PAIRS + _apart(a, b) for b in cards] for a in cards]
+    gpus = inventory.gpus
+    number = {gpu.uuid: i for i, gpu in enumerate(gpus)}
+    table = [[FAR * PAIRS + _apart(a, b) for b in gpus] for a in gpus]
     for a, b, distance in inventory.links:
         if a in number and b in number:
             i, j = number[a], number[b]
-            table[i][j] = table[j][i] = distance * PAIRS + _apart(cards[i], cards[j])
+            table[i][j] = table[j][i] = distance * PAIRS + _apart(gpus[i], gpus[j])
     return table
 
 
-def _apart(a: Card, b: Card) -> int:
+def _apart(a: Gpu, b: Gpu) -> int:
     return int(a.numa != b.numa and -1 not in (a.numa, b.numa))
 
 
-def _choose(options: list[list[int]], wishes: list[CardRequest], inventory: Inventory) -> "list[int] | None":
-    """One card per wish, no card twice: the nearest set, the preferred one among equals; None if there is none."""
+def _choose(options: list[list[int]], wishes: list[GpuRequest], inventory: Inventory) -> "list[int] | None":
+    """One GPU per wish, no GPU twice: the nearest set, the preferred one among equals; None if there is none."""
     if len(options) == 1:
         return options[0][:1] or None
     best = _match(options)
     if best is None:
         return None
     distance = _distances(inventory)
-    # Wishes with few options first, so that dead ends show early; equal wishes take cards in order of preference.
+    # Wishes with few options first, so that dead ends show early; equal wishes take GPUs in order of preference.
     turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
-    # Whether the wish at this turn and the next one are alike: the next one then takes a later card.
+    # Whether the wish at this turn and the next one are alike: the next one then takes a later GPU.
     equal = [_same(wishes[a], wishes[b]) and options[a] == options[b] for a, b in zip(turn, turn[1:], strict=False)]
     nearest = min(d for i, row in enumerate(distance) for j, d in enumerate(row) if i != j)
     pairs = len(options) * (len(options) - 1) // 2
@@ -389,29 +389,29 @@ def _choose(options: list[list[int]], wishes: list[CardRequest], inventory: Inve
         behind = 0
         while depth + behind < len(equal) and equal[depth + behind]:
             behind += 1
-        for card in choices[first : len(choices) - behind]:
-            if card not in taken:
+        for gpu in choices[first : len(choices) - behind]:
+            if gpu not in taken:
                 steps += 1
-                extend(depth + 1, [*taken, card], total + sum(distance[card][t] for t in taken))
+                extend(depth + 1, [*taken, gpu], total + sum(distance[gpu][t] for t in taken))
 
     extend(0, [], 0)
     return best
 
 
-def _same(a: CardRequest, b: CardRequest) -> bool:
+def _same(a: GpuRequest, b: GpuRequest) -> bool:
     return a.replace(device=None) == b.replace(device=None)
 
 
 def _match(options: list[list[int]]) -> "list[int] | None":
-    """A card for each wish, by augmenting paths; None if no assignment exists."""
+    """A GPU for each wish, by augmenting paths; None if no assignment exists."""
     holder: dict[int, int] = {}
 
     def place(wish: int, tried: set[int]) -> bool:
-        for card in options[wish]:
-            if card not in tried:
-                tried.add(card)
-                if card not in holder or place(holder[card], tried):
-                    holder[card] = wish
+        for gpu in options[wish]:
+            if gpu not in tried:
+                tried.add(gpu)
+                if gpu not in holder or place(holder[gpu], tried):
+                    holder[gpu] = wish
                     return True
         return False
 

@@ -9,7 +9,7 @@ from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 
 
 class Change(Value):
-    """What is to be different; None: as it is. memory: ("mib", n) or ("percent", n), of each card."""
+    """What is to be different; None: as it is. memory: ("mib", n) or ("percent", n), of each GPU."""
 
     __slots__ = ("memory", "compute", "compute_limit", "policy", "priority_class")
 
@@ -31,30 +31,30 @@ class Change(Value):
 def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Grant, ...], rules: Rules) -> Grant:
     """The grant as it would be, beside the other living grants.
 
-    Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a card that is no longer there), ApplyError GH-411.
+    Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
     if wish.replace(priority_class=None) == Change():
         return grant.replace(priority_class=wish.priority_class or grant.priority_class)
     if not grant.shares or any(share.whole for share in grant.shares):
-        what = "has its cards whole, without limits" if grant.shares else "has no card"
+        what = "has its GPUs whole, without limits" if grant.shares else "has no GPU"
         raise refuse("GH-411", f"container {grant.who.id[:64]} {what}; only its class can be set")
     policy = _policy(grant, wish, rules)
-    cards = {card.uuid: card for card in inventory.cards}
-    there = {use.card.uuid: use for use in usage(inventory, others, rules)}
+    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
+    there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     shares, problems = [], []
     for share in grant.shares:
-        if share.uuid not in cards:
-            raise NoRoomError(Problem("GH-202", f"card {share.uuid} is no longer there (`gpu-hook gpus`)"))
-        card, use = cards[share.uuid], there[share.uuid]
-        new = share.replace(memory_mib=memory_of(card, wish.memory, rules) if wish.memory else share.memory_mib)
+        if share.uuid not in gpus:
+            raise NoRoomError(Problem("GH-202", f"GPU {share.uuid} is no longer there (`gpu-hook gpus`)"))
+        gpu, use = gpus[share.uuid], there[share.uuid]
+        new = share.replace(memory_mib=memory_of(gpu, wish.memory, rules) if wish.memory else share.memory_mib)
         new = _compute(new, share, policy, grant.policy, wish, rules)
         shares.append(new)
-        name = f"card {card.index} {card.uuid}"
-        if wish.memory and new.memory_mib < card.context_mib:
-            why = f"too little memory: {name} takes {card.context_mib} MiB {TOO_SMALL}, {new.memory_mib} asked"
+        name = f"GPU {gpu.index} {gpu.uuid}"
+        if wish.memory and new.memory_mib < gpu.context_mib:
+            why = f"too little memory: {name} takes {gpu.context_mib} MiB {TOO_SMALL}, {new.memory_mib} asked"
             problems.append(Problem("GH-201", f"{why}; ask for more"))
         if new.memory_mib > max(use.free_mib, share.memory_mib):
-            why = f"no room: {name} has {use.free_mib} of {card.memory_mib} MiB for it beside the others"
+            why = f"no room: {name} has {use.free_mib} of {gpu.memory_mib} MiB for it beside the others"
             problems.append(Problem("GH-201", f"{why}, {new.memory_mib} asked; ask for at most {use.free_mib}"))
         if new.compute > max(use.free_compute, share.compute):
             why = f"no room: {name} has {use.free_compute} of 100 % compute for it beside the others"
@@ -92,8 +92,8 @@ def _compute(share: Share, old: Share, policy: str, former: str, wish: Change, r
     if limit is None:
         limit = old.compute_limit if former == policy else 100
     if limit < compute:
-        mend = "give --compute-limit too" if wish.compute_limit is None else f"give --compute-limit {compute} or more"
-        raise _contradiction(f"the ceiling of {limit} % is below the guarantee of {compute} %; {mend}")
+        fix = "give --compute-limit too" if wish.compute_limit is None else f"give --compute-limit {compute} or more"
+        raise _contradiction(f"the ceiling of {limit} % is below the guarantee of {compute} %; {fix}")
     if wish.compute_limit is not None and not compute:
         raise _contradiction("--compute-limit is a ceiling above a guarantee, and there is none; give --compute too")
     return share.replace(compute=compute, compute_limit=limit)

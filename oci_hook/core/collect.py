@@ -1,6 +1,6 @@
 """Annotations, mounts and environment of one container -> its wishes, and what is wrong with them; no judgement."""
 
-from oci_hook.core import dialects, wishes
+from oci_hook.core import dialects, value_parsers
 from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, REQUEST_DIR
 from oci_hook.core.units import names, show
 from oci_hook.core.value import Value
@@ -91,7 +91,7 @@ def read_request(
     problems: list[Problem],
 ) -> None:
     """What `request` says of this container; nothing if it speaks of others only."""
-    from oci_hook.core import unequal  # here, as few containers need it
+    from oci_hook.core import per_gpu_request  # here, as few containers need it
 
     suffix = split(key)[1]
     if suffix is not None and not (is_suffix(key, suffix, container, problems) and suffix == container):
@@ -100,29 +100,29 @@ def read_request(
         text = text.replace("\n", " ").replace("\t", " ")  # people write JSON in several lines
     seen = len(problems)
     plain: list[Wish] = []
-    read(("cards", decode, {}), key, text, suffix is not None, dialects.NATIVE, plain, problems)
+    read(("per_gpu", decode, {}), key, text, suffix is not None, dialects.NATIVE, plain, problems)
     if not plain:  # the JSON word null
-        problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} is no list of cards"))
+        problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} is no list of GPUs"))
         return
     wish = plain[0]
     if len(problems) > seen:
         found.append(wish)
         return
-    cards = wish.value
-    if isinstance(cards, dict) and suffix is None:
-        for name in cards:
+    gpus = wish.value
+    if isinstance(gpus, dict) and suffix is None:
+        for name in gpus:
             if not is_name(name):
                 problems.append(Problem("GH-102", f"{key}: {show(name)} is not a container name"))
-        if cards and not container:
+        if gpus and not container:
             problems.append(nameless(key))
-        if container not in cards:
+        if container not in gpus:
             return
         wish = wish.replace(own=True)
-        cards = cards[container]
+        gpus = gpus[container]
     elif not addressed and suffix is None:
         return
     try:
-        found.append(wish.replace(value=unequal.cards(cards)))
+        found.append(wish.replace(value=per_gpu_request.gpus(gpus)))
     except ValueError as e:
         problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}"))
         found.append(wish.replace(value=None))
@@ -137,7 +137,7 @@ def from_mounts(
     """
     found: list[Wish] = []
     native = dialects.table(dialects.NATIVE)
-    cards: list[str] = []
+    gpus: list[str] = []
     channels: list[str] = []
     for destination, source in mounts:
         entry = below(REQUEST_DIR, destination)
@@ -156,10 +156,10 @@ def from_mounts(
             volumes = dialects.table("nvidia-volumes")
             if (channel := below(volumes.FOLDER + "/imex", destination)) is not None:
                 channels.append(channel)
-            elif (card := below(volumes.FOLDER, destination)) is not None:
-                cards.append(card)
-    if cards:
-        key, text = f"mount {volumes.FOLDER}", ",".join(cards)
+            elif (gpu := below(volumes.FOLDER, destination)) is not None:
+                gpus.append(gpu)
+    if gpus:
+        key, text = f"mount {volumes.FOLDER}", ",".join(gpus)
         read(volumes.ROW, key, text, bool(container), "nvidia-volumes", found, problems)
     if channels:
         key, text = f"mount {volumes.FOLDER}/imex", ",".join(channels)
@@ -189,12 +189,20 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
 
 
 def narrowing(env: dict[str, str], problems: list[Problem]) -> tuple[str, ...] | None:
-    """The cards that the container's own environment narrows it to: None no narrowing, () no card at all."""
+    """The GPUs that the container's own environment narrows it to: None no narrowing, () no GPU at all."""
     found: list[Wish] = []
     if VISIBLE in env:
-        read(("devices", wishes.devices, {}), f"env {VISIBLE}", env[VISIBLE], False, "environment", found, problems)
+        read(
+            ("devices", value_parsers.devices, {}),
+            f"env {VISIBLE}",
+            env[VISIBLE],
+            False,
+            "environment",
+            found,
+            problems,
+        )
     value = found[0].value if found else None
-    if value in (wishes.NONE, wishes.VOID):
+    if value in (value_parsers.NONE, value_parsers.VOID):
         return ()
     return value if isinstance(value, tuple) else None
 
@@ -208,10 +216,10 @@ def container_names(annotations: dict[str, str], decode: "Decode" = no_json) -> 
             named = [item.strip(" ") for item in text.split(",")]
         elif key == REQUEST:
             try:
-                cards = decode(text)
+                gpus = decode(text)
             except (ValueError, AttributeError):
-                cards = None
-            named = [str(name) for name in cards] if isinstance(cards, dict) else []
+                gpus = None
+            named = [str(name) for name in gpus] if isinstance(gpus, dict) else []
         elif key.startswith(PREFIX_KEY):
             named = [split(key)[1] or ""]
         else:
@@ -250,7 +258,7 @@ def read(
         else:
             if value is None:
                 return
-    said = value if isinstance(value, wishes.Several) else {name: value}
+    said = value if isinstance(value, value_parsers.Several) else {name: value}
     if value is not None:
         said = {**said, **implied}
     found.extend(Wish(wish, key, text, meant, own, dialect) for wish, meant in said.items())

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BLOCK, CHAR = 1, 2  # BPF_DEVCG_DEV_*
 ACCESS = {"m": 1, "r": 2, "w": 4}  # BPF_DEVCG_ACC_*
-CARDS = 254  # minors of the NVIDIA major below are cards, 254 and 255 are for all of them
+GPUS = 254  # minors of the NVIDIA major below are GPUs, 254 and 255 are for all of them
 
 LD_IMM64, LDX_W, LDX_H, LDX_B = 0x18, 0x61, 0x69, 0x71
 MOV_K, MOV_X, AND_K, RSH_K = 0xB7, 0xBF, 0x57, 0x77  # 64-bit
@@ -181,19 +181,19 @@ def _compare(code: int, a: int, b: int) -> bool:
     raise Unreadable(f"it has an instruction of code {code:#04x}")
 
 
-def reachable_cards(programs: "Iterable[Sequence[int]]", granted: "Iterable[int]") -> list[str]:
-    """Cards ("195:N") without their minor being granted that all these programs, a container's effective ones, permit
-    to be opened for reading or writing; ["every card"] where even a minor that no program names is among them.
+def reachable_gpus(programs: "Iterable[Sequence[int]]", granted: "Iterable[int]") -> list[str]:
+    """GPUs ("195:N") without their minor being granted that all these programs, a container's effective ones, permit
+    to be opened for reading or writing; ["every GPU"] where even a minor that no program names is among them.
 
     A program can tell apart only the numbers that it has, so those are tried, their neighbours, and one of none.
     A program that cannot be read denies nothing, as far as this is concerned.
     """
     programs, granted = tuple(programs), frozenset(granted)
     named = {(word >> 32) + near for program in programs for word in program for near in (-1, 0, 1)}
-    other = next((n for n in range(CARDS) if n not in named and n not in granted), CARDS)
-    if other < CARDS and _open_to_all(programs, other):
-        return ["every card"]
-    minors = sorted(n for n in named if 0 <= n < CARDS and n not in granted)
+    other = next((n for n in range(GPUS) if n not in named and n not in granted), GPUS)
+    if other < GPUS and _open_to_all(programs, other):
+        return ["every GPU"]
+    minors = sorted(n for n in named if 0 <= n < GPUS and n not in granted)
     return [f"{NVIDIA_MAJOR}:{n}" for n in minors if _open_to_all(programs, n)]
 
 

@@ -1,4 +1,4 @@
-"""Which cards a container's own device rules would let it open (linux.resources.devices of the OCI runtime spec).
+"""Which GPUs a container's own device rules would let it open (linux.resources.devices of the OCI runtime spec).
 
 Rules are read as the kernel's device controller and runc read them (Documentation/admin-guide/cgroup-v1/devices.rst:
 a rule for all devices replaces everything before it; a denial takes back only a permission of exactly its numbers). In
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 ANY = -1
-CONTROL_MINOR = 254  # 195:254 is nvidia-modeset, 195:255 nvidiactl; cards are below
+CONTROL_MINOR = 254  # 195:254 is nvidia-modeset, 195:255 nvidiactl; GPUs are below
 
 
 def _number(rule: "Mapping[str, object]", key: str) -> int:
@@ -54,15 +54,15 @@ def reachable_nodes(rules: "Iterable[Mapping[str, object]]", numbers: "Iterable[
     return [f"{a}:{b}" for a, b in numbers if any(major in (ANY, a) and minor in (ANY, b) for major, minor in open_)]
 
 
-def reachable_cards(rules: "Iterable[Mapping[str, object]]", granted: "Iterable[int]") -> list[str]:
-    """Cards ("195:N", or "every card") that may be opened for reading or writing without their minor being granted."""
+def reachable_gpus(rules: "Iterable[Mapping[str, object]]", granted: "Iterable[int]") -> list[str]:
+    """GPUs ("195:N", or "every GPU") that may be opened for reading or writing without their minor being granted."""
     granted = set(granted)
     found: list[str] = []
     for major, minor, access in allowed(rules):
         if major not in (ANY, NVIDIA_MAJOR) or not access & {"r", "w"}:
             continue
         if minor == ANY:
-            return ["every card"]
+            return ["every GPU"]
         if minor < CONTROL_MINOR and minor not in granted:
             found.append(f"{NVIDIA_MAJOR}:{minor}")
     return found

@@ -1,13 +1,13 @@
-"""Cards and shares given to one container, and what that gift lives by."""
+"""GPUs and shares given to one container, and what that gift lives by."""
 
 from oci_hook.core.value import Value
 
 
 class Share(Value):
-    """One card's part of a grant.
+    """One GPU's part of a grant.
 
     memory_mib: the limit in MiB. compute: guaranteed per cent (0: none). compute_limit: ceiling per cent.
-    whole: no limits are enforced on this card. slot: 1 + the container's slot on the card page, 0 where the card is the
+    whole: no limits are enforced on this GPU. slot: 1 + the container's slot on the GPU page, 0 where the GPU is the
     container's alone and not shared out in time.
     """
 
@@ -93,7 +93,7 @@ class Life(Value):
 
 
 class Grant(Value):
-    """The ledger's entry. shares is empty for a container that gets driver files but no card.
+    """The ledger's entry. shares is empty for a container that gets driver files but no GPU.
 
     created: in seconds since 1970. born: in nanoseconds of the system's monotonic clock; another one for every grant
     that ever had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: as long

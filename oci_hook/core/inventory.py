@@ -1,18 +1,18 @@
-"""What exists on the node: cards and driver files, as values. Discovery and the cache are in node/."""
+"""What exists on the node: GPUs and driver files, as values. Discovery and the cache are in node/."""
 
 from oci_hook.core.value import Value
 
 WHOLE = "+whole"  # behind a driver file's capability
-MIG = "mig"  # a CardNode's capability: the nodes that open a MIG device, which every container with it gets
+MIG = "mig"  # a GpuNode's capability: the nodes that open a MIG device, which every container with it gets
 
 
-class Card(Value):
-    """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real card.
+class Gpu(Value):
+    """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real GPU.
 
     context_mib: what one process's context takes of it in MiB, rounded up; 0 not known. time_scale: how many times as
-    long as it says a simulated card takes for everything; 1 for real ones.
-    A MIG device is a card as well: parent is the UUID of the card that it is part of, "" for a card; index, minor, pci
-    and numa are the parent's, instance its number there, -1 for a card.
+    long as it says a simulated GPU takes for everything; 1 for real ones.
+    A MIG device is a GPU as well: parent is the UUID of the GPU that it is part of, "" for a GPU; index, minor, pci
+    and numa are the parent's, instance its number there, -1 for a GPU.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Card(Value):
 
     @property
     def simulated_file(self) -> int:
-        """The name of a simulated card's file; sim/card.h CARD_MIG."""
+        """The name of a simulated GPU's file; sim/gpu.h GPU_MIG."""
         return 100 + 8 * self.minor + self.instance if self.parent else self.minor
 
 
@@ -73,7 +73,7 @@ class DriverFile(Value):
     """One file of the driver, as found in the driver root.
 
     path: absolute host path. kind: "library" | "binary" | "data" | "firmware" | "socket" | "proc". capability: see
-    request; with WHOLE behind it, only for containers whose cards are whole: it reaches a card past libcuda.
+    request; with WHOLE behind it, only for containers whose GPUs are whole: it reaches a GPU past libcuda.
     names: for a library, the file names it must have in the container (versioned name and soname; an absolute one is a
     path of its own); for data, its path in the container; else ().
     """
@@ -98,11 +98,11 @@ class DeviceFile(Value):
         self.minor = minor
 
 
-class CardNode(Value):
-    """A device node beside /dev/nvidiaN that containers with whole cards and this capability get, mode 0666; those of
-    capability MIG, every container with the card.
+class GpuNode(Value):
+    """A device node beside /dev/nvidiaN that containers with whole GPUs and this capability get, mode 0666; those of
+    capability MIG, every container with the GPU.
 
-    uuid: of the card that it belongs to, "" for every card.
+    uuid: of the GPU that it belongs to, "" for every GPU.
     """
 
     __slots__ = ("uuid", "capability", "path", "major", "minor")
@@ -116,9 +116,9 @@ class CardNode(Value):
 
 
 class Inventory(Value):
-    """The node's cards and driver.
+    """The node's GPUs and driver.
 
-    links: (uuid, uuid, distance) per pair of cards, smaller is nearer; absent pairs are far.
+    links: (uuid, uuid, distance) per pair of GPUs, smaller is nearer; absent pairs are far.
     libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files whose change
     makes the inventory stale; boot_id likewise. imex_major: of the IMEX channels' nodes, -1 where there are none.
     """
@@ -128,7 +128,7 @@ class Inventory(Value):
         "driver_version",
         "driver_root",
         "simulated",
-        "cards",
+        "gpus",
         "control",
         "files",
         "libcuda",
@@ -145,21 +145,21 @@ class Inventory(Value):
         driver_version: str,
         driver_root: str,
         simulated: bool,
-        cards: tuple[Card, ...],
+        gpus: tuple[Gpu, ...],
         control: tuple[DeviceFile, ...],
         files: tuple[DriverFile, ...],
         libcuda: str,
         libnvml: str,
         links: tuple[tuple[str, str, int], ...] = (),
         stamp: tuple[tuple[str, int, int, int], ...] = (),
-        nodes: tuple[CardNode, ...] = (),
+        nodes: tuple[GpuNode, ...] = (),
         imex_major: int = -1,
     ) -> None:
         self.boot_id = boot_id
         self.driver_version = driver_version
         self.driver_root = driver_root
         self.simulated = simulated
-        self.cards = cards
+        self.gpus = gpus
         self.control = control
         self.files = files
         self.libcuda = libcuda
@@ -169,9 +169,9 @@ class Inventory(Value):
         self.nodes = nodes
         self.imex_major = imex_major
 
-    def card(self, uuid: str) -> Card:
-        """The card with this UUID; KeyError when the node has none."""
-        for card in self.cards:
-            if card.uuid == uuid:
-                return card
+    def gpu(self, uuid: str) -> Gpu:
+        """The GPU with this UUID; KeyError when the node has none."""
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return gpu
         raise KeyError(uuid)

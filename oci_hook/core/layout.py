@@ -8,19 +8,19 @@ ALLOC = PREFIX_KEY + "alloc"  # reserved: the cluster scheduler's decision
 PRIVATE = "/run/gpu-hook"
 REAL_LIBCUDA = PRIVATE + "/driver/cuda"
 REAL_LIBNVML = PRIVATE + "/driver/ml"
-POLICY_PAGE = PRIVATE + "/policy"  # read-only file bind: the policy page, and after it the card page of each card
-ACCOUNT_DIR = PRIVATE + "/account"  # a small tmpfs of the container's own; the stand-in creates ACCOUNT_FILE there
+POLICY_PAGE = PRIVATE + "/policy"  # read-only file bind: the policy page, and after it the GPU page of each GPU
+ACCOUNT_DIR = PRIVATE + "/account"  # a small tmpfs of the container's own; the shim creates ACCOUNT_FILE there
 ACCOUNT_FILE = ACCOUNT_DIR + "/page"
-SHARE_DIR = PRIVATE + "/share"  # N: everybody's slot files on the page's N-th card, read-only
-SLOT_FILE = PRIVATE + "/slot"  # N: the container's own slot file on that card, read-write
-SLOT_DIR = "slot"  # in a card's folder: the slot files
+SHARE_DIR = PRIVATE + "/share"  # N: everybody's slot files on the page's N-th GPU, read-only
+SLOT_FILE = PRIVATE + "/slot"  # N: the container's own slot file on that GPU, read-write
+SLOT_DIR = "slot"  # in a GPU's folder: the slot files
 REQUEST_DIR = PRIVATE + "/request"  # /dev/null mounted at KEY=VALUE in it asks as an annotation does
-VISIBLE_DIR = "/var/run/nvidia-container-devices"  # the NVIDIA runtime's: /dev/null at a card's name asks for the card
-SIM_CARDS = "/dev/nvidia-sim"  # the simulated cards' memory files, by minor number
+VISIBLE_DIR = "/var/run/nvidia-container-devices"  # the NVIDIA runtime's: /dev/null at a GPU's name asks for the GPU
+SIM_GPUS = "/dev/nvidia-sim"  # the simulated GPUs' memory files, by minor number
 
 # In an install prefix.
 LIB_DIR = "lib/gpu-hook"  # byte-compiled oci_hook, started as /usr/bin/python3 -I -S PREFIX/lib/gpu-hook/...
-STAND_IN_DIR = "lib/stand-in"  # libcuda.so.1, libnvidia-ml.so.1
+SHIM_DIR = "lib/shim"  # libcuda.so.1, libnvidia-ml.so.1
 CLOSED_DIR = "lib/private"  # root's alone (0700): what is below it is open to containers, and to nobody else
 CONTAINER_DIR = CLOSED_DIR + "/container"  # the skeleton that becomes PRIVATE: empty files and folders to mount on
 OPEN_DIR = CONTAINER_DIR + ACCOUNT_DIR[len(PRIVATE) :]  # the one folder of an install with OPEN_MODE
@@ -32,8 +32,8 @@ LAUNCHER_CONF = "etc/launcher.conf"
 # In the state directory (tmpfs).
 LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
 PAGES_DIR = "pages"  # KEY/policy per grant, as its container sees it; KEY/said: its policy page, for root alone
-TOLD_DIR = "told"  # what containers are to be told (node/tell.py)
-SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per card
+TOLD_DIR = "told"  # what containers are to be told (ledger/tell.py)
+SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per GPU
 INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
@@ -61,5 +61,5 @@ ENV_SET = (  # what we write into a container's env; a container's own values th
 
 
 def slot_file(slot: int) -> str:
-    """The file of Share.slot `slot` (1 + its number) in the card's folder."""
+    """The file of Share.slot `slot` (1 + its number) in the GPU's folder."""
     return f"{SLOT_DIR}/{slot - 1:02d}"

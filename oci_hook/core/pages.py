@@ -1,4 +1,4 @@
-"""The policy page: packs a grant into the 4096 bytes that the stand-in reads. Twin of shim/policy_page.h."""
+"""The policy page: packs a grant into the 4096 bytes that the shim reads. Twin of shim/policy_page.h."""
 
 from struct import Struct
 
@@ -8,11 +8,11 @@ from oci_hook.core.inventory import Inventory
 MAGIC = 0x31594C4F50484755
 VERSION = 1
 SIZE = 4096
-MAX_CARDS = 16
+MAX_GPUS = 16
 SEQ_OFFSET = 16
 
 _HEAD = Struct("<QIIIIII40s56x")
-_CARD = Struct("<48sQQIIIIQI36x")
+_GPU = Struct("<48sQQIIIIQI36x")
 POLICY_NUMBERS = {"best-effort": 0, "fixed-share": 1, "burst-share": 2}
 CLASS_NUMBERS = {"offline": 0, "default": 1, "online": 2}
 _POLICY_CLASS, _POLICY_OFFSET = Struct("<II"), 24
@@ -23,20 +23,20 @@ MIB = 1 << 20
 
 
 def amended(page: bytes, grant: Grant) -> bytes:
-    """The page of a grant whose limits, policy and class changed; what the card itself says stays, and so does seq."""
+    """The page of a grant whose limits, policy and class changed; what the GPU itself says stays, and so does seq."""
     new = bytearray(page)
     _POLICY_CLASS.pack_into(new, _POLICY_OFFSET, POLICY_NUMBERS[grant.policy], CLASS_NUMBERS[grant.priority_class])
     for i, share in enumerate(grant.shares):
-        at = _HEAD.size + i * _CARD.size
+        at = _HEAD.size + i * _GPU.size
         _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)
         _COMPUTE.pack_into(new, at + _COMPUTE_OFFSET, share.compute, share.compute_limit)
     return bytes(new)
 
 
 def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
-    """The whole page for a grant of at most MAX_CARDS cards (ValueError beyond); seq must be even."""
-    if len(grant.shares) > MAX_CARDS:
-        raise ValueError(f"{len(grant.shares)} cards, at most {MAX_CARDS}")
+    """The whole page for a grant of at most MAX_GPUS GPUs (ValueError beyond); seq must be even."""
+    if len(grant.shares) > MAX_GPUS:
+        raise ValueError(f"{len(grant.shares)} GPUs, at most {MAX_GPUS}")
     page = bytearray(SIZE)
     _HEAD.pack_into(
         page,
@@ -51,18 +51,18 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
         grant.key.encode(),
     )
     for i, share in enumerate(grant.shares):
-        card = inventory.card(share.uuid)
-        _CARD.pack_into(
+        gpu = inventory.gpu(share.uuid)
+        _GPU.pack_into(
             page,
-            _HEAD.size + i * _CARD.size,
+            _HEAD.size + i * _GPU.size,
             share.uuid.encode(),
             share.memory_mib * MIB,
-            card.memory_mib * MIB,
+            gpu.memory_mib * MIB,
             share.compute,
             share.compute_limit,
             WHOLE if share.whole else 0,
-            card.minor,
-            card.context_mib * MIB,
+            gpu.minor,
+            gpu.context_mib * MIB,
             share.slot,
         )
     return bytes(page)

@@ -15,13 +15,13 @@ from oci_hook.core.layout import (
     REAL_LIBNVML,
     SHARE_DIR,
     SHARE_STATE,
-    SIM_CARDS,
+    SHIM_DIR,
+    SIM_GPUS,
     SLOT_FILE,
-    STAND_IN_DIR,
     slot_file,
 )
 from oci_hook.core.value import Value
-from oci_hook.core.wishes import WITH_A_SHARE
+from oci_hook.core.value_parsers import WITH_A_SHARE
 
 DATA = ("ro", "nosuid", "nodev", "noexec")
 OWN = ("rw", "nosuid", "nodev", "noexec")
@@ -127,12 +127,12 @@ class ImageFacts(Value):
 
 
 def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str, state_dir: str) -> tuple[Step, ...]:
-    """Every change, in the order in which it must be made: stand-ins come last, on top of whatever else is there.
+    """Every change, in the order in which it must be made: shims come last, on top of whatever else is there.
 
-    A card given whole gets the stand-ins as well: its page says that nothing is limited, and so accounting, what
+    A GPU given whole gets the shims as well: its page says that nothing is limited, and so accounting, what
     NVML shows, and a later `set` are the same for every container.
     """
-    cards = [inventory.card(share.uuid) for share in grant.shares]
+    gpus = [inventory.gpu(share.uuid) for share in grant.shares]
     steps: list[Step] = [
         Bind(f"{prefix}/{CONTAINER_DIR}", PRIVATE, DATA),
         Bind(inventory.libcuda, REAL_LIBCUDA),
@@ -142,49 +142,49 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
         *_sharing(grant, state_dir),
     ]
     steps += _driver_files(grant, inventory, image)
-    minors = dict.fromkeys(card.minor for card in cards)  # once, for several MIG devices of one card
+    minors = dict.fromkeys(gpu.minor for gpu in gpus)  # once, for several MIG devices of one GPU
     nodes = [DeviceNode(f"/dev/nvidia{minor}", NVIDIA_MAJOR, minor) for minor in minors]
-    if cards:
+    if gpus:
         nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
-        nodes += _nodes_of_cards(grant, inventory)
+        nodes += _nodes_of_gpus(grant, inventory)
     steps += nodes
     steps += [DeviceRule(node.major, node.minor) for node in nodes]
     steps += [
-        Bind(f"{state_dir}/sim/cards/{n}", f"{SIM_CARDS}/{n}", OWN)
-        for n in (card.simulated_file for card in cards if card.simulated)
+        Bind(f"{state_dir}/sim/gpus/{n}", f"{SIM_GPUS}/{n}", OWN)
+        for n in (gpu.simulated_file for gpu in gpus if gpu.simulated)
     ]
     steps += _environment(grant, inventory, image.libdir)
-    steps += _stand_in("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
-    steps += _stand_in("libnvidia-ml", inventory, image.libdir, image.cover_nvml, prefix)
+    steps += _shim("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
+    steps += _shim("libnvidia-ml", inventory, image.libdir, image.cover_nvml, prefix)
     return tuple(steps)
 
 
 def _sharing(grant: Grant, state_dir: str) -> list[Step]:
-    """Of each card that is shared out in time: its page and everybody's slot file, to read, and the own one."""
+    """Of each GPU that is shared out in time: its page and everybody's slot file, to read, and the own one."""
     steps: list[Step] = []
     for i, share in enumerate(grant.shares):
         if share.slot:
-            card = f"{state_dir}/{SHARE_STATE}/{share.uuid}"
-            steps.append(Bind(card, f"{SHARE_DIR}/{i}", DATA))
-            steps.append(Bind(f"{card}/{slot_file(share.slot)}", f"{SLOT_FILE}/{i}", OWN))
+            gpu = f"{state_dir}/{SHARE_STATE}/{share.uuid}"
+            steps.append(Bind(gpu, f"{SHARE_DIR}/{i}", DATA))
+            steps.append(Bind(f"{gpu}/{slot_file(share.slot)}", f"{SLOT_FILE}/{i}", OWN))
     return steps
 
 
 def _offered(grant: Grant) -> set[str]:
-    """The capabilities of driver files for this grant. What no stand-in governs is for whole cards alone."""
+    """The capabilities of driver files for this grant. What no shim governs is for whole GPUs alone."""
     names = {*grant.capabilities, *(("graphics",) if "display" in grant.capabilities else ())}
     if all(share.whole for share in grant.shares):
         return names | {name + WHOLE for name in names}
     return names & set(WITH_A_SHARE)
 
 
-def _nodes_of_cards(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
+def _nodes_of_gpus(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
     offered = _offered(grant)
-    cards = ("", *(share.uuid for share in grant.shares))
+    gpus = ("", *(share.uuid for share in grant.shares))
     found = [
         DeviceNode(node.path, node.major, node.minor)
         for node in inventory.nodes
-        if node.uuid in cards and (node.capability == MIG or node.capability + WHOLE in offered)
+        if node.uuid in gpus and (node.capability == MIG or node.capability + WHOLE in offered)
     ]
     if grant.imex_channels and all(share.whole for share in grant.shares):
         found += [DeviceNode(f"{IMEX_CHANNEL}{n}", inventory.imex_major, n) for n in grant.imex_channels]
@@ -223,9 +223,9 @@ def _in_root(path: str, root: str) -> str:
 
 
 def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
-    """The truth about the grant, for people and programs; the stand-in never reads it."""
+    """The truth about the grant, for people and programs; the shim never reads it."""
 
-    def per_card(values: list[int]) -> str:
+    def per_gpu(values: list[int]) -> str:
         return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
 
     shares = grant.shares
@@ -237,18 +237,18 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
         values["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, grant.imex_channels))
     if shares:
         # The inverse of how a percentage becomes MiB (rounded down): who asked for 30 reads 30.
-        percent = [((share.memory_mib + 1) * 100 - 1) // inventory.card(share.uuid).memory_mib for share in shares]
+        percent = [((share.memory_mib + 1) * 100 - 1) // inventory.gpu(share.uuid).memory_mib for share in shares]
         memory = [share.memory_mib for share in shares]
-        values["T9K_GPU_PERCENT"] = per_card(percent)
-        values["T9K_GPU_MEMORY"] = per_card(memory)
-        values["GPU_HOOK_MEMORY_MIB"] = per_card(memory)
-        values["GPU_HOOK_COMPUTE"] = per_card([share.compute for share in shares])
+        values["T9K_GPU_PERCENT"] = per_gpu(percent)
+        values["T9K_GPU_MEMORY"] = per_gpu(memory)
+        values["GPU_HOOK_MEMORY_MIB"] = per_gpu(memory)
+        values["GPU_HOOK_COMPUTE"] = per_gpu([share.compute for share in shares])
         values["GPU_HOOK_POLICY"] = grant.policy
         values["GPU_HOOK_CLASS"] = grant.priority_class
     return [EnvVar(name, value) for name, value in values.items()]
 
 
-def _stand_in(library: str, inventory: Inventory, libdir: str, cover: tuple[str, ...], prefix: str) -> list[Step]:
-    source = f"{prefix}/{STAND_IN_DIR}/{library}.so.1"
+def _shim(library: str, inventory: Inventory, libdir: str, cover: tuple[str, ...], prefix: str) -> list[Step]:
+    source = f"{prefix}/{SHIM_DIR}/{library}.so.1"
     names = (f"{library}.so.1", f"{library}.so", f"{library}.so.{inventory.driver_version}")
     return [Bind(source, path) for path in dict.fromkeys([f"{libdir}/{name}" for name in names] + list(cover))]

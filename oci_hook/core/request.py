@@ -1,12 +1,12 @@
 """What one container asks for: annotations (and env, which only narrows) -> Request, with all problems at once."""
 
-from oci_hook.core import collect, judge
+from oci_hook.core import collect, validate
 from oci_hook.core.value import Value
-from oci_hook.core.wishes import ALL, VOID
-from oci_hook.core.wishes import CAPABILITIES as CAPABILITIES
-from oci_hook.core.wishes import CLASSES as CLASSES
-from oci_hook.core.wishes import PLACEMENTS as PLACEMENTS
-from oci_hook.core.wishes import POLICIES as POLICIES
+from oci_hook.core.value_parsers import ALL, VOID
+from oci_hook.core.value_parsers import CAPABILITIES as CAPABILITIES
+from oci_hook.core.value_parsers import CLASSES as CLASSES
+from oci_hook.core.value_parsers import PLACEMENTS as PLACEMENTS
+from oci_hook.core.value_parsers import POLICIES as POLICIES
 from oci_hook.errors import Problem, RequestError
 
 TYPE_CHECKING = False
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 MAX_PROBLEMS = 20  # lines that a person would read
 
 
-class CardRequest(Value):
-    """One card's worth of wish.
+class GpuRequest(Value):
+    """One GPU's worth of wish.
 
-    device: None (any card), an index ("0") or a UUID ("GPU-...") of exactly this card.
-    memory_mib / memory_percent: at most one is set; MiB, or 1..100 per cent of the card that is chosen.
+    device: None (any GPU), an index ("0") or a UUID ("GPU-...") of exactly this GPU.
+    memory_mib / memory_percent: at most one is set; MiB, or 1..100 per cent of the GPU that is chosen.
     compute: guaranteed per cent 1..100, or None (no guarantee).
-    All of memory and compute None: the whole card.
+    All of memory and compute None: the whole GPU.
     """
 
     __slots__ = ("device", "memory_mib", "memory_percent", "compute")
@@ -49,17 +49,17 @@ class CardRequest(Value):
 class Request(Value):
     """Everything one container asks for.
 
-    cards: one entry per card; empty with every_card False: driver files but no card (NVIDIA_VISIBLE_DEVICES=none).
-    every_card: cards has one entry, meant for each card of the node.
-    exclusive: the cards are whole and nobody else may be on them.
-    placement: None means the node's setting. narrow_to: cards that the container's own env narrows it to, or None.
-    preempt_tolerance: microseconds that a lower class may hold the card once this container has work, or None.
-    imex_channels: their numbers, with whole cards alone.
+    GPUs: one entry per GPU; empty with every_gpu False: driver files but no GPU (NVIDIA_VISIBLE_DEVICES=none).
+    every_gpu: GPUs has one entry, meant for each GPU of the node.
+    exclusive: the GPUs are whole and nobody else may be on them.
+    placement: None means the node's setting. narrow_to: GPUs that the container's own env narrows it to, or None.
+    preempt_tolerance: microseconds that a lower class may hold the GPU once this container has work, or None.
+    imex_channels: their numbers, with whole GPUs alone.
     """
 
     __slots__ = (
-        "cards",
-        "every_card",
+        "gpus",
+        "every_gpu",
         "policy",
         "compute_limit",
         "priority_class",
@@ -73,8 +73,8 @@ class Request(Value):
 
     def __init__(
         self,
-        cards: tuple[CardRequest, ...],
-        every_card: bool = False,
+        gpus: tuple[GpuRequest, ...],
+        every_gpu: bool = False,
         policy: str = "burst-share",
         compute_limit: int | None = None,
         priority_class: str = "default",
@@ -85,8 +85,8 @@ class Request(Value):
         preempt_tolerance: int | None = None,
         imex_channels: tuple[int, ...] = (),
     ) -> None:
-        self.cards = cards
-        self.every_card = every_card
+        self.gpus = gpus
+        self.every_gpu = every_gpu
         self.policy = policy
         self.compute_limit = compute_limit
         self.priority_class = priority_class
@@ -111,61 +111,61 @@ def parse(
     mounts: (destination, source) of those that may ask (oci/mount_requests.py). decode: reads the JSON of the `request`
     annotation, or raises ValueError; without one that annotation is refused.
     Raises RequestError with every problem found (GH-101 to GH-106). env narrows a request and never makes one, unless
-    rules.trust_env: then it counts like annotations where annotations and mounts ask for no card.
+    rules.trust_env: then it counts like annotations where annotations and mounts ask for no GPU.
     """
     problems: list[Problem] = []
     found = collect.from_annotations(annotations, container, rules, problems, decode)
     found += collect.from_mounts(mounts, container, rules, problems)
-    if rules.trust_env and not judge.asks(found):
+    if rules.trust_env and not validate.asks(found):
         said = {wish.name for wish in found}
         found += [wish for wish in collect.from_env(env, rules, problems) if wish.name not in said]
-    given = judge.Given(found, problems)
+    given = validate.Given(found, problems)
     request = None
-    if judge.asks(given.wishes.values()):
+    if validate.asks(given.wishes.values()):
         request = build(given, collect.narrowing(env, problems), rules)
     if problems:
         more = len(problems) - MAX_PROBLEMS
-        last = (Problem("GH-105", f"and {more} more problems; mend these first"),) if more > 0 else ()
+        last = (Problem("GH-105", f"and {more} more problems; fix these first"),) if more > 0 else ()
         raise RequestError(*problems[:MAX_PROBLEMS], *last)
     return request
 
 
-def wanted(device: str | None, memory: tuple[str, int] | None, compute: int | None) -> CardRequest:
-    """One card. Compute alone means as much of the memory."""
+def wanted(device: str | None, memory: tuple[str, int] | None, compute: int | None) -> GpuRequest:
+    """One GPU. Compute alone means as much of the memory."""
     kind, amount = memory or ("percent", compute)
-    return CardRequest(device, amount if kind == "mib" else None, amount if kind == "percent" else None, compute)
+    return GpuRequest(device, amount if kind == "mib" else None, amount if kind == "percent" else None, compute)
 
 
-def build(given: judge.Given, narrow_to: tuple[str, ...] | None, rules: "Rules") -> Request | None:
+def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rules") -> Request | None:
     """The request that these wishes make; it counts only if given.problems stays empty."""
-    policy = judge.policy(given, rules)
+    policy = validate.policy(given, rules)
     priority_class = given.value("class") or "default"
     placement = given.value("placement")
-    capabilities = judge.capabilities(given)
-    declined = judge.declined(given)
+    capabilities = validate.capabilities(given)
+    declined = validate.declined(given)
     if declined == VOID:
         return None
-    tolerance = judge.tolerance(given)
-    channels = judge.imex_channels(given)
+    tolerance = validate.tolerance(given)
+    channels = validate.imex_channels(given)
     if declined or narrow_to == ():
         return Request((), False, policy, None, priority_class, False, placement, capabilities, narrow_to)
 
-    judge.check_count(given)
+    validate.check_count(given)
     count, devices = given.value("gpus"), given.value("devices")
-    card = wanted(None, given.value("memory"), given.value("compute"))
-    if given.value("cards") is not None:
-        cards = tuple(wanted(*entry) for entry in given.value("cards"))
+    gpu = wanted(None, given.value("memory"), given.value("compute"))
+    if given.value("per_gpu") is not None:
+        gpus = tuple(wanted(*entry) for entry in given.value("per_gpu"))
     elif isinstance(devices, tuple):
-        cards = tuple(card.replace(device=device) for device in devices)
+        gpus = tuple(gpu.replace(device=device) for device in devices)
     else:
-        cards = (card,) * (count if isinstance(count, int) else 1)
+        gpus = (gpu,) * (count if isinstance(count, int) else 1)
     return Request(
-        cards,
+        gpus,
         ALL in (count, devices),
         policy,
-        judge.compute_limit(given, policy),
+        validate.compute_limit(given, policy),
         priority_class,
-        judge.exclusive(given, rules),
+        validate.exclusive(given, rules),
         placement,
         capabilities,
         narrow_to,

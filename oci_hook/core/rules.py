@@ -6,9 +6,9 @@ from oci_hook.core.value import Value
 class Rules(Value):
     """Integers in MiB and percent points.
 
-    memory_reserve: MiB of each card that is never granted. memory_step / memory_min: a share's granularity and floor.
-    compute_step: likewise for compute. max_shares_per_card: containers on one card. memory_per_share: MiB of a card's
-    memory for each container that may share it, 0: no such bound. whole_cards: "exclusive" or "shared", what a request
+    memory_reserve: MiB of each GPU that is never granted. memory_step / memory_min: a share's granularity and floor.
+    compute_step: likewise for compute. max_shares_per_gpu: containers on one GPU. memory_per_share: MiB of a GPU's
+    memory for each container that may share it, 0: no such bound. whole_gpus: "exclusive" or "shared", what a request
     without memory and compute means. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB", or
     "none" where the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
     nanoseconds, 0: as long as suits it. channel_groups: "none", "slice" or "stop", what of a channel group's controls
@@ -18,12 +18,12 @@ class Rules(Value):
     __slots__ = (
         "default_policy",
         "placement",
-        "whole_cards",
+        "whole_gpus",
         "memory_reserve",
         "memory_step",
         "memory_min",
         "compute_step",
-        "max_shares_per_card",
+        "max_shares_per_gpu",
         "memory_per_share",
         "trust_env",
         "dialects",
@@ -36,12 +36,12 @@ class Rules(Value):
         self,
         default_policy: str = "burst-share",
         placement: str = "by-class",
-        whole_cards: str = "exclusive",
+        whole_gpus: str = "exclusive",
         memory_reserve: int = 0,
         memory_step: int = 1,
         memory_min: int = 1,
         compute_step: int = 1,
-        max_shares_per_card: int = 64,
+        max_shares_per_gpu: int = 64,
         memory_per_share: int = 0,
         trust_env: bool = False,
         dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes"),
@@ -51,12 +51,12 @@ class Rules(Value):
     ) -> None:
         self.default_policy = default_policy
         self.placement = placement
-        self.whole_cards = whole_cards
+        self.whole_gpus = whole_gpus
         self.memory_reserve = memory_reserve
         self.memory_step = memory_step
         self.memory_min = memory_min
         self.compute_step = compute_step
-        self.max_shares_per_card = max_shares_per_card
+        self.max_shares_per_gpu = max_shares_per_gpu
         self.memory_per_share = memory_per_share
         self.trust_env = trust_env
         self.dialects = dialects

@@ -5,7 +5,7 @@ A tenant wrote it: shown, compared with the driver's figures, never relied on. A
 
 from struct import Struct
 
-from oci_hook.core.card_page import SLOT_FILE_SIZE
+from oci_hook.core.gpu_page import SLOT_FILE_SIZE
 from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ SECOND = 1_000_000_000
 
 class Gate(Value):
     """charged: seconds of GPU time had. wanted: seconds in which there was work in flight or at the gate, None where
-    the stand-in is of a release that does not count that. launches: commands submitted through the gate. waiting:
+    the shim is of a release that does not count that. launches: commands submitted through the gate. waiting:
     threads held now. waits, waited: the gate's waits by length (the bin i: shorter than WAIT_BOUNDS[i]) and their sum
     in seconds; None as wanted. mode: of MODES, since when in seconds of CLOCK_MONOTONIC. waits_for: the slot it waits
     for, as Share.slot has it, 0 none. preempt_bound: seconds, 0 unknown."""
@@ -73,7 +73,7 @@ class Gate(Value):
 
 
 def parse(data: bytes, scale: int = 1) -> Gate | None:
-    """A whole slot file, in this machine's seconds. scale: the card page's. None: nothing yet, or nothing that makes
+    """A whole slot file, in this machine's seconds. scale: the GPU page's. None: nothing yet, or nothing that makes
     sense."""
     if len(data) != SLOT_FILE_SIZE:
         return None

@@ -1,7 +1,7 @@
-"""What a card's driver can do for preemption beside time slicing, judged by what was seen to happen, never by a status.
+"""What a GPU's driver can do for preemption beside time slicing, judged by what was seen to happen, never by a status.
 
 Tier 0 is the gate before launches and needs nothing. 0.5: stream memory operations. 1: time slices of a channel group
-of its own. 2: a channel group that stops in the middle of a kernel and goes on. Bits as in shim/card_page.h.
+of its own. 2: a channel group that stops in the middle of a kernel and goes on. Bits as in shim/gpu_page.h.
 """
 
 MEMOPS, SLICE, STOP = 1, 2, 4
@@ -16,8 +16,8 @@ LET = {NONE: MEMOPS, SLICES: MEMOPS | SLICE, STOPS: MEMOPS | SLICE | STOP}  # th
 
 RESUME_MOST_US = 1000  # a held stream goes on within the time in which held work is promised to
 BESIDE_LEAST = 0.8  # of its throughput, a neighbour keeps beside a waiting stream: else waiting costs what running does
-EVEN = (0.35, 0.65)  # two equal programs' parts of a card
-FAVOURED_LEAST = 0.75  # of the card, for a slice sixteen times as long as the other's
+EVEN = (0.35, 0.65)  # two equal programs' parts of a GPU
+FAVOURED_LEAST = 0.75  # of the GPU, for a slice sixteen times as long as the other's
 STOPPED_MOST = 0.05  # of what it did before, a stopped program still does
 
 
@@ -27,7 +27,7 @@ def name(bits: int) -> str:
 
 
 def judge(seen: "dict[str, Any]") -> int:
-    """The bits that what a probe has seen (linux/tier_probe.py) bears out; what is missing there is not."""
+    """The bits that what a probe has seen (discovery/tier_probe.py) bears out; what is missing there is not."""
     return (MEMOPS if _memops(seen.get("memops") or {}) else 0) | _groups(seen.get("groups") or {})
 
 

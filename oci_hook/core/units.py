@@ -5,7 +5,7 @@ int() never meets more than a few characters.
 """
 
 DIGITS = frozenset("0123456789")
-MAX_MEMORY_MIB = 1 << 24  # 16 TiB: beyond any card, and (in bytes) far within the policy page's 64 bits
+MAX_MEMORY_MIB = 1 << 24  # 16 TiB: beyond any GPU, and (in bytes) far within the policy page's 64 bits
 SIZES = {"Mi": 1, "Gi": 1 << 10, "Ti": 1 << 20}
 DURATIONS = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 SIZE_HELP = "write 4Gi, 512Mi, 2048 (MiB) or 30%"
@@ -38,7 +38,7 @@ def percent(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """`4Gi`, `512Mi`, `2048`: MiB. Decimal units are refused: nobody can tell which of two sizes "4G" of a card is."""
+    """`4Gi`, `512Mi`, `2048`: MiB. Decimal units are refused: nobody can tell which of two sizes "4G" of a GPU is."""
     factor = SIZES.get(text[-2:], 0)
     try:
         return integer(text[:-2] if factor else text, 1, MAX_MEMORY_MIB // (factor or 1)) * (factor or 1)
@@ -49,7 +49,7 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> int:
-    """`300us`, `100ms`, `2s`: nanoseconds, from 1us to 4s (the card page has 32 bits for them)."""
+    """`300us`, `100ms`, `2s`: nanoseconds, from 1us to 4s (the GPU page has 32 bits for them)."""
     number = text.rstrip("unms")
     factor = DURATIONS.get(text[len(number) :])
     if factor is None:
@@ -63,7 +63,7 @@ def duration(text: str) -> int:
 
 
 def memory(text: str) -> tuple[str, int]:
-    """A size, or per cent of a card: ("mib", n) or ("percent", n)."""
+    """A size, or per cent of a GPU: ("mib", n) or ("percent", n)."""
     return ("percent", percent(text)) if text.endswith("%") else ("mib", size(text))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.errors import NodeError, refuse
-from oci_hook.node.lock import lock_file
+from oci_hook.linux.lock import lock_file
 
 NAME = "gpu-hook"  # of the runtime, in every engine
 RECORD = "etc/engines.json"
@@ -277,7 +277,7 @@ def read(path: Path) -> tuple[Path, bytes | None]:
         return real, real.read_bytes()
     except FileNotFoundError:
         if path.is_symlink():
-            raise refuse("GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; mend it") from None
+            raise refuse("GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; fix it") from None
         return real, None
     except (OSError, RuntimeError) as e:  # RuntimeError: a loop of links
         raise refuse("GH-507", f"{path}: {getattr(e, 'strerror', None) or e}") from None

@@ -13,17 +13,20 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import Settings
+from oci_hook.config.settings import load as load_settings
+from oci_hook.config.settings_template import default_settings_yaml
 from oci_hook.core import layout
-from oci_hook.core.pages import MAX_CARDS
+from oci_hook.core.pages import MAX_GPUS
 from oci_hook.engines.edits import locked, remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.node import claims, own_path, settings_compile, state_move, state_owner, store
-from oci_hook.node.settings import Settings
-from oci_hook.node.settings import load as load_settings
-from oci_hook.node.settings_template import default_settings_yaml
+from oci_hook.install import state_move, state_owner
+from oci_hook.ledger import claims, store
+from oci_hook.linux import own_path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-HOT_FOLDERS = ("apply", "core", "linux", "node", "oci")
+HOT_FOLDERS = ("apply", "config", "core", "discovery", "ledger", "linux", "observe", "oci")
 HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
 CLI_ONLY = (
     "account.py",
@@ -35,23 +38,23 @@ CLI_ONLY = (
     "driver_files.py",
     "elf.py",
     "inotify.py",
-    "nvml_cards.py",
+    "nvml_gpus.py",
     "own_path.py",
     "settings_compile.py",
     "settings_template.py",
     "state_move.py",
     "state_owner.py",
-    "strays.py",
+    "orphans.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 STARTS = ("runtime.py", "hook.py")  # what they start
 LOCK = ".lock"
-STAND_INS = ("libcuda.so.1", "libnvidia-ml.so.1")
+SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
     *(layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE),
-    *(f"{layout.SLOT_FILE}/{i}" for i in range(MAX_CARDS)),
+    *(f"{layout.SLOT_FILE}/{i}" for i in range(MAX_GPUS)),
 )
-EMPTY_FOLDERS = (layout.ACCOUNT_DIR, *(f"{layout.SHARE_DIR}/{i}" for i in range(MAX_CARDS)))
+EMPTY_FOLDERS = (layout.ACCOUNT_DIR, *(f"{layout.SHARE_DIR}/{i}" for i in range(MAX_GPUS)))
 
 # Run by the install's own Python, for which the code is compiled; its arguments are the library folder and the names.
 PACK = """
@@ -90,7 +93,7 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
             "GH-504", f"{part} can be changed by others than root; choose another --prefix, or chmod go-w, chown root"
         )
     compiled = native()
-    wanted = [compiled / name for name in (*PROGRAMS, *STAND_INS)]
+    wanted = [compiled / name for name in (*PROGRAMS, *SHIMS)]
     missing = [path.name for path in wanted if not path.is_file()]
     if missing:
         raise refuse("GH-504", f"{compiled} lacks {', '.join(missing)}; run scripts/build in the checkout")
@@ -128,12 +131,12 @@ def _alone(root: Path) -> Iterator[None]:
 
 
 def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
-    for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.STAND_IN_DIR):
+    for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.SHIM_DIR):
         _folder(root / folder)
     for name in PROGRAMS:
         _copy(compiled / name, root / "bin" / name, 0o755)
-    for name in STAND_INS:
-        _copy(compiled / name, root / layout.STAND_IN_DIR / name, 0o644)
+    for name in SHIMS:
+        _copy(compiled / name, root / layout.SHIM_DIR / name, 0o644)
     _folder(root / layout.CLOSED_DIR)
     (root / layout.CLOSED_DIR).chmod(0o700)
     _skeleton(root / layout.CONTAINER_DIR)
@@ -220,7 +223,7 @@ def _remove_files(root: Path) -> None:
     for name in PROGRAMS:
         (root / "bin" / name).unlink(missing_ok=True)
     # lib/container was the skeleton in 0.1.0. `lay` leaves it: a mount goes with the file on which a container has it.
-    for folder in (layout.LIB_DIR, layout.STAND_IN_DIR, layout.CLOSED_DIR, "lib/container"):
+    for folder in (layout.LIB_DIR, layout.SHIM_DIR, layout.CLOSED_DIR, "lib/container"):
         shutil.rmtree(root / folder, ignore_errors=True)
     for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
         (root / name).unlink(missing_ok=True)

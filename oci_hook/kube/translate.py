@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from oci_hook.core import collect, dialects, judge
+from oci_hook.core import collect, dialects, validate
 from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.core.request import CardRequest, Request, build, parse
+from oci_hook.core.request import GpuRequest, Request, build, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, Problem, RequestError
@@ -148,7 +148,7 @@ def objects(document: yaml.Node) -> Iterable[yaml.Node]:
 
 
 def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
-    """Read one template, and put its changes into `edit` if it asks for a card in another system's words."""
+    """Read one template, and put its changes into `edit` if it asks for a GPU in another system's words."""
     rows = {key: (name, row) for name in rules.dialects for key, row in dialects.rows(name, rules).items()}
     nodes = containers(template)
     if not nodes:
@@ -202,22 +202,22 @@ def settle(container: Container, pod: Pod, problems: list[Problem], rules: Rules
     names = {wish.name: wish for wish in container.wishes}
     whole, memory = names.get("exclusive"), names.get("memory")
     if whole and memory and whole.dialect == memory.dialect and whole.dialect in ("gpu-manager", "qgpu"):
-        # These give whole cards all of their memory, whatever is written beside.
+        # These give whole GPUs all of their memory, whatever is written beside.
         container.wishes.remove(memory)
         pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
     for wish in container.wishes:
         if wish.key.endswith("/qgpu-core-greedy"):
             share = "offline containers get idle compute in equal parts"
             pod.notes.append(f"container {container.name}: the number in {wish} has no equivalent; {share}")
-    given = judge.Given(container.wishes, problems)
-    if problems or not judge.asks(given.wishes.values()):
+    given = validate.Given(container.wishes, problems)
+    if problems or not validate.asks(given.wishes.values()):
         return
     container.request = build(given, None, rules)
     if not problems:
         container.words = words(given)
 
 
-def words(given: judge.Given) -> dict[str, str]:
+def words(given: validate.Given) -> dict[str, str]:
     """The wishes as our annotations say them, in the order of our table."""
     found = {}
     for key in dialects.table(dialects.NATIVE).KEYS:
@@ -246,7 +246,7 @@ def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
         said = dict(container.words or {})
         if any(not fits(key, container) for key in said):
             listed[container.name] = in_request(container)
-            said = {key: value for key, value in said.items() if key not in judge.INSTEAD}
+            said = {key: value for key, value in said.items() if key not in validate.INSTEAD}
         for key, value in said.items():
             if fits(key, container):
                 found[f"{PREFIX_KEY}{key}.{container.name}"] = value
@@ -264,19 +264,19 @@ def fits(key: str, container: Container) -> bool:
 
 
 def in_request(container: Container) -> list[dict[str, Any]]:
-    """A container's cards as `request` lists them, since its name is too long for a key."""
+    """A container's GPUs as `request` lists them, since its name is too long for a key."""
     request, said = container.request, container.words or {}
-    if request is None or request.every_card or not request.cards:
+    if request is None or request.every_gpu or not request.gpus:
         why = "its name is too long for an annotation key, and request cannot say all or none"
         shorter = f"shorten it to {MAX_NAME - len('exclusive.')} characters"
         raise RequestError(Problem("GH-107", f"container {container.name}: {why}; {shorter}"))
-    return [as_entry(card, said) for card in request.cards]
+    return [as_entry(gpu, said) for gpu in request.gpus]
 
 
-def as_entry(card: CardRequest, said: dict[str, str]) -> dict[str, Any]:
+def as_entry(gpu: GpuRequest, said: dict[str, str]) -> dict[str, Any]:
     parts: dict[str, Any] = {key: said[key] for key in ("memory", "compute") if key in said}
-    if card.device is not None:
-        parts["device"] = card.device
+    if gpu.device is not None:
+        parts["device"] = gpu.device
     return parts
 
 

@@ -350,7 +350,7 @@ static bool any_of(struct text t, const char *const *needles)
 }
 
 /* A mount in /run/gpu-hook is a request, too, however that path is written: "/run//gpu-hook", "/run/./gpu-hook",
- * "run/x/../gpu-hook" (oci/asked.py takes them as the runtimes do). Other folders of that name, as installs have, ask
+ * "run/x/../gpu-hook" (oci/request_mounts.py takes them as the runtimes do). Other folders of that name, as installs have, ask
  * for nothing. */
 static bool asks_by_mount(struct text t)
 {
@@ -429,8 +429,8 @@ static bool wanted(const char *bundle)
 	bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
 		       says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
 	if (g.standalone)
-		return asked && !sandbox; /* skipped means: no card */
-	/* Here skipped would mean: a card without limits. */
+		return asked && !sandbox; /* skipped means: no GPU */
+	/* Here skipped would mean: a GPU without limits. */
 	bool served = any_of(t, nvidia_asks) || find(t, "\\");
 	return served || (asked && !sandbox);
 }

@@ -12,7 +12,7 @@ def container_name(annotations: dict[str, str]) -> str:
 
 
 def is_sandbox(annotations: dict[str, str]) -> bool:
-    """Whether this is the pause container, which has its pod's annotations and never uses a card."""
+    """Whether this is the pause container, which has its pod's annotations and never uses a GPU."""
     return "sandbox" in (annotations.get(CRI + "container-type"), annotations.get(CRIO + "ContainerType"))
 
 

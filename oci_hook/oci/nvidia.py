@@ -9,10 +9,10 @@ dict out. Whoever names a mount of his own as the driver's are named loses it, a
 from oci_hook.core.device_rules import CONTROL_MINOR
 from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
 from oci_hook.core.plan import DeviceNode
-from oci_hook.core.wishes import WITH_A_SHARE
+from oci_hook.core.value_parsers import WITH_A_SHARE
 from oci_hook.errors import refuse
-from oci_hook.oci import asked
-from oci_hook.oci.rivals import LEGACY, program
+from oci_hook.oci import request_mounts
+from oci_hook.oci.nvidia_hooks import LEGACY, program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server for cl
 # The verbs of nvidia-cdi-hook that change nothing but what these words say. Others may mount: refused.
 HARMLESS = ("update-ldcache", "chmod", "disable-device-node-modification", "update-application-profile")
 LINKS = "create-symlinks"
-COMPAT = ("enable-cuda-compat", "cudacompat")  # would put the image's libcuda before ours; not for stand-ins
+COMPAT = ("enable-cuda-compat", "cudacompat")  # would put the image's libcuda before ours; not for shims
 # What makes the NVIDIA runtime inject, beside NVIDIA_VISIBLE_DEVICES, which the plan sets.
 MORE_ENV = ("NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH", "NVIDIA_IMEX_CHANNELS")
 NEVER_ENV = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
@@ -75,7 +75,7 @@ def narrow(
     for mount in spec.get("mounts") or ():
         path, source = mount.get("destination") or "", mount.get("source") or ""
         name = path.rpartition("/")[2]
-        if asked.inside(path, PRIVATE):
+        if request_mounts.inside(path, PRIVATE):
             mounts.append(mount)
         elif name.startswith(GOVERNED) or _is_governed(mount, inventory, same):
             _check_version(name, inventory)
@@ -98,7 +98,7 @@ def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "di
     The same object where there was nothing to do.
     """
     version = inventory.driver_version if inventory else ""
-    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not asked.is_visible(m)]
+    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not request_mounts.is_visible(m)]
     linux = spec.get("linux") or {}
     out = {**spec, "mounts": mounts}
     out = _without_nodes(out, set(), inventory, False)
@@ -146,7 +146,7 @@ def injected(spec: "dict[str, Any]") -> str:
                 return f"the hook {str(entry.get('path'))[:100]}"
     for mount in spec.get("mounts") or ():
         path = mount.get("destination") or ""
-        if path.rpartition("/")[2].startswith(GOVERNED) and not asked.inside(path, PRIVATE):
+        if path.rpartition("/")[2].startswith(GOVERNED) and not request_mounts.inside(path, PRIVATE):
             return f"a mount at {path[:100]}"
     return ""
 
@@ -184,7 +184,7 @@ def governed_stems(inventory: "Inventory") -> frozenset[str]:
 
 
 def forbidden(name: str, version: str, allowed: frozenset[str]) -> bool:
-    """Whether this file of the driver's would reach a card past the stand-ins."""
+    """Whether this file of the driver's would reach a GPU past the shims."""
     return name in MPS or (_driver_library(name, version) and _stem(name) not in allowed)
 
 
@@ -197,7 +197,7 @@ def _driver_library(name: str, version: str) -> bool:
 def _driver_mount(mount: "dict[str, Any]", version: str) -> bool:
     path = mount.get("destination") or ""
     name = path.rpartition("/")[2]
-    return not asked.inside(path, PRIVATE) and (name.startswith(GOVERNED) or _driver_library(name, version))
+    return not request_mounts.inside(path, PRIVATE) and (name.startswith(GOVERNED) or _driver_library(name, version))
 
 
 def _is_governed(mount: "dict[str, Any]", inventory: "Inventory", same: "Callable[[str, str], bool]") -> bool:
@@ -223,15 +223,15 @@ def _without_nodes(
     spec: "dict[str, Any]", given: "set[tuple[int, int]]", inventory: "Inventory | None", whole: bool
 ) -> "dict[str, Any]":
     """Less the device nodes that are not given, and the rules for exactly these."""
-    cards = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
+    gpus = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
     linux = dict(spec.get("linux") or {})
 
     def goes(node: "dict[str, Any]") -> bool:
         path, number = str(node.get("path")), (node.get("major"), node.get("minor"))
         if number in given:
             return False
-        if number in cards or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
-            return True  # another card, by any name
+        if number in gpus or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
+            return True  # another GPU, by any name
         system = path.startswith(SYSTEM_NODES) and path not in ("/dev/nvidiactl", "/dev/nvidia-uvm")
         return system and (not whole or path.startswith("/dev/nvidia-caps"))  # channels too
 
@@ -250,14 +250,14 @@ def _without_nodes(
             if not (
                 r.get("allow") is True
                 and r.get("type") == "c"
-                and ((r.get("major"), r.get("minor")) in numbers or _other_card(r, given))
+                and ((r.get("major"), r.get("minor")) in numbers or _other_gpu(r, given))
             )
         ]
         linux["resources"] = resources
     return {**spec, "linux": linux}
 
 
-def _other_card(rule: "dict[str, Any]", given: "set[tuple[int, int]]") -> bool:
+def _other_gpu(rule: "dict[str, Any]", given: "set[tuple[int, int]]") -> bool:
     number = (rule.get("major"), rule.get("minor"))
     return number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR) and number not in given
 
@@ -274,7 +274,7 @@ def _stages(spec: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
-    """Its hooks, so that none puts a library where a stand-in is to be; keep: else none at all."""
+    """Its hooks, so that none puts a library where a shim is to be; keep: else none at all."""
     stages = _stages(spec)
     if not any(program(entry) for stage in stages.values() for entry in stage):
         return spec

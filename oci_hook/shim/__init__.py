@@ -1,1 +1,1 @@
-"""The stand-in libraries, in C; build.py compiles them."""
+"""The shim libraries, in C; build.py compiles them."""

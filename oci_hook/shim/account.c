@@ -91,29 +91,29 @@ struct gh_account_page *gh_account_page(struct gh_state *st) {
     return page;
 }
 
-/* ---- one slot, one card: an operation that can be told apart after a kill ---- */
+/* ---- one slot, one GPU: an operation that can be told apart after a kill ---- */
 
 static bool carries(uint64_t total, unsigned slot, uint64_t tag) {
     return gh_word_slot(total) == slot && gh_tag(total) == tag;
 }
 
-static bool took_effect(struct gh_account_page *page, unsigned slot, unsigned card, uint64_t tag) {
+static bool took_effect(struct gh_account_page *page, unsigned slot, unsigned gpu, uint64_t tag) {
     /* Who overwrites the total acknowledges the operation in it first, so: total, then ack. */
-    uint64_t w = LOAD(&page->card[card].total);
-    return carries(w, slot, tag) || LOAD(&page->entry[slot][card].ack) == tag;
+    uint64_t w = LOAD(&page->gpu[gpu].total);
+    return carries(w, slot, tag) || LOAD(&page->entry[slot][gpu].ack) == tag;
 }
 
 /* Before the word `w` is overwritten: note for its writer that its operation took effect, unless its own books say so
  * already. A compare-and-swap that fails met one of an earlier operation, by a process that was held up: once more. */
-static void acknowledge(struct gh_account_page *page, unsigned card, uint64_t w, unsigned me) {
+static void acknowledge(struct gh_account_page *page, unsigned gpu, uint64_t w, unsigned me) {
     unsigned slot = (unsigned)gh_word_slot(w);
     if (!slot || slot == me)
         return; /* an owner commits each operation before its next */
-    struct gh_account_entry *e = &page->entry[slot][card];
+    struct gh_account_entry *e = &page->entry[slot][gpu];
     if (gh_tag(LOAD(&e->committed)) == gh_tag(w))
         return;
     uint64_t was = LOAD(&e->ack);
-    for (int i = 0; i < TRIES && was != gh_tag(w) && LOAD(&page->card[card].total) == w; i++)
+    for (int i = 0; i < TRIES && was != gh_tag(w) && LOAD(&page->gpu[gpu].total) == w; i++)
         if (CAS(&e->ack, &was, gh_tag(w)))
             return;
 }
@@ -127,11 +127,11 @@ static uint64_t next_tag(uint64_t total, uint64_t ack, unsigned slot, uint64_t t
 }
 
 /* The slot's one writer adds `delta` to its share and to the total. */
-static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned card, struct gh_mine *mine,
+static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
                           int64_t delta, uint64_t limit) {
-    struct gh_account_entry *e = &page->entry[slot][card];
-    _Atomic uint64_t *total = &page->card[card].total;
-    uint64_t more = delta > 0 && limit < GH_UNLIMITED ? LOAD(&page->card[card].surcharge) : 0;
+    struct gh_account_entry *e = &page->entry[slot][gpu];
+    _Atomic uint64_t *total = &page->gpu[gpu].total;
+    uint64_t more = delta > 0 && limit < GH_UNLIMITED ? LOAD(&page->gpu[gpu].surcharge) : 0;
     uint64_t w = LOAD(total), tag = next_tag(w, LOAD(&e->ack), slot, mine->tag);
     enum gh_booked done = GH_NO_BOOKS;
     STORE(&e->announce, (uint64_t)delta << GH_TAG_BITS | tag);
@@ -143,7 +143,7 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
             done = GH_NO_ROOM;
             break;
         }
-        acknowledge(page, card, w, slot);
+        acknowledge(page, gpu, w, slot);
         if (CAS(total, &w, gh_word((uint64_t)value, slot, tag))) {
             done = GH_BOOKED;
             mine->units += (uint64_t)delta;
@@ -152,7 +152,7 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
         /* Another process is at it, on another core: left alone, it does many operations while the word is in its
          * cache. Taking the word back at once costs both of them more than this does. */
         if (delta > 0)
-            gh_spare_begin(page, card, mine, (uint64_t)value + more, limit);
+            gh_spare_begin(page, gpu, mine, (uint64_t)value + more, limit);
         for (int k = 0; k < PAUSES << (i < 2 ? i : 2); k++)
             gh_relax();
         w = LOAD(total);
@@ -162,13 +162,13 @@ static enum gh_booked add(struct gh_account_page *page, unsigned slot, unsigned 
     return done;
 }
 
-static uint64_t share(struct gh_account_page *page, unsigned slot, unsigned card, uint64_t *spare) {
-    struct gh_account_entry *e = &page->entry[slot][card];
+static uint64_t share(struct gh_account_page *page, unsigned slot, unsigned gpu, uint64_t *spare) {
+    struct gh_account_entry *e = &page->entry[slot][gpu];
     uint64_t c = LOAD(&e->committed);
     for (int i = 0; i < 1000; i++) {
         uint64_t a = LOAD(&e->announce), again;
-        bool counts = gh_tag(a) != gh_tag(c) && took_effect(page, slot, card, gh_tag(a));
-        *spare = LOAD(&page->spare[slot][card]);
+        bool counts = gh_tag(a) != gh_tag(c) && took_effect(page, slot, gpu, gh_tag(a));
+        *spare = LOAD(&page->spare[slot][gpu]);
         if ((again = LOAD(&e->committed)) == c)
             return (gh_share(c) + (counts ? (uint64_t)gh_delta(a) : 0) - gh_taken(*spare)) & GH_VALUE_MAX;
         c = again;
@@ -176,13 +176,13 @@ static uint64_t share(struct gh_account_page *page, unsigned slot, unsigned card
     return (gh_share(c) - gh_taken(*spare)) & GH_VALUE_MAX;
 }
 
-uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned card) {
+uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned gpu) {
     uint64_t spare;
-    return share(page, slot, card, &spare);
+    return share(page, slot, gpu, &spare);
 }
 
-uint64_t gh_slot_use(struct gh_account_page *page, unsigned slot, unsigned card) {
-    uint64_t spare, held = share(page, slot, card, &spare);
+uint64_t gh_slot_use(struct gh_account_page *page, unsigned slot, unsigned gpu) {
+    uint64_t spare, held = share(page, slot, gpu, &spare);
     return held > gh_idle(spare) ? held - gh_idle(spare) : 0;
 }
 
@@ -190,19 +190,19 @@ uint64_t gh_slot_use(struct gh_account_page *page, unsigned slot, unsigned card)
 
 /* The slot is ours alone and its last owner is gone: bring it to zero. Each step can be killed and done again. */
 static void settle(struct gh_account_page *page, unsigned slot) {
-    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++) {
-        struct gh_account_entry *e = &page->entry[slot][card];
-        uint64_t a = LOAD(&e->announce), c = LOAD(&e->committed), taken = gh_spare_settle(page, slot, card);
+    for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
+        struct gh_account_entry *e = &page->entry[slot][gpu];
+        uint64_t a = LOAD(&e->announce), c = LOAD(&e->committed), taken = gh_spare_settle(page, slot, gpu);
         struct gh_mine mine = {.units = gh_share(c), .tag = gh_tag(c)};
         if (gh_tag(a) != mine.tag) {
-            if (took_effect(page, slot, card, gh_tag(a)))
+            if (took_effect(page, slot, gpu, gh_tag(a)))
                 mine.units = (mine.units + (uint64_t)gh_delta(a)) & GH_VALUE_MAX;
             mine.tag = gh_tag(a);
             STORE(&e->committed, mine.units << GH_TAG_BITS | mine.tag);
         }
         uint64_t held = (mine.units - taken) & GH_VALUE_MAX;
         if (held)
-            add(page, slot, card, &mine, -(int64_t)held, 0);
+            add(page, slot, gpu, &mine, -(int64_t)held, 0);
         STORE(&e->contexts, 0);
     }
 }
@@ -267,16 +267,16 @@ static unsigned claim(struct gh_state *st, struct gh_account_page *page) {
 /* Publishes the slot as ours, and takes our whole share along when the last one was lost to a scribbler. */
 static bool move_in(struct gh_state *st, struct gh_account_page *page, unsigned slot) {
     unsigned held = 0;
-    while (held < GH_ACCOUNT_CARDS && gh_lock(&st->mine[held].lock))
+    while (held < GH_ACCOUNT_GPUS && gh_lock(&st->mine[held].lock))
         held++;
-    bool ours = held == GH_ACCOUNT_CARDS;
-    for (unsigned card = 0; ours && card < GH_ACCOUNT_CARDS; card++) {
-        struct gh_mine *mine = &st->mine[card];
-        uint64_t units = gh_own(st, card);
-        mine->units = mine->lent = gh_taken(LOAD(&page->spare[slot][card])); /* a share of nothing, as settle() left it */
+    bool ours = held == GH_ACCOUNT_GPUS;
+    for (unsigned gpu = 0; ours && gpu < GH_ACCOUNT_GPUS; gpu++) {
+        struct gh_mine *mine = &st->mine[gpu];
+        uint64_t units = gh_own(st, gpu);
+        mine->units = mine->lent = gh_taken(LOAD(&page->spare[slot][gpu])); /* a share of nothing, as settle() left it */
         mine->keeps = 0;
-        mine->tag = gh_tag(LOAD(&page->entry[slot][card].committed));
-        if (units && add(page, slot, card, mine, (int64_t)units, GH_UNLIMITED) != GH_BOOKED)
+        mine->tag = gh_tag(LOAD(&page->entry[slot][gpu].committed));
+        if (units && add(page, slot, gpu, mine, (int64_t)units, GH_UNLIMITED) != GH_BOOKED)
             mine->units += units; /* the total was scribbled over, too: the next sweep restates and repairs */
     }
     STORE(&st->slot, ours ? slot : 0);
@@ -305,35 +305,35 @@ bool gh_account_attach(struct gh_state *st) {
     gh_unlock(&st->attach);
     if (!ours)
         gh_say(GH_SAID_FULL, "gpu-hook: GH-308: the account page has no free slot: more than 1000 processes of this "
-                             "container use the card; device memory is refused\n");
+                             "container use the GPU; device memory is refused\n");
     return ours;
 }
 
 /* ---- booking ---- */
 
-static enum gh_booked change(struct gh_account_page *page, unsigned slot, unsigned card, struct gh_mine *mine,
+static enum gh_booked change(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
                              int64_t delta, uint64_t limit) {
     if (mine->keeps) {
-        if (gh_spare_do(page, slot, card, mine, delta, limit))
+        if (gh_spare_do(page, slot, gpu, mine, delta, limit))
             delta = 0;
         if (!--mine->keeps) {
-            uint64_t idle = gh_spare_end(page, slot, card, mine);
+            uint64_t idle = gh_spare_end(page, slot, gpu, mine);
             if (idle)
-                add(page, slot, card, mine, -(int64_t)idle, 0);
+                add(page, slot, gpu, mine, -(int64_t)idle, 0);
         }
     }
-    return delta ? add(page, slot, card, mine, delta, limit) : GH_BOOKED;
+    return delta ? add(page, slot, gpu, mine, delta, limit) : GH_BOOKED;
 }
 
-static enum gh_booked book(struct gh_state *st, unsigned card, int64_t delta, uint64_t limit) {
-    for (int i = 0; i < 3 && card < GH_ACCOUNT_CARDS; i++) {
-        struct gh_mine *mine = &st->mine[card];
+static enum gh_booked book(struct gh_state *st, unsigned gpu, int64_t delta, uint64_t limit) {
+    for (int i = 0; i < 3 && gpu < GH_ACCOUNT_GPUS; i++) {
+        struct gh_mine *mine = &st->mine[gpu];
         if (!gh_lock(&mine->lock))
             return GH_NO_BOOKS;
         unsigned slot = LOAD(&st->slot);
         struct gh_account_page *page = slot ? LOAD(&st->account) : NULL;
         bool ours = page && LOAD(&page->owner[slot]) == st->me;
-        enum gh_booked done = ours ? change(page, slot, card, mine, delta, limit) : GH_NO_BOOKS;
+        enum gh_booked done = ours ? change(page, slot, gpu, mine, delta, limit) : GH_NO_BOOKS;
         gh_unlock(&mine->lock);
         if (ours)
             return done;
@@ -343,68 +343,68 @@ static enum gh_booked book(struct gh_state *st, unsigned card, int64_t delta, ui
     return GH_NO_BOOKS;
 }
 
-enum gh_booked gh_reserve(struct gh_state *st, unsigned card, uint64_t units, uint64_t limit) {
+enum gh_booked gh_reserve(struct gh_state *st, unsigned gpu, uint64_t units, uint64_t limit) {
     if (units > GH_VALUE_MAX)
         return GH_NO_ROOM;
-    enum gh_booked done = book(st, card, (int64_t)units, limit);
+    enum gh_booked done = book(st, gpu, (int64_t)units, limit);
     if (done == GH_NO_ROOM && units <= limit) {
         gh_sweep(st);
-        done = book(st, card, (int64_t)units, limit);
+        done = book(st, gpu, (int64_t)units, limit);
     }
     return done;
 }
 
-void gh_release(struct gh_state *st, unsigned card, uint64_t units) {
+void gh_release(struct gh_state *st, unsigned gpu, uint64_t units) {
     if (units)
-        book(st, card, -(int64_t)units, 0);
+        book(st, gpu, -(int64_t)units, 0);
 }
 
-uint64_t gh_total(struct gh_state *st, unsigned card) {
+uint64_t gh_total(struct gh_state *st, unsigned gpu) {
     struct gh_account_page *page = gh_account_page(st);
-    if (!page || card >= GH_ACCOUNT_CARDS)
+    if (!page || gpu >= GH_ACCOUNT_GPUS)
         return GH_VALUE_MAX;
-    uint64_t total = gh_word_value(LOAD(&page->card[card].total)), more = LOAD(&page->card[card].surcharge);
-    uint64_t idle = gh_spare_sum(page, card);
+    uint64_t total = gh_word_value(LOAD(&page->gpu[gpu].total)), more = LOAD(&page->gpu[gpu].surcharge);
+    uint64_t idle = gh_spare_sum(page, gpu);
     total = total > idle ? total - idle : 0;
     return more < GH_VALUE_MAX - total ? total + more : GH_VALUE_MAX;
 }
 
-uint64_t gh_own(struct gh_state *st, unsigned card) {
-    return (st->mine[card].units - st->mine[card].lent) & GH_VALUE_MAX;
+uint64_t gh_own(struct gh_state *st, unsigned gpu) {
+    return (st->mine[gpu].units - st->mine[gpu].lent) & GH_VALUE_MAX;
 }
 
-void gh_press(struct gh_state *st, unsigned card) {
+void gh_press(struct gh_state *st, unsigned gpu) {
     struct gh_account_page *page = gh_account_page(st);
     if (page)
-        atomic_store(&st->pressure_seen[card], atomic_fetch_add(&page->card[card].pressure, 1) + 1);
+        atomic_store(&st->pressure_seen[gpu], atomic_fetch_add(&page->gpu[gpu].pressure, 1) + 1);
 }
 
-bool gh_pressed(struct gh_state *st, unsigned card) {
+bool gh_pressed(struct gh_state *st, unsigned gpu) {
     struct gh_account_page *page = gh_account_page(st);
-    uint64_t now = page ? LOAD(&page->card[card].pressure) : 0;
-    return now != atomic_exchange(&st->pressure_seen[card], now);
+    uint64_t now = page ? LOAD(&page->gpu[gpu].pressure) : 0;
+    return now != atomic_exchange(&st->pressure_seen[gpu], now);
 }
 
-void gh_count_contexts(struct gh_state *st, unsigned card, int more) {
-    if (card < GH_ACCOUNT_CARDS && gh_account_attach(st))
-        atomic_fetch_add(&LOAD(&st->account)->entry[LOAD(&st->slot)][card].contexts, (uint64_t)(int64_t)more);
+void gh_count_contexts(struct gh_state *st, unsigned gpu, int more) {
+    if (gpu < GH_ACCOUNT_GPUS && gh_account_attach(st))
+        atomic_fetch_add(&LOAD(&st->account)->entry[LOAD(&st->slot)][gpu].contexts, (uint64_t)(int64_t)more);
 }
 
 /* ---- sweeping ---- */
 
 /* A total that differs from its slots' sum while no operation takes effect was scribbled over. */
-static void repair(struct gh_account_page *page, unsigned card) {
-    _Atomic uint64_t *total = &page->card[card].total;
+static void repair(struct gh_account_page *page, unsigned gpu) {
+    _Atomic uint64_t *total = &page->gpu[gpu].total;
     for (int i = 0; i < 100; i++) {
         uint64_t w = LOAD(total), sum = 0;
         for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
             if (LOAD(&page->owner[slot]))
-                sum += gh_slot_share(page, slot, card);
+                sum += gh_slot_share(page, slot, gpu);
         if (LOAD(total) != w)
             continue;
         if (sum == gh_word_value(w) || sum > GH_VALUE_MAX)
             return;
-        acknowledge(page, card, w, 0);
+        acknowledge(page, gpu, w, 0);
         CAS(total, &w, gh_word(sum, 0, (gh_tag(w) + 1) & GH_TAG_MASK)); /* and look again: scribbled slots may differ now */
     }
 }
@@ -412,19 +412,19 @@ static void repair(struct gh_account_page *page, unsigned card) {
 /* Our own slot as we know it, should someone have scribbled over it. */
 static void restate(struct gh_state *st, struct gh_account_page *page) {
     unsigned slot = LOAD(&st->slot);
-    for (unsigned card = 0; slot && card < GH_ACCOUNT_CARDS; card++) {
-        struct gh_mine *mine = &st->mine[card];
+    for (unsigned gpu = 0; slot && gpu < GH_ACCOUNT_GPUS; gpu++) {
+        struct gh_mine *mine = &st->mine[gpu];
         if (!gh_lock(&mine->lock))
             continue;
         uint64_t right = mine->units << GH_TAG_BITS | mine->tag;
-        struct gh_account_entry *e = &page->entry[slot][card];
+        struct gh_account_entry *e = &page->entry[slot][gpu];
         if (LOAD(&page->owner[slot]) == st->me && LOAD(&st->slot) == slot &&
             (LOAD(&e->committed) != right || gh_tag(LOAD(&e->announce)) != mine->tag)) {
             STORE(&e->announce, mine->tag);
             STORE(&e->committed, right);
         }
         if (LOAD(&page->owner[slot]) == st->me && LOAD(&st->slot) == slot)
-            gh_spare_restate(page, slot, card, mine);
+            gh_spare_restate(page, slot, gpu, mine);
         gh_unlock(&mine->lock);
     }
 }
@@ -441,9 +441,9 @@ void gh_sweep(struct gh_state *st) {
             bury(st, page, slot, owner);
     }
     restate(st, page);
-    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++) {
-        gh_spare_take(page, card);
-        repair(page, card);
+    for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
+        gh_spare_take(page, gpu);
+        repair(page, gpu);
     }
 }
 

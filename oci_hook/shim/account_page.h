@@ -4,12 +4,12 @@
  * All zero is a valid empty page, so that creating it needs no initialiser that could be killed. Little-endian,
  * naturally aligned, every field one atomic word. Amounts are in units of 512 bytes.
  *
- * total[card]      value:34 | slot:10 | tag:20    sum of all slots, and the operation that wrote it
+ * total[GPU]      value:34 | slot:10 | tag:20    sum of all slots, and the operation that wrote it
  * announce         delta:44 (signed) | tag:20     what the owner is about to do
  * committed        value:34 | tag:20              the owner's share after its operation `tag`
  * ack              tag                            the last operation of this slot that others saw take effect
  * spare            idle:24 | taken:40             of the owner's share: freed but not given back; what others took of it
- * surcharge[card]  units                          contexts, modules: what NVML sees beyond the total
+ * surcharge[GPU]  units                          contexts, modules: what NVML sees beyond the total
  * owner[slot]      pid:22 | sweep:1 | ns:10 | start:31   0 free */
 #ifndef GPU_HOOK_ACCOUNT_PAGE_H
 #define GPU_HOOK_ACCOUNT_PAGE_H
@@ -19,21 +19,21 @@
 
 #define GH_ACCOUNT_MAGIC 0x3154434148474755ull /* "UGGHACT1" */
 #define GH_ACCOUNT_VERSION 2u
-#define GH_ACCOUNT_CARDS 16
+#define GH_ACCOUNT_GPUS 16
 #define GH_ACCOUNT_SLOTS 1024 /* slot 0 is nobody */
 #define GH_UNIT_SHIFT 9
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
 
-struct gh_account_entry { /* one slot's share of one card */
+struct gh_account_entry { /* one slot's share of one GPU */
     _Atomic uint64_t announce;
     _Atomic uint64_t committed;
     _Atomic uint64_t ack;
-    _Atomic uint64_t contexts; /* how many contexts the process has on the card; for process lists only */
+    _Atomic uint64_t contexts; /* how many contexts the process has on the GPU; for process lists only */
 };
 
-struct gh_account_card {
+struct gh_account_gpu {
     _Atomic uint64_t total;
     _Atomic uint64_t surcharge; /* units beyond the total that NVML sees in use; written by the node's agent */
     _Atomic uint64_t pressure;  /* counts refusals: processes with idle pool memory then give it back */
@@ -45,12 +45,12 @@ struct gh_account_page {
     _Atomic uint64_t magic;
     _Atomic uint32_t version;
     uint8_t reserved[1012];
-    struct gh_account_card card[GH_ACCOUNT_CARDS];
+    struct gh_account_gpu gpu[GH_ACCOUNT_GPUS];
     uint8_t reserved2[2048];
     _Atomic uint64_t owner[GH_ACCOUNT_SLOTS];
     _Atomic uint64_t stack[GH_ACCOUNT_SLOTS]; /* the owner's stack bottom: differs after exec; 0 not known */
-    struct gh_account_entry entry[GH_ACCOUNT_SLOTS][GH_ACCOUNT_CARDS];
-    _Atomic uint64_t spare[GH_ACCOUNT_SLOTS][GH_ACCOUNT_CARDS];
+    struct gh_account_entry entry[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
+    _Atomic uint64_t spare[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
 };
 
 #pragma GCC diagnostic pop

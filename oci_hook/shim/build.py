@@ -1,4 +1,4 @@
-"""Compiles the stand-in libraries libcuda.so.1 and libnvidia-ml.so.1.
+"""Compiles the shim libraries libcuda.so.1 and libnvidia-ml.so.1.
 
 Every name of data/driver-symbols is exported: those of intercepts.def from C, the rest as generated jump stubs that
 look the real function up on first use. The real library is an absolute DT_NEEDED: a linker writes that when it links
@@ -32,7 +32,7 @@ GATE += ["gate.c", "gate_books.c", "gate_setup.c", "gate_marks.c", "gate_groups.
 
 
 class Library:
-    """One stand-in: its soname, which symbol lists it exports, what a missing function returns."""
+    """One shim: its soname, which symbol lists it exports, what a missing function returns."""
 
     def __init__(self, soname: str, lists: str, taken: str, uses: str, real: str, missing: int, sources: str) -> None:
         self.soname = soname
@@ -68,7 +68,7 @@ def known(lists: str) -> list[str]:
 
 
 def classes() -> dict[str, str]:
-    """What each known function does to a card's memory: name -> class (data/driver-symbols/classes.txt)."""
+    """What each known function does to a GPU's memory: name -> class (data/driver-symbols/classes.txt)."""
     rows = [line.split() for line in (SYMBOLS / "classes.txt").read_text().splitlines() if not line.startswith("#")]
     return {name: kind for kind, name in rows}
 

@@ -6,7 +6,7 @@
 
 #define SHORT (300 * GH_US) /* against a slice */
 #define BRIEF (20 * GH_US)  /* a collective that is not known yet */
-#define WAITED (5 * GH_MS)  /* so much more of the card no slices explain */
+#define WAITED (5 * GH_MS)  /* so much more of the GPU no slices explain */
 #define UNEVEN (500 * GH_US) /* a mean serves well enough for what differs by less */
 #define ELASTIC_SAMPLES 4u
 #define DEBT_MOST (10 * GH_S) /* no wait for a cap is longer */
@@ -56,7 +56,7 @@ bool cost_due(struct cost *c, bool anyway) {
 
 /* A slice of another context lengthens a command by a millisecond or more, and few short ones: those are left out, the
  * rest are as good as undisturbed. Not so what went onto an empty stream: it may have waited for the end of another's
- * work, however short. Those that the card waited for, since the program was not quick enough, are left out as well. */
+ * work, however short. Those that the GPU waited for, since the program was not quick enough, are left out as well. */
 uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queued, bool prompt, bool clean,
                    uint64_t *waited) {
     const uint64_t low = c->low;

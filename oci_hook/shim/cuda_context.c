@@ -8,27 +8,27 @@ static CUresult charge_context(struct charge *c, CUdevice device) {
     struct gh_state *st = gh_here();
     struct gh_limit limit = {0};
     *c = (struct charge){0};
-    c->at.card = NO_CONTEXT;
+    c->at.gpu = NO_CONTEXT;
     if (!st)
         return CUDA_SUCCESS;
-    int card = card_of_device(st, device);
-    if (card >= 0)
-        gh_policy_limit(st, (unsigned)card, &limit);
-    if (card < 0 || !limit.context_bytes) { /* without a card nothing can be allocated in it later */
-        *c = (struct charge){st, {card, 0}, 0};
+    int gpu = gpu_of_device(st, device);
+    if (gpu >= 0)
+        gh_policy_limit(st, (unsigned)gpu, &limit);
+    if (gpu < 0 || !limit.context_bytes) { /* without a GPU nothing can be allocated in it later */
+        *c = (struct charge){st, {gpu, 0}, 0};
         return CUDA_SUCCESS;
     }
-    return charge_at(c, st, (struct place){card, 0}, limit.context_bytes);
+    return charge_at(c, st, (struct place){gpu, 0}, limit.context_bytes);
 }
 
 static CUresult made(struct charge *c, CUresult r, const CUcontext *context) {
-    if (r != CUDA_SUCCESS || c->at.card < 0) {
+    if (r != CUDA_SUCCESS || c->at.gpu < 0) {
         uncharge(c);
         return r;
     }
     if (gh_pointers_put_new(&c->st->pointers, key_of(CONTEXT, (uintptr_t)*context),
-                            pack(c->units, c->at.card, 0, CONTEXT)))
-        gh_count_contexts(c->st, (unsigned)c->at.card, 1);
+                            pack(c->units, c->at.gpu, 0, CONTEXT)))
+        gh_count_contexts(c->st, (unsigned)c->at.gpu, 1);
     else
         uncharge(c); /* known already: a primary context that is retained again */
     return r;
@@ -47,7 +47,7 @@ static bool lives_in(uint64_t key, uint64_t value, void *with) {
         return true;
     if (context_of(value) != l->context || (kind != LINEAR && kind != ARRAY && kind != MIPMAP && kind != LIMIT))
         return false;
-    gh_release(l->st, card_of(value), units_of(value));
+    gh_release(l->st, gpu_of(value), units_of(value));
     return true;
 }
 
@@ -55,13 +55,13 @@ static void gone(struct gh_state *st, CUcontext context, bool with_itself) {
     for (unsigned i = 0; i < GH_CONTEXTS; i++)
         if (atomic_load(&st->contexts.place[i].context) == context) {
             struct leaving l = {st, i + 1};
-            atomic_store(&st->contexts.place[i].card, 0);
+            atomic_store(&st->contexts.place[i].gpu, 0);
             gh_pointers_filter(&st->pointers, lives_in, &l);
         }
     uint64_t value = with_itself ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context)) : 0;
     if (value) {
-        gh_release(st, card_of(value), units_of(value));
-        gh_count_contexts(st, card_of(value), -1);
+        gh_release(st, gpu_of(value), units_of(value));
+        gh_count_contexts(st, gpu_of(value), -1);
     }
     pools_lost(st);
     atomic_store(&st->pools.dirty, 1);
@@ -100,8 +100,8 @@ static bool take_over(struct charge *c, CUdevice device) {
     uint64_t kept = last ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)last)) : 0;
     if (!kept)
         return false;
-    gh_count_contexts(st, card_of(kept), -1);
-    *c = (struct charge){st, {(int)card_of(kept), 0}, units_of(kept)};
+    gh_count_contexts(st, gpu_of(kept), -1);
+    *c = (struct charge){st, {(int)gpu_of(kept), 0}, units_of(kept)};
     return true;
 }
 
@@ -166,7 +166,7 @@ static uint64_t limit_bytes(int limit, size_t value) {
     int processors = 0, threads = 0;
     if (limit != CU_LIMIT_STACK_SIZE)
         return more;
-    /* A stack for every thread that can be on the card at once. */
+    /* A stack for every thread that can be on the GPU at once. */
     if (REAL(cuCtxGetDevice)(&device) ||
         REAL(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) ||
         REAL(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device))

@@ -1,14 +1,14 @@
-/* While the card copies or fills its own memory it computes nothing else: from a size on, that passes the gate as a
+/* While the GPU copies or fills its own memory it computes nothing else: from a size on, that passes the gate as a
  * kernel does, at a cost learned by size. Copies from and to the host have engines of their own and never wait here. */
 #include "cost.h"
 #include "cuda.h"
 #include "gate.h"
 #include "real.h"
 
-#define LEAST (1ull << 20) /* bytes: below, the kernels beside it take the card for longer */
+#define LEAST (1ull << 20) /* bytes: below, the kernels beside it take the GPU for longer */
 
 enum { COPY = 1, FILL }; /* no function or graph has such a handle */
-enum { ELSEWHERE = -1, SOME_CARD = -2 };
+enum { ELSEWHERE = -1, SOME_GPU = -2 };
 
 /* Sizes that differ by less than a sixteenth cost the same. */
 static uint64_t key_of(uintptr_t what, uint64_t bytes) {
@@ -27,11 +27,11 @@ static int device_of(CUdeviceptr at) {
 }
 
 static int side(unsigned type, CUdeviceptr at) {
-    return type == CU_MEMORYTYPE_HOST ? ELSEWHERE : type == CU_MEMORYTYPE_ARRAY ? SOME_CARD : device_of(at);
+    return type == CU_MEMORYTYPE_HOST ? ELSEWHERE : type == CU_MEMORYTYPE_ARRAY ? SOME_GPU : device_of(at);
 }
 
-static bool same_card(int a, int b) {
-    return a != ELSEWHERE && b != ELSEWHERE && (a == b || a == SOME_CARD || b == SOME_CARD);
+static bool same_gpu(int a, int b) {
+    return a != ELSEWHERE && b != ELSEWHERE && (a == b || a == SOME_GPU || b == SOME_GPU);
 }
 
 #define IF(gated, stream, key, call)                                                                                 \
@@ -42,7 +42,7 @@ static bool same_card(int a, int b) {
     } while (0)
 
 #define COPIED(stream, call)                                                                                         \
-    IF(bytes >= LEAST && same_card(device_of(to), device_of(from)), stream, key_of(COPY, bytes), call)
+    IF(bytes >= LEAST && same_gpu(device_of(to), device_of(from)), stream, key_of(COPY, bytes), call)
 #define NOW(name, pointer, length, stream)                                                                           \
     GH_EXPORT CUresult name(pointer to, pointer from, length bytes) { COPIED(stream, REAL(name)(to, from, bytes)); }
 #define LATER(name, pointer, length, of)                                                                             \
@@ -58,7 +58,7 @@ static bool same_card(int a, int b) {
                             CUstream stream) {                                                                       \
         COPIED(of(stream), REAL(name)(to, there, from, here, bytes, stream));                                        \
     }
-#define ROW(card, stream, call) IF(bytes >= LEAST && same_card(SOME_CARD, card), stream, key_of(COPY, bytes), call)
+#define ROW(gpu, stream, call) IF(bytes >= LEAST && same_gpu(SOME_GPU, gpu), stream, key_of(COPY, bytes), call)
 NOW(cuMemcpy, CUdeviceptr, size_t, NULL)
 NOW(cuMemcpy_ptds, CUdeviceptr, size_t, PER_THREAD(NULL))
 NOW(cuMemcpyDtoD, unsigned, unsigned, NULL)
@@ -75,7 +75,7 @@ NOW_PEER(cuMemcpyPeer_ptds, PER_THREAD(NULL))
 LATER_PEER(cuMemcpyPeerAsync, PLAIN)
 LATER_PEER(cuMemcpyPeerAsync_ptsz, PER_THREAD)
 
-/* An array's card is that of the context. */
+/* An array's GPU is that of the context. */
 #define ARRAYS(name, pointer, length, stream)                                                                        \
     GH_EXPORT CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes) {                       \
         ROW(device_of(from), stream, REAL(cuMemcpyDtoA##name)(to, at, from, bytes));                                 \
@@ -84,7 +84,7 @@ LATER_PEER(cuMemcpyPeerAsync_ptsz, PER_THREAD)
         ROW(device_of(to), stream, REAL(cuMemcpyAtoD##name)(to, from, at, bytes));                                   \
     }                                                                                                                \
     GH_EXPORT CUresult cuMemcpyAtoA##name(CUarray to, length at, CUarray from, length there, length bytes) {         \
-        ROW(SOME_CARD, stream, REAL(cuMemcpyAtoA##name)(to, at, from, there, bytes));                                \
+        ROW(SOME_GPU, stream, REAL(cuMemcpyAtoA##name)(to, at, from, there, bytes));                                \
     }
 ARRAYS(, unsigned, unsigned, NULL)
 ARRAYS(_v2, CUdeviceptr, size_t, NULL)
@@ -93,7 +93,7 @@ ARRAYS(_v2_ptds, CUdeviceptr, size_t, PER_THREAD(NULL))
 #define FLAT(c) ((c) ? (uint64_t)(c)->width * (c)->height : 0)
 #define SOLID(c) ((c) ? (uint64_t)(c)->width * (c)->height * (c)->depth : 0)
 #define BOX(bytes, stream, call)                                                                                     \
-    IF(bytes >= LEAST && same_card(side(c->from.type, c->from.device), side(c->to.type, c->to.device)), stream,      \
+    IF(bytes >= LEAST && same_gpu(side(c->from.type, c->from.device), side(c->to.type, c->to.device)), stream,      \
        key_of(COPY, bytes), call)
 #define BOX_NOW(name, type, bytes, stream)                                                                           \
     GH_EXPORT CUresult name(const type *c) { BOX(bytes(c), stream, REAL(name)(c)); }
@@ -118,11 +118,11 @@ BOX_NOW(cuMemcpy3DPeer_ptds, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD(NULL))
 BOX_LATER(cuMemcpy3DPeerAsync, CUDA_MEMCPY3D_PEER, SOLID, PLAIN)
 BOX_LATER(cuMemcpy3DPeerAsync_ptsz, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD)
 
-/* A batch counts as one copy, of what of it stays within one card. */
+/* A batch counts as one copy, of what of it stays within one GPU. */
 static uint64_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t n) {
     uint64_t within = 0;
     for (size_t i = 0; to && from && sizes && i < n; i++)
-        if (same_card(device_of(to[i]), device_of(from[i])))
+        if (same_gpu(device_of(to[i]), device_of(from[i])))
             within += sizes[i];
     return within;
 }
@@ -133,8 +133,8 @@ static uint64_t of_boxes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t n) {
     for (const CUDA_MEMCPY3D_BATCH_OP *c = list; list && c < list + n; c++) {
         bool from_array = c->from.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
         bool to_array = c->to.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
-        if (same_card(from_array ? SOME_CARD : device_of(c->from.pointer.at),
-                      to_array ? SOME_CARD : device_of(c->to.pointer.at)))
+        if (same_gpu(from_array ? SOME_GPU : device_of(c->from.pointer.at),
+                      to_array ? SOME_GPU : device_of(c->to.pointer.at)))
             within += (uint64_t)c->width * c->height * c->depth * (from_array || to_array ? ELEMENT : 1);
     }
     return within;

@@ -1,7 +1,7 @@
 /* Memory of other makers. What a CUDA process of any container exported is charged to that process, and imports of it
  * (cuIpcOpenMemHandle, cuMemImportFromShareableHandle, pool imports) are charged to nobody else. External memory comes
  * from programs that do not go through libcuda, so nobody has counted it yet: it is charged to the importer. */
-#include "cuda_card.h"
+#include "cuda_gpu.h"
 #include "real.h"
 
 GH_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) {

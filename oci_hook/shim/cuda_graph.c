@@ -99,7 +99,7 @@ static struct needs *needs_of(struct gh_state *st, CUgraphExec exec) {
 /* ---- growth of the devices' graph pools ---- */
 
 struct growths {
-    struct growth of[GH_ACCOUNT_CARDS];
+    struct growth of[GH_ACCOUNT_GPUS];
     int count;
 };
 
@@ -122,9 +122,9 @@ static CUresult begin(struct growths *g, struct gh_state *st, const struct needs
         for (size_t i = 0; n->frees_first && i < n->count; i++)
             if (n->node[i].what == LASTS && n->node[i].device == d && is_ours(st, n->node[i].at))
                 back += gh_bytes(n->node[i].units);
-        int card = card_of_device(st, d);
-        struct gh_pool *pool = card >= 0 ? graph_pool(st, d, card) : NULL;
-        if (!pool || g->count == GH_ACCOUNT_CARDS)
+        int gpu = gpu_of_device(st, d);
+        struct gh_pool *pool = gpu >= 0 ? graph_pool(st, d, gpu) : NULL;
+        if (!pool || g->count == GH_ACCOUNT_GPUS)
             r = CUDA_ERROR_OUT_OF_MEMORY;
         else if (!(r = pool_begin(&g->of[g->count], st, pool, n->bytes[d], back)))
             g->count++;

@@ -1,4 +1,4 @@
-/* Everything that puts kernels on the card passes the gate. */
+/* Everything that puts kernels on the GPU passes the gate. */
 #include "cost.h"
 #include "cuda.h"
 #include "gate.h"
@@ -40,8 +40,8 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PER_THREAD)
 
 /* One kernel on each of several devices: each device's gate in turn. */
 GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned n, unsigned flags) {
-    struct gate_ticket ticket[GH_POLICY_CARDS];
-    if (gate_open() || !list || n > GH_POLICY_CARDS)
+    struct gate_ticket ticket[GH_POLICY_GPUS];
+    if (gate_open() || !list || n > GH_POLICY_GPUS)
         return REAL(cuLaunchCooperativeKernelMultiDevice)(list, n, flags);
     for (unsigned i = 0; i < n; i++) {
         const CUDA_LAUNCH_PARAMS *p = &list[i];

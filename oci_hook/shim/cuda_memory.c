@@ -20,7 +20,7 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
-/* Managed memory may lie on the card as a whole, so all of it counts. */
+/* Managed memory may lie on the GPU as a whole, so all of it counts. */
 GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
     struct charge c;
     CUresult r = charge(&c, bytes);
@@ -30,7 +30,7 @@ GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
-#define PITCH 512ull /* what every card so far rounds a row up to; the driver's answer is what counts */
+#define PITCH 512ull /* what every GPU so far rounds a row up to; the driver's answer is what counts */
 
 static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
     return !__builtin_mul_overflow((pitch + PITCH - 1) & ~(PITCH - 1), height, bytes);
@@ -66,10 +66,10 @@ GH_EXPORT CUresult cuMemFree(unsigned pointer) {
 }
 
 /* The driver's figures, narrowed to the container's share. */
-static void narrow(struct gh_state *st, int card, uint64_t *free, uint64_t *total) {
+static void narrow(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total) {
     uint64_t left, limit;
     bool whole = false;
-    if (!st || !card_memory(st, card, &left, &limit, &whole)) {
+    if (!st || !gpu_memory(st, gpu, &left, &limit, &whole)) {
         *free = 0;
         return;
     }
@@ -91,7 +91,7 @@ GH_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
         pools_look(st);
     }
     uint64_t f64 = f, t64 = total ? t : UINT64_MAX;
-    narrow(st, st ? current_place(st).card : NO_CARD, &f64, &t64);
+    narrow(st, st ? current_place(st).gpu : NO_GPU, &f64, &t64);
     if (free)
         *free = f64;
     if (total)
@@ -106,7 +106,7 @@ GH_EXPORT CUresult cuMemGetInfo(unsigned *free, unsigned *total) {
         return r;
     struct gh_state *st = gh_here();
     uint64_t f64 = f, t64 = total ? t : UINT64_MAX;
-    narrow(st, st ? current_place(st).card : NO_CARD, &f64, &t64);
+    narrow(st, st ? current_place(st).gpu : NO_GPU, &f64, &t64);
     if (free)
         *free = (unsigned)f64;
     if (total)
@@ -120,7 +120,7 @@ GH_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     uint64_t free = 0, total;
     if (r == CUDA_SUCCESS && bytes && st) {
         total = *bytes;
-        narrow(st, card_of_device(st, device), &free, &total);
+        narrow(st, gpu_of_device(st, device), &free, &total);
         *bytes = total;
     }
     return r;
@@ -132,7 +132,7 @@ GH_EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
     uint64_t free = 0, total;
     if (r == CUDA_SUCCESS && bytes && st) {
         total = *bytes;
-        narrow(st, card_of_device(st, device), &free, &total);
+        narrow(st, gpu_of_device(st, device), &free, &total);
         *bytes = (unsigned)total;
     }
     return r;

@@ -5,7 +5,7 @@
 #include "real.h"
 
 #define PAGE_SHIFT 21
-#define PAGE_BYTES (1ull << PAGE_SHIFT) /* a card's page: pools grow by whole ones */
+#define PAGE_BYTES (1ull << PAGE_SHIFT) /* a GPU's page: pools grow by whole ones */
 #define FIRST_LEAST (32ull << 20)       /* what drivers grow a pool by at least */
 #define MOST_LEAST (1ull << 30)         /* and what we would believe */
 #define CHANGES ((1ull << 24) - 1)
@@ -24,7 +24,7 @@ struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind
     return NULL;
 }
 
-struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int card) {
+struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu) {
     struct gh_pool *pool = NULL;
     if (!gh_lock(&st->pools.lock))
         return NULL;
@@ -35,7 +35,7 @@ struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind
         if (i < GH_POOLS) {
             pool = &st->pools.pool[i];
             atomic_store(&pool->handle, handle);
-            atomic_store(&pool->card, card);
+            atomic_store(&pool->gpu, gpu);
             pool->device = device;
             atomic_store(&pool->booked, 0);
             atomic_store(&pool->grain, FIRST_LEAST);
@@ -51,10 +51,10 @@ struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind
     return pool;
 }
 
-struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int card) {
+struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu) {
     void *handle = (void *)((uintptr_t)device + 1);
     struct gh_pool *pool = pool_find(st, handle, POOL_GRAPH);
-    return pool ? pool : pool_note(st, handle, POOL_GRAPH, device, card);
+    return pool ? pool : pool_note(st, handle, POOL_GRAPH, device, gpu);
 }
 
 struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device) {
@@ -64,7 +64,7 @@ struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice de
         for (CUdevice d = 0; d < count; d++)
             if (!REAL(cuDeviceGetDefaultMemPool)(&own, d) && own == handle)
                 device = d;
-    return pool_note(st, handle, POOL_ALIVE, device, card_of_device(st, device));
+    return pool_note(st, handle, POOL_ALIVE, device, gpu_of_device(st, device));
 }
 
 /* ---- who may be at a pool at once ---- */
@@ -101,7 +101,7 @@ static enum turn be_alone(struct gh_pool *pool) {
     return TURN_MINE;
 }
 
-/* ---- which of the card's pages are in use ---- */
+/* ---- which of the GPU's pages are in use ---- */
 
 /* A piece lies in whole pages of its own, and at its ends in pages that it may share. */
 static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t value, int64_t more) {
@@ -120,7 +120,7 @@ static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, u
 
 void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
     unsigned at = (unsigned)(pool - st->pools.pool);
-    uint64_t value = pack(gh_units(bytes), atomic_load(&pool->card), at, POOLED);
+    uint64_t value = pack(gh_units(bytes), atomic_load(&pool->gpu), at, POOLED);
     uint64_t stale = gh_pointers_take(&st->pointers, address); /* it went with its context */
     if (stale && kind_of(stale) == POOLED)
         touch(st, &st->pools.pool[context_of(stale) % GH_POOLS], address, stale, -1);
@@ -174,9 +174,9 @@ static void learn_least(struct gh_state *st) {
         atomic_store(&st->pools.least, 2 * least);
 }
 
-static uint64_t limit_of(struct gh_state *st, unsigned card) {
+static uint64_t limit_of(struct gh_state *st, unsigned gpu) {
     struct gh_limit limit;
-    if (!gh_policy_limit(st, card, &limit))
+    if (!gh_policy_limit(st, gpu, &limit))
         return 0;
     return limit.whole ? GH_UNLIMITED : limit.bytes >> GH_UNIT_SHIFT;
 }
@@ -184,7 +184,7 @@ static uint64_t limit_of(struct gh_state *st, unsigned card) {
 /* What others booked in advance covers their growth, whether it is in the figure already or not; so the figure is right
  * to book, but never more than we have: the rest is theirs. Only who is alone may add what nobody foresaw. */
 CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, bool alone) {
-    unsigned card = (unsigned)atomic_load(&pool->card);
+    unsigned gpu = (unsigned)atomic_load(&pool->gpu);
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < 1000; i++) {
         uint64_t was = atomic_load_explicit(&pool->booked, memory_order_acquire), reserved, used;
@@ -199,17 +199,17 @@ CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, 
         if (now > have + held) {
             uint64_t more = now - have - held;
             learn_least(st);
-            if (gh_reserve(st, card, more, limit_of(st, card)) != GH_BOOKED) {
+            if (gh_reserve(st, gpu, more, limit_of(st, gpu)) != GH_BOOKED) {
                 result = CUDA_ERROR_OUT_OF_MEMORY;
                 /* Booked all the same: the memory is taken until the caller has undone his call. */
-                if (gh_reserve(st, card, more, GH_UNLIMITED) != GH_BOOKED)
+                if (gh_reserve(st, gpu, more, GH_UNLIMITED) != GH_BOOKED)
                     break;
             }
             held += more;
         }
         uint64_t next = booked_next(was, now);
         if (atomic_compare_exchange_strong(&pool->booked, &was, next)) {
-            gh_release(st, card, have + held - now);
+            gh_release(st, gpu, have + held - now);
             return result;
         }
     }
@@ -220,7 +220,7 @@ CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, 
 }
 
 /* Whether the driver will do with what the pool has: it remaps pages that nothing uses before it takes more from the
- * card, except in pools that other processes may map. Asked when alone at the pool; keeps the driver from giving idle
+ * GPU, except in pools that other processes may map. Asked when alone at the pool; keeps the driver from giving idle
  * memory back meanwhile. */
 static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {
     struct gh_pool *pool = g->pool;
@@ -242,20 +242,20 @@ static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {
 
 CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back) {
     *g = (struct growth){st, pool, 0, false, 0};
-    if (!pool || atomic_load(&pool->card) == NOT_CHARGED) {
+    if (!pool || atomic_load(&pool->gpu) == NOT_CHARGED) {
         g->pool = NULL;
         return CUDA_SUCCESS;
     }
-    int card = atomic_load(&pool->card);
-    if (card < 0 || bytes > UINT64_MAX / 2)
+    int gpu = atomic_load(&pool->gpu);
+    if (gpu < 0 || bytes > UINT64_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (gh_pressed(st, (unsigned)card))
-        pools_trim(st, card);
+    if (gh_pressed(st, (unsigned)gpu))
+        pools_trim(st, gpu);
     bool trimmed = false;
     for (int i = 0; i < 1000; i++) {
         uint64_t units = gh_units(growth_for(st, pool, bytes));
         pool_enter(pool);
-        enum gh_booked done = gh_reserve(st, (unsigned)card, units, limit_of(st, (unsigned)card));
+        enum gh_booked done = gh_reserve(st, (unsigned)gpu, units, limit_of(st, (unsigned)gpu));
         if (done == GH_BOOKED) {
             g->units = units;
             return CUDA_SUCCESS;
@@ -273,11 +273,11 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
             return CUDA_ERROR_OUT_OF_MEMORY;
         if (turn == TURN_OTHERS)
             continue;
-        if (trimmed || !pools_trim(st, card))
+        if (trimmed || !pools_trim(st, gpu))
             break;
         trimmed = true;
     }
-    gh_press(st, (unsigned)card);
+    gh_press(st, (unsigned)gpu);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -306,7 +306,7 @@ static bool look(struct gh_state *st, struct gh_pool *pool) {
 
 bool pool_charged(const struct gh_pool *pool) {
     uint32_t kind = atomic_load(&pool->kind);
-    return (kind == POOL_ALIVE || kind == POOL_GRAPH) && atomic_load(&pool->card) >= 0;
+    return (kind == POOL_ALIVE || kind == POOL_GRAPH) && atomic_load(&pool->gpu) >= 0;
 }
 
 void pools_look(struct gh_state *st) {
@@ -318,12 +318,12 @@ void pools_look(struct gh_state *st) {
             atomic_store(&st->pools.dirty, 1);
 }
 
-bool pools_trim(struct gh_state *st, int card) {
+bool pools_trim(struct gh_state *st, int gpu) {
     uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         struct gh_pool *pool = &st->pools.pool[i];
-        if (!pool_charged(pool) || atomic_load(&pool->card) != card || !booked_units(atomic_load(&pool->booked)))
+        if (!pool_charged(pool) || atomic_load(&pool->gpu) != gpu || !booked_units(atomic_load(&pool->booked)))
             continue;
         /* Relaxed: else a trim would spoil a capture that another thread has under way. */
         int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -345,8 +345,8 @@ void pool_bury(struct gh_state *st, struct gh_pool *pool) {
     uint64_t was = atomic_load(&pool->booked);
     uint32_t destroyed = POOL_DESTROYED;
     while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, 0))) {}
-    if (atomic_load(&pool->card) >= 0)
-        gh_release(st, (unsigned)atomic_load(&pool->card), booked_units(was));
+    if (atomic_load(&pool->gpu) >= 0)
+        gh_release(st, (unsigned)atomic_load(&pool->gpu), booked_units(was));
     atomic_compare_exchange_strong(&pool->kind, &destroyed, POOL_FREE);
 }
 

@@ -3,7 +3,7 @@
 #ifndef GPU_HOOK_CUDA_POOL_H
 #define GPU_HOOK_CUDA_POOL_H
 
-#include "cuda_card.h"
+#include "cuda_gpu.h"
 
 enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_DESTROYED, POOL_GRAPH };
 
@@ -19,12 +19,12 @@ struct growth {
 /* Among the pools known: NULL: not there. */
 struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind);
 /* The same, or a new entry. NULL when the table is full: then each allocation is charged by itself. */
-struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int card);
+struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu);
 /* A pool that we did not see made: a device's own, or one of a library that looked its functions up elsewhere. */
 struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device);
 /* The pool of graph memory of a device. */
-struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int card);
-/* Whether what it takes is on a card that is accounted for. */
+struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu);
+/* Whether what it takes is on a GPU that is accounted for. */
 bool pool_charged(const struct gh_pool *pool);
 
 /* Around what may change a pool: waits while another counts on its idle memory. */
@@ -50,7 +50,7 @@ void pool_freed(struct gh_state *st, uint64_t address, uint64_t value);
 void pools_lost(struct gh_state *st);
 /* Our pools gave memory back, or may have: look. */
 void pools_look(struct gh_state *st);
-/* Makes our pools on a card give back what they keep. False: there are none. */
-bool pools_trim(struct gh_state *st, int card);
+/* Makes our pools on a GPU give back what they keep. False: there are none. */
+bool pools_trim(struct gh_state *st, int gpu);
 
 #endif

@@ -45,7 +45,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
         uint64_t least = pool_least(st);
         if (bytes > UINT64_MAX / 2)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        if ((r = charge_at(&c, st, (struct place){card_of_device(st, device), 0}, (bytes + least - 1) & ~(least - 1))))
+        if ((r = charge_at(&c, st, (struct place){gpu_of_device(st, device), 0}, (bytes + least - 1) & ~(least - 1))))
             return r;
         r = call(pointer, bytes, handle, stream);
         return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
@@ -58,7 +58,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
     if (pool_end(&g) && r == CUDA_SUCCESS) {
         struct owed o = begin_free(LINEAR, *pointer);
         end_free(&o, undo(*pointer, stream));
-        pools_trim(st, atomic_load(&pool->card));
+        pools_trim(st, atomic_load(&pool->gpu));
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
     return r;
@@ -99,9 +99,9 @@ static CUresult synchronised(CUresult r) {
     if (n)
         pools_look(st);
     for (uint32_t i = 0; i < n; i++) {
-        int card = atomic_load(&st->pools.pool[i].card);
-        if (card >= 0 && gh_pressed(st, (unsigned)card))
-            pools_trim(st, card);
+        int gpu = atomic_load(&st->pools.pool[i].gpu);
+        if (gpu >= 0 && gh_pressed(st, (unsigned)gpu))
+            pools_trim(st, gpu);
     }
     return r;
 }
@@ -125,7 +125,7 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *p
     struct gh_pool *pool = NULL;
     if (r == CUDA_SUCCESS && st)
         pool = pool_note(st, *handle, POOL_ALIVE, props->location.id,
-                    on_host(&props->location) ? NOT_CHARGED : card_of_device(st, props->location.id));
+                    on_host(&props->location) ? NOT_CHARGED : gpu_of_device(st, props->location.id));
     if (pool)
         atomic_store(&pool->shared, props->handle_types != 0);
     return r;

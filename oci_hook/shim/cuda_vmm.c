@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda_card.h"
+#include "cuda_gpu.h"
 #include "real.h"
 
 struct piece {
     uint64_t units;
-    unsigned card;
+    unsigned gpu;
     unsigned handles, maps; /* who holds it */
     bool kept;              /* charged until the process ends */
 };
@@ -45,7 +45,7 @@ static struct vmm *vmm(struct gh_state *st) {
 static void drop_if_free(struct gh_state *st, struct piece *p) {
     if (p->handles || p->maps || p->kept)
         return;
-    gh_release(st, p->card, p->units);
+    gh_release(st, p->gpu, p->units);
     free(p);
 }
 
@@ -79,18 +79,18 @@ GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAll
     struct vmm *v = st ? vmm(st) : NULL;
     if (!v)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult r = charge_at(&c, st, (struct place){prop ? card_of_device(st, prop->location.id) : NO_CONTEXT, 0}, bytes);
+    CUresult r = charge_at(&c, st, (struct place){prop ? gpu_of_device(st, prop->location.id) : NO_CONTEXT, 0}, bytes);
     if (r)
         return r;
     r = REAL(cuMemCreate)(handle, bytes, prop, flags);
     struct piece *p = r ? NULL : malloc(sizeof *p);
-    if (!p || c.at.card < 0) { /* without memory for the note: charged until the process ends */
+    if (!p || c.at.gpu < 0) { /* without memory for the note: charged until the process ends */
         if (r)
             uncharge(&c);
         free(p);
         return r;
     }
-    *p = (struct piece){.units = c.units, .card = (unsigned)c.at.card};
+    *p = (struct piece){.units = c.units, .gpu = (unsigned)c.at.gpu};
     if (gh_lock(&v->lock)) {
         if (!hold(st, *handle, p))
             free(p);

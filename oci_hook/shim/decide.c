@@ -49,52 +49,52 @@ void gh_rules_default(struct gh_rules *rules) {
     };
 }
 
-static int alive(const struct gh_card *card, unsigned i) { return (card->present >> i & 1) && !card->slot[i].dead; }
+static int alive(const struct gh_gpu *gpu, unsigned i) { return (gpu->present >> i & 1) && !gpu->slot[i].dead; }
 
 /* Signs of life are as old as they were when the reader looked: a late reader takes nobody for dead. */
-static uint64_t quiet(const struct gh_card *card, uint64_t then) { return age(card->seen, then); }
+static uint64_t quiet(const struct gh_gpu *gpu, uint64_t then) { return age(gpu->seen, then); }
 
 /* Has work, and either its owner or its work has moved of late. */
-static int busy(const struct gh_card *card, unsigned i) {
-    const struct gh_slot *s = &card->slot[i];
-    uint64_t heart = quiet(card, s->heartbeat), done = quiet(card, s->done_at);
-    return s->launched != s->done && alive(card, i) && done < card->rules.progress_stale &&
-           min64(heart, done) < card->rules.heartbeat_stale;
+static int busy(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    uint64_t heart = quiet(gpu, s->heartbeat), done = quiet(gpu, s->done_at);
+    return s->launched != s->done && alive(gpu, i) && done < gpu->rules.progress_stale &&
+           min64(heart, done) < gpu->rules.heartbeat_stale;
 }
 
-static int wants(const struct gh_card *card, unsigned i) {
-    const struct gh_slot *s = &card->slot[i];
-    return busy(card, i) || (s->held && alive(card, i) && quiet(card, s->heartbeat) < card->rules.heartbeat_stale);
+static int wants(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return busy(gpu, i) || (s->held && alive(gpu, i) && quiet(gpu, s->heartbeat) < gpu->rules.heartbeat_stale);
 }
 
 /* Shows work and no sign of life: stopped, or without a CPU. Its equals go on without it. */
-static int silent(const struct gh_card *card, unsigned i) {
-    const struct gh_slot *s = &card->slot[i];
-    return min64(quiet(card, s->heartbeat), quiet(card, s->done_at)) > card->rules.silent;
+static int silent(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return min64(quiet(gpu, s->heartbeat), quiet(gpu, s->done_at)) > gpu->rules.silent;
 }
 
 /* Idle for longer than a small gap. */
-static int released(const struct gh_card *card, unsigned i) {
-    return quiet(card, card->slot[i].idle_since) > card->rules.idle_release;
+static int released(const struct gh_gpu *gpu, unsigned i) {
+    return quiet(gpu, gpu->slot[i].idle_since) > gpu->rules.idle_release;
 }
 
 /* In a small gap a tenant is still served if it is known to leave such gaps or has the tenure: then others fill within
  * the slack, or wait until it is clear that the gap is none. */
-static int in_small_gap(const struct gh_card *card, unsigned i, uint64_t now) {
-    const struct gh_slot *s = &card->slot[i];
-    return (!s->saturated || s->end > now) && s->idle_since && alive(card, i) && !released(card, i);
+static int in_small_gap(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return (!s->saturated || s->end > now) && s->idle_since && alive(gpu, i) && !released(gpu, i);
 }
 
-static int active(const struct gh_card *card, unsigned i) {
-    const struct gh_slot *s = &card->slot[i];
-    return alive(card, i) && s->active_at && quiet(card, s->active_at) < card->rules.active_within;
+static int active(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return alive(gpu, i) && s->active_at && quiet(gpu, s->active_at) < gpu->rules.active_within;
 }
 
-uint64_t gh_window(const struct gh_card *card, unsigned me) {
-    EACH_SLOT(card->present, i)
-        if (card->share[i].class_ > card->share[me].class_ && !card->slot[i].dead)
-            return card->rules.window_guarded;
-    return card->rules.window;
+uint64_t gh_window(const struct gh_gpu *gpu, unsigned me) {
+    EACH_SLOT(gpu->present, i)
+        if (gpu->share[i].class_ > gpu->share[me].class_ && !gpu->slot[i].dead)
+            return gpu->rules.window_guarded;
+    return gpu->rules.window;
 }
 
 uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window) {
@@ -102,15 +102,15 @@ uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window) {
 }
 
 /* A slot of a higher class keeps lower ones out while busy and for its linger after. */
-static uint64_t frozen_until(const struct gh_card *card, unsigned h, uint64_t now) {
-    const struct gh_slot *s = &card->slot[h];
-    if (!alive(card, h))
+static uint64_t frozen_until(const struct gh_gpu *gpu, unsigned h, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[h];
+    if (!alive(gpu, h))
         return 0;
-    if (wants(card, h))
-        return add(now, card->rules.recheck);
+    if (wants(gpu, h))
+        return add(now, gpu->rules.recheck);
     if (!s->active_at)
         return 0;
-    uint64_t linger = card->share[h].linger ? card->share[h].linger : min64(s->linger, card->rules.linger_max);
+    uint64_t linger = gpu->share[h].linger ? gpu->share[h].linger : min64(s->linger, gpu->rules.linger_max);
     uint64_t last = s->launched != s->done ? s->done_at : s->active_at; /* stuck work: count from its last progress */
     return add(min64(last, now), linger);
 }
@@ -131,17 +131,17 @@ static struct gh_decision go(struct gh_decision d, enum gh_mode mode) {
 }
 
 /* Less v first, lower slot at a tie. */
-static int before(const struct gh_card *card, unsigned a, unsigned b) {
-    return card->slot[a].v < card->slot[b].v || (card->slot[a].v == card->slot[b].v && a < b);
+static int before(const struct gh_gpu *gpu, unsigned a, unsigned b) {
+    return gpu->slot[a].v < gpu->slot[b].v || (gpu->slot[a].v == gpu->slot[b].v && a < b);
 }
 
-static int competes(const struct gh_card *card, unsigned i, unsigned me, uint64_t now) {
-    if (card->share[i].class_ != card->share[me].class_ || card->share[i].freeze)
+static int competes(const struct gh_gpu *gpu, unsigned i, unsigned me, uint64_t now) {
+    if (gpu->share[i].class_ != gpu->share[me].class_ || gpu->share[i].freeze)
         return 0;
-    return (wants(card, i) && !silent(card, i)) || in_small_gap(card, i, now);
+    return (wants(gpu, i) && !silent(gpu, i)) || in_small_gap(gpu, i, now);
 }
 
-/* Those of my class that want the card, me included, with what the laws need to know of them. */
+/* Those of my class that want the GPU, me included, with what the laws need to know of them. */
 struct crowd {
     uint64_t mask;
     uint64_t n, weights;
@@ -149,16 +149,16 @@ struct crowd {
     int saturated;
 };
 
-static struct crowd crowd_of(const struct gh_card *card, unsigned me, uint64_t now) {
+static struct crowd crowd_of(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     struct crowd c = {.least = me, .saturated = 1};
-    EACH_SLOT(card->present, i) {
-        if (i != me && !competes(card, (unsigned)i, me, now))
+    EACH_SLOT(gpu->present, i) {
+        if (i != me && !competes(gpu, (unsigned)i, me, now))
             continue;
         c.mask |= 1ull << i;
         c.n++;
-        c.weights += weight_of(&card->share[i]);
-        c.saturated &= card->slot[i].saturated != 0;
-        if (before(card, (unsigned)i, c.least))
+        c.weights += weight_of(&gpu->share[i]);
+        c.saturated &= gpu->slot[i].saturated != 0;
+        if (before(gpu, (unsigned)i, c.least))
             c.least = (unsigned)i;
     }
     return c;
@@ -169,52 +169,52 @@ static uint64_t as_v(const struct crowd *c, uint64_t time) {
     return mul(time, GH_WEIGHT_ONE * c->n) / max64(c->weights, 1);
 }
 
-static uint64_t tenure_of(const struct gh_card *card, const struct crowd *c, unsigned i) {
-    uint64_t quantum = min64(card->rules.quantum, card->rules.tenure_sum / max64(c->n, 1));
-    uint64_t t = mul(quantum, weight_of(&card->share[i]) * c->n) / max64(c->weights, 1);
-    return clamp64(t, card->rules.tenure_min, max64(card->rules.tenure_sum, card->rules.tenure_min));
+static uint64_t tenure_of(const struct gh_gpu *gpu, const struct crowd *c, unsigned i) {
+    uint64_t quantum = min64(gpu->rules.quantum, gpu->rules.tenure_sum / max64(c->n, 1));
+    uint64_t t = mul(quantum, weight_of(&gpu->share[i]) * c->n) / max64(c->weights, 1);
+    return clamp64(t, gpu->rules.tenure_min, max64(gpu->rules.tenure_sum, gpu->rules.tenure_min));
 }
 
-static int claim_stands(const struct gh_card *card, unsigned i, uint64_t now) {
-    const struct gh_slot *s = &card->slot[i];
+static int claim_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[i];
     return s->end > s->start && s->start <= now &&
-           s->end - s->start <= max64(card->rules.tenure_sum, card->rules.tenure_min);
+           s->end - s->start <= max64(gpu->rules.tenure_sum, gpu->rules.tenure_min);
 }
 
 /* The newest claim of my class that could be meant; GH_SLOTS when there is none. Serial numbers may wrap. */
-static unsigned newest_claim(const struct gh_card *card, unsigned me, uint64_t now) {
+static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     unsigned p = GH_SLOTS;
-    EACH_SLOT(card->present, i) {
-        if (card->share[i].class_ != card->share[me].class_ || !card->slot[i].epoch ||
-            !claim_stands(card, (unsigned)i, now))
+    EACH_SLOT(gpu->present, i) {
+        if (gpu->share[i].class_ != gpu->share[me].class_ || !gpu->slot[i].epoch ||
+            !claim_stands(gpu, (unsigned)i, now))
             continue;
-        if (p == GH_SLOTS || (int64_t)(card->slot[i].epoch - card->slot[p].epoch) > 0)
+        if (p == GH_SLOTS || (int64_t)(gpu->slot[i].epoch - gpu->slot[p].epoch) > 0)
             p = (unsigned)i;
     }
     return p;
 }
 
 /* Is p's tenure over, whatever it announced? */
-static int tenure_over(const struct gh_card *card, unsigned p, unsigned me, uint64_t now) {
-    const struct gh_slot *s = &card->slot[p];
-    if (!alive(card, p) || card->share[p].freeze || s->end <= now)
+static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[p];
+    if (!alive(gpu, p) || gpu->share[p].freeze || s->end <= now)
         return 1;
     if (s->launched == s->done && !s->held)
-        return released(card, p);
-    return p != me && silent(card, p);
+        return released(gpu, p);
+    return p != me && silent(gpu, p);
 }
 
 /* How long equals may hold me before I stop believing them: several rounds of honest tenures. */
-static uint64_t patience(const struct gh_card *card, const struct crowd *c, unsigned me) {
-    uint64_t round = mul(tenure_of(card, c, me), c->weights) / weight_of(&card->share[me]);
-    return max64(card->rules.starve, mul(round, 4));
+static uint64_t patience(const struct gh_gpu *gpu, const struct crowd *c, unsigned me) {
+    uint64_t round = mul(tenure_of(gpu, c, me), c->weights) / weight_of(&gpu->share[me]);
+    return max64(gpu->rules.starve, mul(round, 4));
 }
 
-struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const struct gh_own *own, uint64_t now,
+struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,
                              uint64_t cost) {
-    const struct gh_rules *r = &card->rules;
-    const struct gh_share *share = &card->share[me];
-    const struct gh_slot *mine = &card->slot[me];
+    const struct gh_rules *r = &gpu->rules;
+    const struct gh_share *share = &gpu->share[me];
+    const struct gh_slot *mine = &gpu->slot[me];
     struct gh_decision d = {
         .distrust_until = own->distrust_until, .distrust_for = own->distrust_for, .ahead = own->ahead};
 
@@ -227,20 +227,20 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     int contended = 0;    /* somebody who may not be frozen by me was active of late */
     uint64_t residue = 0; /* lower classes' work in flight */
     unsigned lower = GH_SLOTS;
-    EACH_SLOT(card->present, i) {
-        if (i == me || !alive(card, (unsigned)i))
+    EACH_SLOT(gpu->present, i) {
+        if (i == me || !alive(gpu, (unsigned)i))
             continue;
-        if (card->share[i].class_ > share->class_) {
+        if (gpu->share[i].class_ > share->class_) {
             registered = 1;
-            uint64_t until = frozen_until(card, (unsigned)i, now);
+            uint64_t until = frozen_until(gpu, (unsigned)i, now);
             if (until > now) {
                 d.mode = GH_FROZEN;
                 return wait_for(d, GH_ON_SLOT, i, min64(until, add(now, r->recheck)));
             }
-        } else if (card->share[i].class_ == share->class_) {
-            contended |= active(card, (unsigned)i);
-        } else if (busy(card, (unsigned)i)) {
-            residue = add(residue, card->slot[i].residue);
+        } else if (gpu->share[i].class_ == share->class_) {
+            contended |= active(gpu, (unsigned)i);
+        } else if (busy(gpu, (unsigned)i)) {
+            residue = add(residue, gpu->slot[i].residue);
             lower = (unsigned)i;
         }
     }
@@ -273,13 +273,13 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
 
     uint64_t window = registered ? r->window_guarded : r->window;
     uint64_t left = gh_residue(own, now);
-    /* One longer than the window may queue up behind the end of what runs: else the card waits for each of them. */
+    /* One longer than the window may queue up behind the end of what runs: else the GPU waits for each of them. */
     int fits = empty || add(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
-    struct crowd c = crowd_of(card, me, now);
+    struct crowd c = crowd_of(gpu, me, now);
 
     /* Work of mine in flight is work that is done: starving is to be held with nothing. */
     uint64_t starving = own->held_since && empty ? age(now, max64(own->held_since, mine->idle_since)) : 0;
-    if (now < d.distrust_until || starving > patience(card, &c, me)) {
+    if (now < d.distrust_until || starving > patience(gpu, &c, me)) {
         if (now >= d.distrust_until) {
             int again = d.distrust_until && now - d.distrust_until < d.distrust_for;
             d.distrust_for = again ? min64(mul(d.distrust_for, 2), r->distrust_max) : r->distrust;
@@ -292,29 +292,29 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
         return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, window)));
     }
 
-    unsigned p = newest_claim(card, me, now);
+    unsigned p = newest_claim(gpu, me, now);
     int woken = 0; /* I came back from idle and have had no tenure since */
-    int over = p == GH_SLOTS || tenure_over(card, p, me, now);
-    if (!over && p != me && mine->woke_at > mine->start && add(mine->v, as_v(&c, r->wake_lag)) < card->slot[p].v) {
+    int over = p == GH_SLOTS || tenure_over(gpu, p, me, now);
+    if (!over && p != me && mine->woke_at > mine->start && add(mine->v, as_v(&c, r->wake_lag)) < gpu->slot[p].v) {
         woken = 1;
-        over = age(now, card->slot[p].start) >= r->wake_hold && age(now, card->slot[p].woke_at) >= r->quantum;
+        over = age(now, gpu->slot[p].start) >= r->wake_hold && age(now, gpu->slot[p].woke_at) >= r->quantum;
     }
     if (over) {
-        uint64_t last = p == GH_SLOTS ? 0 : card->slot[p].epoch;
+        uint64_t last = p == GH_SLOTS ? 0 : gpu->slot[p].epoch;
         p = c.least; /* who does not take it falls silent and is passed over */
         if (p == me) {
             d.claim = 1;
             d.epoch = last + 1 ? last + 1 : 1;
             d.start = now;
-            d.end = add(now, tenure_of(card, &c, me));
+            d.end = add(now, tenure_of(gpu, &c, me));
             if (!c.saturated && age(now, own->probed_at) >= r->probe_every)
                 d.probe_until = add(now, r->probe);
         }
     }
 
     int alone = c.mask == 1ull << me;
-    uint64_t probe = p == me ? 0 : min64(card->slot[p].probe_until, add(card->slot[p].start, r->probe));
-    uint64_t lead = mine->v - card->slot[c.least].v; /* least is me or has less */
+    uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add(gpu->slot[p].start, r->probe));
+    uint64_t lead = mine->v - gpu->slot[c.least].v; /* least is me or has less */
     uint64_t slack = as_v(&c, r->mix_slack);
     d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
     d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
@@ -327,11 +327,11 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
 
     d.held = 1;
     uint64_t until = add(now, r->recheck);
-    const struct gh_slot *s = &card->slot[p];
+    const struct gh_slot *s = &gpu->slot[p];
     if (now < probe)
         until = min64(until, probe);
-    else if (d.ahead) /* until the least could have caught up, had it the card to itself */
-        until = min64(until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&card->share[c.least]),
+    else if (d.ahead) /* until the least could have caught up, had it the GPU to itself */
+        until = min64(until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]),
                                             r->pacer_min)));
     if (woken && !over)
         until = min64(until, max64(add(s->start, r->wake_hold), add(s->woke_at, r->quantum)));
@@ -342,32 +342,32 @@ struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const stru
     return wait_for(d, GH_ON_SLOT, p, max64(until, add(now, r->pacer_min))); /* a neighbour's words make nobody spin */
 }
 
-uint64_t gh_wake_v(const struct gh_card *card, unsigned me) {
-    uint64_t least = UINT64_MAX, weights = weight_of(&card->share[me]), n = 1;
-    EACH_SLOT(card->present, i) {
-        if (i == me || card->share[i].class_ != card->share[me].class_ || !active(card, (unsigned)i))
+uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
+    uint64_t least = UINT64_MAX, weights = weight_of(&gpu->share[me]), n = 1;
+    EACH_SLOT(gpu->present, i) {
+        if (i == me || gpu->share[i].class_ != gpu->share[me].class_ || !active(gpu, (unsigned)i))
             continue;
-        least = min64(least, card->slot[i].v);
-        weights += weight_of(&card->share[i]);
+        least = min64(least, gpu->slot[i].v);
+        weights += weight_of(&gpu->share[i]);
         n++;
     }
     struct crowd c = {.n = n, .weights = weights};
-    uint64_t bank = as_v(&c, card->rules.bank);
-    return least == UINT64_MAX || least < bank ? card->slot[me].v : max64(card->slot[me].v, least - bank);
+    uint64_t bank = as_v(&c, gpu->rules.bank);
+    return least == UINT64_MAX || least < bank ? gpu->slot[me].v : max64(gpu->slot[me].v, least - bank);
 }
 
 uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight) {
     return add(v, mul(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
 }
 
-uint32_t gh_weight(const struct gh_card *card, unsigned me, uint64_t now) {
-    struct crowd c = crowd_of(card, me, now);
+uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    struct crowd c = crowd_of(gpu, me, now);
     uint64_t left = c.mask, part = GH_PPM, weights = c.weights; /* water-filling: serve those who need least */
     for (;;) {
         uint64_t sated = 0, need = 0, theirs = 0;
         EACH_SLOT(left, i) {
-            uint64_t duty = card->slot[i].saturated ? GH_PPM : clamp64(card->slot[i].duty, GH_PPM / 100, GH_PPM);
-            uint64_t weight = weight_of(&card->share[i]);
+            uint64_t duty = gpu->slot[i].saturated ? GH_PPM : clamp64(gpu->slot[i].duty, GH_PPM / 100, GH_PPM);
+            uint64_t weight = weight_of(&gpu->share[i]);
             if (duty * weights >= part * weight)
                 continue;
             if (i == me)
@@ -377,7 +377,7 @@ uint32_t gh_weight(const struct gh_card *card, unsigned me, uint64_t now) {
             theirs += weight;
         }
         if (!sated)
-            return (uint32_t)(part * weight_of(&card->share[me]) * c.weights / weights / (GH_PPM / 1000));
+            return (uint32_t)(part * weight_of(&gpu->share[me]) * c.weights / weights / (GH_PPM / 1000));
         left &= ~sated;
         part -= need;
         weights -= theirs;

@@ -1,6 +1,6 @@
 /* The compute-sharing decision: pure functions of what is passed in. No clock, no memory of their own, no I/O, no
  * floating point; integers saturate, so that any bytes in a neighbour's slot give a decision and nothing worse.
- * The stand-in and the model of oci_hook/sim/model compile this same file. */
+ * The shim and the model of oci_hook/sim/model compile this same file. */
 #ifndef GPU_HOOK_DECIDE_H
 #define GPU_HOOK_DECIDE_H
 
@@ -11,7 +11,7 @@ enum gh_mode {
     GH_GUARDED, /* alone now, but for how long: the window only */
     GH_ROTATE,  /* all who want are saturated: one tenure after the other */
     GH_MIX,     /* some leave gaps: all within the slack may fill them */
-    GH_FROZEN,  /* a higher class has the card, or the agent's stop */
+    GH_FROZEN,  /* a higher class has the GPU, or the agent's stop */
     GH_CAPPED,  /* own cap used up */
     GH_DRAIN    /* a high tenant lets a short residue of lower ones end first */
 };
@@ -57,19 +57,19 @@ struct gh_decision {
 void gh_rules_default(struct gh_rules *rules);
 
 /* May tenant `me` submit a command of estimated GPU time `cost` at `now`? Asked before every submission.
- * card->slot[me] is the own slot, up to date; the others are snapshots. A cost of GH_COST_UNKNOWN goes alone. */
-struct gh_decision gh_decide(const struct gh_card *card, unsigned me, const struct gh_own *own, uint64_t now,
+ * gpu->slot[me] is the own slot, up to date; the others are snapshots. A cost of GH_COST_UNKNOWN goes alone. */
+struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,
                              uint64_t cost);
 
 /* The own slot's v after idle time: at most `bank` behind the least v of the peers that were active of late. */
-uint64_t gh_wake_v(const struct gh_card *card, unsigned me);
+uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me);
 
 /* v after `charge` ns of GPU time at gh_weight(). Never less than before. */
 uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight);
 
 /* The weight v is kept by, in thousandths: what the tenant is owed now. A tenant that cannot use its part (duty) is
  * owed only its duty, the others the rest by weight: so it does not hold them back, nor they it. */
-uint32_t gh_weight(const struct gh_card *card, unsigned me, uint64_t now);
+uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
 
 /* gh_own.held_since after a decision: time that others, not the own window, cap or a freeze, keep me waiting. */
 uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *decision, uint64_t now);
@@ -88,7 +88,7 @@ uint8_t gh_saturated(uint8_t before, uint32_t saturation);
 
 /* Step of the pacer for an in-flight bound. */
 uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window);
-uint64_t gh_window(const struct gh_card *card, unsigned me);
+uint64_t gh_window(const struct gh_gpu *gpu, unsigned me);
 
 /* Adaptive linger: a decaying histogram of a high tenant's idle gaps. */
 #define GH_GAP_BINS 24 /* bin i: gaps below 2^i x 8 us */

@@ -3,7 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "cuda_card.h"
+#include "cuda_gpu.h"
 #include "gate_inside.h"
 #include "real.h"
 
@@ -157,7 +157,7 @@ static struct gh_gate *gate_of(CUcontext *context) {
     if (!st || !all || REAL(cuCtxGetCurrent)(context) || !*context)
         return NULL;
     struct place at = current_place(st);
-    return at.card < 0 || at.card >= GH_POLICY_CARDS ? NULL : all->of_card[at.card];
+    return at.gpu < 0 || at.gpu >= GH_POLICY_GPUS ? NULL : all->of_gpu[at.gpu];
 }
 
 static bool has_lower(const struct gh_gate *g) {
@@ -300,7 +300,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         front_put(g, context, stream, t->estimate);
     if (slice != GROUP_NOTHING)
         groups_slice(g, context, slice);
-    if (t->timed && t->queued) /* what was not seen to be done may be done: then the program is not ahead of the card */
+    if (t->timed && t->queued) /* what was not seen to be done may be done: then the program is not ahead of the GPU */
         t->queued = !marks_idle(stream);
     if (t->mark)
         g->mark[t->mark - 1].begun = gate_now(g);

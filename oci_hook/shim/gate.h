@@ -1,4 +1,4 @@
-/* The gate before every launch: asks gh_decide, waits, keeps the books of what is in flight. One per card, all of a
+/* The gate before every launch: asks gh_decide, waits, keeps the books of what is in flight. One per GPU, all of a
  * process's streams and threads together. */
 #ifndef GPU_HOOK_GATE_H
 #define GPU_HOOK_GATE_H
@@ -8,9 +8,9 @@
 
 struct gh_gate;
 
-/* What the fast path needs of a card; written under the gate's lock. */
+/* What the fast path needs of a GPU; written under the gate's lock. */
 struct gate_fast {
-    const uint32_t *seq;     /* of the card page */
+    const uint32_t *seq;     /* of the GPU page */
     _Atomic uint64_t open;   /* no gate while *seq is this; UINT64_MAX: gate */
     _Atomic uint64_t looked; /* ticks when the peers were last read, */
     _Atomic uint64_t fresh;  /* which holds for so many ticks; 0: there are no peers */
@@ -18,9 +18,9 @@ struct gate_fast {
 
 struct gates {
     uint32_t count;
-    struct gate_fast fast[GH_POLICY_CARDS];
-    struct gh_gate *gate[GH_POLICY_CARDS]; /* as many */
-    struct gh_gate *of_card[GH_POLICY_CARDS];
+    struct gate_fast fast[GH_POLICY_GPUS];
+    struct gh_gate *gate[GH_POLICY_GPUS]; /* as many */
+    struct gh_gate *of_gpu[GH_POLICY_GPUS];
 };
 
 struct gates *gates_make(struct gh_state *st);
@@ -41,7 +41,7 @@ static inline struct gates *gates_here(void) {
     return __builtin_expect(g || !st, 1) ? g : gates_make(st);
 }
 
-/* Whether a launch need not come by: alone on all cards and uncapped, or nobody has moved of late. */
+/* Whether a launch need not come by: alone on all GPUs and uncapped, or nobody has moved of late. */
 static inline bool gate_open(void) {
     struct gates *g = gates_here();
     for (uint32_t i = 0; g && i < g->count; i++) {
@@ -70,7 +70,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
 /* After it, with the driver's answer, which it returns. */
 CUresult gate_leave(struct gate_ticket *t, CUresult r);
 
-/* The clock of a card's gate for `gate_synchronised`; 0 when nothing is tracked. */
+/* The clock of a GPU's gate for `gate_synchronised`; 0 when nothing is tracked. */
 uint64_t gate_before_sync(void);
 /* The program has seen all work of the stream (NULL with `all`: of the current context) that was launched before. */
 void gate_synchronised(uint64_t before, CUstream stream, bool all);

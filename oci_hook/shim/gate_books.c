@@ -25,7 +25,7 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     for (uint64_t left = g->view.present & ~(1ull << g->me); left; left &= left - 1) {
         unsigned i = (unsigned)__builtin_ctzll(left), theirs;
         struct gh_slot before = g->view.slot[i];
-        g->view.slot[i] = slot_read(&g->peer[i], g->card, i, g->born[i], now, &g->view.rules, &before, elapsed, top,
+        g->view.slot[i] = slot_read(&g->peer[i], g->gpu, i, g->born[i], now, &g->view.rules, &before, elapsed, top,
                                     &theirs);
         contexts += theirs;
     }
@@ -135,7 +135,7 @@ static uint64_t worked(struct gh_gate *g, uint64_t now) {
 }
 
 /* Saturation is learned from times in which nobody else had work for a while: only then is it the tenant's own doing.
- * Nor is it its doing that the card runs dry while its next launch waits for the own window. */
+ * Nor is it its doing that the GPU runs dry while its next launch waits for the own window. */
 void gate_count_clear(struct gh_gate *g, uint64_t now) {
     uint64_t clear_at = last_seen(g)->clear_at, charge = worked(g, now);
     if (clear_at <= g->counted_at) {

@@ -1,6 +1,6 @@
 /* Tier 0.5: one command more than the window holds is put into the stream, behind a wait for a word of ours in host
- * memory, where `gpu-hook gpus --probe` found that streams wait well. The card goes from one long command to the next
- * without asking; when a higher class comes, a store keeps the next one off the card, as the window would have.
+ * memory, where `gpu-hook gpus --probe` found that streams wait well. The GPU goes from one long command to the next
+ * without asking; when a higher class comes, a store keeps the next one off the GPU, as the window would have.
  *
  * The word is the process's own and is flipped by its threads: a neighbour's page could hold the stream for ever. If
  * they get no processor, one more command runs than should, by time slices. At most one command is behind a word. */
@@ -56,7 +56,7 @@ bool front_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context
     if (!(g->tiers & GH_TIER_MEMOPS) || d->go || d->on != GH_ON_OWN_DONE || d->mode != GH_GUARDED || !g->pacer ||
         window >= r->window || g->launched - g->done != 1 || kept(g) || cost->collective)
         return false;
-    /* What is shorter fits before the card runs dry; for what is longer, asking each time costs little. */
+    /* What is shorter fits before the GPU runs dry; for what is longer, asking each time costs little. */
     if (estimate <= window || estimate > r->drain_max)
         return false;
     struct front *f = front_of(g, context);
@@ -64,7 +64,7 @@ bool front_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context
     return track && !g->track[track - 1].batch; /* it is seen when what is before it is done */
 }
 
-/* Memory of ours that the card sees, once per context. */
+/* Memory of ours that the GPU sees, once per context. */
 static bool ready(struct front *f, const struct calls *c) {
     if (f->words)
         return true;
@@ -135,7 +135,7 @@ void front_leave(struct gh_gate *g, CUcontext context) {
         if (!f->context || (context && f->context != context))
             continue;
         if (f->words)
-            __atomic_store_n(&f->words[GATE], 1, __ATOMIC_RELEASE); /* stays mapped: the card may still look at it */
+            __atomic_store_n(&f->words[GATE], 1, __ATOMIC_RELEASE); /* stays mapped: the GPU may still look at it */
         if (g->front == f)
             g->front = NULL;
         *f = (struct front){0};

@@ -1,4 +1,4 @@
-/* Tiers 1 and 2: controls of the channel groups behind this process's contexts, where the card page lets it use them
+/* Tiers 1 and 2: controls of the channel groups behind this process's contexts, where the GPU page lets it use them
  * (`gpu-hook gpus --probe` found that they work there). Only simulated drivers offer them to programs.
  *
  * Tier 1: who has lower classes beside it takes long time slices, and who has higher ones short ones; but not beside

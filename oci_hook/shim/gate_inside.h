@@ -54,14 +54,14 @@ struct name {
 
 struct group { /* the channel group of a context */
     CUcontext context; /* NULL: free */
-    uint64_t slice;    /* us; 0 the card's own */
+    uint64_t slice;    /* us; 0 the GPU's own */
     bool off, changing; /* a thread of ours is in the driver with it */
 };
 
 struct front { /* tier 0.5: words of a context that its streams wait for */
     CUcontext context; /* NULL: free */
     uint32_t *words;   /* NULL: not made yet */
-    CUdeviceptr at;    /* as the card sees them */
+    CUdeviceptr at;    /* as the GPU sees them */
     bool without;      /* it does not work here */
 };
 
@@ -79,16 +79,16 @@ struct seen { /* one look at the neighbours */
 struct gh_gate {
     struct gh_lock lock;
     struct gate_fast *fast;
-    unsigned card, me;
+    unsigned gpu, me;
     uint32_t scale; /* the gate's time is CLOCK_MONOTONIC divided by it */
     /* pages */
-    const struct gh_card_page *page; /* NULL: none */
+    const struct gh_gpu_page *page; /* NULL: none */
     uint32_t seq;
     uint64_t born[GH_SLOTS];
     struct slot_own own_slot;
     struct slot_peer peer[GH_SLOTS];
     /* what gh_decide sees */
-    struct gh_card view;
+    struct gh_gpu view;
     struct gh_own own;
     struct gh_gaps gaps;
     uint64_t looked;
@@ -117,7 +117,7 @@ struct gh_gate {
     uint32_t entering, waiting, full, holding; /* threads at the gate; asleep; for the own window; for their turn */
     uint64_t wanting; /* since when, or up to when it is counted, there is work to do; 0 there is none */
     /* gate_groups.c */
-    uint32_t tiers; /* of the card page */
+    uint32_t tiers; /* of the GPU page */
     struct group group[GROUPS];
     bool grouped; /* there are, or were, contexts in it */
     bool stopped, halted;
@@ -158,11 +158,11 @@ static inline uint64_t gate_sure(uint64_t estimate) {
 
 /* gate_setup.c */
 uint64_t gate_now(const struct gh_gate *g);
-/* The card page as it is, unless it cannot be read or is none: then what was known of it stays. */
+/* The GPU page as it is, unless it cannot be read or is none: then what was known of it stays. */
 void gate_read_page(struct gh_gate *g);
 
 /* gate_books.c */
-/* Reads card page and neighbours anew when `must` or the last look is old. */
+/* Reads GPU page and neighbours anew when `must` or the last look is old. */
 void gate_look(struct gh_gate *g, uint64_t now, bool must);
 /* A neighbour has been silent, and may be asked whether it is dead. */
 bool gate_asks(const struct gh_gate *g);

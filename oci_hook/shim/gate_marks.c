@@ -90,7 +90,7 @@ void marks_flush(struct gh_gate *g, unsigned track, uint64_t now) {
 static void retire(struct gh_gate *g, struct mark *m, uint64_t now, bool measured, float ms) {
     uint64_t charge = m->estimate, waited = 0;
     if (measured && m->timed && ms >= 0 && ms < 1e6f) {
-        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* the card's time, as the gate's is */
+        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* the GPU's time, as the gate's is */
         elapsed -= min64(elapsed, groups_stopped(g, now - min64(elapsed, now), now));
         bool clean;
         uint64_t shared = gate_shared(g, now, elapsed, &clean);

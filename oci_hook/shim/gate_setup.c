@@ -1,4 +1,4 @@
-/* A gate for each card that is shared out, and the card page that it goes by. */
+/* A gate for each GPU that is shared out, and the GPU page that it goes by. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -21,8 +21,8 @@ uint64_t gate_now(const struct gh_gate *g) {
     return ((uint64_t)t.tv_sec * GH_S + (uint64_t)t.tv_nsec) / g->scale;
 }
 
-static const struct gh_card_page *map_card_page(unsigned card) {
-    size_t at = GH_POLICY_SIZE + (size_t)card * GH_CARD_PAGE_SIZE, end = at + GH_CARD_PAGE_SIZE;
+static const struct gh_gpu_page *map_gpu_page(unsigned gpu) {
+    size_t at = GH_POLICY_SIZE + (size_t)gpu * GH_GPU_PAGE_SIZE, end = at + GH_GPU_PAGE_SIZE;
     int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_POLICY_FILE, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
     struct stat st;
     char *p = MAP_FAILED;
@@ -32,12 +32,12 @@ static const struct gh_card_page *map_card_page(unsigned card) {
     if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_size >= (off_t)end)
         p = mmap(NULL, end, PROT_READ, MAP_SHARED, fd, 0);
     syscall(SYS_close, fd);
-    return p == MAP_FAILED ? NULL : (const struct gh_card_page *)(p + at);
+    return p == MAP_FAILED ? NULL : (const struct gh_gpu_page *)(p + at);
 }
 
 /* The page as it is, unless it cannot be read or is none: then what was known of it stays. */
 void gate_read_page(struct gh_gate *g) {
-    struct gh_card_page copy;
+    struct gh_gpu_page copy;
     for (int i = 0; g->page && i < PAGE_TRIES; i++) {
         uint32_t seq = __atomic_load_n(&g->page->seq, __ATOMIC_ACQUIRE);
         if (seq & 1)
@@ -49,7 +49,7 @@ void gate_read_page(struct gh_gate *g) {
         if (LOAD(&g->page->seq) != seq)
             continue;
         g->seq = seq;
-        if (copy.magic != GH_CARD_MAGIC || copy.version != GH_CARD_VERSION || copy.size != GH_CARD_PAGE_SIZE)
+        if (copy.magic != GH_GPU_MAGIC || copy.version != GH_GPU_VERSION || copy.size != GH_GPU_PAGE_SIZE)
             return;
         if (!g->scale)
             g->scale = copy.time_scale < 1 ? 1 : copy.time_scale > SCALE_MAX ? SCALE_MAX : copy.time_scale;
@@ -73,16 +73,16 @@ void gate_read_page(struct gh_gate *g) {
 
 static const uint32_t no_page; /* its seq */
 
-static struct gh_gate *make_gate(const struct gh_card_policy *policy, uint32_t class_, unsigned card,
+static struct gh_gate *make_gate(const struct gh_gpu_policy *policy, uint32_t class_, unsigned gpu,
                                  struct gate_fast *fast) {
     struct gh_gate *g = mmap(NULL, sizeof *g, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (g == MAP_FAILED)
         return NULL;
-    g->card = card;
+    g->gpu = gpu;
     g->me = policy->slot - 1;
     g->fast = fast;
     g->seq = UINT32_MAX;
-    g->page = map_card_page(card);
+    g->page = map_gpu_page(gpu);
     gh_rules_default(&g->view.rules);
     g->view.present = 1ull << g->me;
     g->view.share[g->me] = (struct gh_share){
@@ -92,7 +92,7 @@ static struct gh_gate *make_gate(const struct gh_card_policy *policy, uint32_t c
     gate_read_page(g);
     if (!g->scale)
         g->scale = 1;
-    if (!slot_attach(&g->own_slot, card)) {
+    if (!slot_attach(&g->own_slot, gpu)) {
         munmap(g, sizeof *g);
         return NULL;
     }
@@ -110,8 +110,8 @@ static struct gh_gate *make_gate(const struct gh_card_policy *policy, uint32_t c
 struct gates *gates_make(struct gh_state *st) {
     struct gates *none = NULL, *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                                             -1, 0);
-    struct gh_card_policy policy;
-    uint32_t cards = 1, class_ = 0;
+    struct gh_gpu_policy policy;
+    uint32_t gpus = 1, class_ = 0;
     if (made == MAP_FAILED)
         return NULL;
     if (!gh_lock(&st->gates_lock))
@@ -122,14 +122,14 @@ struct gates *gates_make(struct gh_state *st) {
         munmap(made, sizeof *made);
         return none;
     }
-    for (unsigned card = 0; card < cards && card < GH_POLICY_CARDS; card++) {
-        if (!gh_policy_card(st, card, &policy, &cards, &class_))
+    for (unsigned gpu = 0; gpu < gpus && gpu < GH_POLICY_GPUS; gpu++) {
+        if (!gh_policy_gpu(st, gpu, &policy, &gpus, &class_))
             break; /* no policy: no memory either */
-        if (card >= cards || !policy.slot || policy.slot > GH_SLOTS || policy.flags & GH_CARD_WHOLE)
+        if (gpu >= gpus || !policy.slot || policy.slot > GH_SLOTS || policy.flags & GH_GPU_WHOLE)
             continue;
-        struct gh_gate *g = make_gate(&policy, class_, card, &made->fast[made->count]);
+        struct gh_gate *g = make_gate(&policy, class_, gpu, &made->fast[made->count]);
         if (g) {
-            made->of_card[card] = g;
+            made->of_gpu[gpu] = g;
             made->gate[made->count++] = g;
         }
     }

@@ -1,4 +1,4 @@
-/* The part of NVML's binary interface that the stand-in touches, written from its public documentation. */
+/* The part of NVML's binary interface that the shim touches, written from its public documentation. */
 #ifndef GPU_HOOK_NVML_H
 #define GPU_HOOK_NVML_H
 

@@ -1,6 +1,6 @@
 /* NVML's view of memory: the container's share. */
 #include "nvml.h"
-#include "nvml_card.h"
+#include "nvml_gpu.h"
 #include "real.h"
 
 /* The view, where nothing is known: no room in what the driver says there is. */

@@ -5,7 +5,7 @@
 
 #include "account.h"
 #include "nvml.h"
-#include "nvml_card.h"
+#include "nvml_gpu.h"
 #include "real.h"
 
 #define COMPUTE 0 /* nvmlProcessMode: the others are graphics and MPS, which a share does not offer */
@@ -17,9 +17,9 @@ struct process {
     uint64_t bytes;
 };
 
-/* The container's processes on a card. */
-static unsigned own_processes(struct gh_state *st, int card, struct process *out, unsigned room) {
-    struct gh_account_page *page = card < 0 ? NULL : gh_account_page(st);
+/* The container's processes on a GPU. */
+static unsigned own_processes(struct gh_state *st, int gpu, struct process *out, unsigned room) {
+    struct gh_account_page *page = gpu < 0 ? NULL : gh_account_page(st);
     unsigned n = 0;
     if (page)
         gh_sweep_now_and_then(st);
@@ -27,21 +27,21 @@ static unsigned own_processes(struct gh_state *st, int card, struct process *out
         uint64_t owner = atomic_load(&page->owner[slot]);
         if (!owner || owner & GH_OWNER_SWEEP || gh_owner_ns(owner) != gh_owner_ns(st->me))
             continue;
-        uint64_t bytes = gh_bytes(gh_slot_use(page, slot, (unsigned)card));
-        if ((bytes || atomic_load(&page->entry[slot][card].contexts)) &&
+        uint64_t bytes = gh_bytes(gh_slot_use(page, slot, (unsigned)gpu));
+        if ((bytes || atomic_load(&page->entry[slot][gpu].contexts)) &&
             gh_alive(st, slot, owner, atomic_load(&page->stack[slot])))
             out[n++] = (struct process){gh_owner_pid(owner), bytes};
     }
     return n;
 }
 
-/* False: the driver's own lists are shown (a whole card). */
+/* False: the driver's own lists are shown (a whole GPU). */
 static bool listed(nvmlDevice_t device, struct process *list, unsigned *n) {
     struct gh_state *st = gh_here();
     struct gh_share_view v;
     if (!share_view(device, &v))
         return false;
-    *n = st ? own_processes(st, card_of_handle(st, device), list, MANY) : 0;
+    *n = st ? own_processes(st, gpu_of_handle(st, device), list, MANY) : 0;
     return true;
 }
 
@@ -187,7 +187,7 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUt
     return r == NVML_SUCCESS || same_numbers(device, list, own) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Histories of the whole card's load say what the neighbours do. */
+/* Histories of the whole GPU's load say what the neighbours do. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long long since, int *value_type,
                                             unsigned *count, void *samples) {
     struct gh_share_view v;

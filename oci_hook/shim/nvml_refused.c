@@ -1,4 +1,4 @@
-/* What changes a card for everybody (clocks, modes, counters, MIG layout) is refused, on whole cards as well: such
+/* What changes a GPU for everybody (clocks, modes, counters, MIG layout) is refused, on whole GPUs as well: such
  * changes outlive the container. */
 #include "nvml.h"
 #include "real.h"

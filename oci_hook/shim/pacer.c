@@ -46,7 +46,7 @@ static void *pace(void *gate) {
         marks_tail(g);
         uint64_t now = gate_now(g);
         gate_publish(g, now);
-        gate_look(g, now, front_behind(g)); /* a store in time is all that keeps it off the card */
+        gate_look(g, now, front_behind(g)); /* a store in time is all that keeps it off the GPU */
         uint64_t ns = step(g, now);
         struct gh_decision d = {.go = 1};
         if (g->tiers && g->launched != g->done)

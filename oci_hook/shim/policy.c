@@ -15,7 +15,7 @@
 
 bool gh_policy_valid(const struct gh_policy_page *page) {
     return page->magic == GH_POLICY_MAGIC && page->version == GH_POLICY_VERSION && page->size == GH_POLICY_SIZE &&
-           page->ncards <= GH_POLICY_CARDS;
+           page->ngpus <= GH_POLICY_GPUS;
 }
 
 static const struct gh_policy_page *map_page(void) {
@@ -47,8 +47,8 @@ static uint32_t sequence(const struct gh_policy_page *page) {
     return __atomic_load_n(&page->seq, __ATOMIC_ACQUIRE);
 }
 
-/* A copy of one card's record that no writer was changing meanwhile; ncards and the class beside it. */
-static bool copy_card(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards,
+/* A copy of one GPU's record that no writer was changing meanwhile; ngpus and the class beside it. */
+static bool copy_gpu(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus,
                       uint32_t *class_) {
     const struct gh_policy_page *page = policy(st);
     for (int i = 0; page && i < TRIES; i++) {
@@ -56,9 +56,9 @@ static bool copy_card(struct gh_state *st, unsigned card, struct gh_card_policy 
         if (seq & 1)
             continue;
         bool valid = gh_policy_valid(page);
-        *ncards = page->ncards;
+        *ngpus = page->ngpus;
         *class_ = page->class_;
-        *out = page->card[card];
+        *out = page->gpu[gpu];
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if (sequence(page) == seq) {
             if (valid)
@@ -69,13 +69,13 @@ static bool copy_card(struct gh_state *st, unsigned card, struct gh_card_policy 
     return false;
 }
 
-bool gh_policy_card(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards, uint32_t *class_) {
-    return card < GH_POLICY_CARDS && copy_card(st, card, out, ncards, class_);
+bool gh_policy_gpu(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus, uint32_t *class_) {
+    return gpu < GH_POLICY_GPUS && copy_gpu(st, gpu, out, ngpus, class_);
 }
 
-static bool snapshot(struct gh_state *st, unsigned card, struct gh_card_policy *out, uint32_t *ncards) {
+static bool snapshot(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus) {
     uint32_t class_;
-    if (copy_card(st, card, out, ncards, &class_))
+    if (copy_gpu(st, gpu, out, ngpus, &class_))
         return true;
     gh_say(GH_SAID_POLICY, "gpu-hook: GH-307: the policy page " GH_POLICY_FILE
                            " is missing or damaged: device memory is refused; start the container anew with "
@@ -83,31 +83,31 @@ static bool snapshot(struct gh_state *st, unsigned card, struct gh_card_policy *
     return false;
 }
 
-bool gh_policy_limit(struct gh_state *st, unsigned card, struct gh_limit *out) {
+bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
     const struct gh_policy_page *page = atomic_load_explicit(&st->policy, memory_order_acquire);
     if (page) { /* the usual case, without copying a record */
         uint32_t seq = sequence(page);
-        if (!(seq & 1) && gh_policy_valid(page) && card < page->ncards) {
-            out->bytes = __atomic_load_n(&page->card[card].memory_limit, __ATOMIC_RELAXED);
-            out->context_bytes = __atomic_load_n(&page->card[card].context_bytes, __ATOMIC_RELAXED);
-            out->whole = __atomic_load_n(&page->card[card].flags, __ATOMIC_RELAXED) & GH_CARD_WHOLE;
+        if (!(seq & 1) && gh_policy_valid(page) && gpu < page->ngpus) {
+            out->bytes = __atomic_load_n(&page->gpu[gpu].memory_limit, __ATOMIC_RELAXED);
+            out->context_bytes = __atomic_load_n(&page->gpu[gpu].context_bytes, __ATOMIC_RELAXED);
+            out->whole = __atomic_load_n(&page->gpu[gpu].flags, __ATOMIC_RELAXED) & GH_GPU_WHOLE;
             __atomic_thread_fence(__ATOMIC_ACQUIRE);
             if (sequence(page) == seq)
                 return true;
         }
     }
-    struct gh_card_policy record;
-    uint32_t ncards;
-    if (card >= GH_POLICY_CARDS || !snapshot(st, card, &record, &ncards) || card >= ncards)
+    struct gh_gpu_policy record;
+    uint32_t ngpus;
+    if (gpu >= GH_POLICY_GPUS || !snapshot(st, gpu, &record, &ngpus) || gpu >= ngpus)
         return false;
-    *out = (struct gh_limit){record.memory_limit, record.context_bytes, record.flags & GH_CARD_WHOLE};
+    *out = (struct gh_limit){record.memory_limit, record.context_bytes, record.flags & GH_GPU_WHOLE};
     return true;
 }
 
 bool gh_policy_usable(struct gh_state *st) {
-    struct gh_card_policy record;
-    uint32_t ncards;
-    return snapshot(st, 0, &record, &ncards);
+    struct gh_gpu_policy record;
+    uint32_t ngpus;
+    return snapshot(st, 0, &record, &ngpus);
 }
 
 /* What follows the "GPU-" or "MIG-" is the identity. */
@@ -116,13 +116,13 @@ static const char *bare(const char *uuid) {
 }
 
 int gh_policy_find(struct gh_state *st, const char *uuid) {
-    struct gh_card_policy record;
-    uint32_t ncards = 1;
-    for (unsigned i = 0; i < ncards && i < GH_POLICY_CARDS; i++) {
-        if (!snapshot(st, i, &record, &ncards))
+    struct gh_gpu_policy record;
+    uint32_t ngpus = 1;
+    for (unsigned i = 0; i < ngpus && i < GH_POLICY_GPUS; i++) {
+        if (!snapshot(st, i, &record, &ngpus))
             return -1;
         record.uuid[sizeof record.uuid - 1] = 0;
-        if (i < ncards && record.uuid[0] && !strcasecmp(bare(record.uuid), bare(uuid)))
+        if (i < ngpus && record.uuid[0] && !strcasecmp(bare(record.uuid), bare(uuid)))
             return (int)i;
     }
     return -1;

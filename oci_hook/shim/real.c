@@ -32,7 +32,7 @@ void *gh_real_find(const char *name) {
     void *h = handle();
     void *p = h ? dlsym(h, name) : NULL;
     Dl_info ours, theirs;
-    /* Were the private path the stand-in itself, every call would come back here for ever. */
+    /* Were the private path the shim itself, every call would come back here for ever. */
     if (p && dladdr((void *)&missing, &ours) && dladdr(p, &theirs) && ours.dli_fbase == theirs.dli_fbase)
         return NULL;
     return p;

@@ -1,7 +1,7 @@
-/* What the compute-sharing decision reads: one card, its tenants' slots, its rules, as plain data.
+/* What the compute-sharing decision reads: one GPU, its tenants' slots, its rules, as plain data.
  * The owner of a slot publishes its view; everybody else reads a snapshot of it. Nothing here is trusted beyond what
  * decide.h says: a slot is written by a tenant, the shares and the rules only by gpu-hook.
- * Units: times and durations in nanoseconds of one clock common to the card; virtual time v in nanoseconds of GPU time
+ * Units: times and durations in nanoseconds of one clock common to the GPU; virtual time v in nanoseconds of GPU time
  * at weight GH_WEIGHT_ONE. */
 #ifndef GPU_HOOK_SHARE_PAGES_H
 #define GPU_HOOK_SHARE_PAGES_H
@@ -19,7 +19,7 @@
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wpadded"
 
-/* What gpu-hook grants the slot's container on this card. */
+/* What gpu-hook grants the slot's container on this GPU. */
 struct gh_share {
     uint8_t class_;  /* enum gh_class of policy_page.h; a higher number goes first */
     uint8_t freeze;  /* the agent's stop: admit nothing */
@@ -43,7 +43,7 @@ struct gh_slot {
     uint64_t start;      /* begin */
     uint64_t end;        /* and end; shortened to "now" to yield */
     uint64_t probe_until; /* nobody fills the tenure before: costs and saturation are learned undisturbed */
-    uint32_t duty;       /* ppm of the card it keeps busy when it has it for itself (learned) */
+    uint32_t duty;       /* ppm of the GPU it keeps busy when it has it for itself (learned) */
     uint32_t linger;     /* adaptive linger of this slot, used when its share leaves the choice */
     uint8_t held;        /* a thread of it waits at a gate (for its turn, not for its own cap or a freeze) */
     uint8_t saturated;   /* duty is as good as all, with hysteresis */
@@ -82,7 +82,7 @@ struct gh_rules {
     uint64_t burst;          /* bound of a capped tenant's saved-up time */
 };
 
-struct gh_card {
+struct gh_gpu {
     uint64_t present; /* bit i: slot i is granted */
     uint64_t seen;    /* when the others' slots were read */
     struct gh_rules rules;

@@ -95,14 +95,14 @@ static bool write_locked(const struct slot_file *file, off_t at, off_t length) {
 /* ---- the own file ---- */
 
 /* GH_SUB_LOCKS, in the container's own tmpfs: its locks are what siblings see, and no neighbour can open it. Written
- * while the gates are made, for all cards. */
+ * while the gates are made, for all GPUs. */
 static struct slot_file among;
 
 /* No O_CREAT on a file that is there: see open_page() of account.c. */
 static void open_among(void) {
     struct stat st;
     struct slot_file file;
-    if (is_ours(&among)) /* of another card: to close a second descriptor would drop the locks of the first */
+    if (is_ours(&among)) /* of another GPU: to close a second descriptor would drop the locks of the first */
         return;
     file = open_high(GH_SUB_LOCKS, O_RDWR, &st);
     if (!file.fd && errno == ENOENT)
@@ -114,7 +114,7 @@ static void open_among(void) {
     among = file;
 }
 
-static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->card * GH_SUB_SLOTS + i; }
+static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SUB_SLOTS + i; }
 
 /* Sub-slot i for us, if no living sibling has it. withheld: neighbours cannot see that by a lock. */
 static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
@@ -191,11 +191,11 @@ void slot_locked(struct slot_own *own, const struct slot_own *copy) {
 }
 
 /* The own file, mapped. NULL: it is not there, no such file, or somebody has a lease on it. */
-static struct gh_slot_page *map_own(unsigned card, struct slot_file *file) {
+static struct gh_slot_page *map_own(unsigned gpu, struct slot_file *file) {
     char path[sizeof GH_SLOT_FILE + 4] = GH_SLOT_FILE "/";
     struct stat st;
     void *page = MAP_FAILED;
-    *number(path + sizeof GH_SLOT_FILE, card, card > 9 ? 2 : 1) = 0;
+    *number(path + sizeof GH_SLOT_FILE, gpu, gpu > 9 ? 2 : 1) = 0;
     *file = open_high(path, O_RDWR, &st);
     if (file->fd && st.st_size == GH_SLOT_FILE_SIZE)
         page = mmap(NULL, GH_SLOT_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd - 1, 0);
@@ -216,10 +216,10 @@ static void begin(struct gh_slot_page *page) {
     STORE(&head->counts, 1);
 }
 
-bool slot_attach(struct slot_own *own, unsigned card) {
-    own->card = card;
+bool slot_attach(struct slot_own *own, unsigned gpu) {
+    own->gpu = gpu;
     open_among();
-    own->page = map_own(card, &own->file);
+    own->page = map_own(gpu, &own->file);
     if (!own->page) {
         own->page = mmap(NULL, GH_SLOT_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if ((void *)own->page == MAP_FAILED)
@@ -238,7 +238,7 @@ static void raise_to(uint64_t *word, uint64_t least) {
 
 /* The file, in the place of the private memory that there was instead; what was had meanwhile, was had. */
 static void attach_late(struct slot_own *own) {
-    struct gh_slot_page *page = map_own(own->card, &own->file);
+    struct gh_slot_page *page = map_own(own->gpu, &own->file);
     if (!page)
         return;
     begin(page);
@@ -309,10 +309,10 @@ void slot_close(struct slot_peer *peer) {
 }
 
 /* Not there, or its owner or another neighbour has a lease on it: as if nobody had that slot, for a while. */
-static bool open_peer(struct slot_peer *peer, unsigned card, unsigned slot, uint64_t born) {
+static bool open_peer(struct slot_peer *peer, unsigned gpu, unsigned slot, uint64_t born) {
     char path[sizeof GH_SHARE_DIR + 16] = GH_SHARE_DIR "/";
     struct stat st;
-    char *at = number(path + sizeof GH_SHARE_DIR, card, card > 9 ? 2 : 1);
+    char *at = number(path + sizeof GH_SHARE_DIR, gpu, gpu > 9 ? 2 : 1);
     memcpy(at, "/slot/", 6);
     *number(at + 6, slot, 2) = 0;
     uint64_t now = real_now();
@@ -350,7 +350,7 @@ static bool withheld(const struct gh_slot_page *page) {
     return false;
 }
 
-struct gh_slot slot_read(struct slot_peer *peer, unsigned card, unsigned slot, uint64_t born, uint64_t now,
+struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, uint64_t born, uint64_t now,
                          const struct gh_rules *rules, const struct gh_slot *before, uint64_t elapsed, uint64_t top,
                          unsigned *contexts) {
     static const struct gh_slot empty;
@@ -363,7 +363,7 @@ struct gh_slot slot_read(struct slot_peer *peer, unsigned card, unsigned slot, u
     if (fresh) {
         if (peer->born != born || peer->mapped)
             slot_close(peer);
-        if (!open_peer(peer, card, slot, born))
+        if (!open_peer(peer, gpu, slot, born))
             return empty;
     }
     ssize_t n = (ssize_t)syscall(SYS_pread64, peer->file.fd - 1, got.bytes, (size_t)GH_SLOT_FILE_SIZE + 1, (off_t)0);

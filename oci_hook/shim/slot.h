@@ -7,7 +7,7 @@
 #include "slot_page.h"
 
 #define GH_WAKES 64
-#define GH_WANTED_STEP (20 * GH_MS) /* who does not look for longer had no processor, and wanted no card */
+#define GH_WANTED_STEP (20 * GH_MS) /* who does not look for longer had no processor, and wanted no GPU */
 
 /* Words of a slot file, which other processes look at while they change. */
 #define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
@@ -23,7 +23,7 @@ struct slot_own {
     struct gh_slot_page *page; /* the file, or private memory when there is none: then nobody sees us */
     struct gh_sub_slot *sub;   /* ours in it, or spare */
     struct gh_sub_slot spare;
-    unsigned card;
+    unsigned gpu;
     uint64_t generation;
     uint64_t retry_at; /* when what we have not got is tried again: the file, a sub-slot; in real time */
     uint64_t lock_at;  /* and the lock, for neighbours to see */
@@ -33,8 +33,8 @@ struct slot_own {
     struct slot_file file; /* its locks are what neighbours see; anybody can put read locks in their way */
 };
 
-/* Opens the own slot file of the card at `card` of the policy page and takes a sub-slot. False: no memory. */
-bool slot_attach(struct slot_own *own, unsigned card);
+/* Opens the own slot file of the GPU at `gpu` of the policy page and takes a sub-slot. False: no memory. */
+bool slot_attach(struct slot_own *own, unsigned gpu);
 /* Our sub-slot is ours still; else another one is taken, now or once one is free. A file that could not be opened is
  * tried again. */
 void slot_keep(struct slot_own *own);
@@ -63,7 +63,7 @@ struct slot_peer {
 };
 
 /* A snapshot. `before`: the last one of the same peer, or all zero. top: the highest v believed of anybody. */
-struct gh_slot slot_read(struct slot_peer *peer, unsigned card, unsigned slot, uint64_t born, uint64_t now,
+struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, uint64_t born, uint64_t now,
                          const struct gh_rules *rules, const struct gh_slot *before, uint64_t elapsed, uint64_t top,
                          unsigned *contexts);
 void slot_close(struct slot_peer *peer);

@@ -1,13 +1,13 @@
-/* The slot file: how one container shows itself to the others on its card. Written by the container's own processes,
+/* The slot file: how one container shows itself to the others on its GPU. Written by the container's own processes,
  * read by everybody else and trusted by nobody (slot.c, gh_slot_view). GH_SLOT_FILE_SIZE bytes: a head that the
  * container's processes share, and a sub-slot for each of them. All zero: never used. Little-endian, naturally aligned.
- * Times are CLOCK_MONOTONIC nanoseconds divided by the card page's time_scale, as are durations. docs/compute-gate.md */
+ * Times are CLOCK_MONOTONIC nanoseconds divided by the GPU page's time_scale, as are durations. docs/compute-gate.md */
 #ifndef GPU_HOOK_SLOT_PAGE_H
 #define GPU_HOOK_SLOT_PAGE_H
 
 #include <stddef.h>
 
-#include "card_page.h"
+#include "gpu_page.h"
 
 #define GH_SLOT_MAGIC 0x31544f4c53504847ull /* "GHPSLOT1" */
 #define GH_SLOT_VERSION 1u
@@ -36,7 +36,7 @@ struct gh_slot_head {
     uint8_t mode_by;     /* 1 + the slot that it waits for, 0 none */
     uint8_t counts;      /* 1: waits and wanted are counted */
     uint64_t mode_since;
-    uint64_t preempt_bound; /* learned: after a freeze, this long at most until its work has left the card */
+    uint64_t preempt_bound; /* learned: after a freeze, this long at most until its work has left the GPU */
     uint64_t distrusts;     /* how often its equals held it too long */
     uint64_t wanted;    /* how long there was work in flight, or a launch at the gate */
     uint64_t wanted_at; /* up to when that is counted */

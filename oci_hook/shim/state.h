@@ -33,7 +33,7 @@ static inline bool gh_lock(struct gh_lock *lock) {
 }
 static inline void gh_unlock(struct gh_lock *lock) { atomic_store_explicit(&lock->taken, 0, memory_order_release); }
 
-struct gh_mine { /* this process's share of one card; the page's copy is for others */
+struct gh_mine { /* this process's share of one GPU; the page's copy is for others */
     struct gh_lock lock;
     uint64_t units; /* the share, and what was ever taken of it */
     uint64_t tag;
@@ -42,13 +42,13 @@ struct gh_mine { /* this process's share of one card; the page's copy is for oth
     uint32_t most;  /* units that we keep at most */
 };
 
-/* CUDA contexts seen: which card each is on. A place, once given to a handle, stays its own. */
+/* CUDA contexts seen: which GPU each is on. A place, once given to a handle, stays its own. */
 #define GH_CONTEXTS 512
 #define GH_DEVICES 64
 struct gh_contexts {
     struct {
         void *_Atomic context;
-        _Atomic uint32_t card; /* 1 + card; 0 not known (again) */
+        _Atomic uint32_t gpu; /* 1 + GPU; 0 not known (again) */
     } place[GH_CONTEXTS];
     void *_Atomic primary[GH_DEVICES]; /* each device's primary context, once retained */
 };
@@ -58,7 +58,7 @@ struct gh_contexts {
 #define GH_POOLS 1024
 struct gh_pool {
     void *_Atomic handle; /* CUmemoryPool; or 1 + device for a device's graph memory */
-    _Atomic int32_t card; /* < 0: not charged here (host memory, imported) */
+    _Atomic int32_t gpu; /* < 0: not charged here (host memory, imported) */
     int32_t device;
     _Atomic uint32_t kind;     /* enum pool_kind */
     _Atomic uint32_t inflight; /* operations that may be changing it */
@@ -67,7 +67,7 @@ struct gh_pool {
     _Atomic uint64_t booked;   /* units:40 | changes:24 */
     _Atomic uint64_t grain;    /* what it grows by is a multiple of this, as far as was seen */
     _Atomic int64_t pieces;    /* handed out, */
-    _Atomic int64_t touched;   /* and how many of the card's pages they touch */
+    _Atomic int64_t touched;   /* and how many of the GPU's pages they touch */
 };
 struct gh_pools {
     struct gh_lock lock;
@@ -93,23 +93,23 @@ struct gh_state {
     _Atomic uint32_t slot; /* 0 none yet */
     int lock_fd;           /* 0 none; holds the lock of the slot */
     _Atomic int64_t swept_ms;
-    struct gh_mine mine[GH_ACCOUNT_CARDS];
+    struct gh_mine mine[GH_ACCOUNT_GPUS];
     /* policy */
     const struct gh_policy_page *_Atomic policy;
     struct gh_pointers pointers;
     struct gh_contexts contexts;
     struct gh_pools pools;
-    _Atomic uint64_t pressure_seen[GH_ACCOUNT_CARDS];
+    _Atomic uint64_t pressure_seen[GH_ACCOUNT_GPUS];
     struct vmm *_Atomic vmm;
     struct gates *_Atomic gates; /* compute shares */
     struct gh_lock gates_lock;
-    _Atomic uint32_t device_card[GH_DEVICES]; /* 1 + card of a CUDA device; 0 not known yet */
+    _Atomic uint32_t device_gpu[GH_DEVICES]; /* 1 + GPU of a CUDA device; 0 not known yet */
 };
 
 /* This process's state, or NULL when there is no memory for it. */
 struct gh_state *gh_here(void);
 
-enum gh_said { GH_SAID_POLICY, GH_SAID_ACCOUNT, GH_SAID_FULL, GH_SAID_CARD, GH_SAID_DRIVER };
+enum gh_said { GH_SAID_POLICY, GH_SAID_ACCOUNT, GH_SAID_FULL, GH_SAID_GPU, GH_SAID_DRIVER };
 /* One line on stderr, once per process and reason. */
 void gh_say(enum gh_said what, const char *line);
 

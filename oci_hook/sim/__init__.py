@@ -1,1 +1,1 @@
-"""The simulated GPU: a driver root of our own over cards that live in shared memory."""
+"""The simulated GPU: a driver root of our own over GPUs that live in shared memory."""

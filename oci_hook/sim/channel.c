@@ -1,4 +1,4 @@
-/* Simulated libcuda: a context's channels: rings of work on the card, filled here. */
+/* Simulated libcuda: a context's channels: rings of work on the GPU, filled here. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -6,21 +6,21 @@
 
 #define SPARE (CHANNELS + 2) /* cells for waits between channels, beyond the depth */
 
-/* Context's mutex held. The n-th channel, made when it is first used; NULL: the card has no more. */
+/* Context's mutex held. The n-th channel, made when it is first used; NULL: the GPU has no more. */
 static struct channel *open_channel(CUcontext ctx, int n, int priority)
 {
     if (ctx->channel[n])
         return ctx->channel[n];
-    struct card *card = sim_card_of(ctx);
+    struct gpu *gpu = sim_gpu_of(ctx);
     struct channel *ch = calloc(1, sizeof *ch);
-    int queue = ch ? card_take_queue(card, ctx->group, priority) : -1;
+    int queue = ch ? gpu_take_queue(gpu, ctx->group, priority) : -1;
     if (queue < 0) {
         free(ch);
         return NULL;
     }
-    ch->card = card;
+    ch->gpu = gpu;
     ch->queue = queue;
-    ch->tail = ch->head = atomic_load(&card->file->queue[queue].tail);
+    ch->tail = ch->head = atomic_load(&gpu->file->queue[queue].tail);
     ch->after_legacy = ch->before_legacy = 0;
     return ctx->channel[n] = ch;
 }
@@ -43,7 +43,7 @@ static struct channel *channel_of(struct stream *s)
         ch = open_channel(ctx, 0, 0);
     if (ch) {
         if (!ch->users && s != &ctx->null_stream)
-            ch->card->file->queue[ch->queue].priority = s->priority;
+            ch->gpu->file->queue[ch->queue].priority = s->priority;
         ch->users++;
     }
     return s->channel = ch;
@@ -65,30 +65,30 @@ void channel_close(CUcontext ctx)
     for (int i = 0; i < CHANNELS; i++)
         if (ctx->channel[i])
             atomic_store(&ctx->channel[i]->closed, true);
-    card_give_group(sim_card_of(ctx), ctx->group);
+    gpu_give_group(sim_gpu_of(ctx), ctx->group);
     pthread_mutex_unlock(&ctx->mutex);
 }
 
 static void retire(struct channel *ch, uint64_t seq)
 {
-    struct event **cell = &ch->pending[seq % CARD_RING], *e = *cell;
+    struct event **cell = &ch->pending[seq % GPU_RING], *e = *cell;
     if (e && e->channel == ch && e->seq == seq) {
-        e->done_ns = card_mark_ns(ch->card, ch->queue, seq);
+        e->done_ns = gpu_mark_ns(ch->gpu, ch->queue, seq);
         e->retired = true;
     }
     *cell = NULL;
 }
 
 /* Context's mutex held. */
-static void append(struct channel *ch, const struct card_work *work)
+static void append(struct channel *ch, const struct gpu_work *work)
 {
-    struct card_queue *q = &ch->card->file->queue[ch->queue];
+    struct gpu_queue *q = &ch->gpu->file->queue[ch->queue];
     uint64_t seq = ch->tail;
-    struct card_work *w = &q->ring[seq % CARD_RING];
-    if (ch->pending[seq % CARD_RING])
-        retire(ch, seq - CARD_RING);
+    struct gpu_work *w = &q->ring[seq % GPU_RING];
+    if (ch->pending[seq % GPU_RING])
+        retire(ch, seq - GPU_RING);
     atomic_store_explicit(&w->seq1, 0, memory_order_relaxed);
-    w->submit_ns = card_now(ch->card->file);
+    w->submit_ns = gpu_now(ch->gpu->file);
     w->duration_ns = work->duration_ns;
     w->done_ns = 0;
     w->kind = work->kind;
@@ -105,7 +105,7 @@ static void append(struct channel *ch, const struct card_work *work)
 /* Context's mutex held: what comes next in `ch` comes after the other channel's work so far. */
 static void after(struct channel *ch, const struct channel *other, uint64_t last)
 {
-    append(ch, &(struct card_work){.kind = WORK_AFTER, .other = (uint32_t)other->queue, .seq = last - 1});
+    append(ch, &(struct gpu_work){.kind = WORK_AFTER, .other = (uint32_t)other->queue, .seq = last - 1});
 }
 
 /* The legacy default stream waits for all blocking streams, and these for it. */
@@ -130,26 +130,26 @@ static void order(struct stream *s, struct channel *ch)
 /* Context's mutex held, but not while it waits. */
 static void make_room(CUcontext ctx, struct channel *ch)
 {
-    uint64_t depth = ch->card->file->head.queue_depth;
-    if (depth < 16 || depth > CARD_RING - SPARE)
-        depth = CARD_RING - SPARE;
+    uint64_t depth = ch->gpu->file->head.queue_depth;
+    if (depth < 16 || depth > GPU_RING - SPARE)
+        depth = GPU_RING - SPARE;
     while (!ctx->closed && ch->tail - ch->head >= depth) {
         uint64_t seq = ch->tail - depth; /* a little more than one, so that not every launch sleeps */
-        ch->head = card_head_of(ch->card->file, ch->queue);
+        ch->head = gpu_head_of(ch->gpu->file, ch->queue);
         if (ch->tail - ch->head < depth)
             break;
         pthread_mutex_unlock(&ctx->mutex);
-        if (!card_done(ch->card, ch->queue, seq))
-            card_wait(ch->card, ch->queue, seq + depth / 32);
+        if (!gpu_done(ch->gpu, ch->queue, seq))
+            gpu_wait(ch->gpu, ch->queue, seq + depth / 32);
         pthread_mutex_lock(&ctx->mutex);
-        ch->head = card_head_of(ch->card->file, ch->queue);
+        ch->head = gpu_head_of(ch->gpu->file, ch->queue);
     }
-    while (!ctx->closed && ch->tail - atomic_load(&ch->ops_head) >= CARD_RING && atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) &&
-           ch->op[atomic_load(&ch->ops_head) % CARD_RING].seq + CARD_RING <= ch->tail)
-        memops_run(ch); /* written by the card's front end in a moment */
+    while (!ctx->closed && ch->tail - atomic_load(&ch->ops_head) >= GPU_RING && atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) &&
+           ch->op[atomic_load(&ch->ops_head) % GPU_RING].seq + GPU_RING <= ch->tail)
+        memops_run(ch); /* written by the GPU's front end in a moment */
 }
 
-CUresult channel_submit(struct stream *s, struct card_work work, struct event *event, const struct memop *op)
+CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *event, const struct memop *op)
 {
     CUcontext ctx = s->ctx;
     pthread_mutex_lock(&ctx->mutex);
@@ -163,21 +163,21 @@ CUresult channel_submit(struct stream *s, struct card_work work, struct event *e
     order(s, ch);
     uint64_t seq = ch->tail, ops = atomic_load(&ch->ops_tail);
     if (op) {
-        ch->op[ops % CARD_RING] = *op;
-        ch->op[ops % CARD_RING].seq = seq;
+        ch->op[ops % GPU_RING] = *op;
+        ch->op[ops % GPU_RING].seq = seq;
     }
     append(ch, &work);
     s->last = seq + 1;
     if (!(s->flags & 1))
         ch->blocking = seq + 1;
     if (event) {
-        if (event->channel && event->channel->pending[event->seq % CARD_RING] == event)
-            event->channel->pending[event->seq % CARD_RING] = NULL;
+        if (event->channel && event->channel->pending[event->seq % GPU_RING] == event)
+            event->channel->pending[event->seq % GPU_RING] = NULL;
         event->channel = ch;
         event->ctx = ctx;
         event->seq = seq;
         event->retired = false;
-        ch->pending[seq % CARD_RING] = event;
+        ch->pending[seq % GPU_RING] = event;
     }
     if (op)
         atomic_store_explicit(&ch->ops_tail, ops + 1, memory_order_release);
@@ -191,14 +191,14 @@ CUresult channel_submit(struct stream *s, struct card_work work, struct event *e
 static bool ops_done(struct channel *ch, uint64_t last)
 {
     uint64_t head = atomic_load_explicit(&ch->ops_head, memory_order_acquire);
-    return head == atomic_load_explicit(&ch->ops_tail, memory_order_acquire) || ch->op[head % CARD_RING].seq >= last;
+    return head == atomic_load_explicit(&ch->ops_tail, memory_order_acquire) || ch->op[head % GPU_RING].seq >= last;
 }
 
 bool channel_done(struct channel *ch, uint64_t last)
 {
     if (!ch || !last || atomic_load(&ch->closed))
         return true;
-    if (!card_done(ch->card, ch->queue, last - 1))
+    if (!gpu_done(ch->gpu, ch->queue, last - 1))
         return false;
     if (!ops_done(ch, last))
         memops_run(ch);
@@ -209,7 +209,7 @@ void channel_wait(struct channel *ch, uint64_t last)
 {
     if (!ch || !last || atomic_load(&ch->closed))
         return;
-    card_wait(ch->card, ch->queue, last - 1);
+    gpu_wait(ch->gpu, ch->queue, last - 1);
     while (!ops_done(ch, last) && !atomic_load(&ch->closed))
         memops_run(ch);
 }

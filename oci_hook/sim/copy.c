@@ -1,23 +1,23 @@
-/* Simulated libcuda: copies and fills. They take the card's time in their stream's turn, but kernels touch no memory
+/* Simulated libcuda: copies and fills. They take the GPU's time in their stream's turn, but kernels touch no memory
  * here, so the bytes are moved at once; by synchronous ones, when their turn was. */
 #define _GNU_SOURCE
 #include "heap.h"
 
 #include <string.h>
 
-/* Within the card, bandwidth is used twice: read and written. */
+/* Within the GPU, bandwidth is used twice: read and written. */
 static CUresult busy(struct stream *s, uint32_t kind, unsigned rate, uint64_t bytes)
 {
-    const struct card_head *h = &sim_card_of(s->ctx)->file->head;
+    const struct gpu_head *h = &sim_gpu_of(s->ctx)->file->head;
     uint64_t ns = bytes && h->copy_rate[rate] ? bytes / h->copy_rate[rate] * 1000 +
                                                     bytes % h->copy_rate[rate] * 1000 / h->copy_rate[rate]
                                               : 0;
     if (!bytes)
         return CUDA_SUCCESS;
-    return channel_submit(s, (struct card_work){.kind = kind, .duration_ns = ns, .width = h->sm_count}, NULL, NULL);
+    return channel_submit(s, (struct gpu_work){.kind = kind, .duration_ns = ns, .width = h->sm_count}, NULL, NULL);
 }
 
-static bool within_card(uint64_t to, uint64_t from)
+static bool within_gpu(uint64_t to, uint64_t from)
 {
     struct piece p;
     return heap_holding(to, &p) && heap_holding(from, &p);
@@ -26,12 +26,12 @@ static bool within_card(uint64_t to, uint64_t from)
 CUresult copy_time(struct stream *s, uint64_t to, uint64_t from, uint64_t bytes)
 {
     struct piece p;
-    bool to_card = heap_holding(to, &p), from_card = heap_holding(from, &p);
-    if (to_card && from_card)
+    bool to_gpu = heap_holding(to, &p), from_gpu = heap_holding(from, &p);
+    if (to_gpu && from_gpu)
         return busy(s, WORK_KERNEL, 2, bytes);
-    if (!to_card && !from_card)
+    if (!to_gpu && !from_gpu)
         return CUDA_SUCCESS;
-    return to_card ? busy(s, WORK_TO, 0, bytes) : busy(s, WORK_FROM, 1, bytes);
+    return to_gpu ? busy(s, WORK_TO, 0, bytes) : busy(s, WORK_FROM, 1, bytes);
 }
 
 CUresult fill_time(struct stream *s, uint64_t bytes) { return busy(s, WORK_KERNEL, 2, bytes); }
@@ -45,7 +45,7 @@ CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, 
     if (capture_active(s))
         return capture_copy(s, to, from, bytes);
     TRY(copy_time(s, to, from, bytes));
-    if (wait && !within_card(to, from)) /* what touches no host memory, no host waits for */
+    if (wait && !within_gpu(to, from)) /* what touches no host memory, no host waits for */
         TRY(sim_stream_wait(s));
     memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
     return CUDA_SUCCESS;

@@ -10,13 +10,13 @@
 #define CONTEXT_MAGIC 0x6374782d73696d21ull
 #define STACK_DEPTH 64
 
-struct card sim_card[CARD_MAX];
-int sim_cards;
+struct gpu sim_gpu[GPU_MAX];
+int sim_gpus;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t *alive; /* a page that the kernel wipes in a forked child: there the driver is not initialised */
 static struct context *contexts;
-static struct { struct context *ctx; unsigned retained, flags; } primary[CARD_MAX];
+static struct { struct context *ctx; unsigned retained, flags; } primary[GPU_MAX];
 static __thread struct { CUcontext stack[STACK_DEPTH]; int depth; } current;
 
 /* --- initialisation --- */
@@ -24,23 +24,23 @@ static __thread struct { CUcontext stack[STACK_DEPTH]; int depth; } current;
 /* CUDA_VISIBLE_DEVICES: indices or UUID prefixes; the first that names nothing ends the list. */
 static void narrow(const char *list)
 {
-    struct card kept[CARD_MAX];
+    struct gpu kept[GPU_MAX];
     int count = 0;
-    while (*list && count < CARD_MAX) {
+    while (*list && count < GPU_MAX) {
         size_t n = strcspn(list, ",");
         int hit = -1;
         char *end;
         long index = strtol(list, &end, 10);
-        for (int i = 0; hit < 0 && i < sim_cards; i++)
-            if (n && (end == list + n ? index == i : !strncmp(sim_card[i].file->head.uuid, list, n)))
+        for (int i = 0; hit < 0 && i < sim_gpus; i++)
+            if (n && (end == list + n ? index == i : !strncmp(sim_gpu[i].file->head.uuid, list, n)))
                 hit = i;
         if (hit < 0)
             break;
-        kept[count++] = sim_card[hit];
+        kept[count++] = sim_gpu[hit];
         list += n + (list[n] == ',');
     }
-    memcpy(sim_card, kept, sizeof kept[0] * (size_t)count);
-    sim_cards = count;
+    memcpy(sim_gpu, kept, sizeof kept[0] * (size_t)count);
+    sim_gpus = count;
 }
 
 API CUresult cuInit(unsigned flags)
@@ -50,15 +50,15 @@ API CUresult cuInit(unsigned flags)
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     if (!alive) {
-        int all = cards_open(sim_card, CARD_MAX, true);
-        sim_cards = 0;
-        for (int i = 0; i < all; i++) /* a card in MIG mode is no device of its own */
-            if (sim_card[i].file->head.mig != CARD_SPLIT)
-                sim_card[sim_cards++] = sim_card[i];
+        int all = gpus_open(sim_gpu, GPU_MAX, true);
+        sim_gpus = 0;
+        for (int i = 0; i < all; i++) /* a GPU in MIG mode is no device of its own */
+            if (sim_gpu[i].file->head.mig != GPU_SPLIT)
+                sim_gpu[sim_gpus++] = sim_gpu[i];
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         if (visible)
             narrow(visible);
-        if (sim_cards) {
+        if (sim_gpus) {
             uint32_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (page != MAP_FAILED) {
                 madvise(page, 4096, 18 /* MADV_WIPEONFORK, Linux 4.14 */);
@@ -67,7 +67,7 @@ API CUresult cuInit(unsigned flags)
             }
         }
         if (!alive)
-            result = sim_cards ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_NO_DEVICE;
+            result = sim_gpus ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_NO_DEVICE;
     } else if (!*alive)
         result = CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_unlock(&mutex);
@@ -82,14 +82,14 @@ CUresult sim_ready(void)
 CUresult sim_device(CUdevice dev)
 {
     TRY(sim_ready());
-    return dev >= 0 && dev < sim_cards ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    return dev >= 0 && dev < sim_gpus ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 API CUresult cuDriverGetVersion(int *version)
 {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = sim_cards ? (int)sim_card[0].file->head.cuda_version : 12040;
+    *version = sim_gpus ? (int)sim_gpu[0].file->head.cuda_version : 12040;
     return CUDA_SUCCESS;
 }
 
@@ -130,7 +130,7 @@ API CUresult cuDeviceGetCount(int *count)
     TRY(sim_ready());
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
-    *count = sim_cards;
+    *count = sim_gpus;
     return CUDA_SUCCESS;
 }
 
@@ -146,15 +146,15 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice dev)
     TRY(sim_device(dev));
     if (!name || length <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    snprintf(name, (size_t)length, "%s", sim_card[dev].file->head.name);
+    snprintf(name, (size_t)length, "%s", sim_gpu[dev].file->head.name);
     return CUDA_SUCCESS;
 }
 
 static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance)
 {
     TRY(sim_device(dev));
-    const struct card_head *h = &sim_card[dev].file->head;
-    const char *p = (instance || h->mig != CARD_PART ? h->uuid : h->parent) + 4; /* after "GPU-" */
+    const struct gpu_head *h = &sim_gpu[dev].file->head;
+    const char *p = (instance || h->mig != GPU_PART ? h->uuid : h->parent) + 4; /* after "GPU-" */
     for (int i = 0; i < 16; i++) {
         unsigned byte;
         while (*p == '-')
@@ -175,7 +175,7 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
     TRY(sim_device(dev));
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    *bytes = sim_card[dev].file->head.memory_total;
+    *bytes = sim_gpu[dev].file->head.memory_total;
     return CUDA_SUCCESS;
 }
 
@@ -190,15 +190,15 @@ API CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice dev)
 API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev)
 {
     TRY(sim_device(dev));
-    *major = (int)sim_card[dev].file->head.capability / 10;
-    *minor = (int)sim_card[dev].file->head.capability % 10;
+    *major = (int)sim_gpu[dev].file->head.capability / 10;
+    *minor = (int)sim_gpu[dev].file->head.capability % 10;
     return CUDA_SUCCESS;
 }
 
 static void pci_parts(CUdevice dev, unsigned *domain, unsigned *bus, unsigned *device)
 {
     *domain = *bus = *device = 0;
-    sscanf(sim_card[dev].file->head.pci, "%x:%x:%x", domain, bus, device);
+    sscanf(sim_gpu[dev].file->head.pci, "%x:%x:%x", domain, bus, device);
 }
 
 API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev)
@@ -206,7 +206,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev)
     TRY(sim_device(dev));
     if (!value || attribute < 1 || attribute > 200)
         return CUDA_ERROR_INVALID_VALUE;
-    const struct card_head *h = &sim_card[dev].file->head;
+    const struct gpu_head *h = &sim_gpu[dev].file->head;
     unsigned domain, bus, device;
     pci_parts(dev, &domain, &bus, &device);
     switch (attribute) { /* CU_DEVICE_ATTRIBUTE_... */
@@ -274,7 +274,7 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text)
     if (!text || (sscanf(text, "%x:%x:%x", &domain, &bus, &device) != 3 &&
                   (domain = 0, sscanf(text, "%x:%x", &bus, &device) != 2)))
         return CUDA_ERROR_INVALID_VALUE;
-    for (int i = 0; i < sim_cards; i++) {
+    for (int i = 0; i < sim_gpus; i++) {
         pci_parts(i, &want[0], &want[1], &want[2]);
         if (want[0] == domain && want[1] == bus && want[2] == device) {
             *dev = i;
@@ -307,16 +307,16 @@ bool sim_context_valid(CUcontext ctx)
 /* Mutex held. */
 static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool is_primary)
 {
-    struct card *card = &sim_card[dev];
-    if (card->slot < 0 && !card_claim(card))
+    struct gpu *gpu = &sim_gpu[dev];
+    if (gpu->slot < 0 && !gpu_claim(gpu))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct context *ctx = calloc(1, sizeof *ctx);
-    if (!ctx || (ctx->group = card_take_group(card)) < 0) {
+    if (!ctx || (ctx->group = gpu_take_group(gpu)) < 0) {
         free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (!card_reserve(card, card->file->head.context_bytes)) {
-        card_give_group(card, ctx->group);
+    if (!gpu_reserve(gpu, gpu->file->head.context_bytes)) {
+        gpu_give_group(gpu, ctx->group);
         free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -328,7 +328,7 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
     ctx->null_stream.ctx = ctx;
     ctx->next = contexts;
     contexts = ctx;
-    card->file->slot[card->slot].contexts++;
+    gpu->file->slot[gpu->slot].contexts++;
     *out = ctx;
     return CUDA_SUCCESS;
 }
@@ -336,7 +336,7 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
 /* Mutex held. The object itself stays, so that a stale handle on some thread's stack is recognised, not followed. */
 static void destroy_context(CUcontext ctx)
 {
-    struct card *card = sim_card_of(ctx);
+    struct gpu *gpu = sim_gpu_of(ctx);
     for (struct context **p = &contexts; *p; p = &(*p)->next)
         if (*p == ctx) {
             *p = ctx->next;
@@ -345,8 +345,8 @@ static void destroy_context(CUcontext ctx)
     channel_close(ctx);
     heap_free_all(ctx);
     pool_release(ctx->device, true);
-    card_release(card, card->file->head.context_bytes);
-    card->file->slot[card->slot].contexts--;
+    gpu_release(gpu, gpu->file->head.context_bytes);
+    gpu->file->slot[gpu->slot].contexts--;
     ctx->magic = 0;
 }
 

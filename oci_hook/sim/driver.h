@@ -2,7 +2,7 @@
 #ifndef GPU_HOOK_SIM_DRIVER_H
 #define GPU_HOOK_SIM_DRIVER_H
 
-#include "card.h"
+#include "gpu.h"
 
 #define API __attribute__((visibility("default")))
 
@@ -68,9 +68,9 @@ struct context {
     int device;
     unsigned flags;
     bool primary;
-    int group;               /* on the card */
+    int group;               /* on the GPU */
     bool closed;             /* under the mutex */
-    pthread_mutex_t mutex;   /* submission; taken before the card's */
+    pthread_mutex_t mutex;   /* submission; taken before the GPU's */
     struct channel *channel[CHANNELS];
     struct stream null_stream;
     struct context *next;
@@ -85,7 +85,7 @@ struct memop {
 };
 
 struct channel { /* this process's side of a queue */
-    struct card *card;
+    struct gpu *gpu;
     int queue;
     unsigned users;
     bool watched;            /* by the front end */
@@ -94,13 +94,13 @@ struct channel { /* this process's side of a queue */
     uint64_t blocking;       /* 1 + the last work of a stream that waits for the legacy default stream and vice versa */
     uint64_t after_legacy;   /* how much of the legacy channel its work comes after */
     uint64_t before_legacy;  /* how much of it the legacy channel's work comes after */
-    struct event *pending[CARD_RING];
-    struct memop op[CARD_RING];
+    struct event *pending[GPU_RING];
+    struct memop op[GPU_RING];
     _Atomic uint64_t ops_tail, ops_head; /* submitted, done */
 };
 
-extern struct card sim_card[CARD_MAX];
-extern int sim_cards;
+extern struct gpu sim_gpu[GPU_MAX];
+extern int sim_gpus;
 
 /* CUDA_SUCCESS when cuInit was called in this very process (not before a fork). */
 CUresult sim_ready(void);
@@ -108,7 +108,7 @@ CUresult sim_ready(void);
 CUresult sim_context(CUcontext *ctx);
 bool sim_context_valid(CUcontext ctx);
 CUresult sim_device(CUdevice dev);
-static inline struct card *sim_card_of(CUcontext ctx) { return &sim_card[ctx->device]; }
+static inline struct gpu *sim_gpu_of(CUcontext ctx) { return &sim_gpu[ctx->device]; }
 
 /* graph.c: what a stream that is being captured does instead; capture_forbids: CUDA_SUCCESS unless this thread must
  * not do what cannot be captured. */
@@ -130,7 +130,7 @@ CUresult capture_wait(struct stream *s, CUevent event);
 bool capture_holds(const struct capture *capture);
 
 /* channel.c: submission. event, op: may be NULL. */
-CUresult channel_submit(struct stream *stream, struct card_work work, struct event *event, const struct memop *op);
+CUresult channel_submit(struct stream *stream, struct gpu_work work, struct event *event, const struct memop *op);
 bool channel_done(struct channel *channel, uint64_t last);
 void channel_wait(struct channel *channel, uint64_t last);
 void channel_leave(struct stream *stream); /* it is destroyed */
@@ -173,7 +173,7 @@ CUresult memops_of(const void *list, unsigned n, struct memop *out); /* CUstream
 CUresult memops_submit(struct stream *stream, const struct memop *ops, unsigned n);
 void memops_run(struct channel *channel); /* those whose work is done: on this thread, when nobody else does it */
 void memops_start(struct channel *channel);
-/* copy.c: the card's time for so many bytes */
+/* copy.c: the GPU's time for so many bytes */
 CUresult copy_time(struct stream *stream, uint64_t to, uint64_t from, uint64_t bytes);
 CUresult fill_time(struct stream *stream, uint64_t bytes);
 /* host.c: pinned host memory. */

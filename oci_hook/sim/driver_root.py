@@ -1,8 +1,8 @@
-"""The simulated driver of an install: a driver root with its two libraries, and one memory file per card.
+"""The simulated driver of an install: a driver root with its two libraries, and one memory file per GPU.
 
 PREFIX/sim/root/usr/lib/<multiarch>/   libcuda.so.VERSION, libnvidia-ml.so.VERSION and their links
-PREFIX/sim/root/gpu-hook-simulated.json  marks the root, and says where the cards are
-STATE/sim/cards/<minor>                the cards (card.h), mapped by every process that uses them; STATE/sim is 0700
+PREFIX/sim/root/gpu-hook-simulated.json  marks the root, and says where the GPUs are
+STATE/sim/gpus/<minor>                the GPUs (gpu.h), mapped by every process that uses them; STATE/sim is 0700
 
 Not under /run: libraries must be on a mount that allows execution.
 """
@@ -15,30 +15,30 @@ import uuid
 from pathlib import Path
 from struct import Struct
 
+from oci_hook.discovery.discover import SIMULATED_MARK
+from oci_hook.discovery.driver_files import MULTIARCH
 from oci_hook.errors import refuse
-from oci_hook.node.discover import SIMULATED_MARK
-from oci_hook.node.driver_files import MULTIARCH
 from oci_hook.sim import mig as mig_devices
 from oci_hook.sim.topology import Topology, lay
 
 VERSION = "550.0.0"  # no real release has this number
 CUDA_VERSION = 12040
-MAX_CARDS = 32
+MAX_GPUS = 32
 MIB = 1 << 20
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
-# card.h: struct card_head up to `engine`, and the size of struct card_file. A test compares both with the compiler's.
+# gpu.h: struct gpu_head up to `engine`, and the size of struct gpu_file. A test compares both with the compiler's.
 HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQII")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
 FORMAT = 3
 FILE_SIZE = 22902784
 SLOTS, SLOT_SIZE = 128, 64  # behind the head page
 QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
-CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the card's
+CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the GPU's
 KERNEL_NS = 10_000
 MAX_TIME_SCALE = 1000
-TSG = ("error", "inert", "work")  # enum card_tsg
-# Fields of the head that may change while the card is used; offsets, 32 bits each.
+TSG = ("error", "inert", "work")  # enum gpu_tsg
+# Fields of the head that may change while the GPU is used; offsets, 32 bits each.
 FAULTS = {
     "fail_every": 336,
     "fail_code": 340,
@@ -63,30 +63,30 @@ def root_of(prefix: str) -> Path:
     return Path(prefix) / "sim" / "root"
 
 
-def cards_of(state_dir: str) -> Path:
-    return Path(state_dir) / "sim" / "cards"
+def gpus_of(state_dir: str) -> Path:
+    return Path(state_dir) / "sim" / "gpus"
 
 
 def make(
     prefix: str,
     state_dir: str,
-    cards: int,
+    gpus: int,
     memory_mib: int,
     time_scale: int = 1,
     tsg: str = "error",
     mig: tuple[mig_devices.Profile, ...] = (),
     topology: Topology = Topology(),  # noqa: B008  a frozen value
 ) -> Path:
-    """Make the driver root and the card files anew; the root. Raises NodeError GH-306.
+    """Make the driver root and the GPU files anew; the root. Raises NodeError GH-306.
 
-    time_scale: a card takes so many times as long for everything as it says. tsg: what controls of channel groups do.
-    mig: what card 0 is split into.
+    time_scale: a GPU takes so many times as long for everything as it says. tsg: what controls of channel groups do.
+    mig: what GPU 0 is split into.
     """
     parts = native_parts()
     missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
     if missing:
         raise refuse("GH-306", f"{parts} lacks {', '.join(missing)}; run scripts/build in the checkout")
-    root, files = root_of(prefix), cards_of(state_dir)
+    root, files = root_of(prefix), gpus_of(state_dir)
     if set(str(root)) & set(" :;"):
         raise refuse("GH-306", f"{root}: no loader finds a library below a path with a blank or colon; choose --prefix")
     remove(prefix, state_dir)
@@ -102,16 +102,16 @@ def make(
             file.chmod(0o644)
             os.symlink(file.name, libraries / f"{name}.1")
             os.symlink(f"{name}.1", libraries / name)
-        # Containers have the card files by binds, and may write to them. On the host they are root's alone.
+        # Containers have the GPU files by binds, and may write to them. On the host they are root's alone.
         files.parent.mkdir(parents=True, exist_ok=True)
         files.parent.chmod(0o700)
         files.mkdir(mode=0o755)
-        for minor in range(cards):
-            make_card(files / str(minor), minor, memory_mib, time_scale, tsg)
-        lay(root, files, topology, {minor: bus_id(minor) for minor in range(cards)})
+        for minor in range(gpus):
+            make_gpu(files / str(minor), minor, memory_mib, time_scale, tsg)
+        lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})
         if mig:
             mig_devices.split(root, files, mig, HEAD)
-        mark: dict[str, str | int] = {"what": "a simulated driver of gpu-hook", "version": VERSION, "cards": str(files)}
+        mark: dict[str, str | int] = {"what": "a simulated driver of gpu-hook", "version": VERSION, "gpus": str(files)}
         mark["time_scale"] = time_scale
         (root / SIMULATED_MARK).write_text(json.dumps(mark) + "\n")
     except OSError as e:
@@ -120,10 +120,10 @@ def make(
     return root
 
 
-def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1, tsg: str = "error") -> str:
-    """One card's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
+def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1, tsg: str = "error") -> str:
+    """One GPU's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
     constants = json.loads(CALIBRATION.read_text())
-    us, rate = constants["card_us"], constants["copy_gb_s"]
+    us, rate = constants["gpu_us"], constants["copy_gb_s"]
     name = f"GPU-51de{minor:04x}{str(uuid.uuid4())[8:]}"
     head = HEAD.pack(
         MAGIC,
@@ -159,9 +159,9 @@ def make_card(path: Path, minor: int, memory_mib: int, time_scale: int = 1, tsg:
     return name
 
 
-def set_faults(card: Path, faults: dict[str, int]) -> None:
-    """Let the driver calls and NVML questions on this card go wrong; what is not named in `faults` goes right again."""
-    with open(card, "r+b") as f:  # a real card has no such words either: whoever is granted it could write them
+def set_faults(gpu: Path, faults: dict[str, int]) -> None:
+    """Let the driver calls and NVML questions on this GPU go wrong; what is not named in `faults` goes right again."""
+    with open(gpu, "r+b") as f:  # a real GPU has no such words either: whoever is granted it could write them
         for name, at in FAULTS.items():
             f.seek(at)
             f.write(faults.get(name, 0).to_bytes(4, "little"))
@@ -177,8 +177,8 @@ def size_text(mib: int) -> str:
 
 
 def remove(prefix: str, state_dir: str) -> bool:
-    """Take root and cards away; whether there were any. Running programs keep what they have mapped."""
-    root, files = root_of(prefix), cards_of(state_dir)
+    """Take root and GPUs away; whether there were any. Running programs keep what they have mapped."""
+    root, files = root_of(prefix), gpus_of(state_dir)
     there = root.exists() or files.exists()
     for folder in (root, files):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,11 @@
-/* The simulated card's time, pure on memory: from one state and the rings to a later state. Untrusted: the rings and
+/* The simulated GPU's time, pure on memory: from one state and the rings to a later state. Untrusted: the rings and
  * the state may hold anything; every index is checked, and every step moves time or finishes a work.
  *
  * Physics: contexts with work take turns of a slice each. A change costs more when the one that is left still has work.
  * Within a context the kernels at the heads of its channels run at once as far as the SMs suffice, in order of
  * priority, then of their launches. Copies to and from the host have an engine each and hold no slice. Marks, waits and
  * writes take no time. */
-#include "card.h"
+#include "gpu.h"
 
 #include <string.h>
 
@@ -16,17 +16,17 @@
 enum phase { PHASE_IDLE, PHASE_SWITCH, PHASE_RUN };
 
 struct run {
-    const struct card_file *file;
-    struct card_state *s;
+    const struct gpu_file *file;
+    struct gpu_state *s;
     unsigned queues, groups;
     uint64_t t, now;
 };
 
-static void account(struct card_busy *b, uint64_t from, uint64_t ns)
+static void account(struct gpu_busy *b, uint64_t from, uint64_t ns)
 {
     b->total_ns += ns;
     while (ns) {
-        uint64_t period = from / CARD_PERIOD_NS, room = (period + 1) * CARD_PERIOD_NS - from;
+        uint64_t period = from / GPU_PERIOD_NS, room = (period + 1) * GPU_PERIOD_NS - from;
         uint64_t part = ns < room ? ns : room;
         if (b->period != period) {
             b->last_ns = b->period + 1 == period ? b->ns : 0;
@@ -39,30 +39,30 @@ static void account(struct card_busy *b, uint64_t from, uint64_t ns)
     }
 }
 
-unsigned card_utilisation(const struct card_busy *b, uint64_t now_ns)
+unsigned gpu_utilisation(const struct gpu_busy *b, uint64_t now_ns)
 {
-    uint64_t period = now_ns / CARD_PERIOD_NS - 1;
+    uint64_t period = now_ns / GPU_PERIOD_NS - 1;
     uint64_t ns = b->period == period ? b->ns : b->period == period + 1 ? b->last_ns : 0;
-    return ns >= CARD_PERIOD_NS ? 100 : (unsigned)((ns * 100 + CARD_PERIOD_NS / 2) / CARD_PERIOD_NS);
+    return ns >= GPU_PERIOD_NS ? 100 : (unsigned)((ns * 100 + GPU_PERIOD_NS / 2) / GPU_PERIOD_NS);
 }
 
 /* The work at a queue's head that has been submitted by time t; NULL: none. *at: when there will be one. */
-static const struct card_work *head_of(struct run *r, unsigned i, uint64_t *at)
+static const struct gpu_work *head_of(struct run *r, unsigned i, uint64_t *at)
 {
-    const struct card_queue *q = &r->file->queue[i];
-    struct card_progress *p = &r->s->queue[i];
+    const struct gpu_queue *q = &r->file->queue[i];
+    struct gpu_progress *p = &r->s->queue[i];
     uint64_t tail = atomic_load_explicit(&q->tail, memory_order_acquire);
     uint64_t cut = atomic_load_explicit(&q->cut, memory_order_relaxed);
     if (cut > tail)
         cut = tail;
     *at = NEVER;
-    if (p->head < cut || tail - p->head > CARD_RING) { /* void, or figures that cannot be */
-        p->head = p->head < cut && tail - p->head <= CARD_RING ? cut : tail;
+    if (p->head < cut || tail - p->head > GPU_RING) { /* void, or figures that cannot be */
+        p->head = p->head < cut && tail - p->head <= GPU_RING ? cut : tail;
         p->began = 0;
     }
     if (p->head == tail)
         return NULL;
-    const struct card_work *w = &q->ring[p->head % CARD_RING];
+    const struct gpu_work *w = &q->ring[p->head % GPU_RING];
     if (w->submit_ns > r->now + 1000000000) /* only a neighbour writes such a thing */
         return w;
     *at = w->submit_ns;
@@ -75,7 +75,7 @@ static void finish(struct run *r, unsigned i)
     r->s->queue[i].began = 0;
 }
 
-static bool depends(const struct run *r, const struct card_work *w)
+static bool depends(const struct run *r, const struct gpu_work *w)
 {
     if (w->other >= r->queues)
         return false;
@@ -83,7 +83,7 @@ static bool depends(const struct run *r, const struct card_work *w)
            atomic_load_explicit(&r->file->queue[w->other].tail, memory_order_acquire) > w->seq;
 }
 
-static bool met(const struct card_work *w, uint64_t t, uint64_t *at)
+static bool met(const struct gpu_work *w, uint64_t t, uint64_t *at)
 {
     if (!atomic_load_explicit(&w->met, memory_order_acquire))
         return false;
@@ -92,12 +92,12 @@ static bool met(const struct card_work *w, uint64_t t, uint64_t *at)
     return w->met_ns <= t;
 }
 
-static bool is_kernel(const struct card_work *w) { return w->kind == WORK_KERNEL || w->kind == WORK_SPIN; }
+static bool is_kernel(const struct gpu_work *w) { return w->kind == WORK_KERNEL || w->kind == WORK_SPIN; }
 
 /* Do what takes no time, and give the copy engines work. *at: when there is more to do here. False: the log is full. */
 static bool front_end(struct run *r, uint64_t *at)
 {
-    struct card_state *s = r->s;
+    struct gpu_state *s = r->s;
     *at = NEVER;
     for (int k = 0; k < 2; k++)
         if (s->copying[k] && (s->copying[k] > r->queues || s->copy_end_ns[k] <= r->t)) {
@@ -108,7 +108,7 @@ static bool front_end(struct run *r, uint64_t *at)
     for (bool again = true; again;) {
         again = false;
         for (unsigned i = 0; i < r->queues; i++) {
-            const struct card_work *w;
+            const struct gpu_work *w;
             uint64_t then;
             while ((w = head_of(r, i, &then)) && !is_kernel(w)) {
                 if (w->kind == WORK_TO || w->kind == WORK_FROM) {
@@ -129,9 +129,9 @@ static bool front_end(struct run *r, uint64_t *at)
                 if ((w->kind == WORK_AFTER && depends(r, w)) || (w->kind == WORK_WAIT && !met(w, r->t, at)))
                     break;
                 if (w->kind == WORK_MARK) {
-                    if (s->logged >= CARD_LOG)
+                    if (s->logged >= GPU_LOG)
                         return false;
-                    s->log[s->logged++] = (struct card_logged){i, 0, s->queue[i].head, r->t};
+                    s->log[s->logged++] = (struct gpu_logged){i, 0, s->queue[i].head, r->t};
                 }
                 finish(r, i);
                 again = true;
@@ -148,19 +148,19 @@ static bool front_end(struct run *r, uint64_t *at)
 
 static bool on(const struct run *r, unsigned g)
 {
-    const struct card_group *group = &r->file->group[g];
+    const struct gpu_group *group = &r->file->group[g];
     uint32_t owner = atomic_load_explicit(&group->owner, memory_order_relaxed) - 1;
-    return owner < CARD_SLOTS && !(r->s->dead[owner / 64] >> owner % 64 & 1) &&
+    return owner < GPU_SLOTS && !(r->s->dead[owner / 64] >> owner % 64 & 1) &&
            !atomic_load_explicit(&group->off, memory_order_relaxed);
 }
 
 /* Which groups have kernels to run, one bit each. */
-static void runnable(struct run *r, uint64_t bits[CARD_GROUPS / 64])
+static void runnable(struct run *r, uint64_t bits[GPU_GROUPS / 64])
 {
-    memset(bits, 0, CARD_GROUPS / 8);
+    memset(bits, 0, GPU_GROUPS / 8);
     for (unsigned i = 0; i < r->queues; i++) {
         uint64_t at;
-        const struct card_work *w = head_of(r, i, &at);
+        const struct gpu_work *w = head_of(r, i, &at);
         uint32_t g = r->file->queue[i].group;
         if (w && is_kernel(w) && g < r->groups && on(r, g))
             bits[g / 64] |= 1ull << g % 64;
@@ -206,10 +206,10 @@ static void change_turn(struct run *r, unsigned g, uint64_t cost)
  * stream that is kept full would keep the others out for ever. */
 static bool goes_before(const struct run *r, unsigned a, unsigned b)
 {
-    const struct card_queue *p = &r->file->queue[a], *q = &r->file->queue[b];
+    const struct gpu_queue *p = &r->file->queue[a], *q = &r->file->queue[b];
     if (p->priority != q->priority)
         return p->priority < q->priority;
-    return p->ring[r->s->queue[a].head % CARD_RING].submit_ns < q->ring[r->s->queue[b].head % CARD_RING].submit_ns;
+    return p->ring[r->s->queue[a].head % GPU_RING].submit_ns < q->ring[r->s->queue[b].head % GPU_RING].submit_ns;
 }
 
 /* Kernels of the group that run now; *shortest: what is left of the first that will end. */
@@ -217,15 +217,15 @@ static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *sho
 {
     uint32_t sms = r->file->head.sm_count ? r->file->head.sm_count : 1, used = 0;
     unsigned n = 0;
-    uint16_t rest[CARD_QUEUES];
+    uint16_t rest[GPU_QUEUES];
     unsigned n_rest = 0;
     *shortest = NEVER;
     for (unsigned i = 0; i < r->queues; i++) {
         uint64_t at, ignored = NEVER;
-        const struct card_work *w = r->file->queue[i].group == g ? head_of(r, i, &at) : NULL;
+        const struct gpu_work *w = r->file->queue[i].group == g ? head_of(r, i, &at) : NULL;
         if (!w || !is_kernel(w))
             continue;
-        struct card_progress *p = &r->s->queue[i];
+        struct gpu_progress *p = &r->s->queue[i];
         if (!p->began) {
             rest[n_rest++] = (uint16_t)i;
             continue;
@@ -243,11 +243,11 @@ static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *sho
             if (goes_before(r, rest[k], rest[best]))
                 best = k;
         unsigned i = rest[best];
-        const struct card_work *w = &r->file->queue[i].ring[r->s->queue[i].head % CARD_RING];
+        const struct gpu_work *w = &r->file->queue[i].ring[r->s->queue[i].head % GPU_RING];
         uint32_t width = w->width && w->width < sms ? w->width : sms;
         if (n && used + width > sms)
             break;
-        struct card_progress *p = &r->s->queue[i];
+        struct gpu_progress *p = &r->s->queue[i];
         uint64_t ignored = NEVER;
         p->began = 1;
         p->left_ns = w->kind == WORK_SPIN ? (met(w, r->t, &ignored) ? 0 : NEVER) : w->duration_ns;
@@ -264,8 +264,8 @@ static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *sho
 static void spins(const struct run *r, const uint16_t *set, unsigned n, uint64_t *at)
 {
     for (unsigned k = 0; k < n; k++) {
-        const struct card_queue *q = &r->file->queue[set[k]];
-        const struct card_work *w = &q->ring[r->s->queue[set[k]].head % CARD_RING];
+        const struct gpu_queue *q = &r->file->queue[set[k]];
+        const struct gpu_work *w = &q->ring[r->s->queue[set[k]].head % GPU_RING];
         if (w->kind == WORK_SPIN)
             met(w, r->t, at);
     }
@@ -274,8 +274,8 @@ static void spins(const struct run *r, const uint16_t *set, unsigned n, uint64_t
 /* One step: to the next instant at which something changes, at most to r->now. False: the log is full. */
 static bool step(struct run *r)
 {
-    struct card_state *s = r->s;
-    uint64_t at, bits[CARD_GROUPS / 64];
+    struct gpu_state *s = r->s;
+    uint64_t at, bits[GPU_GROUPS / 64];
     if (!front_end(r, &at))
         return false;
     if (at > r->now)
@@ -316,7 +316,7 @@ static bool step(struct run *r)
         change_turn(r, (unsigned)next, r->file->head.switch_idle_ns);
         return true;
     }
-    /* The slice timer runs on while nobody else wants the card: only its phase matters. */
+    /* The slice timer runs on while nobody else wants the GPU: only its phase matters. */
     uint64_t slice = slice_of(r, current), preempt = atomic_load(&r->file->group[current].preempt_ns);
     bool others = next != (int)current;
     if (s->slice_end_ns > r->t + slice)
@@ -332,7 +332,7 @@ static bool step(struct run *r)
         s->slice_end_ns = r->t + slice;
         s->turn_ns = r->t;
     }
-    uint16_t set[CARD_QUEUES];
+    uint16_t set[GPU_QUEUES];
     uint64_t run, until = at;
     unsigned n = resident(r, current, set, &run);
     spins(r, set, n, &until);
@@ -344,10 +344,10 @@ static bool step(struct run *r)
         run = until - r->t;
     uint32_t owner = atomic_load(&r->file->group[current].owner);
     account(&s->busy, r->t, run);
-    if (owner - 1 < CARD_SLOTS)
+    if (owner - 1 < GPU_SLOTS)
         account(&s->slot[owner - 1], r->t, run);
     for (unsigned k = 0; k < n; k++) {
-        struct card_progress *p = &s->queue[set[k]];
+        struct gpu_progress *p = &s->queue[set[k]];
         if (p->left_ns != NEVER)
             p->left_ns -= run;
         if (!p->left_ns)
@@ -357,11 +357,11 @@ static bool step(struct run *r)
     return true;
 }
 
-static bool compute(const struct card_file *f, struct card_state *s, uint64_t now, int queue, uint64_t seq)
+static bool compute(const struct gpu_file *f, struct gpu_state *s, uint64_t now, int queue, uint64_t seq)
 {
-    struct run r = {f, s, card_queues(f), card_groups(f), s->now_ns < now ? s->now_ns : now, now};
+    struct run r = {f, s, gpu_queues(f), gpu_groups(f), s->now_ns < now ? s->now_ns : now, now};
     bool whole = true;
-    if (s->logged > CARD_LOG)
+    if (s->logged > GPU_LOG)
         s->logged = 0;
     /* Once more at now itself: what takes no time is done even if no time passes. */
     uint64_t ignored;
@@ -380,9 +380,9 @@ static bool compute(const struct card_file *f, struct card_state *s, uint64_t no
     return whole;
 }
 
-bool engine_run(const struct card_file *f, struct card_state *s, uint64_t now) { return compute(f, s, now, -1, 0); }
+bool engine_run(const struct gpu_file *f, struct gpu_state *s, uint64_t now) { return compute(f, s, now, -1, 0); }
 
-bool engine_run_until(const struct card_file *f, struct card_state *s, uint64_t now, int queue, uint64_t seq)
+bool engine_run_until(const struct gpu_file *f, struct gpu_state *s, uint64_t now, int queue, uint64_t seq)
 {
     return compute(f, s, now, queue, seq);
 }

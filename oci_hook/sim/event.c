@@ -33,7 +33,7 @@ static CUresult event_destroy(CUevent e)
     TRY(event_valid(e));
     if (e->channel) {
         pthread_mutex_lock(&e->ctx->mutex);
-        struct event **cell = &e->channel->pending[e->seq % CARD_RING];
+        struct event **cell = &e->channel->pending[e->seq % GPU_RING];
         if (*cell == e)
             *cell = NULL;
         pthread_mutex_unlock(&e->ctx->mutex);
@@ -52,7 +52,7 @@ CUresult event_record(CUevent e, struct stream *s)
     if (capture_active(s))
         return capture_record(s, e);
     e->captured = NULL;
-    return channel_submit(s, (struct card_work){.kind = WORK_MARK}, e, NULL);
+    return channel_submit(s, (struct gpu_work){.kind = WORK_MARK}, e, NULL);
 }
 
 static CUresult record(CUevent e, CUstream handle, unsigned flags)
@@ -98,7 +98,7 @@ static CUresult time_of(CUevent e, uint64_t *ns)
         return CUDA_ERROR_INVALID_HANDLE;
     TRY(cuEventQuery(e));
     pthread_mutex_lock(&e->ctx->mutex);
-    *ns = e->retired ? e->done_ns : card_mark_ns(e->channel->card, e->channel->queue, e->seq);
+    *ns = e->retired ? e->done_ns : gpu_mark_ns(e->channel->gpu, e->channel->queue, e->seq);
     pthread_mutex_unlock(&e->ctx->mutex);
     return CUDA_SUCCESS;
 }
@@ -126,9 +126,9 @@ CUresult event_wait(struct stream *s, CUevent e)
         return capture_unsupported(s);
     if (!e->channel || e->retired || e->channel == s->channel)
         return CUDA_SUCCESS;
-    if (e->channel->card != sim_card_of(s->ctx)) /* of another card: the caller waits */
+    if (e->channel->gpu != sim_gpu_of(s->ctx)) /* of another GPU: the caller waits */
         return cuEventSynchronize(e);
-    struct card_work work = {.kind = WORK_AFTER, .other = (uint32_t)e->channel->queue, .seq = e->seq};
+    struct gpu_work work = {.kind = WORK_AFTER, .other = (uint32_t)e->channel->queue, .seq = e->seq};
     return channel_submit(s, work, NULL, NULL);
 }
 

@@ -1,4 +1,4 @@
-/* Simulated libcuda: faults that tests ask for in the card's head, and controls of channel groups. */
+/* Simulated libcuda: faults that tests ask for in the GPU's head, and controls of channel groups. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -8,12 +8,12 @@
 CUresult fault(void)
 {
     static _Atomic uint32_t calls, draws;
-    if (!sim_cards)
+    if (!sim_gpus)
         return CUDA_SUCCESS;
-    for (int i = 0; i < sim_cards; i++)
-        if (sim_card[i].file->head.lost)
+    for (int i = 0; i < sim_gpus; i++)
+        if (sim_gpu[i].file->head.lost)
             return CUDA_ERROR_UNKNOWN;
-    const struct card_head *h = &sim_card[0].file->head;
+    const struct gpu_head *h = &sim_gpu[0].file->head;
     uint32_t fail = h->fail_every, block = h->block_every;
     if (!fail && !block)
         return CUDA_SUCCESS;
@@ -27,7 +27,7 @@ CUresult fault(void)
 }
 
 /* What the kernel driver's channel-group controls do on some machines: act, be accepted without effect, or be refused.
- * Of the simulated driver alone; no real libcuda has it. A slice in microseconds of card time, 0 the card's own; off:
+ * Of the simulated driver alone; no real libcuda has it. A slice in microseconds of GPU time, 0 the GPU's own; off:
  * the context's kernels are not scheduled; preempt: its present turn ends now. */
 enum { SIMULATED_TSG_SLICE_US = 1, SIMULATED_TSG_OFF = 2, SIMULATED_TSG_PREEMPT = 3 };
 
@@ -38,30 +38,30 @@ API CUresult gpuHookSimulatedTsgControl(CUcontext ctx, int control, uint64_t val
         TRY(sim_context(&ctx));
     if (!sim_context_valid(ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
-    struct card *card = sim_card_of(ctx);
-    struct card_group *g = &card->file->group[ctx->group];
+    struct gpu *gpu = sim_gpu_of(ctx);
+    struct gpu_group *g = &gpu->file->group[ctx->group];
     if (control < SIMULATED_TSG_SLICE_US || control > SIMULATED_TSG_PREEMPT || value > 100000000)
         return CUDA_ERROR_INVALID_VALUE;
-    if (card->file->head.tsg_mode != TSG_WORK)
-        return card->file->head.tsg_mode == TSG_INERT ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
-    pthread_mutex_lock(&card->mutex);
-    card_advance(card, false); /* what was before it is as it was */
+    if (gpu->file->head.tsg_mode != TSG_WORK)
+        return gpu->file->head.tsg_mode == TSG_INERT ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+    pthread_mutex_lock(&gpu->mutex);
+    gpu_advance(gpu, false); /* what was before it is as it was */
     switch (control) {
     case SIMULATED_TSG_SLICE_US: atomic_store(&g->slice_ns, value * 1000); break;
     case SIMULATED_TSG_OFF: atomic_store(&g->off, value != 0); break;
-    default: atomic_store(&g->preempt_ns, card_now(card->file));
+    default: atomic_store(&g->preempt_ns, gpu_now(gpu->file));
     }
-    card_advance(card, false);
-    pthread_mutex_unlock(&card->mutex);
+    gpu_advance(gpu, false);
+    pthread_mutex_unlock(&gpu->mutex);
     return CUDA_SUCCESS;
 }
 
-/* How many real nanoseconds one of card time takes; programs that sleep between launches must know it. */
+/* How many real nanoseconds one of GPU time takes; programs that sleep between launches must know it. */
 API CUresult gpuHookSimulatedTimeScale(CUdevice dev, unsigned *scale)
 {
     TRY(sim_device(dev));
     if (!scale)
         return CUDA_ERROR_INVALID_VALUE;
-    *scale = (unsigned)card_scale(sim_card[dev].file);
+    *scale = (unsigned)gpu_scale(sim_gpu[dev].file);
     return CUDA_SUCCESS;
 }

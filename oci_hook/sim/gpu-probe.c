@@ -7,8 +7,8 @@
  *   alloc MIB        allocate MIB mebibytes and write to the first and last byte
  *   fill MIB         allocate pieces of MIB mebibytes until one is refused
  *   free             free everything allocated so far
- *   launch US COUNT  launch COUNT kernels that each keep the card busy for US microseconds, and wait for them
- *   run US SECONDS   keep launching kernels of US microseconds; what part of the card was had, in total and per second
+ *   launch US COUNT  launch COUNT kernels that each keep the GPU busy for US microseconds, and wait for them
+ *   run US SECONDS   keep launching kernels of US microseconds; what part of the GPU was had, in total and per second
  *   bench COUNT      what launch, alloc+free and cuMemGetInfo cost on the host, in ns per call
  *   hold SECONDS     keep everything for a while
  *   pause            keep everything until standard input ends
@@ -184,7 +184,7 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* Spins until the card's clock has moved on by its parameter. The simulated driver reads the comment instead. */
+/* Spins until the GPU's clock has moved on by its parameter. The simulated driver reads the comment instead. */
 static const char KERNEL[] = ".version 6.3\n.target %s\n.address_size 64\n// sim_us=%lu\n"
                              ".visible .entry work(.param .u64 ns) {\n"
                              ".reg .u64 %%t<4>;\n.reg .pred %%p;\n"
@@ -259,11 +259,11 @@ static void run(unsigned long us, double length)
             mark = at, then = done, tick += 1;
         }
     }
-    printf("; %lu kernels of %lu us in %.1f s, %.0f %% of the card\n", done, us, at - begin,
+    printf("; %lu kernels of %lu us in %.1f s, %.0f %% of the GPU\n", done, us, at - begin,
            (double)(done * us) / (at - begin) / 1e4);
 }
 
-/* Batches far below the launch queue's depth, so that no call waits for the card. */
+/* Batches far below the launch queue's depth, so that no call waits for the GPU. */
 static void bench(unsigned long n)
 {
     void *function = kernel(0);

@@ -14,17 +14,17 @@ enum { AUTO_FREE_ON_LAUNCH = 1, UPLOAD = 2 }; /* CUDA_GRAPH_INSTANTIATE_FLAG_...
 /* --- graph memory --- */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct { uint64_t used, used_high, reserved, reserved_high; } memory[CARD_MAX];
+static struct { uint64_t used, used_high, reserved, reserved_high; } memory[GPU_MAX];
 
 /* So much more in use at a launch's peak, and so much after it. */
 static CUresult memory_grow(int device, uint64_t peak, uint64_t lasting)
 {
-    struct card *card = &sim_card[device];
+    struct gpu *gpu = &sim_gpu[device];
     CUresult r = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     uint64_t need = round_up(memory[device].used + peak, BLOCK);
     if (need > memory[device].reserved) {
-        if (heap_book(card, need - memory[device].reserved))
+        if (heap_book(gpu, need - memory[device].reserved))
             memory[device].reserved = need;
         else
             r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -54,7 +54,7 @@ API CUresult cuDeviceGraphMemTrim(CUdevice dev)
     pthread_mutex_lock(&mutex);
     uint64_t keep = round_up(memory[dev].used, BLOCK);
     if (memory[dev].reserved > keep) {
-        card_release(&sim_card[dev], memory[dev].reserved - keep);
+        gpu_release(&sim_gpu[dev], memory[dev].reserved - keep);
         memory[dev].reserved = keep;
     }
     pthread_mutex_unlock(&mutex);
@@ -593,7 +593,7 @@ static CUresult upload(struct exec *e, CUstream handle)
     uint64_t peak, lasting;
     TRY(exec_valid(e));
     TRY(sim_stream(handle, &s));
-    for (int dev = 0; dev < sim_cards; dev++) {
+    for (int dev = 0; dev < sim_gpus; dev++) {
         footprint(e, dev, &peak, &lasting);
         if (peak)
             TRY(memory_grow(dev, peak, 0));
@@ -800,7 +800,7 @@ static CUresult launch(struct exec *e, CUstream handle)
                 return CUDA_ERROR_INVALID_VALUE;
             heap_free(piece.address);
         }
-    for (int dev = 0; dev < sim_cards; dev++) {
+    for (int dev = 0; dev < sim_gpus; dev++) {
         footprint(e, dev, &peak, &lasting);
         if (peak)
             TRY(memory_grow(dev, peak, lasting));
@@ -814,7 +814,7 @@ static CUresult launch(struct exec *e, CUstream handle)
                 if (e->ops[i + 1].kernel.width > all.width)
                     all.width = e->ops[i + 1].kernel.width;
             }
-            TRY(kernel_submit(s, &all)); /* one command: kernels that follow each other are one to the card */
+            TRY(kernel_submit(s, &all)); /* one command: kernels that follow each other are one to the GPU */
         } else if (op->type == NODE_ALLOC && !freed_inside(e, i))
             TRY(heap_note((struct piece){op->memory.address, op->memory.size, 0, s->ctx, GRAPH, NULL}));
         else if (op->type == NODE_FREE && heap_find(op->memory.address, &piece))

@@ -1,4 +1,4 @@
-/* Simulated libcuda: device memory by address. What counts is the booking on the card; the bytes are host memory that
+/* Simulated libcuda: device memory by address. What counts is the booking on the GPU; the bytes are host memory that
  * costs nothing until a program touches it. */
 #define _GNU_SOURCE
 #include "heap.h"
@@ -25,12 +25,12 @@ static size_t position(uint64_t address)
     return low;
 }
 
-bool heap_book(struct card *card, uint64_t bytes)
+bool heap_book(struct gpu *gpu, uint64_t bytes)
 {
-    if (card_reserve(card, bytes))
+    if (gpu_reserve(gpu, bytes))
         return true;
-    pool_release((int)(card - sim_card), true);
-    return card_reserve(card, bytes);
+    pool_release((int)(gpu - sim_gpu), true);
+    return gpu_reserve(gpu, bytes);
 }
 
 uint64_t heap_map(uint64_t bytes)
@@ -78,19 +78,19 @@ CUresult heap_note(struct piece piece)
 
 CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind)
 {
-    struct card *card = sim_card_of(ctx);
+    struct gpu *gpu = sim_gpu_of(ctx);
     if (!out || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    if (bytes > card->file->head.memory_total)
+    if (bytes > gpu->file->head.memory_total)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t size = round_up(bytes, GRAIN), mapped = round_up(size, 4096);
-    if (!heap_book(card, size))
+    if (!heap_book(gpu, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t at = heap_map(mapped);
     if (!at || heap_note((struct piece){at, size, mapped, ctx, kind, NULL})) {
         if (at)
             munmap((void *)(uintptr_t)at, mapped);
-        card_release(card, size);
+        gpu_release(gpu, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *out = at;
@@ -145,7 +145,7 @@ static void give_back(struct piece piece)
     if (piece.mapped)
         munmap((void *)(uintptr_t)piece.address, piece.mapped);
     if (piece.kind == DEVICE || piece.kind == MANAGED)
-        card_release(sim_card_of(piece.ctx), piece.size);
+        gpu_release(sim_gpu_of(piece.ctx), piece.size);
     else if (piece.kind == POOLED)
         pool_free(piece);
     else if (piece.kind == GRAPH)

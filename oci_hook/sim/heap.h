@@ -5,7 +5,7 @@
 #include "driver.h"
 
 #define GRAIN 512ull       /* what an allocation is rounded to */
-#define BLOCK (2ull << 20) /* the card's page: granularity of virtual memory management, pools, graph memory */
+#define BLOCK (2ull << 20) /* the GPU's page: granularity of virtual memory management, pools, graph memory */
 
 enum kind {
     DEVICE,   /* booked and mapped for itself */
@@ -25,8 +25,8 @@ struct piece {
 
 static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
-/* Book bytes on the card; when it is full, unused memory of this process's pools goes back first. */
-bool heap_book(struct card *card, uint64_t bytes);
+/* Book bytes on the GPU; when it is full, unused memory of this process's pools goes back first. */
+bool heap_book(struct gpu *gpu, uint64_t bytes);
 /* Sparse host memory at an address that is also the device pointer; 0: none. */
 uint64_t heap_map(uint64_t bytes);
 /* Addresses without memory, a multiple of the alignment; 0: none. */

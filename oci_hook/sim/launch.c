@@ -4,7 +4,7 @@
 
 CUresult kernel_submit(struct stream *s, const struct kernel *k)
 {
-    struct card_work work = {.kind = k->spin ? WORK_SPIN : WORK_KERNEL, .width = k->width};
+    struct gpu_work work = {.kind = k->spin ? WORK_SPIN : WORK_KERNEL, .width = k->width};
     if (!k->spin)
         work.duration_ns = kernel_ns(k);
     struct memop op = {.kind = WORK_SPIN, .address = k->spin, .compare = 2, .value = 0xffffffff};
@@ -26,7 +26,7 @@ static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void *
     if (!shape.blocks || !shape.threads || shape.threads > 1024)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t most = 2048 / shape.threads;
-    if (shape.cooperative && shape.blocks > sim_card_of(s->ctx)->file->head.sm_count * (most < 32 ? most : 32))
+    if (shape.cooperative && shape.blocks > sim_gpu_of(s->ctx)->file->head.sm_count * (most < 32 ? most : 32))
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     TRY(kernel_of(f, s->ctx->device, shape.blocks, params, &k));
     return capture_active(s) ? capture_kernel(s, &k) : kernel_submit(s, &k);
@@ -101,7 +101,7 @@ API CUresult cuLaunchCooperativeKernelMultiDevice(const struct launch_params *li
 {
     struct stream *s, *other;
     TRY(sim_ready());
-    if (!list || !n || n > (unsigned)sim_cards || flags & ~3u)
+    if (!list || !n || n > (unsigned)sim_gpus || flags & ~3u)
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < n; i++) { /* one launch per device, in streams made for it */
         if ((uintptr_t)list[i].stream <= 2)

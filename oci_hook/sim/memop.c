@@ -1,6 +1,6 @@
-/* Simulated libcuda: stream memory operations. The card's state says when their turn is; memory is this process's, so
- * this process must look at it and write it: its front end, which stands for the card's. It is a process of its own
- * within this address space (clone with CLONE_VM, without CLONE_THREAD), because a card goes on when the program is
+/* Simulated libcuda: stream memory operations. The GPU's state says when their turn is; memory is this process's, so
+ * this process must look at it and write it: its front end, which stands for the GPU's. It is a process of its own
+ * within this address space (clone with CLONE_VM, without CLONE_THREAD), because a GPU goes on when the program is
  * stopped by SIGSTOP, and so does this. It ends with the program. A frozen cgroup freezes it too.
  *
  * It is started by the first operation and sleeps while there is none. It shares the files table, so that it and the
@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #define STACK (128u << 10)
-#define POLL_NS 10000ull        /* card time between two looks at memory, */
+#define POLL_NS 10000ull        /* GPU time between two looks at memory, */
 #define POLL_LEAST_NS 50000ull  /* but not below so much real time, */
 #define POLL_MOST_NS 1000000ull /* nor above so much */
 #define START_TRIES 20000
@@ -63,8 +63,8 @@ static void write_value(const struct memop *op)
 /* Do what can be done now, in order. True: something was. One caller at a time. */
 static bool progress(struct channel *ch)
 {
-    const struct card_file *f = ch->card->file;
-    struct card_queue *q = &ch->card->file->queue[ch->queue];
+    const struct gpu_file *f = ch->gpu->file;
+    struct gpu_queue *q = &ch->gpu->file->queue[ch->queue];
     bool any = false;
     for (;;) {
         uint64_t at = atomic_load(&ch->ops_head);
@@ -74,9 +74,9 @@ static bool progress(struct channel *ch)
             atomic_store(&ch->ops_head, at + 1);
             continue;
         }
-        const struct memop *op = &ch->op[at % CARD_RING];
-        uint64_t head = card_head_of(f, ch->queue);
-        struct card_work *w = &q->ring[op->seq % CARD_RING];
+        const struct memop *op = &ch->op[at % GPU_RING];
+        uint64_t head = gpu_head_of(f, ch->queue);
+        struct gpu_work *w = &q->ring[op->seq % GPU_RING];
         if (op->kind == WORK_WRITE) {
             if (head <= op->seq)
                 return any;
@@ -84,7 +84,7 @@ static bool progress(struct channel *ch)
         } else if (head <= op->seq) {
             if (head < op->seq || !satisfied(op))
                 return any;
-            w->met_ns = card_now(f);
+            w->met_ns = gpu_now(f);
             atomic_store_explicit(&w->met, 1, memory_order_release);
         }
         atomic_store(&ch->ops_head, at + 1);
@@ -96,7 +96,7 @@ static void sleep_ns(uint64_t ns) { nanosleep(&(struct timespec){0, (long)ns}, N
 
 static uint64_t poll_ns(const struct channel *ch)
 {
-    uint64_t ns = POLL_NS * card_scale(ch->card->file);
+    uint64_t ns = POLL_NS * gpu_scale(ch->gpu->file);
     return ns < POLL_LEAST_NS ? POLL_LEAST_NS : ns > POLL_MOST_NS ? POLL_MOST_NS : ns;
 }
 
@@ -109,9 +109,9 @@ static void work(void)
             struct channel *ch = atomic_load(&watched[i]);
             if (!ch || atomic_load(&ch->ops_head) == atomic_load(&ch->ops_tail))
                 continue;
-            card_advance(ch->card, true);
+            gpu_advance(ch->gpu, true);
             if (progress(ch))
-                card_advance(ch->card, true);
+                gpu_advance(ch->gpu, true);
             if (atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) && (!pause || poll_ns(ch) < pause))
                 pause = poll_ns(ch);
         }
@@ -216,7 +216,7 @@ CUresult memops_submit(struct stream *s, const struct memop *ops, unsigned n)
     if (capture_active(s))
         return capture_memops(s, ops, n);
     for (unsigned i = 0; i < n; i++)
-        TRY(channel_submit(s, (struct card_work){.kind = ops[i].kind}, NULL, &ops[i]));
+        TRY(channel_submit(s, (struct gpu_work){.kind = ops[i].kind}, NULL, &ops[i]));
     return CUDA_SUCCESS;
 }
 

@@ -45,14 +45,14 @@ API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUcontext ctx;
     TRY(sim_context(&ctx));
-    struct card *card = sim_card_of(ctx);
-    uint64_t all = card->file->head.memory_total, used = card_used(card, true);
+    struct gpu *gpu = sim_gpu_of(ctx);
+    uint64_t all = gpu->file->head.memory_total, used = gpu_used(gpu, true);
     *total = all;
     *free_bytes = used < all ? all - used : 0;
     return CUDA_SUCCESS;
 }
 
-/* The API before CUDA 3.2 has 32-bit addresses and sizes; such memory cannot be had from a 64-bit card. */
+/* The API before CUDA 3.2 has 32-bit addresses and sizes; such memory cannot be had from a 64-bit GPU. */
 API CUresult cuMemAlloc(unsigned *out, unsigned bytes)
 {
     (void)out, (void)bytes;

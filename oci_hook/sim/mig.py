@@ -1,7 +1,7 @@
-"""Simulated MIG: card 0 of the simulated driver split into devices with memory and multiprocessors of their own.
+"""Simulated MIG: GPU 0 of the simulated driver split into devices with memory and multiprocessors of their own.
 
-Each device is a card file of its own (card.h CARD_PART) that names its card, which no program can use any more
-(CARD_SPLIT). What the kernel driver says of the device nodes is in the driver root's proc/, as below the real /proc.
+Each device is a GPU file of its own (gpu.h GPU_PART) that names its GPU, which no program can use any more
+(GPU_SPLIT). What the kernel driver says of the device nodes is in the driver root's proc/, as below the real /proc.
 """
 
 import re
@@ -12,10 +12,10 @@ from struct import Struct, pack
 from oci_hook.core.value import Value
 
 MIB = 1 << 20
-SLICES = 7  # of multiprocessors, as on all cards that know MIG
-CARD, SPLIT, PART = 0, 1, 2  # card.h enum card_mig
-AT = 360  # card.h struct card_head, mig
-FILE = 100  # card.h CARD_MIG
+SLICES = 7  # of multiprocessors, as on all GPUs that know MIG
+GPU, SPLIT, PART = 0, 1, 2  # gpu.h enum gpu_mig
+AT = 360  # gpu.h struct gpu_head, mig
+FILE = 100  # gpu.h GPU_MIG
 CAPS_MAJOR = 508  # dynamic on real machines, and about this
 PROFILE = re.compile(r"(\d)g\.(\d+)gb")
 
@@ -32,7 +32,7 @@ class Profile(Value):
 
 
 def profiles(text: str, memory_mib: int) -> tuple[Profile, ...]:
-    """What --mig says; () for nothing. Raises ValueError for words that are none, or more than the card has."""
+    """What --mig says; () for nothing. Raises ValueError for words that are none, or more than the GPU has."""
     found = []
     for word in text.split(",") if text else ():
         said = PROFILE.fullmatch(word.strip())
@@ -40,21 +40,21 @@ def profiles(text: str, memory_mib: int) -> tuple[Profile, ...]:
             raise ValueError(f"{word[:20]!r} is no profile")
         found.append(Profile(said[0], int(said[1]), int(said[2]) * 1024))
     if sum(p.slices for p in found) > SLICES or not all(p.slices and p.memory_mib for p in found):
-        raise ValueError(f"a card has {SLICES} slices, a device at least one")
+        raise ValueError(f"a GPU has {SLICES} slices, a device at least one")
     if sum(p.memory_mib for p in found) > memory_mib:
-        raise ValueError(f"together more than the card's {memory_mib} MiB")
+        raise ValueError(f"together more than the GPU's {memory_mib} MiB")
     return tuple(found)
 
 
 def split(root: Path, files: Path, parts: tuple[Profile, ...], head: Struct) -> None:
-    """Make the device files beside card 0's, and root/proc. head: the part of card_head before `mig`."""
-    card = files / "0"
-    with open(card, "rb") as f:
+    """Make the device files beside GPU 0's, and root/proc. head: the part of gpu_head before `mig`."""
+    gpu = files / "0"
+    with open(gpu, "rb") as f:
         data = f.read(AT)
-    size = card.stat().st_size
+    size = gpu.stat().st_size
     fields = list(head.unpack_from(data))
     parent: bytes = fields[3].rstrip(b"\0")
-    with open(card, "r+b") as f:
+    with open(gpu, "r+b") as f:
         f.seek(AT)
         f.write(pack("<I", SPLIT))
     caps = root / "proc/driver/nvidia/capabilities/gpu0/mig"

@@ -1,6 +1,6 @@
-"""Runs scenarios in the model's executable. Everything here is simulated: scheduling behaviour, not a card's speed.
+"""Runs scenarios in the model's executable. Everything here is simulated: scheduling behaviour, not a GPU's speed.
 
-Figures carry the digest of the calibration file: the card's slice and switch costs, the host's wake-up costs.
+Figures carry the digest of the calibration file: the GPU's slice and switch costs, the host's wake-up costs.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ POLICIES = ("native", "strict", "ledger", "split", "learned")
 # Keys that are no times; all others are microseconds here and nanoseconds in the executable.
 PLAIN = {"count", "sync", "class", "weight", "freeze", "seed", "depth", "kappa", "rare_ppm"}
 WORDS = {"spread", "fault", "lie"}
-SCALE = {"sigma": 1000, "cap": 10000}  # per cent of the card in ppm
+SCALE = {"sigma": 1000, "cap": 10000}  # per cent of the GPU in ppm
 
 
 class Calibration:
@@ -39,7 +39,7 @@ class Calibration:
         self.digest = hashlib.sha256(raw).hexdigest()
         self.source: str = data["source"]
         self.settings: dict[str, Any] = {
-            **data["card_us"],
+            **data["gpu_us"],
             **data["host_us"],
             **data["rules_us"],
             "depth": data["queue_depth"],

@@ -9,7 +9,7 @@
 
 /* An image may be anything. When it is text (PTX), only names that occur in it are found, and words in it say how long
  * its kernels run; "WORD NAME=N" is for one of them, "WORD=N" for all:
- *   sim_us=N      the duration; without it, a name that ends in "_Nus" runs N us, any other the card's default
+ *   sim_us=N      the duration; without it, a name that ends in "_Nus" runs N us, any other the GPU's default
  *   sim_sigma=S   log-normal with that mean; the same draws in every run of the program
  *   sim_seed=N    other draws
  *   sim_param     the duration is the first parameter, 64 bits of nanoseconds
@@ -17,7 +17,7 @@
 
 struct function {
     char name[128];
-    uint64_t duration_ns; /* 0: the card's default */
+    uint64_t duration_ns; /* 0: the GPU's default */
     const double *spread;
     uint64_t seed;
     bool by_parameter, spins;
@@ -154,14 +154,14 @@ static void describe(struct function *f, const struct module *m)
 
 CUresult kernel_of(CUfunction f, int device, uint64_t blocks, void **params, struct kernel *out)
 {
-    uint32_t sms = sim_card[device].file->head.sm_count;
+    uint32_t sms = sim_gpu[device].file->head.sm_count;
     uint64_t first = f->parameter;
     if (params && params[0] && (f->by_parameter || f->spins))
         first = *(const uint64_t *)params[0];
     *out = (struct kernel){
         .duration_ns = f->by_parameter && !f->spins ? first
                        : f->duration_ns             ? f->duration_ns
-                                                    : sim_card[device].file->head.kernel_ns,
+                                                    : sim_gpu[device].file->head.kernel_ns,
         .spread = f->spread,
         .seed = f->seed,
         .spin = f->spins ? first : 0,

@@ -1,7 +1,7 @@
-/* The simulated libnvidia-ml: what management tools ask, answered from the same card files, which it only reads.
+/* The simulated libnvidia-ml: what management tools ask, answered from the same GPU files, which it only reads.
  * What is not listed here does not exist in this library; tools take that for an old driver's answer. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #define API __attribute__((visibility("default")))
 
 typedef int nvmlReturn_t;
-typedef struct card *nvmlDevice_t;
+typedef struct gpu *nvmlDevice_t;
 
 enum {
     NVML_SUCCESS = 0,
@@ -28,7 +28,7 @@ enum {
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct card cards[CARD_MAX];
+static struct gpu gpus[GPU_MAX];
 static int count;
 static int users;
 
@@ -36,8 +36,8 @@ API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
     pthread_mutex_lock(&mutex);
-    if (!count) /* kept after the last nvmlShutdown: see card.h on closing */
-        count = cards_open(cards, CARD_MAX, false);
+    if (!count) /* kept after the last nvmlShutdown: see gpu.h on closing */
+        count = gpus_open(gpus, GPU_MAX, false);
     if (count)
         users++;
     pthread_mutex_unlock(&mutex);
@@ -79,7 +79,7 @@ API const char *nvmlErrorString(nvmlReturn_t code)
             return NVML_ERROR_UNINITIALIZED; \
     } while (0)
 
-static bool known(nvmlDevice_t d) { return d >= cards && d < cards + count && d->file; }
+static bool known(nvmlDevice_t d) { return d >= gpus && d < gpus + count && d->file; }
 
 #define DEVICE(d)                               \
     do {                                        \
@@ -117,15 +117,15 @@ static nvmlReturn_t text(char *out, unsigned size, const char *value)
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *out, unsigned size)
 {
     READY();
-    return text(out, size, cards[0].file->head.driver_version);
+    return text(out, size, gpus[0].file->head.driver_version);
 }
 
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *out, unsigned size)
 {
     READY();
     char version[48];
-    snprintf(version, sizeof version, "%u.%.*s", cards[0].file->head.cuda_version / 1000, 31,
-             cards[0].file->head.driver_version);
+    snprintf(version, sizeof version, "%u.%.*s", gpus[0].file->head.cuda_version / 1000, 31,
+             gpus[0].file->head.driver_version);
     return text(out, size, version);
 }
 
@@ -134,7 +134,7 @@ static nvmlReturn_t cuda_version(int *out)
     READY();
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *out = (int)cards[0].file->head.cuda_version;
+    *out = (int)gpus[0].file->head.cuda_version;
     return NVML_SUCCESS;
 }
 
@@ -156,11 +156,11 @@ API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size
 
 /* --- which device --- */
 
-/* MIG devices come after all cards (CARD_MIG) and are found through theirs; alone in a container, they are its cards. */
+/* MIG devices come after all GPUs (GPU_MIG) and are found through theirs; alone in a container, they are its GPUs. */
 static int visible(void)
 {
     int n = 0;
-    while (n < count && cards[n].file->head.mig != CARD_PART)
+    while (n < count && gpus[n].file->head.mig != GPU_PART)
         n++;
     return n ? n : count;
 }
@@ -182,8 +182,8 @@ static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *out)
     READY();
     if (!out || index >= (unsigned)visible())
         return NVML_ERROR_INVALID_ARGUMENT;
-    *out = &cards[index];
-    return cards[index].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    *out = &gpus[index];
+    return gpus[index].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out) { return by_index(index, out); }
@@ -195,9 +195,9 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
     if (!uuid || !out)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (int i = 0; i < count; i++)
-        if (!strcmp(cards[i].file->head.uuid, uuid)) {
-            *out = &cards[i];
-            return cards[i].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+        if (!strcmp(gpus[i].file->head.uuid, uuid)) {
+            *out = &gpus[i];
+            return gpus[i].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
         }
     return NVML_ERROR_NOT_FOUND;
 }
@@ -214,8 +214,8 @@ static nvmlReturn_t by_pci(const char *id, nvmlDevice_t *out)
     if (!id || !out || !pci_parse(id, want))
         return NVML_ERROR_INVALID_ARGUMENT;
     for (int i = 0; i < count; i++)
-        if (pci_parse(cards[i].file->head.pci, have) && !memcmp(want, have, sizeof want)) {
-            *out = &cards[i];
+        if (pci_parse(gpus[i].file->head.pci, have) && !memcmp(want, have, sizeof want)) {
+            *out = &gpus[i];
             return NVML_SUCCESS;
         }
     return NVML_ERROR_NOT_FOUND;
@@ -231,7 +231,7 @@ API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigne
     DEVICE(d);
     if (!current || !pending)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *current = *pending = d->file->head.mig == CARD_SPLIT;
+    *current = *pending = d->file->head.mig == GPU_SPLIT;
     return NVML_SUCCESS;
 }
 
@@ -241,23 +241,23 @@ API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned in
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (int i = 0; i < count; i++) {
-        const struct card_head *h = &cards[i].file->head;
-        if (h->mig == CARD_PART && h->mig_index == index && !strcmp(h->parent, d->file->head.uuid)) {
-            *out = &cards[i];
+        const struct gpu_head *h = &gpus[i].file->head;
+        if (h->mig == GPU_PART && h->mig_index == index && !strcmp(h->parent, d->file->head.uuid)) {
+            *out = &gpus[i];
             return NVML_SUCCESS;
         }
     }
     return NVML_ERROR_NOT_FOUND;
 }
 
-NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, d->file->head.mig == CARD_SPLIT ? 7 : 0)
-NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, d->file->head.mig == CARD_PART)
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, d->file->head.mig == GPU_SPLIT ? 7 : 0)
+NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, d->file->head.mig == GPU_PART)
 NUMBER(nvmlDeviceGetGpuInstanceId, unsigned, d->file->head.gpu_instance)
 NUMBER(nvmlDeviceGetComputeInstanceId, unsigned, d->file->head.compute_instance)
 
 TEXT(nvmlDeviceGetUUID, d->file->head.uuid)
 TEXT(nvmlDeviceGetName, d->file->head.name)
-NUMBER(nvmlDeviceGetIndex, unsigned, d - cards)
+NUMBER(nvmlDeviceGetIndex, unsigned, d - gpus)
 NUMBER(nvmlDeviceGetMinorNumber, unsigned, d->file->head.minor)
 NUMBER(nvmlDeviceGetBrand, unsigned, 0)           /* NVML_BRAND_UNKNOWN */
 NUMBER(nvmlDeviceGetComputeMode, unsigned, 0)     /* default: several processes at once */
@@ -301,7 +301,7 @@ static nvmlReturn_t pci_info(nvmlDevice_t d, struct pci_info *out)
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, struct pci_info *out) { return pci_info(d, out); }
 
-/* Simulated cards hang on one host bridge each; within a NUMA node they meet at the node. */
+/* Simulated GPUs hang on one host bridge each; within a NUMA node they meet at the node. */
 API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *out)
 {
     DEVICE(a);
@@ -336,7 +336,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *out)
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
     out->total = d->file->head.memory_total;
-    out->used = card_used(d, false);
+    out->used = gpu_used(d, false);
     if (out->used > out->total)
         out->used = out->total;
     out->free = out->total - out->used;
@@ -355,17 +355,17 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *ou
     return r;
 }
 
-/* A private copy of the card's state, computed up to now without the dead; free() it. */
-static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct card_state **out)
+/* A private copy of the GPU's state, computed up to now without the dead; free() it. */
+static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out)
 {
     uint64_t live;
-    struct card_state *s = calloc(1, sizeof *s);
+    struct gpu_state *s = calloc(1, sizeof *s);
     if (!s)
         return NVML_ERROR_MEMORY;
-    card_picture(d->file, s, &live);
+    gpu_picture(d->file, s, &live);
     memset(s->dead, 0, sizeof s->dead);
-    for (unsigned i = 0, n = (unsigned)card_slots(d->file); i < n; i++)
-        if (card_owner(d, (int)i) < 0)
+    for (unsigned i = 0, n = (unsigned)gpu_slots(d->file); i < n; i++)
+        if (gpu_owner(d, (int)i) < 0)
             s->dead[i / 64] |= 1ull << i % 64;
     do
         s->logged = 0;
@@ -374,7 +374,7 @@ static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct card_state **ou
     return NVML_SUCCESS;
 }
 
-/* What the card's head asks of questions about load: to take long, and not to be supported. */
+/* What the GPU's head asks of questions about load: to take long, and not to be supported. */
 static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which)
 {
     uint32_t us = d->file->head.nvml_call_us;
@@ -390,12 +390,12 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisatio
     DEVICE(d);
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
-    uint64_t now = card_now(d->file);
-    struct card_state *s;
+    uint64_t now = gpu_now(d->file);
+    struct gpu_state *s;
     nvmlReturn_t r = load_question(d, 0);
     if (r || (r = picture(d, now, &s)))
         return r;
-    *out = (struct utilisation){card_utilisation(&s->busy, now), 0};
+    *out = (struct utilisation){gpu_utilisation(&s->busy, now), 0};
     free(s);
     return NVML_SUCCESS;
 }
@@ -411,9 +411,9 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1)
     if (!n)
         return NVML_ERROR_INVALID_ARGUMENT;
     unsigned room = *n, found = 0;
-    for (int i = 0, n_slots = card_slots(d->file); i < n_slots; i++) {
-        const struct card_slot *s = &d->file->slot[i];
-        int pid = s->pid && s->contexts ? card_owner(d, i) : -1;
+    for (int i = 0, n_slots = gpu_slots(d->file); i < n_slots; i++) {
+        const struct gpu_slot *s = &d->file->slot[i];
+        int pid = s->pid && s->contexts ? gpu_owner(d, i) : -1;
         if (pid <= 0)
             continue;
         if (out && found < room && v1)
@@ -463,19 +463,19 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct process_
     (void)since;
     if (!n)
         return NVML_ERROR_INVALID_ARGUMENT;
-    uint64_t now = card_now(d->file);
-    struct card_state *s;
+    uint64_t now = gpu_now(d->file);
+    struct gpu_state *s;
     nvmlReturn_t r = load_question(d, 1);
     if (r || (r = picture(d, now, &s)))
         return r;
     unsigned room = *n, found = 0;
-    for (int i = 0, n_slots = card_slots(d->file); i < n_slots; i++) {
-        int pid = s->slot[i].total_ns ? card_owner(d, i) : -1;
-        unsigned busy = pid > 0 ? card_utilisation(&s->slot[i], now) : 0;
+    for (int i = 0, n_slots = gpu_slots(d->file); i < n_slots; i++) {
+        int pid = s->slot[i].total_ns ? gpu_owner(d, i) : -1;
+        unsigned busy = pid > 0 ? gpu_utilisation(&s->slot[i], now) : 0;
         if (!busy)
             continue;
         if (out && found < room)
-            out[found] = (struct process_sample){(unsigned)pid, now * card_scale(d->file) / 1000, busy, 0, 0, 0};
+            out[found] = (struct process_sample){(unsigned)pid, now * gpu_scale(d->file) / 1000, busy, 0, 0, 0};
         found++;
     }
     free(s);

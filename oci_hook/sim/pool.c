@@ -1,4 +1,4 @@
-/* Simulated libcuda: stream-ordered memory. A pool takes memory from the card in chunks, hands out parts of them, and
+/* Simulated libcuda: stream-ordered memory. A pool takes memory from the GPU in chunks, hands out parts of them, and
  * keeps what is freed until a synchronisation finds more unused than its release threshold. Before it grows, it remaps
  * pages of its own that nothing uses; so do real drivers, except for pools that other processes may map. */
 #define _GNU_SOURCE
@@ -41,7 +41,7 @@ struct pool {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools; /* all, the default ones included */
-static struct pool *default_pool[CARD_MAX], *device_pool[CARD_MAX];
+static struct pool *default_pool[GPU_MAX], *device_pool[GPU_MAX];
 
 struct pool_props { /* head of CUmemPoolProps */
     int alloc_type, handle_types, location_type, location_id;
@@ -111,15 +111,15 @@ static struct chunk *new_chunk(struct pool *pool, uint64_t size)
 /* Mutex held. */
 static bool grow(struct pool *pool, uint64_t size)
 {
-    struct card *card = &sim_card[pool->device];
+    struct gpu *gpu = &sim_gpu[pool->device];
     uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
-    if (!card_reserve(card, wanted)) {
+    if (!gpu_reserve(gpu, wanted)) {
         wanted = round_up(size, BLOCK);
-        if (!card_reserve(card, wanted))
+        if (!gpu_reserve(gpu, wanted))
             return false;
     }
     if (!new_chunk(pool, wanted)) {
-        card_release(card, wanted);
+        gpu_release(gpu, wanted);
         return false;
     }
     pool->reserved += wanted;
@@ -188,7 +188,7 @@ static void trim(struct pool *pool, uint64_t keep)
         munmap((void *)(uintptr_t)chunk->address, chunk->size);
         if (pool->fd >= 0)
             fallocate(pool->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk->offset, (off_t)chunk->size);
-        card_release(&sim_card[pool->device], chunk->size - chunk->moved);
+        gpu_release(&sim_gpu[pool->device], chunk->size - chunk->moved);
         pool->reserved -= chunk->size - chunk->moved;
         for (struct part *part = chunk->parts, *next; part; part = next) {
             next = part->next;
@@ -287,13 +287,13 @@ CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcont
     pthread_mutex_lock(&mutex);
     CUresult r = valid(pool) && !pool->imported ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     /* What other processes can map must consist of pages. */
-    struct card *card = r == CUDA_ERROR_OUT_OF_MEMORY ? &sim_card[pool->device] : NULL;
-    uint64_t size = round_up(bytes, card && pool->fd >= 0 ? 4096 : GRAIN), at = 0;
-    if (card && bytes <= card->file->head.memory_total && (card->slot >= 0 || card_claim(card))) {
+    struct gpu *gpu = r == CUDA_ERROR_OUT_OF_MEMORY ? &sim_gpu[pool->device] : NULL;
+    uint64_t size = round_up(bytes, gpu && pool->fd >= 0 ? 4096 : GRAIN), at = 0;
+    if (gpu && bytes <= gpu->file->head.memory_total && (gpu->slot >= 0 || gpu_claim(gpu))) {
         at = cut(pool, size);
         if (!at) {
             bool grown = remap(pool, size) || grow(pool, size);
-            if (!grown) { /* the card is full: what other pools keep unused goes first */
+            if (!grown) { /* the GPU is full: what other pools keep unused goes first */
                 for (struct pool *p = pools; p; p = p->next)
                     if (p->device == pool->device)
                         trim(p, 0);
@@ -356,7 +356,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props)
     if (!out || !props || props->handle_types & ~1 || sim_device(props->location_id))
         return CUDA_ERROR_INVALID_VALUE;
     int fd = -1;
-    if (props->handle_types && (fd = memory_file(2 * sim_card[props->location_id].file->head.memory_total)) < 0)
+    if (props->handle_types && (fd = memory_file(2 * sim_gpu[props->location_id].file->head.memory_total)) < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     pthread_mutex_lock(&mutex);
     *out = new_pool(props->location_id, fd);

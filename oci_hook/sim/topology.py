@@ -1,6 +1,6 @@
-"""Where simulated cards sit: their NUMA nodes, and which pairs an NVLink joins.
+"""Where simulated GPUs sit: their NUMA nodes, and which pairs an NVLink joins.
 
-NVML answers from the card files (card.h numa, nvlink); the nodes are also where the kernel shows them, in the driver
+NVML answers from the GPU files (gpu.h numa, nvlink); the nodes are also where the kernel shows them, in the driver
 root's sys/, as below the real /sys.
 """
 
@@ -9,11 +9,11 @@ from struct import pack
 
 from oci_hook.core.value import Value
 
-NUMA_AT, NVLINK_AT = 244, 424  # card.h struct card_head
+NUMA_AT, NVLINK_AT = 244, 424  # gpu.h struct gpu_head
 
 
 class Topology(Value):
-    """numa: a node per card, () for none known. links: pairs of cards with an NVLink between them."""
+    """numa: a node per GPU, () for none known. links: pairs of GPUs with an NVLink between them."""
 
     __slots__ = ("numa", "links")
 
@@ -22,17 +22,17 @@ class Topology(Value):
         self.links = links
 
 
-def parse(numa: str, links: str, cards: int) -> Topology:
+def parse(numa: str, links: str, gpus: int) -> Topology:
     """What --numa and --nvlink say. Raises ValueError."""
     nodes = tuple(_number(word, 255) for word in numa.split(",")) if numa else ()
-    if nodes and len(nodes) != cards:
-        raise ValueError(f"{len(nodes)} nodes for {cards} cards")
+    if nodes and len(nodes) != gpus:
+        raise ValueError(f"{len(nodes)} nodes for {gpus} GPUs")
     pairs = []
     for word in links.split(",") if links else ():
         one, _, other = word.partition("-")
-        pair = (_number(one, cards - 1), _number(other, cards - 1))
+        pair = (_number(one, gpus - 1), _number(other, gpus - 1))
         if pair[0] == pair[1]:
-            raise ValueError(f"{word[:20]!r} joins a card with itself")
+            raise ValueError(f"{word[:20]!r} joins a GPU with itself")
         pairs.append(pair)
     return Topology(nodes, tuple(pairs))
 
@@ -44,7 +44,7 @@ def _number(text: str, most: int) -> int:
 
 
 def lay(root: Path, files: Path, topology: Topology, pci: dict[int, str]) -> None:
-    """Write it into the card files and below root. pci: the cards' bus ids, as NVML writes them, by number."""
+    """Write it into the GPU files and below root. pci: the GPUs' bus ids, as NVML writes them, by number."""
     joined = dict.fromkeys(pci, 0)
     for one, other in topology.links:
         joined[one] |= 1 << other

@@ -69,7 +69,7 @@ static void unref(struct handle *h)
             break;
         }
     if (!h->imported)
-        card_release(&sim_card[h->device], h->size);
+        gpu_release(&sim_gpu[h->device], h->size);
     close(h->fd);
     free(h);
 }
@@ -105,15 +105,15 @@ API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allo
     TRY(sim_ready());
     if (!out || !prop || flags || !size || size % BLOCK || prop->location_type != 1 || sim_device(prop->location_id))
         return CUDA_ERROR_INVALID_VALUE;
-    struct card *card = &sim_card[prop->location_id];
-    if ((card->slot < 0 && !card_claim(card)) || !heap_book(card, size))
+    struct gpu *gpu = &sim_gpu[prop->location_id];
+    if ((gpu->slot < 0 && !gpu_claim(gpu)) || !heap_book(gpu, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int fd = memory_file(size);
     CUresult r = fd >= 0 ? new_handle(out, fd, size, prop, false) : CUDA_ERROR_OPERATING_SYSTEM;
     if (r) {
         if (fd >= 0)
             close(fd);
-        card_release(card, size);
+        gpu_release(gpu, size);
     }
     return r;
 }
@@ -248,7 +248,7 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, i
     return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
-/* An import books nothing: the card's memory is held once, by the exporter. */
+/* An import books nothing: the GPU's memory is held once, by the exporter. */
 API CUresult cuMemImportFromShareableHandle(unsigned long long *out, void *os_handle, int type)
 {
     CUcontext ctx;
@@ -325,7 +325,7 @@ API CUresult cuIpcGetMemHandle(struct ipc_handle *out, CUdeviceptr address)
     struct shared *s = share(&p);
     if (s) {
         *out = (struct ipc_handle){IPC_MAGIC, getpid(), s->fd, 0, p.size, ""};
-        memcpy(out->uuid, sim_card_of(p.ctx)->file->head.uuid + 4, sizeof out->uuid);
+        memcpy(out->uuid, sim_gpu_of(p.ctx)->file->head.uuid + 4, sizeof out->uuid);
     }
     pthread_mutex_unlock(&mutex);
     return s ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -337,7 +337,7 @@ static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned
     TRY(sim_context(&ctx));
     if (!out || flags & ~1u || handle.magic != IPC_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
-    if (memcmp(handle.uuid, sim_card_of(ctx)->file->head.uuid + 4, sizeof handle.uuid))
+    if (memcmp(handle.uuid, sim_gpu_of(ctx)->file->head.uuid + 4, sizeof handle.uuid))
         return CUDA_ERROR_INVALID_DEVICE;
     if (handle.pid == getpid())
         return CUDA_ERROR_INVALID_CONTEXT; /* a process cannot open its own */

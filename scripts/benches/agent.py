@@ -1,12 +1,12 @@
-"""What the agent costs and how soon it answers: 100 real containers with programs on 8 simulated cards.
+"""What the agent costs and how soon it answers: 100 real containers with programs on 8 simulated GPUs.
 
 rss_mb and cpu_percent are those of the agent and its NVML process together, at the default interval. cheat_samples: how
-many looks at the cards, from the first that can see the cheat, until the finding. reclaim_ms: from SIGKILL of a
+many looks at the GPUs, from the first that can see the cheat, until the finding. reclaim_ms: from SIGKILL of a
 container's init until nothing of its grant is on disk. Of both the worst of several. churn_*: what the agent has more
 of after so many real containers that live some milliseconds each than after the first ten. harm_to_kill_*: from
 the signal upon which a container takes what its neighbours were granted, past the shim, until its init is gone; beside
 all the others, at the default interval, at random times. honest_killed: containers that were killed and took nothing.
-watch_cpu_percent: of the agent and its NVML process while nothing but the watch of free memory looks at the cards.
+watch_cpu_percent: of the agent and its NVML process while nothing but the watch of free memory looks at the GPUs.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import tiny_image
 
 from oci_hook.engines import prefix as installs
-from oci_hook.node import share, store
+from oci_hook.ledger import slot_files, store
 
 REPO = Path(__file__).resolve().parents[2]
 BUILD = REPO / "build" / os.uname().machine
-CARDS, CARD_MIB, SHARE_MIB = 8, 24576, 1024
+GPUS, GPU_MIB, SHARE_MIB = 8, 24576, 1024
 CONTAINERS = 100
 PORT = 9461
 TICK = os.sysconf("SC_CLK_TCK")
@@ -47,13 +47,13 @@ def build_bypass(program: Path) -> None:
 
 
 class Place:
-    """An install with simulated cards, an image with the probe and the cheat, a runc root of its own."""
+    """An install with simulated GPUs, an image with the probe and the cheat, a runc root of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.prefix, self.state = folder, folder / "prefix", folder / "state"
         self.name = f"gpu-hook-agent-{os.getpid()}"
         installs.lay(str(self.prefix), state_dir=str(self.state))
-        self.cli("sim", "up", "--cards", str(CARDS), "--memory", f"{CARD_MIB}Mi")
+        self.cli("sim", "up", "--gpus", str(GPUS), "--memory", f"{GPU_MIB}Mi")
         rootfs = tiny_image.with_c_library(folder / "rootfs")
         shutil.copy(BUILD / "sim/gpu-probe", rootfs / "bin/gpu-probe")
         build_bypass(rootfs / "bin/bypass")
@@ -68,13 +68,13 @@ class Place:
         command = [sys.executable, "-m", "oci_hook", *words, "--prefix", str(self.prefix)]
         subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
 
-    def start(self, card: int, *args: str) -> str:
+    def start(self, gpu: int, *args: str) -> str:
         self.started += 1
         id = f"c{self.started}"
         self.ids.append(id)
         bundle = self.folder / id
         bundle.mkdir()
-        asks = {"gpu-hook.io/devices": str(card), "gpu-hook.io/memory": f"{SHARE_MIB}Mi", "gpu-hook.io/compute": "5"}
+        asks = {"gpu-hook.io/devices": str(gpu), "gpu-hook.io/memory": f"{SHARE_MIB}Mi", "gpu-hook.io/compute": "5"}
         spec = {**self.spec, "annotations": asks, "process": {**self.spec["process"], "args": list(args)}}
         spec["linux"] = {**self.spec["linux"], "cgroupsPath": f"/{self.name}/{id}"}
         (bundle / "config.json").write_text(json.dumps(spec))
@@ -99,7 +99,7 @@ class Place:
         for group in [*Path("/sys/fs/cgroup").glob(f"*/{self.name}"), Path("/sys/fs/cgroup", self.name)]:
             with contextlib.suppress(OSError):
                 group.rmdir()
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -140,16 +140,16 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum(int(f[11]) + int(f[12]) for f in fields) / TICK
 
 
-def cheat_samples(place: Place, process: "subprocess.Popen[bytes]", card: int) -> int:
+def cheat_samples(place: Place, process: "subprocess.Popen[bytes]", gpu: int) -> int:
     """Samples from the first that can show the cheat to the one that names it."""
-    id = place.start(card, "/bin/bypass", "900")
+    id = place.start(gpu, "/bin/bypass", "900")
     seen: set[float] = set()
     for _ in range(2000):
         node = json.loads(get("/api/node"))
         mine = next((c for c in node["containers"] if c["id"] == id), None)
         history = json.loads(get("/api/history")).get(mine["key"], {}) if mine else {}
         seen |= {at for line in history.values() for at, used, _ in line if used}
-        if mine and any(f["kind"] == "no-stand-in" for f in mine["findings"]):
+        if mine and any(f["kind"] == "no-shim" for f in mine["findings"]):
             return len(seen)
         time.sleep(0.02)
     return 9999
@@ -166,11 +166,11 @@ def reclaim_ms(place: Place, id: str) -> float:
     return (time.monotonic() - start) * 1000
 
 
-def harm_to_kill_ms(place: Place, card: int, chance: random.Random) -> float:
+def harm_to_kill_ms(place: Place, gpu: int, chance: random.Random) -> float:
     """The cheat takes all but 1 GiB of what is free."""
     node = json.loads(get("/api/node"))
-    used = next(c for c in node["cards"] if c["index"] == card)["used_mib"]
-    id = place.start(card, "/bin/bypass", str(CARD_MIB - used - 1024), "wait")
+    used = next(c for c in node["gpus"] if c["index"] == gpu)["used_mib"]
+    id = place.start(gpu, "/bin/bypass", str(GPU_MIB - used - 1024), "wait")
     pid = place.init(id)
     time.sleep(0.5 + chance.random() * 2)  # it waits for the signal by then
     fd = os.pidfd_open(pid)
@@ -222,7 +222,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     place = Place(folder)
     try:
         for n in range(CONTAINERS):
-            place.start(n % CARDS, "/bin/gpu-probe", "alloc", "300", "launch", "100", "5", "hold", "100000")
+            place.start(n % GPUS, "/bin/gpu-probe", "alloc", "300", "launch", "100", "5", "hold", "100000")
         with agent(place) as process:
             time.sleep(6)
             pids = family(process)
@@ -248,10 +248,10 @@ def run(short: bool) -> dict[str, dict[str, object]]:
         with agent(place) as process:
             time.sleep(6)
             chance = random.Random(1)
-            harms = sorted(harm_to_kill_ms(place, n % CARDS, chance) for n in range(10 if short else 100))
+            harms = sorted(harm_to_kill_ms(place, n % GPUS, chance) for n in range(10 if short else 100))
         honest = killed(place)
         with agent(place, "--policy", "report", "--interval", "1") as process:
-            cheats = [cheat_samples(place, process, card) for card in range(1 if short else 5)]
+            cheats = [cheat_samples(place, process, gpu) for gpu in range(1 if short else 5)]
     finally:
         place.close()
     worst = harms[-1 if len(harms) < 100 else -1 - len(harms) // 100]

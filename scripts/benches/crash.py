@@ -16,23 +16,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tiny_image
 
+from oci_hook.config import settings_compile
+from oci_hook.discovery import discover, inventory
 from oci_hook.engines import prefix as installs
-from oci_hook.node import discover, inventory, settings_compile, share, store
-from oci_hook.node.life import start_time
+from oci_hook.ledger import slot_files, store
+from oci_hook.ledger.life import start_time
 from oci_hook.sim import driver_root
 
-CARD_MIB, SHARE_MIB = 24576, 8192  # three containers fill the card
+GPU_MIB, SHARE_MIB = 24576, 8192  # three containers fill the GPU
 LATEST = 0.12  # seconds; a create takes about half of it
 
 
 class Place:
-    """An install with one simulated card and a runc root of its own below a temporary folder."""
+    """An install with one simulated GPU and a runc root of its own below a temporary folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.prefix, self.state = folder, folder / "prefix", folder / "state"
         self.root = folder / "runc"
         installs.lay(str(self.prefix), state_dir=str(self.state))
-        driver_root.make(str(self.prefix), str(self.state), 1, CARD_MIB)
+        driver_root.make(str(self.prefix), str(self.state), 1, GPU_MIB)
         root = driver_root.root_of(str(self.prefix))
         settings = settings_compile.set_driver_root(str(self.prefix), str(root))
         inventory.save(settings, discover.discover(settings.driver_root))
@@ -72,7 +74,7 @@ class Place:
 
 
 def audit(place: Place) -> tuple[int, int]:
-    """(containers that live without a grant or beyond the card, grants without a living container), settled."""
+    """(containers that live without a grant or beyond the GPU, grants without a living container), settled."""
     for _ in range(100):  # what was killed may take a moment to be gone
         living = place.living()
         with store.open_ledger(str(place.state)) as ledger:
@@ -81,7 +83,7 @@ def audit(place: Place) -> tuple[int, int]:
         if not unbooked and not leaked:
             break
         time.sleep(0.02)
-    over = sum(grants.values()) > CARD_MIB
+    over = sum(grants.values()) > GPU_MIB
     return len(unbooked) + over, len(leaked)
 
 
@@ -132,7 +134,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
                 subprocess.run(
                     ["runc", "--root", str(folder / "runc"), "delete", "--force", file.name], capture_output=True
                 )
-        share.drop(str(folder / "state"))
+        slot_files.drop(str(folder / "state"))
         shutil.rmtree(folder, ignore_errors=True)
         remove_cgroups()
 

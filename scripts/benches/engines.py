@@ -1,7 +1,7 @@
 """What gpu-hook adds to `docker run --rm` and to a container's start by CRI, beside plain runc; rounds, interleaved.
 
 docker and containerd are this machine's, started with directories of their own as the tests start them. Needs root. The
-cards are simulated; no container touches one.
+GPUs are simulated; no container touches one.
 """
 
 import os

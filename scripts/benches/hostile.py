@@ -27,7 +27,7 @@ import tiny_image  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 from oci_hook.cli.main import cli  # noqa: E402
-from oci_hook.node import share  # noqa: E402
+from oci_hook.ledger import slot_files  # noqa: E402
 from tests import test_expensive_images as expensive  # noqa: E402
 from tests.agent import box as agents  # noqa: E402
 from tests.conftest import Install, Runc  # noqa: E402
@@ -120,7 +120,7 @@ def _images(place: Path, times: int) -> dict[str, dict[str, object]]:
         worst = [max(worst[0], 1000 * (used[0] - plain[0])), max(worst[1], used[1] - plain[1])]
         subprocess.run(["rm", "-rf", place / name], check=True)
     runc.close()
-    share.drop(str(install.state))
+    slot_files.drop(str(install.state))
     return {
         "image_cpu_ms": {"value": round(worst[0], 1), "unit": "ms", "budget": 100, "ok": worst[0] <= 100},
         "image_mb": {"value": round(worst[1], 1), "unit": "MB", "budget": 64, "ok": worst[1] <= 64},

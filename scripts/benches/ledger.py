@@ -1,8 +1,8 @@
 """The ledger under load and under kill -9: how long a commit takes beside 15 other writers, and what crashes leave.
 
-The campaign keeps a crowd of processes that admit, hold and give back shares of two small cards, and kills each of them
+The campaign keeps a crowd of processes that admit, hold and give back shares of two small GPUs, and kills each of them
 at a random step of a transaction or at a random moment. Auditors take the ledger's lock every few kills and compare it
-with the processes that are there; tests/node/test_store.py runs a short campaign by the same code.
+with the processes that are there; tests/ledger/test_store.py runs a short campaign by the same code.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from oci_hook.core.card_page import card_page, head, on_card
+from oci_hook.config.settings import Settings
+from oci_hook.core.gpu_page import gpu_page, head, on_gpu
 from oci_hook.core.grant import Grant, Identity, Life
-from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.layout import MARKER, SLOT_DIR, slot_file
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import GhError
-from oci_hook.node import admit, claims, share, store, tell
-from oci_hook.node.deliver import page_file
-from oci_hook.node.judge import Judge
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import Settings
+from oci_hook.ledger import admit, claims, slot_files, store, tell
+from oci_hook.ledger.deliver import page_file
+from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.ledger.proof import Judge
 
 WRITERS = 16
 WARM_UP = 5  # rounds in which the forked writers still copy their pages
@@ -46,8 +46,8 @@ NO_ROOM = 4
 
 
 def inventory(memory: int, simulated: bool = True) -> Inventory:
-    cards = tuple(Card(f"GPU-bench-{i}", i, i, memory, simulated=simulated) for i in range(2))
-    return Inventory(boot_id(), "0", "/", simulated, cards, (), (), "", "")
+    gpus = tuple(Gpu(f"GPU-bench-{i}", i, i, memory, simulated=simulated) for i in range(2))
+    return Inventory(boot_id(), "0", "/", simulated, gpus, (), (), "", "")
 
 
 def own_life() -> Life:
@@ -64,7 +64,7 @@ def state_dir():
     finally:
         claims.CLAIMS = before
         for name in os.listdir(path):
-            share.drop(f"{path}/{name}")
+            slot_files.drop(f"{path}/{name}")
         shutil.rmtree(path)
 
 
@@ -108,7 +108,7 @@ def commit_times(rounds: int) -> list[int]:
 
 
 def write_commits(state: str, writer: int, go: int, done: int, back: int) -> None:
-    node, settings, request = inventory(24576), Settings("/", state_dir=state), Request((CardRequest(memory_mib=512),))
+    node, settings, request = inventory(24576), Settings("/", state_dir=state), Request((GpuRequest(memory_mib=512),))
     n = 0
     while os.read(go, 1):
         who = Identity("/run/bench", f"w{writer}-{n}", f"/w{writer}-{n}")
@@ -134,9 +134,9 @@ def read_all(fd: int, size: int) -> bytes:
 class Campaign:
     """Kills, and what was found after them.
 
-    double_bookings: cards booked beyond what they have, or a living holder whose grant is lost. leaks: grants of dead
+    double_bookings: GPUs booked beyond what they have, or a living holder whose grant is lost. leaks: grants of dead
     processes and files of no grant after a sweep. What lives is told by the parent's own children, not by the ledger.
-    With two installs, their ledgers compete for the same (as if real) cards by the node-wide claims.
+    With two installs, their ledgers compete for the same (as if real) GPUs by the node-wide claims.
     """
 
     def __init__(self, folder: str, seed: int, installs: int) -> None:
@@ -236,22 +236,22 @@ class Campaign:
                 # Promised before the lock was ours and still, by a living process: it must be there.
                 if holder in ours and running(holder) and self.slot(i) == (holder, key) and key not in keys:
                     self.found("double_bookings", f"the grant of the living process {holder} is lost")
-            for card in self.node.cards:
-                self.check_card(card, grants)
+            for gpu in self.node.gpus:
+                self.check_gpu(gpu, grants)
             for g in (g for found in grants for g in found):
                 by = g.life.init or g.life.creator
                 if by is None or not os.path.exists(f"/proc/{by[0]}"):
                     self.found("leaks", f"the grant of the dead process {by} stays")
 
-    def check_card(self, card: Card, grants: list[tuple[Grant, ...]]) -> None:
-        on = [(n, g, s) for n, found in enumerate(grants) for g in found for s in g.shares if s.uuid == card.uuid]
+    def check_gpu(self, gpu: Gpu, grants: list[tuple[Grant, ...]]) -> None:
+        on = [(n, g, s) for n, found in enumerate(grants) for g in found for s in g.shares if s.uuid == gpu.uuid]
         limited = [s for _, _, s in on if not s.whole]
         if len({n for n, _, _ in on}) > 1:
-            self.found("double_bookings", f"{card.uuid} is booked by both installs")
+            self.found("double_bookings", f"{gpu.uuid} is booked by both installs")
         if any(g.exclusive for _, g, _ in on) and len(on) > 1:
-            self.found("double_bookings", f"{card.uuid} is not held alone")
-        if sum(s.memory_mib for s in limited) > card.memory_mib or sum(s.compute for s in limited) > 100:
-            self.found("double_bookings", f"{card.uuid} is booked beyond what it has")
+            self.found("double_bookings", f"{gpu.uuid} is not held alone")
+        if sum(s.memory_mib for s in limited) > gpu.memory_mib or sum(s.compute for s in limited) > 100:
+            self.found("double_bookings", f"{gpu.uuid} is booked beyond what it has")
 
     def check_files(self, state: str, grants: tuple[Grant, ...]) -> None:
         expected = {f"ledger/{g.key}.json" for g in grants} | {f"pages/{g.key}" for g in grants} | {"ledger/lock"}
@@ -259,19 +259,19 @@ class Campaign:
         if expected != there:
             self.found("leaks", f"missing or left behind: {expected ^ there}")
 
-        for card in self.node.cards:
-            self.check_shared(state, card.uuid, grants)
+        for gpu in self.node.gpus:
+            self.check_shared(state, gpu.uuid, grants)
 
     def check_shared(self, state: str, uuid: str, grants: tuple[Grant, ...]) -> None:
-        """The card page and the slot files are what the grants say."""
-        folder = share.folder(state, uuid)
-        there = [held.slot for _, held in on_card(uuid, grants)]
-        page = share.page(state, uuid)
+        """The GPU page and the slot files are what the grants say."""
+        folder = slot_files.folder(state, uuid)
+        there = [held.slot for _, held in on_gpu(uuid, grants)]
+        page = slot_files.page(state, uuid)
         if not page:
             if there:
-                self.found("leaks", f"{uuid} has no card page")
+                self.found("leaks", f"{uuid} has no GPU page")
             return
-        if tell.CARD + uuid in tell.pending(tell.names(state)):
+        if tell.GPU + uuid in tell.pending(tell.names(state)):
             return  # the transaction before this one is telling, or was killed while it did: the next one goes on
         for grant in grants:
             for number, held in enumerate(grant.shares, 1):
@@ -279,8 +279,8 @@ class Campaign:
                     if held.slot and held.uuid == uuid and os.pread(f.fileno(), 4096, 4096 * number) != page:
                         self.found("double_bookings", f"{grant.who.id} is not told what holds on {uuid}")
         seq, generation, scale = head(page)
-        if seq % 2 or page != card_page(uuid, grants, generation, scale, seq):
-            self.found("double_bookings", f"the card page of {uuid} is not what the grants say")
+        if seq % 2 or page != gpu_page(uuid, grants, generation, scale, seq):
+            self.found("double_bookings", f"the GPU page of {uuid} is not what the grants say")
         try:
             slots = set(os.listdir(f"{folder}/{SLOT_DIR}"))
         except FileNotFoundError:  # nobody lived until it was mounted
@@ -334,7 +334,7 @@ def work(campaign: Campaign, i: int, rng: random.Random) -> None:
     me = os.getpid()
     settings = Settings("/", state_dir=rng.choice(campaign.states))
     for n in range(50):
-        wish = CardRequest(memory_mib=rng.randrange(1, 5), compute=rng.choice([None, 20, 60]))
+        wish = GpuRequest(memory_mib=rng.randrange(1, 5), compute=rng.choice([None, 20, 60]))
         request = Request((wish,) * rng.choice([1, 1, 2]), exclusive=rng.random() < 0.15)
         who = Identity(campaign.runtime, f"c{me}-{n}", f"/c{me}-{n}")
         try:

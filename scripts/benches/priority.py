@@ -1,8 +1,8 @@
-"""Online requests over offline work on simulated cards: real containers with the shipped stand-in, the bare driver and
+"""Online requests over offline work on simulated GPUs: real containers with the shipped shim, the bare driver and
 the virtual-time model beside them.
 
 Online: open-loop Poisson requests of 120 kernels of 30 us, latency from the intended arrival. Offline: one container
-that keeps the card busy. Cells run in lanes, each on a card of its own. A whole run is long: with --keep FILE the parts
+that keeps the GPU busy. Cells run in lanes, each on a GPU of its own. A whole run is long: with --keep FILE the parts
 measured so far are kept there, --cells says which to measure now, and the figures are of all that are there.
 """
 
@@ -30,7 +30,7 @@ from oci_hook.sim.model.scenarios import OFFLINE, ONLINE, requests
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
 REQUESTS = 1000
-SECONDS = {50: 10, 20: 15, 5: 15}  # of card time in one run; more requests are several runs
+SECONDS = {50: 10, 20: 15, 5: 15}  # of GPU time in one run; more requests are several runs
 KILLS = 50  # of the online container, per run
 SHORT_REQUESTS = 60
 SEED = 7
@@ -77,12 +77,12 @@ def fold(count: int) -> int:
     return value
 
 
-def measure_pair(stage: Any, pair: Pair, count: int, native: bool, card: int, seed: int = SEED) -> Json:
+def measure_pair(stage: Any, pair: Pair, count: int, native: bool, gpu: int, seed: int = SEED) -> Json:
     """Latencies and the offline tenant's part, over `count` requests."""
     begin = time.monotonic()
     high, low = pair.cell.tenants
-    kinds = [None if native else pair.cell.annotations(t, card, stage.memory) for t in (high, low)]
-    with stage.tenant(card, kinds[0]) as a, stage.tenant(card, kinds[1]) as b:
+    kinds = [None if native else pair.cell.annotations(t, gpu, stage.memory) for t in (high, low)]
+    with stage.tenant(gpu, kinds[0]) as a, stage.tenant(gpu, kinds[1]) as b:
         b.run(f"trace=1 ends=1 {cells.words(low)}")
         stage.wait(0.5)
         result, ended = _requests(stage, a, pair.rate, count, seed)
@@ -93,7 +93,7 @@ def measure_pair(stage: Any, pair: Pair, count: int, native: bool, card: int, se
 
 
 def _requests(stage: Any, tenant: Any, rate: int, count: int, seed: int) -> tuple[Json, list[int]]:
-    """What the online tenant says, and when each request's last kernel ended on the card."""
+    """What the online tenant says, and when each request's last kernel ended on the GPU."""
     tenant.run(f"units={count} seed={rate + seed} ends=2 {cells.words(online(rate))}")
     (result,) = tenant.results(seconds=4 * (count / rate + 5) * stage.scale)
     ends = tenant.ends()
@@ -105,7 +105,7 @@ def _judge(result: Json, ended: list[int], offline: Json, ends: list[int], launc
     free, late, release = [], [], []
     previous = 0
     for (_due, launched, _done), end in zip(result["latency"], ended, strict=True):
-        if launched - previous > 0.2 * ms:  # the card was idle of online work before
+        if launched - previous > 0.2 * ms:  # the GPU was idle of online work before
             last = bisect.bisect_right(ends, end)
             free.append(max(0.0, (ends[last - 1] - launched) / ms) if last else 0.0)
             last = bisect.bisect_right(launches, end)
@@ -128,25 +128,25 @@ def _judge(result: Json, ended: list[int], offline: Json, ends: list[int], launc
 
 
 def _latencies(result: Json, ended: list[int], scale: int) -> Json:
-    """Per request, from when it was due until the program knew it was done, and until the card had done it."""
+    """Per request, from when it was due until the program knew it was done, and until the GPU had done it."""
     ms = 1e6 * scale
     pairs = list(zip(result["latency"], ended, strict=True))
     return {
         "latency_ms": [(done - due) / ms for (due, _, done), _ in pairs],
-        "card_ms": [(end - due) / ms for (due, _, _), end in pairs],
+        "gpu_ms": [(end - due) / ms for (due, _, _), end in pairs],
     }
 
 
-def measure_alone(stage: Any, rate: int, count: int, card: int, seed: int = SEED) -> Json:
-    """The same requests on a card of their own."""
+def measure_alone(stage: Any, rate: int, count: int, gpu: int, seed: int = SEED) -> Json:
+    """The same requests on a GPU of their own."""
     tenant = online(rate)
-    annotations = Cell("", "", tenant).annotations(tenant, card, stage.memory)
-    with stage.tenant(card, annotations) as container:
+    annotations = Cell("", "", tenant).annotations(tenant, gpu, stage.memory)
+    with stage.tenant(gpu, annotations) as container:
         return _latencies(*_requests(stage, container, rate, count, seed), stage.scale)
 
 
-def _alone(stage: Any, tenant: Json, seconds: float, card: int) -> float:
-    return cells.alone(stage, tenant, card, seconds)
+def _alone(stage: Any, tenant: Json, seconds: float, gpu: int) -> float:
+    return cells.alone(stage, tenant, gpu, seconds)
 
 
 def predict(pair: Pair, native: bool) -> Json:
@@ -185,7 +185,7 @@ class Part:
 
 
 def parts(pair: Pair, native: bool, count: int) -> list[Part]:
-    """Runs of at most SECONDS of card time, each with arrivals of its own. One will do but for the promised cells."""
+    """Runs of at most SECONDS of GPU time, each with arrivals of its own. One will do but for the promised cells."""
     most = min(pair.most, SECONDS[pair.rate] * pair.rate)
     whole = min(count, most) if native or pair.rate != 50 else min(count, pair.most)
     return [
@@ -193,12 +193,12 @@ def parts(pair: Pair, native: bool, count: int) -> list[Part]:
     ]
 
 
-def measure_kills(stage: Any, card: int, seed: int = SEED) -> list[float]:
-    """From SIGKILL of an online program that keeps offline work out to the next launch of that, in ms of card time."""
+def measure_kills(stage: Any, gpu: int, seed: int = SEED) -> list[float]:
+    """From SIGKILL of an online program that keeps offline work out to the next launch of that, in ms of GPU time."""
     draw = random.Random(seed)
-    kinds = [Cell("", "", {"class": c}).annotations({"class": c}, card, stage.memory) for c in (ONLINE, OFFLINE)]
+    kinds = [Cell("", "", {"class": c}).annotations({"class": c}, gpu, stage.memory) for c in (ONLINE, OFFLINE)]
     took: list[float] = []
-    with stage.tenant(card, kinds[0], start="run id=0 kernel=80 trace=1") as web, stage.tenant(card, kinds[1]) as batch:
+    with stage.tenant(gpu, kinds[0], start="run id=0 kernel=80 trace=1") as web, stage.tenant(gpu, kinds[1]) as batch:
         batch.run("trace=1 kernel=80")
         while len(took) < KILLS:
             stage.wait(draw.uniform(0.12, 0.16))
@@ -282,7 +282,7 @@ def row(pair: Pair, native: bool, measured: list[Json], alone: list[Json], duty:
         return {**found, name.replace("p99", "p50"): metrics.percentile(values, also) if values else None}
 
     latency, before = all_of(measured, "latency_ms"), all_of(alone, "latency_ms")
-    lost = [max(0.0, x - y) for x, y in zip(all_of(measured, "card_ms"), all_of(alone, "card_ms"), strict=True)]
+    lost = [max(0.0, x - y) for x, y in zip(all_of(measured, "gpu_ms"), all_of(alone, "gpu_ms"), strict=True)]
     resume = [max(0.0, x - pair.linger) for x in all_of(measured, "release_ms")] if pair.linger else []
     return {
         "cell": pair.name,
@@ -327,7 +327,7 @@ def run(short: bool, options: Any = None) -> dict[str, Json]:
         if (m := re.match(r"alone: (\d+)/s: ", key)) is not None:
             alone.setdefault(int(m[1]), []).extend(part["latency_ms"])
     data = report.last["priority"] = {
-        "what": "simulated cards; real containers with the shipped stand-in",
+        "what": "simulated GPUs; real containers with the shipped shim",
         "calibration": report.calibration(),
         "time_scale": SCALE,
         "alone_ms": alone,
@@ -373,7 +373,7 @@ def table() -> list[list[str]]:
     data = report.last["priority"]
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
     heading = ["online over offline", "requests", "p50", "p99", "predicted", "native p99", "lost p99, ms"]
-    out = [[*heading, "card free p99, ms", "predicted", "harvest", "predicted", "native"]]
+    out = [[*heading, "GPU free p99, ms", "predicted", "harvest", "predicted", "native"]]
     for r in (r for r in data["rows"] if not r["native"]):
         n, p = native.get(r["cell"]), r["predicted"]
         out.append(

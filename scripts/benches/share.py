@@ -1,6 +1,6 @@
-"""Compute shares on simulated cards: real containers with the shipped stand-in, and the bare driver beside them.
+"""Compute shares on simulated GPUs: real containers with the shipped shim, and the bare driver beside them.
 
-Cells run in lanes, each on a card of its own; a tenant's alone reference is taken before and after all of them.
+Cells run in lanes, each on a GPU of its own; a tenant's alone reference is taken before and after all of them.
 """
 
 import argparse
@@ -67,14 +67,14 @@ MANY = 1 << 30
 SHORT = ("70/30", "saturated + launch-bound, 50/50", "cap 30")
 
 
-def takeover(stage: Stage, fault: str, seconds: float, trials: int, seed: int, card: int) -> list[float]:
-    """Milliseconds of card time from SIGKILL or SIGSTOP of whoever runs to the next launch of the other."""
+def takeover(stage: Stage, fault: str, seconds: float, trials: int, seed: int, gpu: int) -> list[float]:
+    """Milliseconds of GPU time from SIGKILL or SIGSTOP of whoever runs to the next launch of the other."""
     draw = random.Random(seed)
     start = "run id=0 kernel=80 sigma=0.5 trace=1"
-    share = {"gpu-hook.io/devices": card, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": 50}
+    share = {"gpu-hook.io/devices": gpu, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": 50}
     took = []
     until = time.monotonic() + seconds
-    with stage.tenant(card, share, start=start) as a, stage.tenant(card, share, start=start) as b:
+    with stage.tenant(gpu, share, start=start) as a, stage.tenant(gpu, share, start=start) as b:
         stage.wait(0.5)
         while time.monotonic() < until and len(took) < trials:
             stage.wait(draw.uniform(0.12, 0.2) if fault == "kill" else draw.uniform(0.05, 0.1))
@@ -101,13 +101,13 @@ def references(stage: Stage, tenants: list[Json], seconds: float) -> dict[str, f
     return dict(zip(programs, in_lanes(stage, LANES, jobs), strict=True))
 
 
-def _alone(stage: Stage, tenant: Json, seconds: float, card: int) -> float:
-    return cells.alone(stage, tenant, card, seconds)
+def _alone(stage: Stage, tenant: Json, seconds: float, gpu: int) -> float:
+    return cells.alone(stage, tenant, gpu, seconds)
 
 
-def _cell(stage: Stage, cell: Cell, native: bool, card: int) -> Json:
+def _cell(stage: Stage, cell: Cell, native: bool, gpu: int) -> Json:
     begin = time.monotonic()
-    measured = cells.measure(stage, cell, card, native)
+    measured = cells.measure(stage, cell, gpu, native)
     say(f"{time.monotonic() - begin:5.1f} s  {'native' if native else 'shared'}  {cell.name}")
     return measured
 
@@ -142,7 +142,7 @@ def measure(short: bool) -> Json:
     for (fault, _), times in zip(faults, results[len(kinds) :], strict=True):
         took[fault] += times
     return {
-        "what": "simulated cards; real containers with the shipped stand-in",
+        "what": "simulated GPUs; real containers with the shipped shim",
         "calibration": report.calibration(),
         "time_scale": SCALE,
         "seconds": round(time.monotonic() - begin),

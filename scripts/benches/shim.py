@@ -1,4 +1,4 @@
-"""What a call costs through the stand-in beside a driver that does nothing: lower deciles in one process, and means
+"""What a call costs through the shim beside a driver that does nothing: lower deciles in one process, and means
 while many processes do the same at once."""
 
 import platform
@@ -18,7 +18,7 @@ PROCESSES = 16
 def _box(place: Path, shared: bool = False) -> list[str]:
     """Build driver and client, lay out a private directory; returns the command prefix that makes it /run/gpu-hook.
 
-    shared: the card is shared in time with a tenant that does nothing.
+    shared: the GPU is shared in time with a tenant that does nothing.
     """
     cc = [sys.executable, "-m", "ziglang", "cc", "-O2"]
     for folder in ("driver", "account"):
@@ -34,12 +34,12 @@ def _box(place: Path, shared: bool = False) -> list[str]:
         struct.pack_into("<I", page, 128 + 88, 1)
         (place / "share/0/slot").mkdir(parents=True)
         (place / "slot").mkdir()
-        card = bytearray(4096)
-        struct.pack_into("<QIIIIQQ48s", card, 0, 0x3144524143504847, 1, 4096, 2, 1, 1, 3, uuid.encode())
+        gpu = bytearray(4096)
+        struct.pack_into("<QIIIIQQ48s", gpu, 0, 0x3144524143504847, 1, 4096, 2, 1, 1, 3, uuid.encode())
         for slot in range(2):
-            struct.pack_into("<BBHIIIQ", card, 128 + 32 * slot, 1, 0, 100, 0, 0, 0, 1 + slot)
+            struct.pack_into("<BBHIIIQ", gpu, 128 + 32 * slot, 1, 0, 100, 0, 0, 0, 1 + slot)
             (place / f"share/0/slot/{slot:02}").write_bytes(bytes(8192))
-        (place / "share/0/card").write_bytes(card)
+        (place / "share/0/gpu").write_bytes(gpu)
         (place / "slot/0").write_bytes(bytes(8192))
     (place / "policy").write_bytes(page)
     mounts = f'mount -t tmpfs none /run && mkdir /run/gpu-hook && mount --bind {place} /run/gpu-hook && exec "$@"'
@@ -77,7 +77,7 @@ class _Crowd:
         return took / done
 
     def added(self, members: range, seconds: float) -> float:
-        """By the stand-in."""
+        """By the shim."""
         return self.pair("ours", members, seconds) - self.pair("bare", members, seconds)
 
     def close(self) -> None:

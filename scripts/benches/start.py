@@ -22,11 +22,13 @@ sys.path[:0] = [str(REPO), str(REPO / "scripts")]
 
 import tiny_image  # noqa: E402
 
-from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory  # noqa: E402
+from oci_hook.config import settings_compile  # noqa: E402
+from oci_hook.config.settings import Settings  # noqa: E402
+from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory  # noqa: E402
+from oci_hook.discovery import inventory  # noqa: E402
 from oci_hook.engines import prefix as installs  # noqa: E402
-from oci_hook.node import inventory, settings_compile, share  # noqa: E402
-from oci_hook.node.life import boot_id  # noqa: E402
-from oci_hook.node.settings import Settings  # noqa: E402
+from oci_hook.ledger import slot_files  # noqa: E402
+from oci_hook.ledger.life import boot_id  # noqa: E402
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c", "import json")
 DRIVER = "550.163.01"
@@ -44,13 +46,13 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     try:
         return _figures(_measure(_Place(folder, state), rounds))
     finally:
-        share.drop(str(state))
+        slot_files.drop(str(state))
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(state, ignore_errors=True)
 
 
 class _Place:
-    """An install with one simulated card, an image, and a bundle to copy."""
+    """An install with one simulated GPU, an image, and a bundle to copy."""
 
     def __init__(self, folder: Path, state: Path) -> None:
         self.folder, self.root = folder, folder / "runc"
@@ -73,15 +75,15 @@ class _Place:
         files += [DriverFile(str(driver / "lib" / name), "binary", "utility") for name in BINARIES.split()]
         for file in (*(f.path for f in files), driver / "lib/libcuda.so", driver / "lib/libnvidia-ml.so"):
             Path(file).write_text("driver\n")
-        (state / "sim/cards").mkdir(parents=True)
-        (state / "sim/cards/0").write_text("card\n")
+        (state / "sim/gpus").mkdir(parents=True)
+        (state / "sim/gpus/0").write_text("gpu\n")
         compiled = settings_compile.set_driver_root(settings.prefix, str(driver))
         found = Inventory(
             boot_id=boot_id(),
             driver_version=DRIVER,
             driver_root=str(driver),
             simulated=True,
-            cards=(Card("GPU-0000", 0, 0, 1 << 20, simulated=True),),
+            gpus=(Gpu("GPU-0000", 0, 0, 1 << 20, simulated=True),),
             control=(DeviceFile("/dev/nvidiactl", 195, 255), DeviceFile("/dev/nvidia-uvm", 510, 0)),
             files=tuple(files),
             libcuda=str(driver / "lib/libcuda.so"),

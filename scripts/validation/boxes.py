@@ -18,15 +18,16 @@ from .frame import Json, run
 REPO = Path(__file__).resolve().parents[2]
 BUILD = REPO / "build" / platform.machine()
 PROBE = BUILD / "sim" / "gpu-probe"
-SCALE = 4  # of a simulated card, in the runs that measure time
+SCALE = 4  # of a simulated GPU, in the runs that measure time
 
 
 class Node:
     """An install and an inventory of their own below one folder."""
 
     def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
+        from oci_hook.config import settings_compile
+        from oci_hook.discovery import discover, inventory
         from oci_hook.engines import prefix
-        from oci_hook.node import discover, inventory, settings_compile
         from oci_hook.sim import driver_root
 
         self.prefix, self.state = folder / "prefix", folder / "state"
@@ -39,17 +40,17 @@ class Node:
             root = driver_root.root_of(str(self.prefix))
             self.settings = settings_compile.set_driver_root(str(self.prefix), str(root))
             # the bare runs find the simulated driver so
-            os.environ["GPU_HOOK_SIM_CARDS"] = f"{self.state}/sim/cards"
+            os.environ["GPU_HOOK_SIM_GPUS"] = f"{self.state}/sim/gpus"
         self.inventory = discover.discover(self.settings.driver_root)
         inventory.save(self.settings, self.inventory)
         if simulated:
             os.environ["LD_LIBRARY_PATH"] = os.path.dirname(self.inventory.libcuda)
 
     def close(self) -> None:
-        """Unmount what the cards' sharers shared."""
-        from oci_hook.node import share
+        """Unmount what the GPUs' sharers shared."""
+        from oci_hook.ledger import slot_files
 
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
 
 
 @contextlib.contextmanager
@@ -57,12 +58,12 @@ def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Calla
     """A container with a share; gives inside(argv, seconds), which runs a program in it to its end, or with
     seconds=None starts it. FOLDER/work is also in the container, by that name. All of it is gone at the end."""
     from oci_hook.apply import to_container
+    from oci_hook.apply.image import check_destinations, look
     from oci_hook.core.grant import Identity, Life
     from oci_hook.core.plan import make_plan
     from oci_hook.core.request import parse
-    from oci_hook.node.admit import admit, release
-    from oci_hook.node.image import check_destinations, look
-    from oci_hook.node.life import boot_id, process_life
+    from oci_hook.ledger.admit import admit, release
+    from oci_hook.ledger.life import boot_id, process_life
 
     folder.mkdir()
     root = folder / "root"
@@ -104,7 +105,7 @@ def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Calla
 
         def inside(argv: list[str], seconds: float | None = 60) -> Any:
             enter = ["nsenter", "-t", str(init.pid), "-m", "--", "chroot", str(root)]
-            hidden = ("LD_LIBRARY_PATH", "GPU_HOOK_SIM_CARDS")  # the way past the stand-in, and to copies of the cards
+            hidden = ("LD_LIBRARY_PATH", "GPU_HOOK_SIM_GPUS")  # the way past the shim, and to copies of the GPUs
             environment = {k: v for k, v in os.environ.items() if k not in hidden}
             if seconds is None:
                 return subprocess.Popen([*enter, *argv], env=environment, start_new_session=True)
@@ -146,7 +147,7 @@ def inventory(node: Node) -> dict[str, Any]:
         "driver_version": found.driver_version,
         "libcuda": found.libcuda,
         "libnvml": found.libnvml,
-        "cards": [card.fields() for card in found.cards],
+        "gpus": [gpu.fields() for gpu in found.gpus],
         "control": [file.fields() for file in found.control],
         "files": [file.path for file in found.files],
     }
@@ -163,11 +164,11 @@ class Boxes:
         self.options = f"--scale {self.scale}" if simulated else "--spin"
         self.numbers = iter(range(100000))
 
-    def wait(self, card_seconds: float) -> None:
-        time.sleep(card_seconds * self.scale)
+    def wait(self, gpu_seconds: float) -> None:
+        time.sleep(gpu_seconds * self.scale)
 
     @contextlib.contextmanager
-    def tenant(self, card: int, annotations: Json | None, procs: int = 1) -> Iterator[Any]:
+    def tenant(self, gpu: int, annotations: Json | None, procs: int = 1) -> Iterator[Any]:
         """Load generators in a box, or beside all boxes when annotations is None."""
         from load.tenant import Tenant
 

@@ -108,21 +108,21 @@ def nvml_view(inside: Callable[..., str]) -> dict[str, Any]:
 
 def overhead(inside: Callable[..., str]) -> dict[str, Any]:
     """The same program in the container and on the bare driver, in turn; medians in ns."""
-    figures: dict[str, dict[str, list[int]]] = {"bare": {}, "stand_in": {}}
-    bare = {**os.environ, "GPU_HOOK_SIM_CARDS": os.environ.get("GPU_HOOK_SIM_CARDS", "")}
+    figures: dict[str, dict[str, list[int]]] = {"bare": {}, "shim": {}}
+    bare = {**os.environ, "GPU_HOOK_SIM_GPUS": os.environ.get("GPU_HOOK_SIM_GPUS", "")}
     for _ in range(5):
         for name in figures:
             argv = [str(PROBE), "bench", "20000"]
-            text = inside(argv) if name == "stand_in" else run(argv, 60, env=bare)
+            text = inside(argv) if name == "shim" else run(argv, 60, env=bare)
             for what, ns in re.findall(r"(launch|alloc\+free|meminfo) (\d+) ns", text):
                 figures[name].setdefault(what, []).append(int(ns))
     medians = {n: {k: sorted(v)[len(v) // 2] for k, v in f.items()} for n, f in figures.items()}
-    added = {k: medians["stand_in"][k] - medians["bare"][k] for k in medians["bare"]}
+    added = {k: medians["shim"][k] - medians["bare"][k] for k in medians["bare"]}
     return {**medians, "added_ns": added}
 
 
 def two_tenants(node: Node, folder: Path) -> dict[str, Any]:
-    """Two containers fill the card side by side, each to its own limit."""
+    """Two containers fill the GPU side by side, each to its own limit."""
     said = []
     with (
         box(node, folder / "a", {"gpu-hook.io/memory": "30%"}) as a,

@@ -1,4 +1,4 @@
-"""Run "physics": what this card and driver are like. Ends with a calibration in the form of the model's."""
+"""Run "physics": what this GPU and driver are like. Ends with a calibration in the form of the model's."""
 
 import json
 import statistics
@@ -22,7 +22,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     boxed = {"gpu-hook.io/devices": 0, "gpu-hook.io/memory": stage.memory}
     bare = run.phase("calls, bare driver", 100, lambda: ask(stage, None, f"api id={{}} count={n}"))
     ours = run.phase("calls, in a container alone", 100, lambda: ask(stage, boxed, f"api id={{}} count={n}"))
-    run.phase("what the stand-in adds", 5, lambda: added(bare, ours))
+    run.phase("what the shim adds", 5, lambda: added(bare, ours))
     slices = run.phase("slices", 120, lambda: gaps(stage, simulated, short))
     pair = run.phase("two contexts, one of three", 90, lambda: bias(stage, short))
     run.phase("copies beside kernels", 60, lambda: copies(stage, simulated, short))
@@ -59,9 +59,9 @@ def added(bare: Json, ours: Json) -> Json:
 
 
 def gaps(stage: Boxes, simulated: bool, short: bool) -> Json:
-    """Uninterrupted stays on the card and absences from it, with 1 to 4 processes, small and full occupancy."""
+    """Uninterrupted stays on the GPU and absences from it, with 1 to 4 processes, small and full occupancy."""
     if simulated:
-        return {"skipped": "simulated kernels compute nothing, so none can look at the card's clock"}
+        return {"skipped": "simulated kernels compute nothing, so none can look at the GPU's clock"}
     out: Json = {}
     for processes in (1, 2) if short else (1, 2, 3, 4):
         for blocks in (1, 0):
@@ -129,21 +129,21 @@ def _beside(stage: Boxes, command: str, seconds: float) -> list[float]:
 
 def copies(stage: Boxes, simulated: bool, short: bool) -> Json:
     if simulated:
-        return {"skipped": "copies of the simulated driver are no measure of a card's"}
+        return {"skipped": "copies of the simulated driver are no measure of a GPU's"}
     alone, beside = _beside(stage, f"copies id={{}} kernel={400000 if short else 3000000}", 0.3 if short else 2.0)
     return {"kernels_alone": alone, "kernels_beside_copies": beside}
 
 
 def blocked(stage: Boxes, simulated: bool, short: bool) -> Json:
-    """Does a stream that waits for a value give its slices up? Else the kernels lose half of the card."""
+    """Does a stream that waits for a value give its slices up? Else the kernels lose half of the GPU."""
     if simulated:
-        return {"skipped": "how a card waits is a property of the card"}
+        return {"skipped": "how a GPU waits is a property of the GPU"}
     alone, beside = _beside(stage, f"blocked id={{}} kernel={400000 if short else 3000000}", 0.3 if short else 2.0)
     return {"kernels_alone": alone, "kernels_beside_blocked_stream": beside}
 
 
 def kernels(stage: Boxes, short: bool) -> Json:
-    """Do kernels take as long as they were asked to, and what part of the card does each program keep busy alone?"""
+    """Do kernels take as long as they were asked to, and what part of the GPU does each program keep busy alone?"""
     out: Json = {}
     for us in (30, 80) if short else (8, 30, 80, 300, 1400, 5000, 11000):
         seconds = 0.3 if short else 0.6
@@ -159,14 +159,14 @@ def calibration(run: Run, bare: Json, slices: Json, pair: Json, lengths: Json, s
     kept = []
     two = slices.get("2 full", {})
     if "stay_us" in two:
-        out["card_us"]["slice"] = round(two["stay_us"])
-        out["card_us"]["switch_loaded"] = max(1, round((two["away_us"] - two["stay_us"]) / 2))
+        out["gpu_us"]["slice"] = round(two["stay_us"])
+        out["gpu_us"]["switch_loaded"] = max(1, round((two["away_us"] - two["stay_us"]) / 2))
     else:
-        kept.append("card_us")
+        kept.append("gpu_us")
     if "launch_and_wait" in bare and not simulated:
         out["host_us"]["wake"] = max(1, round((bare["launch_and_wait"]["p50"] - bare["launch"]["p50"]) / 1e3))
     else:
         kept.append("host_us")
-    out["source"] = f"gpu-validate, run physics{' (simulated: nothing of a card)' if simulated else ''}"
+    out["source"] = f"gpu-validate, run physics{' (simulated: nothing of a GPU)' if simulated else ''}"
     run.results["calibration"] = out
     return {"kept": kept, "two_contexts": pair.get("efficiency"), "kernels": len(lengths)}

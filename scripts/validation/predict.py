@@ -1,4 +1,4 @@
-"""What the virtual-time model says of the cells before a card was asked. `scripts/gpu-validate --predict` writes it."""
+"""What the virtual-time model says of the cells before a GPU was asked. `scripts/gpu-validate --predict` writes it."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def text() -> str:
     from . import priority, shares
 
     out: Json = {
-        "what": "predictions of the virtual-time model, made before any run on a card",
+        "what": "predictions of the virtual-time model, made before any run on a GPU",
         "calibration": model_run.Calibration().digest,
         "shares": {},
         "priority": {},

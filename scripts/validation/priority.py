@@ -78,7 +78,7 @@ def verdict(rows: list[Json], simulated: bool) -> Json:
                 surprises.append(f"{name}: {key} {row[key]:.3g}, predicted {before[key]:.3g}")
     out: Json = {"missed": missed, "not_as_predicted": surprises, "rows": len(rows)}
     if simulated:
-        out["note"] = "simulated: shows that the script runs, nothing of a card"
+        out["note"] = "simulated: shows that the script runs, nothing of a GPU"
     elif missed:
         raise RuntimeError(f"missed: {out}")
     return out

@@ -1,4 +1,4 @@
-"""Run "shares": who gets how much of the card, through gpu-hook and on the bare driver, against what the model said."""
+"""Run "shares": who gets how much of the GPU, through gpu-hook and on the bare driver, against what the model said."""
 
 import contextlib
 import functools
@@ -42,7 +42,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
 
 
 def calibrate(run: Run, stage: Boxes) -> bool:
-    """How long the kernel's steps are on this card; nothing else makes sense without."""
+    """How long the kernel's steps are on this GPU; nothing else makes sense without."""
 
     def work() -> Json:
         with stage.tenant(0, None) as tenant:
@@ -88,7 +88,7 @@ def verdict(rows: list[Json], alone: dict[str, list[float]], simulated: bool) ->
     with contextlib.suppress(StopIteration):
         out["pair_sum"] = next(r["efficiency"] for r in rows if r["cell"] == "50/50" and not r["native"])
     if simulated:
-        out["note"] = "simulated: shows that the script runs, nothing of a card"
+        out["note"] = "simulated: shows that the script runs, nothing of a GPU"
     elif missed or drift > 0.02:
         raise RuntimeError(f"missed: {out}")
     return out

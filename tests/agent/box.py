@@ -1,4 +1,4 @@
-"""The agent as a process of its own beside real containers on simulated cards."""
+"""The agent as a process of its own beside real containers on simulated GPUs."""
 
 import json
 import os
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oci_hook.core.grant import Grant
-from oci_hook.node import account, store
+from oci_hook.ledger import store
+from oci_hook.observe import account
 from scripts import tiny_image
 from tests.e2e.stage import CC, GLIBC, Stage
 
@@ -74,7 +75,7 @@ class Agent:
             return int((self.log.read_text().partition("http://127.0.0.1:")[2].partition("/")[0]) or 0)
 
         self.port = wait_for(port)
-        wait_for(lambda: self.node()["cards"] and self.node()["agent"]["nvml"] == "ok")
+        wait_for(lambda: self.node()["gpus"] and self.node()["agent"]["nvml"] == "ok")
 
     def container(self, id: str) -> Any:
         """None: it does not know it."""
@@ -109,7 +110,7 @@ def grant(stage: Stage, id: str) -> Grant | None:
 
 
 def surcharge(stage: Stage, id: str) -> int:
-    """MiB, as the container's stand-in reads it."""
+    """MiB, as the container's shim reads it."""
     found = grant(stage, id)
     assert found and found.life.init
     with account.Account(*found.life.init) as page:

@@ -1,4 +1,4 @@
-/* A tenant that goes past the stand-in: opens the real driver's library from its private path and takes memory there.
+/* A tenant that goes past the shim: opens the real driver's library from its private path and takes memory there.
  * usage: bypass MIB [own [US]] | MIB wait
  * own: also some through the shim, so that there are books to forge; US: then kernels of so many microseconds, past the
  * gate, for ever. wait: not before SIGUSR1. */

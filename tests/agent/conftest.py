@@ -9,7 +9,7 @@ from tests.e2e.stage import Stage
 
 @pytest.fixture(scope="session")
 def box(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Iterator[Stage]:
-    """One install with two simulated cards for all tests of the agent."""
+    """One install with two simulated GPUs for all tests of the agent."""
     stage = Stage(tmp_path_factory.mktemp("agent"))
     yield stage
     stage.runc.close()

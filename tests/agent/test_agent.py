@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.cli import agent_check, top
 from oci_hook.cli.main import cli
-from oci_hook.node import account
-from oci_hook.node.settings import load
+from oci_hook.config.settings import load
+from oci_hook.observe import account
 from tests.agent.box import Agent, events, grant, running, surcharge, wait_for
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 
@@ -29,8 +29,8 @@ HOLD = ("/bin/gpu-probe", "alloc", "300", "hold", "600")
 def test_containers_come_and_go_and_so_does_the_agent(stage: Stage, root: Path) -> None:
     first = stage.start(root, *HOLD)
     with running(stage) as agent:
-        seen = wait_for(lambda: (c := agent.container(first)) and c["cards"][0]["peak_mib"] and c)
-        assert (seen["state"], seen["cards"][0]["used_mib"]) == ("running", 300 + CONTEXT_MIB)
+        seen = wait_for(lambda: (c := agent.container(first)) and c["gpus"][0]["peak_mib"] and c)
+        assert (seen["state"], seen["gpus"][0]["used_mib"]) == ("running", 300 + CONTEXT_MIB)
         assert agent.node()["agent"]["state"] == "ok"
         second = stage.start(root)
         wait_for(lambda: agent.container(second))
@@ -69,21 +69,21 @@ def test_many_short_containers(stage: Stage, root: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
-def test_a_tenant_that_goes_past_the_stand_in(stage: Stage, root: Path, policy: str) -> None:
+def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str) -> None:
     honest = stage.start(root, *HOLD)
     with running(stage, "--policy", policy, "--tolerance", "16Mi") as agent:
         cheat = stage.start(root, "/bin/bypass", str(LIMIT_MIB + 200))
         found = wait_for(lambda: [e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat])
         wait_for(lambda: len([e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat]) >= 2)
-        assert {e["kind"] for e in events(stage) if e["event"] == "finding"} == {"no-stand-in", "over-limit"}
+        assert {e["kind"] for e in events(stage) if e["event"] == "finding"} == {"no-shim", "over-limit"}
         assert "(bypass)" in " ".join(e["evidence"] for e in events(stage) if e["event"] == "finding")
         assert found[0]["action"] == {"report": "reported", "freeze": "frozen", "kill": "killed"}[policy]
         log = agent.log.read_text()
         assert f"container {cheat}: " in log and f"container {honest}: " not in log
         if policy == "report":
-            assert agent.kinds(cheat) == {"no-stand-in", "over-limit"} and stage.runc.living() == {honest, cheat}
+            assert agent.kinds(cheat) == {"no-shim", "over-limit"} and stage.runc.living() == {honest, cheat}
             text = agent.get("/metrics").decode()
-            assert 'gpu_hook_findings_total{kind="no-stand-in"} 1\n' in text
+            assert 'gpu_hook_findings_total{kind="no-shim"} 1\n' in text
             assert "gpu_hook_container_findings{" in text and cheat in text
         elif policy == "freeze":
             state = stage.runc("state", cheat).stdout
@@ -145,7 +145,7 @@ def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
         wait_for(lambda: set(json.loads(agent.get("/api/history"))) == {keys[idle]})
 
 
-def test_what_the_stand_in_does_not_see_is_charged(stage: Stage, root: Path) -> None:
+def test_what_the_shim_does_not_see_is_charged(stage: Stage, root: Path) -> None:
     """A process that uses both ways: its neighbours in the container get less by what it took past the books."""
     with running(stage, "--tolerance", "2Gi"):
         id = stage.start(root, "/bin/bypass", "500", "own")
@@ -166,16 +166,16 @@ def test_what_the_stand_in_does_not_see_is_charged(stage: Stage, root: Path) -> 
 
 
 def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None:
-    """Two containers that want the card: their shares by the gate's books; then one is frozen from `top`."""
+    """Two containers that want the GPU: their shares by the gate's books; then one is frozen from `top`."""
     share = {**SHARE, "gpu-hook.io/memory": "1Gi"}
     busy = ("/bin/gpu-probe", "launch", "2000", "100000")
     ids = [stage.start(root, *busy, annotations={**share, "gpu-hook.io/compute": n}) for n in ("60", "30")]
     with running(stage, "--interval", "1") as agent:
 
-        def card(id: str) -> Any:
-            return agent.container(id)["cards"][0]
+        def gpu(id: str) -> Any:
+            return agent.container(id)["gpus"][0]
 
-        wait_for(lambda: all(card(id)["share"] and card(id)["gate"]["launches"] > 0 for id in ids))
+        wait_for(lambda: all(gpu(id)["share"] and gpu(id)["gate"]["launches"] > 0 for id in ids))
         text = agent.get("/metrics").decode()
         assert "gpu_hook_container_compute_charged_seconds_total{" in text and 'mode="' in text
         settings = load(str(stage.prefix))
@@ -183,11 +183,11 @@ def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None
         screen.selected = agent.container(ids[0])["key"]
         screen.press("f")
         assert screen.message.startswith("froze ")
-        wait_for(lambda: agent.container(ids[0])["state"] == "frozen" and card(ids[0])["gate"]["mode"] == "frozen")
+        wait_for(lambda: agent.container(ids[0])["state"] == "frozen" and gpu(ids[0])["gate"]["mode"] == "frozen")
         assert agent.container(ids[0])["frozen_since"] and not agent.kinds(ids[0])
         wait_for(lambda: agent.container(ids[0])["frozen_seconds"] > 0.5)
         screen.press("r")
-        wait_for(lambda: agent.container(ids[0])["state"] == "running" and card(ids[0])["gate"]["mode"] != "frozen")
+        wait_for(lambda: agent.container(ids[0])["state"] == "running" and gpu(ids[0])["gate"]["mode"] != "frozen")
         assert agent.container(ids[1])["frozen_seconds"] == 0
 
 
@@ -204,16 +204,16 @@ def watch(agent: Agent, ids: list[str], seconds: float) -> list[tuple[float, flo
     while time.monotonic() < end:
         node = agent.node()
         for id, one in zip(ids, seen, strict=True):
-            card = next(c for c in node["containers"] if c["id"] == id)["cards"][0]
-            one[node["at"]] = card["busy"] or 0
+            gpu = next(c for c in node["containers"] if c["id"] == id)["gpus"][0]
+            one[node["at"]] = gpu["busy"] or 0
         time.sleep(0.1)
     return [
-        (sum(one.values()) / len(one), agent.container(id)["cards"][0]["share_error"])
+        (sum(one.values()) / len(one), agent.container(id)["gpus"][0]["share_error"])
         for id, one in zip(ids, seen, strict=True)
     ]
 
 
-def test_share_errors_are_what_the_card_saw(stage: Stage, root: Path) -> None:
+def test_share_errors_are_what_the_gpu_saw(stage: Stage, root: Path) -> None:
     """Two that keep to the gate; then one beside them that passes it by, and takes from both."""
     ask = {**SHARE, "gpu-hook.io/policy": "burst-share"}
     guarantees = (60, 30)
@@ -224,7 +224,7 @@ def test_share_errors_are_what_the_card_saw(stage: Stage, root: Path) -> None:
         if cheat:
             stage.start(root, "/bin/sh", "-c", PAST_THE_GATE)
         with running(stage, "--interval", "0.5") as agent:
-            wait_for(lambda: all(agent.container(id)["cards"][0]["share_error"] is not None for id in ids))
+            wait_for(lambda: all(agent.container(id)["gpus"][0]["share_error"] is not None for id in ids))
             figures = watch(agent, ids, 5)
             for n, (had, error) in zip(guarantees, figures, strict=True):
                 # At most all the time it wanted work; less where the machine gave it no processor.
@@ -240,11 +240,11 @@ def test_harvest_is_what_offline_containers_had(stage: Stage, root: Path) -> Non
     stage.start(root, "/bin/sleep", "600", annotations={**SHARE, "gpu-hook.io/class": "online"})
     id = stage.start(root, "/bin/gpu-probe", "run", "2000", "600", annotations=offline)
     with running(stage, "--interval", "0.5") as agent:
-        wait_for(lambda: (agent.container(id)["cards"][0]["harvest"] or 0) > 1)
+        wait_for(lambda: (agent.container(id)["gpus"][0]["harvest"] or 0) > 1)
         ((busy, error),) = watch(agent, [id], 4)
-        (card, other), harvest = agent.node()["cards"], agent.container(id)["cards"][0]["harvest"]
+        (gpu, other), harvest = agent.node()["gpus"], agent.container(id)["gpus"][0]["harvest"]
         assert abs(harvest - busy) < 25 and error is None and busy > 50, (harvest, busy)
-        assert abs(card["harvest"] - harvest) < 10 and other["harvest"] is None
+        assert abs(gpu["harvest"] - harvest) < 10 and other["harvest"] is None
         assert "gpu_hook_container_harvested_seconds_total{" in agent.get("/metrics").decode()
 
 
@@ -281,7 +281,7 @@ def test_nvml_that_dies_comes_back(stage: Stage, root: Path) -> None:
         assert len(pids) == 1
         os.kill(int(pids[0]), signal.SIGKILL)
         wait_for(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
-        assert agent.node()["cards"][0]["used_mib"] is None  # not known is not as before
+        assert agent.node()["gpus"][0]["used_mib"] is None  # not known is not as before
         assert b'gpu_hook_agent_problem{what="nvml"} 1\n' in agent.get("/metrics")
         id = stage.start(root)
         wait_for(lambda: agent.container(id))  # the rest goes on
@@ -303,9 +303,9 @@ def test_the_driver_changes(stage: Stage) -> None:
     library = next((stage.prefix / "sim/root").rglob("libcuda.so.550*"))
     with running(stage) as agent:
         os.utime(library)
-        wait_for(lambda: "cards found: 2" in agent.log.read_text())
+        wait_for(lambda: "GPUs found: 2" in agent.log.read_text())
         wait_for(lambda: agent.node()["agent"]["state"] == "ok" and agent.node()["agent"]["nvml"] == "ok")
-        assert len(agent.node()["cards"]) == 2
+        assert len(agent.node()["gpus"]) == 2
 
 
 def test_the_driver_goes_and_comes_back(stage: Stage, root: Path) -> None:
@@ -314,20 +314,20 @@ def test_the_driver_goes_and_comes_back(stage: Stage, root: Path) -> None:
     library = next((stage.prefix / "sim/root").rglob("libcuda.so.550*"))
     away = stage.folder / "libcuda.away"
     with running(stage) as agent:
-        wait_for(lambda: (c := agent.container(held)) and c["cards"][0]["used_mib"])
+        wait_for(lambda: (c := agent.container(held)) and c["gpus"][0]["used_mib"])
         library.rename(away)
         try:
             problem = wait_for(lambda: agent.node()["agent"]["problems"].get("inventory", ""))
             assert "GH-302" in problem and "is gone" in problem
             node = agent.node()
-            assert node["agent"]["state"] == "degraded" and node["cards"] == []
+            assert node["agent"]["state"] == "degraded" and node["gpus"] == []
             assert [c["id"] for c in node["containers"]] == [held] and stage.runc.living() == {held}
             assert b'gpu_hook_agent_problem{what="inventory"} 1\n' in agent.get("/metrics")
             stage.refused(root, "GH-302")
         finally:
             away.rename(library)
-        wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["cards"]) == 2)
-        wait_for(lambda: agent.container(held)["cards"][0]["used_mib"])
+        wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
+        wait_for(lambda: agent.container(held)["gpus"][0]["used_mib"])
         assert "inventory: well again" in agent.log.read_text()
     (stage.state / "events").unlink()
 
@@ -408,19 +408,19 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
         with running(stage, "--address", address) as agent:
             pid = agent.process.pid
             assert f"runs (process {pid}) on {address}" in said("ok")[0]["message"]
-            CliRunner().invoke(cli, ["sim", "fault", "--card", "1", "--lost", "--prefix", str(stage.prefix)])
+            CliRunner().invoke(cli, ["sim", "fault", "--gpu", "1", "--lost", "--prefix", str(stage.prefix)])
             (degraded,) = wait_for(lambda: said("warn"))
-            assert "is lost" in degraded["message"] and degraded["mend"] == "dmesg | grep -i xid"
+            assert "is lost" in degraded["message"] and degraded["fix"] == "dmesg | grep -i xid"
             CliRunner().invoke(cli, ["sim", "fault", "--prefix", str(stage.prefix)])
             wait_for(lambda: said("ok"))
             with monkeypatch.context() as patch:
                 patch.setattr(agent_check, "__version__", "9.9")
                 (old,) = said("warn")
-                assert "this is 9.9" in old["message"] and "gpu-hook" in old["mend"]
+                assert "this is 9.9" in old["message"] and "gpu-hook" in old["fix"]
             agent.process.send_signal(signal.SIGSTOP)
             (silent,) = said("warn")
             agent.process.send_signal(signal.SIGCONT)
-            assert f"(process {pid}) and does not answer on {address}" in silent["message"] and silent["mend"]
+            assert f"(process {pid}) and does not answer on {address}" in silent["message"] and silent["fix"]
     finally:
         file.write_text(before)
         for words in (["sim", "fault"], ["settings", "compile"], ["gpus", "--refresh"]):

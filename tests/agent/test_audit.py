@@ -3,19 +3,19 @@
 import pytest
 
 from oci_hook.agent.audit import Auditor, Process, Verdict
-from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.node.account import MIB, Books
+from oci_hook.observe.account import MIB, Books
 
-CARD, OTHER = "GPU-0", "GPU-1"
+GPU, OTHER = "GPU-0", "GPU-1"
 
 
 def grant(key: str = "a", *shares: Share, **more: object) -> Grant:
-    return Grant(key, Identity("/run/runc", key, "/"), Life("boot", init=(1, 2)), shares or (Share(CARD, 1000),))
+    return Grant(key, Identity("/run/runc", key, "/"), Life("boot", init=(1, 2)), shares or (Share(GPU, 1000),))
 
 
-def sample(*processes: tuple[int, int | None]) -> CardSample:
-    return CardSample(sum(p[1] or 0 for p in processes), 1 << 40, 0, tuple((p, u, 10) for p, u in processes))
+def sample(*processes: tuple[int, int | None]) -> GpuSample:
+    return GpuSample(sum(p[1] or 0 for p in processes), 1 << 40, 0, tuple((p, u, 10) for p, u in processes))
 
 
 def process(pid: int, key: str = "a") -> tuple[str, Process]:
@@ -33,10 +33,10 @@ class Case:
         self.grants = {g.key: g for g in grants or (grant(),)}
 
     def look(
-        self, cards: dict[str, CardSample], kept: "Books | str | None", members: tuple[int, ...] = (101,)
+        self, gpus: dict[str, GpuSample], kept: "Books | str | None", members: tuple[int, ...] = (101,)
     ) -> Verdict:
         key = next(iter(self.grants))
-        return self.auditor.judge(self.grants, cards, {pid: process(pid, key) for pid in members}, {key: kept})
+        return self.auditor.judge(self.grants, gpus, {pid: process(pid, key) for pid in members}, {key: kept})
 
 
 def kinds(verdict: Verdict) -> list[tuple[str, str, int]]:
@@ -46,23 +46,23 @@ def kinds(verdict: Verdict) -> list[tuple[str, str, int]]:
 def test_an_honest_container() -> None:
     case = Case()
     for used in (0, 500, 990, 100):
-        seen = case.look({CARD: sample((101, used * MIB))}, books(used + 5, 101))
+        seen = case.look({GPU: sample((101, used * MIB))}, books(used + 5, 101))
         assert not seen.findings and seen.surcharges == {("a", 0): 0}
-        assert seen.uses["a", CARD].used == used * MIB and seen.uses["a", CARD].busy == 10
+        assert seen.uses["a", GPU].used == used * MIB and seen.uses["a", GPU].busy == 10
 
 
 def test_a_bypass_is_found_by_the_second_sample_and_told_once() -> None:
     case = Case()
-    cards = {CARD: sample((101, 600 * MIB))}
-    first = case.look(cards, books(0))
+    gpus = {GPU: sample((101, 600 * MIB))}
+    first = case.look(gpus, books(0))
     assert not first.findings and first.surcharges == {("a", 0): 0}
-    second = case.look(cards, books(0))
-    assert kinds(second) == [("no-stand-in", CARD, 101)] and second.news == second.findings
+    second = case.look(gpus, books(0))
+    assert kinds(second) == [("no-shim", GPU, 101)] and second.news == second.findings
     assert second.surcharges == {("a", 0): 600 * MIB}
     assert "process 101 (worker)" in second.news[0].evidence
-    third = case.look(cards, books(0, surcharge=600 * MIB))
+    third = case.look(gpus, books(0, surcharge=600 * MIB))
     assert kinds(third) == kinds(second) and not third.news
-    after = case.look({CARD: sample()}, books(0))
+    after = case.look({GPU: sample()}, books(0))
     assert not after.findings and kinds(second) == sorted((f.kind, f.uuid, f.pid) for f in after.over)
     assert after.surcharges == {("a", 0): 0}
 
@@ -70,15 +70,15 @@ def test_a_bypass_is_found_by_the_second_sample_and_told_once() -> None:
 def test_without_books_there_is_nothing_to_charge_but_a_finding() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({CARD: sample((101, MIB))}, None)
-    assert kinds(seen) == [("no-stand-in", CARD, 101)] and seen.surcharges == {}
+        seen = case.look({GPU: sample((101, MIB))}, None)
+    assert kinds(seen) == [("no-shim", GPU, 101)] and seen.surcharges == {}
 
 
 def test_over_the_limit_by_more_than_the_tolerance() -> None:
-    for used, expected in ((1009, []), (1011, [("over-limit", CARD, 0)])):
+    for used, expected in ((1009, []), (1011, [("over-limit", GPU, 0)])):
         case = Case()
         for _ in range(2):
-            seen = case.look({CARD: sample((101, used * MIB))}, books(900, 101))
+            seen = case.look({GPU: sample((101, used * MIB))}, books(900, 101))
         assert kinds(seen) == expected
         assert seen.surcharges == {("a", 0): (used - 900) * MIB}
 
@@ -86,23 +86,23 @@ def test_over_the_limit_by_more_than_the_tolerance() -> None:
 def test_processes_count_together() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({CARD: sample((101, 600 * MIB), (102, 600 * MIB))}, books(1000, 101, 102), (101, 102))
-    assert kinds(seen) == [("over-limit", CARD, 0)]
+        seen = case.look({GPU: sample((101, 600 * MIB), (102, 600 * MIB))}, books(1000, 101, 102), (101, 102))
+    assert kinds(seen) == [("over-limit", GPU, 0)]
 
 
-def load(*busy: tuple[int, int]) -> dict[str, CardSample]:
+def load(*busy: tuple[int, int]) -> dict[str, GpuSample]:
     """(pid, per cent)"""
-    return {CARD: CardSample(0, 1 << 40, 0, tuple((pid, MIB, n) for pid, n in busy))}
+    return {GPU: GpuSample(0, 1 << 40, 0, tuple((pid, MIB, n) for pid, n in busy))}
 
 
 def capped(percent: int, policy: str = "fixed-share", frozen: int = 0) -> Grant:
-    share = Share(CARD, 1000, percent, slot=1)
+    share = Share(GPU, 1000, percent, slot=1)
     who = Identity("/", "a", "/")
     return Grant("a", who, Life("b", init=(1, 2)), (share,), policy=policy, frozen=frozen)
 
 
 def loaded(case: Case, *busy: int, gated: bool = True) -> Verdict:
-    at = frozenset({("a", CARD)}) if gated else frozenset()
+    at = frozenset({("a", GPU)}) if gated else frozenset()
     for n in busy:
         seen = case.auditor.judge(case.grants, load((101, n)), {101: process(101)}, {"a": books(5, 101)}, gated=at)
     return seen
@@ -118,7 +118,7 @@ def test_more_compute_than_its_ceiling() -> None:
     assert mine(loaded(case, 60, 60)) == []
     seen = loaded(case, 60)
     assert mine(seen) == ["over-compute"] and seen.news == seen.findings
-    assert "60 % of the card's time over 3 looks, ceiling 30 %" in seen.findings[0].evidence
+    assert "60 % of the GPU's time over 3 looks, ceiling 30 %" in seen.findings[0].evidence
     seen = loaded(case, 60)
     assert mine(seen) == ["over-compute"] and not seen.news
     assert mine(loaded(case, 20, 20, 20)) == []
@@ -132,78 +132,78 @@ def test_a_frozen_container_that_goes_on() -> None:
 
 @pytest.mark.parametrize(("gated", "beside", "found"), [(True, True, 0), (False, False, 0), (False, True, 1)])
 def test_who_never_comes_to_the_gate(gated: bool, beside: bool, found: int) -> None:
-    other = Grant("b", Identity("/", "b", "/"), Life("b"), (Share(CARD, 10, 30, slot=2),))
+    other = Grant("b", Identity("/", "b", "/"), Life("b"), (Share(GPU, 10, 30, slot=2),))
     case = Case(grants=(capped(20, "burst-share"), *([other] if beside else [])))
     assert mine(loaded(case, 90, 90, 90, 90, gated=gated)) == ["over-compute"] * found
     assert mine(loaded(case, 30, 30, 30, 30, gated=gated)) == []
 
 
-def test_a_card_that_was_not_granted() -> None:
+def test_a_gpu_that_was_not_granted() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({CARD: sample(), OTHER: sample((101, 5 * MIB))}, books(0, 101))
+        seen = case.look({GPU: sample(), OTHER: sample((101, 5 * MIB))}, books(0, 101))
     assert kinds(seen) == [("not-granted", OTHER, 101)]
-    assert f"granted: {CARD}" in seen.findings[0].evidence
+    assert f"granted: {GPU}" in seen.findings[0].evidence
 
 
-def test_driver_files_alone_grant_no_card() -> None:
+def test_driver_files_alone_grant_no_gpu() -> None:
     case = Case(grants=(Grant("a", Identity("/", "a", "/"), Life("b"), ()),))
     for _ in range(2):
-        seen = case.look({CARD: sample((101, None))}, None)
-    assert kinds(seen) == [("not-granted", CARD, 101)]
+        seen = case.look({GPU: sample((101, None))}, None)
+    assert kinds(seen) == [("not-granted", GPU, 101)]
 
 
-def test_a_whole_card_has_no_limit_and_needs_no_books() -> None:
-    case = Case(grants=(grant("a", Share(CARD, 1000, whole=True)),))
+def test_a_whole_gpu_has_no_limit_and_needs_no_books() -> None:
+    case = Case(grants=(grant("a", Share(GPU, 1000, whole=True)),))
     for _ in range(2):
-        seen = case.look({CARD: sample((101, 1 << 40))}, None)
+        seen = case.look({GPU: sample((101, 1 << 40))}, None)
     assert not seen.findings
 
 
 def test_what_is_seen_once_is_no_cheat() -> None:
     """A process that has a context and no slot yet; memory that is freed between the look at NVML and at the books."""
     case = Case()
-    case.look({CARD: sample((101, 50 * MIB))}, books(0))
-    assert not case.look({CARD: sample((101, 50 * MIB))}, books(50, 101)).findings
-    case.look({CARD: sample((101, 900 * MIB))}, books(900, 101))
-    seen = case.look({CARD: sample((101, 900 * MIB))}, books(100, 101))
+    case.look({GPU: sample((101, 50 * MIB))}, books(0))
+    assert not case.look({GPU: sample((101, 50 * MIB))}, books(50, 101)).findings
+    case.look({GPU: sample((101, 900 * MIB))}, books(900, 101))
+    seen = case.look({GPU: sample((101, 900 * MIB))}, books(100, 101))
     assert seen.surcharges == {("a", 0): 0}
-    seen = case.look({CARD: sample((101, 100 * MIB))}, books(100, 101))
+    seen = case.look({GPU: sample((101, 100 * MIB))}, books(100, 101))
     assert seen.surcharges == {("a", 0): 0}
 
 
 def test_a_new_process_is_looked_at_twice_even_if_its_pid_was_suspected() -> None:
     case = Case()
-    case.look({CARD: sample((101, MIB))}, books(0))
+    case.look({GPU: sample((101, MIB))}, books(0))
     again = {101: ("a", Process(101, 7, "other", 1, 1))}
-    seen = case.auditor.judge(case.grants, {CARD: sample((101, MIB))}, again, {"a": books(0)})
+    seen = case.auditor.judge(case.grants, {GPU: sample((101, MIB))}, again, {"a": books(0)})
     assert not seen.findings
 
 
 def test_a_damaged_page_is_a_finding_and_names_the_reason() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({CARD: sample((101, MIB))}, "it is not a regular file")
-    assert kinds(seen) == [("bad-page", "", 0), ("no-stand-in", CARD, 101)]
+        seen = case.look({GPU: sample((101, MIB))}, "it is not a regular file")
+    assert kinds(seen) == [("bad-page", "", 0), ("no-shim", GPU, 101)]
     assert all("it is not a regular file" in f.evidence for f in seen.findings)
 
 
-def test_a_card_that_cannot_be_looked_at_clears_nobody_and_changes_no_surcharge() -> None:
+def test_a_gpu_that_cannot_be_looked_at_clears_nobody_and_changes_no_surcharge() -> None:
     case = Case()
     for _ in range(2):
-        case.look({CARD: sample((101, 600 * MIB))}, books(0))
+        case.look({GPU: sample((101, 600 * MIB))}, books(0))
     seen = case.look({}, books(0))
-    assert kinds(seen) == [("no-stand-in", CARD, 101)] and not seen.news and not seen.over and not seen.surcharges
-    seen = case.look({CARD: sample((101, 600 * MIB))}, books(0))
-    assert kinds(seen) == [("no-stand-in", CARD, 101)] and not seen.news
+    assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.news and not seen.over and not seen.surcharges
+    seen = case.look({GPU: sample((101, 600 * MIB))}, books(0))
+    assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.news
     assert seen.surcharges == {("a", 0): 600 * MIB}
 
 
 def test_processes_of_no_container_are_counted_and_left_alone() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({CARD: sample((101, MIB), (7, 3 * MIB), (8, None))}, books(1, 101))
-    assert not seen.findings and seen.strangers == {CARD: (2, 3 * MIB)}
+        seen = case.look({GPU: sample((101, MIB), (7, 3 * MIB), (8, None))}, books(1, 101))
+    assert not seen.findings and seen.strangers == {GPU: (2, 3 * MIB)}
 
 
 @pytest.mark.parametrize("total", [0, 1 << 34 << 9])
@@ -211,31 +211,31 @@ def test_forged_books_end_at_what_the_driver_sees(total: int) -> None:
     """A page that says too little is surcharged, one that says too much books for its own container alone."""
     case = Case()
     for _ in range(2):
-        seen = case.look({CARD: sample((101, 2000 * MIB))}, Books((total,), (0,), frozenset()))
-    assert ("over-limit", CARD, 0) in kinds(seen)
+        seen = case.look({GPU: sample((101, 2000 * MIB))}, Books((total,), (0,), frozenset()))
+    assert ("over-limit", GPU, 0) in kinds(seen)
     assert seen.surcharges["a", 0] == max(0, 2000 * MIB - total)
 
 
 def test_books_that_we_cannot_read_accuse_and_clear_nobody() -> None:
     case = Case()
-    cards, of, unread = {CARD: sample((101, 600 * MIB))}, {101: process(101)}, frozenset({"a"})
+    gpus, of, unread = {GPU: sample((101, 600 * MIB))}, {101: process(101)}, frozenset({"a"})
     for _ in range(3):
-        assert not case.auditor.judge(case.grants, cards, of, {"a": None}, unread).findings
-    case.look(cards, books(0))
-    assert kinds(case.look(cards, books(0))) == [("no-stand-in", CARD, 101)]
-    seen = case.auditor.judge(case.grants, cards, of, {"a": None}, unread)
-    assert kinds(seen) == [("no-stand-in", CARD, 101)] and not seen.over
-    assert case.look(cards, books(600, 101)).over
+        assert not case.auditor.judge(case.grants, gpus, of, {"a": None}, unread).findings
+    case.look(gpus, books(0))
+    assert kinds(case.look(gpus, books(0))) == [("no-shim", GPU, 101)]
+    seen = case.auditor.judge(case.grants, gpus, of, {"a": None}, unread)
+    assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.over
+    assert case.look(gpus, books(600, 101)).over
 
 
 def test_what_a_container_was_stopped_for_stands_until_it_ends() -> None:
     case = Case()
-    cards = {CARD: sample((101, 2000 * MIB))}
+    gpus = {GPU: sample((101, 2000 * MIB))}
     for _ in range(2):
-        seen = case.look(cards, books(2000, 101))
-    assert kinds(seen) == [("over-limit", CARD, 0)]
-    for after in (cards, {CARD: sample()}, {}):
+        seen = case.look(gpus, books(2000, 101))
+    assert kinds(seen) == [("over-limit", GPU, 0)]
+    for after in (gpus, {GPU: sample()}, {}):
         held = case.auditor.judge({}, after, {}, {}, stopped=frozenset("a"))
         assert kinds(held) == kinds(seen) and not held.news and not held.over
-    ended = case.auditor.judge({}, {CARD: sample()}, {}, {})
+    ended = case.auditor.judge({}, {GPU: sample()}, {}, {})
     assert not ended.findings and len(ended.over) == 1

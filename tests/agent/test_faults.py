@@ -15,12 +15,12 @@ from rich.console import Console
 
 from oci_hook.cli import top, why
 from oci_hook.cli.main import cli
+from oci_hook.config.settings import load
 from oci_hook.core.grant import Identity, Life
-from oci_hook.core.request import CardRequest, Request
-from oci_hook.node import admit, share, store
-from oci_hook.node import events as node_events
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import load
+from oci_hook.core.request import GpuRequest, Request
+from oci_hook.ledger import admit, slot_files, store
+from oci_hook.ledger import events as node_events
+from oci_hook.ledger.life import boot_id, process_life
 from tests.agent.box import Agent, events, grant, running, wait_for
 from tests.agent.test_agent import HOLD
 from tests.e2e.stage import CC, GLIBC, SHARE, Stage
@@ -49,7 +49,7 @@ def test_the_wall_clock_jumps(stage: Stage, root: Path, tmp_path: Path, monkeypa
     jump(0)
     with running(stage, env=elsewhen) as agent:
         first = stage.start(root, *HOLD)
-        wait_for(lambda: (c := agent.container(first)) and c["cards"][0]["used_mib"])
+        wait_for(lambda: (c := agent.container(first)) and c["gpus"][0]["used_mib"])
         for days in (3650, -365):
             jump(days * DAY)
             wait_for(lambda days=days: abs(agent.node()["at"] - time.time() - days * DAY) < DAY)  # type: ignore[misc]
@@ -65,7 +65,7 @@ def test_the_wall_clock_jumps(stage: Stage, root: Path, tmp_path: Path, monkeypa
             wait_for(lambda other=other: agent.container(other) is None)  # type: ignore[misc]
             wait_for(lambda: books_are_right(stage))
             seen = agent.container(first)
-            assert seen["cards"][0]["used_mib"] and agent.node()["agent"]["state"] == "ok"
+            assert seen["gpus"][0]["used_mib"] and agent.node()["agent"]["state"] == "ok"
         log = agent.log.read_text()
     assert "nvml:" not in log and "ledger:" not in log, log
     assert [e["id"] for e in events(stage) if e["event"] == "ended"][-1] == other
@@ -79,7 +79,7 @@ AT_ONCE = 40
 def test_containers_by_the_thousand(stage: Stage) -> None:
     """Grants by the way that the runtime takes, of processes that live some milliseconds; nothing of them stays."""
     settings = load(str(stage.prefix))
-    request = Request((CardRequest(memory_mib=80, compute=1),))
+    request = Request((GpuRequest(memory_mib=80, compute=1),))
 
     def short_lived(n: int) -> None:
         with subprocess.Popen(["sleep", "600"]) as process:
@@ -132,7 +132,7 @@ def small(tmp_path: Path, native: Path) -> Iterator[Stage]:
     finally:
         if stage:
             stage.runc.close()
-        share.drop(str(tmp_path / "state"))
+        slot_files.drop(str(tmp_path / "state"))
         subprocess.run(["umount", str(tmp_path / "state")], check=True)
 
 
@@ -144,7 +144,7 @@ def test_a_full_disk(small: Stage, root: Path) -> None:
 
     first = small.start(root, *HOLD)
     with running(small) as agent:
-        wait_for(lambda: (c := agent.container(first)) and c["cards"][0]["used_mib"])
+        wait_for(lambda: (c := agent.container(first)) and c["gpus"][0]["used_mib"])
         fill()
         wait_for(lambda: "disk" in agent.node()["agent"]["problems"])
         assert agent.node()["agent"]["state"] == "degraded"
@@ -165,7 +165,7 @@ def test_a_full_disk(small: Stage, root: Path) -> None:
         assert f"disk: {small.state} is full" in log and "Traceback" not in log
 
 
-def test_a_card_falls_off_the_bus(stage: Stage, root: Path) -> None:
+def test_a_gpu_falls_off_the_bus(stage: Stage, root: Path) -> None:
     """The node says so, gives it to nobody from then on, and has it again when it is back."""
     second = {**SHARE, "gpu-hook.io/devices": "1"}
 
@@ -175,17 +175,17 @@ def test_a_card_falls_off_the_bus(stage: Stage, root: Path) -> None:
     held = stage.start(root, *HOLD, annotations=second)
     try:
         with running(stage) as agent:
-            uuid = wait_for(lambda: (c := agent.container(held)) and c["cards"][0]["uuid"])
-            fault("--card", "1", "--lost")
-            problem = wait_for(lambda: agent.node()["agent"]["problems"].get("cards", ""))
+            uuid = wait_for(lambda: (c := agent.container(held)) and c["gpus"][0]["uuid"])
+            fault("--gpu", "1", "--lost")
+            problem = wait_for(lambda: agent.node()["agent"]["problems"].get("gpus", ""))
             assert f"{uuid} is lost (containers on it: 1)" in problem
-            wait_for(lambda: len(agent.node()["cards"]) == 1)  # found anew without it
-            assert agent.node()["agent"]["state"] == "degraded" and "cards" in agent.node()["agent"]["problems"]
-            assert b'gpu_hook_agent_problem{what="cards"} 1' in agent.get("/metrics")
+            wait_for(lambda: len(agent.node()["gpus"]) == 1)  # found anew without it
+            assert agent.node()["agent"]["state"] == "degraded" and "gpus" in agent.node()["agent"]["problems"]
+            assert b'gpu_hook_agent_problem{what="gpus"} 1' in agent.get("/metrics")
             stage.refused(root, "GH-202", annotations=second)
-            assert [e["error"] for e in events(stage) if e["event"] == "card"] == ["GPU is lost"]
+            assert [e["error"] for e in events(stage) if e["event"] == "gpu"] == ["GPU is lost"]
             fault()
-            wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["cards"]) == 2)
+            wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
             stage.start(root, annotations=second)
     finally:
         fault()
@@ -227,7 +227,7 @@ def test_names_that_bite(stage: Stage, root: Path) -> None:
     }
     id = stage.start(root, f"/bin/{BITE}", "200", annotations={**SHARE, **names})
     with running(stage) as agent:
-        wait_for(lambda: agent.kinds(id) == {"no-stand-in"})
+        wait_for(lambda: agent.kinds(id) == {"no-shim"})
         shown = '?[2J"}?\\ 9'
         found = {}
         for family in text_string_to_metric_families(agent.get("/metrics").decode()):

@@ -11,7 +11,7 @@ import pytest
 
 from oci_hook.agent import keep, leases
 from oci_hook.core.inventory import DriverFile, Inventory
-from oci_hook.node import account
+from oci_hook.observe import account
 from tests.agent.box import events, grant, running, wait_for
 from tests.e2e.stage import CC, GLIBC, Stage
 from tests.hostile.box import as_docker
@@ -183,7 +183,7 @@ def test_what_is_kept_open_follows_the_files(tmp_path: Path) -> None:
 
 
 def test_all_that_containers_mount_is_wanted(tmp_path: Path) -> None:
-    for name in ("lib/stand-in/libcuda.so.1", "lib/private/container/driver/cuda"):
+    for name in ("lib/shim/libcuda.so.1", "lib/private/container/driver/cuda"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     files = tuple(DriverFile(f"/d/{kind}", kind, "utility") for kind in ("library", "binary", "socket", "proc"))
@@ -193,7 +193,7 @@ def test_all_that_containers_mount_is_wanted(tmp_path: Path) -> None:
         "/d/ml",
         "/d/library",
         "/d/binary",
-        f"{tmp_path}/lib/stand-in/libcuda.so.1",
+        f"{tmp_path}/lib/shim/libcuda.so.1",
         f"{tmp_path}/lib/private/container/driver/cuda",
     ]
     assert len(keep.wanted(None, str(tmp_path))) == 2

@@ -75,7 +75,7 @@ def test_who_wants_nothing_is_owed_nothing() -> None:
 
 
 def test_what_the_driver_saw_where_the_books_say_much_more() -> None:
-    """A third that is in nobody's books takes a third of the card."""
+    """A third that is in nobody's books takes a third of the GPU."""
     first, second = Tenant(60), Tenant(30)
     node = Node(first, second)
     first.at(0.65, 1)

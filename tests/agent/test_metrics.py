@@ -7,26 +7,26 @@ from prometheus_client.parser import text_string_to_metric_families
 from oci_hook import __version__
 from oci_hook.agent.audit import KINDS, Finding, Use
 from oci_hook.agent.metrics import PROBLEMS, SECONDS, Counters, exposition
-from oci_hook.agent.nvml import CardSample
+from oci_hook.agent.sampler import GpuSample
 from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.slot_page import WAITS, Gate
 from oci_hook.errors import CODES
-from oci_hook.node.account import Books
+from oci_hook.observe.account import Books
 from tests.agent.test_grafana import metrics as all_names
 
 MIB = 1 << 20
 ID = "c" * 64
 HELD = {"id": "c" * 12, "namespace": "ns", "pod": "pod", "container": "web"}
-ON = {**HELD, "card": "3", "uuid": "GPU-0"}
-CARD = {"card": "3", "uuid": "GPU-0"}
-LOST = {"card": "4", "uuid": "GPU-1"}
+ON = {**HELD, "gpu": "3", "uuid": "GPU-0"}
+GPU = {"gpu": "3", "uuid": "GPU-0"}
+LOST = {"gpu": "4", "uuid": "GPU-1"}
 
 
 def node() -> dict[str, Any]:
-    cards = (Card("GPU-0", 3, 0, 8192), Card("GPU-1", 4, 1, 4096))
-    inventory = Inventory("", "550", "/", False, cards, (), (), "", "")
+    gpus = (Gpu("GPU-0", 3, 0, 8192), Gpu("GPU-1", 4, 1, 4096))
+    inventory = Inventory("", "550", "/", False, gpus, (), (), "", "")
     who = Identity("/run", ID, "/b", namespace="ns", pod="pod", container="web")
     shares = (Share("GPU-0", 2048, 30, 80, slot=1),)
     life = Life("b", init=(1, 1))
@@ -40,9 +40,9 @@ def node() -> dict[str, Any]:
     watched.told("GPU-0", Gate(21.5, 31.25, 1234, 5, waits, 2.75, "rotate", 0.0, 0, 0.0035))
     meter = watched.meter("GPU-0")
     meter.share, meter.error, meter.harvest, meter.harvested = 23.0, -4.0, 17.0, 61.5
-    samples = {"GPU-0": CardSample(3000 * MIB, 8192 * MIB, 66, ()), "GPU-1": CardSample(0, 0, -1, (), "GPU is lost")}
+    samples = {"GPU-0": GpuSample(3000 * MIB, 8192 * MIB, 66, ()), "GPU-1": GpuSample(0, 0, -1, (), "GPU is lost")}
     findings = (Finding("over-limit", "k1", "GPU-0", 0, 0, "e"), Finding("over-limit", "k1", "GPU-0", 9, 1, "f"))
-    agent = {"state": "degraded", "problems": {"cards": "lost"}, "started": 900.5, "ledger_read": 1003.5}
+    agent = {"state": "degraded", "problems": {"gpus": "lost"}, "started": 900.5, "ledger_read": 1003.5}
     agent |= {"nvml_read": 1004.5, "processes": {"agent": {"cpu_seconds": 1.5, "memory": 4096}}}
     return view(
         inventory,
@@ -65,20 +65,20 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("build_info", 1, version=__version__)
     is_("simulated", 0)
     for labels, memory, granted, compute, containers, error, strangers, theirs in (
-        (CARD, 8192, 2048, 0.3, 1, 0, 2, 64),
+        (GPU, 8192, 2048, 0.3, 1, 0, 2, 64),
         (LOST, 4096, 0, 0, 0, 1, 0, 0),
     ):
-        is_("card_memory_bytes", memory * MIB, labels)
-        is_("card_memory_granted_bytes", granted * MIB, labels)
-        is_("card_compute_granted_ratio", compute, labels)
-        is_("card_containers", containers, labels)
-        is_("card_error", error, labels)
-        is_("card_strangers", strangers, labels)
-        is_("card_strangers_memory_bytes", theirs * MIB, labels)
-        is_("card_unlisted_memory_bytes", 5 * MIB if labels == CARD else 0, labels)
-    is_("card_memory_used_bytes", 3000 * MIB, CARD)  # of the lost one nothing is known, which is not 0
-    is_("card_busy_ratio", 0.66, CARD)
-    is_("card_harvest_ratio", 0.17, CARD)
+        is_("gpu_memory_bytes", memory * MIB, labels)
+        is_("gpu_memory_granted_bytes", granted * MIB, labels)
+        is_("gpu_compute_granted_ratio", compute, labels)
+        is_("gpu_containers", containers, labels)
+        is_("gpu_error", error, labels)
+        is_("gpu_strangers", strangers, labels)
+        is_("gpu_strangers_memory_bytes", theirs * MIB, labels)
+        is_("gpu_unlisted_memory_bytes", 5 * MIB if labels == GPU else 0, labels)
+    is_("gpu_memory_used_bytes", 3000 * MIB, GPU)  # of the lost one nothing is known, which is not 0
+    is_("gpu_busy_ratio", 0.66, GPU)
+    is_("gpu_harvest_ratio", 0.17, GPU)
     is_("container_info", 1, HELD, policy="fixed-share", state="frozen", **{"class": "offline"})
     is_("container_start_time_seconds", 1001, HELD)
     is_("container_frozen_since_seconds", 1002, HELD)
@@ -108,7 +108,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("container_gate_wait_seconds_sum", 2.75, ON)
     is_("agent_up", 0)
     for what in PROBLEMS:
-        is_("agent_problem", what == "cards", what=what)
+        is_("agent_problem", what == "gpus", what=what)
     is_("agent_start_time_seconds", 900.5)
     is_("ledger_read_time_seconds", 1003.5)
     is_("nvml_read_time_seconds", 1004.5)
@@ -120,7 +120,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     for code in CODES:
         is_("refusals_total", 6 if code == "GH-201" else 0, code=code)
     for kind in KINDS:
-        is_("findings_total", 3 if kind == "no-stand-in" else 0, kind=kind)
+        is_("findings_total", 3 if kind == "no-shim" else 0, kind=kind)
     for i, bound in enumerate(SECONDS):
         is_("create_seconds_bucket", min(i + 1, 10), le=str(bound))
     is_("create_seconds_bucket", 11, le="+Inf")
@@ -135,7 +135,7 @@ def test_every_figure() -> None:
     counters.seconds = [1] * 10 + [0, 1]
     counters.refused["GH-201"] = 6
     for _ in range(3):
-        counters.finding("no-stand-in")
+        counters.finding("no-shim")
     families = list(text_string_to_metric_families(exposition(node(), counters).decode()))
     found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
     wanted = expected()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.agent import act
-from oci_hook.agent.members import Members
+from oci_hook.agent import enforce
+from oci_hook.agent.process_owner import Members
 from oci_hook.core.grant import Grant, Identity, Life
-from oci_hook.node import inside
-from oci_hook.node.life import boot_id, process_life, start_time
+from oci_hook.ledger.life import boot_id, process_life, start_time
+from oci_hook.observe import inside
 from tests.agent.box import wait_for
 
 TOP = Path("/sys/fs/cgroup")
@@ -84,10 +84,10 @@ def test_a_process_above_the_init_is_a_member(moved: Moved) -> None:
 
 
 def test_freeze_and_kill_reach_it(moved: Moved) -> None:
-    assert act.freeze(moved.grant) == ""
+    assert enforce.freeze(moved.grant) == ""
     assert (moved.freezer / "freezer.self_freezing").read_text() == "1\n"
     wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
-    assert act.kill(moved.grant, ()) == ""
+    assert enforce.kill(moved.grant, ()) == ""
     assert not any(start_time(pid) == start for pid, start in (moved.init, moved.cheat))
 
 
@@ -101,12 +101,12 @@ def test_who_is_frozen_in_a_cgroup_below_is_killed(moved: Moved, bare: bool) -> 
     if bare:
         os.kill(moved.init[0], signal.SIGKILL)
         wait_for(lambda: start_time(moved.init[0]) != moved.init[1])
-    assert act.kill(moved.grant, ()) == ""
+    assert enforce.kill(moved.grant, ()) == ""
     assert start_time(moved.cheat[0]) != moved.cheat[1]
 
 
 def test_what_does_not_go_is_told(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(act, "_thaw", lambda top: None)
+    monkeypatch.setattr(enforce, "_thaw", lambda top: None)
     (moved.freezer / "freezer.state").write_text("FROZEN")
     wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
-    assert "still live" in act.kill(moved.grant, ())
+    assert "still live" in enforce.kill(moved.grant, ())

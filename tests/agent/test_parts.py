@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent import act, facts, heal, journal, nvml, options, textfile
 from oci_hook.agent import agent as agents
+from oci_hook.agent import device_nodes, enforce, facts, journal, options, sampler, textfile
 from oci_hook.agent.audit import Finding
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.metrics import Counters, exposition
@@ -26,13 +26,14 @@ from oci_hook.agent.notify import Notifier
 from oci_hook.agent.options import Options
 from oci_hook.agent.view import Watched, view
 from oci_hook.cli.main import cli
+from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, DeviceFile, Inventory
+from oci_hook.core.inventory import DeviceFile, Gpu, Inventory
 from oci_hook.core.slot_page import Gate
+from oci_hook.discovery import char_links
+from oci_hook.discovery import inventory as cache
 from oci_hook.errors import CODES, GhError, Problem
-from oci_hook.node import char_links, events
-from oci_hook.node import inventory as cache
-from oci_hook.node.settings import load
+from oci_hook.ledger import events
 from tests.cli.box import Install
 from tests.e2e.stage import Stage
 
@@ -40,8 +41,8 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NASTY = 'x"\\\n\x1b[31m{}\udcff' + "y" * 500
 
 
-def inventory(simulated: bool = True, cards: int = 2, control: tuple[DeviceFile, ...] = ()) -> Inventory:
-    found = tuple(Card(f"GPU-{i}", i, 300 + i, 8192, simulated=simulated) for i in range(cards))
+def inventory(simulated: bool = True, gpus: int = 2, control: tuple[DeviceFile, ...] = ()) -> Inventory:
+    found = tuple(Gpu(f"GPU-{i}", i, 300 + i, 8192, simulated=simulated) for i in range(gpus))
     return Inventory("boot", "550", "/", simulated, found, control, (), "", "")
 
 
@@ -132,8 +133,11 @@ def test_a_full_disk_loses_events_and_the_textfile_stays(tmp_path: Path) -> None
 
 def node(*grants: Grant, **agent: Any) -> dict[str, Any]:
     status = {"state": "ok", "problems": {}, "started": 1.5, **agent}
-    cards = {"GPU-0": nvml.CardSample(5 << 20, 1 << 30, 40, ()), "GPU-1": nvml.CardSample(0, 0, -1, (), "GPU is lost")}
-    return view(inventory(), {g.key: g for g in grants}, cards, {g.key: Watched() for g in grants}, (), {}, status)
+    gpus = {
+        "GPU-0": sampler.GpuSample(5 << 20, 1 << 30, 40, ()),
+        "GPU-1": sampler.GpuSample(0, 0, -1, (), "GPU is lost"),
+    }
+    return view(inventory(), {g.key: g for g in grants}, gpus, {g.key: Watched() for g in grants}, (), {}, status)
 
 
 def grant(key: str, id: str, **who: str) -> Grant:
@@ -165,9 +169,9 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     assert found["gpu_hook_create_seconds_bucket", (("le", "0.0025"),)] == 1
     assert found["gpu_hook_create_seconds_bucket", (("le", "5.0"),)] == 2
     assert found["gpu_hook_create_seconds_bucket", (("le", "+Inf"),)] == 3
-    assert found["gpu_hook_card_memory_used_bytes", (("card", "0"), ("uuid", "GPU-0"))] == 5 << 20
-    assert ("gpu_hook_card_memory_used_bytes", (("card", "1"), ("uuid", "GPU-1"))) not in found  # not known is not 0
-    assert found["gpu_hook_card_error", (("card", "1"), ("uuid", "GPU-1"))] == 1
+    assert found["gpu_hook_gpu_memory_used_bytes", (("gpu", "0"), ("uuid", "GPU-0"))] == 5 << 20
+    assert ("gpu_hook_gpu_memory_used_bytes", (("gpu", "1"), ("uuid", "GPU-1"))) not in found  # not known is not 0
+    assert found["gpu_hook_gpu_error", (("gpu", "1"), ("uuid", "GPU-1"))] == 1
     entitled = [v for (name, _), v in found.items() if name == "gpu_hook_container_compute_entitlement_ratio"]
     assert sorted(entitled) == [0, 0, 0, 0.3, 0.3, 0.3]
 
@@ -176,7 +180,7 @@ def test_the_gates_waits_are_a_histogram() -> None:
     held = grant("k", "c")
     watched = Watched()
     watched.told("GPU-0", Gate(waits=(1, 2, 1, *[0] * 11, 3, 4), waited=9.5))
-    watched.told("GPU-1", Gate())  # a stand-in that does not count them
+    watched.told("GPU-1", Gate())  # a shim that does not count them
     status = {"state": "ok", "problems": {}, "started": 1.5}
     text = exposition(view(inventory(), {"k": held}, {}, {"k": watched}, (), {}, status), Counters()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -273,24 +277,24 @@ def test_missing_nodes_and_links_are_made(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(char_links, "FOLDER", str(tmp_path / "char"))
     nodes = (DeviceFile(str(tmp_path / "nvidiactl"), 195, 255), DeviceFile(str(tmp_path / "uvm"), 510, 0))
     (tmp_path / "uvm").write_text("in its place")
-    made, wrong = heal.repair(inventory(False, 0, nodes))
+    made, wrong = device_nodes.repair(inventory(False, 0, nodes))
     assert made == [str(tmp_path / "nvidiactl"), str(tmp_path / "char/195:255")]
     assert wrong == [f"{tmp_path}/uvm is not the device 510:0; remove it"]
     st = os.stat(tmp_path / "nvidiactl")
     assert (os.major(st.st_rdev), os.minor(st.st_rdev), st.st_mode & 0o777) == (195, 255, 0o666)
     assert os.path.lexists(tmp_path / "char/195:255")
-    assert heal.repair(inventory(False, 0, nodes))[0] == []
-    assert heal.repair(inventory(True, 2, nodes)) == ([], [])
+    assert device_nodes.repair(inventory(False, 0, nodes))[0] == []
+    assert device_nodes.repair(inventory(True, 2, nodes)) == ([], [])
 
 
 # --- NVML's process
 
 
-def sampled(sampler: nvml.Sampler, seconds: float = 20) -> dict[str, nvml.CardSample]:
+def sampled(asker: sampler.Sampler, seconds: float = 20) -> dict[str, sampler.GpuSample]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        sampler.ask(time.monotonic())
-        if sampler.fd >= 0 and (found := sampler.receive(time.monotonic())) is not None:
+        asker.ask(time.monotonic())
+        if asker.fd >= 0 and (found := asker.receive(time.monotonic())) is not None:
             return found
         time.sleep(0.02)
     raise AssertionError("no sample")
@@ -299,45 +303,45 @@ def sampled(sampler: nvml.Sampler, seconds: float = 20) -> dict[str, nvml.CardSa
 @pytest.mark.root
 @root_only
 def test_a_hanging_nvml_is_given_up_and_tried_again(box: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "RETRY_SECONDS", 0.1)
-    sampler = nvml.Sampler(answer_seconds=0.5)
-    assert not sampler.ask(time.monotonic())  # no inventory yet
-    sampler.use(cache.load(load(str(box.prefix))))
-    sampler._answer_seconds = 20
-    cards = sampled(sampler)
-    assert sampler.state == "ok" and len(cards) == 2 and not any(c.error for c in cards.values())
-    sampler._answer_seconds = 0.5
-    pid = sampler.pid
+    monkeypatch.setattr(sampler, "RETRY_SECONDS", 0.1)
+    asker = sampler.Sampler(answer_seconds=0.5)
+    assert not asker.ask(time.monotonic())  # no inventory yet
+    asker.use(cache.load(load(str(box.prefix))))
+    asker._answer_seconds = 20
+    gpus = sampled(asker)
+    assert asker.state == "ok" and len(gpus) == 2 and not any(c.error for c in gpus.values())
+    asker._answer_seconds = 0.5
+    pid = asker.pid
     os.kill(pid, signal.SIGSTOP)  # as in a driver call that does not return
-    sampler.ask(time.monotonic())
+    asker.ask(time.monotonic())
     states = set()
     for _ in range(100):
-        sampler.check(time.monotonic())
-        states.add(sampler.state)
-        if sampler.state == "down":
+        asker.check(time.monotonic())
+        states.add(asker.state)
+        if asker.state == "down":
             break
         time.sleep(0.02)
-    assert {"slow", "down"} <= states and "no answer within" in sampler.error
+    assert {"slow", "down"} <= states and "no answer within" in asker.error
     assert not os.path.exists(f"/proc/{pid}") or b"Z" in Path(f"/proc/{pid}/stat").read_bytes()
-    sampler._answer_seconds = 20
-    assert len(sampled(sampler)) == 2 and sampler.pid != pid
-    sampler.stop()
+    asker._answer_seconds = 20
+    assert len(sampled(asker)) == 2 and asker.pid != pid
+    asker.stop()
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"{}", b"[]", b"null", b'{"cards":{"a":1},"error":""}', b'{"cards":{"a":{"used":"x"}},"error":""}', b"\xff"],
+    [b"", b"{}", b"[]", b"null", b'{"gpus":{"a":1},"error":""}', b'{"gpus":{"a":{"used":"x"}},"error":""}', b"\xff"],
 )
 def test_an_answer_that_is_none(line: bytes) -> None:
     with pytest.raises(ValueError):
-        nvml.parse(line)
+        sampler.parse(line)
 
 
-def test_a_lost_card_is_no_reason_to_lose_the_others() -> None:
-    good = {"used": 1, "total": 2, "gpu": 3, "processes": [[1, None, 4]], "error": "", "at": 5.5, "steady": True}
-    bad = {"used": 0, "total": 0, "gpu": -1, "processes": [], "error": "GPU is lost", "at": 5.5, "steady": False}
-    cards, error = nvml.parse(json.dumps({"cards": {"a": good, "b": bad}, "error": ""}).encode())
-    assert not error and cards["a"].processes == ((1, None, 4),) and nvml.lost(cards["b"].error)
+def test_a_lost_gpu_is_no_reason_to_lose_the_others() -> None:
+    good = {"used": 1, "total": 2, "busy": 3, "processes": [[1, None, 4]], "error": "", "at": 5.5, "steady": True}
+    bad = {"used": 0, "total": 0, "busy": -1, "processes": [], "error": "GPU is lost", "at": 5.5, "steady": False}
+    gpus, error = sampler.parse(json.dumps({"gpus": {"a": good, "b": bad}, "error": ""}).encode())
+    assert not error and gpus["a"].processes == ((1, None, 4),) and sampler.lost(gpus["b"].error)
 
 
 # --- who it was
@@ -421,8 +425,8 @@ def test_first_it_acts_and_then_it_describes(
         return "somebody"
 
     monkeypatch.setattr(facts, "describe", describe)
-    monkeypatch.setattr(act, "kill", lambda *_: (done.append("kill"), "")[1])
-    monkeypatch.setattr(act, "freeze", lambda *_: (done.append("freeze"), "")[1])
+    monkeypatch.setattr(enforce, "kill", lambda *_: (done.append("kill"), "")[1])
+    monkeypatch.setattr(enforce, "freeze", lambda *_: (done.append("freeze"), "")[1])
     install = Install(tmp_path)
     agent = agents.Agent(str(tmp_path), Options("none", policy=policy))
     held = grant("k", "c")
@@ -441,7 +445,7 @@ def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.Monk
     agent.grants, agent.watched = {"k": grant("k", "c")}, {"k": Watched()}
     answers = iter(["2 of its processes still live", "2 of its processes still live", "", "", "one is back", ""])
     hit: list[Any] = []
-    monkeypatch.setattr(act, "kill", lambda _, others: (hit.append(others), next(answers))[1])
+    monkeypatch.setattr(enforce, "kill", lambda _, others: (hit.append(others), next(answers))[1])
     agent.answer(Finding("over-limit", "k", "GPU-0", 7, 8, "too much"))
     stopped = [agent.watched["k"].stopped]
     for _ in range(5):

@@ -25,7 +25,7 @@ def test_the_alerts_fire_as_they_should() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_every_panel_shows_what_happens(stage: Stage, root: Path, tmp_path: Path) -> None:
-    """Two share card 0; on card 1 one is of class offline and two cheat; one is refused; the agent has a problem."""
+    """Two share GPU 0; on GPU 1 one is of class offline and two cheat; one is refused; the agent has a problem."""
     share = {"gpu-hook.io/memory": "1Gi", "gpu-hook.io/devices": "0", "io.kubernetes.cri.sandbox-namespace": "ml"}
     other = {**share, "gpu-hook.io/devices": "1"}
     busy = ("/bin/gpu-probe", "alloc", "100", "run", "500", "600")
@@ -59,8 +59,8 @@ def test_every_panel_shows_what_happens(stage: Stage, root: Path, tmp_path: Path
                 time.sleep(0.3)
             wait_for(lambda: shown(titled["Refused in the last hour"])[""][-1] >= 1)  # the first one as well
             assert set(shown(titled["Refused, by code"])) == {"GH-201"}
-            wait_for(lambda: shown(titled["Findings, by kind"])["no-stand-in"][-1] > 0)
-            assert all(dashboard.choices(name, prometheus) for name in ("instance", "card", "namespace"))
+            wait_for(lambda: shown(titled["Findings, by kind"])["no-shim"][-1] > 0)
+            assert all(dashboard.choices(name, prometheus) for name in ("instance", "gpu", "namespace"))
 
             def health() -> set[str]:
                 return {rule["health"] for group in prometheus.ask("rules")["groups"] for rule in group["rules"]}

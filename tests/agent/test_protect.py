@@ -1,4 +1,4 @@
-"""Who is killed for his neighbours' sake, by made-up looks at a card; nothing runs."""
+"""Who is killed for his neighbours' sake, by made-up looks at a GPU; nothing runs."""
 
 import random
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oci_hook.agent.guard import Guard
-from oci_hook.agent.nvml import CardSample
 from oci_hook.agent.protect import CONFIRM, FRESH, LEAVING, Held, Judgement, Look, Protector, Tenant
+from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.node import events
+from oci_hook.ledger import events
 
 MIB, GIB = 1 << 20, 1 << 30
 TOLERANCE = 256 * MIB
-CARD = "GPU-0"
+GPU = "GPU-0"
 
 
 def tenant(key: str, limit: int | None, *sizes: int | None, booked: int | None = None, **more: object) -> Tenant:
@@ -28,7 +28,7 @@ def tenant(key: str, limit: int | None, *sizes: int | None, booked: int | None =
 
 def look(*tenants: Tenant, at: float = 100.0, total: int = 40 * GIB, own: int = 0, unlisted: int = 0) -> Look:
     used = own + unlisted + sum(t.listed for t in tenants)
-    return Look(CARD, at, total, max(0, total - used), used, tenants)
+    return Look(GPU, at, total, max(0, total - used), used, tenants)
 
 
 def bypass() -> tuple[Tenant, ...]:
@@ -130,7 +130,7 @@ def test_a_size_that_nvml_does_not_say() -> None:
     assert Protector(TOLERANCE).judge(look(tenant("a", 4 * GIB, None), other, total=8 * GIB), 100.0).kill is None
 
 
-def test_whole_cards_have_no_limit_and_are_owed_nothing() -> None:
+def test_whole_gpus_have_no_limit_and_are_owed_nothing() -> None:
     whole = tenant("w", None, 30 * GIB)
     assert Protector(TOLERANCE).judge(look(whole, tenant("b", 8 * GIB), total=31 * GIB), 100.0).kill is None
     assert Protector(TOLERANCE).judge(look(whole, tenant("a", GIB, 9 * GIB)), 100.0).kill is None
@@ -244,7 +244,7 @@ def test_claims_beyond_what_is_there_are_all_doubtful() -> None:
     assert not any(found.kill for found in unlisted(Protector(TOLERANCE), 5 * GIB, a, b, total=10 * GIB))
 
 
-def test_a_card_whose_memory_moves_while_it_is_listed_tells_nothing_of_it() -> None:
+def test_a_gpu_whose_memory_moves_while_it_is_listed_tells_nothing_of_it() -> None:
     protector = Protector(TOLERANCE)
     a, b = tenant("a", 4 * GIB), tenant("b", 8 * GIB)
     protector.judge(look(a, b, at=90.0), 90.0)
@@ -317,8 +317,8 @@ def test_certain_harm_is_ended_by_one_look(mix: list[object], free: int) -> None
 # --- a day
 
 
-class Card:
-    """Honest containers on a card that is sold to the last byte, and of which the driver keeps some for itself: always
+class Gpu:
+    """Honest containers on a GPU that is sold to the last byte, and of which the driver keeps some for itself: always
     less is free than is owed. NVML shows each process's memory as it was up to LAG seconds ago."""
 
     LAG = 0.25
@@ -388,46 +388,46 @@ class Card:
                 Tenant(key, limit, held, self.booked(key), claims=sum(c[2] for c in self.children if c[1] == key))
             )
         used = self.OWN + sum(self.booked(key) + sum(self.extra[p] for p in self.held[key]) for key in self.limits)
-        return Look(CARD, self.now, self.total, max(0, self.total - used), used, tuple(tenants))
+        return Look(GPU, self.now, self.total, max(0, self.total - used), used, tuple(tenants))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_honest_container_is_killed_in_a_day(seed: int) -> None:
     """A look every 2 s; what looks like harm at one of them is looked at again as the agent would, and never holds."""
-    card, protector = Card(seed), Protector(TOLERANCE)
+    gpu, protector = Gpu(seed), Protector(TOLERANCE)
     doubtful = looks = 0
     for _ in range(86400 // 2):
         for _ in range(4):
-            card.step(0.05)
-        found = protector.judge(card.look(), card.now)
+            gpu.step(0.05)
+        found = protector.judge(gpu.look(), gpu.now)
         looks += 1
         for _ in range(3):
-            assert found.kill is None, (card.now, found.kill)
+            assert found.kill is None, (gpu.now, found.kill)
             if found.again is None:
                 break
             doubtful += 1
-            card.step(max(found.again, 0.01))
-            found = protector.judge(card.look(), card.now)
+            gpu.step(max(found.again, 0.01))
+            found = protector.judge(gpu.look(), gpu.now)
             looks += 1
-        card.now += 2 - 0.2
+        gpu.now += 2 - 0.2
     assert looks > 86400 // 2 and doubtful > 100  # the mix is one that raises doubts
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_cheat_among_them_is(seed: int) -> None:
-    card, protector = Card(seed), Protector(TOLERANCE)
+    gpu, protector = Gpu(seed), Protector(TOLERANCE)
     for _ in range(200):
-        card.step(0.05)
-        assert protector.judge(card.look(), card.now).kill is None
-    seen = card.look()
+        gpu.step(0.05)
+        assert protector.judge(gpu.look(), gpu.now).kill is None
+    seen = gpu.look()
     cheat = tenant("cheat", GIB, 3 * GIB)
     used = (seen.used or 0) + cheat.listed
     found = protector.judge(
-        seen.replace(tenants=(*seen.tenants, cheat), used=used, free=max(0, card.total - used)), card.now
+        seen.replace(tenants=(*seen.tenants, cheat), used=used, free=max(0, gpu.total - used)), gpu.now
     )
     owed = sum(t.unmet(t.claims) for t in seen.tenants)
-    assert (found.kill is not None and found.kill.key == "cheat") == (owed > max(0, card.total - used))
+    assert (found.kill is not None and found.kill.key == "cheat") == (owed > max(0, gpu.total - used))
 
 
 def test_whose_history_is_forgotten_is_killed_for_growth_alone() -> None:
@@ -454,7 +454,7 @@ def test_whose_history_is_forgotten_is_killed_for_growth_alone() -> None:
 def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
     """The log's own "granted" tells it, or that the container came after us."""
     state = str(tmp_path)
-    share = (Share(CARD, 4096),)
+    share = (Share(GPU, 4096),)
     grants = {key: Grant(key, Identity("/run", key, "/"), Life("b"), share) for key in ("lost", "logged", "new")}
     events.granted(state, grants["logged"], 0.1)
     guard = Guard(256)
@@ -463,8 +463,8 @@ def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
     guard.follow(state)
 
     def told() -> set[str]:
-        sample = CardSample(0, 1 << 40, 0, ())
-        return {t.key for t in guard._tenants(CARD, sample, grants, set(), {}, {}, frozenset()) if t.told}
+        sample = GpuSample(0, 1 << 40, 0, ())
+        return {t.key for t in guard._tenants(GPU, sample, grants, set(), {}, {}, frozenset()) if t.told}
 
     assert told() == {"logged", "new"}
     guard.forget({"lost", "logged"})

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from tests.agent.box import Agent, events, grant, running, wait_for
-from tests.e2e.stage import CARD_MIB, CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
+from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB, SHARE, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
-BIG = {**SHARE, "gpu-hook.io/memory": "4Gi"}  # half of the card; another half is the cheat's and nobody's
+BIG = {**SHARE, "gpu-hook.io/memory": "4Gi"}  # half of the GPU; another half is the cheat's and nobody's
 NEVER = ("--interval", "60")  # within a test, nothing but the watch of free memory finds anything
 
 
@@ -26,7 +26,7 @@ def killed(stage: Stage, id: str) -> bool:
 
 
 def looked(agent: Agent) -> None:
-    """Until the agent knows all containers and has looked at the cards once."""
+    """Until the agent knows all containers and has looked at the GPUs once."""
     wait_for(lambda: agent.node()["agent"]["nvml_read"])
 
 
@@ -37,7 +37,7 @@ def test_who_takes_what_its_neighbour_was_granted_is_killed_at_once(
     honest = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
     with running(stage, "--interval", "2") as agent:
         looked(agent)
-        cheat = stage.start(root, "/bin/bypass", str(CARD_MIB - 1024), *how)
+        cheat = stage.start(root, "/bin/bypass", str(GPU_MIB - 1024), *how)
         wait_for(lambda: killed(stage, cheat))
         wait_for(lambda: stage.runc.living() == {honest})
         (told, *_) = [e for e in findings(stage, cheat) if e["action"] == "killed"]
@@ -52,7 +52,7 @@ def test_who_takes_what_its_neighbour_was_granted_is_killed_at_once(
 
 def test_the_watch_finds_it_between_two_looks(stage: Stage, root: Path) -> None:
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
-    cheat = stage.start(root, "/bin/bypass", str(CARD_MIB - 1024), "wait")
+    cheat = stage.start(root, "/bin/bypass", str(GPU_MIB - 1024), "wait")
     found = grant(stage, cheat)
     assert found and found.life.init
     with running(stage, *NEVER) as agent:
@@ -68,7 +68,7 @@ def test_an_excess_that_harms_nobody_is_reported_only(stage: Stage, root: Path) 
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)
     with running(stage) as agent:
         cheat = stage.start(root, "/bin/bypass", str(4 * LIMIT_MIB))
-        wait_for(lambda: agent.kinds(cheat) == {"no-stand-in", "over-limit"})
+        wait_for(lambda: agent.kinds(cheat) == {"no-shim", "over-limit"})
         time.sleep(1)
         assert {e["action"] for e in findings(stage, cheat)} == {"reported"}
         assert cheat in stage.runc.living()
@@ -79,12 +79,12 @@ def test_an_excess_that_harms_nobody_is_reported_only(stage: Stage, root: Path) 
 def test_the_other_policies_stay(stage: Stage, root: Path, policy: str, action: str) -> None:
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
     with running(stage, "--policy", policy) as agent:
-        cheat = stage.start(root, "/bin/bypass", str(CARD_MIB - 1024))
+        cheat = stage.start(root, "/bin/bypass", str(GPU_MIB - 1024))
         told = wait_for(lambda: findings(stage, cheat))
         assert {e["action"] for e in told} == {action}
         if policy == "report":
             time.sleep(1)
-            assert agent.kinds(cheat) == {"no-stand-in", "over-limit"} and cheat in stage.runc.living()
+            assert agent.kinds(cheat) == {"no-shim", "over-limit"} and cheat in stage.runc.living()
             assert {e["action"] for e in findings(stage, cheat)} == {"reported"}
         if policy == "freeze":
             assert stage.runc("resume", cheat).returncode == 0
@@ -100,7 +100,7 @@ def test_a_limit_that_was_lowered_kills_nobody(stage: Stage, root: Path) -> None
         CliRunner().invoke(cli, words, catch_exceptions=False)
 
     with running(stage) as agent:
-        wait_for(lambda: agent.container(first)["cards"][0]["used_mib"])
+        wait_for(lambda: agent.container(first)["gpus"][0]["used_mib"])
         lower()
         other = {**SHARE, "gpu-hook.io/memory": "7Gi"}
         second = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=other)
@@ -136,7 +136,7 @@ def test_processes_in_the_hosts_pid_namespace_go_as_well(stage: Stage, root: Pat
     honest = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
     with running(stage) as agent:
         looked(agent)
-        script = f"/bin/bypass {CARD_MIB - 1024} & sleep 600"
+        script = f"/bin/bypass {GPU_MIB - 1024} & sleep 600"
         cheat = stage.start(root, "/bin/sh", "-c", script, edit=shared)
         wait_for(lambda: killed(stage, cheat))
         wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
@@ -146,8 +146,8 @@ def test_processes_in_the_hosts_pid_namespace_go_as_well(stage: Stage, root: Pat
 
 def test_a_paused_container_is_killed_as_well(stage: Stage, root: Path) -> None:
     honest = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
-    cheat = stage.start(root, "/bin/bypass", str(CARD_MIB - 1024))
-    wait_for(lambda: stage.used_mib() > CARD_MIB - 1024)
+    cheat = stage.start(root, "/bin/bypass", str(GPU_MIB - 1024))
+    wait_for(lambda: stage.used_mib() > GPU_MIB - 1024)
     assert stage.runc("pause", cheat).returncode == 0
     with running(stage):
         wait_for(lambda: killed(stage, cheat))

@@ -18,7 +18,7 @@ def test_the_unit(tmp_path: Path) -> None:
     text = UNIT.read_text()
     program, command = re.findall(r"^ExecStart=(\S+) (\S+)$", text, re.MULTILINE)[0]
     assert program == "/usr/bin/gpu-hook" and command in COMMANDS
-    # These close the cards' devices (ProtectClock before systemd 253), or openat2.
+    # These close the GPUs' devices (ProtectClock before systemd 253), or openat2.
     assert not re.search(
         r"^(ProtectClock|PrivateDevices|DevicePolicy|DeviceAllow|RestrictSUIDSGID)=", text, re.MULTILINE
     )

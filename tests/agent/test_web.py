@@ -27,14 +27,14 @@ def test_the_page(stage: Stage, root: Path, tmp_path: Path) -> None:
     with running(stage) as agent:
         id = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations={**names, **share})
         cheat = stage.start(root, "/bin/bypass", "200")
-        wait_for(lambda: agent.kinds(cheat) and agent.container(id)["cards"][0]["used_mib"])
+        wait_for(lambda: agent.kinds(cheat) and agent.container(id)["gpus"][0]["used_mib"])
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
         command += [f"--user-data-dir={tmp_path}", "--dump-dom", f"http://127.0.0.1:{agent.port}/"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         dom = done.stdout
         assert 'data-ready="yes"' in dom, done.stderr[-500:]
         assert "<title>gpu-hook</title>" in dom and "<img" not in dom and "&lt;img src=x" in dom
-        assert "simulated cards" in dom and dom.count("<section>") == 2
-        assert "3 GiB" in dom and "30 %" in dom and "no-stand-in: process" in dom
+        assert "simulated GPUs" in dom and dom.count("<section>") == 2
+        assert "3 GiB" in dom and "30 %" in dom and "no-shim: process" in dom
         assert re.search(r"\d+ MiB / 3 GiB", dom) and "<path" in dom
         assert not re.search(r"(src|href)=.?https?://", dom)  # works without a network

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.node import account
+from oci_hook.observe import account
 from tests.agent.box import grant, running, wait_for
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 
@@ -26,7 +26,7 @@ def said(stage: Stage, *words: str) -> Any:
 
 def used(stage: Stage, id: str) -> int | None:
     (entry,) = [g for g in said(stage, "ps")["grants"] if g["container"] == id]
-    return entry["cards"][0]["used_mib"]  # type: ignore[no-any-return]
+    return entry["gpus"][0]["used_mib"]  # type: ignore[no-any-return]
 
 
 def inside(stage: Stage, id: str, *args: str) -> int:
@@ -45,14 +45,14 @@ def test_memory_of_those_who_ended_is_not_shown(stage: Stage, root: Path, agent:
     wait_for(lambda: used(stage, id) == both)
     os.kill(pids[0], 9)
     wait_for(lambda: used(stage, id) == one)
-    top = lambda: said(stage, "top")["containers"][0]["cards"][0]["used_mib"]  # noqa: E731
+    top = lambda: said(stage, "top")["containers"][0]["gpus"][0]["used_mib"]  # noqa: E731
     assert top() == one
     assert "nearly used up" not in json.dumps(said(stage, "why", id))
     if agent:
         with running(stage) as one_agent:
-            wait_for(lambda: one_agent.container(id)["cards"][0]["used_mib"] == one)
+            wait_for(lambda: one_agent.container(id)["gpus"][0]["used_mib"] == one)
             os.kill(pids[1], 9)
-            wait_for(lambda: one_agent.container(id)["cards"][0]["used_mib"] == 0)
+            wait_for(lambda: one_agent.container(id)["gpus"][0]["used_mib"] == 0)
             text = one_agent.get("/metrics").decode()
             (line,) = [n for n in text.splitlines() if n.startswith("gpu_hook_container_memory_used_bytes{")]
             assert line.endswith(" 0") and one_agent.kinds(id) == set()

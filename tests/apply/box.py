@@ -105,7 +105,7 @@ class Host:
         self.sources = ((str(self.prefix), "GH-305"),)
         for directory in ("container/driver", "container/account", "outside/lib", "rootfs"):
             (folder / ("prefix" if directory.startswith("container") else "") / directory).mkdir(parents=True)
-        for name in ("container/driver/cuda", "container/policy", "stand-in", "real", "page", "tool"):
+        for name in ("container/driver/cuda", "container/policy", "shim", "real", "page", "tool"):
             (self.prefix / name).write_text(name)
         for name in ("secret", "lib/libcuda.so.1"):
             (self.outside / name).write_text("the host's own")
@@ -130,8 +130,8 @@ class Host:
             DeviceRule(195, 0),
             Bind(f"{p}/page", "/dev/nvidia-sim/0", ("rw", "nosuid", "nodev", "noexec")),
             EnvVar("GPU_HOOK_POLICY", "burst-share"),
-            Bind(f"{p}/stand-in", f"{LIBDIR}/libcuda.so.1"),
-            Bind(f"{p}/stand-in", f"{LIBDIR}/libcuda.so"),
+            Bind(f"{p}/shim", f"{LIBDIR}/libcuda.so.1"),
+            Bind(f"{p}/shim", f"{LIBDIR}/libcuda.so"),
         )
 
     def snapshot(self) -> object:

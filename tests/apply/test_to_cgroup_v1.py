@@ -99,7 +99,7 @@ def test_a_cgroup_above_forbids_it(group, directory, tmp_path):
         ("c 226:* rw", False),
     ],
 )
-def test_cards_that_are_not_granted(group, directory, rule, reached):
+def test_gpus_that_are_not_granted(group, directory, rule, reached):
     (group.path / "devices.allow").write_text(rule)
     if reached:
         with pytest.raises(GhError, match="^GH-403: "):

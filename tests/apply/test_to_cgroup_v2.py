@@ -157,11 +157,11 @@ def test_a_cgroup_above_forbids_it(group, tmp_path):
 @pytest.mark.parametrize(
     "programs", [(ALLOW,), (), ((*permit([(195, 1, "r")]), *DENY),), (ALLOW, (*permit([(195, 1, "w")]), *DENY))]
 )
-def test_cards_that_are_not_granted(path, tmp_path, programs):
+def test_gpus_that_are_not_granted(path, tmp_path, programs):
     group = Group(path, *programs)
     try:
         directory = opened(group)
-        with pytest.raises(GhError, match="^GH-403: .* let it open (every card|195:1)"):
+        with pytest.raises(GhError, match="^GH-403: .* let it open (every GPU|195:1)"):
             to_cgroup_v2.check(directory, (0,))
         os.close(directory)
     finally:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from oci_hook.apply import to_container
+from oci_hook.apply.image import check_destinations
 from oci_hook.core.plan import Bind, DeviceNode, Tmpfs
 from oci_hook.errors import GhError
 from oci_hook.linux import libc, namespace, process
-from oci_hook.node.image import check_destinations
 from tests.apply.box import LIBDIR, MS_RDONLY, MS_SHARED, Box, Host
 
 pytestmark = pytest.mark.root
@@ -47,7 +47,7 @@ def test_the_whole_plan(host):
     before = host.snapshot()
     with Box(host.rootfs) as box:
         give(host, box)
-        assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "stand-in"
+        assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "shim"
         assert box.read("/run/gpu-hook/driver/cuda") == "real"
         assert box.read("/run/gpu-hook/policy") == "page"
         assert box.read("/usr/bin/nvidia-smi") == box.read(f"{LIBDIR}/libnvidia-tool.so.2") == "tool"
@@ -142,7 +142,7 @@ def make_link(rootfs: Path, path: str, target: str) -> bool:
 @pytest.mark.parametrize("checked", [True, False], ids=["planned", "unplanned"])
 def test_link_instead_of(tmp_path, path, checked):
     """Every path as a link to every other, to the private path, and out: nothing outside changes, what a
-    program opens is the stand-in, or the container is refused, and then the host's own is not there either.
+    program opens is the shim, or the container is refused, and then the host's own is not there either.
 
     "unplanned": the applier alone holds as well, as it must when the image changes after it was looked at.
     """
@@ -161,7 +161,7 @@ def test_link_instead_of(tmp_path, path, checked):
                 give(host, box, checked=checked)
                 outcomes.add("given")
                 for library in ("libcuda.so.1", "libcuda.so"):
-                    assert box.read(f"{LIBDIR}/{library}") == "stand-in", target
+                    assert box.read(f"{LIBDIR}/{library}") == "shim", target
                 assert box.read("/run/gpu-hook/policy") == "page"
                 assert box.run("stat", "-c", "%t:%T", "/dev/nvidia0") == "c3:0\n"
             except GhError as e:
@@ -187,7 +187,7 @@ def test_ordinary_links_work(host, target):
     for checked in (True, False) if "/" not in target else (True,):
         with Box(host.rootfs) as box:
             give(host, box, checked=checked)
-            assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "stand-in"
+            assert box.read(f"{LIBDIR}/libcuda.so.1") == box.read(f"{LIBDIR}/libcuda.so") == "shim"
             points = [point for point, _ in box.mounts()]
             assert len(points) == len(set(points))
 
@@ -240,7 +240,7 @@ def test_swapped_while_the_hook_runs(host, checked, until):
             for library in ("libcuda.so.1", "libcuda.so"):
                 found = box.read(f"{LIBDIR}/{library}")
                 if outcomes[-1] == "given":
-                    assert found == "stand-in" or until == "verified" and found in ("the image's own", None)
+                    assert found == "shim" or until == "verified" and found in ("the image's own", None)
                 assert found != "the host's own"
             assert host.snapshot() == before
     assert set(outcomes) == {"given", "refused"}
@@ -334,21 +334,21 @@ def test_sources_outside_the_allowed_places(host):
 
 @pytest.mark.parametrize("fault", ["missing", "link", "owner", "mode", "group"])
 def test_sources_that_are_not_safe(host, fault):
-    stand_in = host.prefix / "stand-in"
+    shim = host.prefix / "shim"
     if fault == "missing":
-        stand_in.unlink()
+        shim.unlink()
     elif fault == "link":
-        stand_in.unlink()
-        stand_in.symlink_to(host.outside / "secret")
+        shim.unlink()
+        shim.symlink_to(host.outside / "secret")
     elif fault == "owner":
-        os.chown(stand_in, 65534, 0)
+        os.chown(shim, 65534, 0)
     elif fault == "mode":
-        stand_in.chmod(0o646)
+        shim.chmod(0o646)
     else:
-        stand_in.chmod(0o664)
-        os.chown(stand_in, 0, 65534)
+        shim.chmod(0o664)
+        os.chown(shim, 0, 65534)
     with Box(host.rootfs) as box:
-        assert str(stand_in) in refused(host, box, "GH-305")
+        assert str(shim) in refused(host, box, "GH-305")
         assert [point for point, _ in box.mounts()] == ["/dev", "/proc"]
 
 
@@ -370,7 +370,7 @@ def test_verify_finds_what_is_on_top(host):
         container = to_container.open_container(box.pid, str(host.rootfs))
         over = f"mount --bind {host.prefix}/real {host.rootfs}{LIBDIR}/libcuda.so.1"
         subprocess.run(["nsenter", "-m", "-t", str(box.pid), "sh", "-c", over], check=True)
-        with pytest.raises(GhError, match="GH-405: .*libcuda.so.1 is not .*stand-in"):
+        with pytest.raises(GhError, match="GH-405: .*libcuda.so.1 is not .*shim"):
             to_container.verify(host.plan(), container)
 
 

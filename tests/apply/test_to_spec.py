@@ -19,7 +19,7 @@ PLAN = (
     DeviceNode("/dev/nvidia-uvm", 510, 0),
     DeviceRule(195, 3),
     DeviceRule(510, 0),
-    Bind("/s/sim/cards/3", "/dev/nvidia-sim/3", ("rw", "nosuid")),
+    Bind("/s/sim/gpus/3", "/dev/nvidia-sim/3", ("rw", "nosuid")),
     EnvVar("NVIDIA_VISIBLE_DEVICES", "GPU-3"),
     EnvVar("T9K_GPU_MEMORY", None),
     Bind("/p/libcuda.so.1", "/usr/lib64/libcuda.so.1"),
@@ -176,7 +176,7 @@ def test_any_spec_keeps_what_is_not_ours(extra: dict[str, Any], env: list[str]) 
 
 
 def test_nodes_among_other_makers_nodes() -> None:
-    """Ours in /dev/dri are remembered by name, and another maker's card there is let be."""
+    """Ours in /dev/dri are remembered by name, and another maker's GPU there is let be."""
     spec = original()
     spec["linux"]["devices"].append({"path": "/dev/dri/card0", "type": "c", "major": 226, "minor": 0})
     plan = (*PLAN, DeviceNode("/dev/dri/card1", 226, 1), DeviceRule(226, 1))

@@ -1,4 +1,4 @@
-"""An install's settings and a two-card inventory in a temporary directory, and the command line run in this process."""
+"""An install's settings and a two-GPU inventory in a temporary directory, and the command line run in this process."""
 
 import json
 import os
@@ -9,13 +9,14 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from oci_hook.cli.main import cli
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.core.pages import policy_page
-from oci_hook.node import inventory as node_inventory
-from oci_hook.node import settings_compile, store
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import Settings
+from oci_hook.discovery import inventory as node_inventory
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id, process_life
 
 UUIDS = ("GPU-0", "GPU-1")
 CREATED = 1_800_000_000  # 2027-01-15T08:00:00Z
@@ -34,9 +35,9 @@ class Install:
         self.state = prefix / "state"
         for name in ("driver/libcuda.so.1.2", "driver/libnvidia-ml.so.1.2", "driver/libx.so.1.2", "driver/nvidia-smi"):
             self.file(name)
-        for name in ("lib/private/container/policy", "lib/stand-in/libcuda.so.1", "lib/stand-in/libnvidia-ml.so.1"):
+        for name in ("lib/private/container/policy", "lib/shim/libcuda.so.1", "lib/shim/libnvidia-ml.so.1"):
             self.file(name)
-        for name in ("state/sim/cards/0", "state/sim/cards/1"):
+        for name in ("state/sim/gpus/0", "state/sim/gpus/1"):
             self.file(name)
         self.state.chmod(0o700)
         (prefix / "etc").mkdir()
@@ -57,7 +58,7 @@ class Install:
             driver_version="1.2",
             driver_root=str(driver),
             simulated=True,
-            cards=tuple(Card(uuid, i, i, 24576, "Simulated GPU", simulated=True) for i, uuid in enumerate(UUIDS)),
+            gpus=tuple(Gpu(uuid, i, i, 24576, "Simulated GPU", simulated=True) for i, uuid in enumerate(UUIDS)),
             control=(DeviceFile("/dev/nvidiactl", 195, 255),),
             files=(
                 DriverFile(f"{driver}/libx.so.1.2", "library", "compute", ("libx.so.1.2", "libx.so.1")),

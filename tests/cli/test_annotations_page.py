@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.node import settings_compile
+from oci_hook.config import settings_compile
 from tests.cli.box import Install
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/annotations.md").read_text()

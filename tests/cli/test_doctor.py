@@ -1,4 +1,4 @@
-"""`gpu-hook doctor`: each thing that can be wrong is found, and its mending command mends it."""
+"""`gpu-hook doctor`: each thing that can be wrong is found, and its fixing command fixes it."""
 
 import json
 import os
@@ -15,22 +15,23 @@ from click.testing import CliRunner
 
 from oci_hook.cli import agent_check
 from oci_hook.cli.main import cli
+from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
+from oci_hook.discovery import char_links, inventory
+from oci_hook.discovery.driver_files import DriverFiles
 from oci_hook.engines import edits
 from oci_hook.engines.doctor import node, registered
-from oci_hook.node import char_links, inventory, store
-from oci_hook.node.driver_files import DriverFiles
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import load
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id, process_life
 from tests.conftest import REPO
-from tests.gate.cards import until
+from tests.gate.gpus import until
 
 Finding = dict[str, str]
 
 
 class Node:
-    """An install with a simulated card, its state on tmpfs, on a machine with docker and containerd, all well."""
+    """An install with a simulated GPU, its state on tmpfs, on a machine with docker and containerd, all well."""
 
     def __init__(self, root: Path, state: Path) -> None:
         self.prefix, self.state, self.root = root / "prefix", state, root / "host"
@@ -56,14 +57,14 @@ class Node:
     def wrong(self) -> list[Finding]:
         return [f for f in self.doctor()[1] if f["state"] in ("warn", "fail")]
 
-    def mend(self, finding: Finding) -> None:
+    def fix(self, finding: Finding) -> None:
         """Run the command that it prints, as a user does."""
         folder = self.prefix.parent / "bin"
         folder.mkdir(exist_ok=True)
         program = folder / "gpu-hook"
         program.write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m oci_hook "$@"\n')
         program.chmod(0o755)
-        command = finding["mend"]
+        command = finding["fix"]
         if "install" in command:
             command += f" --host-root {self.root}"
         env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
@@ -83,14 +84,14 @@ def test_all_is_well(well: Node) -> None:
     status, findings = well.doctor()
     assert status == 0 and not [f for f in findings if f["state"] in ("warn", "fail")], findings
     checks = {f["check"] for f in findings}
-    assert checks >= {"prefix", "settings", "runtime", "stand-in", "driver", "inventory", "ledger", "kernel", "cgroup"}
+    assert checks >= {"prefix", "settings", "runtime", "shim", "driver", "inventory", "ledger", "kernel", "cgroup"}
     assert {f["check"]: f["state"] for f in findings if f["check"] in ("docker", "containerd")}["containerd"] == "ok"
     (driver,) = [f for f in findings if f["check"] == "driver"]
     assert driver["state"] == "note" and "simulated" in driver["message"]
     text = CliRunner().invoke(cli, ["doctor", "--prefix", str(well.prefix), "--host-root", str(well.root)]).output
-    assert text.splitlines()[-1] == "all is well" and text.count("mend:") == 1
+    assert text.splitlines()[-1] == "all is well" and text.count("fix:") == 1
     (agent,) = [f for f in findings if f["check"] == "agent"]
-    assert agent["state"] == "note" and agent["message"].startswith("does not run") and "gpu-hook" in agent["mend"]
+    assert agent["state"] == "note" and agent["message"].startswith("does not run") and "gpu-hook" in agent["fix"]
 
 
 def drop(name: str) -> Callable[[Node], object]:
@@ -112,7 +113,7 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
     "no launcher": (drop("bin/gpu-hook-runtime"), "prefix", "fail", "GH-504", "does not exist"),
     "older install": (edit("etc/launcher.conf", "# gpu-hook ", "# gpu-hook 0."), "prefix", "warn", "GH-504", "is of"),
     "writable library": (
-        lambda n: (n.prefix / "lib/stand-in/libcuda.so.1").chmod(0o666),
+        lambda n: (n.prefix / "lib/shim/libcuda.so.1").chmod(0o666),
         "prefix",
         "fail",
         "GH-504",
@@ -161,10 +162,10 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
         "differs",
     ),
     "settings not compiled": (drop("etc/settings.json"), "settings", "fail", "GH-501", "settings.json"),
-    "no stand-in": (drop("lib/stand-in/libcuda.so.1"), "stand-in", "fail", "GH-305", "is missing"),
-    "a wrong stand-in": (
-        lambda n: shutil.copy(n.prefix / "lib/stand-in/libcuda.so.1", n.prefix / "lib/stand-in/libnvidia-ml.so.1"),
-        "stand-in",
+    "no shim": (drop("lib/shim/libcuda.so.1"), "shim", "fail", "GH-305", "is missing"),
+    "a wrong shim": (
+        lambda n: shutil.copy(n.prefix / "lib/shim/libcuda.so.1", n.prefix / "lib/shim/libnvidia-ml.so.1"),
+        "shim",
         "fail",
         "GH-305",
         "is no libnvidia-ml.so.1",
@@ -191,7 +192,7 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_found_and_mended(well: Node, name: str) -> None:
+def test_found_and_fixed(well: Node, name: str) -> None:
     trouble, check, state, code, words = TROUBLES[name]
     trouble(well)
     status, findings = well.doctor()
@@ -200,9 +201,9 @@ def test_found_and_mended(well: Node, name: str) -> None:
     first = found[0]
     assert (first["check"], first["state"], first["code"]) == (check, state, code) and words in first["message"], first
     assert status == (2 if "fail" in {f["state"] for f in found} else 1)
-    for _ in range(3):  # one mended thing may have hidden another
+    for _ in range(3):  # one fixed thing may have hidden another
         for finding in well.wrong()[:1]:
-            well.mend(finding)
+            well.fix(finding)
     assert well.wrong() == []
 
 
@@ -221,8 +222,8 @@ def test_a_program_that_was_cut_short(well: Node, name: str, left: str) -> None:
     well.docker.write_text("{}")
     (finding, *_) = well.wrong()
     assert (finding["check"], finding["state"], finding["code"]) == ("prefix", "fail", "GH-504")
-    assert name in finding["message"] and "install --no-engines --prefix" in finding["mend"]
-    well.mend(finding)
+    assert name in finding["message"] and "install --no-engines --prefix" in finding["fix"]
+    well.fix(finding)
     assert path.read_bytes() == whole and well.docker.read_text() == "{}"
     assert [f["check"] for f in well.wrong()] == ["docker"]
 
@@ -231,14 +232,14 @@ def test_a_program_that_cannot_be_run(well: Node) -> None:
     (well.prefix / "bin/oci-gpu-hook").chmod(0o644)
     (finding,) = well.wrong()
     assert "is not executable" in finding["message"] and finding["code"] == "GH-504"
-    well.mend(finding)
+    well.fix(finding)
     assert well.wrong() == []
 
 
 def test_what_closes_an_open_prefix_keeps_plain_users_memory(well: Node) -> None:
     (well.prefix / "lib/gpu-hook/hook.py").chmod(0o666)
     (finding,) = well.wrong()
-    well.mend(finding)
+    well.fix(finding)
     assert well.wrong() == [] and (well.prefix / "lib/private/container/account").stat().st_mode & 0o7777 == 0o1777
 
 
@@ -246,27 +247,27 @@ def test_settings_that_are_not_valid_name_their_line(well: Node) -> None:
     edit("etc/settings.yaml", "compute_step: 1", "compute_step: 0")(well)
     (finding,) = well.wrong()
     assert finding["code"] == "GH-501" and "settings.yaml:" in finding["message"] and finding["state"] == "fail"
-    assert f"{well.prefix}/etc/settings.yaml && gpu-hook settings compile" in finding["mend"]
+    assert f"{well.prefix}/etc/settings.yaml && gpu-hook settings compile" in finding["fix"]
 
 
 def test_a_broken_engine_file_names_its_place(well: Node) -> None:
     well.docker.write_text('{"a": 1,}')
     (finding,) = well.wrong()
     assert (finding["check"], finding["code"]) == ("docker", "GH-506") and ":1:9:" in finding["message"]
-    assert finding["mend"] == f"${{EDITOR:-vi}} {well.docker}"
+    assert finding["fix"] == f"${{EDITOR:-vi}} {well.docker}"
 
 
 def test_no_install(native: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["doctor", "--prefix", str(tmp_path / "none")])
     assert result.exit_code == 2
-    assert "GH-504" in result.output and "mend: gpu-hook install --prefix" in result.output
+    assert "GH-504" in result.output and "fix: gpu-hook install --prefix" in result.output
 
 
 def test_an_engine_that_was_never_told_is_a_note(well: Node) -> None:
     (well.root / "usr/bin/podman").touch()
     status, findings = well.doctor()
     (podman,) = [f for f in findings if f["check"] == "podman"]
-    assert status == 0 and podman["state"] == "note" and "install --engine podman" in podman["mend"]
+    assert status == 0 and podman["state"] == "note" and "install --engine podman" in podman["fix"]
 
 
 @pytest.mark.parametrize(("leases", "faults"), [("1", "0"), ("0", "1"), ("1", "1"), ("0", "0"), (None, None)])
@@ -319,8 +320,8 @@ def test_nvidia_as_the_default(well: Node) -> None:
     data = json.loads(well.docker.read_text())
     well.docker.write_text(json.dumps({**data, "default-runtime": "nvidia"}))
     (finding,) = well.wrong()
-    assert finding["code"] == "GH-403" and "every card" in finding["message"]
-    assert finding["mend"] == f"${{EDITOR:-vi}} {well.docker} && systemctl restart docker"
+    assert finding["code"] == "GH-403" and "every GPU" in finding["message"]
+    assert finding["fix"] == f"${{EDITOR:-vi}} {well.docker} && systemctl restart docker"
 
 
 def test_cri_switched_off(well: Node) -> None:
@@ -329,7 +330,7 @@ def test_cri_switched_off(well: Node) -> None:
         well.containerd.write_text(f"disabled_plugins = {before}\n{text}")
         (finding,) = well.wrong()
         assert finding["check"] == "containerd" and "disabled_plugins" in finding["message"]
-        subprocess.run(["sh", "-c", finding["mend"].partition(" && systemctl restart containerd")[0]], check=True)
+        subprocess.run(["sh", "-c", finding["fix"].partition(" && systemctl restart containerd")[0]], check=True)
         assert well.containerd.read_text() == f"disabled_plugins = {after}\n{text}"
         well.containerd.write_text(text)
 
@@ -342,8 +343,8 @@ def grant(well: Node, uuid: str) -> None:
         ledger.put(one, policy_page(one, inventory.load(settings)))
 
 
-def test_ledger_beside_the_cards(well: Node) -> None:
-    grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+def test_ledger_beside_the_gpus(well: Node) -> None:
+    grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)
     (ledger,) = [f for f in well.doctor()[1] if f["check"] == "ledger"]
     assert (ledger["state"], ledger["message"]) == ("ok", "1 containers hold shares")
     well.run("sim", "up", "--force")
@@ -355,7 +356,7 @@ def test_ledger_beside_the_cards(well: Node) -> None:
 @pytest.mark.parametrize("page", ["there", "gone"])
 def test_a_container_that_the_ledger_does_not_know(well: Node, page: str) -> None:
     """Its grant was released by force while it runs, with its page or as the state directory was emptied by hand."""
-    grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+    grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)
     key = store.grant_key("/run/runc", "c")
     mounts = "mount -t tmpfs none /run && mkdir /run/gpu-hook && touch /run/gpu-hook/policy"
     script = f"{mounts} && mount --bind {well.state}/pages/{key}/policy /run/gpu-hook/policy"
@@ -371,7 +372,7 @@ def test_a_container_that_the_ledger_does_not_know(well: Node, page: str) -> Non
             (finding,) = well.wrong()
             assert (finding["check"], finding["state"], finding["code"]) == ("ledger", "warn", "GH-303")
             assert "has a share that the ledger does not know" in finding["message"]
-            well.mend(finding)
+            well.fix(finding)
             container.wait(20)
             until(lambda: well.wrong() == [])
         finally:
@@ -379,14 +380,14 @@ def test_a_container_that_the_ledger_does_not_know(well: Node, page: str) -> Non
 
 
 def test_a_damaged_ledger(well: Node) -> None:
-    grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+    grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)
     (file,) = (well.state / "ledger").glob("*.json")
     file.write_text("{")
     (finding,) = well.wrong()
     assert (finding["check"], finding["code"], finding["state"]) == ("ledger", "GH-303", "fail")
-    assert "once its container is stopped" in finding["mend"]
+    assert "once its container is stopped" in finding["fix"]
     assert finding["message"].count("(") == finding["message"].count(")")
-    well.mend(finding)
+    well.fix(finding)
     assert well.wrong() == []
 
 
@@ -398,31 +399,31 @@ def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyP
     well.run("settings", "compile")
     well.run("gpus", "--refresh")
     if "in use" in where:
-        grant(well, inventory.load(load(str(well.prefix))).cards[0].uuid)
+        grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)
     monkeypatch.setattr(node, "USUAL", str(state if "usual" in where else usual))
     monkeypatch.setattr(node.mount, "fstatfs_type", lambda fd: 0xEF53)  # ext4, where pytest's folder is on tmpfs
     (finding,) = [f for f in well.wrong() if "not on tmpfs" in f["message"]]
     assert (finding["check"], finding["state"], finding["code"]) == ("ledger", "warn", "GH-303")
     if where != "elsewhere":
-        assert finding["mend"] == ""
+        assert finding["fix"] == ""
         assert ("mount a tmpfs there before" if "usual" in where else "end its containers") in finding["message"]
         return
-    well.mend(finding)
+    well.fix(finding)
     assert load(str(well.prefix)).state_dir == str(usual) and not (state / "ledger").exists()
 
 
 # What this machine has not: looked at with files in its place.
 
 
-def cards(*minors: int) -> Any:
-    card = inventory.Card
+def gpus(*minors: int) -> Any:
+    gpu = inventory.Gpu
     device = inventory.DeviceFile
     return inventory.Inventory(
         boot_id="",
         driver_version="1",
         driver_root="/",
         simulated=False,
-        cards=tuple(card(f"GPU-{m}", m, m, 1024) for m in minors),
+        gpus=tuple(gpu(f"GPU-{m}", m, m, 1024) for m in minors),
         control=(device("/dev/null", 1, 3),),
         files=(),
         libcuda="",
@@ -431,31 +432,29 @@ def cards(*minors: int) -> Any:
 
 
 def test_device_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = list(node.check_devices(cards(), ""))
+    findings = list(node.check_devices(gpus(), ""))
     assert findings[0].state == "ok" and findings[0].message == "1 nodes"
-    absent = list(node.check_devices(cards(77), ""))[0]
+    absent = list(node.check_devices(gpus(77), ""))[0]
     assert (absent.state, absent.code) == ("warn", "GH-302") and "/dev/nvidia77" in absent.message
     assert not char_links.is_device("/dev/null", 1, 5) and not char_links.is_device("/etc/passwd", 1, 3)
     monkeypatch.setattr(char_links, "FOLDER", str(tmp_path / "char"))
-    (_, unlinked) = node.check_devices(cards(), " --prefix /p")
+    (_, unlinked) = node.check_devices(gpus(), " --prefix /p")
     assert unlinked.state == "warn" and "daemon-reload" in unlinked.message
-    assert unlinked.mend == "gpu-hook gpus --refresh --prefix /p"
+    assert unlinked.fix == "gpu-hook gpus --refresh --prefix /p"
     for _ in range(2):  # what that command does
-        char_links.make(cards())
-        assert (
-            char_links.is_device(str(tmp_path / "char/1:3"), 1, 3) and len(list(node.check_devices(cards(), ""))) == 1
-        )
+        char_links.make(gpus())
+        assert char_links.is_device(str(tmp_path / "char/1:3"), 1, 3) and len(list(node.check_devices(gpus(), ""))) == 1
 
 
 def test_a_real_driver(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     well.run("sim", "down")
     monkeypatch.setattr(node.discover, "kernel_version", lambda: "")
     (driver,) = [f for f in well.wrong() if f["check"] == "driver"]
-    assert (driver["code"], driver["state"], driver["mend"]) == ("GH-302", "fail", "modprobe nvidia")
+    assert (driver["code"], driver["state"], driver["fix"]) == ("GH-302", "fail", "modprobe nvidia")
 
 
 def test_persistence(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a driver that is loaded: whether its daemon keeps idle cards initialised."""
+    """With a driver that is loaded: whether its daemon keeps idle GPUs initialised."""
     well.run("sim", "down")
     found = load(str(well.prefix)).replace(driver_root=str(tmp_path))
     monkeypatch.setattr(node.discover, "kernel_version", lambda: "550")
@@ -464,7 +463,7 @@ def test_persistence(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(node, "PERSISTENCED", str(tmp_path / "socket"))
     driver, idle = node.check_driver(found, "")
     assert (driver.state, driver.message) == ("ok", f"550, files in {tmp_path}")
-    assert (idle.state, idle.mend) == ("warn", "systemctl enable --now nvidia-persistenced")
+    assert (idle.state, idle.fix) == ("warn", "systemctl enable --now nvidia-persistenced")
     (tmp_path / "socket").touch()
     assert [f.state for f in node.check_driver(found, "")] == ["ok", "ok"]
 
@@ -526,5 +525,5 @@ def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.Monk
     monkeypatch.setattr(agent_check.live, "ask", lambda settings, prefix: answer)
     monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
     found = [f for f in well.doctor()[1] if f["check"] == "agent"]
-    assert [f["mend"] for f in found] == ["", f"sudo gpu-hook doctor --prefix {well.prefix}"][::-1]
+    assert [f["fix"] for f in found] == ["", f"sudo gpu-hook doctor --prefix {well.prefix}"][::-1]
     assert not any("process 0" in f["message"] for f in found) and "runs on " in found[-1]["message"]

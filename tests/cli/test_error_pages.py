@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from oci_hook.config import settings_compile
 from oci_hook.errors import CODES
-from oci_hook.node import settings_compile
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

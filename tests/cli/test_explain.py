@@ -32,16 +32,16 @@ plan
   node /dev/nvidiactl (c 195:255)
   allow c 195:0 rw
   allow c 195:255 rw
-  bind PREFIX/state/sim/cards/0 -> /dev/nvidia-sim/0 (rw,nosuid,nodev,noexec)
+  bind PREFIX/state/sim/gpus/0 -> /dev/nvidia-sim/0 (rw,nosuid,nodev,noexec)
   env NVIDIA_VISIBLE_DEVICES=GPU-0
 """
 LAST = """\
-  bind PREFIX/lib/stand-in/libcuda.so.1 -> /usr/lib64/libcuda.so.1 (ro,nosuid,nodev)
-  bind PREFIX/lib/stand-in/libcuda.so.1 -> /usr/lib64/libcuda.so (ro,nosuid,nodev)
-  bind PREFIX/lib/stand-in/libcuda.so.1 -> /usr/lib64/libcuda.so.1.2 (ro,nosuid,nodev)
-  bind PREFIX/lib/stand-in/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.1 (ro,nosuid,nodev)
-  bind PREFIX/lib/stand-in/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so (ro,nosuid,nodev)
-  bind PREFIX/lib/stand-in/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.1.2 (ro,nosuid,nodev)
+  bind PREFIX/lib/shim/libcuda.so.1 -> /usr/lib64/libcuda.so.1 (ro,nosuid,nodev)
+  bind PREFIX/lib/shim/libcuda.so.1 -> /usr/lib64/libcuda.so (ro,nosuid,nodev)
+  bind PREFIX/lib/shim/libcuda.so.1 -> /usr/lib64/libcuda.so.1.2 (ro,nosuid,nodev)
+  bind PREFIX/lib/shim/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.1 (ro,nosuid,nodev)
+  bind PREFIX/lib/shim/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so (ro,nosuid,nodev)
+  bind PREFIX/lib/shim/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.1.2 (ro,nosuid,nodev)
 """
 
 
@@ -51,20 +51,20 @@ def without_env(text: str) -> str:
     return "".join(kept)
 
 
-def test_t9k_share_of_a_named_card(install: Install) -> None:
+def test_t9k_share_of_a_named_gpu(install: Install) -> None:
     answer = install.text(*asking("NVIDIA_VISIBLE_DEVICES=0", "T9K_GPU_PERCENT=25"))
     assert without_env(answer) == (
         "container (the engine gives no name)\n"
         "request\n"
-        "  cards        1: 0\n"
-        "  memory       25% of the card\n"
+        "  GPUs        1: 0\n"
+        "  memory       25% of the GPU\n"
         "  compute      no guarantee\n"
         "  policy       best-effort\n"
         "  class        default\n"
         "  exclusive    no\n"
         "  placement    binpack (the node's)\n"
         "  capabilities compute, utility\n"
-        "cards (simulated)\n"
+        "GPUs (simulated)\n"
         "  0  GPU-0  chosen (asked for by name): 6Gi of 24Gi\n"
         "  1  GPU-1  not asked for\n" + PLAN + LAST
     )
@@ -80,7 +80,7 @@ def test_compute_and_its_ceiling(install: Install) -> None:
     assert without_env(answer) == (
         "container a\n"
         "request\n"
-        "  cards        1: any\n"
+        "  GPUs        1: any\n"
         "  memory       1Gi\n"
         "  compute      30%, at most 60%\n"
         "  policy       burst-share\n"
@@ -88,25 +88,25 @@ def test_compute_and_its_ceiling(install: Install) -> None:
         "  exclusive    no\n"
         "  placement    binpack (the node's)\n"
         "  capabilities compute, utility\n"
-        "cards (simulated)\n"
+        "GPUs (simulated)\n"
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
-        "  1  GPU-1  card 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + PLAN + LAST
+        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + PLAN + LAST
     )
 
 
-def test_whole_cards_and_driver_files_alone(install: Install) -> None:
+def test_whole_gpus_and_driver_files_alone(install: Install) -> None:
     whole = install.text(*asking("gpu-hook.io/gpus=all"))
-    assert "  cards        every card of the node\n  memory       all of it\n  compute      all of it\n" in whole
-    assert "  0  GPU-0  chosen (asked for by name): the whole card\n" in whole
+    assert "  GPUs        every GPU of the node\n  memory       all of it\n  compute      all of it\n" in whole
+    assert "  0  GPU-0  chosen (asked for by name): the whole GPU\n" in whole
     none = install.text(*asking("gpu-hook.io/memory=1Gi"), "--env", "NVIDIA_VISIBLE_DEVICES=none")
     assert without_env(none).startswith(
         "container (the engine gives no name)\n"
         "request\n"
-        "  cards        none: driver files only\n"
+        "  GPUs        none: driver files only\n"
         "  capabilities compute, utility\n"
-        "  narrowed to  no card\n"
-        "cards (simulated)\n"
-        "  0  GPU-0  no card is asked for\n"
+        "  narrowed to  no GPU\n"
+        "GPUs (simulated)\n"
+        "  0  GPU-0  no GPU is asked for\n"
     )
     assert "node " not in none
 
@@ -119,7 +119,7 @@ def test_nothing_asked(install: Install) -> None:
     forgotten = install.run(*asking("memory=4Gi"))
     assert forgotten.stdout.endswith("asks for nothing\n")
     assert forgotten.stderr == "warning: GH-102: 'memory' without gpu-hook.io/ before it is no key of gpu-hook\n"
-    assert install.data("explain") == {"container": "", "containers": {}, "request": None, "cards": [], "plan": []}
+    assert install.data("explain") == {"container": "", "containers": {}, "request": None, "gpus": [], "plan": []}
 
 
 def test_json(install: Install) -> None:
@@ -127,13 +127,13 @@ def test_json(install: Install) -> None:
     plan = answer.pop("plan")
     assert plan[0] == "bind PREFIX/lib/private/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)"
     share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False, "slot": 1}
-    card = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
+    gpu = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
     assert answer == {
         "container": "",
         "containers": {},
         "request": {
-            "cards": [{"device": None, "memory_mib": 2048, "memory_percent": None, "compute": None}],
-            "every_card": False,
+            "gpus": [{"device": None, "memory_mib": 2048, "memory_percent": None, "compute": None}],
+            "every_gpu": False,
             "policy": "best-effort",
             "compute_limit": None,
             "priority_class": "default",
@@ -144,14 +144,14 @@ def test_json(install: Install) -> None:
             "preempt_tolerance": None,
             "imex_channels": [],
         },
-        "cards": [
-            {"index": 0, "address": "0", "uuid": "GPU-0", **card, "reason": "chosen (binpack)", "share": share},
+        "gpus": [
+            {"index": 0, "address": "0", "uuid": "GPU-0", **gpu, "reason": "chosen (binpack)", "share": share},
             {
                 "index": 1,
                 "address": "1",
                 "uuid": "GPU-1",
-                **card,
-                "reason": "has room, another card comes first (binpack)",
+                **gpu,
+                "reason": "has room, another GPU comes first (binpack)",
                 "share": None,
             },
         ],
@@ -192,8 +192,8 @@ def test_no_room(install: Install, annotations: list[str], code: str) -> None:
 
 def test_a_node_that_is_not_fit(install: Install) -> None:
     ask = asking("gpu-hook.io/memory=1Gi")
-    (install.prefix / "lib/stand-in/libcuda.so.1").unlink()
-    assert install.text(*ask, status=1).startswith("GH-305: PREFIX/lib/stand-in/libcuda.so.1: No such file")
+    (install.prefix / "lib/shim/libcuda.so.1").unlink()
+    assert install.text(*ask, status=1).startswith("GH-305: PREFIX/lib/shim/libcuda.so.1: No such file")
     (install.state / "inventory.json").unlink()
     assert install.text(*ask, status=1).startswith("GH-301: ")
     (install.prefix / "etc/settings.json").unlink()
@@ -275,7 +275,7 @@ def edit(folder: Path, **parts: Any) -> None:
 def test_a_bundle_is_looked_at_and_left_alone(install: Install, bundle: Path) -> None:
     before = install.ledger(), (bundle / "config.json").read_bytes(), sorted((bundle / "rootfs").rglob("*"))
     answer = install.text("explain", "--spec", str(bundle / "config.json"))
-    assert answer.startswith("container web\nannotations speak of web\nrequest\n  cards        1: any\n")
+    assert answer.startswith("container web\nannotations speak of web\nrequest\n  GPUs        1: any\n")
     assert "  narrowed to  1\n" in answer
     assert "  0  GPU-0  not asked for\n  1  GPU-1  chosen (binpack): 1Gi of 24Gi\n" in answer
     assert "-linux-gnu/libcuda.so.1 (ro,nosuid,nodev)\n" in answer
@@ -318,11 +318,11 @@ def test_what_the_runtime_would_refuse(install: Install, bundle: Path) -> None:
     assert install.text("explain", "--spec", "/no/config.json", status=1).startswith("GH-401: ")
 
 
-def test_each_card_by_itself_and_mounts(install: Install) -> None:
+def test_each_gpu_by_itself_and_mounts(install: Install) -> None:
     request = 'gpu-hook.io/request={"a": [{"memory": "4Gi", "compute": 60}, {"device": 1}], "stranger": [{}]}'
     answer = install.text(*asking(request), "--container", "a")
     assert answer.startswith("warning: GH-102: gpu-hook.io/request speaks of container 'stranger'")
-    assert "  cards        2: any, 1\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
+    assert "  GPUs        2: any, 1\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
     mount = ("--volume", "/dev/null:/run/gpu-hook/request/memory=4Gi:ro")
     assert "  memory       4Gi\n" in install.text("explain", *mount)
     assert install.text("explain", "-v", "/etc:/run/gpu-hook/request/memory=4Gi", status=1).startswith(

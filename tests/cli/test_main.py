@@ -26,8 +26,8 @@ def test_what_a_terminal_has_no_room_for() -> None:
     assert table[1].split() == ["c1", "GPU-51de0000…", "3Gi", "running"] and len(table[2]) == 50 and table[2][-1] == "…"
     assert output.table(header, rows, spare, 40)[0].split() == ["CONTAINER", "MEMORY", "STATE"]
     assert output.table(header, rows, spare, 25)[0].split() == ["CONTAINER", "STATE"]
-    assert output.folded("  card 1: " + "word " * 9, 40) == [
-        "  card 1: word word word word word word",
+    assert output.folded("  GPU 1: " + "word " * 9, 40) == [
+        "  GPU 1: word word word word word word",
         "    word word word",
     ]
     assert output.folded("x" * 90, 0) == ["x" * 90] and output.folded("", 40) == [""]

@@ -14,9 +14,9 @@ import pytest
 
 from oci_hook.cli import ps
 from oci_hook.core.grant import Grant, Life, Share
+from oci_hook.ledger.life import boot_id, process_life
 from oci_hook.linux.mount import mountinfo
-from oci_hook.node import account as used
-from oci_hook.node.life import boot_id, process_life
+from oci_hook.observe import account as used
 from tests.cli.box import Install
 
 POD = {"namespace": "ns", "pod": "shop", "container": "web", "pod_uid": "u-1", "engine": "containerd"}
@@ -34,7 +34,7 @@ def test_table(install: Install) -> None:
     table = install.text("ps")
     assert table.count("2027-01-15 08:00:00\n") == 4
     assert table.replace("2027-01-15 08:00:00", "SINCE_") == (
-        "CONTAINER     NAME         CARD  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    STATE     SINCE\n"
+        "CONTAINER     NAME         GPU  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    STATE     SINCE\n"
         "aaaaaaaaaaaa  ns/shop/web  0     GPU-0  4Gi     -     30-80%   burst-share  default  starting  SINCE_\n"
         "aaaaaaaaaaaa  ns/shop/web  1     GPU-1  1000Mi  -     -        burst-share  default  starting  SINCE_\n"
         "files         -            -     -      -       -     -        best-effort  default  starting  SINCE_\n"
@@ -57,7 +57,7 @@ def test_json(install: Install) -> None:
                 "pod": "shop",
                 "name": "web",
                 "pid": None,
-                "cards": [
+                "gpus": [
                     {
                         "index": 1,
                         "uuid": "GPU-1",
@@ -120,7 +120,7 @@ def test_without_an_inventory_the_holders_are_still_told(install: Install) -> No
     result = install.run("ps")
     assert result.exit_code == 0 and result.stderr.startswith("warning: GH-301: ")
     assert result.stdout.splitlines()[1].startswith("c          -     -     GPU-0  1Gi ")
-    assert install.data("ps")["grants"][0]["cards"][0]["index"] is None
+    assert install.data("ps")["grants"][0]["gpus"][0]["index"] is None
 
 
 def test_a_ledger_that_cannot_be_read(install: Install) -> None:
@@ -135,19 +135,19 @@ def test_a_ledger_that_cannot_be_read(install: Install) -> None:
 
 def used_mib(grant: Grant) -> list[int | None]:
     """As `ps` shows it."""
-    return [card["used_mib"] for card in ps.as_data(grant, {})["cards"]]
+    return [gpu["used_mib"] for gpu in ps.as_data(grant, {})["gpus"]]
 
 
 def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
-    """An account page with these totals, of which one process keeps some idle on each card."""
+    """An account page with these totals, of which one process keeps some idle on each GPU."""
     data = bytearray(used.SIZE)
     used.HEAD.pack_into(data, 0, used.MAGIC, used.VERSION)
     for i, mib in enumerate(totals_mib):
         value = int(mib * used.MIB) // used.UNIT
         words = value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0, int(idle_mib > 0)
-        used.CARD.pack_into(data, used.CARDS_OFFSET + used.CARD.size * i, *words)
+        used.GPU.pack_into(data, used.GPUS_OFFSET + used.GPU.size * i, *words)
         spare = (idle_mib * used.MIB // used.UNIT) << used.SPARE_SHIFT | 11
-        struct.pack_into("<Q", data, used.SPARES_OFFSET + 8 * (used.MOST_CARDS * 3 + i), spare)
+        struct.pack_into("<Q", data, used.SPARES_OFFSET + 8 * (used.MOST_GPUS * 3 + i), spare)
     return bytes(data)
 
 
@@ -174,7 +174,7 @@ def test_use_is_read_from_the_containers_page(install: Install, tmp_path: Path) 
         assert used_mib(grant) == [100, 2048]
         assert used_mib(grant.replace(shares=shares * 2)) == [100, 2048, 1, 0]  # rounded up
         entry = install.data("ps")["grants"][0]
-        assert [card["used_mib"] for card in entry["cards"]] == [100, 2048]
+        assert [gpu["used_mib"] for gpu in entry["gpus"]] == [100, 2048]
         assert life.init and entry["pid"] == life.init[0]
         assert "  GPU-0  4Gi     100Mi  " in install.text("ps")
 
@@ -300,11 +300,11 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         '#include <stddef.h>\n#include <stdio.h>\n#include "account_page.h"\n'
         "typedef struct gh_account_page P;\n"
         'int main(void) { printf("%llu %u %zu %zu %zu %llu %d", (unsigned long long)GH_ACCOUNT_MAGIC,\n'
-        "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, card), sizeof(struct gh_account_card),\n"
+        "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, GPU), sizeof(struct gh_account_gpu),\n"
         "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT);\n"
-        'printf(" %zu %zu %zu %d %llu %llu", offsetof(P, owner), sizeof(P), offsetof(struct gh_account_card, '
+        'printf(" %zu %zu %zu %d %llu %llu", offsetof(P, owner), sizeof(P), offsetof(struct gh_account_gpu, '
         "surcharge), GH_ACCOUNT_SLOTS, GH_VALUE_MAX, GH_OWNER_SWEEP);\n"
-        'printf(" %zu %zu %d %d", offsetof(struct gh_account_card, lent), offsetof(P, spare), GH_ACCOUNT_CARDS, '
+        'printf(" %zu %zu %d %d", offsetof(struct gh_account_gpu, lent), offsetof(P, spare), GH_ACCOUNT_GPUS, '
         "GH_SPARE_BITS); }\n"
     )
     subprocess.run(["cc", "-I", str(shim), "-o", str(tmp_path / "x"), str(tmp_path / "x.c")], check=True)
@@ -313,8 +313,8 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         used.MAGIC,
         used.VERSION,
         struct.calcsize("<Q"),
-        used.CARDS_OFFSET,
-        used.CARD.size,
+        used.GPUS_OFFSET,
+        used.GPU.size,
         1 << used.VALUE_SHIFT,
         used.UNIT,
         used.OWNERS_OFFSET,
@@ -325,7 +325,7 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         used.SWEEP,
         3 * struct.calcsize("<Q"),
         used.SPARES_OFFSET,
-        used.MOST_CARDS,
+        used.MOST_GPUS,
         used.SPARE_SHIFT,
     ]
 

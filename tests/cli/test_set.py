@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.card_page import card_page, head
+from oci_hook.core.gpu_page import gpu_page, head
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.pages import policy_page
-from oci_hook.node import share, store
+from oci_hook.ledger import slot_files, store
 from tests.cli.box import Install
 
-NO_ROOM = "GH-201: no room: card 0 GPU-0 has "
+NO_ROOM = "GH-201: no room: GPU 0 GPU-0 has "
 POD = {"namespace": "ns", "pod": "shop", "container": "web"}
 
 
 @pytest.fixture
 def two(install: Install) -> tuple[Grant, Grant]:
-    """30 % and 4 GiB beside 50 % and 16 GiB, on a card of 24 GiB."""
+    """30 % and 4 GiB beside 50 % and 16 GiB, on a GPU of 24 GiB."""
     web = install.grant("a" * 64, Share("GPU-0", 4096, 30, 80, slot=1), who=POD)
     return web, install.grant("batch", Share("GPU-0", 16384, 50, 50, slot=2), policy="fixed-share")
 
@@ -28,9 +28,9 @@ def now(install: Install, grant: Grant) -> Grant:
     (found,) = [g for g in grants if g.key == grant.key]
     page = Path(install.state, "pages", grant.key, "policy").read_bytes()[:4096]
     assert page == policy_page(found, install.inventory, seq=page[16]) and page[16] % 2 == 0
-    card = share.page(str(install.state), "GPU-0")
-    assert Path(install.state, "pages", grant.key, "policy").read_bytes()[4096:] == card
-    assert card == card_page("GPU-0", grants, *head(card)[1:], head(card)[0]) and head(card)[0] % 2 == 0
+    gpu = slot_files.page(str(install.state), "GPU-0")
+    assert Path(install.state, "pages", grant.key, "policy").read_bytes()[4096:] == gpu
+    assert gpu == gpu_page("GPU-0", grants, *head(gpu)[1:], head(gpu)[0]) and head(gpu)[0] % 2 == 0
     return found
 
 
@@ -108,10 +108,10 @@ def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, G
     install.grant("b" * 64, Share("GPU-1", 1), who={**POD, "namespace": "other"})
     before = install.ledger()
     for command, line in (
-        (("set", "whole", "--memory", "1Gi"), "GH-411: container whole has its cards whole"),
-        (("set", "files", "--compute", "10"), "GH-411: container files has no card"),
-        (("freeze", "whole"), "GH-411: container whole has its cards alone"),
-        (("resume", "files"), "GH-411: container files has no card"),
+        (("set", "whole", "--memory", "1Gi"), "GH-411: container whole has its GPUs whole"),
+        (("set", "files", "--compute", "10"), "GH-411: container files has no GPU"),
+        (("freeze", "whole"), "GH-411: container whole has its GPUs alone"),
+        (("resume", "files"), "GH-411: container files has no GPU"),
         (("set", "nobody", "--class", "online"), "GH-410: no living container goes by nobody;"),
         (("freeze", "a"), "GH-410: no living container goes by a;"),
         (("freeze", ""), "GH-410: no living container goes by ;"),

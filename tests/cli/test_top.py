@@ -37,7 +37,7 @@ def busy(install: Install) -> Install:
 def test_the_screen(busy: Install) -> None:
     screen = top.Screen(live.node(busy.settings, str(busy.prefix)))
     lines = drawn(screen).splitlines()
-    assert lines[0].startswith("gpu-hook  driver 1.2  simulated cards  no agent: use of cards not known")
+    assert lines[0].startswith("gpu-hook  driver 1.2  simulated GPUs  no agent: use of GPUs not known")
     memory = next(line for line in lines if line.startswith("  memory  "))
     wide = 120 - 42
     assert memory[10 : 10 + wide].rstrip("·") == "train".ljust(wide // 2) + "two?[2J".ljust(wide // 4 + 1)
@@ -70,32 +70,32 @@ LONG = "a-name-of-63-characters-" + "x" * 39
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 24), (80, 24), (200, 50)])
-@pytest.mark.parametrize("cards", [0, 2, 8, 32])
-def test_it_fits_the_terminal(busy: Install, width: int, height: int, cards: int) -> None:
+@pytest.mark.parametrize("gpus", [0, 2, 8, 32])
+def test_it_fits_the_terminal(busy: Install, width: int, height: int, gpus: int) -> None:
     """Every line within the width and all of them within the height; numbers are never cut."""
     busy.grant("long", Share("GPU-0", 1024, 10), who={"namespace": LONG, "pod": LONG, "container": LONG})
     node = live.node(busy.settings, str(busy.prefix))
-    node["cards"] = [{**node["cards"][i % 2], "index": i} for i in range(cards)]
-    node["agent"] = {**node["agent"], "state": "degraded", "problems": {"cards": "is lost; " + "x" * 300}}
+    node["gpus"] = [{**node["gpus"][i % 2], "index": i} for i in range(gpus)]
+    node["agent"] = {**node["agent"], "state": "degraded", "problems": {"gpus": "is lost; " + "x" * 300}}
     for c in node["containers"]:
-        for part in c["cards"]:
+        for part in c["gpus"]:
             part.update(used_mib=11264, busy=100)
     lines = drawn(top.Screen(node), width, height).splitlines()
     assert max(map(len, lines)) <= width and len(lines) <= height, "\n".join(lines)
     header = next(line for line in lines if line.startswith("CONTAINER"))
-    assert header.split()[:3] == ["CONTAINER", "CARD", "MEMORY"] and header.split()[-1] == "STATE"
+    assert header.split()[:3] == ["CONTAINER", "GPU", "MEMORY"] and header.split()[-1] == "STATE"
     rows = lines[lines.index(header) + 1 : -1]
     assert len(rows) >= 3 and all({"11Gi", "100%"} <= set(row.split()) for row in rows), rows
     assert "degraded" in "".join(lines[:2]) and "is lost" in "".join(lines[:3])
-    assert ("no cards are known" in "".join(lines)) == (cards == 0)
-    assert ("more cards" in "".join(lines)) == (cards == 32 and height == 24)
+    assert ("no GPUs are known" in "".join(lines)) == (gpus == 0)
+    assert ("more GPUs" in "".join(lines)) == (gpus == 32 and height == 24)
 
 
 def test_whom_it_waits_for(busy: Install) -> None:
     node = live.node(busy.settings, str(busy.prefix))
     by = {c["id"]: c for c in node["containers"]}
     by["one"]["state"] = "running"
-    by["one"]["cards"][0].update(gate={"mode": "frozen"}, waits_for=by["three"]["id"])
+    by["one"]["gpus"][0].update(gate={"mode": "frozen"}, waits_for=by["three"]["id"])
     assert any("ml/p/train" in line and "waits for three" in line for line in drawn(top.Screen(node)).splitlines())
 
 

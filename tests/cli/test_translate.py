@@ -16,7 +16,7 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
 from oci_hook.kube import translate as kube
-from oci_hook.oci import asked
+from oci_hook.oci import request_mounts
 
 ALL = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
 
@@ -255,7 +255,7 @@ def test_what_has_no_equivalent() -> None:
 def test_nothing_to_translate() -> None:
     text = pod("cpu: 1")
     assert new(text) == text
-    assert notes(text) == ["note: nothing asks for a card in the words of " + ", ".join(dialects.NAMES)]
+    assert notes(text) == ["note: nothing asks for a GPU in the words of " + ", ".join(dialects.NAMES)]
 
 
 def test_twice_is_once() -> None:
@@ -449,11 +449,11 @@ def test_the_same_request(asked_for: list[dict[str, str]], style: str, long: boo
         if said.get("tke.cloud.tencent.com/qgpu-core", "0") in ("100", "200"):
             said = {key: value for key, value in said.items() if "qgpu-memory" not in key}
         wanted = parse(said, {}, name, ALL)
-        got = parse(annotations, {}, name, Rules(dialects=()), decode=asked.decode)
+        got = parse(annotations, {}, name, Rules(dialects=()), decode=request_mounts.decode)
         if not long:
             assert got == wanted
         elif wanted is not None:
-            assert got is not None and got.cards == wanted.cards
+            assert got is not None and got.gpus == wanted.gpus
         if wanted is not None:
             assert not set(KEYS) & set((container.get("resources") or {}).get("limits") or {})
             assert after["spec"]["runtimeClassName"] == "gpu-hook"

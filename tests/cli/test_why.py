@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 from oci_hook.core.grant import Identity, Share
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import NoRoomError
-from oci_hook.node import admit, events
+from oci_hook.ledger import admit, events
 from tests.cli.box import Install, this_process
 
-BIG = Request((CardRequest("0", 20000, None, 50),))
+BIG = Request((GpuRequest("0", 20000, None, 50),))
 ESCAPE = "\x1b[31mred"
 
 
@@ -31,9 +31,9 @@ def test_why_was_it_refused(install: Install) -> None:
     refused(install)
     text = install.text("why", "big")
     assert text.startswith("big was refused at ")
-    assert "GH-201: no room: card 0 GPU-0 has 14576 of 24576 MiB free, 20000 asked" in text
+    assert "GH-201: no room: GPU 0 GPU-0 has 14576 of 24576 MiB free, 20000 asked" in text
     assert "  ask for at most 14576 MiB of memory and 40 % compute\n" in text
-    assert "  name no cards: others have room\n" in text and "  wait until neighbour-a ends\n" in text
+    assert "  name no GPUs: others have room\n" in text and "  wait until neighbour-a ends\n" in text
     data = install.data("why", "big")
     assert [c["kind"] for c in data["changes"]] == ["both", "devices", "wait"] and not data["fits"]
     install.run("release", "--force", "neighbour-a")
@@ -44,7 +44,7 @@ def test_why_would_it_be_refused(install: Install) -> None:
     assert install.text("why", "-a", "gpu-hook.io/memory=4Gi") == "it would fit now\n"
     assert "no GPU" in install.text("why", "-a", "x=y")
     text = install.text("why", "-a", "gpu-hook.io/memory=30Gi", "-a", "gpu-hook.io/devices=0")
-    assert text.startswith("it would be refused:\n  card 0 ") and "ask for at most 24576 MiB" in text
+    assert text.startswith("it would be refused:\n  GPU 0 ") and "ask for at most 24576 MiB" in text
     assert install.run("why").exit_code == 2
     assert install.data("why", "nobody", status=1)["errors"][0]["code"] == "GH-410"
     events.record(str(install.state), "granted", id="bygone", shares=[["GPU-0", 4096, 30]], seconds=0.01)
@@ -59,13 +59,13 @@ def test_why_is_it_slow(install: Install) -> None:
     text = install.text("why", "slow-one")
     assert "10 % compute is guaranteed; another shares it, with 80 % guaranteed" in text
     assert "of a higher class, and first: quick-one" in text
-    assert "its compute ends at 30 %, also when the card is idle (fixed-share)" in text and "no agent runs" in text
+    assert "its compute ends at 30 %, also when the GPU is idle (fixed-share)" in text and "no agent runs" in text
     assert install.data("why", "quick-")["container"] == "quick-one"
 
 
 def test_an_event_that_says_nothing_useful(install: Install) -> None:
     """A request of another version, or none: the line that was told, and no proposal."""
-    for n, request in enumerate(("x", {"cards": 7}, {"cards": [{"wings": 2}]}, None)):
+    for n, request in enumerate(("x", {"gpus": 7}, {"gpus": [{"wings": 2}]}, None)):
         events.record(
             str(install.state), "refused", id=f"odd-{n}", codes=["GH-201"], lines=["GH-201: x"], request=request
         )

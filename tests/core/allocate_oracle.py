@@ -8,36 +8,36 @@ FAR = 1000
 def violations(inventory, grants, rules):
     """The promises that this ledger breaks; [] for a good one."""
     broken = []
-    for card in inventory.cards:
-        on = [(g, s) for g in grants for s in g.shares if s.uuid == card.uuid]
-        alone = [g for g, s in on if g.exclusive or (s.whole and rules.whole_cards == "exclusive")]
+    for gpu in inventory.gpus:
+        on = [(g, s) for g in grants for s in g.shares if s.uuid == gpu.uuid]
+        alone = [g for g, s in on if g.exclusive or (s.whole and rules.whole_gpus == "exclusive")]
         if alone and len(on) > 1:
-            broken.append(f"{card.uuid}: {len(on)} grants beside an exclusive one")
+            broken.append(f"{gpu.uuid}: {len(on)} grants beside an exclusive one")
         if len({s.whole for _, s in on}) > 1:
-            broken.append(f"{card.uuid}: limited and unlimited containers together")
+            broken.append(f"{gpu.uuid}: limited and unlimited containers together")
         limited = [s for _, s in on if not s.whole]
-        if sum(s.memory_mib for s in limited) > card.memory_mib - rules.memory_reserve and limited:
-            broken.append(f"{card.uuid}: memory overbooked")
+        if sum(s.memory_mib for s in limited) > gpu.memory_mib - rules.memory_reserve and limited:
+            broken.append(f"{gpu.uuid}: memory overbooked")
         if sum(s.compute for s in limited) > 100:
-            broken.append(f"{card.uuid}: compute overbooked")
-        most = rules.max_shares_per_card
+            broken.append(f"{gpu.uuid}: compute overbooked")
+        most = rules.max_shares_per_gpu
         if rules.memory_per_share:
-            most = min(most, max(1, int(card.memory_mib / rules.memory_per_share + 0.5)))
+            most = min(most, max(1, int(gpu.memory_mib / rules.memory_per_share + 0.5)))
         if len(on) > most and not alone:
-            broken.append(f"{card.uuid}: {len(on)} containers")
+            broken.append(f"{gpu.uuid}: {len(on)} containers")
     return broken
 
 
-def needed(card, wish, request, rules):
-    """(memory, compute, whole) of one wish on one card."""
+def needed(gpu, wish, request, rules):
+    """(memory, compute, whole) of one wish on one GPU."""
     if request.exclusive or (wish.memory_mib is wish.memory_percent is wish.compute is None):
-        return card.memory_mib, 0, True
+        return gpu.memory_mib, 0, True
     step = rules.memory_step
     if wish.memory_mib is not None:
         memory = wish.memory_mib
     else:
         percent = wish.memory_percent or wish.compute
-        memory = (max(0, card.memory_mib - rules.memory_reserve) * percent // 100) // step * step
+        memory = (max(0, gpu.memory_mib - rules.memory_reserve) * percent // 100) // step * step
     memory = max(memory, rules.memory_min)
     while memory % step:
         memory += 1
@@ -48,18 +48,18 @@ def needed(card, wish, request, rules):
 
 
 def named(name, inventory):
-    return [c for c in inventory.cards if name in (c.uuid, str(c.index))]
+    return [c for c in inventory.gpus if name in (c.uuid, str(c.index))]
 
 
 def candidates(request, inventory):
-    """Per wish the cards it may be served from, by the request alone."""
-    allowed = list(inventory.cards)
+    """Per wish the GPUs it may be served from, by the request alone."""
+    allowed = list(inventory.gpus)
     if request.narrow_to is not None:
         allowed = [c for c in allowed if any(c in named(n, inventory) for n in request.narrow_to)]
-    if request.every_card:
-        return [(request.cards[0], [c]) for c in sorted(allowed, key=lambda c: c.index)]
+    if request.every_gpu:
+        return [(request.gpus[0], [c]) for c in sorted(allowed, key=lambda c: c.index)]
     out = []
-    for wish in request.cards:
+    for wish in request.gpus:
         if wish.device is None:
             out.append((wish, allowed))
         elif any(c in allowed for c in named(wish.device, inventory)):
@@ -68,44 +68,44 @@ def candidates(request, inventory):
 
 
 def assignments(request, inventory, grants, rules, grant_of):
-    """Every tuple of cards, one per wish, that leaves a good ledger."""
+    """Every tuple of GPUs, one per wish, that leaves a good ledger."""
     wishes = candidates(request, inventory)
-    for cards in permutations(inventory.cards, len(wishes)):
-        if all(card in may for card, (_, may) in zip(cards, wishes, strict=True)):
-            needs = [needed(c, w, request, rules) for c, (w, _) in zip(cards, wishes, strict=True)]
-            if not violations(inventory, [*grants, grant_of(cards, needs)], rules):
-                yield cards
+    for gpus in permutations(inventory.gpus, len(wishes)):
+        if all(gpu in may for gpu, (_, may) in zip(gpus, wishes, strict=True)):
+            needs = [needed(c, w, request, rules) for c, (w, _) in zip(gpus, wishes, strict=True)]
+            if not violations(inventory, [*grants, grant_of(gpus, needs)], rules):
+                yield gpus
 
 
 def rank(inventory, grants, rules, placement):
-    """The cards, best first."""
+    """The GPUs, best first."""
 
-    def free(card):
-        on = [(g, s) for g in grants for s in g.shares if s.uuid == card.uuid]
+    def free(gpu):
+        on = [(g, s) for g in grants for s in g.shares if s.uuid == gpu.uuid]
         if any(g.exclusive or s.whole for g, s in on):
             return 0, 0, len(on)
-        memory = card.memory_mib - rules.memory_reserve - sum(s.memory_mib for _, s in on)
+        memory = gpu.memory_mib - rules.memory_reserve - sum(s.memory_mib for _, s in on)
         return max(0, memory), 100 - sum(s.compute for _, s in on), len(on)
 
-    def key(card):
-        memory, compute, containers = free(card)
+    def key(gpu):
+        memory, compute, containers = free(gpu)
         if placement == "binpack":
-            return (containers == 0, memory, compute, card.index)
-        return (-memory, -compute, containers, card.index)
+            return (containers == 0, memory, compute, gpu.index)
+        return (-memory, -compute, containers, gpu.index)
 
-    return sorted(inventory.cards, key=key)
+    return sorted(inventory.gpus, key=key)
 
 
 def preferred(request, inventory, grants, rules, grant_of, possible):
-    """Of all good assignments the one that the definition picks: the nearest set of cards, then the best ranked.
+    """Of all good assignments the one that the definition picks: the nearest set of GPUs, then the best ranked.
 
-    Wishes with fewer cards to choose from choose first.
+    Wishes with fewer GPUs to choose from choose first.
     """
     order = rank(inventory, grants, rules, request.placement or rules.placement)
     link = {frozenset((a, b)): d for a, b, d in inventory.links}
 
-    def far(cards):
-        pairs = [(a, b) for i, a in enumerate(cards) for b in cards[i + 1 :]]
+    def far(gpus):
+        pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
         apart = sum(a.numa >= 0 and b.numa >= 0 and a.numa != b.numa for a, b in pairs)
         return sum(link.get(frozenset((a.uuid, b.uuid)), FAR) for a, b in pairs), apart
 
@@ -115,4 +115,4 @@ def preferred(request, inventory, grants, rules, grant_of, possible):
 
     choices = [room(wish, may) for wish, may in candidates(request, inventory)]
     turn = sorted(range(len(choices)), key=lambda w: (choices[w], w))
-    return min(possible, key=lambda cards: (far(cards), [order.index(cards[w]) for w in turn]))
+    return min(possible, key=lambda gpus: (far(gpus), [order.index(gpus[w]) for w in turn]))

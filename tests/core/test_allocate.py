@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from oci_hook.core.allocate import Allocation, Refusal, allocate, usage
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
-from oci_hook.core.request import CardRequest, Request
+from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from tests.core import allocate_oracle as oracle
 
@@ -15,9 +15,9 @@ UUID = "GPU-{:08d}-aaaa-bbbb-cccc-dddddddddddd"
 
 
 def node(*sizes, links=(), numa=(-1,) * 32):
-    cards = tuple(Card(UUID.format(i), i, i, size, numa=numa[i]) for i, size in enumerate(sizes))
+    gpus = tuple(Gpu(UUID.format(i), i, i, size, numa=numa[i]) for i, size in enumerate(sizes))
     near = tuple((UUID.format(a), UUID.format(b), d) for a, b, d in links)
-    return Inventory("boot", "1", "/", False, cards, (), (), "", "", near)
+    return Inventory("boot", "1", "/", False, gpus, (), (), "", "", near)
 
 
 def grant(n, shares, exclusive=False):
@@ -25,9 +25,9 @@ def grant(n, shares, exclusive=False):
 
 
 def ask(**kw):
-    """A request for one card, or `count` equal ones; CardRequest's fields or Request's."""
+    """A request for one GPU, or `count` equal ones; GpuRequest's fields or Request's."""
     count = kw.pop("count", 1)
-    wish = CardRequest(**{k: kw.pop(k) for k in list(kw) if k in CardRequest.__slots__})
+    wish = GpuRequest(**{k: kw.pop(k) for k in list(kw) if k in GpuRequest.__slots__})
     return Request((wish,) * count, **kw)
 
 
@@ -37,41 +37,41 @@ def place(request, inventory, grants=(), **rules):
 
 def indices(found, inventory):
     assert isinstance(found, Allocation), found
-    return [inventory.card(s.uuid).index for s in found.shares]
+    return [inventory.gpu(s.uuid).index for s in found.shares]
 
 
 # --- the oracle -------------------------------------------------------------------------------------------------------
 
 wish = st.one_of(
-    st.builds(CardRequest, memory_mib=st.integers(1, 40)),
-    st.builds(CardRequest, memory_mib=st.integers(1, 12), compute=st.sampled_from([10, 50])),
-    st.builds(CardRequest, memory_percent=st.integers(1, 100)),
-    st.builds(CardRequest, compute=st.integers(1, 100)),
-    st.builds(CardRequest, memory_mib=st.integers(1, 40), compute=st.integers(1, 100)),
-    st.builds(CardRequest, memory_percent=st.integers(1, 60), compute=st.integers(1, 60)),
-    st.just(CardRequest()),
+    st.builds(GpuRequest, memory_mib=st.integers(1, 40)),
+    st.builds(GpuRequest, memory_mib=st.integers(1, 12), compute=st.sampled_from([10, 50])),
+    st.builds(GpuRequest, memory_percent=st.integers(1, 100)),
+    st.builds(GpuRequest, compute=st.integers(1, 100)),
+    st.builds(GpuRequest, memory_mib=st.integers(1, 40), compute=st.integers(1, 100)),
+    st.builds(GpuRequest, memory_percent=st.integers(1, 60), compute=st.integers(1, 60)),
+    st.just(GpuRequest()),
 )
 
 
 @st.composite
-def wishes(draw, cards):
+def wishes(draw, gpus):
     kind = draw(st.sampled_from(["equal", "unequal", "named", "every"]))
     if kind == "equal":
-        return {"cards": (draw(wish),) * draw(st.integers(1, cards))}
+        return {"gpus": (draw(wish),) * draw(st.integers(1, gpus))}
     if kind == "unequal":
-        return {"cards": tuple(draw(st.lists(wish, min_size=1, max_size=cards)))}
+        return {"gpus": tuple(draw(st.lists(wish, min_size=1, max_size=gpus)))}
     if kind == "every":
-        return {"cards": (draw(wish),), "every_card": True}
-    which = draw(st.lists(st.integers(0, cards - 1), min_size=1, max_size=cards, unique=True))
+        return {"gpus": (draw(wish),), "every_gpu": True}
+    which = draw(st.lists(st.integers(0, gpus - 1), min_size=1, max_size=gpus, unique=True))
     names = [draw(st.sampled_from([str(i), UUID.format(i)])) for i in which]
-    return {"cards": tuple(draw(wish).replace(device=n) for n in names)}
+    return {"gpus": tuple(draw(wish).replace(device=n) for n in names)}
 
 
 @st.composite
-def requests(draw, cards):
-    everyone = [*range(cards)]
+def requests(draw, gpus):
+    everyone = [*range(gpus)]
     return Request(
-        **draw(wishes(cards)),
+        **draw(wishes(gpus)),
         policy=draw(st.sampled_from(["burst-share", "burst-share", "fixed-share", "best-effort"])),
         exclusive=draw(st.sampled_from([False, False, False, True])),
         placement=draw(st.sampled_from([None, "binpack", "spread"])),
@@ -81,24 +81,22 @@ def requests(draw, cards):
 
 @st.composite
 def stories(draw):
-    cards = draw(st.integers(1, 4))
-    links = [
-        (a, b, draw(st.integers(1, 3))) for a in range(cards) for b in range(a) if draw(st.booleans()) or cards == 4
-    ]
-    numa = draw(st.lists(st.integers(-1, 1), min_size=cards, max_size=cards))
-    inventory = node(*(draw(st.sampled_from([12, 24, 24, 40])) for _ in range(cards)), links=links, numa=numa)
+    gpus = draw(st.integers(1, 4))
+    links = [(a, b, draw(st.integers(1, 3))) for a in range(gpus) for b in range(a) if draw(st.booleans()) or gpus == 4]
+    numa = draw(st.lists(st.integers(-1, 1), min_size=gpus, max_size=gpus))
+    inventory = node(*(draw(st.sampled_from([12, 24, 24, 40])) for _ in range(gpus)), links=links, numa=numa)
     rules = Rules(
         placement=draw(st.sampled_from(["binpack", "spread"])),
-        whole_cards=draw(st.sampled_from(["exclusive", "shared"])),
+        whole_gpus=draw(st.sampled_from(["exclusive", "shared"])),
         memory_reserve=draw(st.sampled_from([0, 0, 3])),
         memory_step=draw(st.sampled_from([1, 1, 4])),
         memory_min=draw(st.sampled_from([1, 1, 5])),
         compute_step=draw(st.sampled_from([1, 1, 5, 30])),
-        max_shares_per_card=draw(st.sampled_from([64, 2])),
+        max_shares_per_gpu=draw(st.sampled_from([64, 2])),
         memory_per_share=draw(st.sampled_from([0, 0, 16])),
     )
     # Each step is a request, or the number of a grant to give back.
-    steps = draw(st.lists(st.one_of(requests(cards), requests(cards), st.integers(0, 5)), min_size=1, max_size=8))
+    steps = draw(st.lists(st.one_of(requests(gpus), requests(gpus), st.integers(0, 5)), min_size=1, max_size=8))
     return inventory, rules, steps
 
 
@@ -112,10 +110,10 @@ def test_succeeds_iff_an_assignment_exists_and_picks_the_defined_one(story):
             del grants[step : step + 1]
             continue
 
-        def grant_of(cards, needs, n=n, step=step):
+        def grant_of(gpus, needs, n=n, step=step):
             shares = [
                 Share(c.uuid, memory, compute, whole=whole)
-                for c, (memory, compute, whole) in zip(cards, needs, strict=True)
+                for c, (memory, compute, whole) in zip(gpus, needs, strict=True)
             ]
             return grant(n, shares, step.exclusive)
 
@@ -128,25 +126,25 @@ def test_succeeds_iff_an_assignment_exists_and_picks_the_defined_one(story):
             assert all(len(str(p)) < 300 and p.code in ("GH-201", "GH-202", "GH-203") for p in found.problems)
             continue
         assert isinstance(found, Allocation), (step, found, possible[:1])
-        chosen = tuple(inventory.card(s.uuid) for s in found.shares)
+        chosen = tuple(inventory.gpu(s.uuid) for s in found.shares)
         needs = [oracle.needed(c, w, step, rules) for c, (w, _) in zip(chosen, wanted, strict=True)]
         assert needs == [(s.memory_mib, s.compute, s.whole) for s in found.shares]
         best = oracle.preferred(step, inventory, grants, rules, grant_of, possible)
         assert chosen == best, (oracle.rank(inventory, grants, rules, step.placement or rules.placement), possible)
         grants.append(grant(n, found.shares, found.exclusive))
         assert not oracle.violations(inventory, grants, rules)
-        assert [u for u, _ in found.notes] == [c.uuid for c in inventory.cards]
+        assert [u for u, _ in found.notes] == [c.uuid for c in inventory.gpus]
 
 
 # --- what each rule says ----------------------------------------------------------------------------------------------
 
 
-def test_binpack_fills_a_used_card_before_a_free_one_even_if_that_is_smaller():
+def test_binpack_fills_a_used_gpu_before_a_free_one_even_if_that_is_smaller():
     n = node(8000, 24000)
     assert indices(place(ask(memory_mib=1000), n, [grant(1, [Share(UUID.format(1), 1000)])]), n) == [1]
 
 
-def test_spread_takes_the_emptiest_card_then_the_one_with_fewer_containers():
+def test_spread_takes_the_emptiest_gpu_then_the_one_with_fewer_containers():
     n = node(8000, 8000, 8000)
     held = [
         grant(1, [Share(UUID.format(0), 500)]),
@@ -167,14 +165,14 @@ def test_the_setting_decides_where_the_request_does_not():
 def test_by_class_spreads_online_and_packs_the_rest():
     n = node(8000, 8000)
     held = [grant(1, [Share(UUID.format(0), 500)])]
-    for class_, card in (("online", 1), ("default", 0), ("offline", 0)):
-        assert indices(place(ask(memory_mib=1, priority_class=class_), n, held), n) == [card]
+    for class_, gpu in (("online", 1), ("default", 0), ("offline", 0)):
+        assert indices(place(ask(memory_mib=1, priority_class=class_), n, held), n) == [gpu]
     online = ask(memory_mib=1, priority_class="online")
     assert indices(place(online.replace(placement="binpack"), n, held), n) == [0]
     assert indices(place(online, n, held, placement="binpack"), n) == [0]
 
 
-def test_a_tolerance_keeps_off_cards_that_are_known_to_be_slow():
+def test_a_tolerance_keeps_off_gpus_that_are_known_to_be_slow():
     n = node(8000, 8000)
     offline = [grant(i, [Share(UUID.format(0), 1, slot=i)]).replace(priority_class="offline") for i in (1, 2)]
     wish = ask(memory_mib=1, priority_class="online", placement="binpack", preempt_tolerance=1000)
@@ -188,9 +186,9 @@ def test_a_tolerance_keeps_off_cards_that_are_known_to_be_slow():
     assert "not known" not in tried(wish, (0, 1), (1, 1)).notes[0][1]
     slow = tried(wish, (0, 1001))
     assert indices(slow, n) == [1]
-    assert slow.notes[0][1] == f"card 0 {at} has a lower class that lets go after 1001 us, 1000 are tolerated"
+    assert slow.notes[0][1] == f"GPU 0 {at} has a lower class that lets go after 1001 us, 1000 are tolerated"
     assert indices(tried(wish.replace(preempt_tolerance=None), (0, 1001)), n) == [0]
-    named = wish.replace(cards=(CardRequest("0", memory_mib=1),))
+    named = wish.replace(gpus=(GpuRequest("0", memory_mib=1),))
     refused = tried(named, (1, 5000))
     assert isinstance(refused, Refusal) and "lets go after 5000 us, 1000 are tolerated" in str(refused.problems[0])
     peers = [g.replace(priority_class="online") for g in offline]  # who is not lower makes nobody wait
@@ -229,21 +227,21 @@ def test_steps_and_floor_round_up():
     assert place(ask(memory_mib=1), node(24576), memory_min=300, memory_step=256).shares[0].memory_mib == 512
 
 
-def test_whole_cards_are_held_alone_unless_the_setting_shares_them():
+def test_whole_gpus_are_held_alone_unless_the_setting_shares_them():
     n = node(24576)
     found = place(ask(), n)
     assert found.exclusive and found.shares == (Share(UUID.format(0), 24576, whole=True),)
     held = [grant(1, found.shares, exclusive=True)]
     for other in (ask(), ask(memory_mib=1), ask(exclusive=True)):
         assert place(other, n, held).problems[0].code == "GH-201"
-        # The setting speaks of new grants, it frees nobody's card.
-        assert place(other, n, held, whole_cards="shared").problems[0].code == "GH-201"
-    found = place(ask(), n, whole_cards="shared")
+        # The setting speaks of new grants, it frees nobody's GPU.
+        assert place(other, n, held, whole_gpus="shared").problems[0].code == "GH-201"
+    found = place(ask(), n, whole_gpus="shared")
     assert not found.exclusive and found.shares[0].whole
     held = [grant(1, found.shares)]
-    assert isinstance(place(ask(), n, held, whole_cards="shared"), Allocation)
-    assert "1 container without limits" in str(place(ask(memory_mib=1), n, held, whole_cards="shared").problems[0])
-    assert place(ask(exclusive=True), n, held, whole_cards="shared").problems[0].code == "GH-201"
+    assert isinstance(place(ask(), n, held, whole_gpus="shared"), Allocation)
+    assert "1 container without limits" in str(place(ask(memory_mib=1), n, held, whole_gpus="shared").problems[0])
+    assert place(ask(exclusive=True), n, held, whole_gpus="shared").problems[0].code == "GH-201"
     assert place(ask(memory_mib=1), n, held).problems[0].code == "GH-201"
 
 
@@ -251,53 +249,53 @@ def test_a_limited_grant_keeps_exclusive_and_unlimited_ones_away():
     n = node(24576)
     held = [grant(1, [Share(UUID.format(0), 1)])]
     assert "asked for alone and has 1 container" in str(place(ask(), n, held).problems[0])
-    assert "asked for alone" in str(place(ask(exclusive=True), n, held, whole_cards="shared").problems[0])
-    assert "without limits and has 1 limited" in str(place(ask(), n, held, whole_cards="shared").problems[0])
+    assert "asked for alone" in str(place(ask(exclusive=True), n, held, whole_gpus="shared").problems[0])
+    assert "without limits and has 1 limited" in str(place(ask(), n, held, whole_gpus="shared").problems[0])
 
 
-def test_no_card_is_a_grant_without_cards():
+def test_no_gpu_is_a_grant_without_gpus():
     for none in (Request(()), ask(memory_mib=1, narrow_to=())):
         assert place(none, node(100)).shares == ()
         assert place(none, node()).shares == ()
 
 
-def test_every_card_is_all_or_nothing_in_the_order_of_the_index():
+def test_every_gpu_is_all_or_nothing_in_the_order_of_the_index():
     n = node(100, 100, 100)
-    every = ask(memory_mib=60, every_card=True)
+    every = ask(memory_mib=60, every_gpu=True)
     assert indices(place(every, n), n) == [0, 1, 2]
     assert indices(place(every.replace(narrow_to=("2", UUID.format(0), "7")), n), n) == [0, 2]
     refused = place(every, n, [grant(1, [Share(UUID.format(1), 50)])])
-    assert str(refused.problems[0]).startswith("GH-201: no room on 3 cards at once: card 1 ")
-    assert dict(refused.notes)[UUID.format(0)] == "has room, but not enough cards have"
+    assert str(refused.problems[0]).startswith("GH-201: no room on 3 GPUs at once: GPU 1 ")
+    assert dict(refused.notes)[UUID.format(0)] == "has room, but not enough GPUs have"
     assert place(every, node()).problems[0].code == "GH-203"
 
 
-def test_named_cards_by_index_or_uuid_once_each():
+def test_named_gpus_by_index_or_uuid_once_each():
     n = node(100, 100, 100)
-    one, two = CardRequest("1", memory_mib=10), CardRequest(UUID.format(2), memory_mib=20)
+    one, two = GpuRequest("1", memory_mib=10), GpuRequest(UUID.format(2), memory_mib=20)
     assert indices(place(Request((two, one)), n), n) == [2, 1]
     assert indices(place(Request((one, one.replace(device=UUID.format(1)))), n), n) == [1]
     twice = place(Request((one, one.replace(device=UUID.format(1), memory_mib=11))), n)
     assert "asked for twice with different shares" in str(twice.problems[0])
 
 
-def test_unknown_cards_are_told_each():
-    refused = place(Request((CardRequest("5"), CardRequest("0"), CardRequest("GPU-no"))), node(100, 100))
+def test_unknown_gpus_are_told_each():
+    refused = place(Request((GpuRequest("5"), GpuRequest("0"), GpuRequest("GPU-no"))), node(100, 100))
     assert [p.code for p in refused.problems] == ["GH-202", "GH-202"]
     assert str(refused.problems[0]) == (
-        "GH-202: card 5 is asked for, this node's cards are 0, 1; choose among them (`gpu-hook gpus` lists the UUIDs)"
+        "GH-202: GPU 5 is asked for, this node's GPUs are 0, 1; choose among them (`gpu-hook gpus` lists the UUIDs)"
     )
     assert place(ask(memory_mib=1, narrow_to=("9",)), node(100)).problems[0].code == "GH-202"
 
 
 def test_the_own_env_narrows_named_and_free_wishes():
     n = node(100, 100, 100)
-    named = Request((CardRequest("0"), CardRequest("1")), narrow_to=("1", "2"))
+    named = Request((GpuRequest("0"), GpuRequest("1")), narrow_to=("1", "2"))
     assert indices(place(named, n), n) == [1]
     assert indices(place(ask(memory_mib=1, narrow_to=("2",)), n), n) == [2]
     assert place(named.replace(narrow_to=("2",)), n).problems[0].code == "GH-202"
     few = place(ask(count=2, memory_mib=1, narrow_to=("2",)), n)
-    assert str(few.problems[0]).startswith("GH-203: 2 cards are asked for, the container's own env leaves 1;")
+    assert str(few.problems[0]).startswith("GH-203: 2 GPUs are asked for, the container's own env leaves 1;")
 
 
 def test_imex_channels_need_a_driver_that_has_them():
@@ -307,83 +305,83 @@ def test_imex_channels_need_a_driver_that_has_them():
     assert indices(place(wish, n.replace(imex_major=237)), n) == [0]
 
 
-def test_more_cards_than_there_are():
+def test_more_gpus_than_there_are():
     assert str(place(ask(count=3, memory_mib=1), node(100, 100)).problems[0]) == (
-        "GH-203: 3 cards are asked for, the node has 2; ask for at most 2"
+        "GH-203: 3 GPUs are asked for, the node has 2; ask for at most 2"
     )
     assert place(ask(count=17, memory_mib=1), node(*[100] * 20)).problems[0].code == "GH-203"  # the page's table
 
 
-def test_a_refusal_says_per_card_why_with_numbers_and_what_to_do():
+def test_a_refusal_says_per_gpu_why_with_numbers_and_what_to_do():
     n = node(24576)
     held = [grant(1, [Share(UUID.format(0), 22528, 90)])]
     assert str(place(ask(memory_mib=4096), n, held).problems[0]) == (
-        f"GH-201: no room: card 0 {UUID.format(0)} has 2048 of 24576 MiB free, 4096 asked;"
+        f"GH-201: no room: GPU 0 {UUID.format(0)} has 2048 of 24576 MiB free, 4096 asked;"
         " ask for less, or wait until a container ends (`gpu-hook ps`)"
     )
     assert "has 10 of 100 % compute free, 11 asked" in str(place(ask(memory_mib=1, compute=11), n, held).problems[0])
-    full = place(ask(memory_mib=1), n, held, max_shares_per_card=1)
+    full = place(ask(memory_mib=1), n, held, max_shares_per_gpu=1)
     assert "has 1 container, at most 1 may share it" in str(full.problems[0])
 
 
 @pytest.mark.parametrize(("mib", "places"), [(15109, 4), (16384, 4), (32510, 8), (24576, 6), (81559, 20), (1000, 1)])
-def test_places_on_a_card_by_its_memory(mib, places):
+def test_places_on_a_gpu_by_its_memory(mib, places):
     n = node(mib)
     held = [grant(i, [Share(UUID.format(0), 1)]) for i in range(places - 1)]
     assert isinstance(place(ask(memory_mib=1), n, held, memory_per_share=4096), Allocation)
     full = place(ask(memory_mib=1), n, [*held, grant(99, [Share(UUID.format(0), 1)])], memory_per_share=4096)
     assert f"at most {places} may share it" in str(full.problems[0])
-    least = place(ask(memory_mib=1), n, held[:1], memory_per_share=4096, max_shares_per_card=1)
+    least = place(ask(memory_mib=1), n, held[:1], memory_per_share=4096, max_shares_per_gpu=1)
     assert places == 1 or "at most 1 may share it" in str(least.problems[0])
 
 
-@pytest.mark.parametrize("cards", [2, 8, 16])
-def test_a_refusal_is_one_bounded_line_with_the_advice_at_its_end(cards):
-    refused = place(ask(memory_mib=10**9), node(*[10**6] * cards))
+@pytest.mark.parametrize("gpus", [2, 8, 16])
+def test_a_refusal_is_one_bounded_line_with_the_advice_at_its_end(gpus):
+    refused = place(ask(memory_mib=10**9), node(*[10**6] * gpus))
     assert len(refused.problems) == 1 and len(str(refused.problems[0])) < 300
     assert str(refused.problems[0]).endswith("(`gpu-hook ps`)")
-    assert len(refused.notes) == cards and all("has 1000000 of 1000000 MiB free" in why for _, why in refused.notes)
+    assert len(refused.notes) == gpus and all("has 1000000 of 1000000 MiB free" in why for _, why in refused.notes)
 
 
 def test_a_limit_below_a_context_is_refused_and_told_to_ask_for_more():
-    cards = tuple(Card(UUID.format(i), i, i, 8192, context_mib=c) for i, c in enumerate((300, 500)))
-    n = node().replace(cards=cards)
+    gpus = tuple(Gpu(UUID.format(i), i, i, 8192, context_mib=c) for i, c in enumerate((300, 500)))
+    n = node().replace(gpus=gpus)
     assert indices(place(ask(memory_mib=500), n), n) == [0]
     assert indices(place(ask(memory_mib=300), n), n) == [0]
-    assert indices(place(ask(memory_mib=500, every_card=True), n), n) == [0, 1]
+    assert indices(place(ask(memory_mib=500, every_gpu=True), n), n) == [0, 1]
     small = str(place(ask(memory_mib=299), n).problems[0])
-    assert small.startswith("GH-201: too little memory: card 0 GPU-") and small.endswith("; ask for more")
+    assert small.startswith("GH-201: too little memory: GPU 0 GPU-") and small.endswith("; ask for more")
     assert "takes 300 MiB for a program's context alone, 299 asked" in small and "takes 500 MiB" in small
     mixed = str(place(ask(memory_mib=400), n, [grant(1, [Share(UUID.format(0), 8000)])]).problems[0])
-    assert mixed.startswith("GH-201: no room: card 0") and "takes 500 MiB" in mixed and "ask for less" in mixed
+    assert mixed.startswith("GH-201: no room: GPU 0") and "takes 500 MiB" in mixed and "ask for less" in mixed
 
 
 def test_what_never_fits_is_not_told_to_wait():
     assert "it has 24064 MiB to grant" in str(place(ask(memory_mib=30000), node(24576), memory_reserve=512).problems[0])
 
 
-def test_notes_say_why_each_card_was_or_was_not_chosen():
+def test_notes_say_why_each_gpu_was_or_was_not_chosen():
     n = node(100, 100, 50, 100)
     held = [grant(1, [Share(UUID.format(1), 10)])]
     notes = place(ask(memory_mib=80, narrow_to=("0", "1", "2")), n, held).notes
     assert [why for _, why in notes] == [
-        "has room, another card comes first (binpack)",
+        "has room, another GPU comes first (binpack)",
         "chosen (binpack)",
-        f"card 2 {UUID.format(2)} has 50 of 50 MiB free, 80 asked; it has 50 MiB to grant",
+        f"GPU 2 {UUID.format(2)} has 50 of 50 MiB free, 80 asked; it has 50 MiB to grant",
         "not asked for",
     ]
 
 
-def test_several_cards_are_the_nearest_ones():
+def test_several_gpus_are_the_nearest_ones():
     pairs = [(0, 3, 1), (1, 2, 1)]
     n = node(100, 100, 100, 100, links=pairs)
     assert indices(place(ask(count=2, memory_mib=10), n), n) == [0, 3]
     assert indices(place(ask(count=2, memory_mib=95), n, [grant(1, [Share(UUID.format(3), 10)])]), n) == [1, 2]
-    mixed = Request((CardRequest("2", memory_mib=1), CardRequest(memory_mib=1)))
+    mixed = Request((GpuRequest("2", memory_mib=1), GpuRequest(memory_mib=1)))
     assert indices(place(mixed, n), n) == [2, 1]
 
 
-def test_equally_near_cards_are_of_one_numa_node():
+def test_equally_near_gpus_are_of_one_numa_node():
     n = node(100, 100, 100, 100, numa=(0, 1, 0, 1))
     assert indices(place(ask(count=2, memory_mib=10), n), n) == [0, 2]
     assert indices(place(ask(count=2, memory_mib=10), n, [grant(1, [Share(UUID.format(0), 99)])]), n) == [1, 3]
@@ -395,20 +393,20 @@ def test_equally_near_cards_are_of_one_numa_node():
 
 def test_unequal_wishes_find_the_only_assignment():
     n = node(30, 20, 10)
-    wishes = Request(tuple(CardRequest(memory_mib=m) for m in (10, 20, 30)))
+    wishes = Request(tuple(GpuRequest(memory_mib=m) for m in (10, 20, 30)))
     assert indices(place(wishes, n), n) == [2, 1, 0]
-    assert place(wishes.replace(cards=(*wishes.cards[:2], CardRequest(memory_mib=31))), n).problems[0].code == "GH-201"
+    assert place(wishes.replace(gpus=(*wishes.gpus[:2], GpuRequest(memory_mib=31))), n).problems[0].code == "GH-201"
 
 
-def test_the_search_for_the_nearest_cards_is_bounded():
+def test_the_search_for_the_nearest_gpus_is_bounded():
     links = [(a, b, (a * 7 + b * 13) % 5 + 1) for a in range(16) for b in range(a)]
     n = node(*[100] * 16, links=links)
     assert len(set(indices(place(ask(count=8, memory_mib=1), n), n))) == 8
-    unequal = Request(tuple(CardRequest(memory_mib=m) for m in range(1, 17)))
+    unequal = Request(tuple(GpuRequest(memory_mib=m) for m in range(1, 17)))
     assert sorted(indices(place(unequal, n), n)) == list(range(16))
 
 
-def test_grants_on_cards_that_are_gone_do_not_count():
+def test_grants_on_gpus_that_are_gone_do_not_count():
     n = node(100)
     assert isinstance(place(ask(memory_mib=100), n, [grant(1, [Share("GPU-gone", 100)])]), Allocation)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oci_hook.core import device_program as dp
-from oci_hook.core.device_program import Unreadable, instruction, permit, permits, reachable_cards
+from oci_hook.core.device_program import Unreadable, instruction, permit, permits, reachable_gpus
 
 MAJORS = (0, 1, 194, 195, 196, 510)
 MINORS = (0, 1, 2, 3, 254, 255, (1 << 20) - 1)
@@ -136,25 +136,25 @@ def test_any_rules(rules):
         ([(dp.CHAR, 1, 195, 1)], (0,), []),
         ([(dp.BLOCK, 7, 195, 1)], (0,), []),
         ([(dp.CHAR, 7, 195, 255), (dp.CHAR, 7, 195, 254), (dp.CHAR, 7, 226, None)], (), []),
-        ([(dp.CHAR, 6, 195, None)], (0,), ["every card"]),
-        ([(dp.CHAR, 6, None, None)], (0,), ["every card"]),
+        ([(dp.CHAR, 6, 195, None)], (0,), ["every GPU"]),
+        ([(dp.CHAR, 6, None, None)], (0,), ["every GPU"]),
         ([(dp.CHAR, 6, None, 4), (dp.CHAR, 7, 195, 7)], (0,), ["195:4", "195:7"]),
     ],
 )
-def test_other_cards(rules, granted, found):
+def test_other_gpus(rules, granted, found):
     program = runc_program(*(runc_rule(*rule) for rule in rules))
-    assert reachable_cards([program], granted) == found
-    assert reachable_cards([program, ALLOW], granted) == found  # each of several must permit
-    assert reachable_cards([program, (*DENY,)], granted) == []
+    assert reachable_gpus([program], granted) == found
+    assert reachable_gpus([program, ALLOW], granted) == found  # each of several must permit
+    assert reachable_gpus([program, (*DENY,)], granted) == []
 
 
-def test_a_container_without_any_program_reaches_every_card():
-    assert reachable_cards([], (0,)) == ["every card"]
+def test_a_container_without_any_program_reaches_every_gpu():
+    assert reachable_gpus([], (0,)) == ["every GPU"]
 
 
 def test_what_cannot_be_read_denies_nothing():
     call = instruction(0x85, immediate=5)
-    assert reachable_cards([(call, *DENY)], ()) == ["every card"]
+    assert reachable_gpus([(call, *DENY)], ()) == ["every GPU"]
     with pytest.raises(Unreadable, match="calls a function"):
         permits((call, *DENY), dp.CHAR, 2, 195, 0)
 

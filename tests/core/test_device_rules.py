@@ -1,4 +1,4 @@
-"""Which cards a spec's own device rules reach. The oracle: cgroup v1's exception list, as the kernel keeps it."""
+"""Which GPUs a spec's own device rules reach. The oracle: cgroup v1's exception list, as the kernel keeps it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oci_hook.core.device_rules import reachable_cards, starts_closed
+from oci_hook.core.device_rules import reachable_gpus, starts_closed
 
 DENY: dict[str, Any] = {"allow": False, "access": "rwm"}
 
@@ -25,20 +25,20 @@ def c(minor: int | None = None, major: int | None = 195, access: str = "rw", all
     [
         ([], []),
         ([DENY], []),
-        ([{"allow": True, "access": "rwm"}], ["every card"]),
-        ([{"allow": True}], ["every card"]),
-        ([{"allow": True, "type": "a", "major": -1, "minor": -1, "access": "rwm"}], ["every card"]),
-        ([DENY, {"allow": True, "type": "a", "access": "m"}], ["every card"]),  # runc: "a" is all or nothing
+        ([{"allow": True, "access": "rwm"}], ["every GPU"]),
+        ([{"allow": True}], ["every GPU"]),
+        ([{"allow": True, "type": "a", "major": -1, "minor": -1, "access": "rwm"}], ["every GPU"]),
+        ([DENY, {"allow": True, "type": "a", "access": "m"}], ["every GPU"]),  # runc: "a" is all or nothing
         ([{"allow": True, "access": "rwm"}, DENY], []),
         ([DENY, c(0)], []),
         ([DENY, c(1)], ["195:1"]),
         ([DENY, c(1, access="r")], ["195:1"]),
         ([DENY, c(1, access="m")], []),
-        ([DENY, c()], ["every card"]),
-        ([DENY, c(-1)], ["every card"]),
+        ([DENY, c()], ["every GPU"]),
+        ([DENY, c(-1)], ["every GPU"]),
         ([DENY, c(1, major=None)], ["195:1"]),
         ([DENY, c(major=None, access="m")], []),
-        ([DENY, c(major=None, access="rwm")], ["every card"]),
+        ([DENY, c(major=None, access="rwm")], ["every GPU"]),
         ([DENY, c(255), c(254)], []),
         ([DENY, c(5, major=1)], []),
         ([DENY, {**c(1), "type": "b"}], []),
@@ -47,18 +47,18 @@ def c(minor: int | None = None, major: int | None = 195, access: str = "rw", all
         ([DENY, c(1), c(1, allow=False, access="w")], ["195:1"]),
         ([DENY, c(1), c(1, allow=False, access="w"), c(1, allow=False, access="r")], []),
         ([DENY, c(1, allow=False), c(1)], ["195:1"]),
-        ([DENY, c(), c(1, allow=False)], ["every card"]),  # cgroup v1 does not take this back
+        ([DENY, c(), c(1, allow=False)], ["every GPU"]),  # cgroup v1 does not take this back
         ([DENY, c(1), c(allow=False)], ["195:1"]),  # nor this
         ([DENY, c(1), c(2), DENY, c(3)], ["195:3"]),
         ([DENY, {"allow": True, "type": "c", "major": 195, "minor": 1, "access": ""}], ["195:1"]),
         ([DENY, {"allow": True, "type": "c", "major": 195, "minor": 1, "access": None}], ["195:1"]),
         ([DENY, {"allow": True, "type": "c", "major": 195, "minor": 1, "access": 5}], ["195:1"]),
-        ([DENY, {"allow": True, "type": "c", "major": "195", "minor": None, "access": "r"}], ["every card"]),
+        ([DENY, {"allow": True, "type": "c", "major": "195", "minor": None, "access": "r"}], ["every GPU"]),
         ([DENY, {"allow": "yes", "type": "c", "major": 195, "minor": 1}], []),
     ],
 )
 def test_reachable(rules: list[dict[str, Any]], reached: list[str]) -> None:
-    assert reachable_cards(rules, [0]) == reached
+    assert reachable_gpus(rules, [0]) == reached
 
 
 def test_starts_closed() -> None:
@@ -111,7 +111,7 @@ def test_never_less_than_the_kernel_lets_through(rules: list[dict[str, Any]]) ->
     kernel = KernelV1()
     for rule in rules:
         kernel.write(rule)
-    reached = reachable_cards(rules, [0])
+    reached = reachable_gpus(rules, [0])
     for minor in (1, 2, 77):
         if kernel.may(195, minor, "r") or kernel.may(195, minor, "w"):
-            assert "every card" in reached or f"195:{minor}" in reached
+            assert "every GPU" in reached or f"195:{minor}" in reached

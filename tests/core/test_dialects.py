@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core import dialects
-from oci_hook.core.request import CardRequest, Request, parse
+from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
 
@@ -26,7 +26,7 @@ def codes(annotations: dict[str, str], rules: Rules = RULES) -> list[str]:
 
 
 def share(device: str | None, mib: int | None = None, percent: int | None = None) -> Request:
-    return Request((CardRequest(device, mib, percent),), policy="best-effort")
+    return Request((GpuRequest(device, mib, percent),), policy="best-effort")
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def share(device: str | None, mib: int | None = None, percent: int | None = None
         ({"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}, share("0", mib=4096)),
         ({"T9K_GPU_MEMORY": "4096"}, share(None, mib=4096)),
         ({"tensorstack.dev/nvidia-gpu-percent": "25"}, share(None, percent=25)),
-        ({"NVIDIA_VISIBLE_DEVICES": "2"}, Request((CardRequest("2"),), exclusive=True)),
-        ({"tensorstack.dev/nvidia-gpu": "2"}, Request((CardRequest(), CardRequest()), exclusive=True)),
-        ({"tensorstack.dev/nvidia-gpu-node": "1"}, Request((CardRequest(),), every_card=True, exclusive=True)),
+        ({"NVIDIA_VISIBLE_DEVICES": "2"}, Request((GpuRequest("2"),), exclusive=True)),
+        ({"tensorstack.dev/nvidia-gpu": "2"}, Request((GpuRequest(), GpuRequest()), exclusive=True)),
+        ({"tensorstack.dev/nvidia-gpu-node": "1"}, Request((GpuRequest(),), every_gpu=True, exclusive=True)),
         ({"NVIDIA_VISIBLE_DEVICES": "none"}, Request(())),
         ({"NVIDIA_VISIBLE_DEVICES": "void"}, None),
         ({"NVIDIA_VISIBLE_DEVICES": ""}, None),
@@ -87,12 +87,12 @@ def test_t9k_contradicts_itself(annotations: dict[str, str]) -> None:
 def test_in_a_trusted_environment_the_schedulers_pair_is_one_share() -> None:
     env = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "17", "T9K_GPU_MEMORY": "4096"}
     request = parse({}, env, "", Rules(trust_env=True))
-    assert request and request.cards == (CardRequest("0", memory_mib=4096),)
+    assert request and request.gpus == (GpuRequest("0", memory_mib=4096),)
 
 
 def test_dialects_add_up_where_they_speak_of_different_things() -> None:
     request = t9k({"NVIDIA_VISIBLE_DEVICES": "1", P + "memory": "1Gi", P + "compute": "20"})
-    assert request == Request((CardRequest("1", 1024, None, 20),))
+    assert request == Request((GpuRequest("1", 1024, None, 20),))
 
 
 def test_dialects_may_say_the_same() -> None:
@@ -111,7 +111,7 @@ def test_a_dialect_that_is_switched_off_says_nothing() -> None:
     off = Rules(dialects=())
     assert parse({"T9K_GPU_PERCENT": "lots"}, {}, "", off) is None
     request = parse({"T9K_GPU_PERCENT": "90", P + "memory": "1Gi"}, {}, "", off)
-    assert request and request.cards == (CardRequest(memory_mib=1024),)
+    assert request and request.gpus == (GpuRequest(memory_mib=1024),)
 
 
 # qGPU, gpu-manager, HAMi
@@ -120,17 +120,17 @@ TKE = "tke.cloud.tencent.com/"
 
 
 def whole(count: int) -> Request:
-    return Request((CardRequest(),) * count, exclusive=True)
+    return Request((GpuRequest(),) * count, exclusive=True)
 
 
 def shared(mib: int | None = None, percent: int | None = None, compute: int | None = None, **more: Any) -> Request:
-    return Request((CardRequest(None, mib, percent, compute),), **more)
+    return Request((GpuRequest(None, mib, percent, compute),), **more)
 
 
 @pytest.mark.parametrize(
     ("annotations", "request_"),
     [
-        # gpu-manager: 256 MiB blocks, 100 is one card
+        # gpu-manager: 256 MiB blocks, 100 is one GPU
         ({"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "16"}, shared(4096, compute=30)),
         ({"tencent.com/vcuda-memory": "1"}, shared(256, policy="best-effort")),
         ({"tencent.com/vcuda-core": "99"}, shared(percent=99, compute=99)),
@@ -151,7 +151,7 @@ def shared(mib: int | None = None, percent: int | None = None, compute: int | No
         ({"nvidia.com/gpu": "2"}, whole(2)),
         (
             {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"},
-            Request((CardRequest(None, 3000, None, 30),) * 2),
+            Request((GpuRequest(None, 3000, None, 30),) * 2),
         ),
         ({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}, shared(percent=50, policy="best-effort")),
         (
@@ -295,7 +295,7 @@ def refused_mounts(*names: str, source: str = "/dev/null", container: str = "", 
 def test_mounts_ask_as_annotations_do() -> None:
     assert by_mounts(f"{REQUEST}/memory=4Gi", f"{REQUEST}/compute=30") == shared(4096, compute=30)
     assert by_mounts(f"{REQUEST}/devices=0,1", f"{REQUEST}/gpus=2") == Request(
-        (CardRequest("0"), CardRequest("1")), exclusive=True
+        (GpuRequest("0"), GpuRequest("1")), exclusive=True
     )
 
 
@@ -339,13 +339,13 @@ def test_a_request_mount_must_be_dev_null() -> None:
     ]
 
 
-def test_nvidias_mounts_name_cards() -> None:
-    two = Request((CardRequest("0"), CardRequest("GPU-a")), exclusive=True)
+def test_nvidias_mounts_name_gpus() -> None:
+    two = Request((GpuRequest("0"), GpuRequest("GPU-a")), exclusive=True)
     assert by_mounts(f"{VISIBLE}/0", f"{VISIBLE}/GPU-a") == two
-    assert by_mounts(f"{VISIBLE}/all") == Request((CardRequest(),), every_card=True, exclusive=True)
+    assert by_mounts(f"{VISIBLE}/all") == Request((GpuRequest(),), every_gpu=True, exclusive=True)
     assert by_mounts(f"{VISIBLE}/void") is None
     channels = by_mounts(f"{VISIBLE}/imex/5", f"{VISIBLE}/0", f"{VISIBLE}/imex/0")
-    assert channels == Request((CardRequest("0"),), exclusive=True, imex_channels=(0, 5))
+    assert channels == Request((GpuRequest("0"),), exclusive=True, imex_channels=(0, 5))
     assert by_mounts(f"{VISIBLE}/imex/5") is None
     assert by_mounts(f"{VISIBLE}/0", f"{VISIBLE}/imex/5", source="/dev/zero") is None
     assert by_mounts(f"{VISIBLE}/0", memory="1Gi") == share("0", mib=1024)

@@ -9,7 +9,7 @@ import pytest
 
 from oci_hook.core import pages
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.inventory import Gpu, Inventory
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 
@@ -20,14 +20,14 @@ int main(int argc, char **argv) {
     static struct gh_policy_page p;
     FILE *f = fopen(argv[argc - 1], "rb");
     if (!f || fread(&p, 1, sizeof p, f) != sizeof p) return 1;
-    printf("{\"magic\": %d, \"version\": %u, \"size\": %u, \"seq\": %u, \"ncards\": %u, \"policy\": %u, \"class\": %u, "
-           "\"key\": \"%.40s\", \"cards\": [", p.magic == GH_POLICY_MAGIC, p.version, p.size, p.seq, p.ncards, p.policy,
+    printf("{\"magic\": %d, \"version\": %u, \"size\": %u, \"seq\": %u, \"ngpus\": %u, \"policy\": %u, \"class\": %u, "
+           "\"key\": \"%.40s\", \"gpus\": [", p.magic == GH_POLICY_MAGIC, p.version, p.size, p.seq, p.ngpus, p.policy,
            p.class_, p.key);
-    for (unsigned i = 0; i < p.ncards; i++)
-        printf("%s[\"%.48s\", %llu, %llu, %u, %u, %u, %u, %llu]", i ? ", " : "", p.card[i].uuid,
-               (unsigned long long)p.card[i].memory_limit, (unsigned long long)p.card[i].memory_total,
-               p.card[i].compute, p.card[i].compute_limit, p.card[i].flags, p.card[i].minor,
-               (unsigned long long)p.card[i].context_bytes);
+    for (unsigned i = 0; i < p.ngpus; i++)
+        printf("%s[\"%.48s\", %llu, %llu, %u, %u, %u, %u, %llu]", i ? ", " : "", p.gpu[i].uuid,
+               (unsigned long long)p.gpu[i].memory_limit, (unsigned long long)p.gpu[i].memory_total,
+               p.gpu[i].compute, p.gpu[i].compute_limit, p.gpu[i].flags, p.gpu[i].minor,
+               (unsigned long long)p.gpu[i].context_bytes);
     printf("]}\n");
     return 0;
 }
@@ -36,10 +36,10 @@ int main(int argc, char **argv) {
 
 def example(count: int) -> tuple[Grant, Inventory]:
     uuid = "GPU-{:08d}-0000-0000-0000-000000000000"
-    cards = tuple(Card(uuid.format(i), i, i + 3, 24576, context_mib=i * 500) for i in range(count))
-    shares = tuple(Share(c.uuid, 1000 + i, 30, 80, whole=i == 1) for i, c in enumerate(cards))
+    gpus = tuple(Gpu(uuid.format(i), i, i + 3, 24576, context_mib=i * 500) for i in range(count))
+    shares = tuple(Share(c.uuid, 1000 + i, 30, 80, whole=i == 1) for i, c in enumerate(gpus))
     grant = Grant("k" * 32, Identity("/r", "c", "/b"), Life("boot"), shares, "fixed-share", "online")
-    return grant, Inventory("boot", "550", "/", True, cards, (), (), "", "")
+    return grant, Inventory("boot", "550", "/", True, gpus, (), (), "", "")
 
 
 def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
@@ -55,18 +55,18 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         "version": 1,
         "size": 4096,
         "seq": 6,
-        "ncards": 2,
+        "ngpus": 2,
         "policy": 1,
         "class": 2,
         "key": "k" * 32,
-        "cards": [
+        "gpus": [
             [grant.shares[0].uuid, 1000 * mib, 24576 * mib, 30, 80, 0, 3, 0],
             [grant.shares[1].uuid, 1001 * mib, 24576 * mib, 30, 80, 1, 4, 500 * mib],
         ],
     }
 
 
-def test_a_page_is_one_page_up_to_its_last_card() -> None:
+def test_a_page_is_one_page_up_to_its_last_gpu() -> None:
     assert len(pages.policy_page(*example(0))) == len(pages.policy_page(*example(16))) == 4096
-    with pytest.raises(ValueError, match="17 cards"):
+    with pytest.raises(ValueError, match="17 GPUs"):
         pages.policy_page(*example(17))

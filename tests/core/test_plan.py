@@ -1,7 +1,7 @@
 """The plan: what a grant becomes, in which order."""
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import WHOLE, Card, CardNode, DeviceFile, DriverFile, Inventory
+from oci_hook.core.inventory import WHOLE, DeviceFile, DriverFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import ACCOUNT_DIR, ENV_SET, POLICY_PAGE, PRIVATE, REAL_LIBCUDA, REAL_LIBNVML
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, ImageFacts, Step, Tmpfs, make_plan
 
@@ -15,7 +15,7 @@ def inventory(simulated: bool = False) -> Inventory:
         driver_version="550.1",
         driver_root="/drv",
         simulated=simulated,
-        cards=tuple(Card(f"GPU-{i}", i, i + 3, 1000, simulated=simulated) for i in range(3)),
+        gpus=tuple(Gpu(f"GPU-{i}", i, i + 3, 1000, simulated=simulated) for i in range(3)),
         control=(DeviceFile("/dev/nvidiactl", 195, 255), DeviceFile("/dev/nvidia-uvm", 510, 0)),
         files=(
             DriverFile(f"{LIB}/libcuda.so.550.1", "library", "compute", ("libcuda.so.550.1", "libcuda.so.1")),
@@ -64,10 +64,10 @@ def test_private_directory() -> None:
     assert Tmpfs(ACCOUNT_DIR, 1 << 20, 16, 0o1777) in steps
 
 
-def test_stand_ins_are_the_last_binds_and_cover_every_copy() -> None:
+def test_shims_are_the_last_binds_and_cover_every_copy() -> None:
     mounts = [s for s in plan(grant(SHARE)) if isinstance(s, (Bind, Tmpfs))]
     last = [(s.source, s.destination) for s in mounts if isinstance(s, Bind)][-8:]
-    cuda, nvml = "/opt/g/lib/stand-in/libcuda.so.1", "/opt/g/lib/stand-in/libnvidia-ml.so.1"
+    cuda, nvml = "/opt/g/lib/shim/libcuda.so.1", "/opt/g/lib/shim/libnvidia-ml.so.1"
     assert last == [
         (cuda, "/usr/lib64/libcuda.so.1"),
         (cuda, "/usr/lib64/libcuda.so"),
@@ -112,7 +112,7 @@ def test_nodes_and_rules() -> None:
     assert not any(d.startswith("/dev/nvidia-sim") for d in binds(steps))
 
 
-def test_no_card_no_node() -> None:
+def test_no_gpu_no_node() -> None:
     steps = plan(grant())
     assert not [s for s in steps if isinstance(s, (DeviceNode, DeviceRule))]
     assert env(steps)["NVIDIA_VISIBLE_DEVICES"] == "none"
@@ -120,11 +120,11 @@ def test_no_card_no_node() -> None:
     assert "/usr/lib64/libcuda.so.1" in binds(steps)
 
 
-def test_simulated_cards() -> None:
+def test_simulated_gpus() -> None:
     steps = plan(grant(SHARE), simulated=True)
-    assert binds(steps)["/dev/nvidia-sim/4"] == "/run/g/sim/cards/4"
-    (card,) = [s for s in steps if isinstance(s, Bind) and s.destination.startswith("/dev/")]
-    assert card.options == ("rw", "nosuid", "nodev", "noexec")
+    assert binds(steps)["/dev/nvidia-sim/4"] == "/run/g/sim/gpus/4"
+    (gpu,) = [s for s in steps if isinstance(s, Bind) and s.destination.startswith("/dev/")]
+    assert gpu.options == ("rw", "nosuid", "nodev", "noexec")
 
 
 def test_environment() -> None:
@@ -149,9 +149,9 @@ def test_environment() -> None:
     assert (unequal["GPU_HOOK_MEMORY_MIB"], unequal["GPU_HOOK_COMPUTE"]) == ("300,500", "30,0")
 
 
-def test_a_whole_card_has_the_stand_ins_as_well() -> None:
+def test_a_whole_gpu_has_the_shims_as_well() -> None:
     steps = plan(grant(Share("GPU-0", 1000, whole=True), exclusive=True))
-    assert binds(steps)["/usr/lib64/libcuda.so.1"] == "/opt/g/lib/stand-in/libcuda.so.1"
+    assert binds(steps)["/usr/lib64/libcuda.so.1"] == "/opt/g/lib/shim/libcuda.so.1"
 
 
 def with_graphics() -> Inventory:
@@ -165,9 +165,9 @@ def with_graphics() -> Inventory:
         DriverFile(f"{LIB}/nvidia_drv.so", "library", "display", ("/usr/lib/xorg/nvidia_drv.so",)),
     )
     nodes = (
-        CardNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),
-        CardNode("GPU-1", "graphics", "/dev/dri/card2", 226, 2),
-        CardNode("", "display", "/dev/nvidia-modeset", 195, 254),
+        GpuNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),
+        GpuNode("GPU-1", "graphics", "/dev/dri/card2", 226, 2),
+        GpuNode("", "display", "/dev/nvidia-modeset", 195, 254),
     )
     return node.replace(files=node.files + files, nodes=nodes)
 
@@ -184,14 +184,14 @@ def graphics_plan(capabilities: str, *shares: Share) -> tuple[dict[str, str], se
     return more, nodes
 
 
-def test_what_whole_cards_may_have() -> None:
+def test_what_whole_gpus_may_have() -> None:
     whole = Share("GPU-0", 1000, whole=True)
     gpucomp, opencl = "/usr/lib64/libnvidia-gpucomp.so.550.1", "/usr/lib64/libnvidia-opencl.so.1"
     more, nodes = graphics_plan("compute,utility", whole)
     assert (set(more), nodes) == ({gpucomp, opencl}, set())
     more, nodes = graphics_plan("compute,utility,graphics", whole)
     assert set(more) == {gpucomp, opencl, "/usr/lib64/libGLX_nvidia.so.0", "/etc/vulkan/icd.json"}
-    assert more["/etc/vulkan/icd.json"] == "/drv/etc/vulkan/icd.json" and nodes == {"/dev/dri/card1"}  # its own card's
+    assert more["/etc/vulkan/icd.json"] == "/drv/etc/vulkan/icd.json" and nodes == {"/dev/dri/card1"}  # its own GPU's
     more, nodes = graphics_plan("display", whole)
     assert "/usr/lib/xorg/nvidia_drv.so" in more and "/usr/lib64/libGLX_nvidia.so.0" in more and opencl not in more
     assert nodes == {"/dev/dri/card1", "/dev/nvidia-modeset"}
@@ -207,7 +207,7 @@ def test_what_a_share_may_not_have() -> None:
 
 
 def test_imex_channels() -> None:
-    """Those that were asked for, with whole cards."""
+    """Those that were asked for, with whole GPUs."""
     node = inventory().replace(imex_major=237)
     whole = grant(Share("GPU-1", 1000, whole=True), imex_channels=(0, 7))
     steps = make_plan(whole, node, IMAGE, "/opt/gpu-hook", "/run/gpu-hook")
@@ -219,7 +219,7 @@ def test_imex_channels() -> None:
     assert 237 not in {s.major for s in shared if isinstance(s, DeviceNode | DeviceRule)}
 
 
-def test_no_card_no_nodes() -> None:
+def test_no_gpu_no_nodes() -> None:
     assert graphics_plan("graphics,display")[1] == set()
 
 
@@ -234,9 +234,9 @@ def test_every_step_describes_itself() -> None:
 
 
 def test_a_percentage_comes_back_as_it_was_asked() -> None:
-    """Whatever the card's size; MiB are rounded down on the way."""
+    """Whatever the GPU's size; MiB are rounded down on the way."""
     for total in (1000, 24576, 81559, 143771):
-        node = inventory().replace(cards=(inventory().cards[1].replace(memory_mib=total),))
+        node = inventory().replace(gpus=(inventory().gpus[1].replace(memory_mib=total),))
         for percent in range(1, 101):
             steps = make_plan(grant(Share("GPU-1", total * percent // 100)), node, IMAGE, "/opt/g", "/run/g")
             assert env(steps)["T9K_GPU_PERCENT"] == str(percent)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_hook.core import collect, dialects, units, wishes
+from oci_hook.core import collect, dialects, units, value_parsers
 from oci_hook.core.layout import ENV_SET, REQUEST_DIR, VISIBLE_DIR
-from oci_hook.core.request import CardRequest, Request, parse
+from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import MAX_LINE, RequestError
-from oci_hook.oci import asked
+from oci_hook.oci import request_mounts
 
 P = "gpu-hook.io/"
 RULES = Rules()
@@ -48,10 +48,10 @@ def test_keys_that_only_say_how_ask_for_nothing(keys: dict[str, str]) -> None:
     assert ask(**keys) is None
 
 
-def test_imex_channels_come_with_whole_cards() -> None:
+def test_imex_channels_come_with_whole_gpus() -> None:
     assert ask(**{"imex-channels": "3"}) is None
     one = ask(**{"gpus": "2", "imex-channels": "7, 0,7"})
-    assert one == Request((CardRequest(),) * 2, exclusive=True, imex_channels=(0, 7))
+    assert one == Request((GpuRequest(),) * 2, exclusive=True, imex_channels=(0, 7))
     assert codes({P + "memory": "1Gi", P + "imex-channels": "0"}) == ["GH-106"]
     assert codes({P + "gpus": "1", P + "imex-channels": ",".join(map(str, range(17)))}) == ["GH-101"]
     trusting = Rules(trust_env=True)
@@ -61,14 +61,14 @@ def test_imex_channels_come_with_whole_cards() -> None:
 
 
 def test_memory_alone_guarantees_no_compute() -> None:
-    assert ask(memory="4Gi") == Request((CardRequest(memory_mib=4096),), policy="best-effort")
-    assert ask(memory="30%") == Request((CardRequest(memory_percent=30),), policy="best-effort")
+    assert ask(memory="4Gi") == Request((GpuRequest(memory_mib=4096),), policy="best-effort")
+    assert ask(memory="30%") == Request((GpuRequest(memory_percent=30),), policy="best-effort")
 
 
 def test_compute_alone_means_as_much_memory_and_the_nodes_policy() -> None:
-    card = CardRequest(memory_percent=30, compute=30)
-    assert ask(compute="30%") == Request((card,), policy="burst-share")
-    assert ask(compute="30", rules=Rules(default_policy="fixed-share")) == Request((card,), policy="fixed-share")
+    gpu = GpuRequest(memory_percent=30, compute=30)
+    assert ask(compute="30%") == Request((gpu,), policy="burst-share")
+    assert ask(compute="30", rules=Rules(default_policy="fixed-share")) == Request((gpu,), policy="fixed-share")
 
 
 def test_everything_at_once() -> None:
@@ -90,7 +90,7 @@ def test_everything_at_once() -> None:
         RULES,
     )
     assert request == Request(
-        cards=(CardRequest("0", 512, None, 20), CardRequest("GPU-aaaa", 512, None, 20)),
+        gpus=(GpuRequest("0", 512, None, 20), GpuRequest("GPU-aaaa", 512, None, 20)),
         policy="burst-share",
         compute_limit=80,
         priority_class="online",
@@ -99,20 +99,20 @@ def test_everything_at_once() -> None:
     )
 
 
-def test_cards_alone_are_whole_and_exclusive_unless_the_node_shares_them() -> None:
-    assert ask(gpus="2") == Request((CardRequest(), CardRequest()), exclusive=True)
-    assert ask(gpus="2", rules=Rules(whole_cards="shared")) == Request((CardRequest(), CardRequest()))
-    assert ask(exclusive="true", rules=Rules(whole_cards="shared")) == Request((CardRequest(),), exclusive=True)
+def test_gpus_alone_are_whole_and_exclusive_unless_the_node_shares_them() -> None:
+    assert ask(gpus="2") == Request((GpuRequest(), GpuRequest()), exclusive=True)
+    assert ask(gpus="2", rules=Rules(whole_gpus="shared")) == Request((GpuRequest(), GpuRequest()))
+    assert ask(exclusive="true", rules=Rules(whole_gpus="shared")) == Request((GpuRequest(),), exclusive=True)
 
 
-def test_every_card() -> None:
-    assert ask(gpus="all") == Request((CardRequest(),), every_card=True, exclusive=True)
+def test_every_gpu() -> None:
+    assert ask(gpus="all") == Request((GpuRequest(),), every_gpu=True, exclusive=True)
     both = ask(gpus="all", devices="all", memory="10%")
-    assert both == Request((CardRequest(memory_percent=10),), every_card=True, policy="best-effort")
+    assert both == Request((GpuRequest(memory_percent=10),), every_gpu=True, policy="best-effort")
 
 
 @pytest.mark.parametrize("keys", [{"gpus": "none"}, {"devices": "none"}, {"gpus": "none", "devices": "none"}])
-def test_none_is_driver_files_without_a_card(keys: dict[str, str]) -> None:
+def test_none_is_driver_files_without_a_gpu(keys: dict[str, str]) -> None:
     assert ask(**keys) == Request(())
 
 
@@ -126,7 +126,7 @@ def test_void_and_an_empty_list_ask_for_nothing() -> None:
 def test_all_capabilities_are_those_offered() -> None:
     share, whole = ask(memory="1Gi", capabilities="all"), ask(gpus="1", capabilities="all")
     assert share and share.capabilities == ("compute", "utility", "video")
-    assert whole and whole.capabilities == wishes.CAPABILITIES
+    assert whole and whole.capabilities == value_parsers.CAPABILITIES
 
 
 # Containers of a pod
@@ -156,7 +156,7 @@ def test_containers_says_whom_the_plain_keys_speak_of() -> None:
 def test_one_container_may_decline_what_the_pod_asks() -> None:
     pod = {P + "memory": "1Gi", P + "compute": "10", P + "gpus": "2", P + "gpus.side": "none"}
     request = parse(pod, {}, "side", RULES)
-    assert request and request.cards == () and not request.every_card
+    assert request and request.gpus == () and not request.every_gpu
     assert codes({**pod, P + "memory.side": "1Gi"}, "side") == ["GH-103"]
 
 
@@ -186,13 +186,13 @@ def test_a_name_where_the_engine_gives_none(key: str) -> None:
 )
 def test_env_narrows(value: str, narrow_to: tuple[str, ...] | None) -> None:
     request = ask(memory="1Gi", env={"NVIDIA_VISIBLE_DEVICES": value})
-    assert request == Request((CardRequest(memory_mib=1024),), policy="best-effort", narrow_to=narrow_to)
+    assert request == Request((GpuRequest(memory_mib=1024),), policy="best-effort", narrow_to=narrow_to)
 
 
 @pytest.mark.parametrize("value", ["none", "void", "0,void"])
-def test_env_can_decline_every_card(value: str) -> None:
+def test_env_can_decline_every_gpu(value: str) -> None:
     request = ask(memory="1Gi", env={"NVIDIA_VISIBLE_DEVICES": value})
-    assert request and request.cards == () and request.narrow_to == ()
+    assert request and request.gpus == () and request.narrow_to == ()
 
 
 EVERY_WORD = {name: "1" for name in (*ENV_SET, "GPU_HOOK_GPUS", "GPU_HOOK_MEMORY", "CUDA_VISIBLE_DEVICES")}
@@ -205,20 +205,20 @@ def test_env_never_grants(visible: str) -> None:
 
 def test_env_that_cannot_be_read_refuses_only_who_asks() -> None:
     [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="MIG-GPU-1/1/0")
-    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='MIG-GPU-1/1/0' has a card UUID that is not well-formed")
+    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='MIG-GPU-1/1/0' has a GPU UUID that is not well-formed")
 
 
 @pytest.mark.parametrize("name", ["0:1", "MIG-51de0000-1"])
-def test_a_part_of_a_card_is_named_as_the_nvidia_runtime_names_it(name: str) -> None:
+def test_a_part_of_a_gpu_is_named_as_the_nvidia_runtime_names_it(name: str) -> None:
     found = parse({P + "devices": name, P + "memory": "1Gi"}, {}, "", RULES)
-    assert found and [card.device for card in found.cards] == [name]
+    assert found and [gpu.device for gpu in found.gpus] == [name]
 
 
 def test_trusted_env_asks_as_annotations_do() -> None:
     trusting = Rules(trust_env=True)
     t9k = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"}
     asked = parse({}, t9k, "", trusting)
-    assert asked and asked.cards == (CardRequest("0", memory_percent=30),)
+    assert asked and asked.gpus == (GpuRequest("0", memory_percent=30),)
     own = {"GPU_HOOK_MEMORY": "1Gi", "GPU_HOOK_COMPUTE": "10", "GPU_HOOK_COMPUTE_LIMIT": "20", "GPU_HOOK_OTHER": "?"}
     assert parse({}, own, "", trusting) == ask(memory="1Gi", compute="10", compute_limit="20")
     assert codes({}, rules=trusting, T9K_GPU_PERCENT="x") == ["GH-101"]
@@ -229,7 +229,7 @@ def test_trusted_env_yields_to_annotations() -> None:
     env = {"NVIDIA_VISIBLE_DEVICES": "all", "T9K_GPU_PERCENT": "90", "GPU_HOOK_CLASS": "offline"}
     assert ask(memory="1Gi", env=env, rules=trusting) == ask(memory="1Gi")
     request = parse({P + "class": "online"}, env, "", trusting)
-    assert request and request.priority_class == "online" and request.every_card
+    assert request and request.priority_class == "online" and request.every_gpu
 
 
 # What is refused
@@ -243,11 +243,11 @@ def test_trusted_env_yields_to_annotations() -> None:
         ("memory", "0%", "GH-101: gpu-hook.io/memory='0%' is not within 1 to 100"),
         ("compute", "101", "GH-101: gpu-hook.io/compute='101' is not within 1 to 100"),
         ("compute", "-5", "GH-101: gpu-hook.io/compute='-5' is not a whole number from 1 to 100"),
-        ("gpus", "0", "GH-101: gpu-hook.io/gpus='0' is not a number of cards from 1 to 16, and not all or none"),
-        ("gpus", "17", "GH-101: gpu-hook.io/gpus='17' is not a number of cards from 1 to 16, and not all or none"),
+        ("gpus", "0", "GH-101: gpu-hook.io/gpus='0' is not a number of GPUs from 1 to 16, and not all or none"),
+        ("gpus", "17", "GH-101: gpu-hook.io/gpus='17' is not a number of GPUs from 1 to 16, and not all or none"),
         ("devices", "0,", "GH-101: gpu-hook.io/devices='0,' has an empty item"),
         ("devices", "256", "GH-101: gpu-hook.io/devices='256' is not within 0 to 255"),
-        ("devices", "GPU-/../x", "GH-101: gpu-hook.io/devices='GPU-/../x' has a card UUID that is not well-formed"),
+        ("devices", "GPU-/../x", "GH-101: gpu-hook.io/devices='GPU-/../x' has a GPU UUID that is not well-formed"),
         ("policy", "fair", "GH-101: gpu-hook.io/policy='fair' is not one of best-effort (be), fixed-share (fs),"),
         ("class", "high", "GH-101: gpu-hook.io/class='high' is not one of online, default, offline"),
         ("exclusive", "yes", "GH-101: gpu-hook.io/exclusive='yes' is not true or false"),
@@ -313,7 +313,7 @@ def test_a_ceiling_needs_burst_share_whoever_says_the_policy() -> None:
 def test_a_contradiction_names_both_and_why() -> None:
     both = "GH-103: gpu-hook.io/gpus='2' and gpu-hook.io/devices='{}' contradict each other: the second names {}"
     assert refused({P + "gpus": "2", P + "devices": "0"}) == [both.format("0", "1; drop or change one")]
-    assert refused({P + "gpus": "2", P + "devices": "all"}) == [both.format("all", "every card; drop or change one")]
+    assert refused({P + "gpus": "2", P + "devices": "all"}) == [both.format("all", "every GPU; drop or change one")]
 
 
 @pytest.mark.parametrize("capability", ["graphics", "display", "ngx", "compat32"])
@@ -392,22 +392,22 @@ def test_an_odd_key_is_shown_escaped() -> None:
 def test_a_uuid_fits_the_policy_page() -> None:
     longest = "GPU-" + "a" * 43
     request = ask(devices=longest)
-    assert request and request.cards[0].device == longest
+    assert request and request.gpus[0].device == longest
     assert codes({P + "devices": longest + "a"}) == ["GH-101"]
 
 
 def test_whole_is_neither_memory_nor_compute() -> None:
-    assert CardRequest("0").whole
-    for part in (CardRequest(memory_mib=1), CardRequest(memory_percent=1), CardRequest(compute=1)):
+    assert GpuRequest("0").whole
+    for part in (GpuRequest(memory_mib=1), GpuRequest(memory_percent=1), GpuRequest(compute=1)):
         assert not part.whole
 
 
 def test_many_problems_are_cut() -> None:
     lines = refused({P + f"k{i}": "" for i in range(1000)})
     assert len(lines) == 21
-    assert lines[-1] == "GH-105: and 980 more problems; mend these first"
+    assert lines[-1] == "GH-105: and 980 more problems; fix these first"
     assert len(refused({P + f"k{i}": "" for i in range(20)})) == 20
-    assert refused({P + f"k{i}": "" for i in range(21)})[-1] == "GH-105: and 1 more problems; mend these first"
+    assert refused({P + f"k{i}": "" for i in range(21)})[-1] == "GH-105: and 1 more problems; fix these first"
 
 
 def test_a_value_that_is_not_text() -> None:
@@ -420,15 +420,15 @@ def test_reserved_keys_are_left_alone() -> None:
     assert ask(memory="1Gi", grant="x") == ask(memory="1Gi")
 
 
-# Each card by itself
+# Each GPU by itself
 
 FOR_A = '{"a": [{"memory": "4Gi", "compute": 60}, {"memory": 2048, "device": 1}], "b": [{}]}'
-ENTRIES = (CardRequest(None, 4096, None, 60), CardRequest("1", 2048))
+ENTRIES = (GpuRequest(None, 4096, None, 60), GpuRequest("1", 2048))
 
 
 def listed(value: str, container: str = "", **keys: str) -> Request | None:
     annotations = {P + k.replace("__", ".").replace("_", "-"): v for k, v in keys.items()}
-    return parse({**annotations, P + "request": value}, {}, container, RULES, decode=asked.decode)
+    return parse({**annotations, P + "request": value}, {}, container, RULES, decode=request_mounts.decode)
 
 
 def unlisted(value: str, container: str = "", **keys: str) -> list[str]:
@@ -437,31 +437,31 @@ def unlisted(value: str, container: str = "", **keys: str) -> list[str]:
     return [str(p) for p in e.value.problems]
 
 
-def test_request_says_each_card_of_each_container() -> None:
+def test_request_says_each_gpu_of_each_container() -> None:
     assert listed(FOR_A, "a") == Request(ENTRIES)
-    assert listed(FOR_A, "b") == Request((CardRequest(),), exclusive=True)
+    assert listed(FOR_A, "b") == Request((GpuRequest(),), exclusive=True)
     assert listed(FOR_A, "c") is None
 
 
 def test_request_as_a_list_is_for_whom_plain_keys_are_for() -> None:
     value = '[{"memory": "25%"}, {"compute": "10%"}]'
-    cards = (CardRequest(memory_percent=25), CardRequest(memory_percent=10, compute=10))
-    assert listed(value) == listed(value, "a") == listed(value, "a", containers="a,b") == Request(cards)
+    gpus = (GpuRequest(memory_percent=25), GpuRequest(memory_percent=10, compute=10))
+    assert listed(value) == listed(value, "a") == listed(value, "a", containers="a,b") == Request(gpus)
     assert listed(value, "c", containers="a,b") is None
-    assert parse({P + "request.a": value}, {}, "a", RULES, decode=asked.decode) == Request(cards)
-    assert parse({P + "request.a": value}, {}, "b", RULES, decode=asked.decode) is None
+    assert parse({P + "request.a": value}, {}, "a", RULES, decode=request_mounts.decode) == Request(gpus)
+    assert parse({P + "request.a": value}, {}, "b", RULES, decode=request_mounts.decode) is None
 
 
 def test_request_without_compute_is_best_effort() -> None:
     assert listed('[{"memory": "1Gi"}, {"memory": "2Gi"}]') == Request(
-        (CardRequest(memory_mib=1024), CardRequest(memory_mib=2048)), policy="best-effort"
+        (GpuRequest(memory_mib=1024), GpuRequest(memory_mib=2048)), policy="best-effort"
     )
 
 
 def test_request_goes_with_the_keys_that_say_how() -> None:
     keys = {"policy": "bs", "compute_limit": "80", "class": "online", "placement": "spread", "exclusive": "false"}
     assert listed(FOR_A, "a", **keys) == Request(ENTRIES, False, "burst-share", 80, "online", False, "spread")
-    assert listed("[{}, {}]", exclusive="true") == Request((CardRequest(), CardRequest()), exclusive=True)
+    assert listed("[{}, {}]", exclusive="true") == Request((GpuRequest(), GpuRequest()), exclusive=True)
 
 
 def test_request_in_several_lines() -> None:
@@ -471,7 +471,7 @@ def test_request_in_several_lines() -> None:
 @pytest.mark.parametrize("key", ["memory", "compute", "gpus", "devices"])
 def test_what_is_said_of_a_container_by_name_wins_over_what_is_said_of_its_pod(key: str) -> None:
     assert listed('{"a": [{"memory": "1Gi"}]}', "a", **{key: "1"}) == ask(memory="1Gi")
-    own = parse({P + f"{key}.a": "1", P + "request": "[{}, {}]"}, {}, "a", RULES, decode=asked.decode)
+    own = parse({P + f"{key}.a": "1", P + "request": "[{}, {}]"}, {}, "a", RULES, decode=request_mounts.decode)
     assert own == ask(**{key: "1"})
 
 
@@ -507,14 +507,14 @@ def test_request_and_another_system() -> None:
     for annotations in ({"T9K_GPU_PERCENT": "30"}, {"nvidia.com/gpu": "1"}, {"NVIDIA_VISIBLE_DEVICES": "none"}):
         for value in ("[{}]", '{"a": [{}]}'):
             with pytest.raises(RequestError) as e:
-                parse({**annotations, P + "request": value}, {}, "a", RULES, decode=asked.decode)
+                parse({**annotations, P + "request": value}, {}, "a", RULES, decode=request_mounts.decode)
             assert [p.code for p in e.value.problems] == ["GH-104"], (annotations, value)
 
 
 def test_a_share_in_a_request_bounds_the_capabilities() -> None:
     assert unlisted('[{}, {"memory": "1Gi"}]', capabilities="graphics")[0].startswith("GH-106")
     request = listed('[{}, {"compute": 5}]', capabilities="all")
-    assert request and request.capabilities == wishes.WITH_A_SHARE
+    assert request and request.capabilities == value_parsers.WITH_A_SHARE
 
 
 @pytest.mark.parametrize(
@@ -522,28 +522,28 @@ def test_a_share_in_a_request_bounds_the_capabilities() -> None:
     [
         ("", "GH-101: gpu-hook.io/request='' Expecting value"),
         ("{", "GH-101: gpu-hook.io/request='{' Expecting property name"),
-        ("null", "GH-101: gpu-hook.io/request='null' is no list of cards"),
-        ("3", "GH-101: gpu-hook.io/request='3' has no list of 1 to 16 cards for this container"),
-        ("[]", "GH-101: gpu-hook.io/request='[]' has no list of 1 to 16 cards for this container"),
-        ('{"a": {}}', "GH-101: gpu-hook.io/request='{\"a\": {}}' has no list of 1 to 16 cards for this container"),
+        ("null", "GH-101: gpu-hook.io/request='null' is no list of GPUs"),
+        ("3", "GH-101: gpu-hook.io/request='3' has no list of 1 to 16 GPUs for this container"),
+        ("[]", "GH-101: gpu-hook.io/request='[]' has no list of 1 to 16 GPUs for this container"),
+        ('{"a": {}}', "GH-101: gpu-hook.io/request='{\"a\": {}}' has no list of 1 to 16 GPUs for this container"),
         ("[" + "{}," * 16 + "{}]", "GH-101: gpu-hook.io/request='"),
-        ("[[]]", "GH-101: gpu-hook.io/request='[[]]' card 1 is not an object with memory, compute, device"),
-        ('[{}, {"mem": 1}]', "card 2 has 'mem'; a card has memory, compute, device"),
-        ('[{"memory": "4G"}]', "card 1 (memory '4G') is not a size"),
-        ('[{"compute": 101}]', "card 1 (compute '101') is not within 1 to 100"),
-        ('[{"compute": 1.5}]', "card 1: compute is neither text nor a whole number in bounds"),
-        ('[{"memory": true}]', "card 1: memory is neither text nor a whole number in bounds"),
-        ('[{"memory": null}]', "card 1: memory is neither text nor a whole number in bounds"),
-        ('[{"device": -1}]', "card 1: device is neither text nor a whole number in bounds"),
-        ('[{"device": "0:x"}]', "card 1 (device '0:x') is not"),
-        ('[{"device": 0}, {"device": "0"}]', "names card 0 twice"),
+        ("[[]]", "GH-101: gpu-hook.io/request='[[]]' GPU 1 is not an object with memory, compute, device"),
+        ('[{}, {"mem": 1}]', "GPU 2 has 'mem'; a GPU has memory, compute, device"),
+        ('[{"memory": "4G"}]', "GPU 1 (memory '4G') is not a size"),
+        ('[{"compute": 101}]', "GPU 1 (compute '101') is not within 1 to 100"),
+        ('[{"compute": 1.5}]', "GPU 1: compute is neither text nor a whole number in bounds"),
+        ('[{"memory": true}]', "GPU 1: memory is neither text nor a whole number in bounds"),
+        ('[{"memory": null}]', "GPU 1: memory is neither text nor a whole number in bounds"),
+        ('[{"device": -1}]', "GPU 1: device is neither text nor a whole number in bounds"),
+        ('[{"device": "0:x"}]', "GPU 1 (device '0:x') is not"),
+        ('[{"device": 0}, {"device": "0"}]', "names GPU 0 twice"),
         ('[{"memory": 1, "memory": 2}]', "an object has a key twice"),
         ('{"a": [{}], "a": []}', "an object has a key twice"),
         ('{"a b": [{}], "a": [{}]}', "GH-102: gpu-hook.io/request: 'a b' is not a container name"),
         ("[" * 60000, "JSON is nested too deep"),
         ("[" + "9" * 6000 + "]", "GH-101"),
-        (r'["\ud800"]', "card 1 is not an object"),
-        (r'[{"memory": "\ud800"}]', r"card 1 (memory '\ud800') is not a size"),
+        (r'["\ud800"]', "GPU 1 is not an object"),
+        (r'[{"memory": "\ud800"}]', r"GPU 1 (memory '\ud800') is not a size"),
         ('["\ud800"]', "surrogates not allowed"),
     ],
     ids=lambda text: text[:30],
@@ -560,9 +560,9 @@ def test_a_request_by_names_where_there_are_none() -> None:
 
 
 def test_names_in_a_request_are_spoken_of() -> None:
-    spoken = collect.container_names({P + "request": FOR_A, P + "memory.c": "1"}, asked.decode)
+    spoken = collect.container_names({P + "request": FOR_A, P + "memory.c": "1"}, request_mounts.decode)
     assert spoken == {"a": (P + "request",), "b": (P + "request",), "c": (P + "memory.c",)}
-    assert collect.container_names({P + "request": "{"}, asked.decode) == {}
+    assert collect.container_names({P + "request": "{"}, request_mounts.decode) == {}
 
 
 # Anything at all
@@ -608,8 +608,8 @@ some_env = st.dictionaries(
 some_name = st.sampled_from(["", "a", "b"])
 some_rules = st.builds(
     Rules,
-    default_policy=st.sampled_from(wishes.POLICIES),
-    whole_cards=st.sampled_from(["exclusive", "shared"]),
+    default_policy=st.sampled_from(value_parsers.POLICIES),
+    whole_gpus=st.sampled_from(["exclusive", "shared"]),
     trust_env=st.booleans(),
     dialects=st.sets(st.sampled_from(dialects.NAMES)).map(lambda names: tuple(sorted(names))),
     qgpu_memory_unit=st.sampled_from(["none", "MiB", "GiB"]),
@@ -642,7 +642,7 @@ def test_a_request_within_bounds_or_coded_lines(
     annotations: dict[str, str], env: dict[str, str], container: str, rules: Rules, mounts: list[tuple[str, str]]
 ) -> None:
     try:
-        request = parse(annotations, env, container, rules, mounts, asked.decode)
+        request = parse(annotations, env, container, rules, mounts, request_mounts.decode)
     except RequestError as e:
         assert e.problems
         for problem in e.problems:
@@ -682,22 +682,22 @@ def test_any_json_in_request(value: object, container: str) -> None:
 
 
 def check_bounds(request: Request) -> None:
-    assert len(request.cards) <= wishes.MAX_CARDS
-    assert not request.every_card or len(request.cards) == 1
-    assert request.policy in wishes.POLICIES
-    assert request.priority_class in wishes.CLASSES
-    assert request.placement in (None, *wishes.PLACEMENTS)
-    assert request.capabilities and set(request.capabilities) <= set(wishes.CAPABILITIES)
-    assert request.narrow_to is None or len(request.narrow_to) <= wishes.MAX_CARDS
-    named = [card.device for card in request.cards if card.device is not None]
-    assert len(set(named)) == len(named) <= len(request.cards)
-    for card in request.cards:
-        assert card.memory_mib is None or card.memory_percent is None
-        assert card.memory_mib is None or 1 <= card.memory_mib <= units.MAX_MEMORY_MIB
-        assert card.memory_percent is None or 1 <= card.memory_percent <= 100
-        assert card.compute is None or 1 <= card.compute <= 100
-        assert card.whole or set(request.capabilities) <= set(wishes.WITH_A_SHARE)
-        assert card.whole or not request.exclusive
+    assert len(request.gpus) <= value_parsers.MAX_GPUS
+    assert not request.every_gpu or len(request.gpus) == 1
+    assert request.policy in value_parsers.POLICIES
+    assert request.priority_class in value_parsers.CLASSES
+    assert request.placement in (None, *value_parsers.PLACEMENTS)
+    assert request.capabilities and set(request.capabilities) <= set(value_parsers.CAPABILITIES)
+    assert request.narrow_to is None or len(request.narrow_to) <= value_parsers.MAX_GPUS
+    named = [gpu.device for gpu in request.gpus if gpu.device is not None]
+    assert len(set(named)) == len(named) <= len(request.gpus)
+    for gpu in request.gpus:
+        assert gpu.memory_mib is None or gpu.memory_percent is None
+        assert gpu.memory_mib is None or 1 <= gpu.memory_mib <= units.MAX_MEMORY_MIB
+        assert gpu.memory_percent is None or 1 <= gpu.memory_percent <= 100
+        assert gpu.compute is None or 1 <= gpu.compute <= 100
+        assert gpu.whole or set(request.capabilities) <= set(value_parsers.WITH_A_SHARE)
+        assert gpu.whole or not request.exclusive
         if request.compute_limit is not None:
-            assert request.policy == "burst-share" and (card.compute or 0) <= request.compute_limit <= 100
-    assert request.compute_limit is None or any(card.compute for card in request.cards)
+            assert request.policy == "burst-share" and (gpu.compute or 0) <= request.compute_limit <= 100
+    assert request.compute_limit is None or any(gpu.compute for gpu in request.gpus)

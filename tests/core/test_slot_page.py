@@ -1,4 +1,4 @@
-"""The slot file: the host finds what the stand-in's header puts there, and takes any bytes for what they are."""
+"""The slot file: the host finds what the shim's header puts there, and takes any bytes for what they are."""
 
 import random
 import struct
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.core import slot_page
-from oci_hook.core.card_page import SLOT_FILE_SIZE
+from oci_hook.core.gpu_page import SLOT_FILE_SIZE
 from oci_hook.core.slot_page import Gate, parse
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
@@ -35,7 +35,7 @@ GATE = Gate(7.0, 8.0, 150, 3, tuple(range(16)), 2.0, "frozen", 9.0, 2, 0.003)
 
 
 def made(**words: int) -> bytes:
-    """A slot file as the stand-in writes it."""
+    """A slot file as the shim writes it."""
     head = {"charged": 7, "mode": 4, "by": 2, "counts": 1, "since": 9, "bound": 3, "wanted": 8, "waited": 2, **words}
     n = {name: value * 10**9 for name, value in head.items()}
     n |= {name: head[name] for name in ("mode", "by", "counts")} | {"bound": head["bound"] * 10**6}
@@ -58,12 +58,12 @@ def test_python_reads_what_c_wrote(tmp_path: Path) -> None:
 
 
 def test_times_are_this_machines() -> None:
-    """On a slowed-down card; waits are in real time as they are."""
+    """On a slowed-down GPU; waits are in real time as they are."""
     slow = parse(made(), 10)
     assert slow == GATE.replace(charged=70.0, wanted=80.0, since=90.0, preempt_bound=0.03)
 
 
-def test_a_stand_in_that_counts_no_waits() -> None:
+def test_a_shim_that_counts_no_waits() -> None:
     assert parse(made(counts=0, wanted=0, waited=0)) == GATE.replace(wanted=None, waits=None, waited=0.0)
 
 

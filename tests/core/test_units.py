@@ -21,7 +21,7 @@ def test_percent(text: str) -> None:
     assert units.percent(text) == int(text.rstrip("%"))
 
 
-def test_memory_with_a_percent_sign_is_a_part_of_the_card() -> None:
+def test_memory_with_a_percent_sign_is_a_part_of_the_gpu() -> None:
     assert units.memory("30%") == ("percent", 30)
 
 

@@ -1,4 +1,4 @@
-"""An install with simulated cards and a runc of its own, for tests that run real programs in real containers."""
+"""An install with simulated GPUs and a runc of its own, for tests that run real programs in real containers."""
 
 import json
 import os
@@ -16,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
+from oci_hook.discovery import elf
 from oci_hook.engines import prefix as installs
-from oci_hook.node import elf, share
+from oci_hook.ledger import slot_files
 from oci_hook.sim import driver_root
 from scripts import tiny_image
 from tests.conftest import Runc
@@ -30,7 +31,7 @@ GLIBC = ["-target", f"{ARCH}-linux-gnu.2.17"]  # starts in every image with a C 
 MUSL = ["-target", f"{ARCH}-linux-musl", "-dynamic"]
 
 LIMIT_MIB = 1024
-CARD_MIB = 8192
+GPU_MIB = 8192
 CONTEXT_MIB = driver_root.CONTEXT_MIB
 SHARE = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": f"{LIMIT_MIB}Mi"}
 Edit = Callable[[dict[str, Any]], object]
@@ -45,7 +46,7 @@ def compile_client(out: Path, *args: str, target: Sequence[str] = GLIBC) -> Path
 
 
 class Stage:
-    """Two simulated cards of 8 GiB; containers get 1 GiB of the first."""
+    """Two simulated GPUs of 8 GiB; containers get 1 GiB of the first."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         """options: more of `gpu-hook sim up`."""
@@ -55,9 +56,9 @@ class Stage:
         up = [
             "sim",
             "up",
-            *([] if "--cards" in options else ["--cards", "2"]),
+            *([] if "--gpus" in options else ["--gpus", "2"]),
             "--memory",
-            f"{CARD_MIB}Mi",
+            f"{GPU_MIB}Mi",
             "--prefix",
             str(self.prefix),
             *options,
@@ -116,17 +117,17 @@ class Stage:
         return done.stderr
 
     def used_mib(self) -> int:
-        """What the card itself says is in use, asked on the host: contexts of the driver included."""
+        """What the GPU itself says is in use, asked on the host: contexts of the driver included."""
         code = (
             "import pynvml as n; n.nvmlInit();"
             "print(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).used >> 20)"
         )
-        env = {"GPU_HOOK_SIM_CARDS": str(self.state / "sim/cards"), "LD_LIBRARY_PATH": str(self.driver)}
+        env = {"GPU_HOOK_SIM_GPUS": str(self.state / "sim/gpus"), "LD_LIBRARY_PATH": str(self.driver)}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         return int(done.stdout)
 
     def held(self, command: Sequence[str], program: str | None = None) -> "Held":
-        """Run a filling client; what it got and what the card says while it has it."""
+        """Run a filling client; what it got and what the GPU says while it has it."""
         pipe = subprocess.PIPE
         runtime = [program or self.program, "--root", str(self.runc.root)]
         with subprocess.Popen([*runtime, *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
@@ -151,12 +152,12 @@ class Stage:
 
     def close(self) -> None:
         self.runc.close()
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Held:
-    """What a filling client said, and the card's use while it held what it got (MiB)."""
+    """What a filling client said, and the GPU's use while it held what it got (MiB)."""
 
     def __init__(self, output: str, used: int) -> None:
         self.output = output
@@ -166,13 +167,13 @@ class Held:
         self.code = int(words.get("code", -1))
 
     def __repr__(self) -> str:
-        return f"granted {self.granted} MiB, code {self.code}, on the card {self.used} MiB: {self.output!r}"
+        return f"granted {self.granted} MiB, code {self.code}, on the GPU {self.used} MiB: {self.output!r}"
 
 
 def stopped_at_the_limit(held: Held, limit: int = LIMIT_MIB) -> None:
     """It got what it was granted, no byte more, and was told CUDA_ERROR_OUT_OF_MEMORY.
 
-    What the card itself counts is within the limit: the driver's context is part of it.
+    What the GPU itself counts is within the limit: the driver's context is part of it.
     """
     assert held.code == 2, held
     assert held.granted <= limit and held.used <= limit, held

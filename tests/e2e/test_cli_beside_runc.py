@@ -58,7 +58,7 @@ def test_explain_tells_what_create_does(prefix: Install, bundle: Bundle, runc: R
     plan = {step.replace("/KEY/", f"/{grant.key}/") for step in told["plan"] if not step.startswith("env -")}
     plan = {step.split(" (")[0] if step.startswith("tmpfs") else step for step in plan}
     assert as_steps(before, config(folder)) == plan
-    assert [card["share"] for card in told["cards"] if card["share"]] == [share.fields() for share in grant.shares]
+    assert [gpu["share"] for gpu in told["gpus"] if gpu["share"]] == [share.fields() for share in grant.shares]
     # Told again, of the edited bundle: the same, but for the room and the slot that are taken.
     again = answer(prefix, "explain", "--spec", str(folder / "config.json"))
     assert [step.replace("/slot/01 ", "/slot/00 ") for step in again["plan"]] == told["plan"] and MARKER in config(
@@ -73,8 +73,8 @@ def test_ps_and_release_through_a_containers_life(prefix: Install, bundle: Bundl
     assert runc("start", id).returncode == 0
     (grant,) = answer(prefix, "ps")["grants"]
     assert (grant["container"], grant["bundle"], grant["pid"]) == (id, str(folder), runc.pid(id))
-    (card,) = grant["cards"]
-    assert (card["index"], card["uuid"], card["memory_mib"], card["compute"]) == (1, UUIDS[1], 6144, 20)
+    (gpu,) = grant["gpus"]
+    assert (gpu["index"], gpu["uuid"], gpu["memory_mib"], gpu["compute"]) == (1, UUIDS[1], 6144, 20)
 
     (error,) = answer(prefix, "release", id, status=1)["errors"]
     assert error["code"] == "GH-407" and id in error["message"]

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.test_driver_files import debian_driver
 
-from oci_hook.node import driver_files, inventory
+from oci_hook.discovery import driver_files, inventory
 from tests.conftest import Bundle, Install, Runc
 from tests.e2e.fetched import nvidia, wheel
 from tests.e2e.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
-from tests.node.test_driver_files import debian_driver
 
 __all__ = ["debian_driver"]  # a fixture
 
@@ -78,7 +78,7 @@ def python(stage: Stage) -> Python:
 
 @pytest.fixture
 def holder(stage: Stage, python: Python) -> Iterator[str]:
-    """A container that holds 300 MiB with its context, beside a neighbour of 700 MiB on the same card."""
+    """A container that holds 300 MiB with its context, beside a neighbour of 700 MiB on the same GPU."""
     neighbour = python.holder(700 - CONTEXT_MIB)
     id = python.holder(300 - CONTEXT_MIB)
     yield id
@@ -118,7 +118,7 @@ def test_nvitop(stage: Stage, holder: str) -> None:
 def test_nvidia_smi(stage: Stage, python: Python, holder: str) -> None:
     """NVIDIA's own program: its table, its queries; and what it may not change.
 
-    The table's list of processes comes from an internal table of NVML, which is empty on simulated cards.
+    The table's list of processes comes from an internal table of NVML, which is empty on simulated GPUs.
     """
     (program,) = (p for p in nvidia().rglob("nvidia-smi") if p.is_file() and p.stat().st_size > 100000)
     shutil.copy(program, python.root / "tmp/nvidia-smi")
@@ -158,7 +158,7 @@ def test_numba(python: Python) -> None:
 
 @pytest.fixture
 def real(native: Path, tmp_path: Path, debian_driver: Path, no_new_devices: None) -> Install:
-    """An install whose driver is the real one of Debian, on a machine without its card."""
+    """An install whose driver is the real one of Debian, on a machine without its GPU."""
     made = Install(tmp_path)
     found = driver_files.find(str(debian_driver))
     made.set(driver_root=str(debian_driver))
@@ -174,10 +174,10 @@ def real(native: Path, tmp_path: Path, debian_driver: Path, no_new_devices: None
     return made
 
 
-def test_real_driver_without_a_card(real: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
-    """The stand-ins over the real libraries: they load, their every symbol is found, and they say what those say.
+def test_real_driver_without_a_gpu(real: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    """The shims over the real libraries: they load, their every symbol is found, and they say what those say.
 
-    nvidia-smi reads NVML's internal tables, which are passed on; without a card it can only say that there is none.
+    nvidia-smi reads NVML's internal tables, which are passed on; without a GPU it can only say that there is none.
     """
     root = glibc_image(tmp_path / "image")
     compile_client(root / "bin/route", "route.c", "-ldl")

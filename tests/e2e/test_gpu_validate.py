@@ -1,4 +1,4 @@
-"""The script for a real card runs to its end on the simulated one, and refuses politely where there is none."""
+"""The script for a real GPU runs to its end on the simulated one, and refuses politely where there is none."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ CALIBRATION = Path(driver_root.__file__).with_name("calibration.json")
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_runs_to_its_end_on_a_simulated_card(native: Path, tmp_path: Path) -> None:
+def test_runs_to_its_end_on_a_simulated_gpu(native: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     r = subprocess.run(
         [sys.executable, SCRIPT, "--simulated", "--out", out], capture_output=True, text=True, timeout=300
@@ -47,7 +47,7 @@ def test_runs_to_its_end_on_a_simulated_card(native: Path, tmp_path: Path) -> No
     ],
 )
 def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, first: str, last: str) -> None:
-    """Their figures are judged on a card only; here nothing may fail but the card's own properties."""
+    """Their figures are judged on a GPU only; here nothing may fail but the GPU's own properties."""
     out = tmp_path / "result.json"
     argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", run, "--out", out]
     r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
@@ -59,7 +59,7 @@ def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, f
     assert (results["run"], results["simulated"]) == (run, True)
     assert list(phases)[:3] == ["environment", "inventory", first] and list(phases)[-1] == last
     if run == "shares":
-        assert abs(phases["native: 70/30"]["efficiency"] - 0.92) < 0.1  # both sharers are on one card
+        assert abs(phases["native: 70/30"]["efficiency"] - 0.92) < 0.1  # both sharers are on one GPU
         assert phases["gpu-hook: 70/30"]["error"] < 8 < phases["native: 70/30"]["error"]
         assert phases["verdict"]["rows"] == 3
     if run == "physics":
@@ -75,8 +75,8 @@ def test_predictions_are_of_the_committed_calibration() -> None:
     assert len(predictions["shares"]) > 30 and len(predictions["priority"]) > 15
 
 
-@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a card")
-def test_refuses_politely_without_a_card(tmp_path: Path) -> None:
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a GPU")
+def test_refuses_politely_without_a_gpu(tmp_path: Path) -> None:
     r = subprocess.run([sys.executable, SCRIPT, "--out", tmp_path / "x"], capture_output=True, text=True, timeout=60)
     assert r.returncode == 2
     assert "no NVIDIA driver is loaded here" in r.stderr
@@ -85,7 +85,7 @@ def test_refuses_politely_without_a_card(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/driver/nvidia/version").exists(), reason="needs a real NVIDIA driver and card")
-def test_holds_on_a_real_card(native: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/driver/nvidia/version").exists(), reason="needs a real NVIDIA driver and GPU")
+def test_holds_on_a_real_gpu(native: Path, tmp_path: Path) -> None:
     r = subprocess.run([sys.executable, SCRIPT, "--out", tmp_path / "x"], capture_output=True, text=True, timeout=600)
     assert r.returncode == 0, r.stdout + r.stderr

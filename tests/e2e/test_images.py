@@ -82,7 +82,7 @@ def own_libcuda(stage: Stage, at: Path) -> None:
 # C libraries and folders
 
 
-def test_stand_ins_ask_for_symbols_of_2012_at_most(native: Path) -> None:
+def test_shims_ask_for_symbols_of_2012_at_most(native: Path) -> None:
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         minors = [int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", (native / name).read_bytes())]
         assert minors and max(minors) <= 17

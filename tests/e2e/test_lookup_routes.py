@@ -1,6 +1,6 @@
 """Every way in which programs find the driver's functions, in a real container: each is stopped at the limit.
 
-The programs run on an image with the host's C library; what they hold is read from the simulated card itself.
+The programs run on an image with the host's C library; what they hold is read from the simulated GPU itself.
 """
 
 import os
@@ -88,9 +88,9 @@ def test_proc_address(stage: Stage, container: str, ask: str, version: int, flag
 
 @pytest.mark.parametrize("static", (True, False))
 def test_cuda_runtime_library(stage: Stage, rootfs: Path, container: str, static: bool) -> None:
-    """CUDA's own runtime library loads the stand-in and nothing beside it.
+    """CUDA's own runtime library loads the shim and nothing beside it.
 
-    It then asks the driver for tables that only the real one has, so it ends there on simulated cards; how it asks for
+    It then asks the driver for tables that only the real one has, so it ends there on simulated GPUs; how it asks for
     functions is among the routes of cuGetProcAddress.
     """
     folder = wheel("nvidia-cuda-runtime-cu12") / "nvidia/cuda_runtime/lib"
@@ -105,7 +105,7 @@ def test_cuda_runtime_library(stage: Stage, rootfs: Path, container: str, static
 
 
 def test_ldconfig(stage: Stage, rootfs: Path) -> None:
-    """Images that call ldconfig when they start find the stand-in in its list, and its links lead to the stand-in."""
+    """Images that call ldconfig when they start find the shim in its list, and its links lead to the shim."""
     for file in ("sbin/ldconfig", "etc/ld.so.conf"):
         (rootfs / file).parent.mkdir(exist_ok=True)
     shutil.copy(shutil.which("ldconfig", path="/sbin:/usr/sbin") or "", rootfs / "sbin/ldconfig")
@@ -184,7 +184,7 @@ def memory(mib: int) -> dict[str, str]:
     return {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": f"{mib}Mi"}
 
 
-def test_a_whole_card_is_not_limited(stage: Stage, rootfs: Path) -> None:
-    """The clients can fail: without a limit they take the card."""
+def test_a_whole_gpu_is_not_limited(stage: Stage, rootfs: Path) -> None:
+    """The clients can fail: without a limit they take the GPU."""
     held = stage.fill(rootfs, "route-linked", "direct", "cuMemAlloc_v2", annotations={"gpu-hook.io/devices": "1"})
     assert held.code == 2 and held.granted > 4096, held

@@ -1,4 +1,4 @@
-"""MIG devices as cards, from NVML to the program in the container: card 0 of the simulated driver is split."""
+"""MIG devices as GPUs, from NVML to the program in the container: GPU 0 of the simulated driver is split."""
 
 import json
 import re
@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.core.inventory import Card, CardNode, Inventory
-from oci_hook.node import inventory, store
-from oci_hook.node import settings as node_settings
+from oci_hook.config import settings as node_settings
+from oci_hook.core.inventory import Gpu, GpuNode, Inventory
+from oci_hook.discovery import inventory
+from oci_hook.ledger import store
 from tests.e2e.stage import Stage, compile_client, glibc_image, stopped_at_the_limit
 from tests.e2e.test_nvidia_runtime import mknod
 
@@ -25,11 +26,11 @@ class Split(Stage):
         super().__init__(folder, "--mig", "3g.4gb,1g.1gb")
         self.inventory: Inventory = inventory.load(node_settings.load(str(self.prefix)))
 
-    def card(self, address: str) -> Card:
-        return next(card for card in self.inventory.cards if card.address == address)
+    def gpu(self, address: str) -> Gpu:
+        return next(gpu for gpu in self.inventory.gpus if gpu.address == address)
 
-    def nodes(self, address: str) -> list[CardNode]:
-        return [node for node in self.inventory.nodes if node.uuid == self.card(address).uuid]
+    def nodes(self, address: str) -> list[GpuNode]:
+        return [node for node in self.inventory.nodes if node.uuid == self.gpu(address).uuid]
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +47,11 @@ def image(stage: Split) -> Path:
     return root
 
 
-def test_the_split_card_is_offered_by_its_parts_alone(stage: Split) -> None:
-    cards = stage.inventory.cards
-    assert [card.address for card in cards] == ["0:0", "0:1", "1"]
-    assert [card.memory_mib for card in cards] == [4096, 1024, 8192]
-    big, small, whole = cards
+def test_the_split_gpu_is_offered_by_its_parts_alone(stage: Split) -> None:
+    gpus = stage.inventory.gpus
+    assert [gpu.address for gpu in gpus] == ["0:0", "0:1", "1"]
+    assert [gpu.memory_mib for gpu in gpus] == [4096, 1024, 8192]
+    big, small, whole = gpus
     assert big.uuid.startswith("MIG-") and big.parent == small.parent and big.parent.startswith("GPU-")
     assert (big.minor, small.minor, whole.minor, whole.parent) == (0, 0, 1, "")
     assert "MIG 3g.4gb" in big.name
@@ -62,7 +63,7 @@ def test_the_split_card_is_offered_by_its_parts_alone(stage: Split) -> None:
 
 @pytest.mark.parametrize("by", ["address", "uuid"])
 def test_a_container_has_its_device_and_nothing_of_the_other(stage: Split, image: Path, by: str) -> None:
-    ask = {"NVIDIA_VISIBLE_DEVICES": getattr(stage.card("0:1"), by), "gpu-hook.io/memory": "512Mi"}
+    ask = {"NVIDIA_VISIBLE_DEVICES": getattr(stage.gpu("0:1"), by), "gpu-hook.io/memory": "512Mi"}
     theirs = stage.nodes("0:0")[0]
     mine = stage.nodes("0:1")[0]
     script = f"""env | grep VISIBLE; ls /dev /dev/nvidia-caps /dev/nvidia-sim
@@ -73,7 +74,7 @@ def test_a_container_has_its_device_and_nothing_of_the_other(stage: Split, image
     done = stage.run(image, "/bin/sh", "-c", script, annotations=ask, edit=mknod)
     assert done.returncode == 0, done.stderr
     said = done.stdout
-    assert f"NVIDIA_VISIBLE_DEVICES={stage.card('0:1').uuid}\n" in said
+    assert f"NVIDIA_VISIBLE_DEVICES={stage.gpu('0:1').uuid}\n" in said
     assert re.findall(r"^nvidia-cap\d+$", said, re.M) == ["nvidia-cap21", "nvidia-cap22"]
     assert "nvidia0\n" in said and "nvidia1\n" not in said
     assert "195:0 open" in said and "195:1 closed" in said
@@ -81,7 +82,7 @@ def test_a_container_has_its_device_and_nothing_of_the_other(stage: Split, image
 
 
 def test_the_limit_is_of_the_device(stage: Split, image: Path) -> None:
-    """The stand-in finds its policy by what cuDeviceGetUuid_v2 says, which is the device's and not its card's."""
+    """The shim finds its policy by what cuDeviceGetUuid_v2 says, which is the device's and not its GPU's."""
     for address, limit in (("0:1", 512), ("0:0", 2048)):
         ask = {"gpu-hook.io/devices": address, "gpu-hook.io/memory": f"{limit}Mi"}
         held = stage.fill(image, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2", annotations=ask)
@@ -92,7 +93,7 @@ def test_the_whole_device_and_no_room_beside_it(stage: Split, image: Path) -> No
     ask = {"gpu-hook.io/devices": "0:1", "gpu-hook.io/exclusive": "true"}
     id = stage.start(image, annotations=ask)
     said = stage.refused(image, "GH-201", annotations={"gpu-hook.io/devices": "0:1", "gpu-hook.io/memory": "1Gi"})
-    assert "card 0:1 MIG-" in said
+    assert "GPU 0:1 MIG-" in said
     held = stage.exec(id, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2")
     assert held.code == 2 and 800 < held.granted < 1024, held
     stage.runc("delete", "--force", id)
@@ -101,7 +102,7 @@ def test_the_whole_device_and_no_room_beside_it(stage: Split, image: Path) -> No
 
 def test_what_is_refused(stage: Split, image: Path) -> None:
     share = {"gpu-hook.io/memory": "512Mi"}
-    assert "cards are 0:0, 0:1, 1" in stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0"})
+    assert "GPUs are 0:0, 0:1, 1" in stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0"})
     assert "0:7" in stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0:7"})
     other = stage.nodes("0:0")[0]
 
@@ -114,14 +115,14 @@ def test_what_is_refused(stage: Split, image: Path) -> None:
 
 
 @pytest.mark.parametrize("profiles", ["3g", "9g.1gb", "3g.4gb,3g.4gb,3g.4gb", "1g.9gb", "0g.1gb"])
-def test_profiles_that_no_card_has(stage: Split, profiles: str) -> None:
+def test_profiles_that_no_gpu_has(stage: Split, profiles: str) -> None:
     command = ["sim", "up", "--memory", "8Gi", "--prefix", str(stage.prefix), "--mig", profiles, "--json"]
     done = CliRunner().invoke(cli, command)
     assert done.exit_code != 0 and "GH-101" in done.output
     assert json.loads(CliRunner().invoke(cli, ["gpus", "--prefix", str(stage.prefix), "--json"]).output)
 
 
-def test_several_devices_of_one_card(stage: Split, image: Path) -> None:
+def test_several_devices_of_one_gpu(stage: Split, image: Path) -> None:
     ask = {"gpu-hook.io/devices": "0:0,0:1", "gpu-hook.io/memory": "512Mi"}
     done = stage.run(image, "/bin/ls", "/dev", "/dev/nvidia-caps", annotations=ask)
     assert done.returncode == 0, done.stderr

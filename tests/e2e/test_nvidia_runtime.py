@@ -1,6 +1,6 @@
 """Modes on-top and below: beside the NVIDIA runtime, in its CDI and in its legacy mode, with real runc.
 
-The other side is tests/e2e/nvidia/toolkit.py, which makes the edits and mounts that NVIDIA's makes, on simulated cards.
+The other side is tests/e2e/nvidia/toolkit.py, which makes the edits and mounts that NVIDIA's makes, on simulated GPUs.
 """
 
 import json
@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from oci_hook.core.inventory import CardNode
-from oci_hook.node import inventory, settings_compile, store
-from oci_hook.node import settings as node_settings
+from oci_hook.config import settings as node_settings
+from oci_hook.config import settings_compile
+from oci_hook.core.inventory import GpuNode
+from oci_hook.discovery import inventory
+from oci_hook.ledger import store
 from tests.conftest import REPO
-from tests.e2e.stage import CARD_MIB, MULTIARCH, SHARE, Stage, compile_client, glibc_image, stopped_at_the_limit
+from tests.e2e.stage import GPU_MIB, MULTIARCH, SHARE, Stage, compile_client, glibc_image, stopped_at_the_limit
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 TOOLKIT = Path(__file__).resolve().parent / "nvidia/toolkit.py"
@@ -43,9 +45,9 @@ class Beside(Stage):
             (self.driver / f"{name}.{self.version}").write_text(f"driver file {name}\n")
         settings = node_settings.load(str(self.prefix))
         found = inventory.load(settings)
-        self.cards = {c.uuid: c.minor for c in found.cards}
+        self.gpus = {c.uuid: c.minor for c in found.gpus}
         nodes = [
-            CardNode(c.uuid, "graphics", f"/dev/dri/renderD{128 + c.minor}", 226, 128 + c.minor) for c in found.cards
+            GpuNode(c.uuid, "graphics", f"/dev/dri/renderD{128 + c.minor}", 226, 128 + c.minor) for c in found.gpus
         ]
         inventory.save(settings, found.replace(nodes=tuple(nodes)))
 
@@ -65,7 +67,7 @@ class Beside(Stage):
             "root": str(self.prefix / "sim/root"),
             "folder": LIBDIR,
             "version": self.version,
-            "cards": self.cards,
+            "gpus": self.gpus,
             "more": MORE,
         }
         (self.toolkit / "conf.json").write_text(json.dumps(conf))
@@ -107,7 +109,7 @@ def mknod(spec: dict[str, Any]) -> None:
     spec["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "access": "m"})
 
 
-# For both cards and a DRM node: whether the kernel lets the open reach the (missing) driver.
+# For both GPUs and a DRM node: whether the kernel lets the open reach the (missing) driver.
 PROBE = """
 for n in 195:0 195:1 226:128 226:129; do
     mknod /probe-$n c ${n%:*} ${n#*:}; cat /probe-$n 2>&1 | grep -q 'not permitted' && echo $n closed || echo $n open
@@ -118,7 +120,7 @@ ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_limit_holds(stage: Beside, image: Path, mode: str) -> None:
-    """By every name that the other side makes, also where the image asks for all cards and all capabilities."""
+    """By every name that the other side makes, also where the image asks for all GPUs and all capabilities."""
     stage.use(mode)
     for name in ("libcuda.so.1", "libcuda.so", f"{LIBDIR}/libcuda.so.1", f"{LIBDIR}/libcuda.so.{stage.version}"):
         stopped_at_the_limit(stage.fill(image, "/bin/route", name, "cuMemAlloc_v2", env=ALL))
@@ -129,26 +131,26 @@ def test_the_limit_holds(stage: Beside, image: Path, mode: str) -> None:
 def test_what_the_container_has(stage: Beside, image: Path, mode: str) -> None:
     stage.use(mode)
     script = f"env; cd {LIBDIR}; md5sum libcuda* libnvidia-ml*; ls /dev /dev/dri; cat libGLX_nvidia*; {PROBE}"
-    # "all" in below: the other side has given both cards, and takes none of it back itself
+    # "all" in below: the other side has given both GPUs, and takes none of it back itself
     said = stage.say(image, script, env=ALL, edit=mknod)
-    uuid = next(iter(stage.cards))
+    uuid = next(iter(stage.gpus))
     assert f"NVIDIA_VISIBLE_DEVICES={uuid}\n" in said and "NVIDIA_DRIVER_CAPABILITIES=compute,utility\n" in said
     copies = {
         hash_
         for hash_, name in re.findall(r"^([0-9a-f]{32})  (lib\S+)", said, re.M)
         if name.startswith(("libcuda", "libnvidia-ml"))
     }
-    stand_ins = [stage.prefix / f"lib/stand-in/{name}.so.1" for name in ("libcuda", "libnvidia-ml")]
-    expected = {subprocess.run(["md5sum", s], capture_output=True, text=True).stdout.split()[0] for s in stand_ins}
+    shims = [stage.prefix / f"lib/shim/{name}.so.1" for name in ("libcuda", "libnvidia-ml")]
+    expected = {subprocess.run(["md5sum", s], capture_output=True, text=True).stdout.split()[0] for s in shims}
     assert copies == expected
     assert "nvidia0" in said and not re.search(r"^nvidia1$", said, re.M)
     assert "195:0 open" in said and "195:1 closed" in said and "226:129 closed" in said
-    assert "driver file libGLX" not in said, "graphics reach the card past the stand-ins"
+    assert "driver file libGLX" not in said, "graphics reach the GPU past the shims"
     assert not (image / "etc/compat-was-enabled").exists() or mode == "on-top cdi"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_whole_cards_keep_what_the_other_side_brings(stage: Beside, image: Path, mode: str) -> None:
+def test_whole_gpus_keep_what_the_other_side_brings(stage: Beside, image: Path, mode: str) -> None:
     stage.use(mode)
     ask = {"gpu-hook.io/devices": "1", "gpu-hook.io/exclusive": "true"}
     env = ALL if "below" in mode else {}
@@ -157,7 +159,7 @@ def test_whole_cards_keep_what_the_other_side_brings(stage: Beside, image: Path,
     assert "driver file libnvidia-ptxjitcompiler" in said
     assert "nvidia1" in said and "195:1 open" in said and "195:0 closed" in said
     held = stage.fill(image, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2", annotations=ask, env=env)
-    assert held.code == 2 and held.granted > CARD_MIB * 8 // 10, held
+    assert held.code == 2 and held.granted > GPU_MIB * 8 // 10, held
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -165,7 +167,7 @@ def test_whole_cards_keep_what_the_other_side_brings(stage: Beside, image: Path,
     "annotations",
     [{}, {"io.kubernetes.cri.container-type": "sandbox"}, {"io.kubernetes.cri.container-type": "sandbox", **SHARE}],
 )
-def test_who_asks_for_nothing_gets_no_card(
+def test_who_asks_for_nothing_gets_no_gpu(
     stage: Beside, image: Path, mode: str, annotations: Mapping[str, str]
 ) -> None:
     """An image that says `all`, an old image, and a container that says it is a pause container."""
@@ -247,7 +249,7 @@ def test_a_mode_that_does_not_fit_what_is_found(stage: Beside, image: Path) -> N
     stage.use("standalone")
 
 
-def test_another_card_by_flag(stage: Beside, image: Path) -> None:
+def test_another_gpu_by_flag(stage: Beside, image: Path) -> None:
     """What the user adds to the devices is refused where it is for sure not the other side's."""
 
     def wildcard(spec: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Compute shares end to end: real containers through the runtime wrapper, the shipped stand-in, one simulated card.
+"""Compute shares end to end: real containers through the runtime wrapper, the shipped shim, one simulated GPU.
 
 Loose bounds, since others may use this machine; scripts/bench share and priority measure.
 """
@@ -18,43 +18,43 @@ import priority as bench_priority
 import share as bench_share
 from load import cells, stage
 
-from tests.gate.cards import settles, until
+from tests.gate.gpus import settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 SATURATED = {"kernel": 80, "sigma": 0.5}
 
 
 @pytest.fixture(scope="module")
-def card(native: Path) -> Iterator[Any]:
-    made = stage.Stage(cards=1, scale=5)
+def gpu(native: Path) -> Iterator[Any]:
+    made = stage.Stage(gpus=1, scale=5)
     yield made
     made.close()
 
 
-def test_weights_of_the_annotations_hold_and_the_bare_driver_has_none(card: Any) -> None:
+def test_weights_of_the_annotations_hold_and_the_bare_driver_has_none(gpu: Any) -> None:
     cell = cells.Cell("", "saturated", {**SATURATED, "weight": 75}, {**SATURATED, "weight": 25}, seconds=1, warm=0.8)
 
     def figures(native: bool) -> Any:
-        return cells.judge(cell, cells.measure(card, cell, 0, native), [1.0, 1.0])
+        return cells.judge(cell, cells.measure(gpu, cell, 0, native), [1.0, 1.0])
 
     settles(lambda: figures(native=False), lambda got: got["error"] < 6 and got["efficiency"] > 0.85, 4)
     settles(lambda: figures(native=True), lambda got: got["error"] > 15, 4)
 
 
-def test_a_fixed_share_is_a_cap(card: Any) -> None:
+def test_a_fixed_share_is_a_cap(gpu: Any) -> None:
     cell = cells.Cell("", "cap", {**SATURATED, "cap": 30}, seconds=1, warm=0.5)
     settles(
-        lambda: cells.judge(cell, cells.measure(card, cell, 0, False), [1.0])["cap_error"],
+        lambda: cells.judge(cell, cells.measure(gpu, cell, 0, False), [1.0])["cap_error"],
         lambda error: abs(error) < 5,
         4,
     )
 
 
-def test_offline_work_makes_room_and_loses_nothing(card: Any) -> None:
+def test_offline_work_makes_room_and_loses_nothing(gpu: Any) -> None:
     pair = bench_priority.Pair(20, "80 us")
 
     def measured() -> tuple[float, float]:
-        got = bench_priority.measure_pair(card, pair, 8, False, 0)
+        got = bench_priority.measure_pair(gpu, pair, 8, False, 0)
         assert got["checksum_ok"] and len(got["latency_ms"]) == 8 and min(got["latency_ms"]) > 3.5
         return sorted(got["latency_ms"])[4], got["low_gpu_time"]
 
@@ -62,59 +62,59 @@ def test_offline_work_makes_room_and_loses_nothing(card: Any) -> None:
     settles(measured, lambda got: got[0] < 1.6 * 3.7 and got[1] > 0.6, 4)
 
 
-def test_a_linger_of_the_settings_is_kept_to(card: Any) -> None:
+def test_a_linger_of_the_settings_is_kept_to(gpu: Any) -> None:
     """100 ms as qGPU has it, or as long as the gaps advise; it counts for containers that start from now on."""
     fixed = bench_priority.Pair(5, "80 us", 100)
 
     def released(pair: Any, requests: int) -> list[float]:
-        got = sorted(bench_priority.measure_pair(card, pair, requests, False, 0)["release_ms"])
+        got = sorted(bench_priority.measure_pair(gpu, pair, requests, False, 0)["release_ms"])
         assert got
         return got
 
     try:
-        bench_priority.set_linger(card, fixed.linger)
+        bench_priority.set_linger(gpu, fixed.linger)
         settles(lambda: released(fixed, 4), lambda got: min(got) > 99 and got[len(got) // 2] < 115, 4)
     finally:
-        bench_priority.set_linger(card, 0)
+        bench_priority.set_linger(gpu, 0)
     adaptive = bench_priority.Pair(20, "80 us")
     settles(lambda: released(adaptive, 8), lambda got: got[len(got) // 2] < 15, 4)
 
 
-def test_freeze_and_resume_lose_nothing(card: Any) -> None:
+def test_freeze_and_resume_lose_nothing(gpu: Any) -> None:
     """By the command line, twice; then its commands have all ended, once and in order."""
-    annotations = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": card.memory}
-    with card.tenant(0, annotations) as batch:
+    annotations = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": gpu.memory}
+    with gpu.tenant(0, annotations) as batch:
         batch.run("trace=1 ends=1 kernel=80 sigma=0.5")
         for _ in range(2):
             goes_on(batch)
-            card.cli("freeze", batch.name)
+            gpu.cli("freeze", batch.name)
             until(lambda: stands_still(batch))
-            (grant,) = json.loads(card.cli("ps", "--json"))["grants"]
+            (grant,) = json.loads(gpu.cli("ps", "--json"))["grants"]
             assert (grant["state"], grant["frozen_by"]) == ("frozen", "freeze")
-            card.cli("resume", batch.name)
+            gpu.cli("resume", batch.name)
         goes_on(batch)
         (result,) = batch.stop()
     assert result["retired"] == result["launches"] and result["fold"] == bench_priority.fold(result["retired"])
 
 
-def test_ps_says_who_keeps_a_container_out(card: Any) -> None:
+def test_ps_says_who_keeps_a_container_out(gpu: Any) -> None:
     """Online work that never ends: the offline container starves, but not silently."""
-    shares = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": card.memory}
+    shares = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": gpu.memory}
     with (
-        card.tenant(0, {**shares, "gpu-hook.io/class": "offline"}) as batch,
-        card.tenant(0, {**shares, "gpu-hook.io/class": "online"}) as web,
+        gpu.tenant(0, {**shares, "gpu-hook.io/class": "offline"}) as batch,
+        gpu.tenant(0, {**shares, "gpu-hook.io/class": "online"}) as web,
     ):
         batch.run("trace=1 kernel=80")
         until(lambda: batch.launches()[0] > 100)
         web.run("trace=1 kernel=80")
         until(lambda: web.launches()[0] > 100)
         until(lambda: stands_still(batch))
-        said = {g["container"]: g for g in json.loads(card.cli("ps", "--json"))["grants"]}
+        said = {g["container"]: g for g in json.loads(gpu.cli("ps", "--json"))["grants"]}
         assert said[batch.name]["state"] == "suspended" and said[batch.name]["frozen_by"] == web.name, said
         assert said[batch.name]["frozen_since"] and said[web.name]["state"] == "running"
         web.stop()
         goes_on(batch)
-        states = {g["container"]: g["state"] for g in json.loads(card.cli("ps", "--json"))["grants"]}
+        states = {g["container"]: g["state"] for g in json.loads(gpu.cli("ps", "--json"))["grants"]}
         assert states == {batch.name: "running", web.name: "running"}
 
 
@@ -129,8 +129,8 @@ def stands_still(container: Any) -> bool:
     return bool(time.monotonic_ns() - at > 5e8 and container.launches()[0] == count)
 
 
-def test_the_other_goes_on_when_one_is_killed(card: Any) -> None:
-    settles(lambda: sorted(bench_share.takeover(card, "kill", 8, 99, 1, 0)), lambda took: took[len(took) // 2] < 20, 4)
+def test_the_other_goes_on_when_one_is_killed(gpu: Any) -> None:
+    settles(lambda: sorted(bench_share.takeover(gpu, "kill", 8, 99, 1, 0)), lambda took: took[len(took) // 2] < 20, 4)
 
 
 def test_the_checksum_tells_what_is_lost_doubled_or_swapped() -> None:

@@ -1,4 +1,4 @@
-"""Several cards by their distance, from NVML and /sys to the nodes in the container; simulated cards."""
+"""Several GPUs by their distance, from NVML and /sys to the nodes in the container; simulated GPUs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.node import inventory, store
-from oci_hook.node import settings as node_settings
+from oci_hook.config import settings as node_settings
+from oci_hook.discovery import inventory
+from oci_hook.ledger import store
 from scripts import tiny_image
 from tests.e2e.stage import Stage
 
@@ -18,13 +19,13 @@ TWO = {"gpu-hook.io/gpus": "2", "gpu-hook.io/memory": "1Gi"}
 
 @pytest.fixture
 def stage(native: Path, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path / "stage", "--cards", "4", "--numa", "0,1,0,1", "--nvlink", "2-3")
+    made = Stage(tmp_path / "stage", "--gpus", "4", "--numa", "0,1,0,1", "--nvlink", "2-3")
     yield made
     made.close()
 
 
 def given(stage: Stage, image: Path, annotations: dict[str, str]) -> list[int]:
-    """The cards of a new container, by the nodes that it has."""
+    """The GPUs of a new container, by the nodes that it has."""
     id = stage.start(image, annotations=annotations)
     names = stage.runc("exec", id, "ls", "/dev").stdout.split()
     return sorted(int(n.removeprefix("nvidia")) for n in names if n.removeprefix("nvidia").isdigit())
@@ -33,8 +34,8 @@ def given(stage: Stage, image: Path, annotations: dict[str, str]) -> list[int]:
 def test_nvlink_then_numa(stage: Stage, tmp_path: Path) -> None:
     image = tiny_image.busybox(tmp_path / "image")
     found = inventory.load(node_settings.load(str(stage.prefix)))
-    index = {card.uuid: card.index for card in found.cards}
-    assert [card.numa for card in found.cards] == [0, 1, 0, 1]
+    index = {gpu.uuid: gpu.index for gpu in found.gpus}
+    assert [gpu.numa for gpu in found.gpus] == [0, 1, 0, 1]
     near = {(index[a], index[b]): d for a, b, d in found.links}
     assert near == {(0, 1): 50, (0, 2): 40, (1, 2): 50, (0, 3): 50, (1, 3): 40, (2, 3): 1}
     assert given(stage, image, TWO) == [2, 3], "an NVLink wins over the NUMA node"
@@ -50,5 +51,5 @@ def test_nvlink_then_numa(stage: Stage, tmp_path: Path) -> None:
     "words", [("--numa", "0"), ("--numa", "0,x"), ("--nvlink", "0-0"), ("--nvlink", "0-2"), ("--nvlink", "0")]
 )
 def test_places_that_cannot_be(native: Path, stage: Stage, words: tuple[str, str]) -> None:
-    done = CliRunner().invoke(cli, ["sim", "up", "--cards", "2", "--prefix", str(stage.prefix), "--force", *words])
+    done = CliRunner().invoke(cli, ["sim", "up", "--gpus", "2", "--prefix", str(stage.prefix), "--force", *words])
     assert done.exit_code == 1 and "GH-101" in done.output

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from oci_hook.node import share
+from oci_hook.ledger import slot_files
 from oci_hook.sim.driver_root import CONTEXT_MIB
 from tests.conftest import REPO
 from tests.namespaces import Namespaces
@@ -25,24 +25,24 @@ sys.path.append(str(REPO / "scripts"))
 import tiny_image
 
 PACKAGES = os.path.realpath(yaml.__path__[0] + "/..")
-MEMORY_MIB = 8192  # of each of the two simulated cards
+MEMORY_MIB = 8192  # of each of the two simulated GPUs
 IMAGE = "gpu-hook.test/probe:1"
 PAUSE = "gpu-hook.test/pause:1"
 WAIT = 60  # seconds for a daemon to answer or end; on a busy machine it takes a while
 
-# Says what the container sees: its cards, its limit, and whether card 1's node can be opened.
+# Says what the container sees: its GPUs, its limit, and whether GPU 1's node can be opened.
 LOOK = """
 gpu-probe info
 gpu-probe fill 256
-mknod /tmp/card1 c 195 1
-cat </tmp/card1
+mknod /tmp/gpu1 c 195 1
+cat </tmp/gpu1
 cat </dev/nvidia0
 true
 """
 
 
 class Place:
-    """A hideout with an install, its simulated cards and an image's root file system, below a short path (sockets)."""
+    """A hideout with an install, its simulated GPUs and an image's root file system, below a short path (sockets)."""
 
     def __init__(self, native: Path, system: Path | None = None, first: str = "") -> None:
         """first: what else is to be done in its hideout."""
@@ -58,7 +58,7 @@ class Place:
         self.hideout = Hideout(system, first)
         try:
             self.gpu_hook("install", "--no-engines", "--state-dir", str(self.state))
-            self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{MEMORY_MIB}Mi")
+            self.gpu_hook("sim", "up", "--gpus", "2", "--memory", f"{MEMORY_MIB}Mi")
         except BaseException:
             self.close()
             raise
@@ -90,7 +90,7 @@ class Place:
         for folder, _, _ in sorted(os.walk("/sys/fs/cgroup"), reverse=True):
             if f"/{self.cgroup}" in folder:
                 until(lambda folder=folder: removed(folder), 10)  # type: ignore[misc]
-        share.drop(str(self.state))
+        slot_files.drop(str(self.state))
         shutil.rmtree(self.dir)
 
 
@@ -212,8 +212,8 @@ def run(*command: str, **more: object) -> "subprocess.CompletedProcess[str]":
 
 
 def saw_its_share(output: str, mib: int) -> None:
-    """What LOOK prints in a container that has `mib` of card 0, its context included, and nothing of card 1."""
+    """What LOOK prints in a container that has `mib` of GPU 0, its context included, and nothing of GPU 1."""
     filled = (mib - CONTEXT_MIB) // 256 * 256
     assert f"fill: {filled} MiB allocated in pieces of 256, then CUDA_ERROR_OUT_OF_MEMORY" in output, output
-    assert "card1: Operation not permitted" in output, output
-    assert "nvidia0: No such device or address" in output, output  # allowed; no driver answers for a simulated card
+    assert "gpu1: Operation not permitted" in output, output
+    assert "nvidia0: No such device or address" in output, output  # allowed; no driver answers for a simulated GPU

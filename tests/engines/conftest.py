@@ -1,4 +1,4 @@
-"""An install with simulated cards per test file and system, for engines that are started once."""
+"""An install with simulated GPUs per test file and system, for engines that are started once."""
 
 from collections.abc import Iterator
 from pathlib import Path

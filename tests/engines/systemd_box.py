@@ -16,7 +16,7 @@ GROUP = "/sys/fs/cgroup/unified"
 APART = "/tmp /var/tmp /home /root /srv"
 # A target of nothing, and no other unit to fall back on: this machine's services must not start here (its tmpfiles
 # would empty /tmp). These folders are read-only but for {own}. Sysctls are the machine's, so read-only too.
-# /dev/char has the cards as `gpus --refresh` makes them known where they are real; runc 1.1.5 looks there.
+# /dev/char has the GPUs as `gpus --refresh` makes them known where they are real; runc 1.1.5 looks there.
 BOOT = f"""
 for d in {{apart}}; do [ ! -d $d ] || mount --bind $d $d; done
 mount --bind {{own}} {{own}}
@@ -62,7 +62,7 @@ class Systemd:
             self.close()
             raise
         self.gpu_hook("install", "--no-engines", "--state-dir", state or f"{self.dir}/state")
-        self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{box.MEMORY_MIB}Mi")
+        self.gpu_hook("sim", "up", "--gpus", "2", "--memory", f"{box.MEMORY_MIB}Mi")
 
     def runs(self) -> bool:
         return self("systemctl", "is-system-running").stdout == "running\n"

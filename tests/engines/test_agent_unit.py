@@ -62,7 +62,7 @@ mknod /dev/probe c 195 0 && cat </dev/probe
 
 
 class Box(Systemd):
-    """systemd with an install, two simulated cards, a journal and the agent's unit, which does not run yet."""
+    """systemd with an install, two simulated GPUs, a journal and the agent's unit, which does not run yet."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place, "/opt/gpu-hook", "/run/gpu-hook", FIRST)
@@ -87,7 +87,7 @@ class Box(Systemd):
 
     def container(self, id: str) -> Any:
         """What it says of this one; an empty one while it knows none, or does not answer."""
-        nothing = {"state": "", "cards": [{"gate": None}], "findings": None}
+        nothing = {"state": "", "gpus": [{"gate": None}], "findings": None}
         return next((c for c in (self.node() or {}).get("containers", ()) if c["id"] == id), nothing)
 
     def journal(self, *match: str) -> list[Any]:
@@ -103,7 +103,7 @@ def systemd(place: Place) -> Iterator[Box]:
         for unit in ("gpu-hook-inventory", AGENT):
             started = made("systemctl", "start", unit)
             assert started.returncode == 0, started.stderr + made("journalctl").stdout
-        wait_for(lambda: (node := made.node()) and node["agent"]["nvml"] == "ok" and len(node["cards"]) == 2)
+        wait_for(lambda: (node := made.node()) and node["agent"]["nvml"] == "ok" and len(node["gpus"]) == 2)
         yield made
     finally:
         made.close()
@@ -152,16 +152,16 @@ def test_it_serves_containers_and_they_do_not_need_it(systemd: Box) -> None:
     honest = systemd.runc("exec", "--detach", "one", "gpu-probe", "launch", "2000", "100000")
     assert honest.returncode == 0, honest.stderr
     # By its account page, and by its slot file on a tmpfs that was mounted since the agent has a mount namespace.
-    wait_for(lambda: (gate := systemd.container("one")["cards"][0]["gate"]) and gate["launches"])
-    wait_for(lambda: (c := systemd.container("one"))["state"] == "running" and c["cards"][0]["used_mib"])
+    wait_for(lambda: (gate := systemd.container("one")["gpus"][0]["gate"]) and gate["launches"])
+    wait_for(lambda: (c := systemd.container("one"))["state"] == "running" and c["gpus"][0]["used_mib"])
     assert not systemd.journal("GPU_HOOK_CONTAINER=one") and systemd.shown("NRestarts") == "0"
 
     # A cheat beside it: the container's cgroup is frozen, and the journal can be asked for it.
     systemd.runc("exec", "--detach", "one", "bypass", "200")
     wait_for(lambda: '"status": "paused"' in systemd.runc("state", "one").stdout)
     wait_for(lambda: systemd.container("one")["state"] == "frozen")
-    entry = wait_for(lambda: systemd.journal("GPU_HOOK_CONTAINER=one", "GPU_HOOK_FINDING=no-stand-in"))[0]
-    assert entry["MESSAGE"].startswith("container one: no-stand-in on card ") and entry["MESSAGE"].endswith("; frozen")
+    entry = wait_for(lambda: systemd.journal("GPU_HOOK_CONTAINER=one", "GPU_HOOK_FINDING=no-shim"))[0]
+    assert entry["MESSAGE"].startswith("container one: no-shim on GPU ") and entry["MESSAGE"].endswith("; frozen")
     assert (entry["PRIORITY"], entry["_SYSTEMD_UNIT"]) == ("4", AGENT)
     assert not systemd.journal("GPU_HOOK_CONTAINER=another")
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.engines import edits, register
-from oci_hook.node import events
+from oci_hook.ledger import events
 
 
 class Machine:
@@ -58,7 +58,7 @@ def test_from_nothing_and_back(machine: Machine) -> None:
     assert not (machine.root / "etc").exists() and not machine.prefix.exists()
 
 
-def test_uninstall_leaves_no_simulated_card_no_event_and_no_lock(machine: Machine, tmp_path: Path) -> None:
+def test_uninstall_leaves_no_simulated_gpu_no_event_and_no_lock(machine: Machine, tmp_path: Path) -> None:
     machine.run("install")
     CliRunner().invoke(cli, ["sim", "up", "--prefix", str(machine.prefix)], catch_exceptions=False)
     events.record(str(machine.state), "ended", id="one")
@@ -234,7 +234,7 @@ def test_a_dry_run_with_every_option_changes_nothing(machine: Machine, systemd: 
     assert tree(tmp_path) == installed and systemd.read_text() == ""
 
 
-def test_an_engines_file_that_broke_meanwhile_is_not_ours_to_mend(machine: Machine) -> None:
+def test_an_engines_file_that_broke_meanwhile_is_not_ours_to_fix(machine: Machine) -> None:
     """An uninstall that cannot take its lines out takes nothing away, of no engine."""
     machine.run("install")
     machine.daemon_json.write_text(machine.daemon_json.read_text().replace("}\n}", "},\n}"))

@@ -36,7 +36,7 @@ state = "{dir}/run"
   [plugins."io.containerd.internal.v1.opt"]
     path = "{dir}/opt"
 """
-ONE_CARD = {"gpu-hook.io/devices": "0"}
+ONE_GPU = {"gpu-hook.io/devices": "0"}
 
 
 # Files that people have, and how a runtime handler must be told there.
@@ -172,7 +172,7 @@ def test_the_cri_plugin_starts_and_has_the_handler(place: Place, name: str) -> N
 
 
 def test_two_containers_of_a_pod_have_limits_of_their_own(containerd: Containerd) -> None:
-    asked = {**ONE_CARD, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/memory.trainer": "2Gi"}
+    asked = {**ONE_GPU, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/memory.trainer": "2Gi"}
     pod = containerd.pod(asked)
     assert containerd.place.grants() == []  # the pause container has the same annotations, and no share
     server, trainer = containerd.container(pod, "server"), containerd.container(pod, "trainer")
@@ -189,38 +189,38 @@ def test_every_spelling_reaches_the_runtime(containerd: Containerd) -> None:
     box.saw_its_share(containerd.look(containerd.container(pod, "main")), box.MEMORY_MIB // 4)
 
 
-def test_a_pod_that_asks_nothing_has_no_card(containerd: Containerd) -> None:
+def test_a_pod_that_asks_nothing_has_no_gpu(containerd: Containerd) -> None:
     pod = containerd.pod({"somebody.else/key": "1"})
     id = containerd.container(pod, "main", env={"NVIDIA_VISIBLE_DEVICES": "all"})
     assert "nvidia" not in containerd.cri.exec(id, "ls", "/dev", "/run")[1]
 
 
 def test_the_usual_handler_is_as_before(containerd: Containerd) -> None:
-    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "1Gi"}, handler="")
+    pod = containerd.pod({**ONE_GPU, "gpu-hook.io/memory": "1Gi"}, handler="")
     id = containerd.container(pod, "main")
     assert "nvidia" not in containerd.cri.exec(id, "ls", "/dev")[1]
     assert containerd.place.grants() == []
 
 
 def test_a_refusal_reaches_the_kubelet(containerd: Containerd) -> None:
-    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "99Gi"})
+    pod = containerd.pod({**ONE_GPU, "gpu-hook.io/memory": "99Gi"})
     with pytest.raises(grpc.RpcError) as refused:
         containerd.container(pod, "main")
     details = str(refused.value.details())  # type: ignore[attr-defined]
     assert "OCI runtime create failed" in details and "GH-201: " in details
 
 
-def test_two_pods_share_the_card_until_it_is_full(containerd: Containerd) -> None:
+def test_two_pods_share_the_gpu_until_it_is_full(containerd: Containerd) -> None:
     for _ in range(2):
-        pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "3Gi"})
+        pod = containerd.pod({**ONE_GPU, "gpu-hook.io/memory": "3Gi"})
         box.saw_its_share(containerd.look(containerd.container(pod, "main")), 3072)
-    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "3Gi"})
+    pod = containerd.pod({**ONE_GPU, "gpu-hook.io/memory": "3Gi"})
     with pytest.raises(grpc.RpcError, match="GH-201"):
         containerd.container(pod, "main")
 
 
 def test_a_restarted_container_gets_its_share_again(containerd: Containerd) -> None:
-    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "5Gi"})
+    pod = containerd.pod({**ONE_GPU, "gpu-hook.io/memory": "5Gi"})
     first = containerd.container(pod, "main")
     containerd.cri.call("StopContainer", id=first, timeout=0)
     containerd.cri.call("RemoveContainer", id=first)
@@ -230,7 +230,7 @@ def test_a_restarted_container_gets_its_share_again(containerd: Containerd) -> N
 
 
 def test_restart_of_containerd_keeps_containers(containerd: Containerd) -> None:
-    pod = containerd.pod({**ONE_CARD, "gpu-hook.io/memory": "1Gi"})
+    pod = containerd.pod({**ONE_GPU, "gpu-hook.io/memory": "1Gi"})
     id = containerd.container(pod, "main")
     before = containerd.place.holders()
     containerd.stop()

@@ -45,7 +45,7 @@ class Docker:
         return self.place.hideout.run("docker", "--host", self.socket, *args)
 
     def ask(self, mib: int) -> tuple[str, ...]:
-        """The flags of `docker run` by which a container asks for so much of card 0."""
+        """The flags of `docker run` by which a container asks for so much of GPU 0."""
         if self.annotations:
             return ("--annotation", "gpu-hook.io/devices=0", "--annotation", f"gpu-hook.io/memory={mib}")
         return ("-e", "NVIDIA_VISIBLE_DEVICES=0", "-e", f"T9K_GPU_MEMORY={mib}")
@@ -117,7 +117,7 @@ def test_a_container_has_its_share_and_nothing_else(docker: Docker) -> None:
     box.saw_its_share(done.stdout, 1024)
 
 
-def test_a_container_that_asks_nothing_has_no_card(docker: Docker) -> None:
+def test_a_container_that_asks_nothing_has_no_gpu(docker: Docker) -> None:
     env = ("-e", "NVIDIA_VISIBLE_DEVICES=all") if docker.annotations else ()
     done = docker.run(*env, script="ls /dev; ls /run")
     assert done.returncode == 0 and "nvidia" not in done.stdout and "gpu-hook" not in done.stdout

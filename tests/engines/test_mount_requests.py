@@ -26,8 +26,8 @@ def test_a_share_by_mounts(wary: Docker) -> None:
 
 
 def test_nvidias_mounts(wary: Docker) -> None:
-    card = "/dev/null:/var/run/nvidia-container-devices/1"
-    done = wary.run("-v", card, "-v", f"{REQUEST}/memory=1Gi", script="ls /dev")
+    gpu = "/dev/null:/var/run/nvidia-container-devices/1"
+    done = wary.run("-v", gpu, "-v", f"{REQUEST}/memory=1Gi", script="ls /dev")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nvidia1" in done.stdout and "nvidia0" not in done.stdout
 

@@ -1,6 +1,6 @@
 """docs/docker.md, containerd.md, podman.md and crio.md: every command, as a reader types it, against real engines.
 
-What differs from a reader's machine: the cards are simulated (`sim up` where the page says `gpus --refresh`), `ubuntu`
+What differs from a reader's machine: the GPUs are simulated (`sim up` where the page says `gpus --refresh`), `ubuntu`
 is the test's own image, and `systemctl restart` is a script that does it.
 """
 
@@ -58,7 +58,7 @@ class Page:
         return path
 
     def sh(self, text: str) -> "subprocess.CompletedProcess[str]":
-        text = text.replace("gpu-hook gpus --refresh ", "gpu-hook sim up --cards 2 ")
+        text = text.replace("gpu-hook gpus --refresh ", "gpu-hook sim up --gpus 2 ")
         script = f"set -e\nexport PATH={self.bin}:$PATH\ncd /\n{text}"
         return self.place.hideout.run("bash", "-c", script)
 

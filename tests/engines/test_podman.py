@@ -64,7 +64,7 @@ def test_a_container_has_its_share_and_nothing_else(podman: Podman) -> None:
 
 
 @pytest.mark.parametrize("runtime", ("gpu-hook", "runc"))
-def test_a_container_that_asks_nothing_has_no_card(podman: Podman, runtime: str) -> None:
+def test_a_container_that_asks_nothing_has_no_gpu(podman: Podman, runtime: str) -> None:
     done = podman.run("--env=NVIDIA_VISIBLE_DEVICES=all", script="ls /dev /run", runtime=runtime)
     assert done.returncode == 0, done.stderr
     assert "nvidia" not in done.stdout and "gpu-hook" not in done.stdout

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from oci_hook.config.settings import load
 from oci_hook.core import layout
 from oci_hook.engines import edits
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
-from oci_hook.node import lock
-from oci_hook.node.settings import load
+from oci_hook.linux import lock
 from tests.conftest import Bundle, Install, Runc
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")
@@ -72,7 +72,7 @@ def test_what_is_laid(place: Path) -> None:
     ]
     package = place / layout.LIB_DIR / "oci_hook"
     assert (package / "runtime.py").exists() and (package / "hook.py").exists()
-    assert not (package / "cli").exists() and not (package / "node/settings_compile.py").exists()
+    assert not (package / "cli").exists() and not (package / "config/settings_compile.py").exists()
     assert len(list((place / layout.LIB_DIR).glob("*.pack"))) == 1
 
 
@@ -105,7 +105,7 @@ def test_again_keeps_the_settings_and_renews_the_rest(place: Path) -> None:
     assert code(e) == "GH-504" and "state_dir" in str(e.value)
 
 
-def test_again_mends_what_an_older_one_laid(place: Path) -> None:
+def test_again_fixes_what_an_older_one_laid(place: Path) -> None:
     """0.1.0 laid the account's folder 0755. What somebody put there while he could goes."""
     lay(place)
     closed, opened = place / layout.CLOSED_DIR, place / layout.OPEN_DIR
@@ -309,10 +309,10 @@ def test_remove_leaves_what_is_not_ours(place: Path) -> None:
 
 def test_a_directory_that_is_no_install_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
-    (tmp_path / "lib/stand-in").mkdir()
+    (tmp_path / "lib/shim").mkdir()
     with pytest.raises(GhError) as e:
         installs.remove(str(tmp_path))
-    assert code(e) == "GH-504" and (tmp_path / "lib/stand-in").is_dir()
+    assert code(e) == "GH-504" and (tmp_path / "lib/shim").is_dir()
 
 
 @pytest.mark.root
@@ -337,6 +337,6 @@ def test_a_running_container_keeps_its_library(prefix: Install, bundle: Bundle, 
     installs.lay(str(prefix.prefix))
     after = Path(f"/proc/{runc.pid(id)}/mountinfo").read_text()
     assert after.replace("//deleted", "") == mounts and (old / "driver").is_dir()
-    (prefix.prefix / "lib/stand-in/libcuda.so.1").write_text("a newer one")
+    (prefix.prefix / "lib/shim/libcuda.so.1").write_text("a newer one")
     assert runc.exec(id, "md5sum", "/usr/lib64/libcuda.so.1").stdout == before
-    assert stat.S_ISREG((prefix.prefix / "lib/stand-in/libcuda.so.1").stat().st_mode)
+    assert stat.S_ISREG((prefix.prefix / "lib/shim/libcuda.so.1").stat().st_mode)

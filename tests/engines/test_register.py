@@ -543,7 +543,7 @@ def test_without_the_record_what_is_ours_is_still_known(host: Host) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_write(host: Host) -> None:
-    """The install dies at its n-th write: each file is whole, the next run mends, uninstall leaves no trace."""
+    """The install dies at its n-th write: each file is whole, the next run fixes, uninstall leaves no trace."""
     names = ("docker", "containerd", "podman")
     for engine in names:
         for name, text in ENGINE_FILES[engine].items():

@@ -33,7 +33,7 @@ class Machine:
         self.hideout = box.Hideout(system, CGROUPS[version])
         path = self.hideout.run("sh", "-c", f"command -v {runtime}").stdout.strip()
         self.gpu_hook("install", "--no-engines", "--runtime", path, "--state-dir", str(self.dir / "state"))
-        self.gpu_hook("sim", "up", "--cards", "2", "--memory", f"{box.MEMORY_MIB}Mi")
+        self.gpu_hook("sim", "up", "--gpus", "2", "--memory", f"{box.MEMORY_MIB}Mi")
 
     def gpu_hook(self, *args: str) -> str:
         return self.hideout.gpu_hook(*args, "--prefix", str(self.prefix))
@@ -67,7 +67,7 @@ def machine(place: Place, request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 def test_run(machine: Machine) -> None:
     asked = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}
-    bundle = machine.bundle("one", asked, "sh", "-c", f"exec 2>&1; rm -f /tmp/card1; {LOOK}")
+    bundle = machine.bundle("one", asked, "sh", "-c", f"exec 2>&1; rm -f /tmp/gpu1; {LOOK}")
     done = machine("run", "--bundle", str(bundle), "gh-one")
     assert done.returncode == 0, done.stdout + done.stderr
     box.saw_its_share(done.stdout, 1024)

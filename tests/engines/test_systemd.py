@@ -1,4 +1,4 @@
-"""systemd for real, on cgroup v2: it keeps a container's cards across daemon-reload, since it was told of them.
+"""systemd for real, on cgroup v2: it keeps a container's GPUs across daemon-reload, since it was told of them.
 
 runc asks it for a scope with the rules of config.json.
 """
@@ -34,12 +34,12 @@ def test_daemon_reload(systemd: Systemd) -> None:
     assert "/dev/char/195:0 rw\n" in allowed and "195:1 " not in allowed, allowed
 
     def opened() -> str:
-        """What the kernel says of card 0, which is ours, and of card 1: whether there is a driver, or no permission."""
-        script = "exec 2>&1; mknod /tmp/card1 c 195 1; cat </dev/nvidia0; cat </tmp/card1; rm /tmp/card1; true"
+        """What the kernel says of GPU 0, which is ours, and of GPU 1: whether there is a driver, or no permission."""
+        script = "exec 2>&1; mknod /tmp/gpu1 c 195 1; cat </dev/nvidia0; cat </tmp/gpu1; rm /tmp/gpu1; true"
         return systemd.runc("exec", "--cap", "CAP_MKNOD", "one", "sh", "-c", script).stdout
 
     before = opened()
-    assert "nvidia0: No such device or address" in before and "card1: Operation not permitted" in before
+    assert "nvidia0: No such device or address" in before and "gpu1: Operation not permitted" in before
     for command in (("daemon-reload",), ("set-property", "--runtime", "gh-one.scope", "TasksMax=100")):
         assert systemd("systemctl", *command).returncode == 0
         assert opened() == before, command

@@ -1,8 +1,8 @@
-"""Whoever a container runs as: it gets its share, also as the first ever on its card.
+"""Whoever a container runs as: it gets its share, also as the first ever on its GPU.
 
 Rows: root, a plain user with and without further groups, one as careful clusters have it (read-only root, no
 capabilities, no new privileges), root of a user namespace. Columns: each engine that is here.
-Each cell asks for memory, for compute and for a whole card, each on a card that was made for it.
+Each cell asks for memory, for compute and for a whole GPU, each on a GPU that was made for it.
 """
 
 import itertools
@@ -31,7 +31,7 @@ USERS = ("root", "plain with groups", "plain", "plain and hardened", "root of a 
 ASKED = {
     "memory": {"devices": "0", "memory": "1Gi"},
     "compute": {"devices": "1", "compute": "30"},
-    "whole card": {"devices": "2", "exclusive": "true"},
+    "whole GPU": {"devices": "2", "exclusive": "true"},
 }
 PROBE = ("gpu-probe", "alloc", "64", "launch", "100", "3")
 # Of the host's files, runc and podman in user namespaces need the device nodes, which only a real driver makes.
@@ -237,9 +237,9 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("engine", "user"), CELLS)
-def test_the_first_on_a_card(place: Place, request: pytest.FixtureRequest, engine: str, user: str) -> None:
+def test_the_first_on_a_gpu(place: Place, request: pytest.FixtureRequest, engine: str, user: str) -> None:
     run: Run = request.getfixturevalue(engine)
-    place.gpu_hook("sim", "up", "--cards", "3", "--memory", "8Gi")  # other cards, which nobody has used
+    place.gpu_hook("sim", "up", "--gpus", "3", "--memory", "8Gi")  # other GPUs, which nobody has used
     for what, asked in ASKED.items():
         done = run(user, asked)
         told = f"{what}: {done.stdout}{done.stderr}"

@@ -1,4 +1,4 @@
-"""Boxes on one simulated card, slowed down, so that a loaded machine of two cores is quick enough."""
+"""Boxes on one simulated GPU, slowed down, so that a loaded machine of two cores is quick enough."""
 
 import platform
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gate.cards import Box, Card, Tenant
+from tests.gate.gpus import Box, Gpu, Tenant
 from tests.shim.box import ROOT
 from tests.sim.conftest import Sim, build_simulated
 
@@ -17,26 +17,26 @@ SCALE = 10
 
 
 class Place:
-    """A card with tenants, or several with the same ones, a box for each, and the load program."""
+    """A GPU with tenants, or several with the same ones, a box for each, and the load program."""
 
     def __init__(
         self,
         place: Path,
         load: Path,
-        stand_in: Path,
+        shim: Path,
         tenants: list[Tenant],
         scale: int,
         mib: int,
         more: list[list[Tenant]],
     ) -> None:
         self.sim = Sim(place, build_simulated(), mib)
-        self.card = Card(place / "share", self.sim, tenants, scale)
-        self.cards = [self.card, *(Card(place / f"share{n}", self.sim, t, scale, n) for n, t in enumerate(more, 1))]
-        self.boxes = [Box(self.cards, i, stand_in) for i in range(len(tenants))]
+        self.gpu = Gpu(place / "share", self.sim, tenants, scale)
+        self.gpus = [self.gpu, *(Gpu(place / f"share{n}", self.sim, t, scale, n) for n, t in enumerate(more, 1))]
+        self.boxes = [Box(self.gpus, i, shim) for i in range(len(tenants))]
         self.load = str(load)
 
     def kernels(self, slot: int, way: str, us: float, *more: int):  # type: ignore[no-untyped-def]
-        """Kernels of so many microseconds of card time, for ever, in a slot's box."""
+        """Kernels of so many microseconds of GPU time, for ever, in a slot's box."""
         return self.boxes[slot].start([self.load, way, str(round(us)), *(str(n) for n in more)])
 
     def close(self) -> None:
@@ -46,8 +46,8 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def stand_in() -> Path:
-    """The folder of the stand-in libraries as they are shipped."""
+def shim() -> Path:
+    """The folder of the shim libraries as they are shipped."""
     subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "build"), "--part", "shim"], check=True, stdout=subprocess.DEVNULL
     )
@@ -79,15 +79,15 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def place(tmp_path: Path, load: Path, stand_in: Path) -> Iterator[Callable[..., Place]]:
-    """Makes cards; everything on them ends with the test."""
+def place(tmp_path: Path, load: Path, shim: Path) -> Iterator[Callable[..., Place]]:
+    """Makes GPUs; everything on them ends with the test."""
     made: list[Place] = []
 
     def make(
-        *tenants: Tenant, scale: int = SCALE, libraries: Path = stand_in, mib: int = 1024, more: Sequence[Any] = ()
+        *tenants: Tenant, scale: int = SCALE, libraries: Path = shim, mib: int = 1024, more: Sequence[Any] = ()
     ) -> Place:
-        """more: of each further card, how it is shared by the same tenants."""
-        made.append(Place(tmp_path / f"card{len(made)}", load, libraries, list(tenants), scale, mib, list(more)))
+        """more: of each further GPU, how it is shared by the same tenants."""
+        made.append(Place(tmp_path / f"gpu{len(made)}", load, libraries, list(tenants), scale, mib, list(more)))
         return made[-1]
 
     yield make

@@ -29,7 +29,7 @@ __attribute__((noinline)) static struct gh_slot *view(struct gh_slot *out, const
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static struct gh_card card;
+    static struct gh_gpu gpu;
     struct gh_own own = {0};
     uint64_t now = 1000 * GH_S;
     unsigned contexts, again;
@@ -47,22 +47,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     HOLD(size == GH_SLOT_FILE_SIZE || (!s.heartbeat && !s.v && !contexts));
     HOLD(contexts <= GH_SUB_SLOTS && (contexts > 0) == (s.launched != s.done));
     HOLD(s.duty <= GH_PPM && s.residue <= GH_SUB_SLOTS * GH_S && !s.dead);
-    gh_rules_default(&card.rules);
-    card.present = 3;
-    card.seen = now;
-    card.share[0] = card.share[1] = (struct gh_share){.class_ = 1, .weight = 100};
-    card.slot[0] = (struct gh_slot){.heartbeat = now, .active_at = now, .saturated = 1, .duty = GH_PPM};
-    card.slot[1] = s;
+    gh_rules_default(&gpu.rules);
+    gpu.present = 3;
+    gpu.seen = now;
+    gpu.share[0] = gpu.share[1] = (struct gh_share){.class_ = 1, .weight = 100};
+    gpu.slot[0] = (struct gh_slot){.heartbeat = now, .active_at = now, .saturated = 1, .duty = GH_PPM};
+    gpu.slot[1] = s;
     leave_on_stack(0x55);
-    struct gh_decision d = gh_decide(&card, 0, &own, now, 80 * GH_US);
+    struct gh_decision d = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
     leave_on_stack(0xaa);
-    struct gh_decision e = gh_decide(&card, 0, &own, now, 80 * GH_US);
+    struct gh_decision e = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
     HOLD(d.go == e.go && d.mode == e.mode && d.on == e.on && d.slot == e.slot && d.claim == e.claim &&
          d.held == e.held && d.until == e.until && d.epoch == e.epoch && d.start == e.start && d.end == e.end &&
          d.probe_until == e.probe_until && d.distrust_until == e.distrust_until &&
          d.distrust_for == e.distrust_for && d.ahead == e.ahead);
     HOLD(d.go || (d.until >= now && d.until <= now + 100 * GH_MS + 2 * GH_MS)); /* I2 */
-    HOLD(gh_weight(&card, 0, now) > 0);
+    HOLD(gh_weight(&gpu, 0, now) > 0);
     return 0;
 }
 

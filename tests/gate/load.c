@@ -4,10 +4,10 @@
  *
  * launches kernels of that length for ever by the named route, or copies or fills a megabyte each time; with BURST so
  * many at a time, then synchronises and rests. "brief" launches three, waits for the end of its input, launches three
- * more and ends. "cards" does the same on the second card at once; "contexts" and "reset" destroy the context every 20
+ * more and ends. "gpus" does the same on the second GPU at once; "contexts" and "reset" destroy the context every 20
  * launches with work in flight; "child" forks every 200, and ends with 4 when its child comes by a launch; "silent"
  * launches 300 at once, and is killed by the first system call among the last 200. The kernels of "grows" are a quarter
- * as long the first fifty times. "paced" rests after each launch for twice as long as its kernel takes a card that is
+ * as long the first fifty times. "paced" rests after each launch for twice as long as its kernel takes a GPU that is
  * slowed down ten times, without a look whether it is done. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many kernels it has
  * launched. Ends when its input does. */
 #include <linux/filter.h>
@@ -31,7 +31,7 @@ struct config {
 #define PER_THREAD ((void *)2) /* CU_STREAM_PER_THREAD */
 static void *function, *stream, *graph;
 static unsigned long microseconds;
-static uint64_t there, here; /* memory of the card */
+static uint64_t there, here; /* memory of the GPU */
 static char host[1 << 20];
 
 enum { MEGABYTE = 1 << 20 };
@@ -267,7 +267,7 @@ int main(int argc, char **argv) {
             pthread_t thread;
             pthread_create(&thread, NULL, beside, NULL);
         }
-    if (!strcmp(way, "cards")) {
+    if (!strcmp(way, "gpus")) {
         pthread_t thread;
         pthread_create(&thread, NULL, second, NULL);
     }

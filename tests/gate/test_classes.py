@@ -1,4 +1,4 @@
-"""Suspended containers: what they can still do, what becomes of them, and who else goes on. Simulated card."""
+"""Suspended containers: what they can still do, what becomes of them, and who else goes on. Simulated GPU."""
 
 import signal
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, has, measure, settles, until
+from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, has, measure, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -41,8 +41,8 @@ class Calls(Load):
 
 
 def freeze(p: Any, slot: int, on: bool) -> None:
-    p.card.tenants[slot].freeze = int(on)
-    p.card.write()
+    p.gpu.tenants[slot].freeze = int(on)
+    p.gpu.write()
 
 
 @pytest.mark.parametrize("by", ["freeze", "class"])
@@ -85,10 +85,10 @@ def test_a_suspended_container_can_be_killed(place: Make, by: str) -> None:
     gone.process.send_signal(signal.SIGKILL)
     gone.process.wait(10)
     stays = online or other
-    has(p.card, stays, 80, 0.7)
+    has(p.gpu, stays, 80, 0.7)
     if online:
         online.kill()
-        has(p.card, other, 80, 0.7)
+        has(p.gpu, other, 80, 0.7)
 
 
 def held(p: Any, load: Load, seconds: float = 0.5) -> None:
@@ -110,8 +110,8 @@ def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -
         killed = time.monotonic_ns()
         online.kill()
         until(lambda n=before: len(offline.points) > n)
-        took.append((offline.points[before][0] - killed) / 1e6 / p.card.scale)
-    assert sorted(took)[1] < 20, "ms of card time"
+        took.append((offline.points[before][0] - killed) / 1e6 / p.gpu.scale)
+    assert sorted(took)[1] < 20, "ms of GPU time"
 
 
 def test_offline_work_goes_on_when_the_online_container_is_stopped(place: Make) -> None:
@@ -127,7 +127,7 @@ def test_offline_work_goes_on_when_the_online_container_is_stopped(place: Make) 
     until(lambda: len(offline.points) > before)
     online.process.send_signal(signal.SIGCONT)
     held(p, offline)
-    has(p.card, online, 80, 0.7)
+    has(p.gpu, online, 80, 0.7)
 
 
 def test_two_online_containers_compete_and_keep_offline_work_out(place: Make) -> None:
@@ -138,24 +138,24 @@ def test_two_online_containers_compete_and_keep_offline_work_out(place: Make) ->
 
     def right(counts: list[float]) -> bool:
         online = counts[1] + counts[2]
-        busy = online * 80e-6 * p.card.scale > 2 * 0.75
+        busy = online * 80e-6 * p.gpu.scale > 2 * 0.75
         return busy and counts[0] < online * 0.03 and abs(counts[1] / online - 0.5) < 0.1
 
     settles(lambda: measure([offline, first, second], 2, 1), right)
     first.kill()
     settles(lambda: measure([offline, second], 1, 0.5), lambda counts: counts[0] < counts[1] * 0.05)
     second.kill()
-    has(p.card, offline, 80, 0.6)
+    has(p.gpu, offline, 80, 0.6)
 
 
-def test_a_linger_of_the_card_page_is_kept_to(place: Make) -> None:
-    """Bursts with gaps of 60 ms of card time: a linger of 200 ms leaves nothing of them, one of 1 ms most."""
+def test_a_linger_of_the_gpu_page_is_kept_to(place: Make) -> None:
+    """Bursts with gaps of 60 ms of GPU time: a linger of 200 ms leaves nothing of them, one of 1 ms most."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=200_000_000))
     offline = p.kernels(0, "plain", 80)
     offline.ready()
-    p.kernels(1, "plain", 80, 20, 60_000 * p.card.scale)
+    p.kernels(1, "plain", 80, 20, 60_000 * p.gpu.scale)
     held(p, offline)
     settles(lambda: measure([offline], 1.5, 0.2)[0], lambda launched: launched <= 2)
-    p.card.tenants[1].linger = 1_000_000
-    p.card.write()
-    has(p.card, offline, 80, 0.6, 2)
+    p.gpu.tenants[1].linger = 1_000_000
+    p.gpu.write()
+    has(p.gpu, offline, 80, 0.6, 2)

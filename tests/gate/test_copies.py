@@ -1,11 +1,11 @@
-"""Copies and fills within the card: the gate sees the large ones. Simulated card."""
+"""Copies and fills within the GPU: the gate sees the large ones. Simulated GPU."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.gate.cards import Tenant, measure, settles, until
+from tests.gate.gpus import Tenant, measure, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -17,18 +17,18 @@ WAYS += ["copy attributed", "fill", "fill rows"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_large_ones_are_charged_what_they_take(place: Make, way: str) -> None:
-    """A megabyte takes this card 80 us."""
+    """A megabyte takes this GPU 80 us."""
     p = place(Tenant(cap=0.4))
-    p.card.copy_rate(MEGABYTE // 80)
+    p.gpu.copy_rate(MEGABYTE // 80)
     load = p.kernels(0, way, 80)
-    settles(lambda: measure([load], 1.5, 0.5)[0] * 80e-6 * p.card.scale / 1.5, lambda got: 0.33 < got < 0.45)
+    settles(lambda: measure([load], 1.5, 0.5)[0] * 80e-6 * p.gpu.scale / 1.5, lambda got: 0.33 < got < 0.45)
 
 
 @pytest.mark.parametrize(
     ("way", "waits"),
     [("copy", True), ("copy little", False), ("copy in", False), ("copy out", False), ("copy into array", False)],
 )
-def test_only_large_ones_within_the_card_wait(place: Make, way: str, waits: bool) -> None:
+def test_only_large_ones_within_the_gpu_wait(place: Make, way: str, waits: bool) -> None:
     p = place(Tenant(freeze=1), Tenant())
     load = p.kernels(0, way, 80)
     if waits:

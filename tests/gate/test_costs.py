@@ -1,4 +1,4 @@
-"""What launches are charged beside another tenant, by the shipped stand-in, against what they take. Simulated card."""
+"""What launches are charged beside another tenant, by the shipped shim, against what they take. Simulated GPU."""
 
 import struct
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gate.cards import Load, Tenant, settles
+from tests.gate.gpus import Load, Tenant, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -18,7 +18,7 @@ def charged(p: Any, loads: list[Load], seconds: float, settle: float) -> list[tu
     """GPU time charged, in ns, and launches, of the tenant in each slot during the same span."""
 
     def books() -> list[int]:
-        return [struct.unpack_from("<Q", p.card.slot_file(i).read_bytes(), 40)[0] for i in range(len(loads))]
+        return [struct.unpack_from("<Q", p.gpu.slot_file(i).read_bytes(), 40)[0] for i in range(len(loads))]
 
     for load in loads:
         load.ready()
@@ -31,7 +31,7 @@ def charged(p: Any, loads: list[Load], seconds: float, settle: float) -> list[tu
 
 
 def saturated(p: Any, slot: int) -> int:
-    return int(p.card.slot_file(slot).read_bytes()[SATURATED_AT])
+    return int(p.gpu.slot_file(slot).read_bytes()[SATURATED_AT])
 
 
 def test_a_synchronise_per_kernel_is_charged_its_kernels(place: Make) -> None:
@@ -52,10 +52,10 @@ def test_kernels_longer_than_the_window_leave_no_gaps(place: Make) -> None:
     (mine, launches), (theirs, others) = charged(p, loads, 4, 3)
     assert abs(mine / (launches * 1400e3) - 1) < 0.1, (mine, launches)
     assert abs(mine / (mine + theirs) - 0.5) < 0.05, (mine, theirs)
-    assert (launches * 1400e3 + others * 80e3) * p.card.scale > 4e9 * 0.8, (launches, others)
+    assert (launches * 1400e3 + others * 80e3) * p.gpu.scale > 4e9 * 0.8, (launches, others)
 
 
-def test_a_program_that_the_card_waits_for_is_charged_its_kernels(place: Make) -> None:
+def test_a_program_that_the_gpu_waits_for_is_charged_its_kernels(place: Make) -> None:
     """Each comes when the one before is done, seen or not: the time until another tenant's kernel ends is
     not its own."""
     p = place(Tenant(), Tenant())

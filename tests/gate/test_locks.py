@@ -1,4 +1,4 @@
-"""Locks and leases on slot files as weapons. Simulated card.
+"""Locks and leases on slot files as weapons. Simulated GPU.
 
 A neighbour has the files of the others open for reading, and may put read locks and leases on them; its own it may lock
 as often as it likes.
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import SUB, SUB_OFFSET, parse
-from tests.gate.cards import OFFLINE, ONLINE, Tenant, has, have, sub_slots, until
+from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, sub_slots, until
 from tests.gate.strangers import MANY_LOCKS, MANY_READ_LOCKS, READ_LEASE, READ_LOCK, WRITE_LEASE, holds
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -30,9 +30,9 @@ def write_locked(path: Path) -> bool:
         return kind == fcntl.F_WRLCK
 
 
-def living(card: Any, slot: int) -> list[tuple[int, bool]]:
+def living(gpu: Any, slot: int) -> list[tuple[int, bool]]:
     """pid and withheld of each sub-slot in use."""
-    page = card.slot_file(slot).read_bytes()
+    page = gpu.slot_file(slot).read_bytes()
     subs = [SUB.unpack_from(page, SUB_OFFSET + SUB.size * i) for i in range(struct.unpack_from("<I", page, 12)[0])]
     return [(sub[7], bool(sub[9])) for sub in subs if sub[0]]
 
@@ -41,26 +41,26 @@ def living(card: Any, slot: int) -> list[tuple[int, bool]]:
 def test_read_locks_of_others_hide_nobody(place: Make, what: str) -> None:
     """All processes have a sub-slot each, and their shares; when the locks are gone, they have locks of their own."""
     p = place(Tenant(), Tenant())
-    file = p.card.slot_file(0)
+    file = p.gpu.slot_file(0)
     with holds(file, what):
         loads = [p.kernels(slot, "plain", 80) for slot in (0, 0, 1)]
-        until(lambda: len(living(p.card, 0)) == 2)
+        until(lambda: len(living(p.gpu, 0)) == 2)
         have(loads, [0.25, 0.25, 0.5], 0.1)
-        assert [withheld for _, withheld in living(p.card, 0)] == [True, True] and not write_locked(file)
+        assert [withheld for _, withheld in living(p.gpu, 0)] == [True, True] and not write_locked(file)
         loads[0].kill()
         until(lambda: loads[0].process.poll() is not None)
         loads.append(p.kernels(0, "plain", 80))  # in the dead one's place: among siblings, locks work
         loads[3].ready()
-        assert len(sub_slots(p.card, 0)) == 2
+        assert len(sub_slots(p.gpu, 0)) == 2
         have(loads[1:], [0.25, 0.5, 0.25], 0.1)
-    until(lambda: write_locked(file) and not any(withheld for _, withheld in living(p.card, 0)))
+    until(lambda: write_locked(file) and not any(withheld for _, withheld in living(p.gpu, 0)))
 
 
 def test_who_is_kept_from_a_lock_is_not_taken_for_dead(place: Make) -> None:
     """An idle container of a higher class whose lock is withheld: lower ones keep to the small window beside it."""
     p = place(Tenant(cap=0.8, class_=OFFLINE), Tenant(class_=ONLINE))
-    with holds(p.card.slot_file(1), READ_LOCK):
-        online = p.kernels(1, "plain", 80, 5, 100_000 * p.card.scale)
+    with holds(p.gpu.slot_file(1), READ_LOCK):
+        online = p.kernels(1, "plain", 80, 5, 100_000 * p.gpu.scale)
         online.ready()
         offline = p.kernels(0, "plain", 80)
         until(lambda: bound(p, 0) > 0)
@@ -70,8 +70,8 @@ def test_who_is_kept_from_a_lock_is_not_taken_for_dead(place: Make) -> None:
 
 
 def bound(p: Any, slot: int) -> float:
-    """In seconds of the card: the window, and the longest command."""
-    told = parse(p.card.slot_file(slot).read_bytes(), 1)
+    """In seconds of the GPU: the window, and the longest command."""
+    told = parse(p.gpu.slot_file(slot).read_bytes(), 1)
     return told.preempt_bound if told else 0
 
 
@@ -79,13 +79,13 @@ def bound(p: Any, slot: int) -> float:
 def test_read_locks_of_others_make_nobody_immortal(place: Make, sign: signal.Signals) -> None:
     """A killed container of a higher class leaves the window to lower ones; one that is only stopped does not."""
     p = place(Tenant(cap=0.8, class_=OFFLINE), Tenant(class_=ONLINE))
-    online = p.kernels(1, "plain", 80, 5, 100_000 * p.card.scale)
+    online = p.kernels(1, "plain", 80, 5, 100_000 * p.gpu.scale)
     online.ready()
     offline = p.kernels(0, "plain", 80)
     until(lambda: bound(p, 0) > 0)
     with (
-        holds(p.card.slot_file(1), "fcntl.lockf(fd, fcntl.LOCK_SH, 1 << 20, 120)"),
-        holds(p.card.slot_file(1), "fcntl.lockf(fd, fcntl.LOCK_SH, 119, 1)"),
+        holds(p.gpu.slot_file(1), "fcntl.lockf(fd, fcntl.LOCK_SH, 1 << 20, 120)"),
+        holds(p.gpu.slot_file(1), "fcntl.lockf(fd, fcntl.LOCK_SH, 119, 1)"),
     ):
         online.process.send_signal(sign)
         if sign == signal.SIGKILL:
@@ -102,8 +102,8 @@ def test_a_list_of_locks_costs_its_neighbours_nothing(place: Make) -> None:
     honest, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
     other.ready()
     other.kill()
-    with holds(p.card.slot_file(1), MANY_LOCKS, write=True):
-        has(p.card, honest, 80, 0.6)
+    with holds(p.gpu.slot_file(1), MANY_LOCKS, write=True):
+        has(p.gpu, honest, 80, 0.6)
 
 
 @pytest.mark.parametrize("lease", [WRITE_LEASE, READ_LEASE])
@@ -111,22 +111,22 @@ def test_a_lease_on_the_own_file_keeps_nobody(place: Make, lease: str) -> None:
     """It starts at once, and is gated; its file is opened as soon as that can be, and has what was had until then."""
     p = place(Tenant(cap=0.5), Tenant())
     since = time.monotonic()
-    with holds(p.card.slot_file(0), lease):
+    with holds(p.gpu.slot_file(0), lease):
         load = p.kernels(0, "plain", 80)
         load.ready(20)  # a sleeping open waits for fs.lease-break-time, 45 s
         assert time.monotonic() - since < 20
-        has(p.card, load, 80, 0.3)
+        has(p.gpu, load, 80, 0.3)
         if lease == READ_LEASE:  # to read behind the other would wait, too
-            assert parse(p.card.slot_file(0).read_bytes()) is None
-    until(lambda: sub_slots(p.card, 0))
-    until(lambda: parse(p.card.slot_file(0).read_bytes(), 1).charged > 0.1)
+            assert parse(p.gpu.slot_file(0).read_bytes()) is None
+    until(lambda: sub_slots(p.gpu, 0))
+    until(lambda: parse(p.gpu.slot_file(0).read_bytes(), 1).charged > 0.1)
     have([load, p.kernels(1, "plain", 80)], [0.5, 0.5], 0.15)
 
 
 def test_a_lease_on_a_neighbours_file_is_its_own_loss(place: Make) -> None:
     """Who cannot be read is as if it were not there, until it can."""
     p = place(Tenant(), Tenant())
-    with holds(p.card.slot_file(1), WRITE_LEASE):
+    with holds(p.gpu.slot_file(1), WRITE_LEASE):
         load = p.kernels(0, "plain", 80)
-        has(p.card, load, 80, 0.7)
+        has(p.gpu, load, 80, 0.7)
     have([load, p.kernels(1, "plain", 80)], [0.5, 0.5], 0.1)

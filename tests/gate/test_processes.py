@@ -1,4 +1,4 @@
-"""What processes do to contexts and cards while their work is in flight. Simulated card."""
+"""What processes do to contexts and GPUs while their work is in flight. Simulated GPU."""
 
 import struct
 import time
@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.cards import SLOT, Load, Tenant, have, measure, settles, sub_slots, until
+from tests.gate.gpus import SLOT, Load, Tenant, have, measure, settles, sub_slots, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
 
 
-def charged(card: Any, slot: int) -> float:
-    return parse(card.slot_file(slot).read_bytes(), 1).charged
+def charged(gpu: Any, slot: int) -> float:
+    return parse(gpu.slot_file(slot).read_bytes(), 1).charged
 
 
-def test_one_process_on_two_cards_has_its_share_of_each(place: Make) -> None:
+def test_one_process_on_two_gpus_has_its_share_of_each(place: Make) -> None:
     """And what holds it on the one does not hold it on the other."""
     p = place(Tenant(cap=0.2), Tenant(), more=[[Tenant(cap=0.6), Tenant()]])
-    load = p.kernels(0, "cards", 80)
+    load = p.kernels(0, "gpus", 80)
     load.ready()
-    until(lambda: min(charged(card, 0) for card in p.cards) > 0.1)
-    until(lambda: 2.2 < charged(p.cards[1], 0) / charged(p.cards[0], 0) < 3.8)
-    p.cards[0].tenants[0].freeze = 1
-    p.cards[0].write()
+    until(lambda: min(charged(gpu, 0) for gpu in p.gpus) > 0.1)
+    until(lambda: 2.2 < charged(p.gpus[1], 0) / charged(p.gpus[0], 0) < 3.8)
+    p.gpus[0].tenants[0].freeze = 1
+    p.gpus[0].write()
     until(load.waits)
-    had = charged(p.cards[1], 0)
-    until(lambda: charged(p.cards[1], 0) > had + 0.02)
+    had = charged(p.gpus[1], 0)
+    until(lambda: charged(p.gpus[1], 0) > had + 0.02)
 
 
 @pytest.mark.parametrize("way", ["contexts", "reset"])
@@ -37,9 +37,9 @@ def test_a_context_that_goes_with_work_in_flight(place: Make, way: str) -> None:
     """Its program goes on in the next one, and is charged; its neighbour has most of its share."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, way, 80), p.kernels(1, "plain", 80)]
-    busy = 2 * 0.3 / 80e-6 / p.card.scale
+    busy = 2 * 0.3 / 80e-6 / p.gpu.scale
     settles(lambda: measure(loads, 2, 1), lambda counts: counts[0] > 60 and counts[1] > busy)
-    assert charged(p.card, 0) > 0.01
+    assert charged(p.gpu, 0) > 0.01
     alive(loads)
 
 
@@ -47,27 +47,27 @@ def test_children_leave_their_parents_slot_alone(place: Make) -> None:
     """CUDA refuses to work in a forked child. That ends as a program does, and its parent goes on."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "child", 80), p.kernels(1, "plain", 80)]
-    until(lambda: loads[0].points and sub_slots(p.card, 0))
-    (owner, _), *_ = sub_slots(p.card, 0)
+    until(lambda: loads[0].points and sub_slots(p.gpu, 0))
+    (owner, _), *_ = sub_slots(p.gpu, 0)
     have(loads, [0.5, 0.5], 0.15)
-    assert sub_slots(p.card, 0)[0][0] == owner
+    assert sub_slots(p.gpu, 0)[0][0] == owner
     alive(loads)
 
 
 def test_a_dead_process_leaves_its_successor_no_tenure(place: Make) -> None:
     """The slot file of a container that was killed a moment ago: with work in flight, and a claim for long yet."""
     p = place(Tenant(), Tenant())
-    now = time.monotonic_ns() // p.card.scale
+    now = time.monotonic_ns() // p.gpu.scale
     page = bytearray(SLOT)
-    end = now + 95_000_000  # 0.95 s for the simulated card
+    end = now + 95_000_000  # 0.95 s for the simulated GPU
     head = [10**9, 10**9, 0, 3, now, end, 0, now, now, now]
     struct.pack_into("<QIIQII10QIBBBB", page, 0, 0x31544F4C53504847, 1, 1, 1, 0, 0, *head, 10**6, 1, 2, 0, 0)
     struct.pack_into("<6QII", page, 512, 1, 9, 8, now, now, 10**6, 1, 1)
-    p.card.slot_file(0).write_bytes(page)
+    p.gpu.slot_file(0).write_bytes(page)
     load = p.kernels(0, "plain", 80)
     load.ready()
-    (ends,) = struct.unpack_from("<Q", p.card.slot_file(0).read_bytes(), 72)
-    assert sub_slots(p.card, 0)[0][0] == 2 and ends < end
+    (ends,) = struct.unpack_from("<Q", p.gpu.slot_file(0).read_bytes(), 72)
+    assert sub_slots(p.gpu, 0)[0][0] == 2 and ends < end
 
 
 def alive(loads: list[Load]) -> None:

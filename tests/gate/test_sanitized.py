@@ -11,7 +11,7 @@ import pytest
 
 from oci_hook.core.tiers import MEMOPS, SLICE, STOP
 from oci_hook.shim import build
-from tests.gate.cards import OFFLINE, ONLINE, Tenant, measure
+from tests.gate.gpus import OFFLINE, ONLINE, Tenant, measure
 from tests.gate.tiers import controls, let
 from tests.sanitize import BUILDS, SMALL, gcc, name
 from tests.shim.box import ROOT
@@ -71,10 +71,10 @@ def test_what_others_make_costly_is_asked_for_rarely(check_slot: tuple[Path, Pat
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=name)
-def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stand_in: Path) -> Path:
-    """Stand-in and load program built with a sanitizer."""
+def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
+    """Shim and load program built with a sanitizer."""
     out = tmp_path_factory.mktemp("sanitized")
-    made = stand_in / "shim" / "libcuda"
+    made = shim / "shim" / "libcuda"
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=undefined", "-w"]
     cc = gcc(request.param)
     shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
@@ -94,7 +94,7 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
     p = place(Tenant(cap=0.6), Tenant(), libraries=sanitized)
     p.load = str(sanitized / "load")
     options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
-    us = str(80 * p.card.scale)
+    us = str(80 * p.gpu.scale)
     loads = [p.boxes[0].start([p.load, "threads", us], **options), p.boxes[1].start([p.load, "threads", us], **options)]
     loads.append(p.boxes[1].start([p.load, "graph", us], **options))
     loads += [p.boxes[1].start([p.load, way, us], **options) for way in ("contexts", "reset")]
@@ -107,7 +107,7 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize(("tiers", "way", "us"), [(SLICE | STOP, "threads", 2000), (MEMOPS, "plain", 350)])
-def test_what_is_held_on_the_card(place: Callable[..., Any], sanitized: Path, tiers: int, way: str, us: int) -> None:
+def test_what_is_held_on_the_gpu(place: Callable[..., Any], sanitized: Path, tiers: int, way: str, us: int) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=500_000), libraries=sanitized)
     controls(p, "work")
     let(p, tiers)
@@ -115,7 +115,7 @@ def test_what_is_held_on_the_card(place: Callable[..., Any], sanitized: Path, ti
     options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
     offline = p.boxes[0].start([p.load, way, str(us)], **options)
     offline.ready()
-    online = p.boxes[1].start([p.load, "plain", "80", "40", str(3000 * p.card.scale)], **options)
+    online = p.boxes[1].start([p.load, "plain", "80", "40", str(3000 * p.gpu.scale)], **options)
     counts = measure([offline, online], 0.5, 0.3)
     alive = [load.process.poll() is None for load in (offline, online)]
     said = offline.said() + online.said()

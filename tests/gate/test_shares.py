@@ -1,4 +1,4 @@
-"""Shares, caps and classes between real processes in boxes of their own, with the shipped stand-in. Simulated card.
+"""Shares, caps and classes between real processes in boxes of their own, with the shipped shim. Simulated GPU.
 
 A machine with two busy cores starves programs now and then; hence the tolerances. scripts/bench share measures.
 """
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.cards import OFFLINE, ONLINE, SLOT, Tenant, has, have, measure, parts, settles, sub_slots, until
+from tests.gate.gpus import OFFLINE, ONLINE, SLOT, Tenant, has, have, measure, parts, settles, sub_slots, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
 
 
 def told(p: Any, slot: int) -> Any:
-    return parse(p.card.slot_file(slot).read_bytes(), p.card.scale)
+    return parse(p.gpu.slot_file(slot).read_bytes(), p.gpu.scale)
 
 
 @pytest.mark.parametrize("weights", [(50, 50), (70, 30), (50, 30, 20)])
@@ -53,10 +53,10 @@ def test_a_queue_from_before_the_neighbour_came_is_no_gap(place: Make, way: str)
 
 
 @pytest.mark.parametrize("us", [80, 1500])
-def test_cap_holds_alone_on_the_card(place: Make, us: int) -> None:
+def test_cap_holds_alone_on_the_gpu(place: Make, us: int) -> None:
     p = place(Tenant(cap=0.3))
     load = p.kernels(0, "plain", us)
-    settles(lambda: measure([load], 3, 1)[0] * us * p.card.scale / 3e6, lambda got: 0.26 < got < 0.33)
+    settles(lambda: measure([load], 3, 1)[0] * us * p.gpu.scale / 3e6, lambda got: 0.26 < got < 0.33)
 
 
 def test_processes_of_a_container_are_one_tenant(place: Make) -> None:
@@ -71,17 +71,17 @@ def test_who_dies_or_stops_holds_nobody(place: Make, sign: signal.Signals) -> No
     gone, stays = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
     measure([gone, stays], 1, 2)
     gone.process.send_signal(sign)
-    has(p.card, stays, 80, 0.75, 1.5, 0.5)  # from 50 ms of card time on
+    has(p.gpu, stays, 80, 0.75, 1.5, 0.5)  # from 50 ms of GPU time on
     if sign == signal.SIGSTOP:
         gone.process.send_signal(signal.SIGCONT)
         have([gone, stays], [0.5, 0.5], 0.08)
 
 
 def test_a_neighbours_file_is_only_bytes(place: Make) -> None:
-    """Truncated, grown, random or gone: the tenant beside it goes on with the whole card, and the file's owner, too."""
+    """Truncated, grown, random or gone: the tenant beside it goes on with the whole GPU, and the file's owner, too."""
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
-    neighbour = p.card.slot_file(1)
+    neighbour = p.gpu.slot_file(1)
     for content in (b"", b"x" * 100, bytes(SLOT * 3), bytes(range(256)) * 32, None):
         if content is None:
             neighbour.unlink()
@@ -89,22 +89,22 @@ def test_a_neighbours_file_is_only_bytes(place: Make) -> None:
             with open(neighbour, "r+b") as f:
                 f.truncate(0)
                 f.write(content)
-        has(p.card, load, 80, 0.7, 0.6, 0.4)
+        has(p.gpu, load, 80, 0.7, 0.6, 0.4)
     assert load.process.poll() is None
 
 
 def test_a_liar_costs_what_slicing_would(place: Make) -> None:
-    """A slot that claims the card for ever and is always busy: its neighbour goes on after some card time."""
+    """A slot that claims the GPU for ever and is always busy: its neighbour goes on after some GPU time."""
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
     page = bytearray(SLOT)
-    neighbour = p.card.slot_file(1)
+    neighbour = p.gpu.slot_file(1)
     load.ready()
     end = time.monotonic() + 6
     points = []
     with open(neighbour, "r+b") as f:
         while time.monotonic() < end:
-            now = time.monotonic_ns() // p.card.scale
+            now = time.monotonic_ns() // p.gpu.scale
             head = [0, 0, 0, 1 << 40, now, now + 100_000_000, now + 100_000_000, now, 0, now]
             struct.pack_into("<QIIQII10QIBBBB", page, 0, 0x31544F4C53504847, 1, 1, 1, 0, 0, *head, 10**6, 1, 2, 0, 0)
             struct.pack_into("<6QII", page, 512, 1, 9, 8, now, now, 10**6, 1, 1)
@@ -114,7 +114,7 @@ def test_a_liar_costs_what_slicing_would(place: Make) -> None:
             time.sleep(0.002)
             points.append(time.monotonic_ns())
     time.sleep(0.1)
-    assert load.rate(points[-1] - 10**9 * 2, points[-1]) * 80e-6 * p.card.scale > 2 * 0.6
+    assert load.rate(points[-1] - 10**9 * 2, points[-1]) * 80e-6 * p.gpu.scale > 2 * 0.6
 
 
 @pytest.mark.parametrize("years", [-1, 1])
@@ -123,13 +123,13 @@ def test_a_neighbour_whose_clock_jumped(place: Make, years: int) -> None:
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
     load.ready()
-    when = (time.monotonic_ns() // p.card.scale + years * 365 * 86400 * 10**9) % 2**64
+    when = (time.monotonic_ns() // p.gpu.scale + years * 365 * 86400 * 10**9) % 2**64
     page = bytearray(SLOT)
     head = [10**9, 10**9, 0, 3, when, (when + 10**7) % 2**64, 0, when, when, when]
     struct.pack_into("<QIIQII10QIBBBB", page, 0, 0x31544F4C53504847, 1, 1, 1, 0, 0, *head, 10**6, 1, 2, 0, 0)
     struct.pack_into("<6QII", page, 512, 1, 9, 8, when, when, 10**6, 1, 1)
-    p.card.slot_file(1).write_bytes(page)
-    has(p.card, load, 80, 0.5, 2, 2)
+    p.gpu.slot_file(1).write_bytes(page)
+    has(p.gpu, load, 80, 0.5, 2, 2)
 
 
 def test_a_tenant_without_processor_time_keeps_nobody(place: Make, tmp_path: Path) -> None:
@@ -146,28 +146,28 @@ def test_a_tenant_without_processor_time_keeps_nobody(place: Make, tmp_path: Pat
         (group / "cpu.cfs_period_us").write_text("1000000")
         (group / "cpu.cfs_quota_us").write_text("1000")
         (group / "cgroup.procs").write_text(str(starved.process.pid))
-        has(p.card, other, 80, 0.7, 2, 1)
+        has(p.gpu, other, 80, 0.7, 2, 1)
     finally:
         starved.kill()
         group.rmdir()
 
 
-def test_a_card_with_all_its_slots_granted(place: Make) -> None:
+def test_a_gpu_with_all_its_slots_granted(place: Make) -> None:
     """Two at work among 64, at both ends of the page; the others are idle."""
     p = place(*(Tenant(300 if i == 0 else 100) for i in range(64)))
     have([p.kernels(0, "plain", 80), p.kernels(63, "plain", 80)], [0.75, 0.25], 0.06)
 
 
-def test_freeze_and_thaw_by_the_card_page(place: Make) -> None:
+def test_freeze_and_thaw_by_the_gpu_page(place: Make) -> None:
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
     measure([load], 0.2, 0.3)
-    p.card.tenants[0].freeze = 1
-    p.card.write()
+    p.gpu.tenants[0].freeze = 1
+    p.gpu.write()
     settles(lambda: measure([load], 0.7, 0.5)[0], lambda launched: launched <= 1)
-    p.card.tenants[0].freeze = 0
-    p.card.write()
-    has(p.card, load, 80, 0.6)
+    p.gpu.tenants[0].freeze = 0
+    p.gpu.write()
+    has(p.gpu, load, 80, 0.6)
 
 
 def test_what_is_published_is_what_was(place: Make) -> None:
@@ -181,7 +181,7 @@ def test_what_is_published_is_what_was(place: Make) -> None:
     time.sleep(0.1)
     elapsed = (until - since) / 1e9
     for load, old, new in zip(loads, before, after, strict=True):
-        had = load.rate(since, until) * 80e-6 * p.card.scale
+        had = load.rate(since, until) * 80e-6 * p.gpu.scale
         assert abs(new.charged - old.charged - had) < 0.12 * elapsed, (before, after)
         assert 0.8 * had < new.wanted - old.wanted < 1.1 * elapsed, (before, after)
         assert 0 < new.waited - old.waited < 1.1 * elapsed, (before, after)
@@ -193,14 +193,14 @@ def test_a_long_wait_is_in_its_bin(place: Make) -> None:
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
     load.ready()
-    p.card.tenants[0].freeze = 1
-    p.card.write()
+    p.gpu.tenants[0].freeze = 1
+    p.gpu.write()
     until(lambda: told(p, 0).mode == "frozen")
     time.sleep(0.6)
     before = told(p, 0)
     assert not any(before.waits[14:])
-    p.card.tenants[0].freeze = 0
-    p.card.write()
+    p.gpu.tenants[0].freeze = 0
+    p.gpu.write()
     until(lambda: sum(told(p, 0).waits) > sum(before.waits))
     after = told(p, 0)
     assert sum(after.waits[14:]) == 1 and after.waited - before.waited > 0.6, (before, after)  # 0.52 s and longer
@@ -211,18 +211,18 @@ def test_online_work_stops_offline_work(place: Make) -> None:
     offline = p.kernels(0, "plain", 80)
     offline.ready()  # were it second, it would not come to its first launch
     online = p.kernels(1, "plain", 80)
-    busy = 1.5 * 0.8 / 80e-6 / p.card.scale
+    busy = 1.5 * 0.8 / 80e-6 / p.gpu.scale
     settles(lambda: measure([offline, online], 1.5, 1), lambda n: n[1] > busy and n[0] < n[1] * 0.03)
     online.kill()
-    has(p.card, offline, 80, 0.7, 1, 0.5)
+    has(p.gpu, offline, 80, 0.7, 1, 0.5)
 
 
 def test_weights_change_while_it_runs(place: Make) -> None:
     p = place(Tenant(50), Tenant(50))
     loads = [p.kernels(i, "plain", 80) for i in range(2)]
     measure(loads, 0.5, 1)
-    p.card.tenants[0].weight = 150
-    p.card.write()
+    p.gpu.tenants[0].weight = 150
+    p.gpu.write()
     have(loads, [0.75, 0.25], 0.06)
 
 
@@ -248,11 +248,11 @@ def test_alone_a_launch_makes_no_system_call(place: Make, peers: bool) -> None:
     assert load.points == ([] if peers else [(1, 300)])
 
 
-def test_without_a_card_page_only_the_own_cap_is_held(place: Make) -> None:
+def test_without_a_gpu_page_only_the_own_cap_is_held(place: Make) -> None:
     p = place(Tenant(), Tenant())
-    p.card.scribble(b"\xff" * 4096)
+    p.gpu.scribble(b"\xff" * 4096)
     load = p.kernels(0, "plain", 80)
-    has(p.card, load, 80, 0.6, 0.5)
+    has(p.gpu, load, 80, 0.6, 0.5)
 
 
 @pytest.mark.parametrize(("way", "subs"), [("exec", 1), ("fork", 2)])
@@ -261,8 +261,8 @@ def test_fork_and_exec_take_sub_slots_of_their_own(place: Make, way: str, subs: 
     other, load = p.kernels(0, "plain", 80), p.kernels(1, way, 80)
     if way != "fork":  # two processes print there
         have([other, load], [0.5, 0.5], 0.1)
-    until(lambda: len(sub_slots(p.card, 1)) == subs and min(n for _, n in sub_slots(p.card, 1)) > 30)
-    used = sub_slots(p.card, 1)
+    until(lambda: len(sub_slots(p.gpu, 1)) == subs and min(n for _, n in sub_slots(p.gpu, 1)) > 30)
+    used = sub_slots(p.gpu, 1)
     assert len(used) == subs and len({owner for owner, _ in used}) == subs, used
 
 
@@ -272,6 +272,6 @@ def test_what_a_capturing_stream_records_is_not_gated(place: Make) -> None:
     load = p.kernels(0, "graph", 80)
     until(load.waits)
     assert not load.points and load.process.poll() is None, load.said()
-    p.card.tenants[0].freeze = 0
-    p.card.write()
+    p.gpu.tenants[0].freeze = 0
+    p.gpu.write()
     load.ready(5)

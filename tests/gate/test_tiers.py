@@ -1,4 +1,4 @@
-"""Tiers 0.5, 1 and 2: what stream memory operations and channel-group controls give. Simulated card."""
+"""Tiers 0.5, 1 and 2: what stream memory operations and channel-group controls give. Simulated GPU."""
 
 import signal
 import time
@@ -9,7 +9,7 @@ import pytest
 
 from oci_hook.core.slot_page import SUB, SUB_OFFSET, parse
 from oci_hook.core.tiers import MEMOPS, SLICE, STOP
-from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, measure
+from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, measure
 from tests.gate.tiers import controls, let
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -23,7 +23,7 @@ def long_beside_bursts(p: Any) -> tuple[Load, Load]:
     """Kernels of 20 ms, one after the other, and bursts of 3.2 ms of work with 1.5 ms of rest between them."""
     offline = p.kernels(0, "plain", LONG_US, 1, 0)
     offline.ready()
-    return offline, p.kernels(1, "plain", 80, 40, 1500 * p.card.scale)
+    return offline, p.kernels(1, "plain", 80, 40, 1500 * p.gpu.scale)
 
 
 def goes_on(load: Load, launches: int = 1, seconds: float = 15) -> bool:
@@ -43,7 +43,7 @@ def test_online_work_is_quicker_and_offline_work_goes_on(place: Make) -> None:
             let(p, tiers)
             (rate[tiers],) = measure([online], 0.9, 0.6)
             assert goes_on(offline), tiers
-            said = parse(p.card.slot_file(0).read_bytes())
+            said = parse(p.gpu.slot_file(0).read_bytes())
             assert said
             bound[tiers] = said.preempt_bound
         if min(rate[SLICE], rate[STOP]) > rate[0] * 1.25:
@@ -55,7 +55,7 @@ def test_online_work_is_quicker_and_offline_work_goes_on(place: Make) -> None:
 
 
 def test_a_held_program_that_is_stopped_goes_on(place: Make) -> None:
-    """The online one ends while the offline one, off the card, cannot notice it."""
+    """The online one ends while the offline one, off the GPU, cannot notice it."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=LINGER_NS))
     controls(p, "work")
     let(p, STOP)
@@ -69,7 +69,7 @@ def test_a_held_program_that_is_stopped_goes_on(place: Make) -> None:
     assert goes_on(offline)
 
 
-def test_the_card_does_not_wait_for_the_next_command(place: Make) -> None:
+def test_the_gpu_does_not_wait_for_the_next_command(place: Make) -> None:
     """Kernels longer than the window of an offline container, beside an online one that does nothing."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     offline = p.kernels(0, "plain", SHORT_US)
@@ -85,16 +85,16 @@ def test_the_card_does_not_wait_for_the_next_command(place: Make) -> None:
 
 
 @pytest.mark.parametrize("ends", ["online", "offline"])
-def test_a_command_behind_a_closed_word_is_off_the_card(place: Make, ends: str) -> None:
+def test_a_command_behind_a_closed_word_is_off_the_gpu(place: Make, ends: str) -> None:
     """It counts as held, not as in flight; it goes on when the freeze ends, and goes with its process."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=LINGER_NS))
     let(p, MEMOPS)
     offline = p.kernels(0, "plain", SHORT_US)
     offline.ready()
-    online = p.kernels(1, "plain", 80, 40, 3000 * p.card.scale)
+    online = p.kernels(1, "plain", 80, 40, 3000 * p.gpu.scale)
 
     def held() -> bool:
-        _, launched, done, _, _, _, threads, *_ = SUB.unpack_from(p.card.slot_file(0).read_bytes(), SUB_OFFSET)
+        _, launched, done, _, _, _, threads, *_ = SUB.unpack_from(p.gpu.slot_file(0).read_bytes(), SUB_OFFSET)
         return threads > 0 and launched == done
 
     end = time.monotonic() + 15

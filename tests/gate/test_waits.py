@@ -1,4 +1,4 @@
-"""Kernels that wait for other kernels: another process's, their own one's, a frozen container's. Simulated card.
+"""Kernels that wait for other kernels: another process's, their own one's, a frozen container's. Simulated GPU.
 
 Nobody may wait for ever, whatever the gate holds back meanwhile.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.gate.cards import OFFLINE, ONLINE, Load, Tenant, until
+from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, until
 from tests.gate.test_sanitized import SHIM
 from tests.sanitize import BUILDS, gcc, name
 
@@ -27,7 +27,7 @@ def rounds(load: Load) -> int:
 
 def pair(p: Any, waiter: str, slots: tuple[int, int], way: str = "peer") -> list[Load]:
     """Two processes of one collective."""
-    words = Path(p.card.place.parent / "words")
+    words = Path(p.gpu.place.parent / "words")
     words.touch()
     os.truncate(words, 8 << 20)
     return [p.boxes[slot].start([waiter, way, str(words), str(me), "4"]) for me, slot in enumerate(slots)]
@@ -80,15 +80,15 @@ def test_who_waits_for_a_frozen_container_goes_on_with_it(place: Make, waiter: s
     p = place(Tenant(), Tenant(), scale=2)
     both = pair(p, waiter, (0, 1))
     until(lambda: min(map(rounds, both)) > 10)
-    p.card.tenants[1].freeze = 1
-    p.card.write()
+    p.gpu.tenants[1].freeze = 1
+    p.gpu.write()
     until(both[1].waits)
     time.sleep(0.3)
     before = [rounds(load) for load in both]
     time.sleep(0.3)
     assert [rounds(load) for load in both] == before
-    p.card.tenants[1].freeze = 0
-    p.card.write()
+    p.gpu.tenants[1].freeze = 0
+    p.gpu.write()
     until(lambda: min(map(rounds, both)) > max(before) + 10)
 
 

@@ -1,21 +1,21 @@
-"""Channel-group controls of a test's simulated card, and what the card page lets containers use of them."""
+"""Channel-group controls of a test's simulated GPU, and what the GPU page lets containers use of them."""
 
 import struct
 from typing import Any
 
 from oci_hook.sim import driver_root
 
-TSG_MODE_AT = 332  # struct card_head
+TSG_MODE_AT = 332  # struct gpu_head
 
 
 def controls(p: Any, mode: str) -> None:
     """What they do from now on: work, inert, error."""
-    with open(p.sim.cards / "0", "r+b") as card:
-        card.seek(TSG_MODE_AT)
-        card.write(struct.pack("<I", driver_root.TSG.index(mode)))
+    with open(p.sim.gpus / "0", "r+b") as gpu:
+        gpu.seek(TSG_MODE_AT)
+        gpu.write(struct.pack("<I", driver_root.TSG.index(mode)))
 
 
 def let(p: Any, tiers: int) -> None:
     """Bits of core/tiers.py. The page is written anew, which makes its readers look."""
-    p.card.tiers = tiers
-    p.card.write()
+    p.gpu.tiers = tiers
+    p.gpu.write()

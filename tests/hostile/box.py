@@ -1,4 +1,4 @@
-"""A hostile tenant beside honest ones: real containers on simulated cards."""
+"""A hostile tenant beside honest ones: real containers on simulated GPUs."""
 
 import subprocess
 import time

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.node import share, store
+from oci_hook.ledger import slot_files, store
 from tests.agent import box as agents
 from tests.e2e.stage import SHARE, Stage
 from tests.hostile.box import ATTACKS, build, hostile
@@ -52,13 +52,13 @@ def test_others_are_not_kept_waiting(stage: Stage, image: Path, attacks: tuple[s
             def timed(what: str, began: float) -> None:
                 took[what] = time.monotonic() - began
 
-            for card in ("0", "1"):
+            for gpu in ("0", "1"):
                 began = time.monotonic()
                 done = stage.run(
-                    image, "/bin/gpu-probe", "alloc", "200", annotations=ASK | {"gpu-hook.io/devices": card}
+                    image, "/bin/gpu-probe", "alloc", "200", annotations=ASK | {"gpu-hook.io/devices": gpu}
                 )
                 assert done.returncode == 0, done.stdout + done.stderr
-                timed(f"a container on card {card}", began)
+                timed(f"a container on GPU {gpu}", began)
             began = time.monotonic()
             table = gpu_hook(stage, "ps")
             assert isinstance(table, dict) and {g["container"] for g in table["grants"]} == {neighbour, attacker}
@@ -77,7 +77,7 @@ def test_others_are_not_kept_waiting(stage: Stage, image: Path, attacks: tuple[s
         with store.open_ledger(str(stage.state)) as ledger:
             (left,) = ledger.grants
         assert left.who.id == neighbour
-        slots = Path(share.folder(str(stage.state), left.shares[0].uuid), "slot")
+        slots = Path(slot_files.folder(str(stage.state), left.shares[0].uuid), "slot")
         assert len(list(slots.iterdir())) == 1
     finally:
         stage.runc("delete", "--force", neighbour)
@@ -92,6 +92,6 @@ def test_the_agent_goes_on(stage: Stage, image: Path) -> None:
                 assert b"gpu_hook_" in agent.get("/metrics")
                 assert time.monotonic() - began < LONG
                 time.sleep(0.1)
-            assert agents.wait_for(lambda: agent.container(neighbour))["cards"][0]["used_mib"] >= 32
+            assert agents.wait_for(lambda: agent.container(neighbour))["gpus"][0]["used_mib"] >= 32
     finally:
         stage.runc("delete", "--force", neighbour)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY, PRIVATE, VISIBLE_DIR
-from oci_hook.oci import asked
+from oci_hook.oci import request_mounts
 from oci_hook.oci.bundle import STARTS, read_call
 from tests.conftest import REPO
 
@@ -219,7 +219,7 @@ def test_a_request_by_mount_however_it_is_written(place: Place, path: str, wante
     spec = {"mounts": [{"destination": path, "source": "/dev/null"}]}
     place.spec(json.dumps(spec))
     assert place.goes_to("create", "x") == wanted
-    assert (wanted == "python") == bool(asked.mounts(spec))
+    assert (wanted == "python") == bool(request_mounts.mounts(spec))
 
 
 ways = st.lists(st.sampled_from(["/", "run", ".", "..", "x", "gpu-hook", "request", "var", "memory=1"]), max_size=14)
@@ -231,7 +231,7 @@ def test_launcher_and_python_read_the_same_mounts(place: Place, words: list[str]
     spec = {"mounts": [{"destination": "/".join(words), "source": "/dev/null"}]}
     place.spec(json.dumps(spec))
     if place.goes_to("create", "x") == "runtime":
-        assert asked.mounts(spec) == []
+        assert request_mounts.mounts(spec) == []
 
 
 def test_the_trigger_may_be_anywhere(place: Place) -> None:

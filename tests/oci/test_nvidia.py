@@ -3,7 +3,7 @@
 from typing import Any
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.inventory import Card, Inventory
+from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.plan import DeviceNode
 from oci_hook.oci import nvidia
 
@@ -11,8 +11,8 @@ CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
 
 
 def test_imex_channels_that_only_the_image_asked_for_go() -> None:
-    """NVIDIA_IMEX_CHANNELS of an image makes the NVIDIA runtime bring channels, to whole cards as well."""
-    inventory = Inventory("b", "550", "/", False, (Card("GPU-0", 0, 0, 8),), (), (), "/c", "/m", imex_major=237)
+    """NVIDIA_IMEX_CHANNELS of an image makes the NVIDIA runtime bring channels, to whole GPUs as well."""
+    inventory = Inventory("b", "550", "/", False, (Gpu("GPU-0", 0, 0, 8),), (), (), "/c", "/m", imex_major=237)
     grant = Grant("k", Identity("/r", "c", "/b"), Life("b"), (Share("GPU-0", 8, whole=True),), exclusive=True)
     nodes = [DeviceNode("/dev/nvidia0", 195, 0), DeviceNode(f"{CHANNEL}3", 237, 3)]
     there = [("/dev/nvidia0", 195, 0), (f"{CHANNEL}0", 237, 0), (f"{CHANNEL}3", 237, 3)]

@@ -68,7 +68,7 @@ class Machine(Namespaces):
 
     @contextmanager
     def container_with_a_share(self, shared: Path, prefix: str) -> Iterator[None]:
-        """A container that holds 1 GiB of a card and sleeps; made by the install's runtime, with runc and cgroups."""
+        """A container that holds 1 GiB of a GPU and sleeps; made by the install's runtime, with runc and cgroups."""
         bundle = shared / "sleeper"
         shutil.rmtree(bundle, ignore_errors=True)
         tiny_image.busybox(bundle / "rootfs")

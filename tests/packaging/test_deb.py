@@ -99,7 +99,7 @@ def test_installed_used_and_purged(machine: Machine) -> None:
     # No engine is told unless the administrator says so.
     assert machine.run("grep", "-rl", PREFIX, "/etc").stdout.split() in ([], ["/etc/default/gpu-hook"])
     machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
-    machine.sh("gpu-hook sim up --cards 2 --memory 24Gi")
+    machine.sh("gpu-hook sim up --gpus 2 --memory 24Gi")
     assert machine.sh("gpu-hook gpus --refresh").count("GPU-") == 2
     assert "4096" in machine.sh("gpu-hook explain --annotation gpu-hook.io/memory=4Gi")
     completed = machine.sh("_GPU_HOOK_COMPLETE=bash_complete COMP_WORDS='gpu-hook un' COMP_CWORD=1 gpu-hook")

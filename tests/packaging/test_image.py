@@ -170,7 +170,7 @@ def test_installs_onto_its_machine_and_cleans_up_when_stopped(machine: Machine, 
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     assert PREFIX in machine.sh("cat /etc/docker/daemon.json")
     machine.is_roots_alone(PREFIX, f"{PREFIX}-cli")
-    machine.sh(f"{PREFIX}-cli/gpu-hook sim up --cards 2")
+    machine.sh(f"{PREFIX}-cli/gpu-hook sim up --gpus 2")
     assert machine.sh(f"{PREFIX}-cli/gpu-hook gpus").count("GPU-") == 2
     assert pod.stop() == 0, pod.log.read_text()
     assert machine.files() - before <= {"/etc/docker"}

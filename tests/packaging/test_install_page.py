@@ -1,4 +1,4 @@
-"""docs/install.md: every command, on machines as it says. Cards are simulated (`sim up` for `gpus --refresh`), the
+"""docs/install.md: every command, on machines as it says. GPUs are simulated (`sim up` for `gpus --refresh`), the
 packages are those that the other tests use."""
 
 import re
@@ -29,7 +29,7 @@ PAGE = (REPO / "docs/install.md").read_text()
 
 def blocks(label: str) -> list[str]:
     found = [text for name, text in re.findall(r"^```sh (\w+)\n(.*?)^```$", PAGE, re.M | re.S) if name == label]
-    return [text.replace("gpu-hook gpus --refresh ", "gpu-hook sim up --cards 2 ") for text in found]
+    return [text.replace("gpu-hook gpus --refresh ", "gpu-hook sim up --gpus 2 ") for text in found]
 
 
 def test_every_block_is_run() -> None:
@@ -102,7 +102,7 @@ def test_image(packages: Path) -> None:
         script += f"ln -s {packages} /run/dist; cd /run\n{text}ls /opt\n"
         done = hideout.run("sh", "-c", script)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "simulated card 0" in done.stdout
+        assert "simulated GPU 0" in done.stdout
         assert done.stdout.splitlines()[-1] == "gpu-hook", done.stdout + done.stderr  # podman rm; nothing is in /opt
     finally:
         hideout.run("sh", "-c", "podman rm --all --force --time=0")

@@ -65,7 +65,7 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
-    machine.sh("gpu-hook sim up --cards 2; gpu-hook install --engine docker")
+    machine.sh("gpu-hook sim up --gpus 2; gpu-hook install --engine docker")
     assert machine.sh("gpu-hook gpus").count("GPU-") == 2
     machine.sh(
         f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml; gpu-hook settings compile"

@@ -1,4 +1,4 @@
-"""A container for the stand-in tests: a mount namespace with a private directory at /run/gpu-hook, no runtime.
+"""A container for the shim tests: a mount namespace with a private directory at /run/gpu-hook, no runtime.
 
 The libraries under test are the shipped ones; only what lies below them differs.
 """
@@ -13,39 +13,39 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 DEVICES, SLOTS = 4, 256
 _HEAD = struct.Struct("<QIIIIII40s56x")
-_CARD = struct.Struct("<48sQQIIII48x")
+_GPU = struct.Struct("<48sQQIIII48x")
 
 
-def uuid(card: int) -> str:
-    """The fake driver's UUID of a card."""
-    h = f"{0xA0 + card:02x}" * 16
+def uuid(gpu: int) -> str:
+    """The fake driver's UUID of a GPU."""
+    h = f"{0xA0 + gpu:02x}" * 16
     return f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
 def policy(limits: dict[int, int], whole: tuple[int, ...] = (), seq: int = 0, version: int = 1) -> bytes:
-    """A policy page granting cards with limits in bytes."""
+    """A policy page granting GPUs with limits in bytes."""
     page = bytearray(4096)
     _HEAD.pack_into(page, 0, 0x31594C4F50484755, version, 4096, seq, len(limits), 0, 1, b"key")
-    for i, (card, limit) in enumerate(limits.items()):
-        _CARD.pack_into(page, 128 + 128 * i, uuid(card).encode(), limit, 8192 * MIB, 0, 0, int(card in whole), card)
+    for i, (gpu, limit) in enumerate(limits.items()):
+        _GPU.pack_into(page, 128 + 128 * i, uuid(gpu).encode(), limit, 8192 * MIB, 0, 0, int(gpu in whole), gpu)
     return bytes(page)
 
 
 class Box:
-    """One container: its private directory, its policy, its fake card."""
+    """One container: its private directory, its policy, its fake GPU."""
 
-    def __init__(self, place: Path, stand_in: Path, real_cuda: Path, real_ml: Path | None = None) -> None:
+    def __init__(self, place: Path, shim: Path, real_cuda: Path, real_ml: Path | None = None) -> None:
         self.place = place
-        self.stand_in = stand_in
+        self.shim = shim
         (place / "driver").mkdir(parents=True)
         (place / "account").mkdir()
         (place / "account").chmod(0o1777)
         copy(real_cuda, place / "driver" / "cuda")
         if real_ml:
             copy(real_ml, place / "driver" / "ml")
-        self.card = place / "card"
-        self.card.write_bytes(struct.pack(f"<{2 * DEVICES}Q", *[8192 * MIB] * DEVICES, *[0] * DEVICES))
-        os.truncate(self.card, 8 * DEVICES * (2 + SLOTS))
+        self.gpu = place / "gpu"
+        self.gpu.write_bytes(struct.pack(f"<{2 * DEVICES}Q", *[8192 * MIB] * DEVICES, *[0] * DEVICES))
+        os.truncate(self.gpu, 8 * DEVICES * (2 + SLOTS))
         self.grant({0: 1024 * MIB})
 
     def grant(self, limits: dict[int, int], **more: object) -> None:
@@ -59,17 +59,17 @@ class Box:
             f.write(page)
             f.truncate(len(page))
 
-    def peak(self, card: int = 0) -> int:
-        """The most bytes that living processes ever held on a card at once."""
-        return int(struct.unpack_from("<Q", self.card.read_bytes(), 8 * (DEVICES + card))[0])
+    def peak(self, gpu: int = 0) -> int:
+        """The most bytes that living processes ever held on a GPU at once."""
+        return int(struct.unpack_from("<Q", self.gpu.read_bytes(), 8 * (DEVICES + gpu))[0])
 
     def account(self) -> bytes:
         """The account page as it is."""
         return (self.place / "account" / "page").read_bytes()
 
-    def total(self, card: int = 0) -> int:
-        """Bytes booked on a card."""
-        return int(struct.unpack_from("<Q", self.account(), 1024 + 64 * card)[0] >> 30 << 9)
+    def total(self, gpu: int = 0) -> int:
+        """Bytes booked on a GPU."""
+        return int(struct.unpack_from("<Q", self.account(), 1024 + 64 * gpu)[0] >> 30 << 9)
 
     def command(self, argv: list[str]) -> list[str]:
         """argv, as it would run in the box."""
@@ -84,7 +84,7 @@ class Box:
     def env(self, **more: str) -> dict[str, str]:
         """The environment of a program in the box."""
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "ASAN_OPTIONS", "TSAN_OPTIONS")}
-        return {**kept, "LD_LIBRARY_PATH": str(self.stand_in), "PYTHONPATH": str(Path(__file__).parent), **more}
+        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": str(Path(__file__).parent), **more}
 
     def start(self, argv: list[str], **env: str) -> "subprocess.Popen[str]":
         """Start a program in the box, with pipes."""

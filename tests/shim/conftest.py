@@ -1,4 +1,4 @@
-"""The shipped stand-ins, built once, and boxes to run programs in."""
+"""The shipped shims, built once, and boxes to run programs in."""
 
 import platform
 import shutil
@@ -19,8 +19,8 @@ CC = [sys.executable, "-m", "ziglang", "cc", "-O1", "-fno-sanitize=undefined"]
 
 
 @pytest.fixture(scope="session")
-def stand_in() -> Path:
-    """The folder of the stand-in libraries as they are shipped."""
+def shim() -> Path:
+    """The folder of the shim libraries as they are shipped."""
     subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "build"), "--part", "shim"], check=True, stdout=subprocess.DEVNULL
     )
@@ -50,14 +50,14 @@ def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_box(tmp_path: Path, stand_in: Path, fake_cuda: Path, fake_nvml: Path) -> Callable[[str], Box]:
+def make_box(tmp_path: Path, shim: Path, fake_cuda: Path, fake_nvml: Path) -> Callable[[str], Box]:
     """Several boxes in one test."""
-    return lambda name: Box(tmp_path / name, stand_in, fake_cuda, fake_nvml)
+    return lambda name: Box(tmp_path / name, shim, fake_cuda, fake_nvml)
 
 
 @pytest.fixture
 def box(make_box: Callable[[str], Box]) -> Iterator[Box]:
-    """A container with 1 GiB of card 0 (8 GiB)."""
+    """A container with 1 GiB of GPU 0 (8 GiB)."""
     yield make_box("box")
 
 

@@ -1,8 +1,8 @@
 """The model of the differential test, its processes, and how a failing sequence of calls is made short.
 
-The model: the card counts what its driver has handed out, contexts included. Then at every instant: counted <= limit;
+The model: the GPU counts what its driver has handed out, contexts included. Then at every instant: counted <= limit;
 a refusal: counted + need > limit; when all is still: cuMemGetInfo's free = limit - counted, and that much, and not one
-piece more, is granted. What processes hold that the card does not count (external memory, exports) counts as well once
+piece more, is granted. What processes hold that the GPU does not count (external memory, exports) counts as well once
 they have said how much that is.
 """
 
@@ -22,8 +22,8 @@ from box import MIB, Box, policy
 from oci_hook.sim import driver_root
 
 HERE = Path(__file__).parent
-CARD_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
-CONTEXT_BYTES_AT = 232  # struct card_head
+GPU_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
+CONTEXT_BYTES_AT = 232  # struct gpu_head
 Process = subprocess.Popen[str]
 Call = tuple[str | int, ...]  # ("start",), ("one", process, seed), ("share", process, to, kind), ("exec", process), ...
 
@@ -36,8 +36,8 @@ class Failure(AssertionError):
         self.kind = kind
 
 
-class Card:
-    """The simulated card's own figures."""
+class Gpu:
+    """The simulated GPU's own figures."""
 
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_RDWR)
@@ -63,31 +63,31 @@ class Card:
 class Bench:
     """A box over the simulated driver, its processes and what they were told. `allowed`: what the model allows."""
 
-    def __init__(self, place: Path, stand_in: Path, seed: int, allowed: int = LIMIT, **env: str) -> None:
+    def __init__(self, place: Path, shim: Path, seed: int, allowed: int = LIMIT, **env: str) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.allowed = allowed
         self.charge = CONTEXT if seed % 2 else 0  # what a context takes, and the page says so
-        cards = place / "cards"
-        cards.mkdir(parents=True)
-        uuid = driver_root.make_card(cards / "0", 0, CARD_MIB)
-        with open(cards / "0", "r+b") as f:
+        gpus = place / "gpus"
+        gpus.mkdir(parents=True)
+        uuid = driver_root.make_gpu(gpus / "0", 0, GPU_MIB)
+        with open(gpus / "0", "r+b") as f:
             f.seek(CONTEXT_BYTES_AT)
             f.write(struct.pack("<Q", self.charge))
-        self.box = Box(place / "box", stand_in, stand_in / "sim" / "libcuda.so.1")
+        self.box = Box(place / "box", shim, shim / "sim" / "libcuda.so.1")
         page = bytearray(policy({0: LIMIT}))
         struct.pack_into("<48s", page, 128, uuid.encode())
         struct.pack_into("<Q", page, 128 + 80, self.charge)
         self.box.write_policy(bytes(page))
-        self.card = Card(cards / "0")
-        self.cards = str(cards)
-        self.env = {"GPU_HOOK_SIM_CARDS": self.cards, **env}
+        self.gpu = Gpu(gpus / "0")
+        self.gpus = str(gpus)
+        self.env = {"GPU_HOOK_SIM_GPUS": self.gpus, **env}
         self.log: list[str] = []
         self.calls: list[Call] = []  # since the last time that no process ran, if
         self.told = True  # no storm came in between
         self.running: list[Process] = []
         self.started: list[Process] = []
-        self.beyond: dict[int, int] = {}  # pid: bytes charged though the card does not count them
+        self.beyond: dict[int, int] = {}  # pid: bytes charged though the GPU does not count them
         self.samples = self.refused = self.granted = self.kills = self.again = 0
         self.routes: dict[str, int] = {}
         self.judge = self.launch()
@@ -105,7 +105,7 @@ class Bench:
         for p in self.started:
             p.kill()
             p.communicate()
-        self.card.close()
+        self.gpu.close()
 
     def tell(self, p: Process, line: str = "") -> None:
         """Send a line, without waiting for the answer."""
@@ -130,9 +130,9 @@ class Bench:
         raise Failure(kind, f"seed {self.seed}: {why}\nthe last calls:\n" + "\n".join(self.log[-12:]))
 
     def room(self, exactly: bool = False) -> int:
-        """Bytes that the model still allows; exactly: what the card does not count is counted as well."""
+        """Bytes that the model still allows; exactly: what the GPU does not count is counted as well."""
         beyond = sum(self.beyond.get(p.pid, 0) for p in self.running) if exactly else 0
-        return self.allowed - self.card.counted() - beyond
+        return self.allowed - self.gpu.counted() - beyond
 
     def kill(self, p: Process) -> None:
         """SIGKILL, and off the list."""
@@ -225,7 +225,7 @@ class Bench:
                 self.do(("one", i, self.rng.randrange(1 << 30)))
 
     def storm(self, samples: int, routes: str) -> None:
-        """All at once; the card is looked at while they are stopped in the middle of things; one is killed."""
+        """All at once; the GPU is looked at while they are stopped in the middle of things; one is killed."""
         self.told = False
         for p in self.running:
             self.tell(p, f"many {self.rng.randrange(1 << 30)} {self.rng.randrange(200, 600)} {routes}")
@@ -249,7 +249,7 @@ class Bench:
                 self.fail("storm", " ".join(odd))
 
     def still(self) -> None:
-        """All is still: what is shown as free is what the card has room for, and is granted."""
+        """All is still: what is shown as free is what the GPU has room for, and is granted."""
         self.do(("look", 0))
         time.sleep(0.15)  # cuMemGetInfo sweeps ten times a second
         free, total, most, more, after, bad = map(int, self.ask(self.judge, "full").split())
@@ -284,9 +284,9 @@ class Bench:
                 self.still()
 
 
-def replay(place: Path, stand_in: Path, seed: int, calls: list[Call], allowed: int = LIMIT) -> Failure | None:
+def replay(place: Path, shim: Path, seed: int, calls: list[Call], allowed: int = LIMIT) -> Failure | None:
     """The calls in fresh processes: how that fails."""
-    bench = Bench(place, stand_in, seed, allowed)
+    bench = Bench(place, shim, seed, allowed)
     try:
         for call in calls:
             bench.do(call)
@@ -299,14 +299,14 @@ def replay(place: Path, stand_in: Path, seed: int, calls: list[Call], allowed: i
     return None
 
 
-def minimised(place: Path, stand_in: Path, bench: Bench, kind: str, seconds: float = 120) -> list[Call]:
+def minimised(place: Path, shim: Path, bench: Bench, kind: str, seconds: float = 120) -> list[Call]:
     """The calls of a bench that failed, less those without which they fail in the same way. []: none."""
     end, runs = time.monotonic() + seconds, 0
 
     def fails(calls: list[Call]) -> bool:
         nonlocal runs
         runs += 1
-        failure = replay(place / f"replay{runs}", stand_in, bench.seed, calls, bench.allowed)
+        failure = replay(place / f"replay{runs}", shim, bench.seed, calls, bench.allowed)
         return failure is not None and failure.kind == kind
 
     calls, size = list(bench.calls), max(len(bench.calls) // 2, 1)
@@ -326,16 +326,16 @@ def minimised(place: Path, stand_in: Path, bench: Bench, kind: str, seconds: flo
     return calls
 
 
-def play(place: Path, stand_in: Path, seed: int, seconds: float, **env: str) -> Bench:
+def play(place: Path, shim: Path, seed: int, seconds: float, **env: str) -> Bench:
     """Play, and when that fails say the shortest way to the same failure that was found."""
-    bench = Bench(place / "play", stand_in, seed, **env)
+    bench = Bench(place / "play", shim, seed, **env)
     try:
         bench.play(seconds)
     except Failure as failure:
         bench.close()
-        short = minimised(place, stand_in, bench, failure.kind) if bench.told else []
+        short = minimised(place, shim, bench, failure.kind) if bench.told else []
         if not short:
             raise
-        raise Failure(failure.kind, f"{failure}\nshortest: replay(place, stand_in, {seed}, {short})") from None
+        raise Failure(failure.kind, f"{failure}\nshortest: replay(place, shim, {seed}, {short})") from None
     bench.close()
     return bench

@@ -1,8 +1,8 @@
-/* A driver for the tests of the stand-in: no card, but memory that is counted as a card counts it. What every process
- * holds lies in one file ($FAKE_CARD); the dead hold nothing, since a record lock tells who lives. `peak` is the most
+/* A driver for the tests of the shim: no GPU, but memory that is counted as a GPU counts it. What every process
+ * holds lies in one file ($FAKE_GPU); the dead hold nothing, since a record lock tells who lives. `peak` is the most
  * that the living ever held at once: the tests compare it with the limit.
  *
- * Semantics that matter to the stand-in: a pool grows in chunks and keeps them until a synchronisation (its release
+ * Semantics that matter to the shim: a pool grows in chunks and keeps them until a synchronisation (its release
  * threshold allowing), graph memory lies in a pool of its own, a created handle lives while it is held or mapped,
  * arrays are padded, a destroyed context takes its memory along. */
 #define _GNU_SOURCE
@@ -26,7 +26,7 @@ enum { OK = 0, INVALID = 1, OOM = 2, NOT_INIT = 3, NO_CONTEXT = 201, NOT_FOUND =
 #define BLOCK (2ull << 20)
 #define PITCH 512ull
 
-struct card_file {
+struct gpu_file {
     u64 total[DEVICES], peak[DEVICES];
     struct {
         u64 used[DEVICES];
@@ -67,8 +67,8 @@ struct graph {
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct card_file *card;
-static int card_fd = -1, my_slot = -1, initialised;
+static struct gpu_file *gpu;
+static int gpu_fd = -1, my_slot = -1, initialised;
 static pid_t owner;
 static struct piece *pieces;
 static struct mapping *mappings;
@@ -83,52 +83,52 @@ static u64 next_pointer = 0x700010000000ull, next_handle = 1;
 
 static int lock(int byte, short type, int wait) {
     struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
-    return fcntl(card_fd, wait ? F_SETLKW : F_SETLK, &l);
+    return fcntl(gpu_fd, wait ? F_SETLKW : F_SETLK, &l);
 }
 
 static int held_by_other(int byte) {
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
-    return fcntl(card_fd, F_GETLK, &l) == 0 && l.l_type != F_UNLCK;
+    return fcntl(gpu_fd, F_GETLK, &l) == 0 && l.l_type != F_UNLCK;
 }
 
 static u64 living(int device) {
     u64 sum = 0;
     for (int i = 0; i < SLOTS; i++)
-        if (card->slot[i].used[device] && (i == my_slot || held_by_other(100 + i)))
-            sum += card->slot[i].used[device];
+        if (gpu->slot[i].used[device] && (i == my_slot || held_by_other(100 + i)))
+            sum += gpu->slot[i].used[device];
     return sum;
 }
 
-static int open_card(void) {
-    const char *path = getenv("FAKE_CARD");
-    card_fd = open(path ? path : "/run/gpu-hook/card", O_RDWR | O_CLOEXEC);
-    if (card_fd < 0)
+static int open_gpu(void) {
+    const char *path = getenv("FAKE_GPU");
+    gpu_fd = open(path ? path : "/run/gpu-hook/gpu", O_RDWR | O_CLOEXEC);
+    if (gpu_fd < 0)
         return NOT_INIT;
-    card = mmap(NULL, sizeof *card, PROT_READ | PROT_WRITE, MAP_SHARED, card_fd, 0);
-    if (card == MAP_FAILED)
+    gpu = mmap(NULL, sizeof *gpu, PROT_READ | PROT_WRITE, MAP_SHARED, gpu_fd, 0);
+    if (gpu == MAP_FAILED)
         return NOT_INIT;
     lock(0, F_WRLCK, 1);
     for (int i = 0; i < SLOTS && my_slot < 0; i++)
         if (lock(100 + i, F_WRLCK, 0) == 0) {
             my_slot = i;
-            memset(&card->slot[i], 0, sizeof card->slot[i]);
+            memset(&gpu->slot[i], 0, sizeof gpu->slot[i]);
         }
     lock(0, F_UNLCK, 1);
     owner = getpid();
     return my_slot < 0 ? NOT_INIT : OK;
 }
 
-/* Under `mutex`: bytes on the card itself. */
+/* Under `mutex`: bytes on the GPU itself. */
 static int take(int device, u64 bytes) {
     int r = OK;
     lock(0, F_WRLCK, 1);
     u64 sum = living(device) + bytes;
-    if (sum > card->total[device] || sum < bytes)
+    if (sum > gpu->total[device] || sum < bytes)
         r = OOM;
     else {
-        card->slot[my_slot].used[device] += bytes;
-        if (sum > card->peak[device])
-            card->peak[device] = sum;
+        gpu->slot[my_slot].used[device] += bytes;
+        if (sum > gpu->peak[device])
+            gpu->peak[device] = sum;
     }
     lock(0, F_UNLCK, 1);
     return r;
@@ -136,7 +136,7 @@ static int take(int device, u64 bytes) {
 
 static void give(int device, u64 bytes) {
     lock(0, F_WRLCK, 1);
-    card->slot[my_slot].used[device] -= bytes;
+    gpu->slot[my_slot].used[device] -= bytes;
     lock(0, F_UNLCK, 1);
 }
 
@@ -177,7 +177,7 @@ static struct piece *find(u64 key, int a, int b) {
 CUresult cuInit(unsigned flags) {
     (void)flags;
     LOCKED;
-    int r = initialised ? OK : open_card();
+    int r = initialised ? OK : open_gpu();
     if (!r && !initialised) {
         for (int i = 0; i < DEVICES; i++) {
             default_pool[i].device = graph_pool[i].device = primary[i].device = i;
@@ -188,7 +188,7 @@ CUresult cuInit(unsigned flags) {
     DONE(r);
 }
 CUresult cuDriverGetVersion(int *v) { return *v = 12040, OK; }
-/* Devices as CUDA_VISIBLE_DEVICES orders them; the numbers below are of cards. */
+/* Devices as CUDA_VISIBLE_DEVICES orders them; the numbers below are of GPUs. */
 static int visible(int device) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     for (; list && *list && device; list++)
@@ -209,8 +209,8 @@ CUresult cuDeviceGetUuid(unsigned char *uuid, int device) {
     return initialised ? OK : NOT_INIT;
 }
 CUresult cuDeviceGetUuid_v2(unsigned char *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
-CUresult cuDeviceTotalMem_v2(size_t *n, int device) { return *n = card->total[visible(device)], OK; }
-CUresult cuDeviceTotalMem(unsigned *n, int device) { return *n = (unsigned)card->total[visible(device)], OK; }
+CUresult cuDeviceTotalMem_v2(size_t *n, int device) { return *n = gpu->total[visible(device)], OK; }
+CUresult cuDeviceTotalMem(unsigned *n, int device) { return *n = (unsigned)gpu->total[visible(device)], OK; }
 
 static CUresult push(struct context *ctx) { return stack[depth++] = ctx, OK; }
 CUresult cuCtxCreate_v2(void **out, unsigned flags, int device) {
@@ -357,9 +357,9 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     LOCKED;
     lock(0, F_WRLCK, 1);
     if (free)
-        *free = card->total[device] - living(device);
+        *free = gpu->total[device] - living(device);
     if (total)
-        *total = card->total[device];
+        *total = gpu->total[device];
     lock(0, F_UNLCK, 1);
     DONE(OK);
 }
@@ -744,7 +744,7 @@ CUresult cuImportExternalMemory(void **out, const u64 *d) {
     add((u64)*out, d[3], device, EXTERNAL, ctx);
     DONE(OK);
 }
-/* A multicast object holds nothing here: what must stay booked is the stand-in's to know. */
+/* A multicast object holds nothing here: what must stay booked is the shim's to know. */
 CUresult cuMulticastBindMem(u64 object, size_t offset, u64 memory, size_t from, size_t size, u64 flags) {
     return (void)object, (void)offset, (void)memory, (void)from, (void)size, (void)flags, OK;
 }

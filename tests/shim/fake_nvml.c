@@ -1,4 +1,4 @@
-/* NVML for the tests: four cards of 8 GiB, most of it in use by others, with processes that are not ours. */
+/* NVML for the tests: four GPUs of 8 GiB, most of it in use by others, with processes that are not ours. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 /* Fuzz target: the readers of the policy page and the account page, with what others may have written there.
- * The input is a program: it damages the two pages and makes the calls that the stand-in makes, in any order. Beside
+ * The input is a program: it damages the two pages and makes the calls that the shim makes, in any order. Beside
  * the sanitizers, what must hold whatever the pages say is checked here.
  *
  * With libFuzzer or AFL++ as it is; with -DGH_FUZZ_MAIN a main of its own: `fuzz_pages SEED COUNT` makes inputs by
@@ -60,12 +60,12 @@ static void damage_policy(void) {
 }
 
 static void damage_account(const struct gh_state *st) {
-    uint64_t n = take(1), slot = n & 8 ? atomic_load(&st->slot) : take(2) & GH_SLOT_MASK, card = n >> 4, m;
-    struct gh_account_entry *e = &account->entry[slot][card];
+    uint64_t n = take(1), slot = n & 8 ? atomic_load(&st->slot) : take(2) & GH_SLOT_MASK, gpu = n >> 4, m;
+    struct gh_account_entry *e = &account->entry[slot][gpu];
     uint64_t to = word(st);
     switch (n & 7) {
-    case 0: atomic_store(&account->card[card].total, to); break;
-    case 1: atomic_store(&account->card[card].surcharge, to); break;
+    case 0: atomic_store(&account->gpu[gpu].total, to); break;
+    case 1: atomic_store(&account->gpu[gpu].surcharge, to); break;
     case 2: atomic_store(&account->owner[slot], to); break;
     case 3: atomic_store(&account->stack[slot], to); break;
     case 4: atomic_store(&e->announce, to); break;
@@ -73,60 +73,60 @@ static void damage_account(const struct gh_state *st) {
     case 6: atomic_store(&e->ack, to); break;
     default:
         m = take(1) & 3;
-        atomic_store(m == 0 ? &e->contexts : m == 1 ? &account->card[card].lent : &account->spare[slot][card], to);
+        atomic_store(m == 0 ? &e->contexts : m == 1 ? &account->gpu[gpu].lent : &account->spare[slot][gpu], to);
     }
 }
 
-static void check_policy(struct gh_state *st, unsigned card) {
+static void check_policy(struct gh_state *st, unsigned gpu) {
     struct gh_limit limit = {0};
     char uuid[48];
-    memcpy(uuid, policy->card[card % GH_POLICY_CARDS].uuid, sizeof uuid);
+    memcpy(uuid, policy->gpu[gpu % GH_POLICY_GPUS].uuid, sizeof uuid);
     uuid[sizeof uuid - 1] = 0;
     bool valid = gh_policy_valid(policy) && !(policy->seq & 1);
-    bool known = gh_policy_limit(st, card, &limit);
-    HOLD(known == (valid && card < policy->ncards));
-    HOLD(!known || limit.bytes == policy->card[card].memory_limit);
+    bool known = gh_policy_limit(st, gpu, &limit);
+    HOLD(known == (valid && gpu < policy->ngpus));
+    HOLD(!known || limit.bytes == policy->gpu[gpu].memory_limit);
     HOLD(gh_policy_usable(st) == valid);
     int found = gh_policy_find(st, uuid);
-    HOLD(found >= -1 && found < GH_POLICY_CARDS && (valid || found < 0));
-    HOLD(found < 0 || (uint32_t)found < policy->ncards);
-    HOLD(!valid || card >= policy->ncards || !uuid[0] || (found >= 0 && (unsigned)found <= card));
+    HOLD(found >= -1 && found < GH_POLICY_GPUS && (valid || found < 0));
+    HOLD(found < 0 || (uint32_t)found < policy->ngpus);
+    HOLD(!valid || gpu >= policy->ngpus || !uuid[0] || (found >= 0 && (unsigned)found <= gpu));
 }
 
-static uint64_t sum_of(unsigned card) {
+static uint64_t sum_of(unsigned gpu) {
     uint64_t sum = 0;
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
         if (atomic_load(&account->owner[slot]))
-            sum += gh_slot_share(account, slot, card);
+            sum += gh_slot_share(account, slot, gpu);
     return sum;
 }
 
-static void reserve(struct gh_state *st, unsigned card, uint64_t held[]) {
+static void reserve(struct gh_state *st, unsigned gpu, uint64_t held[]) {
     uint64_t units = word(st) >> (take(1) & 63), limit = word(st) & GH_VALUE_MAX;
-    enum gh_booked done = gh_reserve(st, card, units, limit);
+    enum gh_booked done = gh_reserve(st, gpu, units, limit);
     if (done != GH_BOOKED)
         return;
-    held[card] += units;
-    uint64_t more = limit < GH_UNLIMITED ? atomic_load(&account->card[card].surcharge) : 0;
-    uint64_t total = gh_word_value(atomic_load(&account->card[card].total));
+    held[gpu] += units;
+    uint64_t more = limit < GH_UNLIMITED ? atomic_load(&account->gpu[gpu].surcharge) : 0;
+    uint64_t total = gh_word_value(atomic_load(&account->gpu[gpu].total));
     HOLD(!units || (total <= limit && more <= limit - total));
 }
 
 static void sweep(struct gh_state *st, const uint64_t held[]) {
     gh_sweep(st);
     unsigned slot = atomic_load(&st->slot);
-    for (unsigned card = 0; card < GH_ACCOUNT_CARDS; card++) {
-        uint64_t sum = sum_of(card);
-        HOLD(sum > GH_VALUE_MAX || sum == gh_word_value(atomic_load(&account->card[card].total)));
-        HOLD(gh_own(st, card) >= held[card]); /* never less than what we hold */
+    for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
+        uint64_t sum = sum_of(gpu);
+        HOLD(sum > GH_VALUE_MAX || sum == gh_word_value(atomic_load(&account->gpu[gpu].total)));
+        HOLD(gh_own(st, gpu) >= held[gpu]); /* never less than what we hold */
         if (slot && atomic_load(&account->owner[slot]) == st->me)
-            HOLD(gh_slot_share(account, slot, card) == gh_own(st, card));
+            HOLD(gh_slot_share(account, slot, gpu) == gh_own(st, gpu));
     }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static struct gh_state *st;
-    uint64_t held[GH_ACCOUNT_CARDS] = {0};
+    uint64_t held[GH_ACCOUNT_GPUS] = {0};
     if (!st)
         HOLD((st = gh_here()) && (policy = malloc(GH_POLICY_SIZE)) && (account = aligned_alloc(64, sizeof *account)));
     uint32_t ns = gh_owner_ns(st->me);
@@ -144,43 +144,43 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     policy->magic = GH_POLICY_MAGIC;
     policy->version = GH_POLICY_VERSION;
     policy->size = GH_POLICY_SIZE;
-    policy->ncards = (uint32_t)take(1) % (GH_POLICY_CARDS + 1);
-    for (unsigned i = 0; i < GH_POLICY_CARDS; i++) {
-        snprintf(policy->card[i].uuid, sizeof policy->card[i].uuid, "GPU-%02x", i);
-        policy->card[i].memory_limit = (i + 1ull) << 30;
+    policy->ngpus = (uint32_t)take(1) % (GH_POLICY_GPUS + 1);
+    for (unsigned i = 0; i < GH_POLICY_GPUS; i++) {
+        snprintf(policy->gpu[i].uuid, sizeof policy->gpu[i].uuid, "GPU-%02x", i);
+        policy->gpu[i].memory_limit = (i + 1ull) << 30;
     }
     for (int n = 0; at < end && n < 200; n++) {
         uint64_t op = take(1);
-        unsigned card = op >> 4;
+        unsigned gpu = op >> 4;
         switch (op & 15) {
         case 0: case 1: damage_policy(); break;
-        case 2: check_policy(st, card + (take(1) & 1) * 16); break;
+        case 2: check_policy(st, gpu + (take(1) & 1) * 16); break;
         case 3: case 4: case 5: damage_account(st); break;
-        case 6: case 7: reserve(st, card, held); break;
+        case 6: case 7: reserve(st, gpu, held); break;
         case 8: {
-            uint64_t units = held[card] >> (take(1) & 7);
-            held[card] -= units;
-            gh_release(st, card, units);
+            uint64_t units = held[gpu] >> (take(1) & 7);
+            held[gpu] -= units;
+            gh_release(st, gpu, units);
             break;
         }
         case 9: sweep(st, held); break;
-        case 10: HOLD(gh_total(st, card) <= GH_VALUE_MAX); break;
-        case 11: gh_press(st, card); HOLD(!gh_pressed(st, card)); break;
-        case 12: gh_count_contexts(st, card, op & 64 ? 1 : -1); break;
+        case 10: HOLD(gh_total(st, gpu) <= GH_VALUE_MAX); break;
+        case 11: gh_press(st, gpu); HOLD(!gh_pressed(st, gpu)); break;
+        case 12: gh_count_contexts(st, gpu, op & 64 ? 1 : -1); break;
         case 13: {
             unsigned slot = (unsigned)take(2) & GH_SLOT_MASK;
-            HOLD(gh_slot_use(account, slot, card) <= gh_slot_share(account, slot, card));
+            HOLD(gh_slot_use(account, slot, gpu) <= gh_slot_share(account, slot, gpu));
             break;
         }
         case 14:
             if (op & 64)
                 gh_account_attach(st);
             else if (op & 128)
-                gh_spare_take(account, card);
+                gh_spare_take(account, gpu);
             else
-                gh_spare_begin(account, card, &st->mine[card], word(st), word(st) & GH_VALUE_MAX);
+                gh_spare_begin(account, gpu, &st->mine[gpu], word(st), word(st) & GH_VALUE_MAX);
             break;
-        default: sweep(st, held); check_policy(st, card); break;
+        default: sweep(st, held); check_policy(st, gpu); break;
         }
     }
     sweep(st, held);

@@ -1,10 +1,10 @@
 """A program of the differential test: one call by every route there is, at random, each told by its seed.
 
 Reads lines and answers each with one. `one SEED` makes one call and answers "ROUTE NEED RESULT BEYOND" (NEED: bytes
-that the driver would take for it; BEYOND: bytes that are charged to this process though the card does not count them:
+that the driver would take for it; BEYOND: bytes that are charged to this process though the GPU does not count them:
 external memory, and what was exported and then released). `many SEED N plain|all` makes N calls and answers with
 BEYOND and the codes that are neither success nor out of memory. `share KIND PID` exports something to that process,
-whose `take` imports it. `look` synchronises, which is when the stand-in looks at what the driver's pools gave back by
+whose `take` imports it. `look` synchronises, which is when the shim looks at what the driver's pools gave back by
 themselves. `full` takes what cuMemGetInfo calls free, tries one piece more, gives both back; answers with the figures
 and results. `exec` runs this program anew in the same process.
 """

@@ -173,7 +173,7 @@ static pid_t spawn_keeping(const char *what) {
 
 static void set_limit(u64 bytes) {
     int fd = open("/run/gpu-hook/policy", O_RDWR);
-    if (pwrite(fd, &bytes, sizeof bytes, offsetof(struct gh_policy_page, card[0].memory_limit)) != sizeof bytes)
+    if (pwrite(fd, &bytes, sizeof bytes, offsetof(struct gh_policy_page, gpu[0].memory_limit)) != sizeof bytes)
         die("no policy page", 0);
     close(fd);
 }
@@ -219,12 +219,12 @@ int main(int argc, char **argv) {
                 pause();
         }
         if (victim)
-            UNTIL(gh_word_value(atomic_load(&page->card[0].total)) << 9 == (7 + 11) * MIB);
+            UNTIL(gh_word_value(atomic_load(&page->gpu[0].total)) << 9 == (7 + 11) * MIB);
         int keep = !strcmp(what, "keep"), lend = !strcmp(what, "lend");
         pid_t child = keep || lend ? spawn_keeping(what) : spawn(what, victim);
         if (!keep && !lend)
             stopped(child, k);
-        u64 total = atomic_load(&page->card[0].total);
+        u64 total = atomic_load(&page->gpu[0].total);
         unsigned steps = 0;
         int ended = 0;
         for (int started = !sweep; !ended && steps < k;) {
@@ -244,12 +244,12 @@ int main(int argc, char **argv) {
             die("no room for the other", k);
         if (!strcmp(what, "pause")) {
             extra = take(MIB);
-            u64 now = gh_word_value(atomic_load(&page->card[0].total)) << 9, before = (7 + 3 + 1) * MIB;
+            u64 now = gh_word_value(atomic_load(&page->gpu[0].total)) << 9, before = (7 + 3 + 1) * MIB;
             if (!extra || take(1ull << 30))
                 die("not as much room as there is", k);
             if (now != before && now != before + 5 * MIB)
                 die("the total is wrong", k);
-            if (now != gh_word_value(atomic_load(&page->card[0].total)) << 9)
+            if (now != gh_word_value(atomic_load(&page->gpu[0].total)) << 9)
                 die("a sweep beside an operation changes the total", k);
             if (!ended) {
                 ptrace(PTRACE_CONT, child, 0, 0);
@@ -259,7 +259,7 @@ int main(int argc, char **argv) {
             if (take(1ull << 30) || used() != before + 5 * MIB)
                 die("the books are wrong after both went on", k);
         }
-        if (keep && atomic_load(&page->card[0].total) != total)
+        if (keep && atomic_load(&page->gpu[0].total) != total)
             die("the total was written", k);
         if (lend) {
             /* Whichever of the two the child has, 3 or 5 MiB: the rest is ours, to the last byte, and no more. */

@@ -12,7 +12,7 @@ import pytest
 from box import MIB, Box
 from conftest import HERE, ROOT, compile_c
 
-from oci_hook.node import account
+from oci_hook.observe import account
 
 pytestmark = pytest.mark.root
 OWNERS, SPARES, PAGE = account.OWNERS_OFFSET, account.SPARES_OFFSET, account.SIZE
@@ -92,10 +92,10 @@ os.execv(sys.executable, [sys.executable, "-c", {again!r}])
 
 
 @pytest.fixture(scope="session")
-def tools(tmp_path_factory: pytest.TempPathFactory, stand_in: Path) -> Path:
-    """stepper and worker, linked against the stand-in."""
+def tools(tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
+    """stepper and worker, linked against the shim."""
     out = tmp_path_factory.mktemp("tools")
-    link = [f"-I{ROOT / 'oci_hook' / 'shim'}", str(stand_in / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
+    link = [f"-I{ROOT / 'oci_hook' / 'shim'}", str(shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
     for name in ("stepper", "worker"):
         compile_c(out / name, str(HERE / f"{name}.c"), *link)
     return out
@@ -116,15 +116,15 @@ def noop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("keep", "lend"),
     ],
 )
-def test_killed_at_every_instruction(tmp_path: Path, stand_in: Path, tools: Path, noop: Path, what: str) -> None:
-    box = Box(tmp_path / "box", stand_in, noop)
+def test_killed_at_every_instruction(tmp_path: Path, shim: Path, tools: Path, noop: Path, what: str) -> None:
+    box = Box(tmp_path / "box", shim, noop)
     out = box.run([str(tools / "stepper"), *what.split()], timeout=100)
     assert int(out.stdout) > (20 if "sweep" in what else 200), out.stdout
 
 
 @pytest.mark.slow
-def test_a_lowered_limit_holds_for_what_is_kept(tmp_path: Path, stand_in: Path, tools: Path, noop: Path) -> None:
-    assert Box(tmp_path / "box", stand_in, noop).run([str(tools / "stepper"), "lower"]).stdout == "2\n"
+def test_a_lowered_limit_holds_for_what_is_kept(tmp_path: Path, shim: Path, tools: Path, noop: Path) -> None:
+    assert Box(tmp_path / "box", shim, noop).run([str(tools / "stepper"), "lower"]).stdout == "2\n"
 
 
 def test_hundreds_of_short_processes(box: Box, tools: Path) -> None:
@@ -140,9 +140,9 @@ def test_threads_leave_the_books_at_zero(box: Box, tools: Path, seed: int) -> No
 
 
 def spares(box: Box) -> list[tuple[int, int]]:
-    """What each process keeps idle on the first card, and what was taken of it, in units; 0, 0 left out."""
+    """What each process keeps idle on the first GPU, and what was taken of it, in units; 0, 0 left out."""
     data = (box.place / "account" / "page").read_bytes()
-    words = account.SPARES.unpack_from(data, SPARES)[:: account.MOST_CARDS]
+    words = account.SPARES.unpack_from(data, SPARES)[:: account.MOST_GPUS]
     return [(w >> account.SPARE_SHIFT, w & (1 << account.SPARE_SHIFT) - 1) for w in words if w]
 
 
@@ -204,8 +204,8 @@ def test_a_scribbled_page_is_right_again_after_a_sweep(box: Box, seed: int) -> N
         print("cu.alloc(1 << 30); print(cu.info()[0], flush=True)", file=p.stdin, flush=True)
         if seed % 2 == 0:  # totals, surcharges and pressure: the surcharge is the agent's to write, so take it back
             with open(box.place / "account" / "page", "r+b") as f:
-                for card in range(16):
-                    f.seek(1024 + 64 * card + 8)
+                for gpu in range(16):
+                    f.seek(1024 + 64 * gpu + 8)
                     f.write(bytes(8))
         p.stdout.readline()
         print("cu.alloc(1 << 30); print(cu.info()[0] // cu.MIB, flush=True)", file=p.stdin, flush=True)
@@ -240,7 +240,7 @@ def test_users_of_different_ids_and_masks_share_the_page(box: Box) -> None:
     for parent in list(box.place.parents)[:4]:
         if parent != Path("/tmp"):
             parent.chmod(0o755)
-    (box.place / "card").chmod(0o666)
+    (box.place / "gpu").chmod(0o666)
     code = """
 import os
 os.umask(0o077); os.setgid({0}); os.setuid({0})

@@ -24,15 +24,15 @@ def exported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("soname", LIBRARIES)
-def test_every_known_name_is_exported_and_nothing_else(stand_in: Path, soname: str) -> None:
+def test_every_known_name_is_exported_and_nothing_else(shim: Path, soname: str) -> None:
     library = LIBRARIES[soname]
     own = set(build.table(library.taken)) | (set(build.table("GH_NVML_REFUSED")) if "nvidia-ml" in soname else set())
-    assert exported(stand_in / soname) == set(build.known(library.lists)) | own
+    assert exported(shim / soname) == set(build.known(library.lists)) | own
 
 
 @pytest.mark.parametrize("soname", LIBRARIES)
-def test_needs_only_libc_and_the_real_library(stand_in: Path, soname: str) -> None:
-    text = readelf(stand_in / soname, "-d", "-V")
+def test_needs_only_libc_and_the_real_library(shim: Path, soname: str) -> None:
+    text = readelf(shim / soname, "-d", "-V")
     real = layout.REAL_LIBCUDA if soname == "libcuda.so.1" else layout.REAL_LIBNVML
     needed = set(re.findall(r"NEEDED.*\[(.*)\]", text))
     assert needed == {real, "libc.so.6", "libdl.so.2", "libpthread.so.0"}
@@ -42,18 +42,18 @@ def test_needs_only_libc_and_the_real_library(stand_in: Path, soname: str) -> No
     assert max(floors) <= (2, 17), floors
 
 
-def test_no_signal_exit_or_abort(stand_in: Path) -> None:
+def test_no_signal_exit_or_abort(shim: Path) -> None:
     for soname in LIBRARIES:
-        rows = [line.split() for line in readelf(stand_in / soname, "--dyn-syms").splitlines()]
+        rows = [line.split() for line in readelf(shim / soname, "--dyn-syms").splitlines()]
         imports = {r[7].split("@")[0] for r in rows if len(r) > 7 and r[6] == "UND"}
         assert not imports & {"signal", "sigaction", "exit", "_exit", "abort", "raise", "getenv", "secure_getenv"}
         assert len(imports) < 45, imports
 
 
-def test_no_open_can_sleep(stand_in: Path) -> None:
+def test_no_open_can_sleep(shim: Path) -> None:
     """Another tenant may have a lease on what it can open, or put a pipe in its place."""
     for soname in LIBRARIES:
-        rows = [line.split() for line in readelf(stand_in / soname, "--dyn-syms").splitlines()]
+        rows = [line.split() for line in readelf(shim / soname, "--dyn-syms").splitlines()]
         imports = {r[7].split("@")[0] for r in rows if len(r) > 7 and r[6] == "UND"}
         assert not {name for name in imports if re.fullmatch(r"f?open(at|dir)?(64)?|creat(64)?|shm_open", name)}
     opens = []

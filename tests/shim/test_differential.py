@@ -1,5 +1,5 @@
-"""Random calls by every route from several processes, with kills, through the shipped stand-in over the simulated
-driver; compared with what the simulated card itself counts. The model is in differential.py, the calls in
+"""Random calls by every route from several processes, with kills, through the shipped shim over the simulated
+driver; compared with what the simulated GPU itself counts. The model is in differential.py, the calls in
 random_calls.py.
 """
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
-def over_simulated(stand_in: Path) -> Path:
-    sim_build.build(stand_in / "sim", os.uname().machine, [sys.executable, "-m", "ziglang", "cc"])
-    return stand_in
+def over_simulated(shim: Path) -> Path:
+    sim_build.build(shim / "sim", os.uname().machine, [sys.executable, "-m", "ziglang", "cc"])
+    return shim
 
 
 def test_short(tmp_path: Path, over_simulated: Path) -> None:
@@ -71,5 +71,5 @@ def test_a_context_that_is_reset_is_charged_once(tmp_path: Path, over_simulated:
     """The simulated driver gives a primary context another handle after each reset."""
     bench = Bench(tmp_path, over_simulated, seed=1)
     bench.close()
-    done = bench.box.run([sys.executable, "-c", RESETS], GPU_HOOK_SIM_CARDS=bench.cards)
+    done = bench.box.run([sys.executable, "-c", RESETS], GPU_HOOK_SIM_GPUS=bench.gpus)
     assert set(done.stdout.split()) == {str((LIMIT - CONTEXT) // MIB)}, done.stdout

@@ -63,7 +63,7 @@ sys.stdin.read()
 
 
 def test_a_failed_driver_call_gives_the_reservation_back(box: Box) -> None:
-    box.grant({0: 9000 * MIB})  # more than the card has
+    box.grant({0: 9000 * MIB})  # more than the GPU has
     box.python("""
 cu.init()
 assert cu.alloc(8500 * cu.MIB)[0] == cu.OOM
@@ -108,7 +108,7 @@ def live_change(box: Box, p: "subprocess.Popen[str]") -> None:
     assert p.stdout.readline() == f"({1536 * MIB}, {2048 * MIB}) {2048 * MIB} 0\n"
 
 
-def test_each_card_has_its_limit_whatever_the_order(box: Box) -> None:
+def test_each_gpu_has_its_limit_whatever_the_order(box: Box) -> None:
     box.grant({2: 200 * MIB, 0: 100 * MIB})
     for order, limits in (("", [100, 0, 200, 0]), ("2,0", [200, 100]), ("1,2", [0, 200])):
         box.python(
@@ -126,7 +126,7 @@ for device, mib in enumerate({limits}):
     assert [box.peak(i) // MIB for i in range(4)] == [100, 0, 200, 0]
 
 
-def test_a_whole_card_is_not_limited(box: Box) -> None:
+def test_a_whole_gpu_is_not_limited(box: Box) -> None:
     box.grant({0: 100 * MIB}, whole=(0,))
     box.python("""
 cu.init()

@@ -17,11 +17,11 @@ SHIM = ROOT / "oci_hook" / "shim"
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory, stand_in: Path) -> Path:
-    """lookup and its plugin, linked against the stand-in; and a library linked --as-needed."""
+def programs(tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
+    """lookup and its plugin, linked against the shim; and a library linked --as-needed."""
     out = tmp_path_factory.mktemp("lookup")
     base = [f"-I{SHIM}", "-std=gnu11", "-w", str(HERE / "lookup.c")]
-    link = [str(stand_in / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
+    link = [str(shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
     compile_c(out / "lookup", "-fPIE", *base, *link)
     compile_c(out / "plugin.so", "-shared", "-fPIC", "-DPLUGIN", "-Wl,--as-needed", *base, *link)
     return out
@@ -36,7 +36,7 @@ def routes(box: Box, programs: Path, tmp_path: Path) -> list[tuple[str, str, str
         "libcuda.so.550.163.01",
     ):  # as the plan binds them: one file, three names
         (libraries / name).write_bytes(b"")
-    binds = " && ".join(f"mount --bind {box.stand_in}/libcuda.so.1 {libraries}/{n}" for n in os.listdir(libraries))
+    binds = " && ".join(f"mount --bind {box.shim}/libcuda.so.1 {libraries}/{n}" for n in os.listdir(libraries))
     more = [str(libraries / "libcuda.so.550.163.01"), "libcuda.so.550.163.01"]
     argv = ["sh", "-c", f'{binds} && exec "$@"', "sh", str(programs / "lookup"), str(programs / "plugin.so"), *more]
     out = box.run(argv, LD_LIBRARY_PATH=str(libraries), check=False)
@@ -67,7 +67,7 @@ def check(found: list[tuple[str, str, str]], names: int) -> None:
     assert count["cuGetProcAddress-twice"] > 100
 
 
-def test_every_route_lands_in_the_stand_in(box: Box, programs: Path, tmp_path: Path) -> None:
+def test_every_route_lands_in_the_shim(box: Box, programs: Path, tmp_path: Path) -> None:
     names = (SHIM / "intercepts.def").read_text().count("\nGH_CUDA(")
     check(routes(box, programs, tmp_path), names)
 
@@ -94,7 +94,7 @@ assert cu.address("cuNoSuchThing") == 0
 
 
 def test_programs_made_for_the_drivers_library_run(box: Box, tmp_path: Path, fake_cuda: Path) -> None:
-    """Linked against the driver's own file, as programs are; run over the stand-in."""
+    """Linked against the driver's own file, as programs are; run over the shim."""
     source = tmp_path / "p.c"
     source.write_text("""
 #include <stdio.h>
@@ -133,7 +133,7 @@ def test_what_cudart_asks_for_is_ours(box: Box, tmp_path: Path, static: bool) ->
     compile_c(program, str(client), str(library), f"-Wl,-rpath,{folder}", "-ldl", "-lrt", "-lpthread")
     box.run([str(program)], FAKE_LOOKUPS="/run/gpu-hook/asked")
     (box.place / "check.py").write_text("import client as cu\n" + CHECK)
-    argv = ["/run/gpu-hook/check.py", str(SHIM / "intercepts.def"), str(box.stand_in / "libcuda.so.1")]
+    argv = ["/run/gpu-hook/check.py", str(SHIM / "intercepts.def"), str(box.shim / "libcuda.so.1")]
     asked, ours = map(int, box.run([sys.executable, *argv]).stdout.split())
     assert asked > 300 and ours > 30, (asked, ours)
 
@@ -173,8 +173,8 @@ def test_names_that_only_the_driver_knows_resolve(box: Box, tmp_path: Path) -> N
 
 
 def test_without_the_real_library_nothing_crashes(box: Box, tmp_path: Path) -> None:
-    """The private path holding the stand-in itself: no endless loop."""
-    (box.place / "driver" / "cuda").write_bytes((box.stand_in / "libcuda.so.1").read_bytes())
+    """The private path holding the shim itself: no endless loop."""
+    (box.place / "driver" / "cuda").write_bytes((box.shim / "libcuda.so.1").read_bytes())
     out = box.run([sys.executable, "-c", "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"], check=False)
     assert out.returncode == 0 and out.stdout == "500\n", (out.stdout, out.stderr)
     subprocess.run(["true"], check=True)

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.root
 OPEN = """
 import pynvml as nv
 nv.nvmlInit()
-card = nv.nvmlDeviceGetHandleByIndex(0)
+gpu = nv.nvmlDeviceGetHandleByIndex(0)
 """
 
 
@@ -18,31 +18,31 @@ def test_memory_is_the_share(box: Box) -> None:
         + """
 M = cu.MIB
 for version in (None, nv.nvmlMemory_v2):
-    m = nv.nvmlDeviceGetMemoryInfo(card, version)
+    m = nv.nvmlDeviceGetMemoryInfo(GPU, version)
     assert (m.total, m.free, m.used) == (1024 * M, 1024 * M, 0), m
 cu.init()
 cu.alloc(300 * M)
 for version in (None, nv.nvmlMemory_v2):
-    m = nv.nvmlDeviceGetMemoryInfo(card, version)
+    m = nv.nvmlDeviceGetMemoryInfo(GPU, version)
     assert (m.total, m.free, m.used) == (1024 * M, 724 * M, 300 * M), m
     assert (m.free, m.total) == cu.info()
-b = nv.nvmlDeviceGetBAR1MemoryInfo(card)
+b = nv.nvmlDeviceGetBAR1MemoryInfo(GPU)
 assert (b.bar1Total, b.bar1Used) == (1024 * M, 300 * M)
 other = nv.nvmlDeviceGetHandleByIndex(1)
 m = nv.nvmlDeviceGetMemoryInfo(other)
-assert (m.total, m.free, m.used) == (8192 * M, 0, 8192 * M), "a card that is not granted"
+assert (m.total, m.free, m.used) == (8192 * M, 0, 8192 * M), "a GPU that is not granted"
 """
     )
 
 
-def test_a_whole_card_shows_the_drivers_figures(box: Box) -> None:
+def test_a_whole_gpu_shows_the_drivers_figures(box: Box) -> None:
     box.grant({0: 100 * MIB}, whole=(0,))
     box.python(
         OPEN
         + """
-assert nv.nvmlDeviceGetMemoryInfo(card).used == 7 << 30
-assert len(nv.nvmlDeviceGetComputeRunningProcesses(card)) == 2
-assert nv.nvmlDeviceGetUtilizationRates(card).gpu == 77
+assert nv.nvmlDeviceGetMemoryInfo(GPU).used == 7 << 30
+assert len(nv.nvmlDeviceGetComputeRunningProcesses(GPU)) == 2
+assert nv.nvmlDeviceGetUtilizationRates(GPU).gpu == 77
 """
     )
 
@@ -60,19 +60,19 @@ sys.stdin.read()
             OPEN
             + f"""
 import os
-alone = nv.nvmlDeviceGetComputeRunningProcesses(card)
+alone = nv.nvmlDeviceGetComputeRunningProcesses(gpu)
 assert [(p.pid, p.usedGpuMemory) for p in alone] == [({other.pid}, 200 * cu.MIB)]
 cu.init()
 lists = [nv.nvmlDeviceGetComputeRunningProcesses_v2, nv.nvmlDeviceGetComputeRunningProcesses_v3]
 for get in lists:
-    got = sorted((p.pid, p.usedGpuMemory) for p in get(card))
+    got = sorted((p.pid, p.usedGpuMemory) for p in get(gpu))
     assert got == sorted([({other.pid}, 200 * cu.MIB), (os.getpid(), 0)]), got
-assert nv.nvmlDeviceGetGraphicsRunningProcesses(card) == []
-assert nv.nvmlDeviceGetMPSComputeRunningProcesses_v3(card) == []
+assert nv.nvmlDeviceGetGraphicsRunningProcesses(gpu) == []
+assert nv.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu) == []
 # the calls themselves: too little room, and version 1
 ml = cu.ctypes.CDLL("libnvidia-ml.so.1")
 n = cu.c_uint(1)
-handle = cu.ctypes.cast(card, cu.c_void_p)
+handle = cu.ctypes.cast(gpu, cu.c_void_p)
 array = (cu.c_uint64 * 16)()
 assert ml.nvmlDeviceGetComputeRunningProcesses(handle, cu.byref(n), array) == 7 and n.value == 2
 n.value = 8
@@ -83,18 +83,18 @@ assert sorted(array[:4]) == sorted([{other.pid}, 200 * cu.MIB, os.getpid(), 0])
         assert other.stdin
         other.stdin.close()
         other.wait(10)
-    box.python(OPEN + "assert nv.nvmlDeviceGetComputeRunningProcesses(card) == []")
+    box.python(OPEN + "assert nv.nvmlDeviceGetComputeRunningProcesses(GPU) == []")
 
 
 def test_load_is_the_containers_own_or_nothing(box: Box) -> None:
     box.python(
         OPEN
         + """
-r = nv.nvmlDeviceGetUtilizationRates(card)
+r = nv.nvmlDeviceGetUtilizationRates(GPU)
 assert (r.gpu, r.memory) == (0, 0), "no process of ours, no load of ours"
 cu.init()
-for call in (lambda: nv.nvmlDeviceGetUtilizationRates(card), lambda: nv.nvmlDeviceGetSamples(card, 1, 0),
-             lambda: nv.nvmlDeviceGetAccountingPids(card)):
+for call in (lambda: nv.nvmlDeviceGetUtilizationRates(GPU), lambda: nv.nvmlDeviceGetSamples(GPU, 1, 0),
+             lambda: nv.nvmlDeviceGetAccountingPids(GPU)):
     try:
         call()
     except nv.NVMLError as e:
@@ -102,7 +102,7 @@ for call in (lambda: nv.nvmlDeviceGetUtilizationRates(card), lambda: nv.nvmlDevi
     else:
         raise AssertionError("shows the neighbours' load")
 try:
-    got = nv.nvmlDeviceGetProcessUtilization(card, 0)
+    got = nv.nvmlDeviceGetProcessUtilization(GPU, 0)
 except nv.NVMLError as e:
     assert e.value == nv.NVML_ERROR_NOT_FOUND
 else:
@@ -114,8 +114,8 @@ else:
         OPEN
         + """
 cu.init()
-assert [(p.pid, p.smUtil) for p in nv.nvmlDeviceGetProcessUtilization(card, 0)] == [(cu.ctypes.CDLL(None).getpid(), 40)]
-r = nv.nvmlDeviceGetUtilizationRates(card)
+assert [(p.pid, p.smUtil) for p in nv.nvmlDeviceGetProcessUtilization(GPU, 0)] == [(cu.ctypes.CDLL(None).getpid(), 40)]
+r = nv.nvmlDeviceGetUtilizationRates(GPU)
 assert (r.gpu, r.memory) == (40, 10)
 """,
         FAKE_OWN_PID="1",
@@ -125,26 +125,26 @@ assert (r.gpu, r.memory) == (40, 10)
         OPEN
         + """
 cu.init()
-r = nv.nvmlDeviceGetUtilizationRates(card)
+r = nv.nvmlDeviceGetUtilizationRates(GPU)
 assert (r.gpu, r.memory) == (0, 0)
 """,
         FAKE_LISTED_PID="1",
     )
 
 
-def test_what_changes_the_card_is_refused(box: Box) -> None:
+def test_what_changes_the_gpu_is_refused(box: Box) -> None:
     box.python(
         OPEN
         + """
-for call in (lambda: nv.nvmlDeviceSetPersistenceMode(card, 1), lambda: nv.nvmlDeviceSetComputeMode(card, 0),
-             lambda: nv.nvmlDeviceSetPowerManagementLimit(card, 1000), lambda: nv.nvmlDeviceResetGpuLockedClocks(card)):
+for call in (lambda: nv.nvmlDeviceSetPersistenceMode(GPU, 1), lambda: nv.nvmlDeviceSetComputeMode(GPU, 0),
+             lambda: nv.nvmlDeviceSetPowerManagementLimit(GPU, 1000), lambda: nv.nvmlDeviceResetGpuLockedClocks(GPU)):
     try:
         call()
     except nv.NVMLError as e:
         assert e.value == nv.NVML_ERROR_NO_PERMISSION, e
     else:
-        raise AssertionError("the card was changed")
-assert nv.nvmlDeviceGetName(card) == "Fake"
+        raise AssertionError("the GPU was changed")
+assert nv.nvmlDeviceGetName(GPU) == "Fake"
 """
     )
 

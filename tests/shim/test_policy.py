@@ -1,4 +1,4 @@
-"""What the stand-in does without a policy page that it can trust: it refuses, says so once, and breaks nothing."""
+"""What the shim does without a policy page that it can trust: it refuses, says so once, and breaks nothing."""
 
 import os
 import random
@@ -19,7 +19,7 @@ BAD = {
     "magic": b"x" + GOOD[1:],
     "version": policy({0: 1024 * MIB}, version=2),
     "size": GOOD[:12] + struct.pack("<I", 8192) + GOOD[16:],
-    "too many cards": GOOD[:20] + struct.pack("<I", 17) + GOOD[24:],
+    "too many GPUs": GOOD[:20] + struct.pack("<I", 17) + GOOD[24:],
     "being written for ever": policy({0: 1024 * MIB}, seq=7),
     "zeroes": bytes(4096),
     "noise": random.Random(1).randbytes(4096),
@@ -64,7 +64,7 @@ for line in sys.stdin:
         assert p.stdout.readline() == "0\n"
 
 
-def test_a_card_that_the_page_does_not_name_gives_nothing(box: Box) -> None:
+def test_a_gpu_that_the_page_does_not_name_gives_nothing(box: Box) -> None:
     out = box.python("cu.init(1); assert cu.alloc(1)[0] == cu.OOM; assert cu.info()[0] == 0")
     assert out.stderr.count("GH-309") == 1
 
@@ -84,7 +84,7 @@ def test_something_else_in_the_pages_place(box: Box, kind: str) -> None:
     for parent in list(box.place.parents)[:4]:
         if parent != Path("/tmp"):
             parent.chmod(0o755)
-    box.card.chmod(0o666)
+    box.gpu.chmod(0o666)
     out = box.python("import os; os.setuid(1001); cu.init(); assert cu.alloc(1)[0] == cu.OOM")
     assert "GH-307" in out.stderr
 
@@ -105,7 +105,7 @@ def test_the_limit_never_reads_the_environment(box: Box) -> None:
 
 
 def test_a_writer_beside_readers_is_never_seen_half(box: Box) -> None:
-    """Limits of both cards change together; whatever is read belongs to one version."""
+    """Limits of both GPUs change together; whatever is read belongs to one version."""
     code = """
 import sys, client as cu
 cu.init(0)
@@ -133,14 +133,14 @@ print(sorted(seen))
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_page_crashes_or_unlimits_a_program(box: Box, seed: int) -> None:
-    """Thousands of damaged pages under one running program: its calls answer, and never with more than the card has."""
+    """Thousands of damaged pages under one running program: its calls answer, and never with more than the GPU has."""
     box.python(f"""
 import os, random, pynvml as nv
 rng = random.Random({seed})
 good = open("/run/gpu-hook/policy", "rb").read()
 page = os.open("/run/gpu-hook/policy", os.O_RDWR)
 nv.nvmlInit()
-card = nv.nvmlDeviceGetHandleByIndex(0)
+gpu = nv.nvmlDeviceGetHandleByIndex(0)
 cu.init()
 for i in range(3000):
     bad = bytearray(good)
@@ -154,7 +154,7 @@ for i in range(3000):
         assert cu.free(p) == 0
     free, total = cu.info()
     assert free <= total <= 8192 * cu.MIB
-    m = nv.nvmlDeviceGetMemoryInfo(card)
+    m = nv.nvmlDeviceGetMemoryInfo(gpu)
     assert m.free + m.used == m.total
 os.pwrite(page, good, 0)
 assert cu.info() == (1024 * cu.MIB, 1024 * cu.MIB)

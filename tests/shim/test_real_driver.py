@@ -1,4 +1,4 @@
-"""Over NVIDIA's own libraries (550, from Debian): without a card, but with every real function behind the stubs."""
+"""Over NVIDIA's own libraries (550, from Debian): without a GPU, but with every real function behind the stubs."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_nvidia_smi_says_what_it_says_without_us(real_box: Box, real_driver: Pat
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
 
 
-def test_a_static_cudart_finds_the_stand_in(real_box: Box, real_driver: Path) -> None:
+def test_a_static_cudart_finds_the_shim(real_box: Box, real_driver: Path) -> None:
     """cuda-bindings carries cudart linked statically: it opens libcuda.so.1 and asks it for every function."""
     pytest.importorskip("cuda.bindings.runtime")
     code = """
@@ -75,4 +75,4 @@ print(sorted(opened))
     env = {"LD_LIBRARY_PATH": str(real_driver / "plain")}
     plain = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert ours.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
-    assert str(real_box.stand_in / "libcuda.so.1") in ours.stdout and "/run/gpu-hook/driver/cuda" in ours.stdout
+    assert str(real_box.shim / "libcuda.so.1") in ours.stdout and "/run/gpu-hook/driver/cuda" in ours.stdout

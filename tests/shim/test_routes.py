@@ -1,4 +1,4 @@
-"""Every way to get device memory counts, and what is freed counts no longer. box.peak() is the fake card's own count:
+"""Every way to get device memory counts, and what is freed counts no longer. box.peak() is the fake GPU's own count:
 what the driver really handed out, at its worst instant."""
 
 import pytest
@@ -243,10 +243,10 @@ assert cu.used() == 200 * M, "what was bound may live on; the third was not"
 def test_arrays_count_at_their_true_size(box: Box) -> None:
     code = """
 cu.init()
-def real():  # what the driver took, behind the stand-in's back
+def real():  # what the driver took, behind the shim's back
     import struct
     return sum(struct.unpack("<256Q", b"".join(slot[:8] for slot in
-        [open("/run/gpu-hook/card", "rb").read()[64 + 32 * i: 96 + 32 * i] for i in range(256)])))
+        [open("/run/gpu-hook/gpu", "rb").read()[64 + 32 * i: 96 + 32 * i] for i in range(256)])))
 shapes = [dict(width=1000), dict(width=1000, height=7), dict(width=100, height=100, depth=9),
           dict(width=64, height=0, depth=33, flags=1), dict(width=33, height=33, depth=6, flags=4),
           dict(width=500, height=300, levels=9), dict(width=40, height=40, depth=40, levels=6),

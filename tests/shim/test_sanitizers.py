@@ -1,4 +1,4 @@
-"""The stand-in under gcc's sanitizers: threads, all routes, processes beside each other."""
+"""The shim under gcc's sanitizers: threads, all routes, processes beside each other."""
 
 import subprocess
 import sys
@@ -18,11 +18,11 @@ SHIM = ROOT / "oci_hook" / "shim"
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=name)
-def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stand_in: Path) -> Path:
-    """Stand-in and worker built with a sanitizer; the jump stubs and the table of names are those of the build."""
+def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
+    """Shim and worker built with a sanitizer; the jump stubs and the table of names are those of the build."""
     out = tmp_path_factory.mktemp("sanitized")
     cc = gcc(request.param)
-    made = stand_in / "shim" / "libcuda"
+    made = shim / "shim" / "libcuda"
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=undefined", "-w"]
     sources = build.LIBRARIES[0].files()
     needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
@@ -54,10 +54,10 @@ def test_threads_and_all_routes(sanitized: Path, tmp_path: Path, fake_cuda: Path
 
 
 @pytest.mark.parametrize("sanitized", BUILDS[:2], ids=name, indirect=True)  # the other does not follow Python's forks
-def test_random_calls(sanitized: Path, tmp_path: Path, stand_in: Path) -> None:
+def test_random_calls(sanitized: Path, tmp_path: Path, shim: Path) -> None:
     """The differential test; Python itself is not built with the sanitizer, so its library comes first."""
-    sim_build.build(stand_in / "sim", "x86_64", [sys.executable, "-m", "ziglang", "cc"])
-    (sanitized / "sim").symlink_to(stand_in / "sim")
+    sim_build.build(shim / "sim", "x86_64", [sys.executable, "-m", "ziglang", "cc"])
+    (sanitized / "sim").symlink_to(shim / "sim")
     found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     options = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
     bench = play(tmp_path, sanitized, 8, 1, **options)

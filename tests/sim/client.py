@@ -14,7 +14,7 @@ library = ctypes.CDLL("libcuda.so.1")
 NONE = c_void_p(0)
 
 
-def card(index: int) -> Any:
+def gpu(index: int) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(index)
 
 

@@ -1,4 +1,4 @@
-"""Simulated cards for one test: a driver root and card files below tmp_path, used by real processes."""
+"""Simulated GPUs for one test: a driver root and GPU files below tmp_path, used by real processes."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.node.driver_files import MULTIARCH
+from oci_hook.discovery.driver_files import MULTIARCH
 from oci_hook.sim import driver_root
 
 HERE = Path(__file__).resolve().parent
@@ -30,12 +30,12 @@ def simulated() -> Path:
 
 
 class Sim:
-    """Two cards of 1 GiB. Programs see them through the environment that `env` gives."""
+    """Two GPUs of 1 GiB. Programs see them through the environment that `env` gives."""
 
-    def __init__(self, place: Path, native: Path, memory_mib: int = MEMORY_MIB, cards: int = 2, scale: int = 1) -> None:
+    def __init__(self, place: Path, native: Path, memory_mib: int = MEMORY_MIB, gpus: int = 2, scale: int = 1) -> None:
         self.prefix, self.state = place / "prefix", place / "state"
-        self.root = driver_root.make(str(self.prefix), str(self.state), cards, memory_mib, scale)
-        self.cards = driver_root.cards_of(str(self.state))
+        self.root = driver_root.make(str(self.prefix), str(self.state), gpus, memory_mib, scale)
+        self.gpus = driver_root.gpus_of(str(self.state))
         self.libraries = self.root / "usr/lib" / MULTIARCH[os.uname().machine]
         self.probe = str(native / "sim/gpu-probe")
         self.started: list[subprocess.Popen[str]] = []
@@ -43,7 +43,7 @@ class Sim:
     @property
     def env(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-        return {**kept, "GPU_HOOK_SIM_CARDS": str(self.cards), "LD_LIBRARY_PATH": str(self.libraries)}
+        return {**kept, "GPU_HOOK_SIM_GPUS": str(self.gpus), "LD_LIBRARY_PATH": str(self.libraries)}
 
     def run(self, *command: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env={**self.env, **env}, input=stdin, capture_output=True, text=True, timeout=60)
@@ -57,7 +57,7 @@ class Sim:
         return child
 
     def holder(self, mib: int, *before: str) -> subprocess.Popen[str]:
-        """A process that holds so much memory on card 0 until it is killed or its input ends."""
+        """A process that holds so much memory on GPU 0 until it is killed or its input ends."""
         child = self.start(*before, self.probe, "alloc", str(mib), "pause")
         assert child.stdout
         lines = [child.stdout.readline(), child.stdout.readline()]
@@ -78,8 +78,8 @@ class Sim:
         return child
 
     def free(self) -> int:
-        """Free memory of card 0 in MiB, as NVML says: no context is needed for the question."""
-        return int(self.python("nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(card(0)).free >> 20)"))
+        """Free memory of GPU 0 in MiB, as NVML says: no context is needed for the question."""
+        return int(self.python("nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(gpu(0)).free >> 20)"))
 
     @staticmethod
     def tell(child: subprocess.Popen[str], words: str = "\n") -> None:

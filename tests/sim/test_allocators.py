@@ -89,7 +89,7 @@ print(code("cuMemPoolDestroy", pool_of()), code("cuMemPoolDestroy", p))
 
 
 def test_random_pool_use_adds_up(sim: Sim) -> None:
-    """Parts never overlap, what is used is what was allocated, what is reserved is what the card has lost."""
+    """Parts never overlap, what is used is what was allocated, what is reserved is what the GPU has lost."""
     out = sim.python(
         START
         + """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.node import elf
+from oci_hook.discovery import elf
 from oci_hook.sim import build
 from tests.sim.conftest import Sim
 

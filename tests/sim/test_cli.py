@@ -12,12 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
+from oci_hook.discovery import inventory
 from oci_hook.errors import NodeError
-from oci_hook.node import inventory, settings_compile, store
-from oci_hook.node.life import boot_id, process_life
-from oci_hook.node.settings import load
+from oci_hook.ledger import store
+from oci_hook.ledger.life import boot_id, process_life
 from oci_hook.sim import driver_root
 
 REAL_ROOT = "/srv/driver"
@@ -60,8 +62,8 @@ def install(tmp_path: Path, simulated: Path) -> Install:
 
 @pytest.mark.root
 @pytest.mark.parametrize("before", ["nothing", "0755 from 0.1.0", "other things in it"])
-def test_other_users_of_the_machine_reach_no_card(install: Install, before: str) -> None:
-    """Who is granted a card may write to its file; that is for containers, by binds, and for root."""
+def test_other_users_of_the_machine_reach_no_gpu(install: Install, before: str) -> None:
+    """Who is granted a GPU may write to its file; that is for containers, by binds, and for root."""
     state = Path(install.settings.state_dir)
     if before == "nothing":
         state.rmdir()
@@ -74,79 +76,79 @@ def test_other_users_of_the_machine_reach_no_card(install: Install, before: str)
         install.run("sim", "up")
     finally:
         os.umask(umask)
-    card = state / "sim/cards/0"
+    gpu = state / "sim/gpus/0"
     assert stat.S_IMODE((state / "sim").stat().st_mode) == 0o700
     assert stat.S_IMODE(state.stat().st_mode) == (0o755 if "other" in before else 0o700)
     top = install.prefix.parent  # as if pytest's folders were open
-    code = f"import os; os.chdir({str(top)!r}); os.setuid(65534); open('state/sim/cards/0', 'r+b')"
+    code = f"import os; os.chdir({str(top)!r}); os.setuid(65534); open('state/sim/gpus/0', 'r+b')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert card.exists() and "PermissionError" in done.stderr, done
+    assert gpu.exists() and "PermissionError" in done.stderr, done
 
 
-def test_up_shows_cards_and_down_undoes_it(install: Install) -> None:
+def test_up_shows_gpus_and_down_undoes_it(install: Install) -> None:
     before = install.yaml.read_text()
-    said = install.run("sim", "up", "--cards", "2", "--memory", "2Gi")
+    said = install.run("sim", "up", "--gpus", "2", "--memory", "2Gi")
     assert all("simulated" in line for line in said.splitlines())
     root = install.prefix / "sim/root"
     assert install.yaml.read_text() == before.replace(REAL_ROOT, str(root))
     assert load(str(install.prefix)).driver_root == str(root)
     table = install.run("gpus")
     assert "simulated" in table.splitlines()[0] and table.count("Simulated GPU 2 GiB") == 2
-    assert install.run("sim", "down").startswith("simulated cards removed")
+    assert install.run("sim", "down").startswith("simulated GPUs removed")
     assert install.yaml.read_text() == before
     assert not (install.prefix / "sim").exists()
     assert os.listdir(install.settings.state_dir) == ["owner"]
-    assert "there are no simulated cards" in install.run("sim", "down")
+    assert "there are no simulated GPUs" in install.run("sim", "down")
 
 
-def test_a_slow_card_is_known_as_one(install: Install) -> None:
+def test_a_slow_gpu_is_known_as_one(install: Install) -> None:
     install.run("sim", "up", "--time-scale", "20")
-    assert [card["time_scale"] for card in install.data("gpus")["cards"]] == [20]
-    assert [c.time_scale for c in inventory.load(load(str(install.prefix))).cards] == [20]
+    assert [gpu["time_scale"] for gpu in install.data("gpus")["gpus"]] == [20]
+    assert [c.time_scale for c in inventory.load(load(str(install.prefix))).gpus] == [20]
     install.run("sim", "up", "--time-scale", "0", status=2)
 
 
 def test_faults_are_set_and_cleared(install: Install) -> None:
-    assert "no simulated card" in install.run("sim", "fault", status=1)
-    install.run("sim", "up", "--cards", "2", "--tsg", "inert")
-    card = Path(install.settings.state_dir) / "sim/cards/1"
-    assert int.from_bytes(card.read_bytes()[332:336], "little") == driver_root.TSG.index("inert")
+    assert "no simulated GPU" in install.run("sim", "fault", status=1)
+    install.run("sim", "up", "--gpus", "2", "--tsg", "inert")
+    gpu = Path(install.settings.state_dir) / "sim/gpus/1"
+    assert int.from_bytes(gpu.read_bytes()[332:336], "little") == driver_root.TSG.index("inert")
     options = "--fail-every", "7", "--fail-code", "2", "--block-every", "3", "--nvml-without", "processes", "--lost"
-    said = install.data("sim", "fault", "--card", "1", *options)
-    assert said["cards"] == [1] and said["faults"]["fail_every"] == 7
-    words = [int.from_bytes(card.read_bytes()[at : at + 4], "little") for at in driver_root.FAULTS.values()]
+    said = install.data("sim", "fault", "--gpu", "1", *options)
+    assert said["gpus"] == [1] and said["faults"]["fail_every"] == 7
+    words = [int.from_bytes(gpu.read_bytes()[at : at + 4], "little") for at in driver_root.FAULTS.values()]
     assert words == [7, 2, 3, 50000, 0, 2, 1]
-    assert install.run("sim", "fault").splitlines() == [f"simulated card {n}: no faults" for n in (0, 1)]
-    assert card.read_bytes()[336:360] == bytes(24) and card.read_bytes()[428:432] == bytes(4)
+    assert install.run("sim", "fault").splitlines() == [f"simulated GPU {n}: no faults" for n in (0, 1)]
+    assert gpu.read_bytes()[336:360] == bytes(24) and gpu.read_bytes()[428:432] == bytes(4)
 
 
 def test_data(install: Install) -> None:
-    said = install.data("sim", "up", "--cards", "3", "--memory", "1Gi")
-    assert [card["minor"] for card in said["cards"]] == [0, 1, 2]
-    assert len({card["uuid"] for card in said["cards"]}) == 3
-    assert all(card["uuid"].startswith("GPU-51de") for card in said["cards"])
+    said = install.data("sim", "up", "--gpus", "3", "--memory", "1Gi")
+    assert [gpu["minor"] for gpu in said["gpus"]] == [0, 1, 2]
+    assert len({gpu["uuid"] for gpu in said["gpus"]}) == 3
+    assert all(gpu["uuid"].startswith("GPU-51de") for gpu in said["gpus"])
     listed = install.data("gpus")
-    assert listed["simulated"] and [c["uuid"] for c in listed["cards"]] == [c["uuid"] for c in said["cards"]]
+    assert listed["simulated"] and [c["uuid"] for c in listed["gpus"]] == [c["uuid"] for c in said["gpus"]]
     assert install.data("sim", "down") == {"removed": True, "driver_root": REAL_ROOT}
 
 
-def test_up_again_makes_new_cards_and_remembers_the_first_root(install: Install) -> None:
-    first = install.data("sim", "up")["cards"][0]["uuid"]
-    assert install.data("sim", "up", "--cards", "2")["cards"][0]["uuid"] != first
-    assert len(install.data("gpus")["cards"]) == 2
+def test_up_again_makes_new_gpus_and_remembers_the_first_root(install: Install) -> None:
+    first = install.data("sim", "up")["gpus"][0]["uuid"]
+    assert install.data("sim", "up", "--gpus", "2")["gpus"][0]["uuid"] != first
+    assert len(install.data("gpus")["gpus"]) == 2
     assert install.data("sim", "down")["driver_root"] == REAL_ROOT
 
 
-def test_containers_on_the_cards_keep_them(install: Install) -> None:
-    card = install.data("sim", "up", "--memory", "2Gi")["cards"][0]
-    install.grant(Share(card["uuid"], 512, compute=30, slot=1))
+def test_containers_on_the_gpus_keep_them(install: Install) -> None:
+    gpu = install.data("sim", "up", "--memory", "2Gi")["gpus"][0]
+    install.grant(Share(gpu["uuid"], 512, compute=30, slot=1))
     row = install.run("gpus").splitlines()[-1].split()
     assert row[-3:] == ["512Mi", "30%", "1"]
-    assert install.data("gpus")["cards"][0]["granted_memory_mib"] == 512
+    assert install.data("gpus")["gpus"][0]["granted_memory_mib"] == 512
     for command in ("up", "down"):
         error = install.data("sim", command, status=1)["errors"][0]
         assert error["code"] == "GH-306" and "box" in error["message"] and f"sim {command} --force" in error["message"]
-    assert install.data("gpus")["cards"][0]["uuid"] == card["uuid"]
+    assert install.data("gpus")["gpus"][0]["uuid"] == gpu["uuid"]
     shared = Path(install.settings.state_dir, "share")
     assert shared.exists()
     install.run("sim", "down", "--force")
@@ -187,7 +189,7 @@ def test_gpus_before_the_first_refresh_and_without_a_driver(install: Install) ->
     assert "GH-302" in install.run("gpus", "--refresh", status=1)
 
 
-def test_gpus_refresh_after_the_cards_changed(install: Install) -> None:
+def test_gpus_refresh_after_the_gpus_changed(install: Install) -> None:
     install.run("sim", "up")
     (Path(install.settings.state_dir) / "inventory.json").unlink()
     with pytest.raises(NodeError, match="GH-301"):

@@ -1,4 +1,4 @@
-"""The simulated card's time: the engine as a pure function of memory, in virtual time. Nothing here measures."""
+"""The simulated GPU's time: the engine as a pure function of memory, in virtual time. Nothing here measures."""
 
 import ctypes
 import subprocess
@@ -16,7 +16,7 @@ SIM = Path(driver_root.__file__).parent
 SLICE, LOADED, IDLE = 1_000_000, 100_000, 20_000
 MS = 1_000_000
 KERNEL, TO, FROM, MARK, AFTER, WAIT, WRITE, SPIN = range(8)
-WHOLE = 100  # SMs of the card
+WHOLE = 100  # SMs of the GPU
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
-class Card:
+class Gpu:
     """16 contexts with two channels each; channel 2N is the first of context N. Each work is followed by a mark."""
 
     def __init__(self, engine: ctypes.CDLL) -> None:
@@ -76,143 +76,141 @@ class Card:
 
 
 @pytest.fixture
-def card(engine: ctypes.CDLL) -> Iterator[Card]:
-    made = Card(engine)
+def gpu(engine: ctypes.CDLL) -> Iterator[Gpu]:
+    made = Gpu(engine)
     yield made
     made.close()
 
 
-def test_alone_work_runs_in_order_and_back_to_back(card: Card) -> None:
+def test_alone_work_runs_in_order_and_back_to_back(gpu: Gpu) -> None:
     for duration in (5 * MS, 0, 2 * MS):
-        card.submit(6, 10, duration)
-    card.advance(100 * MS)
-    assert card.done(6) == [10 + 5 * MS, 10 + 5 * MS, 10 + 7 * MS]
-    assert card.busy() == card.served(3) == 7 * MS
+        gpu.submit(6, 10, duration)
+    gpu.advance(100 * MS)
+    assert gpu.done(6) == [10 + 5 * MS, 10 + 5 * MS, 10 + 7 * MS]
+    assert gpu.busy() == gpu.served(3) == 7 * MS
 
 
-def test_a_mark_is_foreseen_with_the_kernel_before_it(card: Card) -> None:
+def test_a_mark_is_foreseen_with_the_kernel_before_it(gpu: Gpu) -> None:
     """Who waits for it does not sleep until something else happens."""
-    seq = card.submit(0, 0, MS // 2)
-    assert card.foresee(0, seq, 100 * MS) == card.foresee(0, seq + 1, 100 * MS) == MS // 2
-    card.advance(100 * MS)
-    assert card.done(0) == [MS // 2]
+    seq = gpu.submit(0, 0, MS // 2)
+    assert gpu.foresee(0, seq, 100 * MS) == gpu.foresee(0, seq + 1, 100 * MS) == MS // 2
+    gpu.advance(100 * MS)
+    assert gpu.done(0) == [MS // 2]
 
 
-def test_idle_card_does_nothing_until_work_comes(card: Card) -> None:
-    card.advance(MS)
-    card.submit(0, 5 * MS, MS)
-    card.advance(4 * MS)
-    assert card.done(0) == []
-    card.advance(6 * MS)
-    assert card.done(0) == [6 * MS]
+def test_idle_gpu_does_nothing_until_work_comes(gpu: Gpu) -> None:
+    gpu.advance(MS)
+    gpu.submit(0, 5 * MS, MS)
+    gpu.advance(4 * MS)
+    assert gpu.done(0) == []
+    gpu.advance(6 * MS)
+    assert gpu.done(0) == [6 * MS]
 
 
-def test_two_contexts_take_turns_and_pay_for_the_change(card: Card) -> None:
-    card.submit(0, 0, 10 * MS)
-    card.submit(2, 0, 10 * MS)
-    card.advance(100 * MS)
+def test_two_contexts_take_turns_and_pay_for_the_change(gpu: Gpu) -> None:
+    gpu.submit(0, 0, 10 * MS)
+    gpu.submit(2, 0, 10 * MS)
+    gpu.advance(100 * MS)
     # 20 slices with a change between each two; context 0 has the 1st, 3rd, ... 19th; it ends, and is left idle.
-    assert card.done(0) == [19 * SLICE + 18 * LOADED]
-    assert card.done(2) == [20 * SLICE + 18 * LOADED + IDLE]
+    assert gpu.done(0) == [19 * SLICE + 18 * LOADED]
+    assert gpu.done(2) == [20 * SLICE + 18 * LOADED + IDLE]
 
 
-def test_a_container_of_three_processes_has_three_turns(card: Card) -> None:
-    """The card knows contexts, not containers."""
+def test_a_container_of_three_processes_has_three_turns(gpu: Gpu) -> None:
+    """The GPU knows contexts, not containers."""
     for queue in (0, 2, 4, 6):
-        card.submit(queue, 0, 100 * MS)
-    card.advance(44 * MS)
-    assert [card.served(context) for context in range(4)] == [10 * MS] * 4
+        gpu.submit(queue, 0, 100 * MS)
+    gpu.advance(44 * MS)
+    assert [gpu.served(context) for context in range(4)] == [10 * MS] * 4
 
 
-def test_a_short_work_beside_a_long_one_waits_for_its_turn_only(card: Card) -> None:
-    card.submit(0, 0, 50 * MS)
-    card.submit(2, 3 * MS + 200_000, 50_000)
-    card.advance(100 * MS)
-    assert card.done(2) == [4 * MS + LOADED + 50_000]
-    assert card.done(0) == [50 * MS + 50_000 + LOADED + IDLE]
+def test_a_short_work_beside_a_long_one_waits_for_its_turn_only(gpu: Gpu) -> None:
+    gpu.submit(0, 0, 50 * MS)
+    gpu.submit(2, 3 * MS + 200_000, 50_000)
+    gpu.advance(100 * MS)
+    assert gpu.done(2) == [4 * MS + LOADED + 50_000]
+    assert gpu.done(0) == [50 * MS + 50_000 + LOADED + IDLE]
 
 
-def test_time_of_an_idle_context_goes_to_the_other(card: Card) -> None:
+def test_time_of_an_idle_context_goes_to_the_other(gpu: Gpu) -> None:
     for _ in range(100):
-        card.submit(0, 0, MS // 2)
-    card.submit(2, 0, MS // 2)
-    card.advance(1000 * MS)
-    assert card.done(0)[-1] == 50 * MS + MS // 2 + LOADED + IDLE
+        gpu.submit(0, 0, MS // 2)
+    gpu.submit(2, 0, MS // 2)
+    gpu.advance(1000 * MS)
+    assert gpu.done(0)[-1] == 50 * MS + MS // 2 + LOADED + IDLE
 
 
-def test_copies_hold_no_slice_and_each_direction_has_its_engine(card: Card) -> None:
-    card.submit(0, 0, 4 * MS)
+def test_copies_hold_no_slice_and_each_direction_has_its_engine(gpu: Gpu) -> None:
+    gpu.submit(0, 0, 4 * MS)
     for queue, kind in ((2, TO), (4, FROM), (6, TO)):
-        card.submit(queue, 0, 3 * MS, kind)
-    card.advance(100 * MS)
-    assert [card.done(q) for q in (0, 2, 4, 6)] == [[4 * MS], [3 * MS], [3 * MS], [6 * MS]]
-    assert card.busy() == 4 * MS
+        gpu.submit(queue, 0, 3 * MS, kind)
+    gpu.advance(100 * MS)
+    assert [gpu.done(q) for q in (0, 2, 4, 6)] == [[4 * MS], [3 * MS], [3 * MS], [6 * MS]]
+    assert gpu.busy() == 4 * MS
 
 
 @pytest.mark.parametrize(("widths", "ends"), [((40, 60), [5, 5]), ((40, 61), [5, 10]), ((1, WHOLE), [5, 10])])
-def test_kernels_of_one_context_overlap_when_both_are_small(
-    card: Card, widths: tuple[int, int], ends: list[int]
-) -> None:
+def test_kernels_of_one_context_overlap_when_both_are_small(gpu: Gpu, widths: tuple[int, int], ends: list[int]) -> None:
     for queue, width in enumerate(widths):
-        card.submit(queue, 0, 5 * MS, width=width)
-    card.advance(100 * MS)
-    assert [card.done(queue)[0] // MS for queue in (0, 1)] == ends
-    assert card.busy() == max(ends) * MS
+        gpu.submit(queue, 0, 5 * MS, width=width)
+    gpu.advance(100 * MS)
+    assert [gpu.done(queue)[0] // MS for queue in (0, 1)] == ends
+    assert gpu.busy() == max(ends) * MS
 
 
-def test_work_after_other_work_of_another_channel(card: Card) -> None:
-    first = card.submit(0, 0, 5 * MS)
-    card.raw(2, 0, AFTER, other=0, seq=first)
-    card.submit(2, 0, 1 * MS)
-    card.raw(4, 0, AFTER, other=0, seq=first + 1000)  # never submitted: nothing to wait for
-    card.submit(4, 0, 1 * MS, TO)
-    card.advance(100 * MS)
-    assert card.done(2) == [5 * MS + IDLE + MS]
-    assert card.done(4) == [1 * MS]
+def test_work_after_other_work_of_another_channel(gpu: Gpu) -> None:
+    first = gpu.submit(0, 0, 5 * MS)
+    gpu.raw(2, 0, AFTER, other=0, seq=first)
+    gpu.submit(2, 0, 1 * MS)
+    gpu.raw(4, 0, AFTER, other=0, seq=first + 1000)  # never submitted: nothing to wait for
+    gpu.submit(4, 0, 1 * MS, TO)
+    gpu.advance(100 * MS)
+    assert gpu.done(2) == [5 * MS + IDLE + MS]
+    assert gpu.done(4) == [1 * MS]
 
 
-def test_a_wait_holds_its_channel_only_and_no_slice(card: Card) -> None:
-    wait = card.raw(0, 0, WAIT)
-    card.submit(0, 0, MS)
-    card.submit(2, 0, 20 * MS)
-    card.advance(10 * MS)
-    assert card.done(0) == [] and card.served(1) == 10 * MS
-    card.engine.bench_met(card.bench, 0, ctypes.c_uint64(wait), ctypes.c_uint64(12 * MS + MS // 2))
-    card.advance(100 * MS)
-    assert card.done(0) == [13 * MS + LOADED + MS]
+def test_a_wait_holds_its_channel_only_and_no_slice(gpu: Gpu) -> None:
+    wait = gpu.raw(0, 0, WAIT)
+    gpu.submit(0, 0, MS)
+    gpu.submit(2, 0, 20 * MS)
+    gpu.advance(10 * MS)
+    assert gpu.done(0) == [] and gpu.served(1) == 10 * MS
+    gpu.engine.bench_met(gpu.bench, 0, ctypes.c_uint64(wait), ctypes.c_uint64(12 * MS + MS // 2))
+    gpu.advance(100 * MS)
+    assert gpu.done(0) == [13 * MS + LOADED + MS]
 
 
-def test_a_spinning_kernel_holds_its_slices_until_the_value_is_seen(card: Card) -> None:
-    spin = card.submit(0, 0, 0, SPIN)
-    card.submit(2, 0, 5 * MS)
-    card.advance(20 * MS)
-    assert card.done(0) == [] and card.done(2) == [10 * MS + 9 * LOADED]
-    card.engine.bench_met(card.bench, 0, ctypes.c_uint64(spin), ctypes.c_uint64(30 * MS))
-    card.advance(100 * MS)
-    assert card.done(0) == [30 * MS]
+def test_a_spinning_kernel_holds_its_slices_until_the_value_is_seen(gpu: Gpu) -> None:
+    spin = gpu.submit(0, 0, 0, SPIN)
+    gpu.submit(2, 0, 5 * MS)
+    gpu.advance(20 * MS)
+    assert gpu.done(0) == [] and gpu.done(2) == [10 * MS + 9 * LOADED]
+    gpu.engine.bench_met(gpu.bench, 0, ctypes.c_uint64(spin), ctypes.c_uint64(30 * MS))
+    gpu.advance(100 * MS)
+    assert gpu.done(0) == [30 * MS]
 
 
-def test_controls_of_channel_groups(card: Card) -> None:
-    group = ctypes.cast(card.engine.bench_group, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int))
-    card.submit(0, 0, 300 * MS)
-    card.submit(2, 0, 300 * MS)
-    ctypes.c_uint64.from_address(group(card.bench, 0) + 8).value = 4 * SLICE
-    card.advance(10 * (5 * MS + 2 * LOADED))
-    assert (card.served(0), card.served(1)) == (40 * MS, 10 * MS)
-    ctypes.c_uint32.from_address(group(card.bench, 0) + 4).value = 1
-    card.advance(100 * (MS))
-    assert card.served(0) == 40 * MS
-    assert card.served(1) >= 57 * MS
+def test_controls_of_channel_groups(gpu: Gpu) -> None:
+    group = ctypes.cast(gpu.engine.bench_group, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int))
+    gpu.submit(0, 0, 300 * MS)
+    gpu.submit(2, 0, 300 * MS)
+    ctypes.c_uint64.from_address(group(gpu.bench, 0) + 8).value = 4 * SLICE
+    gpu.advance(10 * (5 * MS + 2 * LOADED))
+    assert (gpu.served(0), gpu.served(1)) == (40 * MS, 10 * MS)
+    ctypes.c_uint32.from_address(group(gpu.bench, 0) + 4).value = 1
+    gpu.advance(100 * (MS))
+    assert gpu.served(0) == 40 * MS
+    assert gpu.served(1) >= 57 * MS
 
 
-def test_work_of_the_dead_is_void(card: Card) -> None:
-    card.submit(0, 0, 500 * MS)
-    card.submit(2, 0, 500 * MS)
-    card.advance(10 * MS)
-    card.engine.bench_void(card.bench, 0)
-    before = card.served(1)
-    card.advance(20 * MS)
-    assert card.served(1) - before >= 9 * MS
+def test_work_of_the_dead_is_void(gpu: Gpu) -> None:
+    gpu.submit(0, 0, 500 * MS)
+    gpu.submit(2, 0, 500 * MS)
+    gpu.advance(10 * MS)
+    gpu.engine.bench_void(gpu.bench, 0)
+    before = gpu.served(1)
+    gpu.advance(20 * MS)
+    assert gpu.served(1) - before >= 9 * MS
 
 
 works = st.lists(
@@ -229,7 +227,7 @@ def test_nothing_is_lost_and_looking_changes_nothing(
 ) -> None:
     """All work is done, in order per channel; and when somebody looks makes no difference."""
     submitted = sorted(submitted, key=lambda work: work[1])
-    once, often = Card(engine), Card(engine)
+    once, often = Gpu(engine), Gpu(engine)
     for one in (once, often):
         for queue, at, duration, width in submitted:
             one.submit(queue, at, duration, width=width)
@@ -254,29 +252,29 @@ def test_nothing_is_lost_and_looking_changes_nothing(
 @settings(max_examples=25, deadline=None)
 @given(contexts=st.integers(2, 6), kernel=st.integers(10_000, 5 * MS))
 def test_saturated_contexts_get_equal_time(engine: ctypes.CDLL, contexts: int, kernel: int) -> None:
-    card = Card(engine)
+    gpu = Gpu(engine)
     for context in range(contexts):
         for _ in range(min(500, 200 * MS // kernel)):
-            card.submit(2 * context, 0, kernel)
+            gpu.submit(2 * context, 0, kernel)
     horizon = min(5 * contexts * MS, 500 * kernel)
-    card.advance(horizon)
-    served = [card.served(context) for context in range(contexts)]
+    gpu.advance(horizon)
+    served = [gpu.served(context) for context in range(contexts)]
     assert max(served) - min(served) <= SLICE
-    assert card.busy() == sum(served) <= horizon
-    card.close()
+    assert gpu.busy() == sum(served) <= horizon
+    gpu.close()
 
 
 def test_head_and_sizes_are_those_of_the_c_headers(tmp_path: Path) -> None:
     source = tmp_path / "sizes.c"
     source.write_text(
         f"""#include <stdio.h>
-#include "{SIM / "card.h"}"
+#include "{SIM / "gpu.h"}"
 int main(void) {{
-    printf("%zu %llx %u", sizeof(struct card_file), (unsigned long long)(CARD_MAGIC), CARD_VERSION);
-    printf(" %zu %zu %zu %zu", offsetof(struct card_head, memory_total), offsetof(struct card_head, minor),
-           offsetof(struct card_head, slice_ns), offsetof(struct card_head, kernel_ns));
-    printf(" %zu %d %zu", offsetof(struct card_head, fail_every), CARD_SLOTS, sizeof(struct card_slot));
-    printf(" %d %zu", CARD_QUEUES, sizeof(struct card_queue));
+    printf("%zu %llx %u", sizeof(struct gpu_file), (unsigned long long)(GPU_MAGIC), GPU_VERSION);
+    printf(" %zu %zu %zu %zu", offsetof(struct gpu_head, memory_total), offsetof(struct gpu_head, minor),
+           offsetof(struct gpu_head, slice_ns), offsetof(struct gpu_head, kernel_ns));
+    printf(" %zu %d %zu", offsetof(struct gpu_head, fail_every), GPU_SLOTS, sizeof(struct gpu_slot));
+    printf(" %d %zu", GPU_QUEUES, sizeof(struct gpu_queue));
 }}
 """
     )

@@ -18,7 +18,7 @@ def loaded(text, name=b"k"):
     cuda.cuModuleGetFunction(byref(f), m, name)
     return f
 def gated(s, calls):
-    "The card's time for each of the calls, which are all submitted before the first begins."
+    "The gpu's time for each of the calls, which are all submitted before the first begins."
     g = gate(); cuda.cuStreamWaitValue32_v2(s, g, 1, 0); events = [event(s)]
     for call in calls:
         call(); events.append(event(s))
@@ -76,7 +76,7 @@ print(code("cuLaunchCooperativeKernel", f, 132 * 2, 1, 1, 1024, 1, 1, 0, s, NONE
 
 
 def test_a_kernel_that_spins_until_a_flag_is_set(make_sim: Callable[..., Sim]) -> None:
-    """It holds its slices: a neighbour gets half the card."""
+    """It holds its slices: a neighbour gets half the GPU."""
     out = kernels(
         make_sim(scale=20),
         """
@@ -139,8 +139,8 @@ print(code("cuStreamEndCapture", s, byref(graph)))
 @pytest.mark.parametrize(("mode", "code", "works"), [("error", 800, False), ("inert", 0, False), ("work", 0, True)])
 def test_controls_of_channel_groups(sim: Sim, mode: str, code: int, works: bool) -> None:
     """Judged by throughput, as a probe must: two contexts, one with an eightfold slice."""
-    (sim.cards / "0").unlink()
-    driver_root.make_card(sim.cards / "0", 0, 1024, 20, mode)
+    (sim.gpus / "0").unlink()
+    driver_root.make_gpu(sim.gpus / "0", 0, 1024, 20, mode)
     said, left, favoured, off = kernels(
         sim,
         f"CODE = {code}\n"
@@ -181,7 +181,7 @@ def test_driver_calls_fail_and_block_on_request(sim: Sim) -> None:
         "for _ in range(3): tries()"
     )
     for faults in ({"fail_every": 10, "fail_code": 2}, {"block_every": 5, "block_us": 20000}, {}):
-        driver_root.set_faults(sim.cards / "0", faults)
+        driver_root.set_faults(sim.gpus / "0", faults)
         Sim.tell(child)
         good, bad, seconds = Sim.line(child).split()
         assert (good, bad) == (("90", "10") if "fail_every" in faults else ("100", "0"))
@@ -189,13 +189,13 @@ def test_driver_calls_fail_and_block_on_request(sim: Sim) -> None:
 
 
 def test_nvml_is_slow_or_does_not_know_on_request(sim: Sim) -> None:
-    driver_root.set_faults(sim.cards / "0", {"nvml_call_us": 30000, "nvml_without": 3})
+    driver_root.set_faults(sim.gpus / "0", {"nvml_call_us": 30000, "nvml_without": 3})
     begin = time.monotonic()
     out = sim.python(
         """
 nvml.nvmlInit()
 rates, each = nvml.nvmlDeviceGetUtilizationRates, nvml.nvmlDeviceGetProcessUtilization
-for call in (lambda: rates(card(0)), lambda: each(card(0), 0), lambda: rates(card(1)).gpu):
+for call in (lambda: rates(gpu(0)), lambda: each(gpu(0), 0), lambda: rates(gpu(1)).gpu):
     try: print(call())
     except nvml.NVMLError as e: print(e.value)
 """
@@ -203,15 +203,15 @@ for call in (lambda: rates(card(0)), lambda: each(card(0), 0), lambda: rates(car
     assert out.split() == ["3", "3", "0"] and time.monotonic() - begin > 0.06
 
 
-def test_a_card_falls_off_the_bus_and_comes_back(sim: Sim) -> None:
+def test_a_gpu_falls_off_the_bus_and_comes_back(sim: Sim) -> None:
     ask = """
 def asked(what):
     try: return what() and "well"
     except nvml.NVMLError as e: return f"{e.value} {e}"
 nvml.nvmlInit()
-print(nvml.nvmlDeviceGetCount(), *(asked(lambda: nvml.nvmlDeviceGetMemoryInfo(card(n))) for n in (0, 1)), sep=", ")
+print(nvml.nvmlDeviceGetCount(), *(asked(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu(n))) for n in (0, 1)), sep=", ")
 """
-    driver_root.set_faults(sim.cards / "1", {"lost": 1})
+    driver_root.set_faults(sim.gpus / "1", {"lost": 1})
     assert sim.python(ask) == "2, well, 15 GPU is lost\n"
-    driver_root.set_faults(sim.cards / "1", {})
+    driver_root.set_faults(sim.gpus / "1", {})
     assert sim.python(ask) == "2, well, well\n"

@@ -11,7 +11,7 @@ NAMES = Path(driver_root.__file__).with_name("names.def")
 ROWS = re.findall(r"^([FP])\((\w+), (\d+), (\w+)\)", NAMES.read_text(), re.MULTILINE)
 
 
-def test_events_measure_the_cards_time(sim: Sim) -> None:
+def test_events_measure_the_gpus_time(sim: Sim) -> None:
     out = sim.python(
         """
 context(); f = kernel(500)
@@ -27,8 +27,8 @@ print(code("cuEventQuery", b), code("cuStreamQuery", s), elapsed(a, b) >= 4.999)
     assert out.split() == ["600", "600", "0", "0", "True"]
 
 
-def test_a_slow_card_says_card_time(make_sim: Callable[..., Sim]) -> None:
-    """What a program is told is what an unscaled card would tell; only waiting for it takes longer."""
+def test_a_slow_gpu_says_gpu_time(make_sim: Callable[..., Sim]) -> None:
+    """What a program is told is what an unscaled GPU would tell; only waiting for it takes longer."""
     out = make_sim(scale=20).python(
         """
 import time
@@ -108,7 +108,7 @@ b = event(); cuda.cuEventSynchronize(b); print(elapsed(a, b))
     assert max(float(sim.line(child)) for child in children) >= 600
 
 
-def test_kernels_of_a_killed_process_leave_the_card(sim: Sim) -> None:
+def test_kernels_of_a_killed_process_leave_the_gpu(sim: Sim) -> None:
     child = sim.start(sim.probe, "launch", "10000000", "100")
     assert (
         sim.python("import time\ncontext(); f = kernel(10)\nlaunch(f); cuda.cuCtxSynchronize(); print('ran')")
@@ -168,7 +168,7 @@ print(bad, code("cuGetProcAddress_v2", b"cuNoSuch", byref(c_void_p()), 12000, c_
 
 
 def test_every_symbol_has_an_address_of_its_own(sim: Sim) -> None:
-    """The stand-in tells functions apart by address."""
+    """The shim tells functions apart by address."""
     symbols = sorted({symbol for *_, symbol in ROWS})
     code = f"names = {symbols!r}\nprint(len({{ctypes.cast(getattr(library, n), c_void_p).value for n in names}}))"
     assert int(sim.python(code)) == len(symbols)

@@ -1,4 +1,4 @@
-"""The simulated card's memory: one sum over all processes, given back by whatever way a process ends."""
+"""The simulated GPU's memory: one sum over all processes, given back by whatever way a process ends."""
 
 import signal
 import time
@@ -11,7 +11,7 @@ from tests.sim.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
 ROOM = MEMORY_MIB - CONTEXT_MIB
 
 
-def test_info_tells_every_card_and_what_is_free(sim: Sim) -> None:
+def test_info_tells_every_gpu_and_what_is_free(sim: Sim) -> None:
     r = sim.run(sim.probe, "info")
     assert r.returncode == 0
     assert r.stdout.splitlines() == [
@@ -25,7 +25,7 @@ def test_linked_program_works_as_well(sim: Sim) -> None:
     assert "2 devices" in sim.run(sim.probe + "-linked", "info").stdout
 
 
-def test_allocation_beyond_the_card_is_out_of_memory(sim: Sim) -> None:
+def test_allocation_beyond_the_gpu_is_out_of_memory(sim: Sim) -> None:
     r = sim.run(sim.probe, "fill", "1", "free", "alloc", str(ROOM), "alloc", "1")
     assert r.stdout.splitlines() == [
         f"fill: {ROOM} MiB allocated in pieces of 1, then CUDA_ERROR_OUT_OF_MEMORY",
@@ -36,20 +36,20 @@ def test_allocation_beyond_the_card_is_out_of_memory(sim: Sim) -> None:
     assert r.returncode == 1
 
 
-def test_no_card_is_no_device(sim: Sim) -> None:
-    r = sim.run(sim.probe, "info", GPU_HOOK_SIM_CARDS="/nowhere")
+def test_no_gpu_is_no_device(sim: Sim) -> None:
+    r = sim.run(sim.probe, "info", GPU_HOOK_SIM_GPUS="/nowhere")
     assert (r.returncode, r.stdout) == (3, "cuInit: CUDA_ERROR_NO_DEVICE\n")
 
 
-def test_file_that_is_no_card_is_not_used(sim: Sim) -> None:
-    (sim.cards / "1").write_bytes(b"x" * 4096)
-    (sim.cards / "7").write_bytes(bytes(3 << 20))
+def test_file_that_is_no_gpu_is_not_used(sim: Sim) -> None:
+    (sim.gpus / "1").write_bytes(b"x" * 4096)
+    (sim.gpus / "7").write_bytes(bytes(3 << 20))
     assert "1 device\n" in sim.run(sim.probe, "info").stdout
 
 
 @pytest.mark.root
 @pytest.mark.parametrize(("option", "seen"), [("dev", "2 devices"), ("nodev", "1 device")])
-def test_card_whose_node_may_not_be_opened_is_not_there(sim: Sim, option: str, seen: str) -> None:
+def test_gpu_whose_node_may_not_be_opened_is_not_there(sim: Sim, option: str, seen: str) -> None:
     """A node that may be opened has no driver behind it here (ENXIO): that is no refusal."""
     script = f"mount -t tmpfs -o {option} none /dev && mknod /dev/nvidia0 c 195 0 && exec {sim.probe} info"
     r = sim.run("unshare", "--mount", "sh", "-c", script)
@@ -61,11 +61,11 @@ def test_cuda_visible_devices(sim: Sim, visible: str) -> None:
     code = "context(); d = c_int(); n = c_int(); cuda.cuDeviceGetCount(byref(n)); "
     code += "u = ctypes.create_string_buffer(16); cuda.cuDeviceGetUuid_v2(u, 0); print(n.value, u.raw[:4].hex())"
     if visible == "uuid":
-        visible = (sim.cards / "1").read_bytes()[16:64].rstrip(b"\0").decode()
+        visible = (sim.gpus / "1").read_bytes()[16:64].rstrip(b"\0").decode()
     assert sim.python(code, CUDA_VISIBLE_DEVICES=visible) == "1 51de0001\n"
 
 
-def test_processes_share_one_card(sim: Sim) -> None:
+def test_processes_share_one_gpu(sim: Sim) -> None:
     sim.holder(600)
     r = sim.run(sim.probe, "alloc", "600", "alloc", "200")
     assert r.stdout == "alloc 600 MiB: CUDA_ERROR_OUT_OF_MEMORY\nalloc 200 MiB: ok\n"
@@ -140,7 +140,7 @@ alloc(MIB)
 print(code("cuDevicePrimaryCtxRelease_v2", 0), code("cuDevicePrimaryCtxRelease_v2", 0))
 f = c_size_t()
 print(code("cuMemGetInfo_v2", byref(f), byref(f)))
-nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(card(0)).used)
+nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(gpu(0)).used)
 """
     )
     assert out.split() == ["True", "0", str(ROOM), "0", "201", "709", "0"]
@@ -212,14 +212,14 @@ socket.send_fds(left, [b"x"], [fd.value]); os.wait()
     assert out == "hello 0\n"
 
 
-def test_large_cards_cost_no_host_memory(make_sim: Callable[..., Sim]) -> None:
-    sim = make_sim(memory_mib=80 << 10, cards=1)
+def test_large_gpus_cost_no_host_memory(make_sim: Callable[..., Sim]) -> None:
+    sim = make_sim(memory_mib=80 << 10, gpus=1)
     assert sim.run(sim.probe, "alloc", str(79 << 10)).stdout == f"alloc {79 << 10} MiB: ok\n"
-    held = sum(f.stat().st_blocks for f in sim.cards.iterdir()) * 512
+    held = sum(f.stat().st_blocks for f in sim.gpus.iterdir()) * 512
     assert held < 1 << 20
 
 
-def test_at_once_many_processes_fill_the_card_exactly(sim: Sim) -> None:
+def test_at_once_many_processes_fill_the_gpu_exactly(sim: Sim) -> None:
     fillers = [sim.start(sim.probe, "-") for _ in range(6)]
     for child in fillers:  # first a context for each
         sim.tell(child, "free ")
@@ -237,7 +237,7 @@ def test_at_once_many_processes_fill_the_card_exactly(sim: Sim) -> None:
 
 @pytest.mark.slow
 def test_random_kills_leak_nothing_and_overbook_nothing(sim: Sim) -> None:
-    """Processes that allocate and free at random are killed at random moments; the card's sum always adds up."""
+    """Processes that allocate and free at random are killed at random moments; the GPU's sum always adds up."""
     code = """
 import random
 context(); held = []

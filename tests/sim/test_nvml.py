@@ -14,16 +14,16 @@ from tests.sim.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
 BIN = Path(sys.executable).parent
 
 
-def test_what_it_says_of_a_card(sim: Sim) -> None:
+def test_what_it_says_of_a_gpu(sim: Sim) -> None:
     out = sim.python(
         """
-nvml.nvmlInit(); h = card(1); p = nvml.nvmlDeviceGetPciInfo(h); u = nvml.nvmlDeviceGetUUID(h)
+nvml.nvmlInit(); h = gpu(1); p = nvml.nvmlDeviceGetPciInfo(h); u = nvml.nvmlDeviceGetUUID(h)
 print(nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(h), nvml.nvmlDeviceGetMinorNumber(h), p.busId, p.bus)
 v2 = nvml.nvmlDeviceGetMemoryInfo(h, version=nvml.nvmlMemory_v2)
 print(nvml.nvmlDeviceGetMemoryInfo(h).total >> 20, v2.free >> 20)
 print(nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion(), u[:12])
 same = [nvml.nvmlDeviceGetHandleByUUID(u), nvml.nvmlDeviceGetHandleByPciBusId(p.busId)]
-print([nvml.nvmlDeviceGetIndex(x) for x in same], nvml.nvmlDeviceGetTopologyCommonAncestor(h, card(0)))
+print([nvml.nvmlDeviceGetIndex(x) for x in same], nvml.nvmlDeviceGetTopologyCommonAncestor(h, gpu(0)))
 for call in (lambda: nvml.nvmlDeviceGetHandleByIndex(2), lambda: nvml.nvmlDeviceGetPowerUsage(h),
              lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-x")):
     try: call()
@@ -45,14 +45,14 @@ except nvml.NVMLError as e: print(e.value)
     ]
 
 
-def test_no_card_is_driver_not_loaded(sim: Sim) -> None:
+def test_no_gpu_is_driver_not_loaded(sim: Sim) -> None:
     code = "try: nvml.nvmlInit()\nexcept nvml.NVMLError as e: print(e.value)"
-    assert sim.python(code, GPU_HOOK_SIM_CARDS="/nowhere") == "9\n"
+    assert sim.python(code, GPU_HOOK_SIM_GPUS="/nowhere") == "9\n"
 
 
 PROCESSES = """
 nvml.nvmlInit()
-print([(p.pid, p.usedGpuMemory >> 20) for p in nvml.nvmlDeviceGetComputeRunningProcesses(card(0))])
+print([(p.pid, p.usedGpuMemory >> 20) for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu(0))])
 """
 
 
@@ -75,15 +75,15 @@ def test_process_of_another_pid_namespace_is_counted_not_listed(sim: Sim) -> Non
     sim.holder(100)
     inside = "unshare", "--pid", "--fork", sys.executable, "-c"
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom client import *\n{PROCESSES}"
-    used = "print(nvml.nvmlDeviceGetMemoryInfo(card(0)).used >> 20)"
+    used = "print(nvml.nvmlDeviceGetMemoryInfo(gpu(0)).used >> 20)"
     assert sim.run(*inside, code + used).stdout == f"[]\n{100 + CONTEXT_MIB}\n"
 
 
 def test_nvml_does_not_disturb_the_owner(sim: Sim) -> None:
-    """Both libraries open the card's file; closing either must not drop the owner's lock on its slot."""
+    """Both libraries open the GPU's file; closing either must not drop the owner's lock on its slot."""
     code = """
 context(); alloc(700 * MIB)
-for _ in range(3): nvml.nvmlInit(); nvml.nvmlDeviceGetMemoryInfo(card(0)); nvml.nvmlShutdown()
+for _ in range(3): nvml.nvmlInit(); nvml.nvmlDeviceGetMemoryInfo(gpu(0)); nvml.nvmlShutdown()
 print("ready", flush=True); input()
 """
     sim.start_python(code)
@@ -91,7 +91,7 @@ print("ready", flush=True); input()
 
 
 def test_utilisation_is_of_the_last_sampling_period(sim: Sim) -> None:
-    """Read from the running engine: a card with hours of work queued is busy all the time."""
+    """Read from the running engine: a GPU with hours of work queued is busy all the time."""
     child = sim.start(sim.probe, "-")
     sim.tell(child, "free launch 60000000 100 ")
     assert sim.line(child) == "free: ok\n"
@@ -100,15 +100,15 @@ def test_utilisation_is_of_the_last_sampling_period(sim: Sim) -> None:
 import time
 nvml.nvmlInit()
 def look():
-    s = nvml.nvmlDeviceGetUtilizationRates(card(0)).gpu
-    try: p = [(x.pid, x.smUtil) for x in nvml.nvmlDeviceGetProcessUtilization(card(0), 0)]
+    s = nvml.nvmlDeviceGetUtilizationRates(gpu(0)).gpu
+    try: p = [(x.pid, x.smUtil) for x in nvml.nvmlDeviceGetProcessUtilization(gpu(0), 0)]
     except nvml.NVMLError: p = []
     return s, p
 for _ in range(200):
     seen = look()
     if seen[0] == 100 and seen[1]: break
     time.sleep(0.05)
-print(seen, nvml.nvmlDeviceGetUtilizationRates(card(1)).gpu)
+print(seen, nvml.nvmlDeviceGetUtilizationRates(gpu(1)).gpu)
 """
     )
     assert out == f"(100, [({child.pid}, 100)]) 0\n"
@@ -139,10 +139,10 @@ def test_nvitop(sim: Sim) -> None:
     assert "Traceback" not in r.stderr
 
 
-def test_a_card_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
-    """Whoever is granted a simulated card may write to its file; what NVML says is then wrong, no more."""
+def test_a_gpu_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
+    """Whoever is granted a simulated GPU may write to its file; what NVML says is then wrong, no more."""
     random = Random(3)
-    whole = (sim.cards / "0").read_bytes()
+    whole = (sim.gpus / "0").read_bytes()
     for _ in range(12):
         data = bytearray(whole)
         for _ in range(200):
@@ -154,10 +154,10 @@ def test_a_card_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
         for queue in range(8):
             at = queues + queue * driver_root.QUEUE_SIZE
             data[at : at + 64 * 8] = random.randbytes(64 * 8)
-        (sim.cards / "0").write_bytes(data)
+        (sim.gpus / "0").write_bytes(data)
         sim.python(
             """
-nvml.nvmlInit(); h = card(0)
+nvml.nvmlInit(); h = gpu(0)
 nvml.nvmlDeviceGetMemoryInfo(h); nvml.nvmlDeviceGetUtilizationRates(h); nvml.nvmlDeviceGetComputeRunningProcesses(h)
 try: nvml.nvmlDeviceGetProcessUtilization(h, 0)
 except nvml.NVMLError: pass
@@ -167,13 +167,13 @@ except nvml.NVMLError: pass
 
 
 def test_a_neighbour_that_scribbles_crashes_no_running_program(sim: Sim) -> None:
-    """Its times are spoiled, and its streams may wait for ever; it lives, and a fresh card is as good as new."""
+    """Its times are spoiled, and its streams may wait for ever; it lives, and a fresh GPU is as good as new."""
     code = "context(); f = kernel(50); print('ready', flush=True)\n"
     code += "while True: launch(f); code('cuStreamSynchronize', NONE)"
     children = [sim.start_python(code) for _ in range(2)]
     random = Random(5)
     end = time.monotonic() + 2
-    with open(sim.cards / "0", "r+b") as f:
+    with open(sim.gpus / "0", "r+b") as f:
         while time.monotonic() < end:
             area = random.choice((512, 4096, 12288, 18432, driver_root.FILE_SIZE - 64 * driver_root.QUEUE_SIZE))
             f.seek(area + 8 * random.randrange(400))
@@ -183,5 +183,5 @@ def test_a_neighbour_that_scribbles_crashes_no_running_program(sim: Sim) -> None
     for child in children:
         child.kill()
         child.wait()
-    driver_root.make_card(sim.cards / "0", 0, MEMORY_MIB)
+    driver_root.make_gpu(sim.gpus / "0", 0, MEMORY_MIB)
     assert sim.run(sim.probe, "launch", "100", "20").returncode == 0

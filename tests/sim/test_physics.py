@@ -1,7 +1,7 @@
-"""Native time slicing of real processes on simulated cards, against what the virtual-time model says of it.
+"""Native time slicing of real processes on simulated GPUs, against what the virtual-time model says of it.
 
-Both have their constants from calibration.json. The cards are slowed down, so that two cores serve all processes; all
-cells run at once, each on a card of its own. Work is counted by the benchmarks' load generator.
+Both have their constants from calibration.json. The GPUs are slowed down, so that two cores serve all processes; all
+cells run at once, each on a GPU of its own. Work is counted by the benchmarks' load generator.
 """
 
 import json
@@ -16,11 +16,11 @@ from oci_hook.sim import model_run
 from oci_hook.sim.model.scenarios import Scenario, gappy, launch_bound, saturated
 from tests.sim.conftest import Sim, build_simulated
 
-SCALE, BINS, BIN_NS = 25, 6, 100_000_000  # so many bins of card time are measured
+SCALE, BINS, BIN_NS = 25, 6, 100_000_000  # so many bins of GPU time are measured
 GAPPY = gappy(spread="uniform")  # gaps of one length would keep two tenants in step for seconds
 SYNC = {"count": 1, "kernel": 80, "sigma": 0.5, "host": 5, "sync": 1}
 # Cell, and how far the sum of normalised throughputs may be from the model's: 3 points where the queue is always full;
-# programs that wait wake up late by this machine's scheduling, not the card's; and 60 bursts differ from the next 60.
+# programs that wait wake up late by this machine's scheduling, not the GPU's; and 60 bursts differ from the next 60.
 CELLS = (
     (Scenario("2 saturated", "", (saturated(), saturated())), 0.03),
     (Scenario("70/30 asked, not given", "", (saturated(weight=70), saturated(weight=30))), 0.03),
@@ -38,9 +38,9 @@ def words(tenant: dict[str, float]) -> str:
 
 
 class Process:
-    """The load generator on one card."""
+    """The load generator on one GPU."""
 
-    def __init__(self, sim: Sim, load: Path, place: Path, card: int, program: str) -> None:
+    def __init__(self, sim: Sim, load: Path, place: Path, gpu: int, program: str) -> None:
         place.mkdir()
         os.mkfifo(place / "fifo")
         self.place = place
@@ -54,13 +54,13 @@ class Process:
             "--start",
             f"run id=1 {program}",
         ]
-        sim.start("env", f"CUDA_VISIBLE_DEVICES={card}", str(load), *map(str, options))
+        sim.start("env", f"CUDA_VISIBLE_DEVICES={gpu}", str(load), *map(str, options))
 
     def stop(self) -> None:
         (self.place / "fifo").write_text("stop\nquit\n")
 
     def rate(self, first: int) -> float:
-        """Share of those bins of card time in which its kernels ran."""
+        """Share of those bins of GPU time in which its kernels ran."""
         for _ in range(600):
             for line in (self.place / "out").read_text().splitlines():
                 said = json.loads(line)
@@ -79,21 +79,21 @@ def test_native_slicing_is_that_of_the_model(tmp_path: Path, monkeypatch: pytest
 
     load_build.build(native / "bench", os.uname().machine, [sys.executable, "-m", "ziglang", "cc"])
     load = native / "bench/load"
-    sim = Sim(tmp_path / "sim", native, cards=32, scale=SCALE)
+    sim = Sim(tmp_path / "sim", native, gpus=32, scale=SCALE)
     alone: dict[str, Process] = {}
     cells: list[list[Process]] = []
     try:
-        card = 0
+        gpu = 0
         for cell, _ in CELLS:
             programs = [words(t) for t in cell.tenants]
-            places = [tmp_path / f"{card}-{i}" for i in range(len(programs))]
+            places = [tmp_path / f"{gpu}-{i}" for i in range(len(programs))]
             both = enumerate(zip(places, programs, strict=True))
-            cells.append([Process(sim, load, place, card, f"{p} seed={i}") for i, (place, p) in both])
-            card += 1
+            cells.append([Process(sim, load, place, gpu, f"{p} seed={i}") for i, (place, p) in both])
+            gpu += 1
             for p in programs:
                 if p not in alone:
-                    alone[p] = Process(sim, load, tmp_path / f"{card}", card, p)
-                    card += 1
+                    alone[p] = Process(sim, load, tmp_path / f"{gpu}", gpu, p)
+                    gpu += 1
         first = int(time.monotonic() * 1e9 / SCALE / BIN_NS) + 2
         time.sleep((first + BINS) * BIN_NS * SCALE / 1e9 - time.monotonic() + 0.5)
         for process in (*alone.values(), *(p for cell in cells for p in cell)):

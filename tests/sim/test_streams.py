@@ -17,7 +17,7 @@ def stream(flags=1, priority=0):
 def wide(f, s=NONE): cuda.cuLaunchKernel(f, 132, 1, 1, 1, 1, 1, 0, s, NONE, NONE)
 def small(f, s=NONE): cuda.cuLaunchKernel(f, 8, 1, 1, 1, 1, 1, 0, s, NONE, NONE)
 def gate():
-    "A word on the card that is 0, and its address."
+    "A word on the gpu that is 0, and its address."
     at = alloc(4096); cuda.cuMemsetD32_v2(at, 0, c_size_t(1024)); cuda.cuCtxSynchronize(); return at
 def word(at): return ctypes.c_uint32.from_address(at.value)
 def done(e): return code("cuEventQuery", e) == 0
@@ -30,7 +30,7 @@ def python(sim: Sim, code: str) -> list[str]:
 
 @pytest.fixture
 def slow(make_sim: Callable[..., Sim]) -> Sim:
-    """So slow that what is submitted together begins together, for the card."""
+    """So slow that what is submitted together begins together, for the GPU."""
     return make_sim(scale=20)
 
 
@@ -99,7 +99,7 @@ cuda.cuCtxSynchronize(); print(elapsed(at_high, at_low) > 2.9)
 
 
 def test_copies_take_time_on_their_own_engines(slow: Sim) -> None:
-    """Bandwidths are those of calibration.json: 25 GB/s each way, 1500 within the card."""
+    """Bandwidths are those of calibration.json: 25 GB/s each way, 1500 within the GPU."""
     out = python(
         slow,
         """
@@ -201,7 +201,7 @@ def test_progress_is_written_while_the_program_is_stopped(slow: Sim, tmp_path: P
     child.send_signal(signal.SIGCONT)
     Sim.tell(child)
     assert Sim.line(child) == "all\n" and written() == 200
-    # The front end goes with the program, and nothing of it is left on the card.
+    # The front end goes with the program, and nothing of it is left on the GPU.
     child.kill()
     child.wait()
     out = python(slow, "context(); f = kernel(10); launch(f); cuda.cuCtxSynchronize(); print(free_bytes() >> 20)")
@@ -209,7 +209,7 @@ def test_progress_is_written_while_the_program_is_stopped(slow: Sim, tmp_path: P
 
 
 def test_the_front_end_is_no_child_that_a_program_waits_for_and_does_not_outlive_it(slow: Sim) -> None:
-    """Nor the program's image: exec ends it, and what the old image had goes back to the card."""
+    """Nor the program's image: exec ends it, and what the old image had goes back to the GPU."""
     out = python(
         slow,
         """
@@ -250,7 +250,7 @@ cuda.cuStreamSynchronize(t); cuda.cuStreamDestroy_v2(s); cuda.cuCtxSynchronize()
 
 
 def test_neighbours_go_on_when_programs_are_stopped_at_any_instant(slow: Sim) -> None:
-    """No lock is held by whoever computes the card's time: 100 stops, none of them felt beyond a turn."""
+    """No lock is held by whoever computes the GPU's time: 100 stops, none of them felt beyond a turn."""
     busy = (
         "context(); f = kernel(20)\nprint('ready', flush=True)\nwhile True: launch(f); event(); cuda.cuCtxSynchronize()"
     )

@@ -1,4 +1,4 @@
-"""`gpu-hook gpus --probe` on simulated cards whose channel-group controls work, do nothing, or are refused."""
+"""`gpu-hook gpus --probe` on simulated GPUs whose channel-group controls work, do nothing, or are refused."""
 
 import os
 import time
@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.card_page import tiers_of
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import load
+from oci_hook.core.gpu_page import tiers_of
 from oci_hook.core.grant import Share
 from oci_hook.core.inventory import Inventory
-from oci_hook.node import inventory, settings_compile, tiers
-from oci_hook.node.settings import load
+from oci_hook.discovery import inventory, tiers
 from tests.sim.test_cli import Install
 from tests.sim.test_cli import install as install
 
-SCALE = "5"  # so that a machine with two busy cores keeps up with the card
+SCALE = "5"  # so that a machine with two busy cores keeps up with the GPU
 
 
 def the_inventory(install: Install) -> Inventory:
@@ -24,10 +25,10 @@ def the_inventory(install: Install) -> Inventory:
 @pytest.mark.parametrize(("tsg", "tier"), [("work", "2"), ("inert", "0.5"), ("error", "0.5")])
 def test_a_control_counts_by_what_it_does(install: Install, tsg: str, tier: str) -> None:
     install.run("sim", "up", "--tsg", tsg, "--time-scale", SCALE)
-    assert install.data("gpus")["cards"][0]["tier"] is None
+    assert install.data("gpus")["gpus"][0]["tier"] is None
     for _ in range(3):  # a busy machine starves programs now and then
-        (card,) = install.data("gpus", "--probe")["cards"]
-        found = card["tier"]
+        (gpu,) = install.data("gpus", "--probe")["gpus"]
+        found = gpu["tier"]
         if found["found"] == tier:
             break
     assert (found["found"], found["used"]) == (tier, "0.5"), found
@@ -35,20 +36,20 @@ def test_a_control_counts_by_what_it_does(install: Install, tsg: str, tier: str)
     assert ("refused" in found["groups"].get("error", "")) == (tsg == "error"), found
     install.yaml.write_text(install.yaml.read_text().replace("channel_groups: none", "channel_groups: stop"))
     settings = settings_compile.compile(str(install.prefix))
-    assert install.data("gpus", "--refresh")["cards"][0]["tier"] == {**found, "used": tier}
+    assert install.data("gpus", "--refresh")["gpus"][0]["tier"] == {**found, "used": tier}
     bits = tiers.usable(settings, the_inventory(install))
-    assert bits == {card["uuid"]: 7 if tsg == "work" else 1}
+    assert bits == {gpu["uuid"]: 7 if tsg == "work" else 1}
     install.run("sim", "down")
     assert os.listdir(settings.state_dir) == ["owner"]
 
 
 def test_findings_expire(install: Install) -> None:
-    """With the driver, the boot and the card."""
+    """With the driver, the boot and the GPU."""
     install.run("sim", "up")
     there, settings = the_inventory(install), load(str(install.prefix))
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
-    tiers.save(settings, there, {there.cards[0].uuid: seen, "GPU-gone": seen})
-    assert list(tiers.load(settings, there)) == [there.cards[0].uuid]
+    tiers.save(settings, there, {there.gpus[0].uuid: seen, "GPU-gone": seen})
+    assert list(tiers.load(settings, there)) == [there.gpus[0].uuid]
     assert "0.5" in install.run("gpus").splitlines()[2].split()
     assert tiers.load(settings, there.replace(boot_id="another")) == {}
     assert tiers.load(settings, there.replace(driver_version="1")) == {}
@@ -59,14 +60,14 @@ def test_findings_expire(install: Install) -> None:
         file.write_bytes(damage)
         file.chmod(0o644)
         assert tiers.load(settings, there) == {}
-    assert install.data("gpus")["cards"][0]["tier"] is None
+    assert install.data("gpus")["gpus"][0]["tier"] is None
 
 
-def test_a_card_with_containers_is_left_alone(install: Install) -> None:
+def test_a_gpu_with_containers_is_left_alone(install: Install) -> None:
     install.run("sim", "up")
-    install.grant(Share(the_inventory(install).cards[0].uuid, 1024, 10, 100))
+    install.grant(Share(the_inventory(install).gpus[0].uuid, 1024, 10, 100))
     assert "warning: GH-310" in install.run("gpus", "--probe")
-    assert install.data("gpus")["cards"][0]["tier"] is None
+    assert install.data("gpus")["gpus"][0]["tier"] is None
 
 
 def test_a_driver_that_hangs_is_given_up(install: Install, tmp_path: Path) -> None:
@@ -75,8 +76,8 @@ def test_a_driver_that_hangs_is_given_up(install: Install, tmp_path: Path) -> No
     there = the_inventory(install)
     os.mkfifo(tmp_path / "libcuda")
     begin = time.monotonic()
-    assert "no answer" in tiers.probe(there.replace(libcuda=str(tmp_path / "libcuda")), there.cards[0], 1)["error"]
+    assert "no answer" in tiers.probe(there.replace(libcuda=str(tmp_path / "libcuda")), there.gpus[0], 1)["error"]
     assert time.monotonic() - begin < 30
-    gone = tiers.probe(there.replace(libcuda=str(tmp_path / "none")), there.cards[0])
+    gone = tiers.probe(there.replace(libcuda=str(tmp_path / "none")), there.gpus[0])
     assert "cannot open" in str(gone["error"])
     assert tiers_of(b"") == 0

@@ -131,82 +131,82 @@ static int same(const struct gh_decision *a, const struct gh_decision *b) {
 
 /* What holds for any bytes in the others' slots. */
 static void any_neighbours(void) {
-    static struct gh_card card, copy;
-    memset(&card, 0, sizeof card);
-    gh_rules_default(&card.rules);
+    static struct gh_gpu gpu, copy;
+    memset(&gpu, 0, sizeof gpu);
+    gh_rules_default(&gpu.rules);
     uint64_t now = below(16) ? 10 * GH_S + below(1000 * GH_S) : below(2) ? below(GH_MS) : UINT64_MAX - below(10 * GH_S);
-    card.present = below(8) ? below(256) : draw();
-    card.seen = near(now, 0);
+    gpu.present = below(8) ? below(256) : draw();
+    gpu.seen = near(now, 0);
     unsigned me = (unsigned)below(GH_SLOTS);
-    card.present |= 1ull << me;
+    gpu.present |= 1ull << me;
     for (unsigned i = 0; i < GH_SLOTS; i++) {
-        if (!(card.present >> i & 1))
+        if (!(gpu.present >> i & 1))
             continue;
-        card.share[i] = (struct gh_share){
+        gpu.share[i] = (struct gh_share){
             .class_ = (uint8_t)(below(3) ? 1 : below(3)),
             .freeze = below(16) == 0,
             .weight = (uint16_t)(1 + below(below(2) ? 100 : 65535)),
             .cap = below(4) ? 0 : (uint32_t)(1 + below(GH_PPM)),
             .linger = (uint32_t)(below(2) ? 0 : below(200 * GH_MS)),
         };
-        hostile_slot(&card.slot[i], now);
+        hostile_slot(&gpu.slot[i], now);
     }
-    card.slot[me].dead = 0;
+    gpu.slot[me].dead = 0;
     struct gh_own own = own_of(now, 1);
     uint64_t cost = below(4) ? below(GH_MS) : below(2) ? GH_COST_UNKNOWN : draw();
-    memcpy(&copy, &card, sizeof card); /* the bytes between its fields, too */
+    memcpy(&copy, &gpu, sizeof gpu); /* the bytes between its fields, too */
 
-    struct gh_decision d = gh_decide(&card, me, &own, now, cost), again = gh_decide(&copy, me, &own, now, cost);
+    struct gh_decision d = gh_decide(&gpu, me, &own, now, cost), again = gh_decide(&copy, me, &own, now, cost);
     CHECK(0, same(&d, &again));                     /* I15 */
-    CHECK(1, !memcmp(&card, &copy, sizeof card));   /* I1: nothing but the own slot, and that by the caller */
-    const struct gh_slot *mine = &card.slot[me];
+    CHECK(1, !memcmp(&gpu, &copy, sizeof gpu));   /* I1: nothing but the own slot, and that by the caller */
+    const struct gh_slot *mine = &gpu.slot[me];
     int empty = mine->launched == mine->done;
     if (!d.go) { /* I2 */
         CHECK(2, d.until > now || now >= UINT64_MAX - GH_S);
-        CHECK(3, d.until <= now + card.rules.recheck || now >= UINT64_MAX - GH_S);
+        CHECK(3, d.until <= now + gpu.rules.recheck || now >= UINT64_MAX - GH_S);
         CHECK(4, d.on != GH_ON_NOTHING && d.on <= GH_ON_TIME);
-        CHECK(5, d.on != GH_ON_SLOT || (d.slot < GH_SLOTS && card.present >> d.slot & 1));
+        CHECK(5, d.on != GH_ON_SLOT || (d.slot < GH_SLOTS && gpu.present >> d.slot & 1));
         CHECK(6, d.on != GH_ON_SLOT || d.slot != me);
     }
     if (d.claim) {
         CHECK(7, d.start == now && d.epoch != 0);
         CHECK(8, d.end > d.start || now >= UINT64_MAX - GH_S);
-        CHECK(9, d.end - d.start <= card.rules.tenure_sum);
+        CHECK(9, d.end - d.start <= gpu.rules.tenure_sum);
     }
-    if (card.share[me].freeze)
+    if (gpu.share[me].freeze)
         CHECK(10, !d.go);
-    if (d.go && card.share[me].cap) {
-        struct gh_bucket b = gh_bucket_at(own.bucket, card.share[me].cap, card.rules.burst, now);
+    if (d.go && gpu.share[me].cap) {
+        struct gh_bucket b = gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now);
         CHECK(11, b.level > 0); /* I8 */
     }
     int higher = 0, lower = 0, equals = 0;
     for (unsigned i = 0; i < GH_SLOTS; i++)
-        if (i != me && card.present >> i & 1) {
-            const struct gh_slot *s = &card.slot[i];
-            higher += card.share[i].class_ > card.share[me].class_;
-            lower += card.share[i].class_ < card.share[me].class_;
-            equals += card.share[i].class_ == card.share[me].class_;
+        if (i != me && gpu.present >> i & 1) {
+            const struct gh_slot *s = &gpu.slot[i];
+            higher += gpu.share[i].class_ > gpu.share[me].class_;
+            lower += gpu.share[i].class_ < gpu.share[me].class_;
+            equals += gpu.share[i].class_ == gpu.share[me].class_;
             int working = s->launched != s->done && !s->dead && s->heartbeat <= now && now - s->heartbeat < 50 * GH_MS &&
                           s->done_at <= now && now - s->done_at < GH_S;
-            if (working && card.share[i].class_ > card.share[me].class_)
+            if (working && gpu.share[i].class_ > gpu.share[me].class_)
                 CHECK(12, !d.go); /* I9 */
         }
-    uint64_t left = gh_residue(&own, now), window = gh_window(&card, me);
-    int behind = window == card.rules.window && left <= window / 4 && cost < GH_COST_UNKNOWN;
+    uint64_t left = gh_residue(&own, now), window = gh_window(&gpu, me);
+    int behind = window == gpu.rules.window && left <= window / 4 && cost < GH_COST_UNKNOWN;
     if (d.go && d.mode != GH_OPEN && !empty)
         CHECK(13, left + cost <= window || left + cost < cost || behind);
-    int free_ = !card.share[me].freeze && !higher && !lower &&
-                (!card.share[me].cap ||
-                 (gh_bucket_at(own.bucket, card.share[me].cap, card.rules.burst, now).level > 0 && empty));
+    int free_ = !gpu.share[me].freeze && !higher && !lower &&
+                (!gpu.share[me].cap ||
+                 (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
     if (free_ && !equals)
         CHECK(14, d.go && d.mode == GH_OPEN); /* I4 */
     /* I3: whatever equals write, nobody with nothing in flight is held for longer than some rounds of tenures. */
     if (free_ && empty && own.held_since && mine->idle_since <= own.held_since && now < UINT64_MAX / 2) {
         uint64_t weights = 0;
         for (unsigned i = 0; i < GH_SLOTS; i++)
-            weights += card.present >> i & 1 ? card.share[i].weight : 0;
+            weights += gpu.present >> i & 1 ? gpu.share[i].weight : 0;
         uint64_t held = now - own.held_since;
-        if (held > 4 * 100 * GH_MS * weights / card.share[me].weight + 200 * GH_MS)
+        if (held > 4 * 100 * GH_MS * weights / gpu.share[me].weight + 200 * GH_MS)
             CHECK(15, d.go);
     }
     if (free_ && empty && now < own.distrust_until)
@@ -215,44 +215,44 @@ static void any_neighbours(void) {
     uint64_t held_since = gh_held_since(&own, &d, now);
     CHECK(17, held_since == 0 || held_since <= now);
     CHECK(18, !d.go || held_since == 0);
-    CHECK(19, gh_wake_v(&card, me) >= mine->v); /* I7 */
-    uint32_t weight = gh_weight(&card, me, now);
+    CHECK(19, gh_wake_v(&gpu, me) >= mine->v); /* I7 */
+    uint32_t weight = gh_weight(&gpu, me, now);
     CHECK(20, weight >= 1);
     CHECK(21, gh_charge(mine->v, cost, weight) >= mine->v); /* I7 */
     struct gh_bucket b = gh_bucket_take(own.bucket, (int64_t)draw());
     b = gh_bucket_at(b, (uint32_t)draw(), draw(), draw());
-    uint64_t step = gh_pacer_step(&card.rules, gh_window(&card, me));
-    CHECK(22, step >= card.rules.pacer_min && step <= card.rules.pacer_max);
+    uint64_t step = gh_pacer_step(&gpu.rules, gh_window(&gpu, me));
+    CHECK(22, step >= gpu.rules.pacer_min && step <= gpu.rules.pacer_max);
     uint32_t duty = gh_saturation((uint32_t)below(GH_PPM + 1), draw(), draw());
     CHECK(23, duty <= GH_PPM);
 }
 
 /* What holds when all tell the truth: somebody runs, and in rotation only one. */
 static void honest_equals(void) {
-    static struct gh_card card;
-    memset(&card, 0, sizeof card);
-    gh_rules_default(&card.rules);
+    static struct gh_gpu gpu;
+    memset(&gpu, 0, sizeof gpu);
+    gh_rules_default(&gpu.rules);
     uint64_t now = 100 * GH_S + below(GH_S);
-    card.seen = now - below(100 * GH_US);
+    gpu.seen = now - below(100 * GH_US);
     unsigned n = 2 + (unsigned)below(6);
     int saturated = 1;
     for (unsigned i = 0; i < n; i++) {
-        card.present |= 1ull << i;
-        card.share[i] = (struct gh_share){.class_ = 1, .weight = (uint16_t)(1 + below(100))};
-        honest_slot(&card.slot[i], now);
+        gpu.present |= 1ull << i;
+        gpu.share[i] = (struct gh_share){.class_ = 1, .weight = (uint16_t)(1 + below(100))};
+        honest_slot(&gpu.slot[i], now);
         if (below(2))
-            card.slot[i].saturated = 1;
-        saturated &= card.slot[i].saturated;
+            gpu.slot[i].saturated = 1;
+        saturated &= gpu.slot[i].saturated;
     }
     unsigned running = 0, claims = 0;
     for (unsigned i = 0; i < n; i++) {
-        struct gh_own own = {.inflight = card.slot[i].residue, .probed_at = now};
-        struct gh_decision d = gh_decide(&card, i, &own, now, 80 * GH_US);
+        struct gh_own own = {.inflight = gpu.slot[i].residue, .probed_at = now};
+        struct gh_decision d = gh_decide(&gpu, i, &own, now, 80 * GH_US);
         running += d.go || d.on == GH_ON_OWN_DONE;
         claims += d.claim;
         CHECK(24, d.mode == (saturated ? GH_ROTATE : GH_MIX));
         if (d.go)
-            CHECK(25, card.slot[i].launched == card.slot[i].done || own.inflight + 80 * GH_US <= card.rules.window);
+            CHECK(25, gpu.slot[i].launched == gpu.slot[i].done || own.inflight + 80 * GH_US <= gpu.rules.window);
     }
     CHECK(26, running >= 1);               /* I6, no deadlock */
     CHECK(27, !saturated || running == 1); /* rotation: one at a time */
@@ -262,23 +262,23 @@ static void honest_equals(void) {
 /* A tenant that is idle for longer than its linger keeps nobody of a lower class out (I10). The setting's is kept to,
  * however long; the slot's own up to a bound. */
 static void idle_high(void) {
-    static struct gh_card card;
-    memset(&card, 0, sizeof card);
-    gh_rules_default(&card.rules);
+    static struct gh_gpu gpu;
+    memset(&gpu, 0, sizeof gpu);
+    gh_rules_default(&gpu.rules);
     uint64_t now = 100 * GH_S + below(GH_S), linger = 1 + below(4 * GH_S), idle = below(8 * GH_S);
     int set = below(2) != 0;
     if (!set)
         idle /= 40;
-    card.present = 3;
-    card.seen = now;
-    card.share[0] = (struct gh_share){.class_ = 2, .weight = 100, .linger = set ? (uint32_t)linger : 0};
-    card.share[1] = (struct gh_share){.class_ = 0, .weight = 100};
-    card.slot[0] = (struct gh_slot){.launched = 7, .done = 7, .heartbeat = now - idle, .active_at = now - idle,
+    gpu.present = 3;
+    gpu.seen = now;
+    gpu.share[0] = (struct gh_share){.class_ = 2, .weight = 100, .linger = set ? (uint32_t)linger : 0};
+    gpu.share[1] = (struct gh_share){.class_ = 0, .weight = 100};
+    gpu.slot[0] = (struct gh_slot){.launched = 7, .done = 7, .heartbeat = now - idle, .active_at = now - idle,
                                     .done_at = now - idle, .idle_since = now - idle, .linger = (uint32_t)linger};
-    if (!set && linger > card.rules.linger_max)
-        linger = card.rules.linger_max;
+    if (!set && linger > gpu.rules.linger_max)
+        linger = gpu.rules.linger_max;
     struct gh_own own = {0};
-    struct gh_decision d = gh_decide(&card, 1, &own, now, 80 * GH_US);
+    struct gh_decision d = gh_decide(&gpu, 1, &own, now, 80 * GH_US);
     CHECK(29, d.go == (idle >= linger));
     CHECK(30, d.go || d.until <= now - idle + linger);
 }

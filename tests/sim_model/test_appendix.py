@@ -43,7 +43,7 @@ def test_cap_alone(cap: int, kernel: int, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["ledger", "learned"])
 @pytest.mark.parametrize("cap", [10, 30, 50])
-def test_caps_that_fill_the_card_lose_the_handover(cap: int, policy: str) -> None:
+def test_caps_that_fill_the_gpu_lose_the_handover(cap: int, policy: str) -> None:
     for kernel in (80, 1500, 5000):
         row = figure(f"cap-{cap}-{kernel}us-beside", policy)
         assert -2.5 <= row["cap_error_points"] <= 0.5
@@ -71,7 +71,7 @@ def test_long_offline_kernels_are_met(kernel: int, p99: float) -> None:
     assert p99 - 0.1 <= figure(f"online-{kernel}us-w300-no-drain")["latency"][0]["p99_ratio"] <= p99 + 0.4
 
 
-def test_drain_then_go_frees_the_card_sooner() -> None:
+def test_drain_then_go_frees_the_gpu_sooner() -> None:
     without, with_ = figure("online-80us-w300-no-drain"), figure("online-80us-w300")
     assert with_["low_free_ms"]["p99"] <= 0.40 < 1.2 < without["low_free_ms"]["p99"]
     assert with_["latency"][0]["p99_ratio"] <= without["latency"][0]["p99_ratio"] + 0.02
@@ -141,8 +141,8 @@ def test_a_late_comer_meets_what_was_queued_alone() -> None:
     ],
     ids=str,
 )
-def test_shares_hold_on_other_cards(changed: dict[str, float]) -> None:
-    """The laws are not tuned to one slice length or switch cost. Costs learned; budgets as on the default card."""
+def test_shares_hold_on_other_gpus(changed: dict[str, float]) -> None:
+    """The laws are not tuned to one slice length or switch cost. Costs learned; budgets as on the default GPU."""
     assert figure("2-saturated-70-30", "learned", **changed)["share_error_points"] <= 1
     assert figure("saturated-launch-bound", "learned", **changed)["share_error_points"] <= 3
     assert figure("4-mixed", "learned", **changed)["share_error_points"] <= 3
@@ -154,7 +154,7 @@ def liar(lie: str, policy: str) -> dict[str, Any]:
 
 
 def test_who_ignores_the_gates_gains_less_than_the_others_together() -> None:
-    """Two honest in rotation against one that is sliced beside them: half of the card is theirs, not two thirds.
+    """Two honest in rotation against one that is sliced beside them: half of the GPU is theirs, not two thirds.
 
     Nothing in a slot shows such a tenant; finding it is the agent's work, by NVML.
     """

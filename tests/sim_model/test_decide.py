@@ -42,14 +42,14 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
         ("if (b.level <= 0) {", "if (b.level < -1000000000000000) {"),
         ("add(left, cost) <= window", "add(left, 0) <= window"),
         ("!registered && cost < GH_COST_UNKNOWN", "cost < GH_COST_UNKNOWN"),
-        ("starving > patience(card, &c, me)", "0"),
+        ("starving > patience(GPU, &c, me)", "0"),
         ("if (until > now) {", "if (until > now + GH_S) {"),
         ("max64(until, add(now, r->pacer_min))", "until + GH_S"),
         ("c.least; /* who", "me; /* who"),
         ("s->end - s->start <= max64", "s->end - s->start >= max64"),
-        ("quiet(card, s->done_at)) > card->rules.silent;", "quiet(card, s->done_at)) > GH_S;"),
-        ("quiet(card, card->slot[i].idle_since) > card->rules.idle_release;", "0;"),
-        ("card->slot[me].v : max64(card->slot[me].v, least - bank)", "card->slot[me].v : least - bank"),
+        ("quiet(GPU, s->done_at)) > gpu->rules.silent;", "quiet(GPU, s->done_at)) > GH_S;"),
+        ("quiet(GPU, gpu->slot[i].idle_since) > gpu->rules.idle_release;", "0;"),
+        ("gpu->slot[me].v : max64(gpu->slot[me].v, least - bank)", "gpu->slot[me].v : least - bank"),
     ],
 )
 def test_properties_can_fail(tmp_path: Path, law: str, broken: str) -> None:

@@ -1,10 +1,10 @@
 """The words of gpu-manager (https://github.com/tkestack/gpu-manager) and of its fork under nvidia.com/.
 
-vcuda-core: 100 is one card; below it is a share of one, multiples are whole cards. vcuda-memory: blocks of 256 MiB,
+vcuda-core: 100 is one GPU; below it is a share of one, multiples are whole GPUs. vcuda-memory: blocks of 256 MiB,
 in the fork MB, which there means MiB. vcuda-core-limit: a ceiling above the share, which only burst-share has.
 """
 
-from oci_hook.core import units, wishes
+from oci_hook.core import units, value_parsers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ def blocks(text: str) -> tuple[str, int]:
 LIMIT: "Row" = ("compute-limit", units.percent, {"policy": "burst-share"})
 
 KEYS: "dict[str, Row]" = {
-    "tencent.com/vcuda-core": ("compute", wishes.cores, {}),
+    "tencent.com/vcuda-core": ("compute", value_parsers.cores, {}),
     "tencent.com/vcuda-memory": ("memory", blocks, {}),
     "tencent.com/vcuda-core-limit": LIMIT,
-    "nvidia.com/vcuda-core": ("compute", wishes.cores, {}),
-    "nvidia.com/vcuda-memory": ("memory", wishes.memory_mb, {}),
+    "nvidia.com/vcuda-core": ("compute", value_parsers.cores, {}),
+    "nvidia.com/vcuda-memory": ("memory", value_parsers.memory_mb, {}),
     "nvidia.com/vcuda-core-limit": LIMIT,
 }
 ENV: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Our own keys, below the annotation prefix gpu-hook.io/."""
 
-from oci_hook.core import units, wishes
+from oci_hook.core import units, value_parsers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
 KEYS: "dict[str, Row]" = {
     "memory": ("memory", units.memory, {}),
     "compute": ("compute", units.percent, {}),
-    "gpus": ("gpus", wishes.gpus, {}),
-    "devices": ("devices", wishes.devices, {}),
-    "policy": ("policy", wishes.policy, {}),
+    "gpus": ("gpus", value_parsers.gpus, {}),
+    "devices": ("devices", value_parsers.devices, {}),
+    "policy": ("policy", value_parsers.policy, {}),
     "compute-limit": ("compute-limit", units.percent, {}),
-    "class": ("class", wishes.priority_class, {}),
-    "exclusive": ("exclusive", wishes.flag, {}),
-    "preempt-tolerance": ("preempt-tolerance", wishes.preempt_tolerance, {}),
-    "placement": ("placement", wishes.placement, {}),
-    "capabilities": ("capabilities", wishes.capabilities, {}),
-    "imex-channels": ("imex-channels", wishes.channels, {}),
+    "class": ("class", value_parsers.priority_class, {}),
+    "exclusive": ("exclusive", value_parsers.flag, {}),
+    "preempt-tolerance": ("preempt-tolerance", value_parsers.preempt_tolerance, {}),
+    "placement": ("placement", value_parsers.placement, {}),
+    "capabilities": ("capabilities", value_parsers.capabilities, {}),
+    "imex-channels": ("imex-channels", value_parsers.channels, {}),
 }
 ENV = {"GPU_HOOK_" + key.upper().replace("-", "_"): key for key in KEYS} | {"NVIDIA_IMEX_CHANNELS": "imex-channels"}
 SAME = ()

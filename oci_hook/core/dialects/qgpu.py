@@ -1,12 +1,12 @@
 """The words of TKE's qGPU: https://cloud.tencent.com/document/product/457/61448 (resources), /81107 (online, offline).
 
 qgpu-memory is in MB in one of its documents and in GiB in another, so the node must say which: rules.qgpu_memory_unit.
-qgpu-core is in per cent of one card below 100; 100, 200, ... are whole cards. An offline container's core is idle
+qgpu-core is in per cent of one GPU below 100; 100, 200, ... are whole GPUs. An offline container's core is idle
 compute only, which is never booked: what remains of it is the class. qGPU's own steps (5 %, 1 GiB) are the node's
 business (`profile: qgpu`), so a value between them is no error here.
 """
 
-from oci_hook.core import units, wishes
+from oci_hook.core import units, value_parsers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def greedy(text: str) -> str:
 
 KEYS: "dict[str, Row]" = {
     MEMORY: ("memory", memory(""), {}),
-    PREFIX + "qgpu-core": ("compute", wishes.cores, {}),
+    PREFIX + "qgpu-core": ("compute", value_parsers.cores, {}),
     PREFIX + "qgpu-core-greedy": ("class", greedy, {}),
-    PREFIX + "qgpu-schedule-policy": ("policy", wishes.policy, {}),
-    PREFIX + "app-class": ("class", wishes.one_of(("online", "offline")), {}),
+    PREFIX + "qgpu-schedule-policy": ("policy", value_parsers.policy, {}),
+    PREFIX + "app-class": ("class", value_parsers.one_of(("online", "offline")), {}),
 }
 ENV: dict[str, str] = {}
 SAME = ()

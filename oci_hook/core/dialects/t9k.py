@@ -1,29 +1,29 @@
-"""The words of the T9k scheduler: shares by memory, whole cards, whole nodes.
+"""The words of the T9k scheduler: shares by memory, whole GPUs, whole nodes.
 
-T9K_GPU_PERCENT is a percentage of a card's memory, not of its compute. T9K_GPU_MEMORY is in MB, which there as on most
+T9K_GPU_PERCENT is a percentage of a GPU's memory, not of its compute. T9K_GPU_MEMORY is in MB, which there as on most
 GPU dashboards means MiB. As annotations, two keys for one thing contradict each other; in the environment the scheduler
 itself writes percentage and megabytes side by side, and the exact one is read.
 """
 
-from oci_hook.core import units, wishes
+from oci_hook.core import units, value_parsers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from oci_hook.core.dialects import Row
 
 
-def every_card(text: str) -> str:
+def every_gpu(text: str) -> str:
     units.integer(text, 1, 1)
-    return wishes.ALL
+    return value_parsers.ALL
 
 
 KEYS: "dict[str, Row]" = {
-    "NVIDIA_VISIBLE_DEVICES": ("devices", wishes.devices, {}),
-    "T9K_GPU_PERCENT": ("memory", wishes.memory_percent, {}),
-    "T9K_GPU_MEMORY": ("memory", wishes.memory_mb, {}),
-    "tensorstack.dev/nvidia-gpu": ("gpus", wishes.cards, {"exclusive": True}),
-    "tensorstack.dev/nvidia-gpu-percent": ("memory", wishes.memory_percent, {}),
-    "tensorstack.dev/nvidia-gpu-node": ("gpus", every_card, {"exclusive": True}),
+    "NVIDIA_VISIBLE_DEVICES": ("devices", value_parsers.devices, {}),
+    "T9K_GPU_PERCENT": ("memory", value_parsers.memory_percent, {}),
+    "T9K_GPU_MEMORY": ("memory", value_parsers.memory_mb, {}),
+    "tensorstack.dev/nvidia-gpu": ("gpus", value_parsers.gpu_count, {"exclusive": True}),
+    "tensorstack.dev/nvidia-gpu-percent": ("memory", value_parsers.memory_percent, {}),
+    "tensorstack.dev/nvidia-gpu-node": ("gpus", every_gpu, {"exclusive": True}),
 }
 ENV = {key: key for key in ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY")}
 SAME = (("T9K_GPU_MEMORY", "T9K_GPU_PERCENT"),)

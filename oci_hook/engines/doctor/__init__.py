@@ -1,4 +1,4 @@
-"""What is wrong on this node, and the command that mends it. Looks only, changes nothing.
+"""What is wrong on this node, and the command that fixes it. Looks only, changes nothing.
 
 Every check is a function that yields findings; one that fails by itself becomes a finding too.
 """
@@ -8,14 +8,14 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from oci_hook.config.settings import Settings, load
 from oci_hook.core.layout import SETTINGS_YAML
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, Finding
 from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_leases, check_ledger
-from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_stand_in
+from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_shim
 from oci_hook.engines.doctor.registered import check_engines
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
-from oci_hook.node.settings import Settings, load
 
 __all__ = ["FAIL", "NOTE", "OK", "STATES", "WARN", "Finding", "examine"]
 
@@ -33,7 +33,7 @@ def examine(prefix: str, host_root: str = "/") -> list[Finding]:
     if os.path.isdir(prefix):
         checks += [
             ("settings", check_settings(prefix, option)),
-            ("stand-in", check_stand_in(prefix, option)),
+            ("shim", check_shim(prefix, option)),
         ]
     if settings is not None:
         checks += [
@@ -50,18 +50,18 @@ def examine(prefix: str, host_root: str = "/") -> list[Finding]:
 
 
 def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) -> Iterator[Finding]:
-    """These findings, and what kept a check from its end; its message may name the command that mends it."""
+    """These findings, and what kept a check from its end; its message may name the command that fixes it."""
     try:
         yield from findings
     except GhError as e:
         for problem in e.problems:
             message = str(problem).partition(": ")[2]
             named = re.search(r"`(gpu-hook [^`]+)`", message)
-            mend = f"{named[1]}{option}" if named and "--prefix" not in named[1] else named[1] if named else ""
-            if " release --force " in mend:
-                mend += "  # once its container is stopped: it would run on, unaccounted"
-            if not mend and name == "settings":
-                mend = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings compile{option}"
-            yield Finding(name, FAIL, message, problem.code, mend)
+            fix = f"{named[1]}{option}" if named and "--prefix" not in named[1] else named[1] if named else ""
+            if " release --force " in fix:
+                fix += "  # once its container is stopped: it would run on, unaccounted"
+            if not fix and name == "settings":
+                fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings compile{option}"
+            yield Finding(name, FAIL, message, problem.code, fix)
     except OSError as e:
         yield Finding(name, WARN, f"cannot be looked at: {e}", "", f"sudo gpu-hook doctor{option}")

@@ -5,14 +5,15 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
+from oci_hook.discovery import char_links, discover, driver_files, inventory
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
+from oci_hook.ledger import store
 from oci_hook.linux import cgroup, mount, openat2
-from oci_hook.node import char_links, discover, driver_files, inventory, store
-from oci_hook.node.settings import Settings
-from oci_hook.node.strays import strays
+from oci_hook.observe.orphans import strays
 
 USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
@@ -26,7 +27,7 @@ def check_driver(settings: Settings, option: str) -> Iterator[Finding]:
         return
     loaded = discover.kernel_version()
     if not loaded:
-        message = "no NVIDIA kernel driver is loaded; without a card, `gpu-hook sim up` simulates one"
+        message = "no NVIDIA kernel driver is loaded; without a GPU, `gpu-hook sim up` simulates one"
         yield Finding("driver", FAIL, message, "GH-302", "modprobe nvidia")
         return
     found = driver_files.find(settings.driver_root, loaded)
@@ -34,36 +35,36 @@ def check_driver(settings: Settings, option: str) -> Iterator[Finding]:
     if os.path.exists(PERSISTENCED):
         yield Finding("persistence", OK, "nvidia-persistenced runs")
     else:
-        message = "nvidia-persistenced does not run: the first use of an idle card takes seconds"
+        message = "nvidia-persistenced does not run: the first use of an idle GPU takes seconds"
         yield Finding("persistence", WARN, message, "", "systemctl enable --now nvidia-persistenced")
 
 
 def check_inventory(settings: Settings, option: str) -> Iterator[Finding]:
     try:
-        cards = inventory.load(settings)
+        gpus = inventory.load(settings)
     except GhError as e:
         message = str(e.problems[0]).partition(": ")[2]
         yield Finding("inventory", FAIL, message, e.problems[0].code, f"gpu-hook gpus --refresh{option}")
         return
-    simulated = ", simulated" if cards.simulated else ""
-    yield Finding("inventory", OK, f"{len(cards.cards)} cards{simulated}, driver {cards.driver_version}")
-    if not cards.simulated:
-        yield from check_devices(cards, option)
+    simulated = ", simulated" if gpus.simulated else ""
+    yield Finding("inventory", OK, f"{len(gpus.gpus)} GPUs{simulated}, driver {gpus.driver_version}")
+    if not gpus.simulated:
+        yield from check_devices(gpus, option)
 
 
-def check_devices(cards: Inventory, option: str) -> Iterator[Finding]:
+def check_devices(gpus: Inventory, option: str) -> Iterator[Finding]:
     """Nodes that the driver makes on first use, and their /dev/char links."""
-    wanted = char_links.nodes(cards)
+    wanted = char_links.nodes(gpus)
     absent = [path for path, major, minor in wanted if not char_links.is_device(path, major, minor)]
     if absent:
         yield Finding("devices", WARN, f"{', '.join(absent)} missing or of another number", "GH-302", "nvidia-smi")
     else:
         yield Finding("devices", OK, f"{len(wanted)} nodes")
-    unlinked = [link for _, link in char_links.missing(cards)]
+    unlinked = [link for _, link in char_links.missing(gpus)]
     if unlinked:
         more = f" and {len(unlinked) - 1} more" if len(unlinked) > 1 else ""
         message = (
-            f"{unlinked[0]}{more} missing: with runc before 1.1.7 or systemd before 240, containers lose their cards"
+            f"{unlinked[0]}{more} missing: with runc before 1.1.7 or systemd before 240, containers lose their GPUs"
             " at `systemctl daemon-reload`"
         )
         yield Finding("devices", WARN, message, "GH-302", f"gpu-hook gpus --refresh{option}")
@@ -92,7 +93,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
         if not volatile:
             yield on_disk(settings, option, bool(living))
     try:
-        known = {card.uuid for card in inventory.load(settings).cards}
+        known = {gpu.uuid for gpu in inventory.load(settings).gpus}
     except GhError:
         return  # said by another check
     for grant in living:

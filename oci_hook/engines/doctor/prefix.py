@@ -1,4 +1,4 @@
-"""The install itself: who may change it, its settings, its stand-in libraries."""
+"""The install itself: who may change it, its settings, its shim libraries."""
 
 import os
 import platform
@@ -11,21 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oci_hook import __version__
+from oci_hook.config import settings_compile
+from oci_hook.config.settings import load
 from oci_hook.core import layout
+from oci_hook.discovery import elf
 from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
-from oci_hook.engines.prefix import PROGRAMS, STAND_INS, STARTS
+from oci_hook.engines.prefix import PROGRAMS, SHIMS, STARTS
 from oci_hook.errors import GhError
-from oci_hook.node import elf, own_path, settings_compile
-from oci_hook.node.settings import load
+from oci_hook.linux import own_path
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
-GLIBC_FLOOR = (2, 17)  # the oldest C library of images that the stand-ins must load in
+GLIBC_FLOOR = (2, 17)  # the oldest C library of images that the shims must load in
 
 
 def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
-    mend = install_command(option)
-    there = mend if Path(prefix, layout.LIB_DIR).is_dir() else f"gpu-hook install{option}"
+    fix = install_command(option)
+    there = fix if Path(prefix, layout.LIB_DIR).is_dir() else f"gpu-hook install{option}"
     try:
         detect.check_prefix(prefix)
     except GhError as e:
@@ -44,14 +46,14 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
             FAIL,
             f"{open_to_others[0]}{more} can be changed by others than root",
             "GH-504",
-            f"chown -R root: {quoted} && chmod -R go-w {quoted} && {mend}",  # the account folder is to be open again
+            f"chown -R root: {quoted} && chmod -R go-w {quoted} && {fix}",  # the account folder is to be open again
         )
         return
     if (problem := damaged_program(prefix)) is not None:
-        yield Finding("prefix", FAIL, problem, "GH-504", mend)
+        yield Finding("prefix", FAIL, problem, "GH-504", fix)
         return
     if (problem := wrong_skeleton(prefix)) is not None:
-        yield Finding("prefix", FAIL, problem, "GH-308", mend)
+        yield Finding("prefix", FAIL, problem, "GH-308", fix)
         return
     if (folder := own_path.cleaned(prefix)) is not None:
         message = f"{prefix} is in {folder}, where everybody may make files: what cleans it ends this install"
@@ -59,7 +61,7 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
     laid = laid_by(prefix)
     if laid != __version__:
         what = f"is of gpu-hook {laid}" if laid else "has no launcher.conf"
-        yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", mend)
+        yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", fix)
     else:
         yield Finding("prefix", OK, f"gpu-hook {__version__} in {prefix}")
 
@@ -157,24 +159,24 @@ def check_settings(prefix: str, option: str) -> Iterator[Finding]:
         yield Finding("runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503", REINSTALL)
 
 
-def check_stand_in(prefix: str, option: str) -> Iterator[Finding]:
+def check_shim(prefix: str, option: str) -> Iterator[Finding]:
     """Of this machine's architecture, with the right names, and for every image's C library."""
-    mend = install_command(option)
-    for name in STAND_INS:
-        path = Path(prefix, layout.STAND_IN_DIR, name)
+    fix = install_command(option)
+    for name in SHIMS:
+        path = Path(prefix, layout.SHIM_DIR, name)
         try:
             with open(path, "rb") as f:
                 facts, data = elf.read(f.fileno()), f.read()
         except FileNotFoundError:
-            yield Finding("stand-in", FAIL, f"{path} is missing", "GH-305", mend)
+            yield Finding("shim", FAIL, f"{path} is missing", "GH-305", fix)
             continue
         if facts is None or facts.machine != elf.MACHINES.get(platform.machine()) or facts.soname != name:
-            yield Finding("stand-in", FAIL, f"{path} is no {name} for {platform.machine()}", "GH-305", mend)
+            yield Finding("shim", FAIL, f"{path} is no {name} for {platform.machine()}", "GH-305", fix)
             continue
         needs = {tuple(map(int, m.split(b"."))) for m in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)}
         newest = max(needs, default=GLIBC_FLOOR)
         if newest > GLIBC_FLOOR:
             wanted = ".".join(map(str, newest))
-            yield Finding("stand-in", WARN, f"{name} needs glibc {wanted}: older images cannot load it", "GH-305", mend)
+            yield Finding("shim", WARN, f"{name} needs glibc {wanted}: older images cannot load it", "GH-305", fix)
         else:
-            yield Finding("stand-in", OK, f"{name} loads with glibc {'.'.join(map(str, newest))} and newer")
+            yield Finding("shim", OK, f"{name} loads with glibc {'.'.join(map(str, newest))} and newer")

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oci_hook.config.settings import Settings
 from oci_hook.engines import containerd, crio, detect, engine, json_text, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, Finding
 from oci_hook.engines.edits import NAME, Change, Record, Registration, annotation_patterns, plan, read
 from oci_hook.errors import GhError
-from oci_hook.node.settings import Settings
-from oci_hook.oci import rivals
+from oci_hook.oci import nvidia_hooks
 
 ANNOTATIONS_SINCE = 24  # docker run --annotation
 
@@ -39,7 +39,7 @@ def check_engine(
     name: str, registration: Registration, record: Record, option: str, settings: Settings | None
 ) -> Iterator[Finding]:
     module = engine(name)
-    mend = f"gpu-hook install --engine {name}{option}"
+    fix = f"gpu-hook install --engine {name}{option}"
     recorded = [Path(path) for path in record.engines.get(name, {})]
     paths = list(dict.fromkeys([*recorded, *([] if recorded else module.paths(registration))]))
     if len(recorded) == 1 and name in ("docker", "containerd"):
@@ -47,16 +47,16 @@ def check_engine(
         usual = {read(path)[0] for path in module.paths(registration)}
         if recorded[0] not in usual:
             registration = replace(registration, config=str(recorded[0]))
-            mend += f" --config {recorded[0]}"
+            fix += f" --config {recorded[0]}"
     changes = [plan(module.target(path, registration), record, name) for path in paths]
     if all(change.old == change.before for change in changes):
         state = WARN if recorded else NOTE
         lost = "was registered, and its configuration has nothing of it any more" if recorded else "is not registered"
-        yield Finding(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", mend)
+        yield Finding(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
         return
     incomplete = [change for change in changes if change.old != change.new]
     for change in incomplete:
-        yield Finding(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", mend)
+        yield Finding(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", fix)
     if not incomplete:
         yield Finding(name, OK, f"registered in {', '.join(str(change.path) for change in changes[:1])}")
     yield from extra(name, changes[0], settings, option)
@@ -93,8 +93,8 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
         for pid, words in running("dockerd"):
             file = flag_value(words, "--config-file")
             if file and os.path.realpath(file) != str(change.path):
-                mend = f"gpu-hook install --engine docker --config {file}{option}"
-                yield Finding(name, WARN, f"the running dockerd ({pid}) reads {file}", "GH-510", mend)
+                fix = f"gpu-hook install --engine docker --config {file}{option}"
+                yield Finding(name, WARN, f"the running dockerd ({pid}) reads {file}", "GH-510", fix)
             elif NAME not in docker_runtimes():
                 message = f"the running dockerd ({pid}) has not read {change.path}"
                 yield Finding(name, WARN, message, "GH-510", "systemctl reload docker")
@@ -102,8 +102,8 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
         data = toml_text.parse(text, change.path)
         for plugin in {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", [])):
             message = f"{change.path}: disabled_plugins has {plugin}: there is no kubelet to serve then"
-            mend = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
-            yield Finding(name, WARN, message, "GH-510", mend)
+            fix = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
+            yield Finding(name, WARN, message, "GH-510", fix)
         for table in containerd.PLUGIN.values():
             default = toml_text.get(data, (*table, "containerd", "default_runtime_name"))
             yield from nvidia_default(name, default, change.path)
@@ -117,7 +117,7 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
 
 def rival_hooks(name: str, folder: Path) -> Iterator[Finding]:
     for other in sorted(folder.glob("*.json")):
-        if any(program in other.read_text(errors="replace") for program in rivals.PROGRAMS):
+        if any(program in other.read_text(errors="replace") for program in nvidia_hooks.PROGRAMS):
             message = f"{other} is NVIDIA's own hook: containers that it matches as well are refused (GH-409)"
             yield Finding(name, NOTE, message, "", f"mv {other} {other}.off")
 
@@ -134,7 +134,7 @@ def docker_runtimes() -> str:
 
 def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[Finding]:
     if isinstance(runtime, str) and "nvidia" in runtime:
-        message = f"the default runtime is {runtime}: an image's own NVIDIA_VISIBLE_DEVICES gives it every card"
+        message = f"the default runtime is {runtime}: an image's own NVIDIA_VISIBLE_DEVICES gives it every GPU"
         yield Finding(name, WARN, message, "GH-403", f"{EDIT} {path} && systemctl restart {name}")
 
 

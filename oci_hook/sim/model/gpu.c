@@ -72,7 +72,7 @@ static unsigned next_with_work(const struct gpu *gpu) {
     return gpu->current;
 }
 
-/* The slice timer runs on while nobody else wants the card: only its phase matters. */
+/* The slice timer runs on while nobody else wants the GPU: only its phase matters. */
 static void renew_slice(struct gpu *gpu, uint64_t now) {
     if (gpu->slice_end <= now)
         gpu->slice_end += ((now - gpu->slice_end) / gpu->slice + 1) * gpu->slice;

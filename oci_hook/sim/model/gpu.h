@@ -1,4 +1,4 @@
-/* The card: one context (channel group) per tenant with a FIFO of kernels, time-sliced round robin. */
+/* The GPU: one context (channel group) per tenant with a FIFO of kernels, time-sliced round robin. */
 #ifndef GPU_HOOK_MODEL_GPU_H
 #define GPU_HOOK_MODEL_GPU_H
 
@@ -51,7 +51,7 @@ struct gpu {
     struct context context[MAX_TENANTS]; /* last: only those in use are cleared */
 };
 
-/* An idle card of `count` contexts; physics and callbacks are the caller's to set. */
+/* An idle GPU of `count` contexts; physics and callbacks are the caller's to set. */
 void gpu_reset(struct gpu *gpu, unsigned count);
 
 void gpu_submit(struct gpu *gpu, unsigned context, uint64_t duration, uint32_t key, uint64_t now);

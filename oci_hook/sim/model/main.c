@@ -1,6 +1,6 @@
 /* share-model: scenarios on standard input, one JSON object per scenario on standard output. Simulated figures.
  *
- *   set KEY VALUE        a figure of the card, the laws or the run; times in ns
+ *   set KEY VALUE        a figure of the GPU, the laws or the run; times in ns
  *   tenant KEY=VALUE ... a tenant; kernel= host= rare= gap= period= on= off= linger= in ns, cap= in ppm
  *   run NAME             each tenant alone (native), then all together; ends the scenario, `set` lines stay
  *   trial NAME           all together only
@@ -150,8 +150,8 @@ static void print_tenant(struct sim *sim, unsigned i) {
            ",\"longest_hold\":%" PRIu64 ",\"longest_kernel\":%" PRIu64 ",\"duty\":%" PRIu32
            ",\"linger\":%" PRIu32 ",\"learned\":%" PRIu64,
            sim->gpu.context[i].completed - t->completed0, gpu_executed(&sim->gpu, i, sim->config.length) - t->executed0,
-           t->charged - t->charged0, t->requests, t->longest_hold, t->longest_kernel, sim->card.slot[i].duty,
-           sim->card.slot[i].linger, gh_cost_of(&t->cost[0]));
+           t->charged - t->charged0, t->requests, t->longest_hold, t->longest_kernel, sim->published.slot[i].duty,
+           sim->published.slot[i].linger, gh_cost_of(&t->cost[0]));
     print_samples("latency", &t->latency);
     print_windows(sim, t);
     printf("}");

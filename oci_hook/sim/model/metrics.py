@@ -1,7 +1,7 @@
 """Share error, fairness, efficiency and latencies from what the model counted. Pure arithmetic.
 
 Throughput of a tenant: GPU time of its finished kernels, over the same when it runs alone. Share error: its part of
-the GPU time given out, less the part it was owed, in points (per cent of the card). Owed: by weight, but nobody more
+the GPU time given out, less the part it was owed, in points (per cent of the GPU). Owed: by weight, but nobody more
 than it can use alone; the rest goes to the others by weight.
 """
 
@@ -19,7 +19,7 @@ MEAN_OVER = 10  # windows: caps are judged over 1 s
 
 
 def entitlement(weights: "Sequence[float]", demands: "Sequence[float]") -> list[float]:
-    """What each is owed of one card, 0..1 (water-filling)."""
+    """What each is owed of one GPU, 0..1 (water-filling)."""
     owed = [0.0] * len(weights)
     hungry, left = set(range(len(weights))), 1.0
     while hungry and left > 1e-12:

@@ -1,4 +1,4 @@
-"""Named scenarios of the model: who shares the card, and how. Times in microseconds.
+"""Named scenarios of the model: who shares the GPU, and how. Times in microseconds.
 
 The workloads are those of the design study behind the control laws; `TABLE` repeats its comparison of native slicing, a
 strict lease and the ledger row by row, so that a change of a law shows as a change of a row.

@@ -134,12 +134,12 @@ static void note_submission(struct sim *sim, unsigned i) {
     if (sim->high_idle) {
         for (unsigned k = 0; k < c->count; k++)
             if (is_high(sim, k) && measured(sim)) {
-                uint64_t linger = c->share[k].linger ? c->share[k].linger : sim->card.slot[k].linger;
+                uint64_t linger = c->share[k].linger ? c->share[k].linger : sim->published.slot[k].linger;
                 uint64_t took = sim->now - sim->high_idle;
                 samples_add(&sim->release, took);
                 uint64_t due = max64(sim->high_idle + linger, sim->low_ended);
                 const struct tenant *t = &sim->tenant[i];
-                int served = (sim->gpu.work & sim->low) != 0; /* low work is on the card: released already */
+                int served = (sim->gpu.work & sim->low) != 0; /* low work is on the GPU: released already */
                 if (!served && t->state == GATE && t->held_from <= due && t->waited != GH_CAPPED && sim->now > due + GH_MS)
                     sim->violations.late_release++;
                 break;
@@ -254,15 +254,15 @@ static void fault(struct sim *sim) {
     unsigned victim = 0;
     uint64_t newest = 0;
     for (unsigned k = 0; k < c->count; k++)
-        if (sim->card.slot[k].end > sim->now && sim->card.slot[k].epoch > newest) {
-            newest = sim->card.slot[k].epoch;
+        if (sim->published.slot[k].end > sim->now && sim->published.slot[k].epoch > newest) {
+            newest = sim->published.slot[k].epoch;
             victim = k;
         }
     struct tenant *t = &sim->tenant[victim];
     sim->victim = victim;
     if (c->fault == KILL) {
         gpu_destroy(&sim->gpu, victim, sim->now);
-        sim->card.slot[victim].dead = 1;
+        sim->published.slot[victim].dead = 1;
         t->state = GONE;
         t->at = t->pacer = NEVER;
     } else {
@@ -270,7 +270,7 @@ static void fault(struct sim *sim) {
     }
 }
 
-/* Somebody is kept from submitting by his equals while the card has nothing to do. */
+/* Somebody is kept from submitting by his equals while the GPU has nothing to do. */
 static void watch_progress(struct sim *sim) {
     int stalled = 0;
     if (!sim->gpu.work)
@@ -326,8 +326,8 @@ void sim_run(struct sim *sim, const struct config *config) {
     sim->gpu.finished = finished;
     sim->gpu.who = sim;
     sim->low = low_mask(config);
-    sim->card.rules = config->rules;
-    sim->card.present = (1ull << config->count) - 1;
+    sim->published.rules = config->rules;
+    sim->published.present = (1ull << config->count) - 1;
     sim->lease.owner = GH_SLOTS;
     sim->victim = GH_SLOTS;
     sim->takeover = NEVER;
@@ -347,12 +347,12 @@ void sim_run(struct sim *sim, const struct config *config) {
         if (t->program.lie >= GREEDY && config->policy == LEDGER)
             t->pacer = start;
         t->own.bucket.at = start;
-        sim->card.share[i] = config->share[i];
-        sim->card.slot[i].saturated = 1;
-        sim->card.slot[i].duty = GH_PPM;
+        sim->published.share[i] = config->share[i];
+        sim->published.slot[i].saturated = 1;
+        sim->published.slot[i].duty = GH_PPM;
     }
     for (unsigned i = 0; i < config->count; i++)
-        sim->tenant[i].view = sim->card;
+        sim->tenant[i].view = sim->published;
     for (unsigned i = 0; i < config->count; i++)
         sim->gpu.context[i].clear_from = start;
     int warm = 0, faulted = config->fault == NO_FAULT;

@@ -1,4 +1,4 @@
-/* Tenants on one card in virtual time: the programs, the stand-in around decide(), two baselines. */
+/* Tenants on one GPU in virtual time: the programs, the shim around decide(), two baselines. */
 #ifndef GPU_HOOK_MODEL_SIM_H
 #define GPU_HOOK_MODEL_SIM_H
 
@@ -61,12 +61,12 @@ struct tenant {
     struct rng rng;
     const double *durations;
     enum host_state state;
-    uint64_t at; /* next thing the host does, NEVER while it waits for the card */
+    uint64_t at; /* next thing the host does, NEVER while it waits for the GPU */
     uint64_t left, duration, asked, next_request;
     uint32_t key;
 
-    struct gh_own own;      /* what the stand-in keeps */
-    struct gh_card view;    /* and what it has read */
+    struct gh_own own;      /* what the shim keeps */
+    struct gh_gpu view;    /* and what it has read */
     uint64_t viewed, pacer; /* when; next pacer step or NEVER */
     unsigned waits_on;      /* slot, or GH_SLOTS */
     uint8_t mode, waited; /* of the last decision, of the last one that was to wait */
@@ -90,7 +90,7 @@ struct violations {
 
 struct sim {
     struct config config;
-    struct gh_card card; /* as published */
+    struct gh_gpu published; /* as published */
     uint64_t now;
     struct { /* strict lease */
         unsigned owner;

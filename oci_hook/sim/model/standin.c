@@ -12,14 +12,14 @@ static void wake_waiters(struct sim *sim, unsigned i) {
 
 /* The tenure is over before its time, or at its time with the successor's own reckoning in doubt: say so. */
 static void yield(struct sim *sim, unsigned i) {
-    struct gh_slot *s = &sim->card.slot[i];
+    struct gh_slot *s = &sim->published.slot[i];
     s->end = min64(s->end, sim->now);
     wake_waiters(sim, i);
 }
 
 /* Saturation is learned in own tenures, from times in which nobody else had work for a while: only then the pending
  * time is the tenant's own doing. The idle time that ends a tenure is no part of it, nor are the moments in which the
- * card has run dry while the next launch waits for the own window. */
+ * GPU has run dry while the next launch waits for the own window. */
 static void tenure_begin(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     if (t->tenure)
@@ -36,7 +36,7 @@ static void tenure_observe(struct sim *sim, unsigned i, int idle) {
     gpu_count(&sim->gpu, sim->now);
     uint64_t until = idle ? c->clear_at_idle : c->clear;
     if (until > t->tenure_clear) {
-        struct gh_slot *s = &sim->card.slot[i];
+        struct gh_slot *s = &sim->published.slot[i];
         s->duty = gh_saturation(s->duty, c->clear_pending - t->tenure_pending, until - t->tenure_clear);
         s->saturated = gh_saturated(s->saturated, s->duty);
     }
@@ -51,7 +51,7 @@ static void tenure_end(struct sim *sim, unsigned i, int idle) {
 
 void standin_poll(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
-    struct gh_slot *s = &sim->card.slot[i];
+    struct gh_slot *s = &sim->published.slot[i];
     const struct context *c = &sim->gpu.context[i];
     uint64_t now = sim->now;
     int was_busy = s->launched != s->done;
@@ -75,7 +75,7 @@ void standin_poll(struct sim *sim, unsigned i) {
         sim->violations.v_went_back += v < s->v;
         s->v = v;
         t->charged += charge;
-        t->own.bucket = gh_bucket_at(t->own.bucket, sim->card.share[i].cap, sim->config.rules.burst, now);
+        t->own.bucket = gh_bucket_at(t->own.bucket, sim->published.share[i].cap, sim->config.rules.burst, now);
         t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)(charge - reserved));
         t->own.inflight -= min64(t->own.inflight, reserved);
     }
@@ -101,7 +101,7 @@ void standin_poll(struct sim *sim, unsigned i) {
 /* Busy, behind everybody, and in tenure for as long as a claim may be; again before that is over. */
 static void forge(struct sim *sim, unsigned i) {
     uint64_t now = sim->now;
-    struct gh_slot *s = &sim->card.slot[i];
+    struct gh_slot *s = &sim->published.slot[i];
     *s = (struct gh_slot){.launched = s->done + 2, .done = s->done + 1, .done_at = now, .heartbeat = now, .active_at = now,
                           .residue = NEVER, .duty = GH_PPM, .epoch = s->epoch + 1000, .start = now,
                           .end = now + sim->config.rules.tenure_sum, .probe_until = NEVER, .held = 1, .saturated = 1};
@@ -114,12 +114,12 @@ void standin_pacer(struct sim *sim, unsigned i) {
         forge(sim, i);
         return;
     }
-    struct gh_slot *s = &sim->card.slot[i];
+    struct gh_slot *s = &sim->published.slot[i];
     const struct gh_rules *r = &sim->config.rules;
     standin_poll(sim, i);
     t->pacer = NEVER;
     if (s->launched != s->done) {
-        t->pacer = sim->now + gh_pacer_step(r, gh_window(&sim->card, i));
+        t->pacer = sim->now + gh_pacer_step(r, gh_window(&sim->published, i));
     } else if (!s->held) {
         if (sim->now <= s->idle_since + r->idle_release) {
             t->pacer = s->idle_since + r->idle_release + 1;
@@ -135,7 +135,7 @@ static void look(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     for (unsigned k = 0; k < sim->config.count; k++) {
         uint64_t before = t->view.slot[k].v;
-        t->view.slot[k] = sim->card.slot[k];
+        t->view.slot[k] = sim->published.slot[k];
         t->view.slot[k].v = max64(before, t->view.slot[k].v); /* no step back is believed */
     }
     t->viewed = t->view.seen = sim->now;
@@ -143,7 +143,7 @@ static void look(struct sim *sim, unsigned i) {
 
 int standin_gate(struct sim *sim, unsigned i, int first) {
     struct tenant *t = &sim->tenant[i];
-    struct gh_slot *s = &sim->card.slot[i];
+    struct gh_slot *s = &sim->published.slot[i];
     uint64_t now = sim->now;
     standin_poll(sim, i);
     if (!first || now - t->viewed >= sim->config.snapshot)
@@ -152,7 +152,7 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
         look(sim, i);
         if (s->active_at)
             gh_gap_seen(&t->gaps, now - s->idle_since);
-        if (!sim->card.share[i].linger)
+        if (!sim->published.share[i].linger)
             s->linger = gh_linger(&t->gaps, sim->config.rules.window_guarded + 2 * sim->config.wake + GH_MS / 2,
                                   sim->config.kappa);
         s->woke_at = now;
@@ -198,7 +198,7 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
 
 void standin_submitted(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
-    struct gh_slot *s = &sim->card.slot[i];
+    struct gh_slot *s = &sim->published.slot[i];
     uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
     t->estimate[s->launched % QUEUE_SIZE] = estimate;
     if (s->launched == s->done) {
@@ -215,7 +215,7 @@ void standin_submitted(struct sim *sim, unsigned i) {
     s->residue = gh_residue(&t->own, sim->now);
     s->active_at = sim->now;
     if (t->pacer == NEVER)
-        t->pacer = sim->now + gh_pacer_step(&sim->config.rules, gh_window(&sim->card, i));
+        t->pacer = sim->now + gh_pacer_step(&sim->config.rules, gh_window(&sim->published, i));
 }
 
 /* The strict lease: one owner submits; it gives up at the end of its quantum or when it synchronises; the next one
@@ -231,11 +231,11 @@ static void lease_pass(struct sim *sim) {
         sim->lease.queue[k] = sim->lease.queue[k + 1];
     uint64_t weights = 0;
     for (unsigned k = 0; k < sim->config.count; k++)
-        weights += sim->card.share[k].weight;
+        weights += sim->published.share[k].weight;
     sim->lease.owner = next;
     sim->tenant[next].at = sim->now + 2 * sim->config.wake; /* owner's synchronise returns, next one wakes */
     sim->lease.end = sim->tenant[next].at +
-                     sim->config.strict_quantum * sim->card.share[next].weight * sim->config.count / weights;
+                     sim->config.strict_quantum * sim->published.share[next].weight * sim->config.count / weights;
 }
 
 int strict_gate(struct sim *sim, unsigned i) {
@@ -251,7 +251,7 @@ int strict_gate(struct sim *sim, unsigned i) {
     if (sim->lease.owner == i && !sim->lease.draining) {
         if (sim->now < sim->lease.end || !sim->lease.waiting) {
             standin_poll(sim, i);
-            const struct gh_slot *s = &sim->card.slot[i];
+            const struct gh_slot *s = &sim->published.slot[i];
             if (s->launched == s->done || t->own.inflight + t->duration <= sim->config.rules.window)
                 return 1;
             t->at = sim->now + gh_pacer_step(&sim->config.rules, sim->config.rules.window);

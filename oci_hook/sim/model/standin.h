@@ -1,4 +1,4 @@
-/* The stand-in's part around decide(): publishing, pacer, charging, waiting; as the shipped one shall do it. */
+/* The shim's part around decide(): publishing, pacer, charging, waiting; as the shipped one shall do it. */
 #ifndef GPU_HOOK_MODEL_STANDIN_H
 #define GPU_HOOK_MODEL_STANDIN_H
 

@@ -1,7 +1,7 @@
-"""Cells of the share benchmark: who shares a card, what each was owed and got, and what the model predicts of it.
+"""Cells of the share benchmark: who shares a GPU, what each was owed and got, and what the model predicts of it.
 
 A tenant is a dict in the virtual-time model's words (oci_hook/sim/model/scenarios.py); `graph`, `streams`, `procs` are
-the load generator's own. Times in microseconds of the card.
+the load generator's own. Times in microseconds of the GPU.
 """
 
 import sys
@@ -16,14 +16,14 @@ from oci_hook.sim.model.scenarios import Scenario
 
 from .tenant import Json, words
 
-BIN_NS = 100_000_000  # of card time, as the load generator counts
+BIN_NS = 100_000_000  # of GPU time, as the load generator counts
 SATURATED = {"kernel": 80, "sigma": 0.5}
 GRAPH = {"graph": 50, "kernel": 80, "sigma": 0.5, "host": 10}
 CLASSES = {2: "online", 1: "", 0: "offline"}
 
 
 class Cell:
-    """`group` decides which figure it counts for; `seconds` of card time are measured after `warm` ones."""
+    """`group` decides which figure it counts for; `seconds` of GPU time are measured after `warm` ones."""
 
     def __init__(
         self, name: str, group: str, *tenants: Json, seconds: float = 2.2, warm: float = 1.2, native: bool = True
@@ -31,9 +31,9 @@ class Cell:
         self.name, self.group, self.tenants = name, group, tenants
         self.seconds, self.warm, self.native = seconds, warm, native
 
-    def annotations(self, tenant: Json, card: int, memory: str) -> Json:
+    def annotations(self, tenant: Json, gpu: int, memory: str) -> Json:
         share = tenant.get("cap") or tenant.get("weight")
-        out = {"devices": card, "memory": memory}
+        out = {"devices": gpu, "memory": memory}
         if share:
             out.update(compute=share, policy="fixed-share" if tenant.get("cap") else "burst-share")
         if CLASSES[tenant.get("class", 1)]:
@@ -51,24 +51,24 @@ def program(tenant: Json) -> str:
 
 
 def in_lanes(stage: Any, lanes: int, jobs: Iterable[Callable[[int], Any]]) -> list[Any]:
-    """Run each job(card) on a card of its own, `lanes` at a time."""
-    cards: SimpleQueue[int] = SimpleQueue()
-    for card in range(lanes):
-        cards.put(card)
+    """Run each job(GPU) on a GPU of its own, `lanes` at a time."""
+    gpus: SimpleQueue[int] = SimpleQueue()
+    for gpu in range(lanes):
+        gpus.put(gpu)
 
     def one(job: Callable[[int], Any]) -> Any:
-        card = cards.get()
+        gpu = gpus.get()
         try:
-            return job(card)
+            return job(gpu)
         finally:
-            cards.put(card)
+            gpus.put(gpu)
 
     with ThreadPoolExecutor(lanes) as pool:
         return list(pool.map(one, jobs))
 
 
 def window(results: list[Json], first: int, bins: int) -> list[float]:
-    """Card time in finished work per bin, of a tenant's processes together, as parts of a bin."""
+    """GPU time in finished work per bin, of a tenant's processes together, as parts of a bin."""
     out = [0.0] * bins
     for result in results:
         for i in range(bins):
@@ -78,10 +78,10 @@ def window(results: list[Json], first: int, bins: int) -> list[float]:
     return out
 
 
-def alone(stage: Any, tenant: Json, card: int, seconds: float) -> float:
-    """The part of a card that this program keeps busy by itself, through the stand-in."""
-    annotations = {"gpu-hook.io/devices": card, "gpu-hook.io/memory": stage.memory}
-    with stage.tenant(card, annotations) as container:
+def alone(stage: Any, tenant: Json, gpu: int, seconds: float) -> float:
+    """The part of a GPU that this program keeps busy by itself, through the shim."""
+    annotations = {"gpu-hook.io/devices": gpu, "gpu-hook.io/memory": stage.memory}
+    with stage.tenant(gpu, annotations) as container:
         container.run(program(tenant))
         stage.wait(0.3 + seconds)
         (result,) = container.stop()
@@ -89,9 +89,9 @@ def alone(stage: Any, tenant: Json, card: int, seconds: float) -> float:
     return sum(per_bin) / len(per_bin)
 
 
-def measure(stage: Any, cell: Cell, card: int, native: bool) -> Json:
+def measure(stage: Any, cell: Cell, gpu: int, native: bool) -> Json:
     """Per tenant, what it got per bin of the measured window."""
-    with _Containers(stage, cell, card, native) as containers:
+    with _Containers(stage, cell, gpu, native) as containers:
         for i, (container, tenant) in enumerate(zip(containers, cell.tenants, strict=True)):
             container.run(f"seed={i + 1} {words(tenant)}")
         stage.wait(cell.warm + cell.seconds + 0.15)
@@ -105,9 +105,9 @@ def measure(stage: Any, cell: Cell, card: int, native: bool) -> Json:
 class _Containers:
     """All containers of a cell, ready."""
 
-    def __init__(self, stage: Any, cell: Cell, card: int, native: bool) -> None:
+    def __init__(self, stage: Any, cell: Cell, gpu: int, native: bool) -> None:
         self.managers = [
-            stage.tenant(card, None if native else cell.annotations(t, card, stage.memory), procs=t.get("procs", 1))
+            stage.tenant(gpu, None if native else cell.annotations(t, gpu, stage.memory), procs=t.get("procs", 1))
             for t in cell.tenants
         ]
         self.entered: list[Any] = []

@@ -61,7 +61,7 @@ void sleep_until(uint64_t ns)
 }
 
 /* A chain of multiplications that no compiler can shorten. Work, not time: a kernel that waited for a clock would end
- * while another context has the card. */
+ * while another context has the GPU. */
 static const char SPIN[] =
     ".version 6.3\n.target %s\n.address_size 64\n// sim_param\n"
     ".visible .entry spin(.param .u64 steps, .param .u64 state, .param .u64 number) {\n"

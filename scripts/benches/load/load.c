@@ -1,8 +1,8 @@
-/* load: a program for any libcuda that keeps a card busy as told, and says what got done when.
+/* load: a program for any libcuda that keeps a GPU busy as told, and says what got done when.
  *
  * usage: load --control FILE --out FILE [--scale N] [--rate STEPS_PER_NS] [--spin] [--start "WORDS"]
  *   --control  a FIFO of commands, one per line; --out: a line of JSON per finished command is added to it
- *   --scale    how many nanoseconds a nanosecond of the card takes (simulated cards); all times below are the card's
+ *   --scale    how many nanoseconds a nanosecond of the GPU takes (simulated GPUs); all times below are the GPU's
  *   --spin     host times are spent awake, not asleep; for machines with cores to spare
  *   --start    done at once, as if it came first: a program that is killed and started again goes on by itself
  * commands:
@@ -18,9 +18,9 @@
  *     trace=0      1: log every launch to OUT.trace
  *     train=0      1: lengths are those of a training step instead: 160 kernels of 20 us to 2 ms
  *   stop        quit
- *   calibrate id=N                            how many steps of the kernel a nanosecond has, alone on the card
+ *   calibrate id=N                            how many steps of the kernel a nanosecond has, alone on the GPU
  *   api id=N count=N                          what calls cost
- *   gaps|copies|blocked id=N kernel=US [blocks=N]   for so long: when others had the card; copies to it; a stream waits
+ *   gaps|copies|blocked id=N kernel=US [blocks=N]   for so long: when others had the GPU; copies to it; a stream waits
  *
  * A burst's latency counts from when it was due. Work counts when it is seen to be finished, by its known length. */
 #define _GNU_SOURCE
@@ -461,7 +461,7 @@ static void run_program(struct program *p)
         CHECK(cuEventDestroy_v2(run.end_base));
 }
 
-/* How many of the kernel's steps a nanosecond has, on a card that nobody else uses. */
+/* How many of the kernel's steps a nanosecond has, on a GPU that nobody else uses. */
 static void calibrate(const char *id)
 {
     void *from, *to;

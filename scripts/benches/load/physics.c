@@ -1,4 +1,4 @@
-/* What a card and its driver cost: single measurements, one line of JSON each. Real times in nanoseconds. */
+/* What a GPU and its driver cost: single measurements, one line of JSON each. Real times in nanoseconds. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ static void print(FILE *out, const char *name, unsigned n)
     first = 0;
 }
 
-/* Times the call `n` times, with the card idle at each batch's begin and `after` a batch. */
+/* Times the call `n` times, with the GPU idle at each batch's begin and `after` a batch. */
 #define TIMES(name, count, call, after)                         \
     do {                                                        \
         unsigned n_ = (count) < MOST ? (unsigned)(count) : MOST; \
@@ -55,7 +55,7 @@ static void *graph_of(void *function, CUdeviceptr state, unsigned nodes, void *s
     return exec;
 }
 
-/* A page of a file, as the stand-in has its slot and others' slots. */
+/* A page of a file, as the shim has its slot and others' slots. */
 static void registering(FILE *out, int writable)
 {
     char path[] = "/tmp/load-page-XXXXXX";
@@ -144,7 +144,7 @@ void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state)
     registering(out, 0);
 }
 
-/* One thread looks at the card's clock for so long, and logs when the looks are far apart: another context was on. */
+/* One thread looks at the GPU's clock for so long, and logs when the looks are far apart: another context was on. */
 static const char GAPS[] =
     ".version 6.3\n.target %s\n.address_size 64\n// sim_param\n"
     ".visible .entry gaps(.param .u64 ns, .param .u64 log, .param .u64 most) {\n"
@@ -188,7 +188,7 @@ void physics_gaps(FILE *out, uint64_t ns, unsigned blocks)
     fprintf(out, "]");
 }
 
-/* Copies to the card, one after the other, for so long. */
+/* Copies to the GPU, one after the other, for so long. */
 void physics_copies(FILE *out, uint64_t ns, size_t bytes)
 {
     void *host, *stream;
@@ -206,7 +206,7 @@ void physics_copies(FILE *out, uint64_t ns, size_t bytes)
     CHECK(cuMemFree_v2(address));
 }
 
-/* A stream waits at a closed gate for so long; what does that cost whoever else uses the card? */
+/* A stream waits at a closed gate for so long; what does that cost whoever else uses the GPU? */
 void physics_blocked(FILE *out, uint64_t ns, void *function, CUdeviceptr state)
 {
     void *stream;

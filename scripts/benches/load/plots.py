@@ -70,7 +70,7 @@ def burst(data: Json) -> None:
         axes.set_ylabel("bare driver, %" if r["native"] else "gpu-hook, %")
         axes.set_ylim(0, 108)
         axes.axhline(30, color="#999999", lw=0.6)
-    grid[-1].set_xlabel("seconds of card time; blue: guaranteed 30 %, busy every other second; grey: guaranteed 70 %")
+    grid[-1].set_xlabel("seconds of GPU time; blue: guaranteed 30 %, busy every other second; grey: guaranteed 70 %")
     _save(figure, "share-burst", data)
 
 

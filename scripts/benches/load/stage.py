@@ -1,5 +1,5 @@
-"""Real containers on simulated cards, with the load generator in them: through the shipped runtime wrapper and the
-shipped stand-in, or on the bare simulated driver by plain runc (`native`)."""
+"""Real containers on simulated GPUs, with the load generator in them: through the shipped runtime wrapper and the
+shipped shim, or on the bare simulated driver by plain runc (`native`)."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ for folder in (REPO, REPO / "scripts"):
 import demo_story  # noqa: E402
 import tiny_image  # noqa: E402
 
-from oci_hook.node.driver_files import MULTIARCH  # noqa: E402
+from oci_hook.discovery.driver_files import MULTIARCH  # noqa: E402
 
 from .tenant import Tenant  # noqa: E402
 
@@ -29,11 +29,11 @@ LOAD = REPO / "build" / platform.machine() / "bench" / "load"
 
 
 class Stage(demo_story.Stage):
-    """An install with `cards` simulated cards that are `scale` times slower than they say."""
+    """An install with `gpus` simulated GPUs that are `scale` times slower than they say."""
 
     memory = "1Gi"
 
-    def __init__(self, cards: int, scale: int) -> None:
+    def __init__(self, gpus: int, scale: int) -> None:
         subprocess.run([sys.executable, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
         super().__init__(simulated=True)
         self.scale = scale
@@ -45,19 +45,19 @@ class Stage(demo_story.Stage):
         self.spec = (self.dir / "config.json").read_text()
         try:
             self.cli("install", "--no-engines", "--state-dir", str(self.state))
-            self.cli("sim", "up", "--cards", str(cards), "--memory", "16Gi", "--time-scale", str(scale))
+            self.cli("sim", "up", "--gpus", str(gpus), "--memory", "16Gi", "--time-scale", str(scale))
         except BaseException:
             self.close()
             raise
 
-    def wait(self, card_seconds: float) -> None:
-        time.sleep(card_seconds * self.scale)
+    def wait(self, gpu_seconds: float) -> None:
+        time.sleep(gpu_seconds * self.scale)
 
     @contextlib.contextmanager
-    def tenant(self, card: int, annotations: Json | None, procs: int = 1, start: str = "") -> Iterator["Container"]:
+    def tenant(self, gpu: int, annotations: Json | None, procs: int = 1, start: str = "") -> Iterator["Container"]:
         """A container with load generators; annotations None: native. start: their first command, repeated by a new
         one whenever one is killed."""
-        tenant = Container(self, f"t{next(self.numbers)}", card, annotations, procs, start)
+        tenant = Container(self, f"t{next(self.numbers)}", gpu, annotations, procs, start)
         try:
             tenant.begin()
             yield tenant
@@ -68,10 +68,10 @@ class Stage(demo_story.Stage):
 class Container(Tenant):
     """Made by runc, through the shipped wrapper unless it is native."""
 
-    def __init__(self, stage: Stage, name: str, card: int, annotations: Json | None, procs: int, start: str) -> None:
+    def __init__(self, stage: Stage, name: str, gpu: int, annotations: Json | None, procs: int, start: str) -> None:
         self.bundle = stage.dir / name
         super().__init__(name, self.bundle / "work", procs)
-        self.stage, self.card, self.annotations, self.start = stage, card, annotations, start
+        self.stage, self.gpu, self.annotations, self.start = stage, gpu, annotations, start
 
     def begin(self) -> None:
         self.lay()
@@ -87,7 +87,7 @@ class Container(Tenant):
             folder = "usr/lib/" + MULTIARCH[platform.machine()]
             library = f"{folder}/libcuda.so.1"
             self._bind(spec, (self.stage.prefix / "sim/root" / library).resolve(), f"/{library}")
-            self._bind(spec, self.stage.state / f"sim/cards/{self.card}", f"/dev/nvidia-sim/{self.card}")
+            self._bind(spec, self.stage.state / f"sim/gpus/{self.gpu}", f"/dev/nvidia-sim/{self.gpu}")
         (self.bundle / "config.json").write_text(json.dumps(spec))
         command = ["run", "--detach", "--bundle", str(self.bundle), self.name]
         self.stage.ids.append(self.name)

@@ -1,5 +1,5 @@
-/* Times calls through the stand-in and of the bare driver, in turns, in one process: client ROUNDS CALLS LIVE.
- * Prints one line per call: name, bare ns, ns through the stand-in (lower deciles over the rounds).
+/* Times calls through the shim and of the bare driver, in turns, in one process: client ROUNDS CALLS LIVE.
+ * Prints one line per call: name, bare ns, ns through the shim (lower deciles over the rounds).
  *
  * client crowd: one of several processes that do the same at the same time. Says `ready`, then reads lines
  * `ours|bare BEGIN END` (CLOCK_MONOTONIC ns), does alloc and free in that time and prints how many pairs, and the CPU time

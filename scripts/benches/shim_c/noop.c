@@ -1,4 +1,4 @@
-/* A driver that does nothing, as fast as a function can: what remains is the stand-in's own cost. */
+/* A driver that does nothing, as fast as a function can: what remains is the shim's own cost. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

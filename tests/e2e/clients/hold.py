@@ -1,4 +1,4 @@
-"""Holds some memory of the first card until it is killed. usage: hold.py MIB"""
+"""Holds some memory of the first GPU until it is killed. usage: hold.py MIB"""
 
 import ctypes
 import sys

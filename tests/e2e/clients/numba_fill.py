@@ -1,4 +1,4 @@
-"""numba-cuda: an array to the card and back, then device arrays until one is refused."""
+"""numba-cuda: an array to the GPU and back, then device arrays until one is refused."""
 
 import warnings
 
@@ -8,7 +8,7 @@ warnings.simplefilter("ignore")
 from numba import cuda  # noqa: E402
 from numba.cuda.cudadrv.driver import CudaAPIError  # noqa: E402
 
-print("card", cuda.get_current_device().name)
+print("gpu", cuda.get_current_device().name)
 print("sum", cuda.to_device(np.arange(1000)).copy_to_host().sum())
 print("memory", *(n >> 20 for n in cuda.current_context().get_memory_info()))
 held = []

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Acts as NVIDIA's container toolkit does, on simulated cards: its runtime, its legacy hook, its CDI hook.
+"""Acts as NVIDIA's container toolkit does, on simulated GPUs: its runtime, its legacy hook, its CDI hook.
 
 By the name it is called by. conf.json beside it: {"mode": "cdi" | "legacy", "lower": the low-level runtime, "root":
-driver root, "folder": of the libraries in it, "version", "cards": {uuid: minor}, "more": other libraries}. As the real
+driver root, "folder": of the libraries in it, "version", "gpus": {uuid: minor}, "more": other libraries}. As the real
 one it obeys NVIDIA_VISIBLE_DEVICES of config.json alone, mounts every library of the driver's whatever the capabilities
 say, makes links by force, and its legacy hook mounts into the made container, following the image's links inside it.
 """
@@ -22,11 +22,11 @@ def environment(spec):
 
 
 def visible(spec):
-    """UUIDs, [] for driver files without a card, None for no GPU container."""
+    """UUIDs, [] for driver files without a GPU, None for no GPU container."""
     said = environment(spec).get("NVIDIA_VISIBLE_DEVICES", "")
     if not said or "void" in said.split(","):
         return None
-    uuids = list(CONF["cards"])
+    uuids = list(CONF["gpus"])
     if said in ("all", "none"):
         return uuids if said == "all" else []
     return [uuids[int(word)] if word.isdigit() else word for word in said.split(",")]
@@ -67,7 +67,7 @@ def edit(spec):
         options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
         spec["mounts"].append({"destination": destination, "type": "none", "source": source, "options": options})
     spec["mounts"].sort(key=lambda m: m["destination"].rstrip("/").count("/"))  # the CDI package sorts all, by depth
-    minors = [CONF["cards"][uuid] for uuid in uuids]
+    minors = [CONF["gpus"][uuid] for uuid in uuids]
     nodes = [(f"/dev/nvidia{n}", 195, n) for n in minors] + [
         (f"/dev/dri/renderD{128 + n}", 226, 128 + n) for n in minors
     ]
@@ -137,7 +137,7 @@ def legacy_hook(args):
         script += f"mkdir -p $(dirname {target}); touch {target}; mount --bind {source} {target}\n"
         script += f"mount -o remount,bind,ro,nosuid,nodev {target}\n"
     for uuid in uuids:
-        n = CONF["cards"][uuid]
+        n = CONF["gpus"][uuid]
         script += f"[ -e {rootfs}/dev/nvidia{n} ] || mknod -m 666 {rootfs}/dev/nvidia{n} c 195 {n}\n"
         allow(state["pid"], f"c 195:{n} rw")
     allow(state["pid"], "c 195:255 rw")

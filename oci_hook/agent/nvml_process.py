@@ -1,0 +1,179 @@
+"""NVML in a process of its own, `python -m oci_hook.agent.nvml_process`: if it hangs or crashes, the agent goes on.
+
+Lines on standard input ask:
+    (empty)                  for a sample of all GPUs: {"gpus": {UUID: GPU}, "error": ""}
+    look UUID                for one GPU, without its load: {"look": UUID, "gpu": GPU}
+    watch {"UUID": BYTES}    to look at a GPU unasked as soon as it has less free than this, in place of what was
+                             watched before; a GPU is then watched again when the next line says so
+Answers are lines of JSON on standard output. GPU is {"at", "used", "total", "busy", "processes": [[pid, bytes or null,
+busy %]], "steady", "error": ""}: at: the monotonic clock before NVML was asked; steady: the memory in use was the same
+before and after the processes were listed. The library is the one in LD_PRELOAD, as in discovery/nvml_gpus.py.
+Values are bytes and per cent; busy is -1 where unknown.
+"""
+
+import json
+import os
+import select
+import sys
+import time
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
+
+WATCH_SECONDS = 0.25
+HISTORY_US = 2_000_000  # utilisation samples older than this say nothing of now
+
+
+def text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+class Nvml:
+    """Handles are asked for once; after an error of the library as a whole it is started anew."""
+
+    def __init__(self) -> None:
+        self.handles: dict[str, Any] = {}
+        self.seen: dict[str, int] = {}
+        self.up = False
+
+    def sample(self) -> dict[str, Any]:
+        try:
+            if not self.up:
+                pynvml.nvmlInit()
+                self.up = True
+                self.handles = {}
+            count = pynvml.nvmlDeviceGetCount()
+            if len(self.handles) != count:
+                # A GPU that fell off the bus may still be counted, and then has no handle.
+                found = (self.handle(i) for i in range(count))
+                self.handles = {uuid: handle for uuid, handle in found if uuid}
+        except pynvml.NVMLError as e:
+            self.close()
+            return {"gpus": {}, "error": str(e)}
+        return {"gpus": {uuid: self.gpu(uuid, handle) for uuid, handle in self.handles.items()}, "error": ""}
+
+    def handle(self, index: int) -> tuple[str, Any]:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            return text(pynvml.nvmlDeviceGetUUID(handle)), handle
+        except pynvml.NVMLError:
+            return "", None
+
+    def gpu(self, uuid: str, handle: Any, load: bool = True) -> dict[str, Any]:
+        at = time.monotonic()
+        try:
+            before = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            running = {}
+            for kind in ("Compute", "Graphics", "MPSCompute"):
+                try:
+                    for p in getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle):
+                        running[int(p.pid)] = None if p.usedGpuMemory is None else int(p.usedGpuMemory)
+                except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+                    pass
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            busy, percent = {}, -1
+            if load:
+                busy = self.busy(uuid, handle) if running else {}
+                try:
+                    percent = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                except pynvml.NVMLError:
+                    pass
+            return {
+                "at": at,
+                "used": int(memory.used),
+                "total": int(memory.total),
+                "busy": percent,
+                "processes": [[pid, used, busy.get(pid, 0)] for pid, used in running.items()],
+                "steady": int(before.used) == int(memory.used),
+                "error": "",
+            }
+        except pynvml.NVMLError as e:
+            return {"at": at, "used": 0, "total": 0, "busy": -1, "processes": [], "steady": False, "error": str(e)}
+
+    def look(self, uuid: str) -> dict[str, Any]:
+        if not self.up or uuid not in self.handles:
+            return {"look": uuid, "gpu": None}
+        return {"look": uuid, "gpu": self.gpu(uuid, self.handles[uuid], load=False)}
+
+    def free(self, uuid: str) -> int | None:
+        """Bytes; None: the GPU cannot be asked now, which the next sample tells."""
+        try:
+            return int(pynvml.nvmlDeviceGetMemoryInfo(self.handles[uuid]).free) if self.up else None
+        except (pynvml.NVMLError, KeyError):
+            return None
+
+    def busy(self, uuid: str, handle: Any) -> dict[int, int]:
+        """Per cent of the GPU by pid, each from its newest sample since the last time."""
+        newest: dict[int, tuple[int, int]] = {}
+        try:
+            for s in pynvml.nvmlDeviceGetProcessUtilization(handle, self.seen.get(uuid, 0)):
+                if int(s.timeStamp) >= newest.get(int(s.pid), (0, 0))[0]:
+                    newest[int(s.pid)] = (int(s.timeStamp), int(s.smUtil))
+        except pynvml.NVMLError:  # nothing was busy
+            return {}
+        last = max((when for when, _ in newest.values()), default=0)
+        self.seen[uuid] = max(self.seen.get(uuid, 0), last - HISTORY_US)
+        return {pid: load for pid, (when, load) in newest.items() if when >= last - HISTORY_US}
+
+    def close(self) -> None:
+        self.up = False
+        self.handles = {}
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            pass
+
+
+class Watch:
+    """GPUs whose free memory is looked at; each until it has less than its bytes."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self.nvml = nvml
+        self.alarms: dict[str, int] = {}
+
+    def step(self) -> list[dict[str, Any]]:
+        found = []
+        for uuid, bytes in list(self.alarms.items()):
+            free = self.nvml.free(uuid)
+            if free is not None and free < bytes:
+                del self.alarms[uuid]
+                found.append(self.nvml.look(uuid))
+        return found
+
+
+def answers(line: bytes, nvml: Nvml, watch: Watch) -> list[dict[str, Any]]:
+    word, _, rest = line.decode().strip().partition(" ")
+    if word == "watch":
+        watch.alarms = {str(uuid): int(bytes) for uuid, bytes in json.loads(rest).items()}
+        return []
+    return [nvml.look(rest)] if word == "look" else [nvml.sample()]
+
+
+def main() -> int:
+    parent = os.getppid()
+    nvml = Nvml()
+    watch, pending = Watch(nvml), b""
+    due = 0.0
+    while True:
+        wait = max(0.0, due - time.monotonic()) if watch.alarms else None
+        ready = select.select([0], [], [], wait)[0]
+        found: list[dict[str, Any]] = []
+        if ready:
+            data = os.read(0, 1 << 16)
+            if not data:
+                return 0
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                found += answers(line, nvml, watch)
+        if os.getppid() != parent:
+            return 0
+        if watch.alarms and time.monotonic() >= due:
+            due = time.monotonic() + WATCH_SECONDS
+            found += watch.step()
+        for answer in found:
+            sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,362 @@
+"""What an image brings and where the plan's destinations lead in it. The image is hostile: everything by descriptor."""
+
+import os
+from errno import ELOOP, ENOTDIR
+from stat import S_ISCHR, S_ISDIR, S_ISREG
+
+from oci_hook.core.layout import PRIVATE, REQUEST_DIR
+from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
+from oci_hook.errors import GhError, Problem, refuse
+from oci_hook.linux.walk import LOOK, MAX_PATH, STEPS, Tree, Work
+from oci_hook.oci.request_mounts import is_request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from oci_hook.core.plan import Step
+
+MAX_COPIES = 64
+LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
+MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH
+MAX_VARIABLE = 1 << 17  # execve(2), MAX_ARG_STRLEN: no program starts with a longer one
+CACHE = "/etc/ld.so.cache"  # the loader asks it before its own folders
+MAX_CACHE = 4 << 20
+MAX_CACHED = 64  # folders in it that have a driver library
+MAX_DEPTH = 128  # folders above a place to mount on; of each, something may be mounted there
+# In each folder the loader prefers these for the processor that it runs on; all but the first before glibc 2.37.
+PREFERRED = ("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics")
+NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
+MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+
+
+def _library_places(multiarch: str) -> tuple[str, ...]:
+    """Where images are known to bring a driver library of their own: the loader's default folders, and the folders
+    that NVIDIA's images put in LD_LIBRARY_PATH or ld.so.conf.d."""
+    return (
+        f"/usr/lib/{multiarch}",
+        f"/lib/{multiarch}",
+        "/usr/lib64",
+        "/lib64",
+        "/usr/lib",
+        "/lib",
+        "/usr/local/lib",
+        f"/usr/local/lib/{multiarch}",
+        "/usr/local/nvidia/lib64",
+        "/usr/local/nvidia/lib",
+        "/usr/lib/wsl/lib",
+    )
+
+
+def look(rootfs: str, mounts: "Sequence[dict[str, Any]]", env: "Mapping[str, str] | None" = None) -> ImageFacts:
+    """Facts of the image at host path `rootfs`, below the spec's `mounts`; `env`: the container's, for its search path.
+
+    Raises ApplyError GH-402.
+    """
+    machine = os.uname().machine
+    multiarch = MULTIARCH.get(machine, machine + "-linux-gnu")
+    with _open(rootfs) as tree:
+        _mounted(tree, mounts)
+        libdir, c_library = _libdir(tree, multiarch), "glibc"
+        if not libdir:
+            libdir = f"/usr/lib/{multiarch}" if _is(tree, "/etc/debian_version") else "/usr/lib64"
+            c_library = "musl" if _is(tree, f"/lib/ld-musl-{machine}.so.1") else ""
+        local = _canonical(tree, "/usr/local")
+        compat = [f"{local}/{name}/compat" for name in _names(tree, local) if name.startswith("cuda")]
+        places = [*_library_places(multiarch), *compat, *_searched(env or {}), *_cached(tree)]
+        cuda, nvml, other = _copies(tree, places, {_canonical(tree, place) for place in compat})
+        nix = S_ISDIR(_is(tree, "/nix/store"))
+    if nix:
+        cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
+        nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
+    return ImageFacts(libdir, _once(cuda), _once(nvml), _once(other), c_library)
+
+
+def _searched(env: "Mapping[str, str]") -> list[str]:
+    """The absolute folders of the container's LD_LIBRARY_PATH; longer than a path can be, the loader finds none."""
+    found = env.get("LD_LIBRARY_PATH", "")[:MAX_VARIABLE]
+    places = found.replace(";", ":").split(":", MAX_SEARCHED)[:MAX_SEARCHED]
+    return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
+
+
+def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str], list[str], list[str]]:
+    """What these folders, and those that the loader prefers below them, have of libcuda, of libnvidia-ml, and (the
+    compat folders) of other libraries."""
+    cuda: list[str] = []
+    nvml: list[str] = []
+    other: list[str] = []
+    todo = list(dict.fromkeys(_canonical(tree, place) for place in places))
+    known = set(todo)
+    for place in todo:
+        preferred, beside = place.endswith("/glibc-hwcaps"), place in compat
+        for name in _names(tree, place):
+            if preferred or name in PREFERRED:
+                below = _canonical(tree, f"{place}/{name}")
+                if below not in known:
+                    known.add(below)
+                    todo.append(below)
+                continue
+            if name.startswith("libcuda.so"):
+                cuda.append(f"{place}/{name}")
+            elif name.startswith("libnvidia-ml.so"):
+                nvml.append(f"{place}/{name}")
+            elif beside and name.startswith("lib") and ".so" in name:
+                other.append(f"{place}/{name}")
+            else:
+                continue
+            if len(cuda) + len(nvml) + len(other) > MAX_COPIES:
+                raise refuse("GH-402", f"the image has more than {MAX_COPIES} copies of driver libraries")
+    return cuda, nvml, other
+
+
+def warnings(facts: ImageFacts) -> list[Problem]:
+    """What the container's owner should know of the image; it starts nevertheless."""
+    if facts.c_library != "musl":
+        return []
+    text = "the image's only C library is musl: no program in it can load the driver's libraries; use a glibc image"
+    return [Problem("GH-408", text)]
+
+
+def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "Sequence[Step]") -> "tuple[Step, ...]":
+    """The steps with every destination as it is after all links, and each only once.
+
+    Raises ApplyError GH-402 where two steps of different sources meet, where a destination lies in a mount of the spec
+    (a tmpfs is fine: it is empty), is something else than a file, where the image has put something at PRIVATE, or a
+    volume brings a driver library to a usual place.
+    """
+    with _open(rootfs) as tree:
+        kinds = _mounted(tree, mounts)
+        _volumes(tree, kinds, mounts)
+        private = _private(tree, kinds, mounts)
+        read_only = os.statvfs(rootfs).f_flag & os.ST_RDONLY
+        taken: dict[str, str] = {}
+        out: list[Step] = []
+        for step in steps:
+            if isinstance(step, (Bind, Tmpfs)):
+                if step.destination == PRIVATE or step.destination.startswith(PRIVATE + "/"):
+                    destination = private + step.destination[len(PRIVATE) :]
+                else:
+                    destination = _file(tree, kinds, private, step.destination)
+                if read_only and not destination.startswith(private + "/"):
+                    _exists(tree, kinds, destination)
+                source = step.source if isinstance(step, Bind) else "tmpfs"
+                if _take(taken, private, destination, source, step.destination):
+                    out.append(step.replace(destination=destination))
+            elif isinstance(step, DeviceNode):
+                _node(tree, step)
+                if _take(taken, private, step.path, step.describe(), step.path):
+                    out.append(step)
+            else:
+                out.append(step)
+        return tuple(out)
+
+
+def _open(rootfs: str) -> Tree:
+    try:
+        return Tree(rootfs, Work(STEPS, "the image with its mounts"))
+    except (OSError, ValueError) as e:  # ValueError: a NUL in it
+        raise refuse("GH-402", f"root file system {rootfs}: {getattr(e, 'strerror', e)}") from None
+
+
+def _collision(path: str, why: str) -> GhError:
+    return refuse("GH-402", f"{path} in the image {why}; use an image or volumes without it")
+
+
+def _is(tree: Tree, path: str) -> int:
+    """st_mode of what is at this path, 0 for nothing."""
+    try:
+        return tree.resolve(path)[1]
+    except OSError:
+        return 0
+
+
+def _libdir(tree: Tree, multiarch: str) -> str:
+    """The folder of 64-bit libraries that the image's loader searches by itself: it has the C library. "" for none.
+
+    The 64-bit folders come first: /usr/lib may hold 32-bit libraries. Where /lib and /usr/lib are two folders, both
+    are searched, and ours go below /usr.
+    """
+    for folder in (f"/usr/lib/{multiarch}", f"/lib/{multiarch}", "/usr/lib64", "/lib64", "/usr/lib", "/lib"):
+        if S_ISREG(_is(tree, f"{folder}/libc.so.6")):
+            return folder if folder.startswith("/usr") else "/usr" + folder
+    return ""
+
+
+def _cached(tree: Tree) -> list[str]:
+    """The folders in which the image's loader cache knows a driver library. It is a table of offsets into strings that
+    end with a NUL; the strings alone are looked at."""
+    try:
+        path, mode = tree.resolve(CACHE)
+        data = tree.read(path, MAX_CACHE + 1) if S_ISREG(mode) else b""
+    except OSError as e:
+        if e.errno in (ELOOP, ENOTDIR):
+            return []
+        raise _collision(CACHE, f"cannot be read: {e.strerror}") from None
+    if len(data) > MAX_CACHE:
+        raise _collision(CACHE, f"has more than {MAX_CACHE >> 20} MiB")
+    found: dict[str, None] = {}
+    for library in LIBRARIES:
+        needle = b"/" + library.encode()
+        at = data.find(needle)
+        while at >= 0:
+            tree.work.spend(LOOK)
+            start = data.rfind(b"\0", max(0, at - MAX_PATH - 1), at) + 1
+            folder = data[start:at] if start or at <= MAX_PATH else b"."  # too long to be one
+            if not folder or folder.startswith(b"/"):
+                found[os.fsdecode(folder or b"/")] = None
+                if len(found) > MAX_CACHED:
+                    raise _collision(CACHE, f"names more than {MAX_CACHED} folders with driver libraries")
+            at = data.find(needle, at + 1)
+    return list(found)
+
+
+def _once(paths: list[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(paths)))
+
+
+def _names(tree: Tree, place: str) -> list[str]:
+    try:
+        return tree.names(place)
+    except OSError as e:
+        raise _collision(place, f"cannot be read: {e.strerror}") from None
+
+
+def _canonical(tree: Tree, path: str) -> str:
+    try:
+        return tree.resolve(path)[0]
+    except OSError as e:
+        if e.errno in (ELOOP, ENOTDIR):  # nothing is there
+            return ""
+        raise _collision(path, f"cannot be looked at: {e.strerror}") from None
+
+
+def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
+    """Canonical mount points of the spec and what is on top there; the tree then does not look below them."""
+    kinds: dict[str, str] = {}
+    for mount in mounts:
+        if is_request(mount):  # not made, or (for the hook) under what we put on PRIVATE
+            continue
+        path = mount.get("destination") or "/"
+        try:
+            path = tree.resolve(path)[0]
+        except OSError as e:
+            raise _collision(path, f"cannot be mounted on: {e.strerror}") from None
+        kind = mount.get("type") or "bind"
+        options = mount.get("options") or ()
+        kinds[path] = "bind" if "bind" in options or "rbind" in options else kind
+        if "tmpcopyup" not in options:  # runc and crun copy what the image has there into the tmpfs, links and all
+            tree.hide(path)
+    return kinds
+
+
+def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> None:
+    """Driver libraries in a volume are refused, not covered: its owner may exchange them while the container runs."""
+    sources = {_canonical(tree, mount.get("destination") or "/"): mount.get("source") or "" for mount in mounts}
+    binds = {path: source for path, source in sources.items() if kinds.get(path) == "bind" and source.startswith("/")}
+    for path in binds:
+        if path.rpartition("/")[2].startswith(LIBRARIES):
+            raise _collision(path, "is a driver library from a volume, which knows no limit")
+    machine = os.uname().machine
+    for place in _library_places(MULTIARCH.get(machine, machine + "-linux-gnu")) if binds else ():
+        place = _canonical(tree, place)
+        where = _on_top(kinds, place)[0]
+        if where not in binds:
+            continue
+        try:
+            with Tree(binds[where], tree.work) as volume:
+                names = volume.names(volume.resolve(place[len(where) :])[0])
+        except (OSError, ValueError):  # not a folder, or nothing there, or no path
+            continue
+        for name in names:
+            if name.startswith(LIBRARIES):
+                raise _collision(
+                    f"{place}/{name}", f"is a driver library from the volume at {where}; it knows no limit"
+                )
+
+
+def _on_top(kinds: dict[str, str], path: str) -> tuple[str, str]:
+    """(mount point, kind) of the innermost mount of the spec at or above `path`, or ("", "")."""
+    while path:
+        if path in kinds:
+            return path, kinds[path]
+        path = path.rpartition("/")[0]
+    return ("/", kinds["/"]) if "/" in kinds else ("", "")
+
+
+def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> str:
+    try:
+        path, mode = tree.resolve(PRIVATE)
+    except OSError as e:
+        raise _collision(PRIVATE, f"cannot be used: {e.strerror}") from None
+    _check_name(PRIVATE, path)
+    where, kind = _on_top(kinds, path)
+    if where and kind != "tmpfs":
+        raise _collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
+    if path.split("/")[1] in ("", "dev", "proc", "sys"):
+        raise _collision(PRIVATE, f"leads to {path}")
+    left = set(_names(tree, path))
+    if any(is_request(mount) for mount in mounts):  # the runtime made their mount points before the hook came
+        left.discard(REQUEST_DIR.rpartition("/")[2])
+    if mode and (not S_ISDIR(mode) or left):
+        raise _collision(PRIVATE, "exists already")
+    return path
+
+
+def _check_name(destination: str, path: str) -> None:
+    if not path.isascii() or not path.isprintable():  # it would not survive config.json
+        raise _collision(destination, f"leads to {path}, a name with odd characters")
+    if path.count("/") > MAX_DEPTH:
+        raise _collision(destination[:100], f"lies, or leads, more than {MAX_DEPTH} folders deep")
+
+
+def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> str:
+    """Where a file will be bound."""
+    try:
+        path, mode = tree.resolve(destination)
+    except OSError as e:
+        raise _collision(destination, f"cannot be mounted on: {e.strerror}") from None
+    _check_name(destination, path)
+    if path == private or path.startswith(private + "/"):
+        raise _collision(destination, f"leads into {private}")
+    where, kind = _on_top(kinds, path)
+    if where and kind != "tmpfs":
+        raise _collision(destination, f"lies in a mount of the container at {where} ({kind})")
+    if path.split("/")[1] != destination.split("/")[1] and path.split("/")[1] in ("", "dev", "proc", "sys"):
+        raise _collision(destination, f"leads to {path}")
+    if where == path or mode and not S_ISREG(mode):
+        raise _collision(destination, "is not a regular file" if where != path else "is a mount point already")
+    return path
+
+
+def _exists(tree: Tree, kinds: dict[str, str], path: str) -> None:
+    """What is missing, the runtime makes, empty, to mount on; in a read-only file system it cannot."""
+    if not tree.resolve(path)[1] and not _on_top(kinds, path)[0]:
+        raise refuse("GH-402", f"{path} is missing in the image, whose file system is read-only; add it, empty")
+
+
+def _node(tree: Tree, node: DeviceNode) -> None:
+    """A device node must come to lie where it is named: engines and programs find it by that path."""
+    try:
+        path, mode = tree.resolve(node.path)
+    except OSError as e:
+        raise _collision(node.path, f"cannot be a device: {e.strerror}") from None
+    if path != node.path:
+        raise _collision(node.path, f"leads to {path}")
+    if mode and not (S_ISCHR(mode) and tree.rdev(path) == os.makedev(node.major, node.minor)):
+        raise _collision(node.path, f"is not device {node.major}:{node.minor}")
+
+
+def _take(taken: dict[str, str], private: str, path: str, source: str, named: str) -> bool:
+    """Book a destination; False when the same source is there already."""
+    above = path.rpartition("/")[0]
+    while above and above != private:
+        if above in taken:
+            raise _collision(named, f"leads to {path}, below {above}, where another file goes")
+        above = above.rpartition("/")[0]
+    if path in taken:
+        if taken[path] != source:
+            raise _collision(named, f"leads to {path}, where another file goes")
+        return False
+    taken[path] = source
+    return True

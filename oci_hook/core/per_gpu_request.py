@@ -1,0 +1,59 @@
+"""The `request` annotation: each GPU of a container said by itself, so that they may differ.
+
+    {"CONTAINER": [{"memory": "4Gi", "compute": 30, "device": 0}, ...], ...}     or     [{...}, ...]
+
+The list alone is for containers as keys without a suffix are. An entry's parts are those of the keys of the same names,
+as text or as number; an empty entry is a whole GPU. Raises ValueError with the words to put after the value.
+"""
+
+from oci_hook.core import units, value_parsers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Entry = tuple[str | None, tuple[str, int] | None, int | None]
+
+PARTS = ("memory", "compute", "device")
+
+
+def gpus(value: object) -> "tuple[Entry, ...]":
+    """The list of one container -> (device, memory, compute) of each GPU; None for what is not said."""
+    if not isinstance(value, list) or not 1 <= len(value) <= value_parsers.MAX_GPUS:
+        raise ValueError(f"has no list of 1 to {value_parsers.MAX_GPUS} GPUs for this container")
+    entries = tuple(entry(item, number) for number, item in enumerate(value, 1))
+    named = [device for device, _, _ in entries if device is not None]
+    for device in named:
+        if named.count(device) > 1:
+            raise ValueError(f"names GPU {device} twice")
+    return entries
+
+
+def entry(item: object, number: int) -> "Entry":
+    if not isinstance(item, dict):
+        raise ValueError(f"GPU {number} is not an object with {', '.join(PARTS)}")
+    for key in item:
+        if key not in PARTS:
+            raise ValueError(f"GPU {number} has {units.show(key)}; a GPU has {', '.join(PARTS)}")
+    memory = text(item, "memory", number)
+    compute = text(item, "compute", number)
+    device = text(item, "device", number)
+    try:
+        return (
+            None if device is None else value_parsers.device(device),
+            None if memory is None else units.memory(memory),
+            None if compute is None else units.percent(compute),
+        )
+    except ValueError as e:
+        said = ", ".join(f"{key} {units.show(str(item[key]))}" for key in PARTS if key in item)
+        raise ValueError(f"GPU {number} ({said}) {e}") from None
+
+
+def text(item: "dict[str, object]", key: str, number: int) -> str | None:
+    """A part as it would stand in an annotation."""
+    value = item.get(key)
+    if key not in item:
+        return None
+    if type(value) is int and 0 <= value <= units.MAX_MEMORY_MIB:
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"GPU {number}: {key} is neither text nor a whole number in bounds")
+    return value

@@ -1,0 +1,150 @@
+"""What one annotation value means: the readers that the dialect tables name, each from text to one plain value.
+
+A reader returns None for "as if the key were not there", and raises ValueError with the words to put after the value.
+"""
+
+from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POLICIES = ("best-effort", "fixed-share", "burst-share")
+CLASSES = ("online", "default", "offline")
+PLACEMENTS = ("binpack", "spread")
+BY_CLASS = "by-class"  # the node's: online containers spread, others binpack
+CAPABILITIES = ("compute", "utility", "video", "graphics", "display", "ngx", "compat32")
+WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the GPU past libcuda, so no limit would hold
+
+ALL = "all"
+NONE = "none"  # driver files, but no GPU
+VOID = "void"  # not a GPU container at all
+
+MAX_GPUS = 16  # the policy page's table (core/pages.py)
+MAX_INDEX = 255
+MAX_CHANNEL = 2047  # as many IMEX channels as NVIDIA's module makes unless it is told otherwise
+MAX_UUID = 47  # the policy page's field, less its NUL
+UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-")
+SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
+
+
+class Several(dict[str, object]):
+    """What a reader answers whose key means one wish or another, by its value: wish -> value."""
+
+
+def devices(text: str) -> str | tuple[str, ...] | None:
+    """The grammar of NVIDIA_VISIBLE_DEVICES: indices and UUIDs, or `all`, `none`, `void`; empty: not asked.
+
+    https://docs.nvidia.com/datacenter/cloud-native/container-toolkit (`void` counts even inside a list).
+    """
+    if not text.strip(" "):
+        return None
+    items = names(text)
+    if VOID in items:
+        return VOID
+    if items in ((ALL,), (NONE,)):
+        return items[0]
+    if len(items) > MAX_GPUS:
+        raise ValueError(f"names more than {MAX_GPUS} GPUs")
+    return tuple(dict.fromkeys(device(item) for item in items))
+
+
+def device(item: str) -> str:
+    """An index, a UUID, or a MIG device as GPU:DEVICE or by its UUID."""
+    if item.startswith(("GPU-", "MIG-")):
+        if len(item) > MAX_UUID or not UUID_CHARACTERS.issuperset(item):
+            raise ValueError("has a GPU UUID that is not well-formed")
+        return item
+    gpu, colon, instance = item.partition(":")
+    if colon:
+        return f"{integer(gpu, 0, MAX_INDEX)}:{integer(instance, 0, MAX_INDEX)}"
+    if not DIGITS.issuperset(item):
+        raise ValueError(
+            "is not a list of GPU indices (0,2), MIG devices (0:1) or UUIDs (GPU-..., MIG-...), nor all or none"
+        )
+    return str(integer(item, 0, MAX_INDEX))
+
+
+def gpus(text: str) -> int | str:
+    """A number of GPUs, `all` or `none`."""
+    if text in (ALL, NONE):
+        return text
+    try:
+        return integer(text, 1, MAX_GPUS)
+    except ValueError:
+        raise ValueError(f"is not a number of GPUs from 1 to {MAX_GPUS}, and not all or none") from None
+
+
+def channels(text: str) -> tuple[int, ...]:
+    """Numbers of IMEX channels, in rising order."""
+    items = names(text)
+    if len(items) > MAX_GPUS:
+        raise ValueError(f"names more than {MAX_GPUS} IMEX channels")
+    return tuple(sorted({integer(item, 0, MAX_CHANNEL) for item in items}))
+
+
+def gpu_count(text: str) -> int:
+    """A number of GPUs, in systems that have no `all`."""
+    return integer(text, 1, MAX_GPUS)
+
+
+def cores(text: str) -> Several:
+    """A share of one GPU in per cent, or whole GPUs as 100, 200, ...: what each of the two asks for."""
+    number = integer(text, 1, 100 * MAX_GPUS)
+    if number < 100:
+        return Several(compute=number)
+    if number % 100:
+        raise ValueError("is above 100 and no multiple of it; below 100 is a share, 200 are two GPUs")
+    return Several(gpus=number // 100, exclusive=True)
+
+
+def memory_mb(text: str) -> tuple[str, int]:
+    """What other systems call MB, and mean MiB."""
+    return ("mib", integer(text, 1, MAX_MEMORY_MIB))
+
+
+def memory_percent(text: str) -> tuple[str, int]:
+    return ("percent", percent(text))
+
+
+def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"is not one of {', '.join(words)}")
+        return text
+
+    return read
+
+
+priority_class = one_of(CLASSES)
+placement = one_of(PLACEMENTS)
+
+
+def preempt_tolerance(text: str) -> int:
+    """A time, in microseconds."""
+    return duration(text) // 1000
+
+
+def policy(text: str) -> str:
+    """A policy's name or its two letters."""
+    text = SHORT_POLICIES.get(text, text)
+    if text not in POLICIES:
+        raise ValueError("is not one of best-effort (be), fixed-share (fs), burst-share (bs)")
+    return text
+
+
+def flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("is not true or false")
+    return text == "true"
+
+
+def capabilities(text: str) -> str | tuple[str, ...]:
+    """Driver capabilities, in the order of CAPABILITIES; or `all`: whatever is offered with this kind of request."""
+    items = names(text)
+    if items == (ALL,):
+        return ALL
+    for item in items:
+        if item not in CAPABILITIES:
+            raise ValueError(f"is not all and not a list of {', '.join(CAPABILITIES)}")
+    return tuple(c for c in CAPABILITIES if c in items)

@@ -1,0 +1,79 @@
+"""Measures what one process's context takes of each GPU and prints it as JSON; a program of its own: drivers hang.
+
+usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.context_memory LIBCUDA
+
+discovery/nvml_gpus.py says what LD_PRELOAD is for.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
+
+ROUNDS = 3  # by difference: a neighbour who allocates meanwhile spoils one round, seldom all
+
+
+def by_process(handle: Any) -> int:
+    """What NVML says that this process has on the GPU: bytes, 0 where it says nothing of it.
+
+    It knows no process of another PID namespace, and on some systems no process's memory.
+    """
+    try:
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return 0
+    return sum(p.usedGpuMemory or 0 for p in processes if p.pid == os.getpid())
+
+
+def with_context(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> tuple[int, int]:
+    """(by process, by difference) bytes of a primary context that is made and released; (0, 0): it cannot be made."""
+    own, used = by_process(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).used
+    context = ctypes.c_void_p()
+    if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal):
+        return 0, 0
+    try:
+        return by_process(handle) - own, pynvml.nvmlDeviceGetMemoryInfo(handle).used - used
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(ordinal)
+
+
+def measure(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> int:
+    """Bytes of one context; 0 where it cannot be measured, as on a GPU that is full or held by one process."""
+    differences = []
+    for _ in range(ROUNDS):
+        own, difference = with_context(cuda, ordinal, handle)
+        if own > 0:
+            return own
+        differences.append(difference)
+    return max(0, min(differences))
+
+
+def main(library: str) -> dict[str, object]:
+    """{"context": {UUID: bytes}} or {"error": why}; numbers and names as in the CUDA driver API."""
+    try:
+        pynvml.nvmlInit()
+        cuda = ctypes.CDLL(library)
+        count = ctypes.c_int()
+        if code := cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+            return {"error": f"CUDA error {code}"}
+        found = {}
+        for ordinal in range(count.value):
+            raw = ctypes.create_string_buffer(16)
+            if cuda.cuDeviceGetUuid(raw, ordinal):
+                continue
+            h = raw.raw.hex()
+            uuid = f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+            try:
+                found[uuid] = measure(cuda, ordinal, pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
+            except pynvml.NVMLError:
+                continue
+        return {"context": found}
+    except (OSError, AttributeError, pynvml.NVMLError) as e:
+        return {"error": str(e)}
+
+
+if __name__ == "__main__":
+    json.dump(main(sys.argv[1]), sys.stdout)

@@ -1,0 +1,272 @@
+"""Look at the node: driver files, GPUs, control devices -> Inventory. For the CLI; containers read the cache."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
+from oci_hook.core.layout import NVIDIA_MAJOR
+from oci_hook.discovery import driver_files
+from oci_hook.discovery.inventory import stamp
+from oci_hook.errors import refuse
+from oci_hook.ledger.life import boot_id
+
+SIMULATED_MARK = (
+    "gpu-hook-simulated.json"  # at the top of a simulated driver root: {"version", "gpus": directory, "time_scale"}
+)
+NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every GPU, about 2 s each
+LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
+PROC = "/proc"
+MIB = 1 << 20
+
+
+def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECONDS) -> Inventory:
+    """The node's inventory by its driver root. proc: where the kernel's view is mounted.
+
+    Raises NodeError GH-302 when the driver's files or its answers do not fit together, GH-301 when there is no GPU,
+    GH-306 when the simulated driver is damaged.
+    """
+    env, time_scale = environment(driver_root)
+    mark = Path(driver_root) / SIMULATED_MARK
+    simulated = time_scale > 0
+    loaded = "" if simulated else kernel_version(proc)
+    files = driver_files.find(driver_root, loaded)
+    if not simulated and not loaded:
+        raise refuse(
+            "GH-302",
+            f"driver files {files.version} are in {driver_root}, but no NVIDIA kernel driver is loaded"
+            f" ({proc}/driver/nvidia/version is missing); load it (modprobe nvidia), or try `gpu-hook sim up`",
+        )
+    answer = ask_nvml(files.libnvml, env, nvml_seconds)
+    if "gpus" in answer:
+        if answer["driver_version"] != files.version:
+            raise refuse(
+                "GH-302",
+                f"NVML speaks of driver {answer['driver_version']}, its file is {files.version}; install one version",
+            )
+        contexts = context_mib(files.libcuda, files.libnvml, env, nvml_seconds)
+        instances = {gpu["uuid"]: (gpu.pop("gi", -1), gpu.pop("ci", -1)) for gpu in answer["gpus"]}
+        gpus = tuple(
+            Gpu(
+                **gpu,
+                numa=numa_node(gpu["pci"], f"{driver_root.rstrip('/')}/sys" if simulated else "/sys"),
+                simulated=simulated,
+                context_mib=contexts.get(gpu["uuid"], 0),
+                time_scale=max(1, time_scale),
+            )
+            for gpu in answer["gpus"]
+        )
+        links = tuple((str(a), str(b), int(d)) for a, b, d in answer["links"])
+    elif simulated:
+        raise refuse("GH-306", f"the simulated driver does not answer: {answer['error']}; run `gpu-hook sim up` anew")
+    elif answer.get("code") == LIB_RM_VERSION_MISMATCH:
+        raise refuse("GH-302", f"NVML: {answer['error']}; the driver was updated while loaded: reboot, or reload it")
+    else:
+        instances = {}
+        gpus, links = gpus_from_proc(proc, files.libcuda, env, nvml_seconds, answer["error"]), ()
+    if not gpus:
+        raise refuse("GH-301", "the driver lists no GPU; look at `dmesg` and `nvidia-smi`, or try `gpu-hook sim up`")
+    marks = [files.libcuda, files.libnvml]
+    marks.append(str(mark) if simulated else f"{proc}/driver/nvidia/version")
+    return Inventory(
+        boot_id=boot_id(),
+        driver_version=files.version,
+        driver_root=driver_root,
+        simulated=simulated,
+        gpus=gpus,
+        control=control_devices(proc),
+        files=files.files,
+        libcuda=files.libcuda,
+        libnvml=files.libnvml,
+        links=links,
+        stamp=tuple(stamp(path) for path in marks),
+        nodes=(() if simulated else nodes_of_whole_gpus(gpus))
+        + nodes_of_mig(gpus, instances, f"{driver_root.rstrip('/')}/proc" if simulated else proc),
+        imex_major=-1 if simulated else dynamic_major("nvidia-caps-imex-channels", proc),
+    )
+
+
+def environment(driver_root: str) -> tuple[dict[str, str], int]:
+    """What a program that asks the driver below that root must have in its environment, and the time scale of its
+    simulated GPUs, 0 for real ones. Raises NodeError GH-306."""
+    env = dict(os.environ)
+    mark = Path(driver_root) / SIMULATED_MARK
+    if not mark.exists():
+        return env, 0
+    try:
+        said = json.loads(mark.read_text())
+        env["GPU_HOOK_SIM_GPUS"] = str(said["gpus"])
+        return env, max(1, int(said.get("time_scale", 1)))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise refuse("GH-306", f"{mark} is damaged ({e}); run `gpu-hook sim down` and `sim up`") from None
+
+
+def kernel_version(proc: str = PROC) -> str:
+    """The loaded kernel driver's version, "" when none is.
+
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  ..." or, for the open one, "... Kernel Module for
+    x86_64  580.95.05  Release Build ...": the first word after "Module" that is a dotted number.
+    """
+    try:
+        text = Path(f"{proc}/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    for word in text.partition("Module")[2].split():
+        if "." in word and word.replace(".", "").isdigit():
+            return word
+    return ""
+
+
+def ask_nvml(library: str, environment: dict[str, str], seconds: float) -> dict[str, Any]:
+    """NVML's GPUs, or {"error": why not}. In a process of its own that is killed after that time."""
+    return _ask([sys.executable, "-m", "oci_hook.discovery.nvml_gpus"], {**environment, "LD_PRELOAD": library}, seconds)
+
+
+def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds: float, why: str) -> tuple[Gpu, ...]:
+    """GPUs as the kernel driver lists them, their memory from libcuda, which /proc does not know."""
+    found = []
+    for file in sorted(Path(f"{proc}/driver/nvidia/gpus").glob("*/information")):
+        lines = (line.partition(":") for line in file.read_text().splitlines())
+        facts = {key.strip(): value.strip() for key, _, value in lines}
+        found.append(facts)
+    if not found:
+        return ()
+    program = [sys.executable, "-m", "oci_hook.discovery.cuda_memory", libcuda]
+    answer = _ask(program, _every_gpu(environment), seconds)
+    if "memory" not in answer:
+        raise refuse("GH-302", f"neither NVML ({why}) nor libcuda ({answer['error']}) answers; look at `nvidia-smi`")
+    gpus: list[Gpu] = []
+    for facts in sorted(found, key=lambda f: f.get("Bus Location", "")):
+        uuid = facts.get("GPU UUID", "")
+        if uuid in answer["memory"]:
+            minor, pci = int(facts["Device Minor"]), facts.get("Bus Location", "")
+            mib = answer["memory"][uuid] >> 20
+            gpus.append(Gpu(uuid, len(gpus), minor, mib, facts.get("Model", ""), pci, numa_node(pci)))
+    return tuple(gpus)
+
+
+def context_mib(libcuda: str, libnvml: str, environment: dict[str, str], seconds: float) -> dict[str, int]:
+    """MiB, rounded up, that one process's context takes, by UUID; 0 or absent where it cannot be measured.
+
+    A GPU that is full, or whose driver does not answer, is no less a GPU: then contexts are not charged there.
+    """
+    program = [sys.executable, "-m", "oci_hook.discovery.context_memory", libcuda]
+    answer = _ask(program, {**_every_gpu(environment), "LD_PRELOAD": libnvml}, seconds)
+    return {str(uuid): -(-int(size) // MIB) for uuid, size in answer.get("context", {}).items()}
+
+
+def _every_gpu(environment: dict[str, str]) -> dict[str, str]:
+    """Indices as NVML has them: by PCI bus id. Whatever narrows the caller's own view must not narrow the node's."""
+    wide = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    wide.pop("CUDA_VISIBLE_DEVICES", None)
+    return wide
+
+
+def _ask(command: list[str], environment: dict[str, str], seconds: float) -> dict[str, Any]:
+    # This package must be found, and nothing of the caller's directory.
+    package = str(Path(__file__).resolve().parents[2])
+    environment = {**environment, "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+    try:
+        r = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, cwd="/"
+        )
+        answer = json.loads(r.stdout)
+        return answer if isinstance(answer, dict) else {"error": "no answer"}
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {seconds:.0f} s"}
+    except ValueError:
+        last = (r.stderr.strip().splitlines() or ["no answer"])[-1]
+        return {"error": f"{last[:100]} (exit status {r.returncode})"}
+    except OSError as e:
+        return {"error": str(e)}
+
+
+def numa_node(pci: str, sys_root: str = "/sys") -> int:
+    """The GPU's NUMA node, -1 unknown. pci: as NVML writes it, 00000000:3B:00.0."""
+    domain, _, rest = pci.lower().partition(":")
+    try:
+        return int(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def nodes_of_whole_gpus(gpus: tuple[Gpu, ...], sys_root: str = "/sys", dev: str = "/dev") -> tuple[GpuNode, ...]:
+    """The nodes for graphics and displays: the GPU's own of /dev/dri, and nvidia-modeset's where it is loaded; for
+    compute those of GPUDirect Storage, whose module makes one for each queue.
+
+    Left out, also for whole GPUs: nvidia-cap nodes for MIG's configuration and monitor, which are the node's; IMEX
+    channels, which are asked for one by one; NVSwitches, the fabric manager's.
+    """
+    found = []
+    for path in sorted(Path(dev).glob("nvidia-fs[0-9]*")):
+        st = path.lstat()
+        if stat.S_ISCHR(st.st_mode):
+            found.append(GpuNode("", "compute", f"/dev/{path.name}", os.major(st.st_rdev), os.minor(st.st_rdev)))
+    if Path(f"{sys_root}/module/nvidia_modeset").is_dir():
+        found.append(GpuNode("", "display", "/dev/nvidia-modeset", NVIDIA_MAJOR, 254))
+    for gpu in gpus:
+        if gpu.parent:
+            continue  # a part draws nothing, and the node is the whole GPU's
+        domain, _, rest = gpu.pci.lower().partition(":")
+        for folder in sorted(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/drm").glob("*")):
+            if not folder.name.startswith(("gpu", "renderD")):
+                continue
+            try:
+                major, _, minor = (folder / "dev").read_text().strip().partition(":")
+                found.append(GpuNode(gpu.uuid, "graphics", f"/dev/dri/{folder.name}", int(major), int(minor)))
+            except (OSError, ValueError):
+                pass  # just going
+    return tuple(found)
+
+
+def nodes_of_mig(gpus: tuple[Gpu, ...], instances: dict[str, tuple[int, int]], proc: str = PROC) -> tuple[GpuNode, ...]:
+    """The nodes that open each MIG device: of its GPU instance and of its compute instance in it.
+
+    instances: (GPU instance, compute instance) by UUID. Raises NodeError GH-302 where the kernel has no such device: an
+    open of the GPU alone would then fail in every container.
+    """
+    found = []
+    for gpu in gpus:
+        if not gpu.parent:
+            continue
+        gi, ci = instances[gpu.uuid]
+        top = f"{proc}/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{gi}"
+        for file in (f"{top}/access", f"{top}/ci{ci}/access"):
+            minor = number_in(file, "DeviceFileMinor")
+            major = dynamic_major("nvidia-caps", proc)
+            if minor < 0 or major < 0:
+                raise refuse("GH-302", f"MIG device {gpu.uuid}: {file} or nvidia-caps in {proc}/devices is missing")
+            found.append(GpuNode(gpu.uuid, MIG, f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor))
+    return tuple(found)
+
+
+def number_in(file: str, key: str) -> int:
+    """The number behind "key:" in a file of the kernel driver's; -1 for none."""
+    try:
+        lines = (line.partition(":") for line in Path(file).read_text().splitlines())
+        return next((int(value) for name, _, value in lines if name.strip() == key), -1)
+    except (OSError, ValueError):
+        return -1
+
+
+def dynamic_major(name: str, proc: str = PROC) -> int:
+    """The major number of this character device driver; -1 when it is not loaded."""
+    try:
+        lines = Path(f"{proc}/devices").read_text().partition("Block devices")[0].splitlines()
+    except OSError:
+        return -1
+    return next((int(words[0]) for line in lines if (words := line.split())[1:] == [name] and words[0].isdigit()), -1)
+
+
+def control_devices(proc: str = PROC) -> tuple[DeviceFile, ...]:
+    """The nodes that every container with a GPU needs. nvidia-uvm's major number is dynamic, its minors 0 and 1."""
+    files = [DeviceFile("/dev/nvidiactl", NVIDIA_MAJOR, 255)]
+    major = dynamic_major("nvidia-uvm", proc)
+    if major >= 0:
+        files.append(DeviceFile("/dev/nvidia-uvm", major, 0))
+        files.append(DeviceFile("/dev/nvidia-uvm-tools", major, 1))
+    return tuple(files)

@@ -1,0 +1,128 @@
+"""The inventory cache, STATE/inventory.json: written by `gpu-hook gpus --refresh`, read at every container start.
+
+Reading it asks no driver: it is believed while the boot, the driver root and a few files (libraries, the kernel
+driver's version) are what they were. Everything else is GH-301, and the container does not start.
+"""
+
+import os
+
+from oci_hook.config.settings import Settings
+from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
+from oci_hook.core.layout import INVENTORY
+from oci_hook.core.value import Value
+from oci_hook.errors import GhError, refuse
+from oci_hook.ledger.life import boot_id, read_file
+from oci_hook.linux.lock import own_dir
+from oci_hook.oci import fastjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FORMAT = 1
+MAX_SIZE = 1 << 20
+
+
+def load(settings: Settings) -> Inventory:
+    """The cached inventory. Raises NodeError GH-301 when it is missing, damaged, or of another driver or boot, GH-302
+    when the driver is gone."""
+    path = f"{settings.state_dir}/{INVENTORY}"
+    try:
+        st = os.stat(path)
+        if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
+            raise _stale(settings, f"{path} can be changed by other users")
+        inventory = _from_data(fastjson.loads(read_file(path, MAX_SIZE)))
+        if inventory.boot_id != boot_id():
+            raise _stale(settings, f"{path} is of an earlier boot")
+    except FileNotFoundError:
+        raise _stale(settings, f"{path} does not exist") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+        raise _stale(settings, f"{path} cannot be read ({e})") from None
+    if inventory.driver_root != settings.driver_root:
+        raise _stale(settings, f"the setting driver_root changed from {inventory.driver_root}")
+    for mark in inventory.stamp:
+        now = stamp(mark[0])
+        if now[1:] == (0, 0, 0) != mark[1:]:
+            raise refuse(
+                "GH-302", f"{mark[0][:150]} is gone; install or load the driver again, {_look_again(settings)}"
+            )
+        if now != mark:
+            raise _stale(settings, f"{mark[0]} changed since the GPUs were listed")
+    return inventory
+
+
+def save(settings: Settings, inventory: Inventory) -> None:
+    """Put it in place at once, for root to write and all to read. Raises NodeError GH-303 when that fails, GH-504 where
+    the state directory is another install's."""
+    from oci_hook.install import state_owner  # no container's start needs it
+
+    state_owner.claim(settings.prefix, settings.state_dir)
+    put_file(settings, INVENTORY, _to_data(inventory))
+
+
+def put_file(settings: Settings, name: str, data: "dict[str, Any]") -> None:
+    """Replace a JSON file of the state directory, mode 0644. Raises NodeError GH-303."""
+    path = f"{settings.state_dir}/{name}"
+    temporary = f"{path}.{os.getpid()}.new"
+    try:
+        own_dir(settings.state_dir)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            os.fchmod(fd, 0o644)
+            text = (fastjson.dumps(data) + "\n").encode()
+            while text:
+                text = text[os.write(fd, text) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError as e:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise refuse("GH-303", f"{path}: {e.strerror}; free space there, or run as root") from None
+
+
+def stamp(path: str) -> tuple[str, int, int, int]:
+    """(path, inode, size, mtime in ns); below /proc, where these mean nothing, (path, 0, length, CRC-32) of the text.
+    A file that is not there is (path, 0, 0, 0)."""
+    try:
+        if path.startswith("/proc/"):
+            from binascii import crc32
+
+            text = read_file(path)
+            return path, 0, len(text), crc32(text)
+        st = os.stat(path)
+        return path, st.st_ino, st.st_size, st.st_mtime_ns
+    except OSError:
+        return path, 0, 0, 0
+
+
+def _stale(settings: Settings, why: str) -> GhError:
+    return refuse("GH-301", f"{why[:150]}; {_look_again(settings)}")
+
+
+def _look_again(settings: Settings) -> str:
+    prefix = f" --prefix {settings.prefix}" if settings.prefix != "/opt/gpu-hook" else ""
+    return f"run `gpu-hook gpus --refresh{prefix}`"
+
+
+def _to_data(inventory: Inventory) -> "dict[str, Any]":
+    data: dict[str, Any] = {"format": FORMAT}
+    for name, value in inventory.fields().items():
+        if isinstance(value, tuple):
+            value = [v.fields() if isinstance(v, Value) else list(v) for v in value]
+        data[name] = value
+    return data
+
+
+def _from_data(data: "Any") -> Inventory:
+    if data.pop("format") != FORMAT:
+        raise ValueError("written by another version of gpu-hook")
+    data["gpus"] = tuple(Gpu(**gpu) for gpu in data["gpus"])
+    data["control"] = tuple(DeviceFile(**file) for file in data["control"])
+    data["files"] = tuple(DriverFile(**{**file, "names": tuple(file["names"])}) for file in data["files"])
+    data["nodes"] = tuple(GpuNode(**node) for node in data.get("nodes") or ())
+    data["links"] = tuple(tuple(link) for link in data["links"])
+    data["stamp"] = tuple(tuple(mark) for mark in data["stamp"])
+    return Inventory(**data)

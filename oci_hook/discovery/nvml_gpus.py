@@ -1,0 +1,113 @@
+"""Asks NVML for the GPUs and prints them as JSON. Run as a program of its own by `discover`, because NVML may hang.
+
+The library is the one named in LD_PRELOAD: nvidia-ml-py opens "libnvidia-ml.so.1", and the loader then hands out the
+library of that soname that is loaded already.
+"""
+
+import json
+import sys
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
+
+MIB = 1 << 20
+NVLINK_DISTANCE = 1  # nearer than any PCIe path; those are NVML_TOPOLOGY_* numbers from 0 (one board) to 50 (two CPUs)
+
+
+def text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def memory_mib(handle: Any) -> int:
+    """What programs can have: the total without what the driver keeps for itself, where it says so."""
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return int((info.total - info.reserved) // MIB)
+    except pynvml.NVMLError:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total // MIB)
+
+
+def is_split(handle: Any) -> bool:
+    """Whether the GPU is in MIG mode: then it can be used by its parts alone."""
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+    except pynvml.NVMLError:  # not a GPU that knows MIG
+        return False
+
+
+def mig_devices(handle: Any, gpu: dict[str, Any]) -> list[dict[str, Any]]:
+    """The GPU's MIG devices, with the ids of their GPU and compute instances. Profiles may leave numbers out."""
+    found = []
+    for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+        except pynvml.NVMLError:
+            continue
+        found.append(
+            {
+                **gpu,
+                "uuid": text(pynvml.nvmlDeviceGetUUID(mig)),
+                "memory_mib": memory_mib(mig),
+                "name": text(pynvml.nvmlDeviceGetName(mig)),
+                "parent": gpu["uuid"],
+                "instance": i,
+                "gi": pynvml.nvmlDeviceGetGpuInstanceId(mig),
+                "ci": pynvml.nvmlDeviceGetComputeInstanceId(mig),
+            }
+        )
+    return found
+
+
+def distance(a: Any, b: Any) -> int | None:
+    try:
+        if pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK:
+            return NVLINK_DISTANCE
+    except pynvml.NVMLError:
+        pass
+    try:
+        # One board is 0 there, and NVLink must stay the nearest.
+        return max(int(pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b)), NVLINK_DISTANCE + 1)
+    except pynvml.NVMLError:
+        return None
+
+
+def main() -> int:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as e:
+        json.dump({"error": str(e), "code": getattr(e, "value", 0)}, sys.stdout)
+        return 0
+    gpus, handles, uuids, error = [], [], [], pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    for i in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            h = pynvml.nvmlDeviceGetHandleByIndex(i)
+            gpu = {
+                "uuid": text(pynvml.nvmlDeviceGetUUID(h)),
+                "index": i,
+                "minor": pynvml.nvmlDeviceGetMinorNumber(h),
+                "memory_mib": memory_mib(h),
+                "name": text(pynvml.nvmlDeviceGetName(h)),
+                "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
+            }
+            gpus += mig_devices(h, gpu) if is_split(h) else [gpu]
+        except pynvml.NVMLError as e:  # it has fallen off the bus: the others are there
+            error = e
+            continue
+        handles.append(h)
+        uuids.append(gpu["uuid"])
+    if not handles:
+        json.dump({"error": str(error), "code": error.value}, sys.stdout)
+        return 0
+    links = []
+    for i, a in enumerate(handles):
+        for j in range(i):
+            near = distance(a, handles[j])
+            if near is not None:
+                links.append([uuids[j], uuids[i], near])
+    version = text(pynvml.nvmlSystemGetDriverVersion())
+    json.dump({"driver_version": version, "gpus": gpus, "links": links}, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

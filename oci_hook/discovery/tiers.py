@@ -1,0 +1,98 @@
+"""What each GPU's driver can do for preemption, as probed: STATE/tiers.json, written by `gpu-hook gpus --probe`.
+
+A finding holds for a GPU, a driver version and a boot; whatever else is in the file, or is damaged, counts as not
+probed, which costs nothing but speed. Loaded at container starts only where there is such a file.
+"""
+
+import os
+
+from oci_hook.core import tiers
+from oci_hook.core.layout import TIERS
+from oci_hook.discovery.inventory import put_file
+from oci_hook.ledger.life import read_file
+from oci_hook.oci import fastjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oci_hook.config.settings import Settings
+    from oci_hook.core.inventory import Gpu, Inventory
+
+FORMAT = 1
+MAX_SIZE = 1 << 20
+SECONDS = 90.0  # of a GPU's probe: two programs that start on it, and half a dozen measurements of a second
+
+
+def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, Any]]":
+    """What was seen of each probed GPU, by UUID; with "bits", the judgement of it."""
+    path = f"{settings.state_dir}/{TIERS}"
+    try:
+        st = os.stat(path)
+        if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
+            return {}
+        data = fastjson.loads(read_file(path, MAX_SIZE))
+        if (data["format"], data["boot_id"]) != (FORMAT, inventory.boot_id):
+            return {}
+        known = {gpu.uuid for gpu in inventory.gpus}
+        found = {u: c for u, c in data["gpus"].items() if u in known and c["driver"] == inventory.driver_version}
+        return {uuid: {**gpu, "bits": tiers.judge(gpu)} for uuid, gpu in found.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def usable(settings: "Settings", inventory: "Inventory") -> dict[str, int]:
+    """Bits for the GPU page, by UUID: found to work, and not kept from containers by the settings."""
+    let = tiers.LET[settings.rules.channel_groups]
+    return {uuid: gpu["bits"] & let for uuid, gpu in load(settings, inventory).items()}
+
+
+def save(settings: "Settings", inventory: "Inventory", seen: "dict[str, dict[str, Any]]") -> None:
+    """Add these findings to those that still hold. Raises NodeError GH-303."""
+    gpus = {uuid: {k: v for k, v in gpu.items() if k != "bits"} for uuid, gpu in load(settings, inventory).items()}
+    gpus.update({uuid: {**what, "driver": inventory.driver_version} for uuid, what in seen.items()})
+    put_file(settings, TIERS, {"format": FORMAT, "boot_id": inventory.boot_id, "gpus": gpus})
+
+
+def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict[str, Any]":
+    """Try the GPU, in programs that are killed after that time; what they did not come to say is missing."""
+    import signal
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    from oci_hook.discovery.discover import environment
+
+    seen: dict[str, Any] = {}
+    package = str(Path(__file__).resolve().parents[2])
+    env = {**environment(inventory.driver_root)[0], "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+    env["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oci_hook.discovery.tier_probe", inventory.libcuda],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as e:
+        out, err = e.stdout or b"", b""
+        seen["error"] = f"no answer within {seconds:.0f} s"
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # the loads that it started as well
+        except ProcessLookupError:
+            pass
+        process.communicate()
+    try:
+        for line in out.decode().splitlines():
+            seen.update(fastjson.loads(line.encode()))
+    except (ValueError, TypeError):
+        pass
+    if not seen:
+        last = err.decode(errors="replace").strip().splitlines() or ["no answer"]
+        seen["error"] = f"{last[-1][:100]} (exit status {process.returncode})"
+    return seen

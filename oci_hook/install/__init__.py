@@ -1,0 +1,1 @@
+"""Whose a directory is: state directories and the installs that own them."""

@@ -1,0 +1,215 @@
+"""Request -> grant, in one transaction of the node's ledger; and back."""
+
+import os
+import time
+
+from oci_hook.config.settings import Settings
+from oci_hook.core.allocate import Refusal, allocate
+from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import TIERS
+from oci_hook.core.pages import policy_page
+from oci_hook.core.request import Request
+from oci_hook.core.value import Value
+from oci_hook.discovery.inventory import load
+from oci_hook.errors import NoRoomError, refuse
+from oci_hook.ledger import events, store
+from oci_hook.ledger.claims import Claims
+from oci_hook.ledger.life import valid_id
+from oci_hook.ledger.proof import PATIENT, QUICK, is_being_made
+from oci_hook.ledger.slot_files import preempt_bounds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Alteration = Callable[[Grant, tuple[Grant, ...]], Grant]
+
+MIN_PREFIX = 6
+
+
+class Admission(Value):
+    """A committed grant, and the inventory that it was made from."""
+
+    __slots__ = ("grant", "inventory")
+
+    def __init__(self, grant: Grant, inventory: Inventory) -> None:
+        self.grant = grant
+        self.inventory = inventory
+
+
+def admit(
+    request: Request, who: Identity, life: Life, settings: Settings, instead_of: str = "", tell: bool = True
+) -> Admission:
+    """Grant the request or raise; when it raises, nothing is booked and nothing is left behind.
+
+    instead_of: key of the grant that podman's precreate stage made for the same container; it is taken back, if it
+    still waits for its container. tell: record in the node's events that there was no room; not, where another stage of
+    the same container will.
+
+    GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a GPU of another install, GH-407 the key is held
+    by a living container. A grant of the same key that nothing lives by any more is replaced.
+    """
+    return admit_on(load(settings), request, who, life, settings, instead_of, tell)
+
+
+def admit_on(
+    inventory: Inventory,
+    request: Request,
+    who: Identity,
+    life: Life,
+    settings: Settings,
+    instead_of: str = "",
+    tell: bool = True,
+) -> Admission:
+    """`admit` with an inventory that is loaded already."""
+    if not valid_id(who.id):
+        raise refuse("GH-105", f"container id {who.id[:60]} is not valid: no runtime would take it; choose another")
+    key = store.grant_key(who.root, who.id)
+    scales = {gpu.uuid: gpu.time_scale for gpu in inventory.gpus}
+    tiers = _tiers(settings, inventory)  # before the node's lock, which others wait for
+    bounds = _bounds(settings) if request.preempt_tolerance is not None else ()
+    for seconds in (QUICK, PATIENT):
+        with store.open_ledger(settings.state_dir, seconds=seconds) as ledger:
+            _check_free(ledger, key, who, instead_of)
+            found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
+            if isinstance(found, Refusal):
+                if ledger.unsure and seconds == QUICK:
+                    continue  # some of what is in the way may have ended
+                if tell:
+                    events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
+                raise NoRoomError(*found.problems)
+            grant = Grant(
+                key=key,
+                who=who,
+                life=life,
+                shares=found.shares,
+                policy=request.policy,
+                priority_class=request.priority_class,
+                exclusive=found.exclusive,
+                capabilities=request.capabilities,
+                driver_version=inventory.driver_version,
+                created=int(time.time()),
+                born=time.monotonic_ns(),
+                linger=settings.rules.linger,
+                tolerance=request.preempt_tolerance or 0,
+                imex_channels=request.imex_channels,
+            )
+            real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
+            with Claims(real, settings.state_dir):
+                store.at("claimed")
+                ledger.put(grant, policy_page(grant, inventory), scales, tiers)
+            break
+    return Admission(grant, inventory)
+
+
+def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str) -> None:
+    """Raises GH-407 where the key, or the bundle, is a container's that lives or is being made."""
+    for held in ledger.grants:
+        if held.key == key:
+            raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
+        if held.key == instead_of and waits(held):
+            ledger.remove(held.key)
+        elif _same_bundle(held.who.bundle, who.bundle) and is_being_made(held):
+            # Both would run on what the second one writes into config.json.
+            raise refuse(
+                "GH-407",
+                f"container {held.who.id[:100]} is being made from the bundle {who.bundle[:100]}; wait until it is,"
+                " or give each its own bundle",
+            )
+
+
+def _bounds(settings: Settings) -> "tuple[tuple[str, str, int], ...]":
+    try:
+        return preempt_bounds(settings.state_dir, store.peek(settings.state_dir))
+    except FileNotFoundError:
+        return ()
+
+
+def _same_bundle(one: str, other: str) -> bool:
+    return bool(one) and (one == other or os.path.realpath(one) == os.path.realpath(other))
+
+
+def _tiers(settings: Settings, inventory: Inventory) -> "dict[str, int] | None":
+    if not os.path.exists(f"{settings.state_dir}/{TIERS}"):
+        return None
+    from oci_hook.discovery.tiers import usable
+
+    return usable(settings, inventory)
+
+
+def waits(grant: Grant) -> bool:
+    """Whether its container is still to be made; whoever knows the key may have it."""
+    return grant.life.deadline > 0
+
+
+def adopt(key: str, who: Identity, life: Life, settings: Settings) -> Grant | None:
+    """The grant with this key if it waits for its container, which from now on is this one; else None.
+
+    Raises NodeError GH-303.
+    """
+    with store.open_ledger(settings.state_dir) as ledger:
+        for held in ledger.grants:
+            if held.key == key and waits(held):
+                mine = held.replace(who=who, life=life)
+                ledger.update(mine)
+                return mine
+    return None
+
+
+def release(key: str, settings: Settings, force: bool = False) -> bool:
+    """Forget the grant with this key; whether there was one.
+
+    Raises GH-407, and changes nothing, while its container lives, unless forced: a front end forces it for its own
+    grant that came to nothing. A damaged grant file (GH-303) can only be forced away.
+    """
+    if not store.valid_key(key):
+        raise refuse("GH-407", f"{key[:60]} is no grant's key (32 hex digits); `gpu-hook ps` lists them")
+    if force:
+        return store.forget(settings.state_dir, key)
+    with store.open_ledger(settings.state_dir) as ledger:
+        for held in ledger.grants:
+            if held.key == key:
+                raise refuse("GH-407", f"container {held.who.id[:100]} holds this grant and {_alive(held)}; stop it")
+        return any(dead.key == key for dead in ledger.swept)
+
+
+def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Grant, Grant, bool]:
+    """Change one living container's grant in one transaction: (what it was, what it is, whether the container is told).
+
+    container: see find(). change: the grant and the other living ones -> the grant as it is to be, or it raises, and
+    nothing is changed. The container's pages follow; it sees them at once, unless it keeps that from itself by a lease
+    on its pages: then as soon as it lets go. Raises also GH-303, GH-410.
+    """
+    with store.open_ledger(settings.state_dir) as ledger:
+        old = find(ledger.grants, container)
+        new = change(old, tuple(g for g in ledger.grants if g is not old))
+        if new != old:
+            ledger.change(new)
+    return old, new, new.key not in ledger.late
+
+
+def find(grants: tuple[Grant, ...], name: str) -> Grant:
+    """The grant of a container by its id, its grant's key, NAMESPACE/POD/CONTAINER, POD/CONTAINER, CONTAINER or POD, or
+    the beginning of its id (six characters or more); the first of these that any container answers to counts.
+
+    Raises ApplyError GH-410 for none, and for more than one.
+    """
+
+    def paths(who: Identity) -> tuple[str, ...]:
+        return f"{who.namespace}/{who.pod}/{who.container}", f"{who.pod}/{who.container}", who.container, who.pod
+
+    found = [g for g in grants if name in (g.who.id, g.key)] or [g for g in grants if name and name in paths(g.who)]
+    if not found and len(name) >= MIN_PREFIX:
+        found = [g for g in grants if g.who.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise refuse("GH-410", f"no living container goes by {name[:100]}; `gpu-hook ps` lists those with a share")
+    ids = ", ".join("/".join(filter(None, (g.who.pod[:40], g.who.container[:40], g.who.id[:12]))) for g in found[:3])
+    raise refuse("GH-410", f"{len(found)} containers go by {name[:60]} ({ids}); name one by its id")
+
+
+def _alive(grant: Grant) -> str:
+    process = grant.life.init or grant.life.creator
+    return f"lives (process {process[0]})" if process else "lives"

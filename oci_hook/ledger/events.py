@@ -1,0 +1,94 @@
+"""What happened on this node: STATE/events, one JSON object per line; older ones in STATE/events.1.
+
+Written by the container path (refused, granted) and by the agent, read by `gpu-hook events`, `why` and the agent. An
+event is told with one write(2) to a file opened for appending, which no other writer can split. A full disk, or a line
+cut short by it, loses events and nothing else.
+"""
+
+import os
+import time
+
+from oci_hook.core.layout import EVENTS
+from oci_hook.oci import fastjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from oci_hook.core.grant import Grant, Identity
+    from oci_hook.core.request import Request
+    from oci_hook.errors import Problem
+
+MAX = 1 << 20  # bytes; a larger file becomes the older one, and that one is forgotten
+LINE_MAX = 4096
+
+
+def record(state_dir: str, event: str, **what: "Any") -> None:
+    """Append one event, with the time (Unix seconds). Never fails and never waits: the caller has more to do."""
+    path = f"{state_dir}/{EVENTS}"
+    try:
+        head = {"at": round(time.time(), 3), "event": event}
+        line = fastjson.dumps({**head, **what})
+        if len(line) >= LINE_MAX:
+            line = fastjson.dumps({**head, "id": str(what.get("id", ""))[:256], "cut": True})
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o600)
+        try:
+            st = os.fstat(fd)
+            if st.st_size > MAX and os.stat(path).st_ino == st.st_ino:  # nobody else has just done it
+                os.rename(path, path + ".1")
+            os.write(fd, (line + "\n").encode())
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, TypeError):
+        pass
+
+
+def refused(
+    state_dir: str, id: str, problems: "Sequence[Problem]", name: str = "", request: "Request | None" = None
+) -> None:
+    """A container was not made. request: what it asked for, where that was understood."""
+    more = {}
+    if request is not None:
+        more["request"] = {**request.fields(), "gpus": [gpu.fields() for gpu in request.gpus]}
+    lines = [str(p) for p in problems[:5]]
+    record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], lines=lines, **more)
+
+
+def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
+    """A container got its share. seconds: that gpu-hook took for it, the interpreter's start not counted."""
+    shares = [[s.uuid, s.memory_mib, s.compute] for s in grant.shares]
+    name = full_name(grant.who)
+    took = round(seconds, 6)
+    record(state_dir, "granted", id=grant.who.id[:256], name=name, key=grant.key, shares=shares, seconds=took)
+
+
+def full_name(who: "Identity") -> str:
+    """namespace/pod/container, as far as they are known."""
+    return "/".join([part[:64] for part in (who.namespace, who.pod, who.container) if part])
+
+
+def short(id: str) -> str:
+    """Engines name containers by 64 hex digits and show twelve."""
+    return id[:12] if len(id) == 64 and all(c in "0123456789abcdef" for c in id) else id
+
+
+def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
+    """A share is changed while its container runs: MiB by GPU, as it was and is; changes: all of it, for people."""
+    before, after = ([[s.uuid, s.memory_mib] for s in g.shares] for g in (grant, new))
+    told = []
+    for old, now in zip(grant.shares, new.shares, strict=True):
+        words = (
+            ("memory", f"{old.memory_mib} MiB", f"{now.memory_mib} MiB"),
+            ("compute", f"{old.compute} %", f"{now.compute} %"),
+            ("ceiling", f"{old.compute_limit} %", f"{now.compute_limit} %"),
+        )
+        told += [f"{old.uuid[:12]}: {what} {was} -> {is_}" for what, was, is_ in words if was != is_]
+    for what, was, is_ in (
+        ("policy", grant.policy, new.policy),
+        ("class", grant.priority_class, new.priority_class),
+    ):
+        told += [f"{what} {was} -> {is_}"] if was != is_ else []
+    name, id = full_name(grant.who)[:256], grant.who.id[:256]
+    record(state_dir, "set", id=id, name=name, key=grant.key, before=before, after=after, changes=told)

@@ -1,0 +1,441 @@
+"""The ledger on disk: who holds what on this node's GPUs.
+
+STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
+STATE/ledger/KEY.json    a grant; comes into being by rename, so it is there wholly or not at all
+STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
+STATE/pages/KEY/said     its policy page as root alone sees it
+STATE/told               what containers are to be told of changes (ledger/tell.py)
+
+Under the lock no file is opened that a container sees: a tenant can make such an open wait. What is to be told goes out
+when the lock is let go (ledger/deliver.py).
+A crash at any instruction leaves either no grant, or one whose creator is dead, which the next sweep removes together
+with half-made files. A grant file that cannot be understood stops the node's new grants (GH-303): it may book anything.
+The state directory is root's alone (0700); page folders and pages are open (0755, 0644) for runtimes that open bind
+sources as a user namespace's root. Such a runtime must still have been handed the way there (runc >= 1.1 and crun are).
+"""
+
+import fcntl
+import os
+
+from oci_hook.core.gpu_page import SIZE as GPU_PAGE_SIZE
+from oci_hook.core.grant import Grant, Share
+from oci_hook.core.layout import LEDGER_DIR, PAGE_UID, PAGES_DIR, TOLD_DIR
+from oci_hook.core.pages import SIZE, amended
+from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import slot_files, tell
+from oci_hook.ledger.deliver import PAGE_FILE, deliver
+from oci_hook.ledger.grant_file import GRANT_MAX, encode
+from oci_hook.ledger.grant_file import read as _read
+from oci_hook.ledger.proof import QUICK, Judge
+from oci_hook.linux.lock import lock_file, own_dir
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+SAID_FILE = "said"
+
+# Tests stop or kill the process at a step of a transaction: called with the step's name where it is set.
+step: "Callable[[str], None] | None" = None
+
+
+def at(name: str) -> None:
+    if step is not None:
+        step(name)
+
+
+def grant_key(root: str, id: str) -> str:
+    """32 hex digits for (the runtime's state directory, container id)."""
+    try:
+        from _blake2 import blake2b  # what hashlib wraps; hashlib itself takes 2 ms to import
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(f"{root}\0{id}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def valid_key(key: str) -> bool:
+    return len(key) == 32 and all(c in "0123456789abcdef" for c in key)
+
+
+class Ledger:
+    """An open transaction: `grants` are the living ones, ordered by key; `swept` the dead ones that it removed.
+
+    unsure: the keys of those that count only since not every process could be looked at in time. After the transaction,
+    `late` has the keys of grants whose container keeps from itself what it is to be told.
+    """
+
+    __slots__ = (
+        *("grants", "swept", "late", "unsure"),
+        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_said", "_made", "_must"),
+    )
+
+    def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK) -> None:
+        self.grants: tuple[Grant, ...] = ()
+        self.swept: tuple[Grant, ...] = ()
+        self.late: set[str] = set()
+        self.unsure: set[str] = set()
+        self._state = state_dir
+        self._folder = f"{state_dir}/{LEDGER_DIR}"
+        self._pages = f"{state_dir}/{PAGES_DIR}"
+        self._lock = -1
+        self._wait = wait
+        self._judge = Judge(seconds, later=True)
+        self._unclear = False
+        self._said: list[str] = []  # the names of its messages
+        self._made: list[str] = []  # the keys of its new grants
+        self._must = False  # it fails if a message cannot go out
+
+    def __enter__(self) -> "Ledger":
+        try:
+            for folder in (self._state, self._folder, self._pages, tell.folder(self._state)):
+                own_dir(folder)
+            self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
+            judged = self._judged()
+            if self._judge.wanted:  # to look at all processes may take long: without the lock
+                self._unlock()
+                self._judge.look()
+                self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
+                judged = self._judged()
+            self.unsure = self._judge.unsure
+            at("locked")
+            self._sweep(judged)
+            at("swept")
+        except BaseException as e:
+            self._unlock()
+            if isinstance(e, OSError) and (self._wait or not isinstance(e, BlockingIOError)):
+                raise unusable(self._state, e) from None
+            raise
+        return self
+
+    def __exit__(
+        self, kind: "type[BaseException] | None", value: "BaseException | None", trace: "TracebackType | None"
+    ) -> None:
+        """Let go of the lock, then tell. Raises NodeError GH-303 where that fails: then the grants that this
+        transaction has made are gone again, and what it changed is told by the next one."""
+        self._unlock()
+        try:
+            self.late = deliver(self._state, self._said if kind is None else (), at)
+        except BaseException as e:
+            if kind is not None or not self._must and isinstance(e, (OSError, GhError)):
+                return  # it stays pending, and the next transaction delivers it
+            for key in self._made:
+                try:
+                    forget(self._state, key)
+                except GhError:
+                    pass  # the first failure is the one to tell; its creator ends, so the next sweep takes the grant
+            if isinstance(e, OSError):
+                raise unusable(self._state, e) from None
+            raise
+
+    def put(
+        self,
+        grant: Grant,
+        page: bytes,
+        time_scales: "dict[str, int] | None" = None,
+        tiers: "dict[str, int] | None" = None,
+    ) -> None:
+        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large. The
+        end of the transaction tells its containers, and may raise GH-303 as well; then it is not committed either.
+
+        time_scales: of simulated GPUs, by UUID; 1 for others. tiers: bits that their containers may use, likewise; 0.
+        """
+        data = encode(grant)
+        if len(data) > GRANT_MAX:
+            raise refuse("GH-105", f"names and paths of the container take {len(data)} bytes, at most {GRANT_MAX}")
+        if any(g.key == grant.key for g in self.grants):
+            raise refuse("GH-407", f"container {grant.who.id} already holds a grant ({grant.key})")
+        folder = f"{self._pages}/{grant.key}"
+        try:
+            os.mkdir(folder)
+            os.chmod(folder, 0o755)  # whatever the umask: a runtime in a user namespace opens the page
+            at("page folder")
+            _write(f"{folder}/{SAID_FILE}", page, 0o600)
+            gpus = [i for i, held in enumerate(grant.shares) if held.slot]
+            room = bytes(GPU_PAGE_SIZE * (1 + gpus[-1])) if gpus else b""  # its GPU pages are written when told
+            _write(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
+            at("page")
+            self._begin()  # a creator that is killed after this may still be seen alive by the next transaction
+            self._save(grant.key, data)
+            self._say((*self.grants, grant), [held.uuid for held in shared(grant)], time_scales or {}, tiers or {})
+            self._done()
+        except BaseException as e:
+            try:
+                for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
+                    _unlink(f"{self._folder}/{name}")
+                _drop_folder(folder)
+                self._say(self.grants, [held.uuid for held in shared(grant)])
+            except OSError:
+                pass  # the first failure is the one to tell; the next sweep removes the rest
+            if isinstance(e, OSError):
+                raise unusable(self._state, e) from None
+            raise
+        self._made.append(grant.key)
+        self._must = True
+        self.grants = (*self.grants, grant)
+
+    def update(self, grant: Grant) -> None:
+        """Write a grant anew that is in the ledger and differs in whose it is and what it lives by alone.
+
+        Raises NodeError GH-303 and leaves the old one.
+        """
+        try:
+            self._save(grant.key, encode(grant))
+        except OSError as e:
+            raise unusable(self._state, e) from None
+        self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
+
+    def change(self, grant: Grant) -> None:
+        """Write a grant anew that differs in limits, policy, class or freeze alone; the container is told by its pages.
+
+        Raises NodeError GH-303; then the grant is the old one, or the next transaction tells the container.
+        """
+        try:
+            self._begin()
+            self._save(grant.key, encode(grant))
+            self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
+            self._amend(grant)
+            self._say(self.grants, [held.uuid for held in shared(grant)])
+            self._must = True
+            self._done()
+        except OSError as e:
+            raise unusable(self._state, e) from None
+
+    def remove(self, key: str) -> bool:
+        """Forget a grant, living or not; whether there was one. Raises NodeError GH-303."""
+        found = [g for g in self.grants if g.key == key]
+        self.grants = tuple(g for g in self.grants if g.key != key)
+        try:
+            self._begin()
+            _remove(self._folder, self._pages, key)
+            self._say(self.grants, [held.uuid for g in found for held in shared(g)])
+            self._done()
+        except OSError as e:
+            raise unusable(self._state, e) from None
+        return bool(found)
+
+    def _judged(self) -> list[tuple[Grant, Grant | None]]:
+        """Each grant as it is on disk, and as it is now, or None."""
+        names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
+        found = (_read(self._folder, name[:-5]) for name in names)
+        return [(grant, self._judge.current(grant)) for grant in found]
+
+    def _sweep(self, judged: "list[tuple[Grant, Grant | None]]") -> None:
+        living, dead = [], []
+        there = tell.names(self._state)
+        for name in os.listdir(self._folder):
+            if name.endswith(".tmp"):
+                os.unlink(f"{self._folder}/{name}")
+        for old, new in judged:
+            if new is None:
+                dead.append(old)
+                continue
+            living.append(new)
+            if new is not old:
+                try:
+                    self._save(new.key, encode(new))
+                except OSError:  # disk full: the grant counts all the same, and the next sweep learns it again
+                    _unlink(f"{self._folder}/{new.key}.tmp")
+        self.grants = tuple(living)
+        for grant in dead:
+            self._begin()
+            at("dead")
+            _remove(self._folder, self._pages, grant.key)
+            at("removed")
+            self.swept = (*self.swept, grant)
+        by_key = {grant.key: grant for grant in living}
+        for name in os.listdir(self._pages):
+            if name not in by_key:
+                _drop_folder(f"{self._pages}/{name}")
+        tell.forget(self._state, there, set(by_key))
+        if tell.UNCLEAR in there:  # of a transaction before: what it came to say is not known
+            self._unclear = True
+            for grant in living:
+                self._amend(grant)
+            self._say(self.grants, [*tell.gpus(there), *(held.uuid for grant in living for held in shared(grant))])
+        else:
+            self._say(self.grants, [held.uuid for grant in dead for held in shared(grant)])
+        self._done()
+
+    def _begin(self) -> None:
+        """Before the first change: should this process die, the next transaction says everything anew."""
+        if not self._unclear:
+            tell.set_unclear(self._state)
+            self._unclear = True
+            at("unclear")
+
+    def _done(self) -> None:
+        """All that was changed is said."""
+        if self._unclear:
+            tell.set_clear(self._state)
+            self._unclear = False
+            at("clear")
+
+    def _say(
+        self,
+        grants: tuple[Grant, ...],
+        uuids: list[str],
+        time_scales: "dict[str, int] | None" = None,
+        tiers: "dict[str, int] | None" = None,
+    ) -> None:
+        """What the containers of these GPUs are to be told. time_scales, tiers: as in `put`; None keeps them."""
+        for uuid in dict.fromkeys(uuids):
+            scale = 0 if time_scales is None else time_scales.get(uuid, 1)
+            slot_files.say(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
+            self._said.append(tell.GPU + uuid)
+            at("GPU said")
+
+    def _amend(self, grant: Grant) -> None:
+        """Bring the policy page in line with the grant, if it is not."""
+        path = f"{self._pages}/{grant.key}/{SAID_FILE}"
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            old = os.read(fd, SIZE)
+        finally:
+            os.close(fd)
+        page = amended(old, grant)
+        tell.replace(path, page, path + tell.TEMPORARY)
+        at("policy written")
+        tell.say(self._state, f"{grant.key}-0", page)
+        self._said.append(f"{grant.key}-0")
+        at("policy said")
+
+    def _save(self, key: str, data: bytes) -> None:
+        path = f"{self._folder}/{key}"
+        _write(path + ".tmp", data, 0o600)
+        at("grant written")
+        os.rename(path + ".tmp", path + ".json")
+        at("grant")
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def open_ledger(state_dir: str, wait: bool = True, seconds: float = QUICK) -> Ledger:
+    """`with open_ledger(state_dir) as ledger:` holds the node's lock; dead grants are swept first.
+
+    Raises NodeError GH-303: the state directory is not safe to use, the disk fails, a grant file is damaged, or the
+    lock is held for more than LOCK_SECONDS. wait=False: raises BlockingIOError at once where another holds the lock
+    (and so has just swept). seconds: how long to look for processes that hold grants of which nothing else is known.
+    """
+    return Ledger(state_dir, wait, seconds)
+
+
+def snapshot(state_dir: str) -> tuple[Grant, ...]:
+    """The living grants at one instant, by key; writes nothing. No ledger yet: none. Raises NodeError GH-303."""
+    folder = f"{state_dir}/{LEDGER_DIR}"
+    try:
+        try:
+            fd = lock_file(folder + "/lock", fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return ()
+        try:
+            grants = [_read(folder, name[:-5]) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
+        finally:
+            os.close(fd)
+        return tuple(g for g in Judge().all_of(grants) if g is not None)
+    except OSError as e:
+        raise unusable(state_dir, e) from None
+
+
+def peek(state_dir: str) -> tuple[Grant, ...]:
+    """The living grants without taking the lock, for a caller that may not wait for it (see claims).
+
+    A grant that is committed before the call and lives throughout is found: its page folder stays in place while a
+    rewritten grant file may slip past a directory scan. Raises NodeError GH-303, FileNotFoundError if there is none.
+    """
+    folder = f"{state_dir}/{LEDGER_DIR}"
+    keys = {name[:-5] for name in os.listdir(folder) if name.endswith(".json")}
+    try:
+        try:
+            keys.update(os.listdir(f"{state_dir}/{PAGES_DIR}"))
+        except FileNotFoundError:
+            pass  # being made
+        found = []
+        for key in sorted(keys):
+            try:
+                found.append(_read(folder, key))
+            except FileNotFoundError:
+                pass  # not committed yet, or just removed
+        return tuple(g for g in Judge().all_of(found) if g is not None)
+    except OSError as e:
+        raise unusable(state_dir, e) from None
+
+
+def forget(state_dir: str, key: str) -> bool:
+    """Remove one grant without looking at any, so that a damaged file can be removed too. Raises NodeError GH-303."""
+    folder = f"{state_dir}/{LEDGER_DIR}"
+    try:
+        fd = lock_file(folder + "/lock", fcntl.LOCK_EX)
+        try:
+            found = os.path.lexists(f"{folder}/{key}.json")
+            if os.path.isdir(f"{state_dir}/{TOLD_DIR}"):
+                tell.set_unclear(state_dir)  # the next transaction, ours if all else is well, says what holds now
+            _remove(folder, f"{state_dir}/{PAGES_DIR}", key)
+        finally:
+            os.close(fd)
+        try:
+            with open_ledger(state_dir):
+                pass
+        except GhError:
+            pass  # another grant is damaged as well: it is for whoever opens the ledger next to say so
+        return found
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise unusable(state_dir, e) from None
+
+
+def shared(grant: Grant) -> list[Share]:
+    """The grant's shares on GPUs that are shared out in time."""
+    return [held for held in grant.shares if held.slot]
+
+
+def unusable(state_dir: str, e: OSError) -> GhError:
+    what = f"{e.strerror} ({e.filename})" if e.filename else str(e.strerror or e)
+    return refuse("GH-303", f"ledger in {state_dir}: {what}; check its file system (df, mount) and rights, then retry")
+
+
+def _write(path: str, data: bytes, mode: int, owner: int = 0) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        if mode & 0o077:
+            os.fchmod(fd, mode)
+        if owner and os.geteuid() == 0:
+            os.fchown(fd, owner, owner)
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: str, pages: str, key: str) -> None:
+    _unlink(f"{folder}/{key}.json")
+    at("grant removed")
+    _drop_folder(f"{pages}/{key}")
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _drop_folder(path: str) -> None:
+    """Remove a folder of files, as far as it is there; a link or file in its place is removed itself."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:  # also what O_DIRECTORY says of a link
+        os.unlink(path)
+        return
+    try:
+        for name in os.listdir(fd):
+            os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(path)

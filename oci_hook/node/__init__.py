@@ -1,1 +1,0 @@
-"""What this node is and remembers: settings, inventory, driver files, the ledger."""

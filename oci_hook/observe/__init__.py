@@ -1,0 +1,1 @@
+"""Containers that run, as the host sees them: account pages, processes, orphans."""

@@ -1,0 +1,331 @@
+"""Discovery: simulated and real-looking driver roots, NVML's answers and failures, the kernel's view in /proc."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
+from oci_hook.discovery import discover, inventory
+from oci_hook.errors import NodeError
+from oci_hook.sim import driver_root
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 12.3.0"
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue Apr  8 12:41:17 UTC 2025\nGCC version:  gcc 12.2.0"
+)
+INFORMATION = """Model: 		 NVIDIA H200
+IRQ:   		 {irq}
+GPU UUID: 	 {uuid}
+Video BIOS: 	 96.00.a0.00.01
+Bus Type: 	 PCIe
+DMA Size: 	 52 bits
+DMA Mask: 	 0xfffffffffffff
+Bus Location: 	 {pci}
+Device Minor: 	 {minor}
+GPU Firmware: 	 {version}
+GPU Excluded:	 No
+"""
+
+
+FILLS = """
+import ctypes, sys
+cuda = ctypes.CDLL(sys.argv[1]); context, p, step = ctypes.c_void_p(), ctypes.c_uint64(), 256 << 20
+assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+assert not cuda.cuCtxSetCurrent(context)
+while step >= 1 << 20:
+    if cuda.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(step)):
+        step >>= 1
+print("full", flush=True); sys.stdin.read()
+"""
+
+
+class Node:
+    """A machine of which this process can invent /proc; its GPUs are simulated ones."""
+
+    def __init__(self, place: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = driver_root.make(str(place / "prefix"), str(place / "state"), 2, 1024)
+        self.gpus = driver_root.gpus_of(str(place / "state"))
+        self.libraries = next(self.root.glob("usr/lib/*"))
+        self.proc = place / "proc"
+        self.proc.mkdir()
+        self.monkeypatch = monkeypatch
+
+    def look_real(self) -> None:
+        """Take the mark away: now it is a driver root like any other, whose libraries happen to be ours."""
+        (self.root / discover.SIMULATED_MARK).unlink()
+        self.monkeypatch.setenv("GPU_HOOK_SIM_GPUS", str(self.gpus))
+        self.kernel(driver_root.VERSION)
+        (self.proc / "devices").write_text(
+            "Character devices:\n  1 mem\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n  7 loop\n"
+        )
+
+    def kernel(self, version: str) -> None:
+        (self.proc / "driver/nvidia").mkdir(parents=True, exist_ok=True)
+        (self.proc / "driver/nvidia/version").write_text(CLOSED.replace("550.163.01", version))
+
+    def uuids(self) -> list[str]:
+        return [(self.gpus / str(i)).read_bytes()[16:64].rstrip(b"\0").decode() for i in range(2)]
+
+    def discover(self, seconds: float = 30.0) -> "discover.Inventory":
+        return discover.discover(str(self.root), str(self.proc), seconds)
+
+    def refused(self, code: str, seconds: float = 30.0) -> str:
+        with pytest.raises(NodeError) as e:
+            self.discover(seconds)
+        assert [p.code for p in e.value.problems] == [code], str(e.value)
+        return str(e.value)
+
+    def nvml(self, source: str) -> None:
+        """Replace libnvidia-ml by this C source."""
+        file = self.root.parent / "nvml.c"
+        file.write_text(source)
+        cc = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+        target = self.libraries / f"libnvidia-ml.so.{driver_root.VERSION}"
+        subprocess.run([*cc, "-o", str(target), str(file)], check=True)
+
+
+@pytest.fixture
+def node(tmp_path: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.delenv("GPU_HOOK_SIM_GPUS", raising=False)
+    return Node(tmp_path, simulated, monkeypatch)
+
+
+def test_simulated_root(node: Node) -> None:
+    said = node.discover()
+    assert said.simulated and said.driver_version == driver_root.VERSION
+    assert [c.uuid for c in said.gpus] == node.uuids()
+    assert [(c.index, c.minor, c.memory_mib, c.simulated, c.context_mib) for c in said.gpus] == [
+        (0, 0, 1024, True, 64),
+        (1, 1, 1024, True, 64),
+    ]
+    assert said.libcuda == f"{node.libraries}/libcuda.so.{driver_root.VERSION}"
+    assert said.libnvml == f"{node.libraries}/libnvidia-ml.so.{driver_root.VERSION}"
+    assert said.control == (DeviceFile("/dev/nvidiactl", 195, 255),)
+    assert said.links == ((node.uuids()[0], node.uuids()[1], 40),)
+    assert said.stamp == tuple(inventory.stamp(mark[0]) for mark in said.stamp)
+
+
+def test_a_new_simulated_driver_makes_the_inventory_stale(node: Node) -> None:
+    before = node.discover()
+    driver_root.make(str(node.root.parent.parent), str(node.gpus.parent.parent), 2, 1024)
+    assert any(inventory.stamp(mark[0]) != mark for mark in before.stamp)
+
+
+def test_simulated_gpus_are_gone(node: Node) -> None:
+    shutil.rmtree(node.gpus)
+    assert "Driver Not Loaded" in node.refused("GH-306")
+
+
+def test_damaged_mark(node: Node) -> None:
+    (node.root / discover.SIMULATED_MARK).write_text("{")
+    node.refused("GH-306")
+
+
+def test_real_looking_node(node: Node) -> None:
+    node.look_real()
+    said = node.discover()
+    assert not said.simulated and [c.simulated for c in said.gpus] == [False, False]
+    assert said.control == (
+        DeviceFile("/dev/nvidiactl", 195, 255),
+        DeviceFile("/dev/nvidia-uvm", 511, 0),
+        DeviceFile("/dev/nvidia-uvm-tools", 511, 1),
+    )
+    assert said.stamp[-1][0] == f"{node.proc}/driver/nvidia/version"
+
+
+def test_visible_devices_of_the_caller_do_not_narrow_the_node(node: Node) -> None:
+    node.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [c.context_mib for c in node.discover().gpus] == [64, 64]
+
+
+def test_a_gpu_without_room_for_a_context_is_still_a_gpu(node: Node) -> None:
+    libcuda = node.libraries / f"libcuda.so.{driver_root.VERSION}"
+    own = {"GPU_HOOK_SIM_GPUS": str(node.gpus), "CUDA_VISIBLE_DEVICES": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", FILLS, str(libcuda)], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as neighbour:
+        assert neighbour.stdout and neighbour.stdin and neighbour.stdout.readline() == b"full\n"
+        assert [c.context_mib for c in node.discover().gpus] == [64, 0]
+        neighbour.stdin.close()
+
+
+@pytest.mark.root
+def test_contexts_by_difference(node: Node) -> None:
+    """NVML knows no process: in another PID namespace its numbers are not ours."""
+    command = ["unshare", "--pid", "--fork", sys.executable, "-m", "oci_hook.discovery.context_memory"]
+    own = {**os.environ, "GPU_HOOK_SIM_GPUS": str(node.gpus), "LD_PRELOAD": str(node.libraries / "libnvidia-ml.so.1")}
+    done = subprocess.run([*command, str(node.libraries / "libcuda.so.1")], env=own, capture_output=True, text=True)
+    assert json.loads(done.stdout) == {"context": dict.fromkeys(node.uuids(), 64 << 20)}, done
+
+
+def test_contexts_of_a_driver_that_hangs_are_not_known(node: Node) -> None:
+    assert discover.context_mib("/nowhere/libcuda.so", "", dict(os.environ), 30.0) == {}
+    said = node.discover()
+    assert discover.context_mib(said.libcuda, said.libnvml, dict(os.environ), 0.01) == {}
+
+
+def test_driver_is_not_loaded(node: Node) -> None:
+    node.look_real()
+    shutil.rmtree(node.proc / "driver")
+    assert "no NVIDIA kernel driver is loaded" in node.refused("GH-302")
+
+
+def test_files_of_another_version_than_the_loaded_driver(node: Node) -> None:
+    node.look_real()
+    node.kernel("535.1")
+    assert "the loaded driver is 535.1" in node.refused("GH-302")
+
+
+def test_nvml_of_another_version_than_its_file(node: Node) -> None:
+    node.look_real()
+    node.kernel("550.0.9")
+    for name in ("libcuda.so", "libnvidia-ml.so"):
+        (node.libraries / f"{name}.{driver_root.VERSION}").rename(node.libraries / f"{name}.550.0.9")
+    assert "NVML speaks of driver 550.0.0" in node.refused("GH-302")
+
+
+def with_proc(node: Node, uuids: list[str]) -> None:
+    node.look_real()
+    for minor, uuid in enumerate(uuids):
+        folder = node.proc / f"driver/nvidia/gpus/0000:{0x51 + minor:02x}:00.0"
+        folder.mkdir(parents=True)
+        values = {"irq": 40 + minor, "uuid": uuid, "pci": folder.name, "minor": minor, "version": driver_root.VERSION}
+        (folder / "information").write_text(INFORMATION.format(**values))
+
+
+HANGS = "#include <unistd.h>\nint nvmlInitWithFlags(unsigned flags) { for (;;) pause(); return flags; }\n"
+CRASHES = "#include <stdlib.h>\nint nvmlInitWithFlags(unsigned flags) { abort(); return flags; }\n"
+REFUSES = (
+    "int nvmlInitWithFlags(unsigned flags) { return 999 + 0 * flags; }\n"
+    'const char *nvmlErrorString(int e) { return "Unknown Error"; }\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [(HANGS, "no answer within 2 s"), (CRASHES, "no answer (exit status -6)"), (REFUSES, "Unknown Error")],
+    ids=["hangs", "crashes", "refuses"],
+)
+def test_without_nvml_the_gpus_come_from_proc_and_their_memory_from_libcuda(node: Node, source: str, word: str) -> None:
+    with_proc(node, node.uuids())
+    node.nvml(source)
+    said = node.discover(seconds=2.0)
+    assert [(c.uuid, c.index, c.minor, c.memory_mib, c.name) for c in said.gpus] == [
+        (uuid, i, i, 1024, "NVIDIA H200") for i, uuid in enumerate(node.uuids())
+    ]
+    why = discover.ask_nvml(said.libnvml, dict(os.environ), 2.0)["error"]
+    assert why.startswith(word)
+    assert [c.pci for c in said.gpus] == ["0000:51:00.0", "0000:52:00.0"]
+
+
+def test_neither_answers(node: Node) -> None:
+    with_proc(node, node.uuids())
+    node.nvml(REFUSES)
+    node.monkeypatch.setenv("GPU_HOOK_SIM_GPUS", "/nowhere")
+    said = node.refused("GH-302")
+    assert "Unknown Error" in said and "CUDA error 100" in said
+
+
+def test_version_mismatch_says_what_to_do(node: Node) -> None:
+    with_proc(node, node.uuids())
+    node.nvml(REFUSES.replace("999", "18"))  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    assert "reboot" in node.refused("GH-302")
+
+
+def test_no_gpus(node: Node) -> None:
+    node.look_real()
+    node.nvml(REFUSES)
+    assert "lists no GPU" in node.refused("GH-301")
+
+
+@pytest.mark.parametrize(("text", "version"), [(OPEN, "580.95.05"), (CLOSED, "550.163.01"), ("nonsense", ""), ("", "")])
+def test_kernel_version(tmp_path: Path, text: str, version: str) -> None:
+    (tmp_path / "driver/nvidia").mkdir(parents=True)
+    (tmp_path / "driver/nvidia/version").write_text(text)
+    assert discover.kernel_version(str(tmp_path)) == version
+
+
+def test_kernel_version_without_a_driver(tmp_path: Path) -> None:
+    assert discover.kernel_version(str(tmp_path)) == ""
+
+
+def test_nodes_of_whole_gpus(tmp_path: Path) -> None:
+    """As the kernel lists them: a GPU's own in its PCI folder, other makers' and half-gone ones left out."""
+    pci = tmp_path / "bus/pci/devices"
+    for name, dev in (("0000:3b:00.0/drm/gpu1", "226:1"), ("0000:3b:00.0/drm/renderD129", "226:129\n")):
+        (pci / name).mkdir(parents=True)
+        (pci / name / "dev").write_text(dev)
+    (pci / "0000:3b:00.0/drm/controlD65").mkdir()
+    (pci / "0000:5e:00.0/drm/gpu2").mkdir(parents=True)  # no numbers any more
+    (pci / "0000:00:02.0/drm/gpu0").mkdir(parents=True)
+    (pci / "0000:00:02.0/drm/gpu0/dev").write_text("226:0")
+    gpus = (
+        Gpu("GPU-0", 0, 0, 1, pci="00000000:3B:00.0"),
+        Gpu("GPU-1", 1, 1, 1, pci="00000000:5E:00.0"),
+        Gpu("GPU-2", 2, 2, 1),
+    )
+    dri = (
+        GpuNode("GPU-0", "graphics", "/dev/dri/card1", 226, 1),
+        GpuNode("GPU-0", "graphics", "/dev/dri/renderD129", 226, 129),
+    )
+    assert discover.nodes_of_whole_gpus(gpus, str(tmp_path)) == dri
+    (tmp_path / "module/nvidia_modeset").mkdir(parents=True)
+    modeset = GpuNode("", "display", "/dev/nvidia-modeset", 195, 254)
+    assert discover.nodes_of_whole_gpus(gpus, str(tmp_path)) == (modeset, *dri)
+
+
+@pytest.mark.gpu
+@pytest.mark.root
+def test_nodes_of_gpudirect_storage(tmp_path: Path) -> None:
+    for name, kind, device in (("nvidia-fs0", 0o020600, (509, 0)), ("nvidia-fs15", 0o020600, (509, 15))):
+        os.mknod(tmp_path / name, kind, os.makedev(*device))
+    (tmp_path / "nvidia-fs1").write_text("a file")
+    (tmp_path / "nvidia-fs2").symlink_to("/dev/null")
+    os.mknod(tmp_path / "nvidia-nvswitch0", 0o020600, os.makedev(510, 0))
+    found = discover.nodes_of_whole_gpus((), str(tmp_path), str(tmp_path))
+    assert found == (
+        GpuNode("", "compute", "/dev/nvidia-fs0", 509, 0),
+        GpuNode("", "compute", "/dev/nvidia-fs15", 509, 15),
+    )
+
+
+def test_nodes_of_mig_devices(tmp_path: Path) -> None:
+    """By the ids of their instances; of two compute instances in one GPU instance, the first node is shared."""
+    top = tmp_path / "driver/nvidia/capabilities/gpu2/mig/gi3"
+    for folder, minor in ((top, 30), (top / "ci0", 31), (top / "ci1", 32)):
+        folder.mkdir(parents=True)
+        (folder / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    devices = tmp_path / "devices"
+    devices.write_text(
+        "Character devices:\n195 nvidia\n237 nvidia-caps-imex-channels\n238 nvidia-caps\n\nBlock devices:\n9 x\n"
+    )
+    gpus = tuple(Gpu(f"MIG-{i}", 0, 2, 1024, parent="GPU-1", instance=i) for i in range(2))
+    instances = {"MIG-0": (3, 0), "MIG-1": (3, 1)}
+    assert discover.dynamic_major("nvidia-caps-imex-channels", str(tmp_path)) == 237
+    found = discover.nodes_of_mig((*gpus, Gpu("GPU-2", 1, 1, 1024)), instances, str(tmp_path))
+    assert [(n.uuid, n.path, n.major, n.minor) for n in found] == [
+        ("MIG-0", "/dev/nvidia-caps/nvidia-cap30", 238, 30),
+        ("MIG-0", "/dev/nvidia-caps/nvidia-cap31", 238, 31),
+        ("MIG-1", "/dev/nvidia-caps/nvidia-cap30", 238, 30),
+        ("MIG-1", "/dev/nvidia-caps/nvidia-cap32", 238, 32),
+    ]
+    devices.write_text("Character devices:\n195 nvidia\n")
+    with pytest.raises(NodeError, match="GH-302: .*nvidia-caps"):
+        discover.nodes_of_mig(gpus, instances, str(tmp_path))
+    (top / "ci1/access").write_text("DeviceFileMinor: x\n")
+    devices.write_text("Character devices:\n238 nvidia-caps\n")
+    with pytest.raises(NodeError, match="GH-302: .*ci1/access"):
+        discover.nodes_of_mig(gpus, instances, str(tmp_path))
+
+
+def test_this_machines_driver() -> None:
+    if not os.path.exists("/proc/driver/nvidia/version"):
+        pytest.skip("no NVIDIA driver here")
+    said = discover.discover("/")
+    assert said.gpus and all(c.uuid.startswith("GPU-") and c.memory_mib > 0 for c in said.gpus)
+    assert all(os.path.exists(f.path) for f in said.files)
