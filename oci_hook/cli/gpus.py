@@ -28,7 +28,7 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     """List the node's GPUs; --refresh looks for them anew.
 
     TIER is how online work gets a GPU back from offline work: 0 between launches, 0.5 also between what is launched,
-    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/compute-sharing.md
+    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/guide/compute-sharing.md
     """
     settings = load_settings(prefix)
     if refresh:

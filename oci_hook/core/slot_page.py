@@ -1,4 +1,5 @@
-"""What a container's slot file says of its compute (docs/compute-gate.md). Twin of shim/slot_page.h; a test compares.
+"""What a container's slot file says of its compute (docs/internals/compute-gate.md). Twin of shim/slot_page.h; a test
+compares.
 
 A tenant wrote it: shown, compared with the driver's figures, never relied on. Any bytes give bounded figures, or None.
 """

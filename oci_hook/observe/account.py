@@ -1,4 +1,5 @@
-"""A container's account page (docs/account-page.md) as the host reads it, and the one word that the host writes.
+"""A container's account page (docs/internals/account-page.md) as the host reads it, and the one word that the host
+writes.
 
 The page belongs to the container, which may put anything in its place. It is found below the container's root without
 leaving it or following a link, only if it is a regular file of a tmpfs, and read and written by pread and pwrite, never
