@@ -78,19 +78,10 @@ class Books(Value):
     low 31 bits, pid namespace's low 10 bits) of each living process that the shim keeps books for. shares: what each
     of them has per GPU, where that was asked for."""
 
-    __slots__ = ("totals", "surcharges", "owners", "shares")
-
-    def __init__(
-        self,
-        totals: tuple[int, ...],
-        surcharges: tuple[int, ...],
-        owners: frozenset[Owner],
-        shares: "dict[Owner, tuple[int, ...]] | None" = None,
-    ) -> None:
-        self.totals = totals
-        self.surcharges = surcharges
-        self.owners = owners
-        self.shares = shares or {}
+    totals: tuple[int, ...]
+    surcharges: tuple[int, ...]
+    owners: frozenset[Owner]
+    shares: dict[Owner, tuple[int, ...]] = {}
 
 
 class Account:
