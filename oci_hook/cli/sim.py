@@ -41,13 +41,6 @@ sim.add_command(sim_model.model)
     type=click.IntRange(1, driver_root.MAX_TIME_SCALE),
     help="How many times slower than it says a GPU is; for machines with few cores.",
 )
-@click.option(
-    "--tsg",
-    type=click.Choice(driver_root.TSG),
-    default=driver_root.TSG[0],
-    show_default=True,
-    help="Controls of channel groups: refused, accepted without effect, or working.",
-)
 @click.option("--mig", default="", metavar="PROFILES", help="Split GPU 0 into MIG devices: 3g.20gb,1g.5gb")
 @click.option("--numa", default="", metavar="NODES", help="NUMA node of each GPU: 0,0,1,1")
 @click.option("--nvlink", default="", metavar="PAIRS", help="GPUs that an NVLink joins: 0-1,2-3")
@@ -58,7 +51,6 @@ def up(
     gpus: int,
     memory: str,
     time_scale: int,
-    tsg: str,
     mig: str,
     numa: str,
     nvlink: str,
@@ -88,7 +80,7 @@ def up(
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings, force)
-    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, tsg, devices, places)
+    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:
