@@ -105,7 +105,7 @@ def explain(
         *heading(given, named),
         "request",
         *(f"  {name:<13}{value}" for name, value in request_lines(request, settings.rules)),
-        "gpus" + (" (simulated)" if inventory.simulated else ""),
+        "GPUs" + (" (simulated)" if inventory.simulated else ""),
         *(f"  {gpu_line(gpu)}" for gpu in gpus),
         "plan",
         *(f"  {step}" for step in plan),
@@ -220,7 +220,7 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
         asked = "every GPU of the node"
     else:
         asked = f"{len(gpus)}: {each(names)}"
-    lines = [("gpus", asked)]
+    lines = [("GPUs", asked)]
     if gpus:
         memory = each([memory_words(gpu) for gpu in gpus])
         compute = each([compute_words(gpu) for gpu in gpus])

@@ -101,7 +101,7 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
     ways = changes(request, inventory, grants, settings.rules)
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     lines.append("now:" if head else "it would be refused:")
-    lines += [f"  {note if note.startswith('gpu ') else f'gpu {index[uuid]} {note}'}" for uuid, note in found.notes]
+    lines += [f"  {note if note.startswith('GPU ') else f'GPU {index[uuid]} {note}'}" for uuid, note in found.notes]
     lines += [f"  {p.message}" for p in found.problems if not found.notes]
     lines.append("any one of these would make it fit:" if ways else "nothing short of other GPUs would make it fit")
     lines += [f"  {output.printable(way.text)}" for way in ways]

@@ -213,7 +213,7 @@ def nodes_of_whole_gpus(gpus: tuple[Gpu, ...], sys_root: str = "/sys", dev: str 
             continue  # a part draws nothing, and the node is the whole GPU's
         domain, _, rest = gpu.pci.lower().partition(":")
         for folder in sorted(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/drm").glob("*")):
-            if not folder.name.startswith(("gpu", "renderD")):
+            if not folder.name.startswith(("card", "renderD")):
                 continue
             try:
                 major, _, minor = (folder / "dev").read_text().strip().partition(":")

@@ -56,7 +56,7 @@ def test_t9k_share_of_a_named_gpu(install: Install) -> None:
     assert without_env(answer) == (
         "container (the engine gives no name)\n"
         "request\n"
-        "  GPUs        1: 0\n"
+        "  GPUs         1: 0\n"
         "  memory       25% of the GPU\n"
         "  compute      no guarantee\n"
         "  policy       best-effort\n"
@@ -80,7 +80,7 @@ def test_compute_and_its_ceiling(install: Install) -> None:
     assert without_env(answer) == (
         "container a\n"
         "request\n"
-        "  GPUs        1: any\n"
+        "  GPUs         1: any\n"
         "  memory       1Gi\n"
         "  compute      30%, at most 60%\n"
         "  policy       burst-share\n"
@@ -96,13 +96,13 @@ def test_compute_and_its_ceiling(install: Install) -> None:
 
 def test_whole_gpus_and_driver_files_alone(install: Install) -> None:
     whole = install.text(*asking("gpu-hook.io/gpus=all"))
-    assert "  GPUs        every GPU of the node\n  memory       all of it\n  compute      all of it\n" in whole
+    assert "  GPUs         every GPU of the node\n  memory       all of it\n  compute      all of it\n" in whole
     assert "  0  GPU-0  chosen (asked for by name): the whole GPU\n" in whole
     none = install.text(*asking("gpu-hook.io/memory=1Gi"), "--env", "NVIDIA_VISIBLE_DEVICES=none")
     assert without_env(none).startswith(
         "container (the engine gives no name)\n"
         "request\n"
-        "  GPUs        none: driver files only\n"
+        "  GPUs         none: driver files only\n"
         "  capabilities compute, utility\n"
         "  narrowed to  no GPU\n"
         "GPUs (simulated)\n"
@@ -275,7 +275,7 @@ def edit(folder: Path, **parts: Any) -> None:
 def test_a_bundle_is_looked_at_and_left_alone(install: Install, bundle: Path) -> None:
     before = install.ledger(), (bundle / "config.json").read_bytes(), sorted((bundle / "rootfs").rglob("*"))
     answer = install.text("explain", "--spec", str(bundle / "config.json"))
-    assert answer.startswith("container web\nannotations speak of web\nrequest\n  GPUs        1: any\n")
+    assert answer.startswith("container web\nannotations speak of web\nrequest\n  GPUs         1: any\n")
     assert "  narrowed to  1\n" in answer
     assert "  0  GPU-0  not asked for\n  1  GPU-1  chosen (binpack): 1Gi of 24Gi\n" in answer
     assert "-linux-gnu/libcuda.so.1 (ro,nosuid,nodev)\n" in answer
@@ -322,7 +322,7 @@ def test_each_gpu_by_itself_and_mounts(install: Install) -> None:
     request = 'gpu-hook.io/request={"a": [{"memory": "4Gi", "compute": 60}, {"device": 1}], "stranger": [{}]}'
     answer = install.text(*asking(request), "--container", "a")
     assert answer.startswith("warning: GH-102: gpu-hook.io/request speaks of container 'stranger'")
-    assert "  GPUs        2: any, 1\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
+    assert "  GPUs         2: any, 1\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
     mount = ("--volume", "/dev/null:/run/gpu-hook/request/memory=4Gi:ro")
     assert "  memory       4Gi\n" in install.text("explain", *mount)
     assert install.text("explain", "-v", "/etc:/run/gpu-hook/request/memory=4Gi", status=1).startswith(

@@ -35,10 +35,10 @@ def test_table(install: Install) -> None:
     assert table.count("2027-01-15 08:00:00\n") == 4
     assert table.replace("2027-01-15 08:00:00", "SINCE_") == (
         "CONTAINER     NAME         GPU  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    STATE     SINCE\n"
-        "aaaaaaaaaaaa  ns/shop/web  0     GPU-0  4Gi     -     30-80%   burst-share  default  starting  SINCE_\n"
-        "aaaaaaaaaaaa  ns/shop/web  1     GPU-1  1000Mi  -     -        burst-share  default  starting  SINCE_\n"
-        "files         -            -     -      -       -     -        best-effort  default  starting  SINCE_\n"
-        "whole         -            1     GPU-1  whole   -     -        burst-share  online   starting  SINCE_\n"
+        "aaaaaaaaaaaa  ns/shop/web  0    GPU-0  4Gi     -     30-80%   burst-share  default  starting  SINCE_\n"
+        "aaaaaaaaaaaa  ns/shop/web  1    GPU-1  1000Mi  -     -        burst-share  default  starting  SINCE_\n"
+        "files         -            -    -      -       -     -        best-effort  default  starting  SINCE_\n"
+        "whole         -            1    GPU-1  whole   -     -        burst-share  online   starting  SINCE_\n"
     )
 
 
@@ -119,7 +119,7 @@ def test_without_an_inventory_the_holders_are_still_told(install: Install) -> No
     (install.state / "inventory.json").unlink()
     result = install.run("ps")
     assert result.exit_code == 0 and result.stderr.startswith("warning: GH-301: ")
-    assert result.stdout.splitlines()[1].startswith("c          -     -     GPU-0  1Gi ")
+    assert result.stdout.splitlines()[1].startswith("c          -     -    GPU-0  1Gi ")
     assert install.data("ps")["grants"][0]["gpus"][0]["index"] is None
 
 
@@ -300,7 +300,7 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         '#include <stddef.h>\n#include <stdio.h>\n#include "account_page.h"\n'
         "typedef struct gh_account_page P;\n"
         'int main(void) { printf("%llu %u %zu %zu %zu %llu %d", (unsigned long long)GH_ACCOUNT_MAGIC,\n'
-        "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, GPU), sizeof(struct gh_account_gpu),\n"
+        "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, gpu), sizeof(struct gh_account_gpu),\n"
         "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT);\n"
         'printf(" %zu %zu %zu %d %llu %llu", offsetof(P, owner), sizeof(P), offsetof(struct gh_account_gpu, '
         "surcharge), GH_ACCOUNT_SLOTS, GH_VALUE_MAX, GH_OWNER_SWEEP);\n"

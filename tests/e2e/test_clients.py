@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.test_driver_files import debian_driver
 
 from oci_hook.discovery import driver_files, inventory
 from tests.conftest import Bundle, Install, Runc
+from tests.discovery.test_driver_files import debian_driver
 from tests.e2e.fetched import nvidia, wheel
 from tests.e2e.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 

@@ -333,7 +333,7 @@ def test_not_mounted_here(state: str) -> None:
     """As in a mount namespace made before the first container: grants end, and new ones have a tmpfs of their own."""
     put(state, one := make(1), make(2))
     code = (
-        "import sys; from tests.node.test_share import GPUS, check, make, put, share, store\n"
+        "import sys; from tests.ledger.test_slot_files import GPUS, check, make, put, slot_files, store\n"
         "from oci_hook.linux.mount import unmount\n"
         "state = sys.argv[1]; unmount(slot_files.folder(state, GPUS[0]))\n"
         "with store.open_ledger(state) as ledger:\n    ledger.remove(make(2).key)\n"
