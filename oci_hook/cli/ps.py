@@ -42,8 +42,8 @@ def ps(prefix: str) -> output.Report:
         rows += as_rows(grant, entry, found)
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     for entry in data:
-        if entry["account_error"]:
-            lines.append(f"account page of {output.short(entry['id'])}: {entry['account_error']}")
+        if entry["account_problem"]:
+            lines.append(f"account page of {output.short(entry['id'])}: {entry['account_problem']}")
     return output.Report({"containers": data}, lines, warnings)
 
 
@@ -91,7 +91,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
         "suspended_since": int(suspended[1]) if suspended else None,
         "waits_for": suspended[0] if suspended else None,
         "preempt_tolerance_us": grant.tolerance or None,
-        "account_error": books if isinstance(books, str) else None,
+        "account_problem": books if isinstance(books, str) else None,
         "exclusive": grant.exclusive,
         "capabilities": list(grant.capabilities),
         "driver_version": grant.driver_version,
@@ -121,7 +121,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
                 "" if index is None else index,
                 share.uuid,
                 "whole" if share.whole else output.size(share.memory_mib),
-                ("?" if entry["account_error"] else "") if used is None else output.size(used),
+                ("?" if entry["account_problem"] else "") if used is None else output.size(used),
                 compute(share),
                 *last,
             )
