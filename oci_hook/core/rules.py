@@ -11,8 +11,7 @@ class Rules(Value):
     memory for each container that may share it, 0: no such bound. whole_gpus: "exclusive" or "shared", what a request
     without memory and compute means. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB", or
     "none" where the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
-    nanoseconds, 0: as long as suits it. channel_groups: "none", "slice" or "stop", what of a channel group's controls
-    containers may use where they were found to work.
+    nanoseconds, 0: as long as suits it.
     """
 
     __slots__ = (
@@ -29,7 +28,6 @@ class Rules(Value):
         "dialects",
         "qgpu_memory_unit",
         "linger",
-        "channel_groups",
     )
 
     def __init__(
@@ -47,7 +45,6 @@ class Rules(Value):
         dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes"),
         qgpu_memory_unit: str = "none",
         linger: int = 0,
-        channel_groups: str = "none",
     ) -> None:
         self.default_policy = default_policy
         self.placement = placement
@@ -62,4 +59,3 @@ class Rules(Value):
         self.dialects = dialects
         self.qgpu_memory_unit = qgpu_memory_unit
         self.linger = linger
-        self.channel_groups = channel_groups

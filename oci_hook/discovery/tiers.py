@@ -1,7 +1,7 @@
-"""What each GPU's driver can do for preemption, as probed: STATE/tiers.json, written by `gpu-hook gpus --probe`.
+"""What probes found that each GPU can do for preemption: STATE/tiers.json, written by `gpu-hook gpus --probe`.
 
-A finding holds for a GPU, a driver version and a boot; whatever else is in the file, or is damaged, counts as not
-probed, which costs nothing but speed. Loaded at container starts only where there is such a file.
+A finding holds for one GPU, driver version and boot. A GPU without a valid finding counts as not probed, which costs
+only speed. Container starts load this module only if the file exists.
 """
 
 import os
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MAX_SIZE = 1 << 20
-SECONDS = 90.0  # of a GPU's probe: two programs that start on it, and half a dozen measurements of a second
+SECONDS = 90.0  # for one GPU's probe: two programs start on it and take some measurements of a second each
 
 
 def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, Any]]":
-    """What was seen of each probed GPU, by UUID; with "bits", the judgement of it."""
+    """What was measured on each probed GPU, by UUID, and "bits", the judgement of it (core/tiers.py)."""
     path = f"{settings.state_dir}/{TIERS}"
     try:
         st = os.stat(path)
@@ -42,20 +42,19 @@ def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, A
 
 
 def usable(settings: "Settings", inventory: "Inventory") -> dict[str, int]:
-    """Bits for the GPU page, by UUID: found to work, and not kept from containers by the settings."""
-    let = tiers.LET[settings.rules.channel_groups]
-    return {uuid: gpu["bits"] & let for uuid, gpu in load(settings, inventory).items()}
+    """Bits for the GPU page, by UUID."""
+    return {uuid: gpu["bits"] for uuid, gpu in load(settings, inventory).items()}
 
 
 def save(settings: "Settings", inventory: "Inventory", seen: "dict[str, dict[str, Any]]") -> None:
-    """Add these findings to those that still hold. Raises NodeError GH-303."""
+    """Add these findings, by UUID, to those that still hold. Raises NodeError GH-303."""
     gpus = {uuid: {k: v for k, v in gpu.items() if k != "bits"} for uuid, gpu in load(settings, inventory).items()}
     gpus.update({uuid: {**what, "driver": inventory.driver_version} for uuid, what in seen.items()})
     put_file(settings, TIERS, {"format": FORMAT, "boot_id": inventory.boot_id, "gpus": gpus})
 
 
 def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict[str, Any]":
-    """Try the GPU, in programs that are killed after that time; what they did not come to say is missing."""
+    """Probe the GPU in programs that are killed after `seconds`; parts that they did not finish are missing."""
     import signal
     import subprocess
     import sys
@@ -68,7 +67,7 @@ def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict
     env = {**environment(inventory.driver_root)[0], "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
     env["CUDA_VISIBLE_DEVICES"] = gpu.uuid
     process = subprocess.Popen(
-        [sys.executable, "-m", "oci_hook.discovery.tier_probe", inventory.libcuda],
+        [sys.executable, "-m", "oci_hook.discovery.tier_probe", inventory.libcuda, str(gpu.time_scale)],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -83,7 +82,7 @@ def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict
         seen["error"] = f"no answer within {seconds:.0f} s"
     finally:
         try:
-            os.killpg(process.pid, signal.SIGKILL)  # the loads that it started as well
+            os.killpg(process.pid, signal.SIGKILL)  # the group: also the load that it started
         except ProcessLookupError:
             pass
         process.communicate()

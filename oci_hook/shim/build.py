@@ -28,7 +28,7 @@ INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view", "ga
 EXEMPT = {"cuGetExportTable"}  # private tables without names: nothing to compare their pointers with
 COMMON = ["state.c", "pointers.c", "policy.c", "alive.c", "account.c", "spare.c", "real.c"]
 GATE = ["decide.c", "slot_view.c", "slot.c", "cost.c"]
-GATE += ["gate.c", "gate_books.c", "gate_setup.c", "gate_marks.c", "gate_groups.c", "gate_front.c", "pacer.c"]
+GATE += ["gate.c", "gate_books.c", "gate_setup.c", "gate_marks.c", "gate_front.c", "pacer.c"]
 
 
 class Library:

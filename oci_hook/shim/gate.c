@@ -294,12 +294,9 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     }
     gate_publish(g, now);
     tell_lower(g);
-    uint64_t slice = groups_enter(g, context);
     gh_unlock(&g->lock);
     if (front)
         front_put(g, context, stream, t->estimate);
-    if (slice != GROUP_NOTHING)
-        groups_slice(g, context, slice);
     if (t->timed && t->queued) /* what was not seen to be done may be done: then the program is not ahead of the GPU */
         t->queued = !marks_idle(stream);
     if (t->mark)
@@ -434,7 +431,6 @@ void gate_context_leaves(CUcontext context) {
         if (!lock_alone(g, NULL))
             continue;
         front_leave(g, context);
-        groups_leave(g, context);
         uint64_t now = gate_now(g);
         for (unsigned n = 0; n < TRACKS; n++) {
             struct track *k = &g->track[n];

@@ -83,6 +83,27 @@ uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bo
     return min64(until > from ? until - from : 0, elapsed);
 }
 
+void gate_halt(struct gh_gate *g, uint64_t now, bool halted) {
+    if (g->halted == halted)
+        return;
+    gate_look(g, now, true); /* until here, time was shared out in another way */
+    if (halted)
+        g->halt[++g->halts % HALTS] = (struct halt){now, UINT64_MAX};
+    else
+        g->halt[g->halts % HALTS].end = now;
+    g->halted = halted;
+}
+
+uint64_t gate_halted(const struct gh_gate *g, uint64_t since, uint64_t now) {
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < HALTS; i++) {
+        uint64_t from = max64(g->halt[i].begin, since), to = min64(g->halt[i].end, now);
+        if (g->halt[i].begin && to > from)
+            sum += to - from;
+    }
+    return sum;
+}
+
 /* ---- what the others may know of us ---- */
 
 /* A stream's first commands take far longer than they should: they wait for something, maybe for what is at the gate.
@@ -93,7 +114,7 @@ static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, u
         return false;
     }
     since = max64(since, k->done_at);
-    since += groups_stopped(g, since, now);
+    since += gate_halted(g, since, now);
     if (now - min64(since, now) < gate_sure(estimate) * g->contexts + STUCK_AFTER)
         return false;
     g->stuck += k->batch_estimate;
@@ -122,7 +143,7 @@ static void find_running(struct gh_gate *g, uint64_t now) {
     }
     g->own.inflight = g->inflight - min64(g->stuck, g->inflight);
     at = max64(g->done_at, at == UINT64_MAX ? 0 : at);
-    g->own.running_since = at + groups_stopped(g, at, now);
+    g->own.running_since = at + gate_halted(g, at, now);
     g->own.running_cost = cost;
 }
 
@@ -268,7 +289,7 @@ void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estim
     if (charge)
         gate_raise_v(g, charge);
     __atomic_add_fetch(&gate_head(g)->charged, charge, __ATOMIC_RELAXED);
-    STORE(&gate_head(g)->preempt_bound, groups_bound(g, gh_window(&g->view, g->me) + g->long_one));
+    STORE(&gate_head(g)->preempt_bound, gh_window(&g->view, g->me) + g->long_one);
     __atomic_add_fetch(&g->done_word, 1, __ATOMIC_RELEASE);
     if (g->waiting)
         syscall(SYS_futex, &g->done_word, 129 /* FUTEX_WAKE_PRIVATE */, INT32_MAX, NULL, NULL, 0);

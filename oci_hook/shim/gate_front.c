@@ -38,7 +38,7 @@ static bool kept(const struct gh_gate *g) {
 
 static struct front *front_of(struct gh_gate *g, CUcontext context) {
     struct front *bare = NULL;
-    for (unsigned i = 0; i < GROUPS; i++) {
+    for (unsigned i = 0; i < FRONTS; i++) {
         if (g->fronts[i].context == context)
             return &g->fronts[i];
         if (!bare && !g->fronts[i].context)
@@ -130,7 +130,7 @@ unsigned front_kept(const struct gh_gate *g) { return g->closed && kept(g); }
 uint64_t front_behind(const struct gh_gate *g) { return kept(g) ? g->front_estimate : 0; }
 
 void front_leave(struct gh_gate *g, CUcontext context) {
-    for (unsigned i = 0; i < GROUPS; i++) {
+    for (unsigned i = 0; i < FRONTS; i++) {
         struct front *f = &g->fronts[i];
         if (!f->context || (context && f->context != context))
             continue;

@@ -7,9 +7,8 @@
 #include "slot.h"
 
 #define TRACKS 64u
-#define GROUPS 8u
+#define FRONTS 8u
 #define HALTS 16u
-#define GROUP_NOTHING UINT64_MAX
 #define MARKS 256u
 #define BATCH_COMMANDS 32u
 #define BATCH_TIME (200 * GH_US)
@@ -52,12 +51,6 @@ struct name {
 };
 #define NAMES 1024u
 
-struct group {          /* the channel group of a context */
-    CUcontext context;  /* NULL: free */
-    uint64_t slice;     /* us; 0 the GPU's own */
-    bool off, changing; /* a thread of ours is in the driver with it */
-};
-
 struct front {         /* tier 0.5: words of a context that its streams wait for */
     CUcontext context; /* NULL: free */
     uint32_t *words;   /* NULL: not made yet */
@@ -65,7 +58,7 @@ struct front {         /* tier 0.5: words of a context that its streams wait for
     bool without;      /* it does not work here */
 };
 
-struct halt { /* nothing of this process ran then: its groups were stopped, or all of its work was behind a word */
+struct halt { /* nothing of this process ran then: all of its work was behind a closed word */
     uint64_t begin, end;
 };
 
@@ -116,16 +109,12 @@ struct gh_gate {
     uint32_t done_word;                        /* own threads sleep on it */
     uint32_t entering, waiting, full, holding; /* threads at the gate; asleep; for the own window; for their turn */
     uint64_t wanting; /* since when, or up to when it is counted, there is work to do; 0 there is none */
-    /* gate_groups.c */
-    uint32_t tiers; /* of the GPU page */
-    struct group group[GROUPS];
-    bool grouped; /* there are, or were, contexts in it */
-    bool stopped, halted;
-    uint64_t frozen_since;
+    uint32_t tiers;   /* of the GPU page */
+    bool halted;
     struct halt halt[HALTS]; /* the last of them */
     unsigned halts;
     /* gate_front.c */
-    struct front fronts[GROUPS], *front; /* the one with the last command behind its word */
+    struct front fronts[FRONTS], *front; /* the one with the last command behind its word */
     uint32_t front_number;
     uint64_t front_estimate;
     bool closed;
@@ -185,6 +174,11 @@ void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estim
 /* An own command of `elapsed` that ended just now: the part of it that was ours, and whether nobody disturbed it. */
 uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean);
 
+/* From now on nothing of this process runs, or something may again. */
+void gate_halt(struct gh_gate *g, uint64_t now, bool halted);
+/* For how long between two times nothing of this process ran. */
+uint64_t gate_halted(const struct gh_gate *g, uint64_t since, uint64_t now);
+
 /* gate_marks.c; the lock is held on entry and on return, and given up in between */
 void marks_poll(struct gh_gate *g);
 unsigned marks_track(struct gh_gate *g, CUcontext context, CUstream stream);
@@ -201,21 +195,6 @@ bool marks_idle(CUstream stream);
 /* With the lock, given up meanwhile: markers behind commands that have none. From a thread of ours: those of streams
  * that were not used for a while. */
 void marks_tail(struct gh_gate *g);
-
-/* gate_groups.c; the lock is held, and given up in between by those that are not const */
-/* Before a launch: the time slice in us that `groups_slice` is to set without the lock, or GROUP_NOTHING. */
-uint64_t groups_enter(struct gh_gate *g, CUcontext context);
-void groups_slice(struct gh_gate *g, CUcontext context, uint64_t slice);
-/* From the pacer: stops and slices as the rules ask for. */
-void groups_pace(struct gh_gate *g, uint64_t now, bool frozen);
-/* The context (NULL: all) goes: none is left stopped. */
-void groups_leave(struct gh_gate *g, CUcontext context);
-/* From now on nothing of this process runs, or something may again. */
-void groups_halt(struct gh_gate *g, uint64_t now, bool halted);
-/* For how long between two times that was so. */
-uint64_t groups_stopped(const struct gh_gate *g, uint64_t since, uint64_t now);
-/* The preempt bound, which stopping lowers. */
-uint64_t groups_bound(const struct gh_gate *g, uint64_t bound);
 
 /* gate_front.c; the lock is held but for front_put */
 /* Whether a command that the decision keeps waiting for nothing but the window may go behind a word. */

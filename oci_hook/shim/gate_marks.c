@@ -91,7 +91,7 @@ static void retire(struct gh_gate *g, struct mark *m, uint64_t now, bool measure
     uint64_t charge = m->estimate, waited = 0;
     if (measured && m->timed && ms >= 0 && ms < 1e6f) {
         uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* the GPU's time, as the gate's is */
-        elapsed -= min64(elapsed, groups_stopped(g, now - min64(elapsed, now), now));
+        elapsed -= min64(elapsed, gate_halted(g, now - min64(elapsed, now), now));
         bool clean;
         uint64_t shared = gate_shared(g, now, elapsed, &clean);
         struct cost *cost = cost_of(&g->costs, m->key);

@@ -28,12 +28,8 @@ struct gh_gpu_share {
     uint64_t reserved1;
 };
 
-/* What the GPU was found to do, and its containers may use, for preemption (`gpu-hook gpus --probe`, core/tiers.py). */
-enum gh_tier {
-    GH_TIER_MEMOPS = 1, /* streams wait for words in host memory */
-    GH_TIER_SLICE = 2,  /* a channel group's time slice can be set */
-    GH_TIER_STOP = 4    /* a channel group can be stopped */
-};
+/* What `gpu-hook gpus --probe` found that the GPU can do for preemption (core/tiers.py). */
+enum gh_tier { GH_TIER_MEMOPS = 1 /* streams wait for words in host memory */ };
 
 struct gh_gpu_page {
     uint64_t magic;

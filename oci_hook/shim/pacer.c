@@ -53,8 +53,7 @@ static void *pace(void *gate) {
             d = gh_decide(&g->view, g->me, &g->own, now, 0);
         bool frozen = !d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT;
         front_close(g, frozen);
-        groups_pace(g, now, frozen);
-        groups_halt(g, now, g->stopped || (front_kept(g) && g->launched - 1 == g->done));
+        gate_halt(g, now, front_kept(g) && g->launched - 1 == g->done);
         if (g->halted)
             ns = min64(d.until - min64(now, d.until) + GH_US, STOPPED_MOST);
         if (g->stop || (!g->halted && ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
@@ -95,7 +94,6 @@ static void at_exit(void) {
             slot_sleep(NULL, 0, GH_MS);
         if (gh_lock(&g->lock)) {
             front_leave(g, NULL);
-            groups_leave(g, NULL);
             gh_unlock(&g->lock);
         }
     }

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.tiers import MEMOPS, SLICE, STOP
+from oci_hook.core.tiers import MEMOPS
 from oci_hook.shim import build
 from tests.gate.gpus import OFFLINE, ONLINE, Tenant, measure
-from tests.gate.tiers import controls, let
 from tests.sanitize import BUILDS, SMALL, gcc, name
 from tests.shim.box import ROOT
 
@@ -106,14 +105,12 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize(("tiers", "way", "us"), [(SLICE | STOP, "threads", 2000), (MEMOPS, "plain", 350)])
-def test_what_is_held_on_the_gpu(place: Callable[..., Any], sanitized: Path, tiers: int, way: str, us: int) -> None:
+def test_what_is_held_on_the_gpu(place: Callable[..., Any], sanitized: Path) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=500_000), libraries=sanitized)
-    controls(p, "work")
-    let(p, tiers)
+    p.gpu.let(MEMOPS)
     p.load = str(sanitized / "load")
     options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
-    offline = p.boxes[0].start([p.load, way, str(us)], **options)
+    offline = p.boxes[0].start([p.load, "plain", "350"], **options)
     offline.ready()
     online = p.boxes[1].start([p.load, "plain", "80", "40", str(3000 * p.gpu.scale)], **options)
     counts = measure([offline, online], 0.5, 0.3)
