@@ -72,7 +72,8 @@ def report(
         )
         name = gpu.name + (" (simulated)" if gpu.simulated and "imulated" not in gpu.name else "")
         granted = (output.size(memory), f"{compute}%", len(shares))
-        rows.append((gpu.address, gpu.uuid, name, output.size(gpu.memory_mib), gpu.minor, tier["name"] if tier else "-", *granted))
+        shown = tier["name"] if tier else "-"
+        rows.append((gpu.address, gpu.uuid, name, output.size(gpu.memory_mib), gpu.minor, shown, *granted))
     simulated = ", simulated" if inventory.simulated else ""
     where = f"driver {inventory.driver_version} in {inventory.driver_root}{simulated}"
     data = {

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RESUME_MOST_US = 1000  # a waiting stream must go on this soon after the store, as held work is promised to
-BESIDE_LEAST = 0.8  # of its throughput that a neighbour must keep beside a waiting stream: waiting must not cost GPU time
+BESIDE_LEAST = 0.8  # of its throughput a neighbour must keep beside a waiting stream: waiting must not cost GPU time
 
 
 def name(bits: int) -> str:
