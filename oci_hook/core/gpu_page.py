@@ -1,4 +1,4 @@
-"""The GPU page: who shares a GPU, and how. Twin of shim/gpu_page.h.
+"""The GPU page: who shares a GPU, and how. Twin of shim/pages/gpu_page.h.
 
 Weights are parts of the GPU in hundredths of a percent. A guarantee is its per cent; containers without one share what
 the guarantees of the whole GPU leave, in equal parts, and at least one per cent together: none is ever starved.

@@ -19,7 +19,7 @@ RECORD = Struct("<BBHIII QQ".replace(" ", ""))
 
 READER = r"""
 #include <stdio.h>
-#include "gpu_page.h"
+#include "pages/gpu_page.h"
 int main(int argc, char **argv) {
     static struct gh_gpu_page p;
     FILE *f = fopen(argv[argc - 1], "rb");

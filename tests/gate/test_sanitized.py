@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 def test_any_bytes_are_a_slot_file(tmp_path: Path, build: tuple[str, ...], seed: int) -> None:
     out = tmp_path / "fuzz_slot"
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}"]
-    sources = [str(HERE / "fuzz_slot.c"), str(SHIM / "slot_view.c"), str(SHIM / "decide.c")]
+    sources = [str(HERE / "fuzz_slot.c"), str(SHIM / "pages/slot_view.c"), str(SHIM / "gate/decide.c")]
     subprocess.run([gcc(build), *flags, "-DGH_FUZZ_MAIN", "-o", str(out), *sources], check=True)
     done = subprocess.run([str(out), str(seed), "20000"], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "20000\n"), done.stderr
@@ -35,7 +35,7 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """The program, and the private directory that it is compiled for."""
     out = tmp_path_factory.mktemp("check_slot")
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}", f'-DGH_PRIVATE="{out}/run"']
-    sources = [str(HERE / "check_slot.c"), *(str(SHIM / f"{n}.c") for n in ("slot", "slot_view", "decide"))]
+    sources = [str(HERE / "check_slot.c"), *(str(SHIM / f"{n}.c") for n in ("gate/slot", "pages/slot_view", "gate/decide"))]
     command = [gcc(request.param), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(out / "check"), *sources]
     subprocess.run(command, check=True)
     return out / "check", out / "run"

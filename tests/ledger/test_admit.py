@@ -117,7 +117,7 @@ def test_the_linger_of_the_settings_is_on_the_gpu_page(settings):
         changed = settings.replace(rules=settings.rules.replace(linger=linger))
         assert admit.admit(SHARE, who(f"c{n}"), me(), changed).grant.linger == linger
     page = slot_files.page(settings.state_dir, UUID)
-    slots = [struct.unpack_from("<BBHIIIQQ", page, 128 + 32 * n) for n in range(3)]  # shim/gpu_page.h
+    slots = [struct.unpack_from("<BBHIIIQQ", page, 128 + 32 * n) for n in range(3)]  # shim/pages/gpu_page.h
     assert [slot[4] for slot in slots] == [0, 100_000_000, 1000] and all(slot[6] for slot in slots)
 
 

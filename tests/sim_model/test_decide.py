@@ -82,7 +82,7 @@ def test_properties_can_fail(tmp_path: Path, law: str, broken: str) -> None:
 def test_decide_is_pure() -> None:
     """No clock, no I/O, no allocation, no floating point, no state: decide.c calls nothing but itself."""
     text = (SHIM / "decide.c").read_text()
-    assert re.findall(r"#include.*", text) == ['#include "decide.h"']
+    assert re.findall(r"#include.*", text) == ['#include "gate/decide.h"']
     assert not re.search(r"\b(float|double)\b", text)
     assert not re.search(r"^static (?!const|inline)[a-z0-9_ *]+(=|;|\[)", text, re.M)
 

@@ -105,7 +105,7 @@ def test_a_scenario_does_not_depend_on_the_one_before() -> None:
 def test_decide_is_the_shipped_one() -> None:
     """The model compiles the file that the shim compiles, not a copy."""
     assert [p.name for p in MODEL.glob("*decide*")] == []
-    assert '#include "../../shim/decide.h"' in (MODEL / "sim.h").read_text()
+    assert '#include "../../shim/gate/decide.h"' in (MODEL / "sim.h").read_text()
 
 
 @pytest.mark.parametrize(
