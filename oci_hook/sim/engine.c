@@ -142,8 +142,7 @@ static bool front_end(struct run *r, uint64_t *at) {
 static bool on(const struct run *r, unsigned g) {
     const struct gpu_group *group = &r->file->group[g];
     uint32_t owner = atomic_load_explicit(&group->owner, memory_order_relaxed) - 1;
-    return owner < GPU_SLOTS && !(r->s->dead[owner / 64] >> owner % 64 & 1) &&
-           !atomic_load_explicit(&group->off, memory_order_relaxed);
+    return owner < GPU_SLOTS && !(r->s->dead[owner / 64] >> owner % 64 & 1);
 }
 
 /* Which groups have kernels to run, one bit each. */
@@ -170,17 +169,15 @@ static int next_turn(const struct run *r, const uint64_t *bits, unsigned after) 
     return -1;
 }
 
-static uint64_t slice_of(const struct run *r, unsigned g) {
-    uint64_t own = atomic_load_explicit(&r->file->group[g].slice_ns, memory_order_relaxed);
-    uint64_t slice = own ? own : r->file->head.slice_ns;
+static uint64_t slice_of(const struct run *r) {
+    uint64_t slice = r->file->head.slice_ns;
     return slice > SHORTEST_SLICE_NS ? slice : SHORTEST_SLICE_NS;
 }
 
 static void begin_turn(struct run *r, unsigned g) {
     r->s->phase = PHASE_RUN;
     r->s->current = g + 1;
-    r->s->turn_ns = r->t;
-    r->s->slice_end_ns = r->t + slice_of(r, g);
+    r->s->slice_end_ns = r->t + slice_of(r);
 }
 
 static void change_turn(struct run *r, unsigned g, uint64_t cost) {
@@ -300,20 +297,18 @@ static bool step(struct run *r) {
         return true;
     }
     /* The slice timer runs on while nobody else wants the GPU: only its phase matters. */
-    uint64_t slice = slice_of(r, current), preempt = atomic_load(&r->file->group[current].preempt_ns);
+    uint64_t slice = slice_of(r);
     bool others = next != (int)current;
     if (s->slice_end_ns > r->t + slice)
         s->slice_end_ns = r->t + slice;
     if (s->slice_end_ns < r->t)
         s->slice_end_ns += ((r->t - s->slice_end_ns) / slice + 1) * slice;
-    bool asked = preempt > s->turn_ns && preempt <= r->t;
-    if (s->slice_end_ns <= r->t || asked) {
+    if (s->slice_end_ns <= r->t) {
         if (others) {
             change_turn(r, (unsigned)next, r->file->head.switch_ns);
             return true;
         }
         s->slice_end_ns = r->t + slice;
-        s->turn_ns = r->t;
     }
     uint16_t set[GPU_QUEUES];
     uint64_t run, until = at;
@@ -321,8 +316,6 @@ static bool step(struct run *r) {
     spins(r, set, n, &until);
     if (others && s->slice_end_ns < until)
         until = s->slice_end_ns;
-    if (others && preempt > r->t && preempt < until)
-        until = preempt;
     if (run > until - r->t)
         run = until - r->t;
     uint32_t owner = atomic_load(&r->file->group[current].owner);

@@ -191,13 +191,7 @@ static int take(struct gpu *gpu, void *array, size_t size, unsigned most, _Atomi
 
 int gpu_take_group(struct gpu *gpu) {
     struct gpu_file *f = gpu->file;
-    int i = take(gpu, f->group, sizeof *f->group, GPU_GROUPS, &f->head.groups);
-    if (i >= 0) {
-        atomic_store(&f->group[i].off, 0);
-        atomic_store(&f->group[i].slice_ns, 0);
-        atomic_store(&f->group[i].preempt_ns, 0);
-    }
-    return i;
+    return take(gpu, f->group, sizeof *f->group, GPU_GROUPS, &f->head.groups);
 }
 
 void gpu_give_group(struct gpu *gpu, int group) {

@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 #define GPU_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
-#define GPU_VERSION 3u
+#define GPU_VERSION 4u
 #define GPU_SLOTS 128
 #define GPU_GROUPS 256
 #define GPU_QUEUES 256
@@ -50,7 +50,6 @@ enum gpu_kind {
     WORK_WRITE, /* takes no time; its owner then writes a value to memory */
     WORK_SPIN,  /* a kernel that runs until its owner has seen a value in memory */
 };
-enum gpu_tsg { TSG_ERROR, TSG_INERT, TSG_WORK }; /* channel-group controls: refused; accepted without effect; real */
 
 struct gpu_work {
     _Atomic uint64_t seq1; /* 1 + sequence number: tells it from what was in the cell before */
@@ -76,11 +75,8 @@ struct gpu_queue {
     struct gpu_work ring[GPU_RING];
 };
 
-struct gpu_group {               /* a context: what the GPU slices its time between */
-    _Atomic uint32_t owner;      /* 1 + slot, 0 free */
-    _Atomic uint32_t off;        /* control: not scheduled */
-    _Atomic uint64_t slice_ns;   /* control: 0 the GPU's */
-    _Atomic uint64_t preempt_ns; /* control: a turn that began before this time ends at it */
+struct gpu_group {          /* a context: what the GPU slices its time between */
+    _Atomic uint32_t owner; /* 1 + slot, 0 free */
 };
 
 struct gpu_busy {
@@ -101,12 +97,12 @@ struct gpu_logged { /* a mark's time, on its way to the ring */
 };
 
 struct gpu_state {
-    uint64_t now_ns;                /* computed up to here */
-    uint64_t switch_end_ns;         /* PHASE_SWITCH */
-    uint64_t turn_ns, slice_end_ns; /* of the current group's turn */
-    uint32_t phase;                 /* of enum phase */
-    uint32_t current;               /* 1 + group, 0 none yet */
-    uint32_t copying[2];            /* 1 + queue whose head each copy engine is at, 0 none */
+    uint64_t now_ns;        /* computed up to here */
+    uint64_t switch_end_ns; /* PHASE_SWITCH */
+    uint64_t slice_end_ns;  /* of the current group's turn */
+    uint32_t phase;         /* of enum phase */
+    uint32_t current;       /* 1 + group, 0 none yet */
+    uint32_t copying[2];    /* 1 + queue whose head each copy engine is at, 0 none */
     uint64_t copy_end_ns[2];
     uint32_t logged, reserved;
     uint64_t dead[GPU_SLOTS / 64]; /* slots whose work is left out: by readers, who cannot reap */
@@ -152,7 +148,7 @@ struct gpu_head { /* fixed when the GPU is made; all strings NUL-padded */
     uint64_t wake_ns;        /* 296: from the end of work to the return of a blocking wait for it */
     uint64_t copy_rate[3];   /* 304: bytes per microsecond: to the GPU, from it, within it */
     uint32_t queue_depth;    /* 328: unfinished launches that a channel takes before a launch blocks */
-    uint32_t tsg_mode;       /* 332: of enum gpu_tsg */
+    uint32_t unused;         /* 332 */
     /* Faults, set while the GPU is in use (`gpu-hook sim fault`); 0: none. */
     uint32_t fail_every;       /* 336: every so-manieth driver call fails */
     uint32_t fail_code;        /* 340: with this CUresult */

@@ -3,7 +3,7 @@
  * the sanitizers, what must hold whatever the pages say is checked here.
  *
  * With libFuzzer or AFL++ as it is; with -DGH_FUZZ_MAIN a main of its own: `fuzz_pages SEED COUNT` makes inputs by
- * itself, `fuzz_pages FILE...` runs inputs that were found. docs/account-page.md tells how. */
+ * itself, `fuzz_pages FILE...` runs inputs that were found. docs/internals/account-page.md tells how. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -62,7 +62,6 @@ uint64_t bench_head(struct bench *b, int queue) { return b->state.queue[queue].h
 uint64_t bench_mark(struct bench *b, int queue, uint64_t seq) { return b->file.queue[queue].ring[seq].done_ns; }
 uint64_t bench_busy(struct bench *b) { return b->state.busy.total_ns; }
 uint64_t bench_served(struct bench *b, int slot) { return b->state.slot[slot].total_ns; }
-struct gpu_group *bench_group(struct bench *b, int group) { return &b->file.group[group]; }
 void bench_met(struct bench *b, int queue, uint64_t seq, uint64_t at) {
     b->file.queue[queue].ring[seq % GPU_RING].met_ns = at;
     atomic_store(&b->file.queue[queue].ring[seq % GPU_RING].met, 1);

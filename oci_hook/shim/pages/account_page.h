@@ -1,4 +1,4 @@
-/* The account page: the memory books of one container, shared by its processes. docs/account-page.md tells the
+/* The account page: the memory books of one container, shared by its processes. docs/internals/account-page.md tells the
  * protocol and why the books are right after a SIGKILL at any instruction.
  *
  * All zero is a valid empty page, so that creating it needs no initialiser that could be killed. Little-endian,

@@ -1,7 +1,7 @@
 /* The slot file: how one container shows itself to the others on its GPU. Written by the container's own processes,
  * read by everybody else and trusted by nobody (slot.c, gh_slot_view). GH_SLOT_FILE_SIZE bytes: a head that the
  * container's processes share, and a sub-slot for each of them. All zero: never used. Little-endian, naturally aligned.
- * Times are CLOCK_MONOTONIC nanoseconds divided by the GPU page's time_scale, as are durations. docs/compute-gate.md */
+ * Times are CLOCK_MONOTONIC nanoseconds divided by the GPU page's time_scale, as are durations. docs/internals/compute-gate.md */
 #ifndef GPU_HOOK_SLOT_PAGE_H
 #define GPU_HOOK_SLOT_PAGE_H
 
