@@ -35,7 +35,10 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """The program, and the private directory that it is compiled for."""
     out = tmp_path_factory.mktemp("check_slot")
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}", f'-DGH_PRIVATE="{out}/run"']
-    sources = [str(HERE / "check_slot.c"), *(str(SHIM / f"{n}.c") for n in ("gate/slot", "pages/slot_view", "gate/decide"))]
+    sources = [
+        str(HERE / "check_slot.c"),
+        *(str(SHIM / f"{n}.c") for n in ("gate/slot", "pages/slot_view", "gate/decide")),
+    ]
     command = [gcc(request.param), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(out / "check"), *sources]
     subprocess.run(command, check=True)
     return out / "check", out / "run"
