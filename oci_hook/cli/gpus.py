@@ -1,4 +1,4 @@
-"""`gpu-hook gpus`: the node's GPUs and what of them is granted; --refresh asks the driver anew, --probe tries it."""
+"""`gpu-hook gpus`: the node's GPUs and how much of each is granted."""
 
 from typing import Any
 
@@ -21,11 +21,15 @@ SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
 
 
 @click.command()
-@click.option("--refresh", is_flag=True, help="Ask the driver, and remember its answer for the containers to come.")
-@click.option("--probe", is_flag=True, help="Try what GPUs without containers can do for preemption; seconds each.")
+@click.option(
+    "--refresh", is_flag=True, help="Ask the driver again, and write the inventory that later containers use."
+)
+@click.option(
+    "--probe", is_flag=True, help="Test what the GPUs without containers can do for preemption; takes seconds for each."
+)
 @output.answers
 def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
-    """List the node's GPUs; --refresh looks for them anew.
+    """List the node's GPUs; --refresh detects them again.
 
     TIER is how online work gets a GPU back from offline work: 0 between launches, 0.5 also between what is launched,
     1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/guide/compute-sharing.md
@@ -43,8 +47,10 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     if probe:
         held = {share.uuid for grant in store.snapshot(settings.state_dir) for share in grant.shares}
         for gpu in inventory.gpus:
-            if gpu.uuid in held:  # they would spoil each other's times
-                left = f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when it is free"
+            if gpu.uuid in held:  # the probe and the containers' work would distort each other's times
+                left = (
+                    f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when they have ended"
+                )
                 warnings.append(Problem("GH-310", left))
             else:
                 probed.save(settings, inventory, {gpu.uuid: probed.probe(inventory, gpu)})
@@ -69,7 +75,7 @@ def report(
             {
                 **gpu.fields(),
                 "tier": tier,
-                "granted_memory_mib": memory,
+                "granted_mib": memory,
                 "granted_compute": compute,
                 "containers": len(shares),
             }
