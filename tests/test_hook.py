@@ -798,9 +798,10 @@ def test_a_lock_is_waited_for_no_longer_than_there_is_time(tmp_path, left):
 import fcntl, sys, time
 sys.path.insert(0, {str(REPO)!r})
 from oci_hook.errors import GhError
-from oci_hook.hook import late
 from oci_hook.linux import limits
 from oci_hook.linux.lock import lock_file
+def late(*_: object) -> None:
+    raise TimeoutError
 limits.limit({left}, late)
 try:
     lock_file({str(tmp_path / "lock")!r}, fcntl.LOCK_EX)

@@ -37,7 +37,7 @@ def from_source(install: Install, file: str, more: str) -> None:
 def test_a_look_that_never_ends(prefix: Install, bundle: Bundle, runc: Runc, never: str) -> None:
     """By a mistake of ours, or a file system that does not answer: refused, nothing booked, nothing changed."""
     from_source(prefix, "runtime.py", "DEADLINE = 1.5\n")
-    from_source(prefix, "runtime.py", f"def look(*_):\n    {never}\n")
+    from_source(prefix, "apply/bundle_plan.py", f"def look(*_):\n    {never}\n")
     said = refused(runc, prefix, bundle(ASK), "GH-412" if "+=" in never else "GH-405")
     assert "MiB" in said if "+=" in never else "after 2 s" in said
     assert prefix.grants() == ()

@@ -38,6 +38,7 @@ STANDARD = {
 OURS = {
     "",
     "apply",
+    "apply.bundle_plan",
     "apply.to_spec",
     "core",
     "core.allocate",
@@ -77,7 +78,6 @@ OURS = {
     "linux.lock",
     "config.settings",
     "ledger.slot_files",
-    "apply.skeleton",
     "apply.sources",
     "ledger.store",
     "ledger.tell",
@@ -89,6 +89,7 @@ OURS = {
     "oci.log",
     "oci.nvidia_hooks",
     "oci.spec",
+    "program",
     "runtime",
 }
 NEVER = {"argparse", "collections", "ctypes", "dataclasses", "enum", "importlib", "json", "logging", "pathlib", "re"}

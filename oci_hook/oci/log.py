@@ -64,6 +64,16 @@ def report(problems: "Sequence[Problem]", log_path: str, log_format: str, level:
         pass
 
 
+def tell(container: str, problems: "Sequence[Problem]") -> None:
+    """One line per problem to the journal and to stderr: for hooks, which are not told of --log. Never fails."""
+    lines = "\n".join(map(str, problems))
+    journal(f"container {container!r:.100}: {lines}")
+    try:
+        os.write(2, (lines + "\n").encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
 def journal(text: str) -> None:
     """Details for the node's administrator (a traceback), to /dev/log where there is one. Never fails, never waits."""
     import _socket

@@ -2,8 +2,8 @@
 
 They run after the runtime has made our mounts, and mount the real driver libraries and every GPU that the container's
 NVIDIA_VISIBLE_DEVICES names: on top of the shims, past the share. docker --gpus, hooks.d of podman and CRI-O,
-the NVIDIA runtime and CDI all leave one of these. In mode standalone they are refused; in the others oci/nvidia.py
-narrows them.
+the NVIDIA runtime and CDI all leave one of these. In mode standalone they are refused; in the others
+oci/nvidia_edits.py narrows them.
 """
 
 from oci_hook.errors import refuse

@@ -3,11 +3,28 @@
 import os
 
 from oci_hook.core.layout import PRIVATE, REQUEST_DIR, VISIBLE_DIR
+from oci_hook.core.request import parse
+from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import fastjson
+from oci_hook.oci.spec import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from oci_hook.core.request import Request
+    from oci_hook.core.rules import Rules
+
+
+def request(spec: "dict[str, Any]", annotations: dict[str, str], rules: "Rules") -> "Request | None":
+    """What the container asks for, None for nothing, as a pod's sandbox does. Raises RequestError.
+
+    spec: as it was before gpu-hook edited it. annotations: the spec's, or the state document's.
+    """
+    if oci_annotations.is_sandbox(annotations):
+        return None
+    name = oci_annotations.container_name(annotations)
+    return parse(annotations, environment(spec), name, rules, mounts(spec), decode)
 
 
 def mounts(spec: "dict[str, Any]") -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from typing import Any
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.plan import DeviceNode
-from oci_hook.oci import nvidia
+from oci_hook.oci import nvidia_edits
 
 CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
 
@@ -24,6 +24,6 @@ def test_imex_channels_that_only_the_image_asked_for_go() -> None:
             },
         }
     }
-    linux = nvidia.narrow(spec, grant, inventory, nodes, lambda a, b: False).spec["linux"]
+    linux = nvidia_edits.narrow(spec, grant, inventory, nodes, lambda a, b: False).spec["linux"]
     assert [node["path"] for node in linux["devices"]] == ["/dev/nvidia0", f"{CHANNEL}3"]
     assert [(rule["major"], rule["minor"]) for rule in linux["resources"]["devices"]] == [(195, 0), (237, 3)]
