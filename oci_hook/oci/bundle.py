@@ -61,6 +61,23 @@ def default_root(runtime: str) -> str:
 
 def read_call(args: "Sequence[str]") -> Call:
     """`args` without the program's name. Never fails: what is not there gets the runtime's own default."""
+    flags, rest = _global_flags(args)
+    words, maybe = _command_words(rest[1:], flags)
+    bundle = os.path.abspath(flags.get("bundle") or flags.get("b") or ".")
+    return Call(
+        rest[0] if rest else "",
+        (words or maybe or [""])[-1],
+        bundle,
+        os.path.join(bundle, flags.get("config") or flags.get("f") or "config.json"),
+        os.path.abspath(flags["root"]) if flags.get("root") else "",
+        flags.get("log", ""),
+        "json" if flags.get("log-format") == "json" else "text",
+    )
+
+
+def _global_flags(args: "Sequence[str]") -> "tuple[dict[str, str], Sequence[str]]":
+    """(the flags before the command, the words from the command on). An unknown flag's next word is its value unless
+    that is a flag or a command."""
     flags: dict[str, str] = {}
     i = 0
     while i < len(args) and args[i].startswith("-"):
@@ -72,11 +89,15 @@ def read_call(args: "Sequence[str]") -> Call:
                 value = args[i]
                 i += 1
         flags[name] = value
-    command = args[i] if i < len(args) else ""
+    return flags, args[i:]
 
+
+def _command_words(args: "Sequence[str]", flags: dict[str, str]) -> tuple[list[str], list[str]]:
+    """(the words after the command that are no flags, the words after unknown flags: their values, or the id). The
+    command's own flags are added to `flags`."""
     words: list[str] = []
-    maybe: list[str] = []  # words after an unknown flag: its value, or the id
-    i += 1
+    maybe: list[str] = []
+    i = 0
     while i < len(args):
         word = args[i]
         i += 1
@@ -97,13 +118,4 @@ def read_call(args: "Sequence[str]") -> Call:
             maybe.append(following)
             i += 1
         flags[name] = value
-    bundle = os.path.abspath(flags.get("bundle") or flags.get("b") or ".")
-    return Call(
-        command,
-        (words or maybe or [""])[-1],
-        bundle,
-        os.path.join(bundle, flags.get("config") or flags.get("f") or "config.json"),
-        os.path.abspath(flags["root"]) if flags.get("root") else "",
-        flags.get("log", ""),
-        "json" if flags.get("log-format") == "json" else "text",
-    )
+    return words, maybe
