@@ -1,7 +1,8 @@
 """The OCI runtime's command line (runc, crun, youki): which command, which bundle, which container, where errors go.
 
-The launcher reads the same words (launcher.c) and sends here what it does not understand, so this reader knows more:
-an unknown flag's value is told from the next word by elimination, since the container's id is the only other word.
+The launcher (launcher.c) reads the same words, and hands on to us what it does not understand. So this reader knows
+more. The word after an unknown flag may be the flag's value or the container's id, which is the only word that is not a
+flag: it is the id if no other word is.
 """
 
 import os
@@ -19,7 +20,7 @@ COMMANDS = frozenset(
 STARTS = ("create", "run", "restore")  # these make a container of a bundle
 GLOBAL_VALUES = frozenset(("root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"))
 GLOBAL_SWITCHES = frozenset(("debug", "systemd-cgroup", "version", "v", "help", "h"))
-CREATE_VALUES = frozenset(  # of restore, too
+CREATE_VALUES = frozenset(  # those of restore too
     ("bundle", "b", "console-socket", "pid-file", "preserve-fds", "config", "f")
     + ("image-path", "work-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context")
 )
@@ -51,7 +52,7 @@ class Call(Value):
 
 
 def default_root(runtime: str) -> str:
-    """Where a runtime keeps its containers when it runs as root and is not told: /run/runc, /run/crun, /run/youki."""
+    """Where a runtime keeps its containers when it runs as root without --root: /run/runc, /run/crun, /run/youki."""
     name = os.path.basename(runtime)
     for known in ("crun", "youki"):
         if known in name:
@@ -60,7 +61,7 @@ def default_root(runtime: str) -> str:
 
 
 def read_call(args: "Sequence[str]") -> Call:
-    """`args` without the program's name. Never fails: what is not there gets the runtime's own default."""
+    """The call. args: without the program's name. Never fails: what is missing gets the runtime's own default."""
     flags, rest = _global_flags(args)
     words, maybe = _command_words(rest[1:], flags)
     bundle = os.path.abspath(flags.get("bundle") or flags.get("b") or ".")
