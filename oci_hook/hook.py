@@ -65,7 +65,7 @@ class Hook(program.Program):
             start(given, settings)
 
     def report(self, problems: "Sequence[Problem]") -> None:
-        log.tell(self.container, problems)
+        log.report_hook(self.container, problems)
 
 
 def main(prefix: str, args: "Sequence[str]") -> int:

@@ -65,7 +65,7 @@ class Precreate(program.Program):
             raise
 
     def report(self, problems: "Sequence[Problem]") -> None:
-        log.tell("of podman", problems)
+        log.report_hook("of podman", problems)
 
 
 def main(prefix: str, args: "Sequence[str]") -> int:

@@ -10,6 +10,6 @@ LATE = "in the made container: the hook mounts the shims over each libcuda and l
 
 
 def lines(plan: "Iterable[Step]", late: bool = False) -> tuple[str, ...]:
-    """Each step's own description. late: steps follow that only the made container tells, see BundlePlan."""
+    """Each step's own description. late: steps follow that only the made container shows; see BundlePlan."""
     found = tuple(step.describe() for step in plan)
     return (*found, LATE) if late else found

@@ -65,7 +65,7 @@ def report(problems: "Sequence[Problem]", log_path: str, log_format: str, level:
         pass
 
 
-def tell(container: str, problems: "Sequence[Problem]") -> None:
+def report_hook(container: str, problems: "Sequence[Problem]") -> None:
     """One line per problem to the journal and to standard error: for hooks, which do not know of --log. Never fails."""
     lines = "\n".join(map(str, problems))
     journal(f"container {container!r:.100}: {lines}")

@@ -299,7 +299,7 @@ def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
 
 
 def _hook(entry: "dict[str, Any]") -> "dict[str, Any] | None":
-    """A hook of the NVIDIA toolkit, less the links that it would make to libraries of ours; None if nothing is left."""
+    """A hook of the NVIDIA toolkit, less its links to libcuda and libnvidia-ml; None if nothing is left of it."""
     if program(entry) in LEGACY:
         return entry
     words = [word for word in entry.get("args") or () if isinstance(word, str)]

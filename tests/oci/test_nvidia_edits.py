@@ -1,4 +1,4 @@
-"""What the NVIDIA runtime's CDI mode put into a spec, less what the grant does not give."""
+"""The edits of the NVIDIA runtime's CDI mode, narrowed to the grant."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
 
 
 def test_imex_channels_that_only_the_image_asked_for_go() -> None:
-    """NVIDIA_IMEX_CHANNELS of an image makes the NVIDIA runtime bring channels, to whole GPUs as well."""
+    """NVIDIA_IMEX_CHANNELS of an image makes the NVIDIA runtime inject channels: those not granted are taken out."""
     inventory = Inventory("b", "550", "/", False, (Gpu("GPU-0", 0, 0, 8),), (), (), "/c", "/m", imex_major=237)
     grant = Grant("k", Identity("/r", "c", "/b"), Life("b"), (Share("GPU-0", 8, whole=True),), exclusive=True)
     nodes = [DeviceNode("/dev/nvidia0", 195, 0), DeviceNode(f"{CHANNEL}3", 237, 3)]
