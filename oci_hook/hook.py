@@ -86,6 +86,7 @@ def start(given: "State", settings: "Settings") -> None:
         nvidia_hooks.check(config)
 
     from oci_hook.apply import live  # not before: a container that asks for nothing does without
+    from oci_hook.ledger.inventory import load
 
     container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
     grant = _held(given, settings) or _adopted(given, config, settings, began)
@@ -93,9 +94,9 @@ def start(given: "State", settings: "Settings") -> None:
         if grant is None:
             give(request, given, config, container, settings, began)
         else:
-            live.verify(grant, config, container, settings)
+            live.verify(grant, load(settings), config, container, settings)
     elif grant is not None:
-        live.verify_beside(grant, config, container, settings)
+        live.verify_beside(grant, load(settings), config, container, settings)
     else:
         raise refuse(
             "GH-409",
@@ -188,7 +189,7 @@ def _who(given: "State") -> "Identity":
 def _life(pid: int, devices: "DeviceCgroup | None") -> "Life":
     """How the ledger sees that the container lives: by its init, and by its cgroup if that is its own."""
     from oci_hook.core.grant import Life
-    from oci_hook.ledger.life import boot_id, pid_space, process_life
+    from oci_hook.linux.proc import boot_id, pid_space, process_life
 
     life = Life(boot_id(), init=process_life(pid), space=pid_space())
     return life if devices is None else life.replace(cgroup=devices.path(), cgroup_inode=devices.inode())

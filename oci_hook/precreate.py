@@ -19,8 +19,9 @@ from oci_hook.core.grant import Life
 from oci_hook.errors import GhError, refuse
 from oci_hook.hook import DEADLINE
 from oci_hook.ledger.admit import admit, release
-from oci_hook.ledger.life import BUNDLE_ROOT, boot_id, pid_space
+from oci_hook.ledger.life import BUNDLE_ROOT
 from oci_hook.linux import limits
+from oci_hook.linux.proc import boot_id, pid_space
 from oci_hook.oci import annotations, fastjson, log, request_mounts, spec
 
 TYPE_CHECKING = False

@@ -17,8 +17,9 @@ from oci_hook.core.grant import Life
 from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.ledger import events
 from oci_hook.ledger.admit import Admission, admit, release
-from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
+from oci_hook.ledger.life import planned_cgroup
 from oci_hook.linux import limits
+from oci_hook.linux.proc import boot_id, pid_space, process_life
 from oci_hook.oci import log, request_mounts, spec
 from oci_hook.oci.annotations import identity
 from oci_hook.oci.bundle import STARTS, Call, default_root, read_call

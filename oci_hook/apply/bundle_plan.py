@@ -6,6 +6,7 @@ from oci_hook.apply.image import warnings as image_warnings
 from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
 from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
+from oci_hook.core.value import Value
 from oci_hook.errors import refuse
 from oci_hook.oci import nvidia_hooks, spec
 
@@ -20,22 +21,17 @@ if TYPE_CHECKING:
     from oci_hook.errors import Problem
 
 
-class BundlePlan:
+class BundlePlan(Value):
     """spec: config.json that the steps are to be applied to. warnings: what the container's owner should know.
 
     late: the NVIDIA runtime puts driver libraries into the container after its spec is edited, so that our
     createRuntime hook mounts the shims over them, at places which only the made container shows.
     """
 
-    __slots__ = ("spec", "steps", "warnings", "late")
-
-    def __init__(
-        self, spec: "dict[str, Any]", steps: "tuple[Step, ...]", warnings: "list[Problem]", late: bool
-    ) -> None:
-        self.spec = spec
-        self.steps = steps
-        self.warnings = warnings
-        self.late = late
+    spec: "dict[str, Any]"
+    steps: "tuple[Step, ...]"
+    warnings: "list[Problem]"
+    late: bool
 
 
 def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":

@@ -8,7 +8,6 @@ from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.apply.to_cgroup import DeviceCgroup
 from oci_hook.core.layout import SHIM_DIR
 from oci_hook.core.plan import Bind, make_plan
-from oci_hook.discovery.inventory import load
 from oci_hook.oci import log, spec
 
 TYPE_CHECKING = False
@@ -54,21 +53,23 @@ def put(
     devices.apply(plan)
 
 
-def verify(grant: "Grant", config: "dict[str, Any]", container: "Container", settings: "Settings") -> None:
-    """The share was put into the spec: check that the container has it. Raises NodeError, ApplyError GH-405."""
-    inventory = load(settings)
+def verify(
+    grant: "Grant", inventory: "Inventory", config: "dict[str, Any]", container: "Container", settings: "Settings"
+) -> None:
+    """The share was put into the spec: check that the container has it. Raises ApplyError GH-405."""
     image = look(container.path(), config.get("mounts") or (), spec.environment(config))
     to_container.verify(make_plan(grant, inventory, image, settings.prefix, settings.state_dir), container)
 
 
-def verify_beside(grant: "Grant", config: "dict[str, Any]", container: "Container", settings: "Settings") -> None:
+def verify_beside(
+    grant: "Grant", inventory: "Inventory", config: "dict[str, Any]", container: "Container", settings: "Settings"
+) -> None:
     """The same together with the NVIDIA runtime, which has brought the driver's files by the spec, or by a hook before
     this one: then the shims are mounted over them here. Raises NodeError, ApplyError."""
     from oci_hook.apply import nvidia_runtime_mode
     from oci_hook.core.nvidia_runtime_mode import own_steps
     from oci_hook.oci import nvidia_edits
 
-    inventory = load(settings)
     image = look(container.path(), (), spec.environment(config))  # as a program would see it: with all mounts
     plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
     late = settings.mode == "on-top" or nvidia_edits.has_legacy_hook(config)

@@ -49,9 +49,8 @@ def narrow(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory", settin
             "leave out CDI devices, or set `mode: below`",
         )
     found = nvidia_edits.narrow(doc, grant, inventory, device_nodes(grant, inventory), _same_file)
-    found.spec = nvidia_edits.ask(found.spec, "", shared(grant))
-    found.late = found.late or on_top
-    return found
+    spec = nvidia_edits.ask(found.spec, "", shared(grant))
+    return found.replace(spec=spec, late=found.late or on_top)
 
 
 def with_copies(image: "ImageFacts", beside: "Narrowed") -> "ImageFacts":
@@ -111,6 +110,7 @@ def covers(
     wanted = [("libcuda", path) for path in image.cover_cuda] + [("libnvidia-ml", path) for path in image.cover_nvml]
     wanted += _mounted(container, inventory)
     wanted += [("", path) for path in past]
+    shims = f"{settings.prefix}/{SHIM_DIR}"
     nothing = f"{settings.prefix}/{CONTAINER_DIR}/policy"  # an empty file, over what is not to be loaded at all
     out: dict[str, Bind] = {}
     with Tree(container.path()) as tree:
@@ -121,10 +121,7 @@ def covers(
                 continue
             if not mode or place.startswith(PRIVATE + "/"):
                 continue
-            if library:
-                step = Bind(f"{settings.prefix}/{SHIM_DIR}/{library}.so.1", place)
-            else:
-                step = Bind(nothing, place, DATA)
+            step = Bind(f"{shims}/{library}.so.1", place) if library else Bind(nothing, place, DATA)
             if out.setdefault(place, step).source != step.source:
                 raise refuse("GH-402", f"{path} in the container is {place}, where another library is; fix the image")
     if not any(step.source != nothing for step in out.values()):

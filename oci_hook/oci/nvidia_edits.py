@@ -9,6 +9,7 @@ dict in, a dict out. A user who gives a mount of his own the name of a driver fi
 from oci_hook.core.device_rules import CONTROL_MINOR
 from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
 from oci_hook.core.plan import DeviceNode
+from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import WITH_A_SHARE
 from oci_hook.errors import refuse
 from oci_hook.oci import request_mounts
@@ -38,20 +39,17 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 SYSTEM_NODES = ("/dev/nvidia", "/dev/gdrdrv")
 
 
-class Narrowed:
+class Narrowed(Value):
     """A spec with the NVIDIA runtime's edits narrowed. cuda, nvml: where it had mounted these libraries.
 
     files: whether it had mounted any driver file. late: whether it will mount more in the made container, by a hook.
     """
 
-    __slots__ = ("spec", "cuda", "nvml", "files", "late")
-
-    def __init__(self, spec: "dict[str, Any]", cuda: list[str], nvml: list[str], files: bool, late: bool) -> None:
-        self.spec = spec
-        self.cuda = tuple(cuda)
-        self.nvml = tuple(nvml)
-        self.files = files
-        self.late = late
+    spec: "dict[str, Any]"
+    cuda: tuple[str, ...]
+    nvml: tuple[str, ...]
+    files: bool
+    late: bool
 
 
 def narrow(
@@ -89,7 +87,7 @@ def narrow(
     given = {(node.major, node.minor) for node in nodes if isinstance(node, DeviceNode)}
     out = _without_nodes({**spec, "mounts": mounts}, given, inventory, whole)
     late = has_legacy_hook(spec)
-    return Narrowed(_hooks(out, keep=files or late), cuda, nvml, files, late)
+    return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
 
 
 def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "dict[str, Any]":
