@@ -1,14 +1,15 @@
-"""What the NVIDIA runtime has put, or will put, into a config.json, where gpu-hook works beside it (on-top, below).
+"""The NVIDIA runtime's edits of a config.json, narrowed to a grant, or taken out where nothing is granted.
 
-Its CDI mode edits the spec: mounts of driver files, device nodes with their rules, createContainer hooks. Its legacy
-mode leaves one prestart hook, which mounts the driver into the made container, by the container's environment as the
-bundle has it then. Here its edits are narrowed to a grant, or taken out where nothing is granted. Pure: a dict in, a
-dict out. Whoever names a mount of his own as the driver's are named loses it, and gains nothing.
+For the settings modes below and on-top (apply/nvidia_runtime_mode.py). That runtime's CDI mode edits the spec: mounts
+of driver files, device nodes with their rules, createContainer hooks. Its legacy mode adds one prestart hook, which
+mounts the driver into the made container, as the environment in the bundle's config.json says at that time. Pure: a
+dict in, a dict out. A user who gives a mount of his own the name of a driver file loses that mount, and gains nothing.
 """
 
 from oci_hook.core.device_rules import CONTROL_MINOR
 from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
 from oci_hook.core.plan import DeviceNode
+from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import WITH_A_SHARE
 from oci_hook.errors import refuse
 from oci_hook.oci import request_mounts
@@ -24,34 +25,31 @@ if TYPE_CHECKING:
     from oci_hook.core.plan import Step
 
 GOVERNED = ("libcuda.so", "libnvidia-ml.so")
-MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server for clients with limits of their own
-# The verbs of nvidia-cdi-hook that change nothing but what these words say. Others may mount: refused.
+MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server process for clients that each have a limit
+# The subcommands of nvidia-cdi-hook that do what their names say and nothing else. Others are refused: they may mount.
 HARMLESS = ("update-ldcache", "chmod", "disable-device-node-modification", "update-application-profile")
 LINKS = "create-symlinks"
-COMPAT = ("enable-cuda-compat", "cudacompat")  # would put the image's libcuda before ours; not for shims
-# What makes the NVIDIA runtime inject, beside NVIDIA_VISIBLE_DEVICES, which the plan sets.
+COMPAT = ("enable-cuda-compat", "cudacompat")  # taken out: they would put the image's libcuda before the shim
+# Variables that make the NVIDIA runtime inject devices, beside NVIDIA_VISIBLE_DEVICES, which the plan sets.
 MORE_ENV = ("NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH", "NVIDIA_IMEX_CHANNELS")
 NEVER_ENV = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
-SWARM = "DOCKER_RESOURCE_"  # its setting swarm-resource names such variables; they win over NVIDIA_VISIBLE_DEVICES
+SWARM = "DOCKER_RESOURCE_"  # with its setting swarm-resource, these win over NVIDIA_VISIBLE_DEVICES
 CDI = "cdi.k8s.io/"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 SYSTEM_NODES = ("/dev/nvidia", "/dev/gdrdrv")
 
 
-class Narrowed:
-    """A spec with the NVIDIA runtime's edits narrowed. cuda, nvml: where its copies of these libraries were.
+class Narrowed(Value):
+    """A spec with the NVIDIA runtime's edits narrowed. cuda, nvml: where it had mounted these libraries.
 
-    files: driver files are there. late: more come when the container is made, by a hook.
+    files: whether it had mounted any driver file. late: whether it will mount more in the made container, by a hook.
     """
 
-    __slots__ = ("spec", "cuda", "nvml", "files", "late")
-
-    def __init__(self, spec: "dict[str, Any]", cuda: list[str], nvml: list[str], files: bool, late: bool) -> None:
-        self.spec = spec
-        self.cuda = tuple(cuda)
-        self.nvml = tuple(nvml)
-        self.files = files
-        self.late = late
+    spec: "dict[str, Any]"
+    cuda: tuple[str, ...]
+    nvml: tuple[str, ...]
+    files: bool
+    late: bool
 
 
 def narrow(
@@ -61,9 +59,9 @@ def narrow(
     nodes: "Iterable[Step]",
     same: "Callable[[str, str], bool]",
 ) -> Narrowed:
-    """What the NVIDIA runtime injected, less what the grant does not give.
+    """The spec less what the NVIDIA runtime injected and the grant does not give.
 
-    nodes: the plan's steps, whose nodes are what the grant gives. same: whether two host paths are one file.
+    nodes: the device nodes that the grant gives, among other steps. same: whether two host paths are one file.
     Raises NodeError GH-302 for the files of another driver version, ApplyError GH-409 for a hook that is not known.
     """
     whole = bool(grant.shares) and all(share.whole for share in grant.shares)
@@ -89,13 +87,12 @@ def narrow(
     given = {(node.major, node.minor) for node in nodes if isinstance(node, DeviceNode)}
     out = _without_nodes({**spec, "mounts": mounts}, given, inventory, whole)
     late = has_legacy_hook(spec)
-    return Narrowed(_hooks(out, keep=files or late), cuda, nvml, files, late)
+    return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
 
 
 def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "dict[str, Any]":
-    """The spec of a container that is granted nothing: what the NVIDIA runtime injected is out, and it is told `void`.
-
-    The same object where there was nothing to do.
+    """The spec of a container that is granted nothing: less what the NVIDIA runtime injected, and with
+    NVIDIA_VISIBLE_DEVICES=void. The same object where there was nothing to do.
     """
     version = inventory.driver_version if inventory else ""
     mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not request_mounts.is_visible(m)]
@@ -115,9 +112,10 @@ def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "di
 
 
 def ask(spec: "dict[str, Any]", devices: str, share: bool) -> "dict[str, Any]":
-    """The spec so that the NVIDIA runtime, which is called with it next or whose hook reads it, sees this wish alone.
+    """The spec less what asks the NVIDIA runtime for devices, which is called with it next, or whose hook reads it.
 
-    devices: its NVIDIA_VISIBLE_DEVICES where the container says anything of the kind; "": the plan sets it.
+    devices: the new NVIDIA_VISIBLE_DEVICES of a container that has any NVIDIA variable; "": the plan will set it.
+    share: whether the container may have only what a shim governs.
     """
     drop = NEVER_ENV + (MORE_ENV if share else ())
     process = dict(spec.get("process") or {})
@@ -139,7 +137,7 @@ def ask(spec: "dict[str, Any]", devices: str, share: bool) -> "dict[str, Any]":
 
 
 def injected(spec: "dict[str, Any]") -> str:
-    """A word for what CDI has put into the spec already, or ""."""
+    """The first thing that CDI has put into the spec already, in words; "" for none."""
     for stage in _stages(spec).values():
         for entry in stage or ():
             if program(entry) and program(entry) not in LEGACY:
@@ -152,21 +150,23 @@ def injected(spec: "dict[str, Any]") -> str:
 
 
 def has_legacy_hook(spec: "dict[str, Any]") -> bool:
+    """Whether the NVIDIA runtime's hook will mount the driver into the made container."""
     return any(program(entry) in LEGACY for stage in _stages(spec).values() for entry in stage or ())
 
 
 def without_hooks(spec: "dict[str, Any]") -> "dict[str, Any]":
-    """Less every hook of the NVIDIA toolkit's: of an earlier edit, which comes anew."""
+    """The spec less the NVIDIA toolkit's hooks: they are of an earlier edit, and that runtime adds them anew."""
     return _hooks(spec, keep=False)
 
 
 def check_hooks(spec: "dict[str, Any]") -> None:
-    """Raises ApplyError GH-409 when a hook that runs after ours is none that we know to be harmless."""
+    """Raises ApplyError GH-409 for a hook of the NVIDIA toolkit that is not known to be harmless."""
     _hooks(spec, keep=True)
 
 
 def past_the_share(spec: "dict[str, Any]", inventory: "Inventory") -> list[str]:
-    """Where its CDI mode mounts files that a container with a share may not have: it knows no driver capabilities."""
+    """Where the NVIDIA runtime's CDI mode mounts files that a container with a share may not have. That mode mounts the
+    files of all driver capabilities."""
     allowed = governed_stems(inventory)
     paths = [mount.get("destination") or "" for mount in spec.get("mounts") or ()]
     return [
@@ -178,13 +178,14 @@ def past_the_share(spec: "dict[str, Any]", inventory: "Inventory") -> list[str]:
 
 
 def governed_stems(inventory: "Inventory") -> frozenset[str]:
-    """The driver's libraries that containers with a share may have: libcuda, libnvidia-ptxjitcompiler, ..."""
+    """The names, without what follows .so, of the driver's libraries that containers with a share may have: libcuda,
+    libnvidia-ptxjitcompiler, ..."""
     names = (n for f in inventory.files if f.kind == "library" and f.capability in WITH_A_SHARE for n in f.names)
     return frozenset(_stem(name) for name in names)
 
 
 def forbidden(name: str, version: str, allowed: frozenset[str]) -> bool:
-    """Whether this file of the driver's would reach a GPU past the shims."""
+    """Whether a file of this name is the driver's and would reach a GPU past the shims. allowed: governed_stems()."""
     return name in MPS or (_driver_library(name, version) and _stem(name) not in allowed)
 
 
@@ -222,7 +223,8 @@ def _stem(name: str) -> str:
 def _without_nodes(
     spec: "dict[str, Any]", given: "set[tuple[int, int]]", inventory: "Inventory | None", whole: bool
 ) -> "dict[str, Any]":
-    """Less the device nodes that are not given, and the rules for exactly these."""
+    """The spec less the GPUs' and the driver's device nodes that are not given, and the rules that permit those or a
+    GPU that is not given. given: (major, minor) of the granted nodes. whole: whether the GPUs are granted whole."""
     gpus = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
     linux = dict(spec.get("linux") or {})
 
@@ -233,10 +235,10 @@ def _without_nodes(
         if number in gpus or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
             return True  # another GPU, by any name
         system = path.startswith(SYSTEM_NODES) and path not in ("/dev/nvidiactl", "/dev/nvidia-uvm")
-        return system and (not whole or path.startswith("/dev/nvidia-caps"))  # channels too
+        return system and (not whole or path.startswith("/dev/nvidia-caps"))  # nvidia-caps-imex-channels too
 
     nodes = linux.get("devices") or []
-    if inventory is None or not given:  # nothing granted: no node of the driver's at all
+    if inventory is None or not given:  # nothing is granted: none of the driver's nodes stays
         gone = [n for n in nodes if goes(n) or str(n.get("path")).startswith(SYSTEM_NODES)]
     else:
         gone = [n for n in nodes if goes(n)]
@@ -274,7 +276,8 @@ def _stages(spec: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
-    """Its hooks, so that none puts a library where a shim is to be; keep: else none at all."""
+    """The spec less those hooks of the NVIDIA toolkit that would put a library where a shim is to be; without `keep`
+    less all of them. Raises ApplyError GH-409 for one that is not known, if any are to be kept."""
     stages = _stages(spec)
     if not any(program(entry) for stage in stages.values() for entry in stage):
         return spec
@@ -294,6 +297,7 @@ def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
 
 
 def _hook(entry: "dict[str, Any]") -> "dict[str, Any] | None":
+    """A hook of the NVIDIA toolkit, less its links to libcuda and libnvidia-ml; None if nothing is left of it."""
     if program(entry) in LEGACY:
         return entry
     words = [word for word in entry.get("args") or () if isinstance(word, str)]
