@@ -255,7 +255,7 @@ def test_what_has_no_equivalent() -> None:
 def test_nothing_to_translate() -> None:
     text = pod("cpu: 1")
     assert new(text) == text
-    assert notes(text) == ["note: nothing asks for a GPU in the words of " + ", ".join(dialects.NAMES)]
+    assert notes(text) == ["note: nothing requests a GPU in the words of " + ", ".join(dialects.NAMES)]
 
 
 def test_twice_is_once() -> None:
