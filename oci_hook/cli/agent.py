@@ -15,13 +15,15 @@ from oci_hook.errors import GhError
 @click.option("--token-file", metavar="FILE", help="Require the first line of FILE as a token with every request.")
 @click.option("--textfile", metavar="FILE.prom", help="Also write the metrics to this file.")
 @click.option(
-    "--policy", type=click.Choice(["protect", "report", "freeze", "kill"]), help="What to do about containers that take more than their share."
+    "--policy",
+    type=click.Choice(["protect", "report", "freeze", "kill"]),
+    help="What to do about containers that take more than their share.",
 )
 @click.option("--tolerance", metavar="SIZE", help="Memory that a container may use above its limit.")
+@click.option("--compute-tolerance", type=int, metavar="POINTS", help="Compute that it may use above its ceiling.")
 @click.option(
-    "--compute-tolerance", type=int, metavar="POINTS", help="Compute that it may use above its ceiling."
+    "--interval", type=click.FloatRange(0.1, 60), metavar="SECONDS", help="Time between two samples of the GPUs."
 )
-@click.option("--interval", type=click.FloatRange(0.1, 60), metavar="SECONDS", help="Time between two samples of the GPUs.")
 def agent(prefix: str, **flags: Any) -> None:
     """Run the node agent: release exited containers' shares, audit the GPUs, serve metrics and a web page.
 

@@ -35,7 +35,13 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
     managed = here and shutil.which("systemctl") is not None
     if not pid and node is None:
         start = f"systemctl enable --now {UNIT}" if managed else f"gpu-hook agent{option}"
-        yield Finding("agent", NOTE, "does not run: nothing detects containers that bypass their limits; containers do not need it", "", start)
+        yield Finding(
+            "agent",
+            NOTE,
+            "does not run: nothing detects containers that bypass their limits; containers do not need it",
+            "",
+            start,
+        )
         return
     restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
     of = f" (process {pid})" if pid else ""  # only root can see who holds the lock
@@ -55,7 +61,9 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
     agent = node["agent"]
     version = str(agent.get("version", "an older version"))
     if version != __version__:
-        yield Finding("agent", WARN, f"is version {output.printable(version)}, the install is {__version__}", "", restart)
+        yield Finding(
+            "agent", WARN, f"is version {output.printable(version)}, the install is {__version__}", "", restart
+        )
     for name, what in agent["problems"].items():
         fix = FIXES.get(name, restart).format(option=option, state_dir=settings.state_dir)
         yield Finding("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", fix)
@@ -64,7 +72,7 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
 
 
 def holder(path: str) -> int:
-    """The process that holds this lock file, 0 for none. Read from /proc/locks: trying the lock could keep an agent out."""
+    """The process that holds this lock file, or 0. Read from /proc/locks, since trying it could keep an agent out."""
     try:
         st = os.stat(path)
         place = f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:{st.st_ino}"

@@ -18,7 +18,11 @@ EVERY = 0.5  # seconds between two reads with --follow
 @output.prefix_option
 @click.option("--follow", "-f", is_flag=True, help="Wait for further events; end with Ctrl-C.")
 @click.option(
-    "--container", "-c", default="", metavar="CONTAINER", help="Only events of this container: the beginning of its id, or a name."
+    "--container",
+    "-c",
+    default="",
+    metavar="CONTAINER",
+    help="Only events of this container: the beginning of its id, or a name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
@@ -64,7 +68,8 @@ def line(event: dict[str, Any]) -> str:
 def granted(event: dict[str, Any]) -> str:
     shares = event.get("shares") or ()
     words = [
-        f"{gpu(uuid)}: {output.size(int(mib))}" + (f", compute {compute}%" if compute else "") for uuid, mib, compute in shares
+        f"{gpu(uuid)}: {output.size(int(mib))}" + (f", compute {compute}%" if compute else "")
+        for uuid, mib, compute in shares
     ]
     return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
 

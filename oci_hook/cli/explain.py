@@ -57,12 +57,23 @@ class Container:
 
 @click.command()
 @click.option(
-    "--spec", metavar="CONFIG.JSON", type=click.Path(dir_okay=False), help="Explain the container of this config.json and its bundle."
+    "--spec",
+    metavar="CONFIG.JSON",
+    type=click.Path(dir_okay=False),
+    help="Explain the container of this config.json and its bundle.",
 )
 @click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Explain a container with this annotation.")
 @click.option("--env", "-e", multiple=True, metavar="K=V", help="... and with this environment variable.")
-@click.option("--volume", "-v", multiple=True, metavar="/dev/null:PATH", help="... and with this mount, which may carry a request.")
-@click.option("--container", default="", metavar="NAME", help="... with this name in its pod. [default: the name in the spec]")
+@click.option(
+    "--volume",
+    "-v",
+    multiple=True,
+    metavar="/dev/null:PATH",
+    help="... and with this mount, which may carry a request.",
+)
+@click.option(
+    "--container", default="", metavar="NAME", help="... with this name in its pod. [default: the name in the spec]"
+)
 @output.answers
 def explain(
     prefix: str,
@@ -203,7 +214,9 @@ def unseen_names(given: Container, named: dict[str, tuple[str, ...]], grants: tu
 def keys_without_prefix(given: Container) -> list[Problem]:
     """A warning for each key that gpu-hook would know if it had its prefix."""
     keys = [key for key in given.annotations if key.partition(".")[0] in (*native.KEYS, "containers", "request")]
-    return [Problem("GH-102", f"{show(key)} is no key of gpu-hook without the prefix {PREFIX_KEY}; add it") for key in keys]
+    return [
+        Problem("GH-102", f"{show(key)} is no key of gpu-hook without the prefix {PREFIX_KEY}; add it") for key in keys
+    ]
 
 
 def heading(given: Container, named: dict[str, tuple[str, ...]]) -> list[str]:

@@ -19,8 +19,12 @@ SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
 
 
 @click.command()
-@click.option("--refresh", is_flag=True, help="Ask the driver again, and write the inventory that later containers use.")
-@click.option("--probe", is_flag=True, help="Test what the GPUs without containers can do for preemption; takes seconds for each.")
+@click.option(
+    "--refresh", is_flag=True, help="Ask the driver again, and write the inventory that later containers use."
+)
+@click.option(
+    "--probe", is_flag=True, help="Test what the GPUs without containers can do for preemption; takes seconds for each."
+)
 @output.answers
 def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     """List the node's GPUs; --refresh detects them again.
@@ -42,7 +46,9 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
         held = {share.uuid for grant in store.snapshot(settings.state_dir) for share in grant.shares}
         for gpu in inventory.gpus:
             if gpu.uuid in held:  # the probe and the containers' work would distort each other's times
-                left = f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when they have ended"
+                left = (
+                    f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when they have ended"
+                )
                 warnings.append(Problem("GH-310", left))
             else:
                 probed.save(settings, inventory, {gpu.uuid: probed.probe(inventory, gpu)})

@@ -60,7 +60,9 @@ def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
         state_dir = node_settings.load(prefix).state_dir
     except GhError:
         left = installs.remove(prefix, force, [driver_root.root_of(prefix)])
-        return left, ["its settings cannot be read, so its state directory stays (/run/gpu-hook unless another was chosen)"]
+        return left, [
+            "its settings cannot be read, so its state directory stays (/run/gpu-hook unless another was chosen)"
+        ]
     other = state_owner.other(prefix, state_dir)
     left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.gpus_of(state_dir)])
     if other:
@@ -95,5 +97,10 @@ def uninstall(
     left: list[str] = []
     if not names and not dry_run:
         left, notes = take_away(prefix, force)
-        lines = [*lines, f"removed {prefix}", *(f"stays, since it is not part of the install: {path}" for path in left), *notes]
+        lines = [
+            *lines,
+            f"removed {prefix}",
+            *(f"stays, since it is not part of the install: {path}" for path in left),
+            *notes,
+        ]
     return output.Report({"prefix": prefix, "dry_run": dry_run, "left": left, "engines": data}, lines)

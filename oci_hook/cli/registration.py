@@ -19,13 +19,19 @@ engines = click.option(
     help="Only this engine; may be given several times. [default: every engine that is found]",
 )
 dry_run = click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
-restart = click.option("--restart", is_flag=True, help="Reload or restart engines whose files changed; containers keep running.")
+restart = click.option(
+    "--restart", is_flag=True, help="Reload or restart engines whose files changed; containers keep running."
+)
 config = click.option("--config", metavar="FILE", help="The engine's configuration file, if not the usual one.")
 host_root = click.option(
     "--host-root", metavar="DIR", default="/", help="Where the machine's / is mounted, for an install from a container."
 )
-default = click.option("--set-default", is_flag=True, help="Make gpu-hook the engine's default runtime, for containers that name none.")
-printing = click.option("--print", "printing", is_flag=True, help="Print the configuration that each engine needs, and do nothing.")
+default = click.option(
+    "--set-default", is_flag=True, help="Make gpu-hook the engine's default runtime, for containers that name none."
+)
+printing = click.option(
+    "--print", "printing", is_flag=True, help="Print the configuration that each engine needs, and do nothing."
+)
 
 
 def options(*more: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,9 @@ MIN_PREFIX = 6
     "--key", default="", metavar="KEY", help="The grant's key, as shown by `ps --json` and by the ledger's file names."
 )
 @click.option(
-    "--force", is_flag=True, help="Even if the container is alive (it keeps running, unaccounted) or its grant file is damaged."
+    "--force",
+    is_flag=True,
+    help="Even if the container is alive (it keeps running, unaccounted) or its grant file is damaged.",
 )
 @output.answers
 def release(prefix: str, container: str, key: str, force: bool) -> output.Report:

@@ -272,7 +272,9 @@ def keys(seconds: float) -> list[str]:
 
 @click.command()
 @output.prefix_option
-@click.option("--interval", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Seconds between two updates.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Seconds between two updates."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, once.")
 @click.option("--once", is_flag=True, help="Print the screen once, without keys.")
 def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:

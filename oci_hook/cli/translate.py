@@ -20,9 +20,7 @@ from oci_hook.kube import translate as kube
     type=click.Choice(dialects.NAMES),
     help="Translate only this system's words; may be given several times. [default: all]",
 )
-@click.option(
-    "--qgpu-memory-unit", type=click.Choice(tuple(qgpu.UNITS)), help="Unit of qgpu-memory in this manifest."
-)
+@click.option("--qgpu-memory-unit", type=click.Choice(tuple(qgpu.UNITS)), help="Unit of qgpu-memory in this manifest.")
 @output.json_option
 def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str | None, as_json: bool) -> None:
     """Rewrite a manifest of another sharing system to gpu-hook's annotations and runtime class.

@@ -88,7 +88,10 @@ def past(settings: node_settings.Settings, container: str, log: list[dict[str, A
     if last["event"] != "refused":
         ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
         return output.Report({"id": last.get("id"), "state": "ended"}, [output.printable(f"{last.get('id')} {ended}")])
-    lines = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in last.get("lines") or ())]
+    lines = [
+        f"{last.get('id') or container} was refused at {when}:",
+        *(f"  {text}" for text in last.get("lines") or ()),
+    ]
     lines = [output.printable(text) for text in lines]
     request = request_of(last.get("request"))
     if request is None:

@@ -112,7 +112,9 @@ def version_of(root: File, registration: Registration) -> int:
         return 3 if major(registration) >= 2 else 2
     version = root.data.get("version", 1)
     if type(version) is not int or version not in PLUGIN:
-        raise refuse("GH-506", f"{root.path}: version = {version!r:.40} is not one of 1 to 4; a newer gpu-hook may know it")
+        raise refuse(
+            "GH-506", f"{root.path}: version = {version!r:.40} is not one of 1 to 4; a newer gpu-hook may know it"
+        )
     if version == 1 and major(registration) >= 2:
         raise refuse(
             "GH-506",
@@ -144,8 +146,8 @@ def where(files: list[File], version: int, registration: Registration) -> Path:
 
 
 def tables(files: list[File], version: int, registration: Registration) -> dict[str, dict[str, Any]]:
-    """The runtime tables to add. A configured table of runtimes replaces containerd's built-in one, and without an entry
-    for runc the CRI plugin does not start: so runc is added if the files list no other runtime."""
+    """The runtime tables to add. If the files configure any runtime, containerd's built-in entry for runc is gone, and
+    the CRI plugin does not start: so runc is added if the files list no other runtime."""
     keys = (*PLUGIN[version], "containerd", "runtimes")
     configured = {name for file in files for name in toml_text.get(file.data, keys) or ()}
     usual = {} if configured - {NAME} else {"runc": USUAL}

@@ -19,7 +19,7 @@ def paths(registration: Registration) -> list[Path]:
 
 
 def hooks(registration: Registration) -> str:
-    """The last directory of hooks_dir: its files win, and unlike the first one it is writable where /usr is read-only."""
+    """The last directory of hooks_dir: its files win, and it is writable even if /usr is read-only."""
     found: list[str] = [HOOKS]
     for file in (registration.host(MAIN), *sorted(registration.host(DROP_INS).glob("*"))):
         real, data = read(file)

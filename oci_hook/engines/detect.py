@@ -39,7 +39,9 @@ def require(name: str, registration: Registration) -> None:
     """Raises SettingsError GH-505 if the engine is not on this machine, unless --config names its file."""
     if registration.config is None and where(name, registration) is None:
         programs = " or ".join(engine(name).PROGRAMS)
-        raise refuse("GH-505", f"{name} is not on this machine: no {programs} in {', '.join(FOLDERS)}; `--print` shows its lines")
+        raise refuse(
+            "GH-505", f"{name} is not on this machine: no {programs} in {', '.join(FOLDERS)}; `--print` shows its lines"
+        )
 
 
 def check_prefix(prefix: str) -> None:

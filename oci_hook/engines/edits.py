@@ -26,7 +26,7 @@ from oci_hook.linux.lock import lock_file
 NAME = "gpu-hook"  # of our runtime in every engine's configuration
 RECORD = "etc/engines.json"
 BACKUPS = "etc/before"
-LOCK = "/run/gpu-hook-engines.lock"  # in /run, where only root can create it: whoever may open a lock file can hold it forever
+LOCK = "/run/gpu-hook-engines.lock"  # where only root can open it: whoever can open a lock file can hold it forever
 LOCK_SECONDS = 60.0
 MAX_SIZE = 4 << 20
 BEGIN = "# gpu-hook: begin (written by `gpu-hook install`, removed by `gpu-hook uninstall`)"
@@ -37,8 +37,8 @@ Notes = dict[str, Any]
 
 @dataclass(frozen=True)
 class Registration:
-    """What to register. prefix: of the install. default: gpu-hook becomes the engine's default runtime. host_root: where
-    the machine's / is mounted. config: the engine's configuration file, None for the usual one."""
+    """What to register. prefix: of the install. default: gpu-hook becomes the engine's default runtime. host_root:
+    where the machine's / is mounted. config: the engine's configuration file, None for the usual one."""
 
     prefix: str
     default: bool = False
@@ -114,7 +114,9 @@ class Record:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise refuse("GH-506", f"{self.path}: {e}; repair it, or remove it and with it the record of backups") from None
+            raise refuse(
+                "GH-506", f"{self.path}: {e}; repair it, or remove it and with it the record of backups"
+            ) from None
 
     def entry(self, engine: str, path: Path) -> dict[str, Any]:
         return self.engines.get(engine, {}).get(str(path), {})
@@ -170,7 +172,7 @@ class Record:
 
 
 def plan(target: Target, record: Record, engine: str, remove: bool = False) -> Change:
-    """The change that registers (or unregisters) one file; writes nothing. Raises SettingsError GH-506, GH-507, GH-508."""
+    """The change of one file that registers (or unregisters); writes nothing. Raises SettingsError GH-506 to GH-508."""
     path, old = read(target.path)
     if remove and record.shared(engine, path):
         return Change(path, old, old, old)
@@ -267,18 +269,23 @@ def locked(path: str, code: str) -> int:
 
 
 def read(path: Path) -> tuple[Path, bytes | None]:
-    """(the file with symbolic links followed, its bytes or None if there is none). A link stays; its target is changed."""
+    """(the file with symbolic links followed, its bytes or None if there is none). Raises SettingsError GH-506, GH-507."""
     try:
         real = path.resolve()
         st = os.stat(real)
         if not stat.S_ISREG(st.st_mode):
             raise refuse("GH-507", f"{path} is not a regular file; name the right one with --config")
         if st.st_size > MAX_SIZE:
-            raise refuse("GH-506", f"{path} has {st.st_size} bytes, too many for a configuration file; name the right one with --config")
+            raise refuse(
+                "GH-506",
+                f"{path} has {st.st_size} bytes, too many for a configuration file; name the right one with --config",
+            )
         return real, real.read_bytes()
     except FileNotFoundError:
         if path.is_symlink():
-            raise refuse("GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; correct the link") from None
+            raise refuse(
+                "GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; correct the link"
+            ) from None
         return real, None
     except (OSError, RuntimeError) as e:  # RuntimeError: a loop of links
         raise refuse("GH-507", f"{path}: {getattr(e, 'strerror', None) or e}") from None
@@ -347,7 +354,7 @@ def digest(data: bytes | None) -> str | None:
 
 
 def annotation_patterns() -> list[str]:
-    """The annotations that an engine must pass on, for all dialects, as patterns of Go's path.Match (* matches no slash)."""
+    """The annotations of all dialects, which engines must pass on: patterns of Go's path.Match (* matches no slash)."""
     patterns = [PREFIX_KEY + "*"]
     for name in dialects.NAMES:
         for key in dialects.table(name).KEYS:

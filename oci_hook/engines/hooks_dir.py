@@ -22,7 +22,9 @@ def target(path: Path, registration: Registration) -> Target:
 
     def add(text: str | None, notes: Notes) -> str:
         if text is not None:
-            raise refuse("GH-508", f"{path} already exists and does not belong to {registration.prefix}; remove it first")
+            raise refuse(
+                "GH-508", f"{path} already exists and does not belong to {registration.prefix}; remove it first"
+            )
         return document(stage, registration)
 
     def strip(text: str, notes: Notes) -> str | None:

@@ -29,7 +29,7 @@ def paths(registration: Registration) -> list[Path]:
 
 
 def configured_hooks(registration: Registration) -> list[str] | None:
-    """The administrator's hooks_dir, from the last file that sets it; None if none does and podman's default applies."""
+    """The administrator's hooks_dir, from the last file that sets it; None if podman's default applies."""
     found = None
     drop_ins = sorted(registration.host(DROP_INS).glob("*.conf"))
     for file in (*map(registration.host, MAIN), *(f for f in drop_ins if f != registration.host(FILE))):

@@ -135,7 +135,9 @@ def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], 
             raise refuse(
                 "GH-509", f"{result.command}: {e}; its files were put back, and it still fails: {again}; see its log"
             ) from None
-        raise refuse("GH-509", f"{result.command}: {e}; its files were put back and it runs again; see its log") from None
+        raise refuse(
+            "GH-509", f"{result.command}: {e}; its files were put back and it runs again; see its log"
+        ) from None
 
 
 def _take_effect(unit: str, verb: str) -> bool:

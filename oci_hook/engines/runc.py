@@ -1,5 +1,5 @@
-"""runc and crun called directly. They have no configuration to register with: gpu-hook-runtime is called in their place,
-or the bundle's config.json names the hooks (runtime-config/runc)."""
+"""runc and crun called directly. They have no configuration to register with: call gpu-hook-runtime in their place, or
+name the hooks in the bundle's config.json (runtime-config/runc)."""
 
 from pathlib import Path
 

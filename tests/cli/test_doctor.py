@@ -116,7 +116,13 @@ def edit(file: str, old: str, new: str) -> Callable[[Node], object]:
 TOML = "/etc/containerd/config.toml"
 TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
     "no launcher": (drop("bin/gpu-hook-runtime"), "prefix", "fail", "GH-504", "does not exist"),
-    "older install": (edit("etc/launcher.conf", "# gpu-hook ", "# gpu-hook 0."), "prefix", "warn", "GH-504", "installed by"),
+    "older install": (
+        edit("etc/launcher.conf", "# gpu-hook ", "# gpu-hook 0."),
+        "prefix",
+        "warn",
+        "GH-504",
+        "installed by",
+    ),
     "writable library": (
         lambda n: (n.prefix / "lib/shim/libcuda.so.1").chmod(0o666),
         "prefix",

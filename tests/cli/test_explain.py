@@ -118,7 +118,9 @@ def test_nothing_asked(install: Install) -> None:
     )
     forgotten = install.run(*asking("memory=4Gi"))
     assert forgotten.stdout.endswith("requests nothing\n")
-    assert forgotten.stderr == "warning: GH-102: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
+    assert (
+        forgotten.stderr == "warning: GH-102: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
+    )
     assert install.data("explain") == {"name": "", "annotated_containers": {}, "request": None, "gpus": [], "plan": []}
 
 

@@ -59,7 +59,10 @@ def test_why_is_it_slow(install: Install) -> None:
     text = install.text("why", "slow-one")
     assert "10 % compute is guaranteed; 1 other container shares the GPU, with 80 % guaranteed" in text
     assert "containers of a higher class come first: quick-one" in text
-    assert "its compute ceiling is 30 %, also when the GPU is idle (policy fixed-share)" in text and "no agent runs" in text
+    assert (
+        "its compute ceiling is 30 %, also when the GPU is idle (policy fixed-share)" in text
+        and "no agent runs" in text
+    )
     assert install.data("why", "quick-")["id"] == "quick-one"
 
 

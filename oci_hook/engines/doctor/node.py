@@ -57,7 +57,9 @@ def check_devices(gpus: Inventory, option: str) -> Iterator[Finding]:
     wanted = char_links.nodes(gpus)
     absent = [path for path, major, minor in wanted if not char_links.is_device(path, major, minor)]
     if absent:
-        yield Finding("devices", WARN, f"{', '.join(absent)} missing, or with another device number", "GH-302", "nvidia-smi")
+        yield Finding(
+            "devices", WARN, f"{', '.join(absent)} missing, or with another device number", "GH-302", "nvidia-smi"
+        )
     else:
         yield Finding("devices", OK, plural(len(wanted), "device node"))
     unlinked = [link for _, link in char_links.missing(gpus)]
@@ -125,7 +127,7 @@ USERFAULTFD = "/proc/sys/vm/unprivileged_userfaultfd"
 
 
 def check_leases() -> Iterator[Finding]:
-    """Kernel switches that let containers slow down each other, never the host (fcntl(2) F_SETLEASE, userfaultfd(2))."""
+    """Kernel switches by which containers can slow down each other, but not the host (fcntl(2), userfaultfd(2))."""
     if number(LEASES):
         message = (
             "fs.leases-enable is 1: a container's root, or a process with CAP_LEASE, can make a neighbour wait"

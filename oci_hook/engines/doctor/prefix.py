@@ -56,7 +56,7 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
         yield Finding("prefix", FAIL, problem, "GH-308", fix)
         return
     if (folder := own_path.cleaned(prefix)) is not None:
-        message = f"{prefix} is in {folder}, where anyone may create files: a program that cleans {folder} removes the install"
+        message = f"{prefix} is in {folder}, where anyone may create files; a cleanup of it removes the install"
         yield Finding("prefix", NOTE, message)
     laid = laid_by(prefix)
     if laid != __version__:
