@@ -208,7 +208,7 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
     if not text.strip():
         text = f"version = {version}\n"  # outside of the fence: it also holds for lines that are added later
         expected = {**expected, "version": version}
-    lines = []
+    lines: list[str] = []
     if registration.default or "default" in notes:
         text, expected, lines = with_default(text, data, expected, version, notes)
     if text and not text.endswith("\n"):

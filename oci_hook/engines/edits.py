@@ -269,7 +269,7 @@ def locked(path: str, code: str) -> int:
 
 
 def read(path: Path) -> tuple[Path, bytes | None]:
-    """(the file with symbolic links followed, its bytes or None if there is none). Raises SettingsError GH-506, GH-507."""
+    """(the file with symbolic links followed, its bytes or None). Raises SettingsError GH-506, GH-507."""
     try:
         real = path.resolve()
         st = os.stat(real)
