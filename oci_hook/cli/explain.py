@@ -20,8 +20,8 @@ from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
-from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import NoRoomError, Problem
+from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import slot_files, store
 from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import request_mounts

@@ -9,10 +9,12 @@ from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.discovery import inventory as cache
 from oci_hook.discovery import tiers as probed
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import Problem
+from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
+from oci_hook.ledger import tiers as tiers_seen
 
 HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
 SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
@@ -30,7 +32,7 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     """List the node's GPUs; --refresh detects them again.
 
     TIER is how online work gets a GPU back from offline work: 0 between launches, 0.5 also between what is launched,
-    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/compute-sharing.md
+    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/guide/compute-sharing.md
     """
     settings = load_settings(prefix)
     if refresh:
@@ -38,7 +40,7 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
         from oci_hook.discovery.discover import discover
 
         found = discover(settings.driver_root)
-        cache.save(settings, found)
+        save_inventory(settings, found)
         char_links.make(found)
     inventory = cache.load(settings)
     warnings = []
@@ -53,7 +55,7 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
             else:
                 probed.save(settings, inventory, {gpu.uuid: probed.probe(inventory, gpu)})
     let = tiers.LET[settings.rules.channel_groups]
-    return report(inventory, store.snapshot(settings.state_dir), probed.load(settings, inventory), let, warnings)
+    return report(inventory, store.snapshot(settings.state_dir), tiers_seen.load(settings, inventory), let, warnings)
 
 
 def report(

@@ -9,8 +9,8 @@ from oci_hook.agent import options
 from oci_hook.agent.view import Watched, view
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
-from oci_hook.discovery import inventory as cache
 from oci_hook.errors import GhError
+from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account

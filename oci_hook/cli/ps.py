@@ -8,8 +8,8 @@ import click
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant, Share
-from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import GhError, Problem
+from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe.account import Books, look

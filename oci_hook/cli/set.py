@@ -11,9 +11,9 @@ from oci_hook.core import units, value_parsers
 from oci_hook.core.change import Change, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
-from oci_hook.discovery import inventory as node_inventory
 from oci_hook.errors import Problem, RequestError
 from oci_hook.ledger import admit, events
+from oci_hook.ledger import inventory as node_inventory
 
 T = TypeVar("T")
 

@@ -13,10 +13,11 @@ from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
-from oci_hook.discovery import inventory as cache
 from oci_hook.discovery.discover import SIMULATED_MARK, discover
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
 from oci_hook.install import state_owner
+from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import slot_files, store
 from oci_hook.sim import driver_root, topology
 from oci_hook.sim import mig as sim_mig
@@ -40,13 +41,6 @@ sim.add_command(sim_model.model)
     type=click.IntRange(1, driver_root.MAX_TIME_SCALE),
     help="How many times slower than it says a GPU is; for machines with few cores.",
 )
-@click.option(
-    "--tsg",
-    type=click.Choice(driver_root.TSG),
-    default=driver_root.TSG[0],
-    show_default=True,
-    help="Controls of channel groups: refused, accepted without effect, or working.",
-)
 @click.option("--mig", default="", metavar="PROFILES", help="Split GPU 0 into MIG devices: 3g.20gb,1g.5gb")
 @click.option("--numa", default="", metavar="NODES", help="NUMA node of each GPU: 0,0,1,1")
 @click.option("--nvlink", default="", metavar="PAIRS", help="GPUs that an NVLink joins: 0-1,2-3")
@@ -57,7 +51,6 @@ def up(
     gpus: int,
     memory: str,
     time_scale: int,
-    tsg: str,
     mig: str,
     numa: str,
     nvlink: str,
@@ -87,7 +80,7 @@ def up(
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings, force)
-    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, tsg, devices, places)
+    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places)
     mark = root / SIMULATED_MARK
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:
@@ -96,7 +89,7 @@ def up(
     except Exception:
         driver_root.remove(prefix, settings.state_dir)
         raise
-    cache.save(settings, found)
+    save_inventory(settings, found)
     lines = [f"simulated driver {found.driver_version} in {root}; driver_root in {prefix}/{SETTINGS_YAML} is set to it"]
     lines += [f"simulated GPU {c.address}: {c.uuid}, {output.size(c.memory_mib)}" for c in found.gpus]
     data = {"simulated": True, "driver_root": str(root), "gpus": [gpu.fields() for gpu in found.gpus]}

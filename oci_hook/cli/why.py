@@ -12,8 +12,8 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.suggest import changes
-from oci_hook.discovery import inventory as cache
 from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
 from oci_hook.oci import request_mounts
 

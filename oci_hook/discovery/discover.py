@@ -11,9 +11,9 @@ from typing import Any
 from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.discovery import driver_files
-from oci_hook.discovery.inventory import stamp
 from oci_hook.errors import refuse
-from oci_hook.ledger.life import boot_id
+from oci_hook.ledger.inventory import stamp
+from oci_hook.linux.proc import boot_id
 
 SIMULATED_MARK = (
     "gpu-hook-simulated.json"  # at the top of a simulated driver root: {"version", "gpus": directory, "time_scale"}

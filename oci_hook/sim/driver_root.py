@@ -27,17 +27,16 @@ MAX_GPUS = 32
 MIB = 1 << 20
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
-# gpu.h: struct gpu_head up to `engine`, and the size of struct gpu_file. A test compares both with the compiler's.
-HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQII")
+# gpu.h: struct gpu_head before `fail_every`, and the size of struct gpu_file. A test compares both with the compiler's.
+HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQI4x")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
-FORMAT = 3
-FILE_SIZE = 22902784
+FORMAT = 4
+FILE_SIZE = 22893568
 SLOTS, SLOT_SIZE = 128, 64  # behind the head page
 QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
 CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the GPU's
 KERNEL_NS = 10_000
 MAX_TIME_SCALE = 1000
-TSG = ("error", "inert", "work")  # enum gpu_tsg
 # Fields of the head that may change while the GPU is used; offsets, 32 bits each.
 FAULTS = {
     "fail_every": 336,
@@ -73,14 +72,12 @@ def make(
     gpus: int,
     memory_mib: int,
     time_scale: int = 1,
-    tsg: str = "error",
     mig: tuple[mig_devices.Profile, ...] = (),
     topology: Topology = Topology(),  # noqa: B008  a frozen value
 ) -> Path:
     """Make the driver root and the GPU files anew; the root. Raises NodeError GH-306.
 
-    time_scale: a GPU takes so many times as long for everything as it says. tsg: what controls of channel groups do.
-    mig: what GPU 0 is split into.
+    time_scale: a GPU takes so many times as long for everything as it says. mig: what GPU 0 is split into.
     """
     parts = native_parts()
     missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
@@ -107,7 +104,7 @@ def make(
         files.parent.chmod(0o700)
         files.mkdir(mode=0o755)
         for minor in range(gpus):
-            make_gpu(files / str(minor), minor, memory_mib, time_scale, tsg)
+            make_gpu(files / str(minor), minor, memory_mib, time_scale)
         lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})
         if mig:
             mig_devices.split(root, files, mig, HEAD)
@@ -120,7 +117,7 @@ def make(
     return root
 
 
-def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1, tsg: str = "error") -> str:
+def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> str:
     """One GPU's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
     constants = json.loads(CALIBRATION.read_text())
     us, rate = constants["gpu_us"], constants["copy_gb_s"]
@@ -148,7 +145,6 @@ def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1, tsg: 
         constants["host_us"]["wake"] * 1000,
         *(rate[way] * 1000 for way in ("h2d", "d2h", "d2d")),
         constants["queue_depth"],
-        TSG.index(tsg),
     )
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "xb") as f:

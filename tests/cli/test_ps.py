@@ -14,8 +14,8 @@ import pytest
 
 from oci_hook.cli import ps
 from oci_hook.core.grant import Grant, Life, Share
-from oci_hook.ledger.life import boot_id, process_life
 from oci_hook.linux.mount import mountinfo
+from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe import account as used
 from tests.cli.box import Install
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from oci_hook.core.grant import Grant, Life, Share
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.linux.proc import boot_id, process_life
 from tests.cli.box import Install
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from oci_hook.discovery import driver_files, inventory
+from oci_hook.discovery import driver_files
+from oci_hook.discovery.save import save_inventory
 from tests.conftest import Bundle, Install, Runc
 from tests.discovery.test_driver_files import debian_driver
 from tests.e2e.fetched import nvidia, wheel
@@ -170,7 +171,7 @@ def real(native: Path, tmp_path: Path, debian_driver: Path, no_new_devices: None
         files=found.files,
     )
     made.inventory = known
-    inventory.save(made.settings, known)
+    save_inventory(made.settings, known)
     return made
 
 

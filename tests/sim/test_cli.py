@@ -16,10 +16,9 @@ from oci_hook.config import settings_compile
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
-from oci_hook.discovery import inventory
 from oci_hook.errors import NodeError
-from oci_hook.ledger import store
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.ledger import inventory, store
+from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.sim import driver_root
 
 REAL_ROOT = "/srv/driver"
@@ -110,9 +109,8 @@ def test_a_slow_gpu_is_known_as_one(install: Install) -> None:
 
 def test_faults_are_set_and_cleared(install: Install) -> None:
     assert "no simulated GPU" in install.run("sim", "fault", status=1)
-    install.run("sim", "up", "--gpus", "2", "--tsg", "inert")
+    install.run("sim", "up", "--gpus", "2")
     gpu = Path(install.settings.state_dir) / "sim/gpus/1"
-    assert int.from_bytes(gpu.read_bytes()[332:336], "little") == driver_root.TSG.index("inert")
     options = "--fail-every", "7", "--fail-code", "2", "--block-every", "3", "--nvml-without", "processes", "--lost"
     said = install.data("sim", "fault", "--gpu", "1", *options)
     assert said["gpus"] == [1] and said["faults"]["fail_every"] == 7

@@ -190,19 +190,6 @@ def test_a_spinning_kernel_holds_its_slices_until_the_value_is_seen(gpu: Gpu) ->
     assert gpu.done(0) == [30 * MS]
 
 
-def test_controls_of_channel_groups(gpu: Gpu) -> None:
-    group = ctypes.cast(gpu.engine.bench_group, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int))
-    gpu.submit(0, 0, 300 * MS)
-    gpu.submit(2, 0, 300 * MS)
-    ctypes.c_uint64.from_address(group(gpu.bench, 0) + 8).value = 4 * SLICE
-    gpu.advance(10 * (5 * MS + 2 * LOADED))
-    assert (gpu.served(0), gpu.served(1)) == (40 * MS, 10 * MS)
-    ctypes.c_uint32.from_address(group(gpu.bench, 0) + 4).value = 1
-    gpu.advance(100 * (MS))
-    assert gpu.served(0) == 40 * MS
-    assert gpu.served(1) >= 57 * MS
-
-
 def test_work_of_the_dead_is_void(gpu: Gpu) -> None:
     gpu.submit(0, 0, 500 * MS)
     gpu.submit(2, 0, 500 * MS)

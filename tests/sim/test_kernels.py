@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-import pytest
-
 from oci_hook.sim import driver_root
 from tests.sim.conftest import Sim
 from tests.sim.test_streams import MORE
@@ -134,40 +132,6 @@ print(code("cuStreamEndCapture", s, byref(graph)))
 """,
     )
     assert out == ["[2.0, 2.0]", "0 [5.0]", "[4.94]", "0 600", "3", "12 8", "900 900", "901"]
-
-
-@pytest.mark.parametrize(("mode", "code", "works"), [("error", 800, False), ("inert", 0, False), ("work", 0, True)])
-def test_controls_of_channel_groups(sim: Sim, mode: str, code: int, works: bool) -> None:
-    """Judged by throughput, as a probe must: two contexts, one with an eightfold slice."""
-    (sim.gpus / "0").unlink()
-    driver_root.make_gpu(sim.gpus / "0", 0, 1024, 20, mode)
-    said, left, favoured, off = kernels(
-        sim,
-        f"CODE = {code}\n"
-        + """
-one, two = c_void_p(), c_void_p(); context()
-streams, events = [], []
-for ctx in one, two:
-    cuda.cuCtxCreate_v2(byref(ctx), 0, 0); streams.append(stream()); f = loaded(b"sim_us=500"); g = gate()
-    events.append([event(streams[-1])])
-control = lambda ctx, what, value: code("gpuHookSimulatedTsgControl", ctx, what, c_uint64(value))
-print(control(two, 1, 8192), control(two, 9, 0))
-gates = []
-for ctx, s in zip((one, two), streams):
-    cuda.cuCtxSetCurrent(ctx); at = gate(); gates.append(at); cuda.cuStreamWaitValue32_v2(s, at, 1, 0)
-    for _ in range(80):
-        wide(f, s); events[len(gates) - 1].append(event(s))
-for at in gates: word(at).value = 1
-cuda.cuEventSynchronize(events[1][60])
-print(sum(done(e) for e in events[0])); print(sum(done(e) for e in events[1]))
-cuda.gpuHookSimulatedTsgControl(one, 2, c_uint64(1)) if not CODE else None
-before = sum(done(e) for e in events[0]); time.sleep(0.2); print(sum(done(e) for e in events[0]) - before)
-""",
-    )
-    assert said == f"{code} 1"
-    assert int(favoured) >= 60
-    assert int(left) <= 30 if works else int(left) >= 45
-    assert int(off) == 0 if works else int(off) > 0
 
 
 def test_driver_calls_fail_and_block_on_request(sim: Sim) -> None:

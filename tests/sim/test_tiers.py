@@ -1,17 +1,17 @@
-"""`gpu-hook gpus --probe` on simulated GPUs whose channel-group controls work, do nothing, or are refused."""
+"""`gpu-hook gpus --probe` on simulated GPUs."""
 
 import os
 import time
 from pathlib import Path
 
-import pytest
-
-from oci_hook.config import settings_compile
 from oci_hook.config.settings import load
 from oci_hook.core.gpu_page import tiers_of
 from oci_hook.core.grant import Share
 from oci_hook.core.inventory import Inventory
-from oci_hook.discovery import inventory, tiers
+from oci_hook.core.tiers import MEMOPS
+from oci_hook.discovery import tiers
+from oci_hook.ledger import inventory
+from oci_hook.ledger import tiers as seen_tiers
 from tests.sim.test_cli import Install
 from tests.sim.test_cli import install as install
 
@@ -22,23 +22,19 @@ def the_inventory(install: Install) -> Inventory:
     return inventory.load(load(str(install.prefix)))
 
 
-@pytest.mark.parametrize(("tsg", "tier"), [("work", "2"), ("inert", "0.5"), ("error", "0.5")])
-def test_a_control_counts_by_what_it_does(install: Install, tsg: str, tier: str) -> None:
-    install.run("sim", "up", "--tsg", tsg, "--time-scale", SCALE)
+def test_stream_memory_operations_count_by_what_they_do(install: Install) -> None:
+    install.run("sim", "up", "--time-scale", SCALE)
     assert install.data("gpus")["gpus"][0]["tier"] is None
     for _ in range(3):  # a busy machine starves programs now and then
         (gpu,) = install.data("gpus", "--probe")["gpus"]
         found = gpu["tier"]
-        if found["found"] == tier:
+        if found["found"] == "0.5":
             break
-    assert (found["found"], found["used"]) == (tier, "0.5"), found
+    assert (found["found"], found["used"]) == ("0.5", "0.5"), found
     assert found["memops"]["resume_us"] > 0
-    assert ("refused" in found["groups"].get("error", "")) == (tsg == "error"), found
-    install.yaml.write_text(install.yaml.read_text().replace("channel_groups: none", "channel_groups: stop"))
-    settings = settings_compile.compile(str(install.prefix))
-    assert install.data("gpus", "--refresh")["gpus"][0]["tier"] == {**found, "used": tier}
-    bits = tiers.usable(settings, the_inventory(install))
-    assert bits == {gpu["uuid"]: 7 if tsg == "work" else 1}
+    settings = load(str(install.prefix))
+    assert install.data("gpus", "--refresh")["gpus"][0]["tier"] == found
+    assert seen_tiers.usable(settings, the_inventory(install)) == {gpu["uuid"]: MEMOPS}
     install.run("sim", "down")
     assert os.listdir(settings.state_dir) == ["owner"]
 
@@ -49,17 +45,17 @@ def test_findings_expire(install: Install) -> None:
     there, settings = the_inventory(install), load(str(install.prefix))
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
     tiers.save(settings, there, {there.gpus[0].uuid: seen, "GPU-gone": seen})
-    assert list(tiers.load(settings, there)) == [there.gpus[0].uuid]
+    assert list(seen_tiers.load(settings, there)) == [there.gpus[0].uuid]
     assert "0.5" in install.run("gpus").splitlines()[2].split()
-    assert tiers.load(settings, there.replace(boot_id="another")) == {}
-    assert tiers.load(settings, there.replace(driver_version="1")) == {}
+    assert seen_tiers.load(settings, there.replace(boot_id="another")) == {}
+    assert seen_tiers.load(settings, there.replace(driver_version="1")) == {}
     file = Path(settings.state_dir) / "tiers.json"
     file.chmod(0o666)
-    assert tiers.load(settings, there) == {}, "anybody could have written it"
+    assert seen_tiers.load(settings, there) == {}, "anybody could have written it"
     for damage in (b"", b"[]", b'{"format": 1}', b"\xff"):
         file.write_bytes(damage)
         file.chmod(0o644)
-        assert tiers.load(settings, there) == {}
+        assert seen_tiers.load(settings, there) == {}
     assert install.data("gpus")["gpus"][0]["tier"] is None
 
 
