@@ -13,7 +13,7 @@ from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
 from oci_hook.linux import cgroup, mount, openat2
-from oci_hook.observe.orphans import strays
+from oci_hook.observe.orphans import orphans
 
 USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
@@ -80,7 +80,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
     more = f"; the next start releases {exited} of exited containers" if exited > 0 else ""
     holders = "1 container holds a share" if len(living) == 1 else f"{len(living)} containers hold shares"
     yield Finding("ledger", OK, holders + more)
-    unknown = strays(settings.state_dir, {grant.key for grant in living})
+    unknown = orphans(settings.state_dir, {grant.key for grant in living})
     new = {grant.key for grant in store.snapshot(settings.state_dir)} if unknown else set()  # created meanwhile
     for pid in [pid for key, pid in unknown.items() if key not in new]:
         message = f"process {pid} has a share that is not in the ledger: the GPU memory it uses can be granted twice"
