@@ -43,7 +43,7 @@ _ids = itertools.count()
 
 # Folders whose files share what takes long to make; of every other one, a file stays in one worker of pytest-xdist.
 TOGETHER = ("packaging",)
-LONGEST_FIRST = ("packaging", "engines", "sim_model", "shim", "e2e")
+LONGEST_FIRST = ("packaging", "engines", "model", "shim", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def folder_of(nodeid: str) -> str:
-    return nodeid.partition("/")[2].partition("/")[0]
+    return Path(nodeid.partition("::")[0]).parent.name
 
 
 @pytest.fixture(scope="session")

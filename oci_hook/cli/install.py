@@ -1,6 +1,7 @@
 """`gpu-hook install|uninstall`: the install under a prefix, and the container engines that are told of it."""
 
 import click
+from gpu_hook_simulator import driver_root
 
 from oci_hook.cli import agent_check, output, registration
 from oci_hook.config import settings as node_settings
@@ -10,7 +11,6 @@ from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
 from oci_hook.install import state_owner
-from oci_hook.sim import driver_root
 
 
 @click.command()

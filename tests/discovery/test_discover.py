@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_hook_simulator import driver_root
 
 from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
 from oci_hook.discovery import discover, inventory
 from oci_hook.errors import NodeError
-from oci_hook.sim import driver_root
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 12.3.0"
 CLOSED = (

@@ -3,7 +3,7 @@
 import struct
 from typing import Any
 
-from oci_hook.sim import driver_root
+from gpu_hook_simulator import driver_root
 
 TSG_MODE_AT = 332  # struct gpu_head
 
