@@ -128,7 +128,8 @@ def make_inventory(driver: Path, state: Path) -> Inventory:
     gpus = []
     for i, uuid in enumerate(UUIDS):
         (state / f"sim/gpus/{i}").write_bytes(bytes(4096))
-        gpus.append(Gpu(uuid, i, i, MEMORY_MIB, "Simulated GPU", simulated=True))
+        file = str(state / f"sim/gpus/{i}")
+        gpus.append(Gpu(uuid, i, i, MEMORY_MIB, "Simulated GPU", simulated=True, file=file))
     return Inventory(
         boot_id=boot_id(),
         driver_version=DRIVER,

@@ -12,7 +12,8 @@ class Gpu(Value):
     context_mib: what one process's context takes of it in MiB, rounded up; 0 not known. time_scale: how many times as
     long as it says a simulated GPU takes for everything; 1 for real ones.
     A MIG device is a GPU as well: parent is the UUID of the GPU that it is part of, "" for a GPU; index, minor, pci
-    and numa are the parent's, instance its number there, -1 for a GPU.
+    and numa are the parent's, instance its number there, -1 for a GPU. file: the host file that is a simulated GPU,
+    which containers get at layout.SIM_GPUS/<its name>; "" for real ones.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class Gpu(Value):
         "time_scale",
         "parent",
         "instance",
+        "file",
     )
 
     def __init__(
@@ -44,6 +46,7 @@ class Gpu(Value):
         time_scale: int = 1,
         parent: str = "",
         instance: int = -1,
+        file: str = "",
     ) -> None:
         self.uuid = uuid
         self.index = index
@@ -57,16 +60,12 @@ class Gpu(Value):
         self.time_scale = time_scale
         self.parent = parent
         self.instance = instance
+        self.file = file
 
     @property
     def address(self) -> str:
         """As people name it: 0, or 0:1 for a MIG device."""
         return f"{self.index}:{self.instance}" if self.parent else str(self.index)
-
-    @property
-    def simulated_file(self) -> int:
-        """The name of a simulated GPU's file; sim/gpu.h GPU_MIG."""
-        return 100 + 8 * self.minor + self.instance if self.parent else self.minor
 
 
 class DriverFile(Value):

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tiny_image
-from gpu_hook_simulator import driver_root
 
+from gpu_hook_simulator import driver_root
 from oci_hook.config import settings_compile
 from oci_hook.discovery import discover, inventory
 from oci_hook.engines import prefix as installs

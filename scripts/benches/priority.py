@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_hook_simulator import model_run
-from gpu_hook_simulator.model import metrics
-from gpu_hook_simulator.model.scenarios import OFFLINE, ONLINE, requests
 from load import cells, report
 from load.cells import GRAPH, Cell, in_lanes, say
 from load.stage import Stage
 from load.tenant import Json
 
+from gpu_hook_simulator import model_run
+from gpu_hook_simulator.model import metrics
+from gpu_hook_simulator.model.scenarios import OFFLINE, ONLINE, requests
 from oci_hook.core.layout import SETTINGS_YAML
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))

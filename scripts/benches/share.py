@@ -10,12 +10,13 @@ import random
 import signal
 import time
 
-from gpu_hook_simulator.model import metrics
-from gpu_hook_simulator.model.scenarios import gappy, launch_bound
 from load import cells, report
 from load.cells import GRAPH, SATURATED, Cell, in_lanes, say
 from load.stage import Stage
 from load.tenant import Json
+
+from gpu_hook_simulator.model import metrics
+from gpu_hook_simulator.model.scenarios import gappy, launch_bound
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "6"))

@@ -26,7 +26,6 @@ class Node:
 
     def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
         from gpu_hook_simulator import driver_root
-
         from oci_hook.config import settings_compile
         from oci_hook.discovery import discover, inventory
         from oci_hook.engines import prefix

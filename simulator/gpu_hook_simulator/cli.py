@@ -16,7 +16,8 @@ from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
 from oci_hook.discovery import inventory as cache
-from oci_hook.discovery.discover import SIMULATED_MARK, discover
+from oci_hook.discovery.discover import discover
+from oci_hook.discovery.mark import MARK
 from oci_hook.errors import GhError, refuse
 from oci_hook.install import state_owner
 from oci_hook.ledger import slot_files, store
@@ -79,9 +80,7 @@ def up(
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings, force)
-    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places)
-    mark = root / SIMULATED_MARK
-    mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
+    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places, former)
     try:
         found = discover(str(root))
         settings = settings_compile.set_driver_root(prefix, str(root))
@@ -175,7 +174,7 @@ def former_root(settings: Settings) -> str:
     if settings.driver_root != str(root):
         return settings.driver_root
     try:
-        return str(json.loads((root / SIMULATED_MARK).read_text())["former_driver_root"])
+        return str(json.loads((root / MARK).read_text())["former_driver_root"])
     except (OSError, ValueError, KeyError):
         return "/"
 

@@ -17,13 +17,14 @@ from struct import Struct
 
 from gpu_hook_simulator import mig as mig_devices
 from gpu_hook_simulator.topology import Topology, lay
-from oci_hook.discovery.discover import SIMULATED_MARK
 from oci_hook.discovery.driver_files import MULTIARCH
+from oci_hook.discovery.mark import MARK
 from oci_hook.errors import refuse
 
 VERSION = "550.0.0"  # no real release has this number
 CUDA_VERSION = 12040
 MAX_GPUS = 32
+ENVIRONMENT = "GPU_HOOK_SIM_GPUS"  # the variable by which the libraries find the GPUs on the host (gpu.c)
 MIB = 1 << 20
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
@@ -74,10 +75,12 @@ def make(
     time_scale: int = 1,
     mig: tuple[mig_devices.Profile, ...] = (),
     topology: Topology = Topology(),  # noqa: B008  a frozen value
+    former_root: str = "/",
 ) -> Path:
     """Make the driver root and the GPU files anew; the root. Raises NodeError GH-306.
 
     time_scale: a GPU takes so many times as long for everything as it says. mig: what GPU 0 is split into.
+    former_root: the setting driver_root before, for `sim down`.
     """
     parts = native_parts()
     missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
@@ -108,9 +111,15 @@ def make(
         lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})
         if mig:
             mig_devices.split(root, files, mig, HEAD)
-        mark: dict[str, str | int] = {"what": "a simulated driver of gpu-hook", "version": VERSION, "gpus": str(files)}
-        mark["time_scale"] = time_scale
-        (root / SIMULATED_MARK).write_text(json.dumps(mark) + "\n")
+        mark = {
+            "what": "a simulated driver of gpu-hook",
+            "environment": {ENVIRONMENT: str(files)},
+            "files": {uuid_of(file): str(file) for file in sorted(files.iterdir())},
+            "folders": [str(files)],
+            "time_scale": time_scale,
+            "former_driver_root": former_root,
+        }
+        (root / MARK).write_text(json.dumps(mark) + "\n")
     except OSError as e:
         remove(prefix, state_dir)
         raise refuse("GH-306", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
@@ -153,6 +162,11 @@ def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> st
     temporary.chmod(0o666)
     temporary.rename(path)
     return name
+
+
+def uuid_of(gpu: Path) -> str:
+    with open(gpu, "rb") as f:
+        return f.read(64)[16:].rstrip(b"\0").decode()
 
 
 def set_faults(gpu: Path, faults: dict[str, int]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gpu_hook_simulator import driver_root
 
+from gpu_hook_simulator import driver_root
 from oci_hook.discovery.driver_files import MULTIARCH
 
 HERE = Path(__file__).resolve().parent

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from gpu_hook_simulator import driver_root
 
+from gpu_hook_simulator import driver_root
 from oci_hook.cli.main import cli
 from oci_hook.config import settings_compile
 from oci_hook.config.settings import load

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_hook_simulator import driver_root
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gpu_hook_simulator import driver_root
 
 SIM = Path(__file__).resolve().parents[1] / "driver"
 SLICE, LOADED, IDLE = 1_000_000, 100_000, 20_000

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_hook_simulator import driver_root
-
 from simulator.tests.conftest import Sim
 
 NAMES = Path(driver_root.__file__).with_name("names.def")

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from gpu_hook_simulator import driver_root
 
+from gpu_hook_simulator import driver_root
 from simulator.tests.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
 
 BIN = Path(sys.executable).parent

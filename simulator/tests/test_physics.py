@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model.scenarios import Scenario, gappy, launch_bound, saturated
-
 from simulator.tests.conftest import Sim, build_simulated
 
 SCALE, BINS, BIN_NS = 25, 6, 100_000_000  # so many bins of GPU time are measured

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gpu_hook_simulator import driver_root
 
 REPO = Path(__file__).resolve().parents[2]

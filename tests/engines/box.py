@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gpu_hook_simulator.driver_root import CONTEXT_MIB
 
+from gpu_hook_simulator.driver_root import CONTEXT_MIB
 from oci_hook.ledger import slot_files
 from tests.conftest import REPO
 from tests.namespaces import Namespaces

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from box import MIB, Box, policy
+
 from gpu_hook_simulator import driver_root
 
 HERE = Path(__file__).parent

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model import scenarios
 

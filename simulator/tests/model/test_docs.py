@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from gpu_hook_simulator.cli_model import model
 from gpu_hook_simulator.model_run import Calibration
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.cli_model import model
 from gpu_hook_simulator.model import metrics, scenarios
 from gpu_hook_simulator.model.scenarios import Scenario, gappy, launch_bound, requests, saturated
-
 from oci_hook.errors import GhError
 
 REPO = Path(__file__).resolve().parents[3]

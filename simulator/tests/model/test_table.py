@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model import scenarios
 
