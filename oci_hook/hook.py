@@ -188,7 +188,7 @@ def _adopted(given: "State", config: "Any", settings: "Settings") -> "Grant | No
     from oci_hook.apply.to_spec import marked
     from oci_hook.core.grant import Life
     from oci_hook.ledger.admit import adopt
-    from oci_hook.ledger.life import boot_id, pid_space, process_life
+    from oci_hook.linux.proc import boot_id, pid_space, process_life
 
     try:
         life = _life(given.pid, _device_cgroup(given.pid)[1])
@@ -200,7 +200,7 @@ def _adopted(given: "State", config: "Any", settings: "Settings") -> "Grant | No
 def _verify(grant: "Grant", config: "Any", container: "Container", settings: "Settings") -> None:
     from oci_hook.apply import to_container
     from oci_hook.apply.image import look
-    from oci_hook.discovery.inventory import load
+    from oci_hook.ledger.inventory import load
 
     facts = look(container.path(), config.get("mounts") or (), spec.environment(config))
     plan = make_plan(grant, load(settings), facts, settings.prefix, settings.state_dir)
@@ -213,7 +213,7 @@ def _beside(grant: "Grant", config: "Any", container: "Container", settings: "Se
     from oci_hook.apply.image import look
     from oci_hook.apply.sources import check_sources
     from oci_hook.core.nvidia_runtime_mode import own_steps
-    from oci_hook.discovery.inventory import load
+    from oci_hook.ledger.inventory import load
     from oci_hook.oci import nvidia
 
     inventory = load(settings)
@@ -252,7 +252,7 @@ def _who(given: "State") -> "Identity":
 
 def _life(pid: int, devices: int) -> "Life":
     from oci_hook.core.grant import Life
-    from oci_hook.ledger.life import boot_id, pid_space, process_life
+    from oci_hook.linux.proc import boot_id, pid_space, process_life
 
     cgroup, inode = os.readlink(f"/proc/self/fd/{devices}"), os.fstat(devices).st_ino
     return Life(boot_id(), init=process_life(pid), cgroup=cgroup, cgroup_inode=inode, space=pid_space())

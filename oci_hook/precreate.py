@@ -21,8 +21,9 @@ from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.hook import DEADLINE, isolate, late, no_memory, tell
 from oci_hook.ledger import events
 from oci_hook.ledger.admit import admit, release
-from oci_hook.ledger.life import BUNDLE_ROOT, boot_id, pid_space
+from oci_hook.ledger.life import BUNDLE_ROOT
 from oci_hook.linux import limits
+from oci_hook.linux.proc import boot_id, pid_space
 from oci_hook.oci import annotations, fastjson, log, request_mounts, spec
 from oci_hook.runtime import beside_nothing, plan_for, unedited
 

@@ -23,8 +23,9 @@ from oci_hook.core.request import parse
 from oci_hook.errors import GhError, NoRoomError, Problem, refuse
 from oci_hook.ledger import events
 from oci_hook.ledger.admit import Admission, admit, release
-from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
+from oci_hook.ledger.life import planned_cgroup
 from oci_hook.linux import limits
+from oci_hook.linux.proc import boot_id, pid_space, process_life
 from oci_hook.oci import log, nvidia_hooks, request_mounts, spec
 from oci_hook.oci.annotations import container_name, identity, is_sandbox
 from oci_hook.oci.bundle import STARTS, Call, default_root, read_call

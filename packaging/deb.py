@@ -68,6 +68,6 @@ def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
     for shell, place in completions.items():
         files[f"usr/share/{place}"] = (man.completion(shell).encode(), 0o644)
     files["usr/share/doc/gpu-hook/copyright"] = read(HERE / "deb/copyright")
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        files[f"usr/share/doc/gpu-hook/{page.name}"] = read(page)
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").glob("*.svg")):
+        files[f"usr/share/doc/gpu-hook/{page.relative_to(ROOT)}"] = read(page)
     return files

@@ -24,11 +24,11 @@ from oci_hook.config import settings_compile
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
-from oci_hook.discovery import inventory
+from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
 from oci_hook.ledger import store
-from oci_hook.ledger.life import boot_id
 from oci_hook.linux.mount import mountinfo, unmount
+from oci_hook.linux.proc import boot_id
 from scripts import tiny_image
 
 hypothesis.settings.register_profile("quick", max_examples=15)  # scripts/test --quick
@@ -93,7 +93,7 @@ class Install:
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.inventory = make_inventory(self.driver, self.state)
         self.set(driver_root=str(self.driver))
-        inventory.save(self.settings, self.inventory)
+        save_inventory(self.settings, self.inventory)
 
     def set(self, **changes: object) -> None:
         """Change settings.yaml (top-level keys, or rules) and compile it."""

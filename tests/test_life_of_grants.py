@@ -16,9 +16,10 @@ import pytest
 from oci_hook.core.grant import Identity, Life
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.ledger import admit, holders, store
-from oci_hook.ledger.life import boot_id, pid_space, planned_cgroup, process_life
+from oci_hook.ledger.life import planned_cgroup
 from oci_hook.ledger.proof import PATIENT, QUICK
 from oci_hook.linux.lock import lock_file
+from oci_hook.linux.proc import boot_id, pid_space, process_life
 from tests.conftest import REPO, Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

@@ -11,7 +11,7 @@ import pytest
 
 from oci_hook.agent.event_log import Follower
 from oci_hook.ledger import store
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.linux.proc import boot_id, process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Install
 from tests.test_hook import hooked, nothing_is_booked
 

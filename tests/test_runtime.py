@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.layout import MARKER, PAGES_DIR
-from oci_hook.discovery import inventory
+from oci_hook.discovery.save import save_inventory
 from oci_hook.ledger import store
 from scripts import tiny_image
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
@@ -519,7 +519,7 @@ def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     try:
         (state / "sim/gpus").mkdir(parents=True)
         (state / "sim/gpus/0").write_text("x")
-        inventory.save(prefix.settings, prefix.inventory)
+        save_inventory(prefix.settings, prefix.inventory)
         assert runc.create(bundle(ASK), prefix).returncode == 0
         filler = os.open(state / "filler", os.O_WRONLY | os.O_CREAT)
         with contextlib.suppress(OSError):
@@ -806,7 +806,7 @@ prefix, limit, *args = sys.argv[1:]
 sys.path.insert(0, prefix + "/lib/gpu-hook")
 import oci_hook.runtime as runtime
 from oci_hook.ledger import admit
-from oci_hook.discovery import inventory
+from oci_hook.ledger import inventory
 from oci_hook.apply import image
 lines, limit = 0, int(limit)
 def trace(frame, event, arg):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.inventory import DriverFile, GpuNode
-from oci_hook.discovery import inventory
+from oci_hook.discovery.save import save_inventory
 from scripts import tiny_image
 from tests.conftest import DRIVER, UUIDS, Bundle, Install, Runc
 from tests.test_hook import hooked
@@ -56,7 +56,7 @@ def install(prefix: Install) -> Install:
     prefix.inventory = prefix.inventory.replace(
         files=prefix.inventory.files + tuple(files), nodes=nodes, imex_major=IMEX_MAJOR
     )
-    inventory.save(prefix.settings, prefix.inventory)
+    save_inventory(prefix.settings, prefix.inventory)
     return prefix
 
 

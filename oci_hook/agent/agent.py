@@ -43,14 +43,15 @@ from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
 from oci_hook.core.pages import CLASS_NUMBERS
-from oci_hook.discovery import inventory as cache
 from oci_hook.discovery.discover import discover
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import events, store
-from oci_hook.ledger.life import read_file, start_time
+from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.linux import inotify
 from oci_hook.linux.lock import own_dir
+from oci_hook.linux.proc import read_file, start_time
 from oci_hook.observe import account, inside
 
 SETTLE = 0.02  # seconds from a sign that something ended to the look at what: others end with it
@@ -399,7 +400,7 @@ class Agent:
                 if isinstance(found, GhError):
                     raise found
                 if found is not None:
-                    cache.save(self.settings, found)
+                    save_inventory(self.settings, found)
                     self._discover_gap = DISCOVER_SECONDS
                     journal.write(f"GPUs found: {len(found.gpus)}, driver {found.driver_version}", journal.NOTICE)
             except GhError as e:

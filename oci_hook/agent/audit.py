@@ -33,14 +33,11 @@ class Process(Value):
     """A process of a container: pid, start time, name on the host; inner: its pid in its own namespace, ns: that
     namespace's inode number."""
 
-    __slots__ = ("pid", "start", "name", "inner", "ns")
-
-    def __init__(self, pid: int, start: int, name: str, inner: int, ns: int) -> None:
-        self.pid = pid
-        self.start = start
-        self.name = name
-        self.inner = inner
-        self.ns = ns
+    pid: int
+    start: int
+    name: str
+    inner: int
+    ns: int
 
     @property
     def owners(self) -> frozenset[tuple[int, int, int]]:
@@ -50,15 +47,12 @@ class Process(Value):
 class Finding(Value):
     """One fact against one container. uuid: the GPU, "" for none. pid, start: the process, 0 for all together."""
 
-    __slots__ = ("kind", "key", "uuid", "pid", "start", "evidence")
-
-    def __init__(self, kind: str, key: str, uuid: str, pid: int, start: int, evidence: str) -> None:
-        self.kind = kind
-        self.key = key
-        self.uuid = uuid
-        self.pid = pid
-        self.start = start
-        self.evidence = evidence
+    kind: str
+    key: str
+    uuid: str
+    pid: int
+    start: int
+    evidence: str
 
     @property
     def what(self) -> tuple[str, str, str, int, int]:
@@ -68,12 +62,9 @@ class Finding(Value):
 class Use(Value):
     """What the driver sees of one container on one GPU: bytes, per cent busy, processes."""
 
-    __slots__ = ("used", "busy", "processes")
-
-    def __init__(self, used: int, busy: int, processes: tuple[int, ...]) -> None:
-        self.used = used
-        self.busy = busy
-        self.processes = processes
+    used: int
+    busy: int
+    processes: tuple[int, ...]
 
 
 class Verdict(Value):
@@ -81,23 +72,12 @@ class Verdict(Value):
     surcharges: bytes by (key, number of the share). uses: by (key, UUID). strangers: (processes, bytes) by UUID of
     processes of no container that we know."""
 
-    __slots__ = ("findings", "news", "over", "surcharges", "uses", "strangers")
-
-    def __init__(
-        self,
-        findings: tuple[Finding, ...],
-        news: tuple[Finding, ...],
-        over: tuple[Finding, ...],
-        surcharges: dict[tuple[str, int], int],
-        uses: dict[tuple[str, str], Use],
-        strangers: dict[str, tuple[int, int]],
-    ) -> None:
-        self.findings = findings
-        self.news = news
-        self.over = over
-        self.surcharges = surcharges
-        self.uses = uses
-        self.strangers = strangers
+    findings: tuple[Finding, ...]
+    news: tuple[Finding, ...]
+    over: tuple[Finding, ...]
+    surcharges: dict[tuple[str, int], int]
+    uses: dict[tuple[str, str], Use]
+    strangers: dict[str, tuple[int, int]]
 
 
 class Auditor:

@@ -7,9 +7,9 @@ import time
 
 from oci_hook.agent.process_owner import cgroup_lines
 from oci_hook.core.grant import Grant
-from oci_hook.ledger.life import start_time
 from oci_hook.linux import cgroup
 from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC
+from oci_hook.linux.proc import start_time
 from oci_hook.observe import inside
 
 GONE_SECONDS = 0.5  # that a killed container is given to be gone, until it counts as not killed

@@ -8,7 +8,7 @@ process, which can be of any length, and of a file system that never answers who
 import threading
 import time
 
-from oci_hook.ledger.life import read_file
+from oci_hook.linux.proc import read_file
 
 COMMAND_MAX = 120
 CMDLINE = "/proc/{}/cmdline"

@@ -8,7 +8,7 @@ from oci_hook.agent.protect import Harm, Held, Judgement, Look, Protector, Tenan
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Gpu
-from oci_hook.ledger.life import start_time
+from oci_hook.linux.proc import start_time
 from oci_hook.observe.account import Books
 
 MIB = 1 << 20

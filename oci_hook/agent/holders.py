@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Gpu
 from oci_hook.core.layout import SIM_GPUS
-from oci_hook.ledger.life import read_file
+from oci_hook.linux.proc import read_file
 from oci_hook.observe import inside
 
 UVM = "/dev/nvidia-uvm"  # every CUDA process has it; tools that only look at the GPU do not

@@ -4,7 +4,7 @@ import os
 
 from oci_hook.agent.audit import Process
 from oci_hook.core.grant import Grant
-from oci_hook.ledger.life import read_file, start_time
+from oci_hook.linux.proc import read_file, start_time
 from oci_hook.observe import inside
 
 

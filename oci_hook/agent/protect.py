@@ -34,13 +34,10 @@ class Held(Value):
     """A process of a container, and what it holds of the GPU; size None: NVML does not say. booked: the shim keeps
     books for it."""
 
-    __slots__ = ("pid", "start", "size", "booked")
-
-    def __init__(self, pid: int, start: int, size: int | None, booked: bool) -> None:
-        self.pid = pid
-        self.start = start
-        self.size = size
-        self.booked = booked
+    pid: int
+    start: int
+    size: int | None
+    booked: bool
 
 
 class Tenant(Value):
@@ -49,29 +46,15 @@ class Tenant(Value):
     none. claims: what they have for processes that NVML does not list. most: the highest limit that it ever had. told:
     that is known; else it was there before us, and what happened to it is forgotten."""
 
-    __slots__ = ("key", "limit", "running", "processes", "booked", "readable", "claims", "most", "told")
-
-    def __init__(
-        self,
-        key: str,
-        limit: int | None,
-        processes: tuple[Held, ...] = (),
-        booked: int = 0,
-        running: bool = True,
-        readable: bool = True,
-        claims: int = 0,
-        most: int = 0,
-        told: bool = True,
-    ) -> None:
-        self.key = key
-        self.limit = limit
-        self.running = running
-        self.processes = processes
-        self.booked = booked
-        self.readable = readable
-        self.claims = claims
-        self.most = most
-        self.told = told
+    key: str
+    limit: int | None
+    processes: tuple[Held, ...] = ()
+    booked: int = 0
+    running: bool = True
+    readable: bool = True
+    claims: int = 0
+    most: int = 0
+    told: bool = True
 
     @property
     def listed(self) -> int:
@@ -93,58 +76,37 @@ class Look(Value):
     others: what listed processes of no container of ours hold; None: NVML does not say. unsure: some of these may be of
     a container that is just being started: then one look kills nobody."""
 
-    __slots__ = ("uuid", "at", "total", "free", "used", "tenants", "others", "unsure")
-
-    def __init__(
-        self,
-        uuid: str,
-        at: float,
-        total: int,
-        free: int,
-        used: int | None,
-        tenants: tuple[Tenant, ...],
-        others: int | None = 0,
-        unsure: bool = False,
-    ) -> None:
-        self.uuid = uuid
-        self.at = at
-        self.total = total
-        self.free = free
-        self.used = used
-        self.tenants = tenants
-        self.others = others
-        self.unsure = unsure
+    uuid: str
+    at: float
+    total: int
+    free: int
+    used: int | None
+    tenants: tuple[Tenant, ...]
+    others: int | None = 0
+    unsure: bool = False
 
 
 class Harm(Value):
     """What one container does to its neighbours. excess: above what it may hold. unmet: what they were granted and do
     not use yet, of which only `free` is there."""
 
-    __slots__ = ("key", "held", "limit", "excess", "free", "unmet", "processes")
-
-    def __init__(
-        self, key: str, held: int, limit: int, excess: int, free: int, unmet: int, processes: tuple[Held, ...]
-    ) -> None:
-        self.key = key
-        self.held = held
-        self.limit = limit
-        self.excess = excess
-        self.free = free
-        self.unmet = unmet
-        self.processes = processes
+    key: str
+    held: int
+    limit: int
+    excess: int
+    free: int
+    unmet: int
+    processes: tuple[Held, ...]
 
 
 class Judgement(Value):
     """kill: the one container to kill now. again: seconds until the GPU is to be looked at again, None: as ever.
     unlisted: bytes that belong to no listed process. alarm: less free than this is worth a look."""
 
-    __slots__ = ("kill", "again", "unlisted", "alarm")
-
-    def __init__(self, kill: Harm | None = None, again: float | None = None, unlisted: int = 0, alarm: int = 0):
-        self.kill = kill
-        self.again = again
-        self.unlisted = unlisted
-        self.alarm = alarm
+    kill: Harm | None = None
+    again: float | None = None
+    unlisted: int = 0
+    alarm: int = 0
 
 
 class _Suspect:

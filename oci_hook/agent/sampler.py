@@ -25,25 +25,13 @@ class GpuSample(Value):
     """used, total: bytes. busy: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML.
     at: before NVML was asked, in seconds of the monotonic clock. steady: used did not change meanwhile."""
 
-    __slots__ = ("used", "total", "busy", "processes", "error", "at", "steady")
-
-    def __init__(
-        self,
-        used: int,
-        total: int,
-        busy: int,
-        processes: tuple[tuple[int, int | None, int], ...],
-        error: str = "",
-        at: float = 0.0,
-        steady: bool = True,
-    ) -> None:
-        self.used = used
-        self.total = total
-        self.busy = busy
-        self.processes = processes
-        self.error = error
-        self.at = at
-        self.steady = steady
+    used: int
+    total: int
+    busy: int
+    processes: tuple[tuple[int, int | None, int], ...]
+    error: str = ""
+    at: float = 0.0
+    steady: bool = True
 
 
 def gpu(c: "dict[str, Any]") -> GpuSample:

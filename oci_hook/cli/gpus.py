@@ -1,4 +1,4 @@
-"""`gpu-hook gpus`: the node's GPUs and what of them is granted; --refresh asks the driver anew, --probe tries it."""
+"""`gpu-hook gpus`: the node's GPUs and how much of each is granted."""
 
 from typing import Any
 
@@ -9,24 +9,30 @@ from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.discovery import inventory as cache
 from oci_hook.discovery import tiers as probed
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import Problem
+from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
+from oci_hook.ledger import tiers as tiers_seen
 
 HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
 SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
 
 
 @click.command()
-@click.option("--refresh", is_flag=True, help="Ask the driver, and remember its answer for the containers to come.")
-@click.option("--probe", is_flag=True, help="Try what GPUs without containers can do for preemption; seconds each.")
+@click.option(
+    "--refresh", is_flag=True, help="Ask the driver again, and write the inventory that later containers use."
+)
+@click.option(
+    "--probe", is_flag=True, help="Test what the GPUs without containers can do for preemption; takes seconds for each."
+)
 @output.answers
 def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
-    """List the node's GPUs; --refresh looks for them anew.
+    """List the node's GPUs; --refresh detects them again.
 
     TIER is how online work gets a GPU back from offline work: 0 between launches, 0.5 also between what is launched,
-    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/compute-sharing.md
+    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/guide/compute-sharing.md
     """
     settings = load_settings(prefix)
     if refresh:
@@ -34,20 +40,22 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
         from oci_hook.discovery.discover import discover
 
         found = discover(settings.driver_root)
-        cache.save(settings, found)
+        save_inventory(settings, found)
         char_links.make(found)
     inventory = cache.load(settings)
     warnings = []
     if probe:
         held = {share.uuid for grant in store.snapshot(settings.state_dir) for share in grant.shares}
         for gpu in inventory.gpus:
-            if gpu.uuid in held:  # they would spoil each other's times
-                left = f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when it is free"
+            if gpu.uuid in held:  # the probe and the containers' work would distort each other's times
+                left = (
+                    f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when they have ended"
+                )
                 warnings.append(Problem("GH-310", left))
             else:
                 probed.save(settings, inventory, {gpu.uuid: probed.probe(inventory, gpu)})
     let = tiers.LET[settings.rules.channel_groups]
-    return report(inventory, store.snapshot(settings.state_dir), probed.load(settings, inventory), let, warnings)
+    return report(inventory, store.snapshot(settings.state_dir), tiers_seen.load(settings, inventory), let, warnings)
 
 
 def report(
@@ -67,7 +75,7 @@ def report(
             {
                 **gpu.fields(),
                 "tier": tier,
-                "granted_memory_mib": memory,
+                "granted_mib": memory,
                 "granted_compute": compute,
                 "containers": len(shares),
             }

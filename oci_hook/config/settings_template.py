@@ -2,7 +2,7 @@
 
 TEMPLATE = """\
 # Settings of this gpu-hook install. After a change: gpu-hook settings compile --prefix {prefix}
-# What each one means and its bounds: docs/settings.md
+# What each one means and its bounds: docs/reference/settings.md
 
 # standalone: gpu-hook brings the driver files itself.
 # on-top: gpu-hook calls the NVIDIA runtime (set `runtime` to it).  below: the NVIDIA runtime calls gpu-hook.
@@ -62,7 +62,7 @@ rules:
   dialects: [t9k, gpu-manager, hami, nvidia-volumes]
   qgpu_memory_unit: none
 
-# The node agent (`gpu-hook agent`, not needed by containers); docs/agent.md.
+# The node agent (`gpu-hook agent`, not needed by containers); docs/guide/agent.md.
 agent:
   address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs token_file
   token_file: none          # a file, readable by root alone, whose first line every request must carry

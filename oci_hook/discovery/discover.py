@@ -12,9 +12,9 @@ from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.discovery import driver_files
 from oci_hook.discovery import mark as marks
-from oci_hook.discovery.inventory import stamp
 from oci_hook.errors import refuse
-from oci_hook.ledger.life import boot_id
+from oci_hook.ledger.inventory import stamp
+from oci_hook.linux.proc import boot_id
 
 NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every GPU, about 2 s each
 LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
@@ -203,7 +203,7 @@ def nodes_of_whole_gpus(gpus: tuple[Gpu, ...], sys_root: str = "/sys", dev: str 
             continue  # a part draws nothing, and the node is the whole GPU's
         domain, _, rest = gpu.pci.lower().partition(":")
         for folder in sorted(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/drm").glob("*")):
-            if not folder.name.startswith(("gpu", "renderD")):
+            if not folder.name.startswith(("card", "renderD")):
                 continue
             try:
                 major, _, minor = (folder / "dev").read_text().strip().partition(":")

@@ -1,15 +1,13 @@
-"""What each GPU's driver can do for preemption, as probed: STATE/tiers.json, written by `gpu-hook gpus --probe`.
+"""`gpu-hook gpus --probe`: finds out what each GPU's driver can do for preemption, and writes STATE/tiers.json.
 
-A finding holds for a GPU, a driver version and a boot; whatever else is in the file, or is damaged, counts as not
-probed, which costs nothing but speed. Loaded at container starts only where there is such a file.
+ledger/tiers.py reads it.
 """
 
 import os
 
-from oci_hook.core import tiers
 from oci_hook.core.layout import TIERS
-from oci_hook.discovery.inventory import put_file
-from oci_hook.ledger.life import read_file
+from oci_hook.discovery.save import put_file
+from oci_hook.ledger.tiers import FORMAT, load
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -19,32 +17,7 @@ if TYPE_CHECKING:
     from oci_hook.config.settings import Settings
     from oci_hook.core.inventory import Gpu, Inventory
 
-FORMAT = 1
-MAX_SIZE = 1 << 20
 SECONDS = 90.0  # of a GPU's probe: two programs that start on it, and half a dozen measurements of a second
-
-
-def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, Any]]":
-    """What was seen of each probed GPU, by UUID; with "bits", the judgement of it."""
-    path = f"{settings.state_dir}/{TIERS}"
-    try:
-        st = os.stat(path)
-        if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
-            return {}
-        data = fastjson.loads(read_file(path, MAX_SIZE))
-        if (data["format"], data["boot_id"]) != (FORMAT, inventory.boot_id):
-            return {}
-        known = {gpu.uuid for gpu in inventory.gpus}
-        found = {u: c for u, c in data["gpus"].items() if u in known and c["driver"] == inventory.driver_version}
-        return {uuid: {**gpu, "bits": tiers.judge(gpu)} for uuid, gpu in found.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def usable(settings: "Settings", inventory: "Inventory") -> dict[str, int]:
-    """Bits for the GPU page, by UUID: found to work, and not kept from containers by the settings."""
-    let = tiers.LET[settings.rules.channel_groups]
-    return {uuid: gpu["bits"] & let for uuid, gpu in load(settings, inventory).items()}
 
 
 def save(settings: "Settings", inventory: "Inventory", seen: "dict[str, dict[str, Any]]") -> None:

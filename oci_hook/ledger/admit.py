@@ -11,10 +11,10 @@ from oci_hook.core.layout import TIERS
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import Request
 from oci_hook.core.value import Value
-from oci_hook.discovery.inventory import load
 from oci_hook.errors import NoRoomError, refuse
 from oci_hook.ledger import events, store
 from oci_hook.ledger.claims import Claims
+from oci_hook.ledger.inventory import load
 from oci_hook.ledger.life import valid_id
 from oci_hook.ledger.proof import PATIENT, QUICK, is_being_made
 from oci_hook.ledger.slot_files import preempt_bounds
@@ -31,11 +31,8 @@ MIN_PREFIX = 6
 class Admission(Value):
     """A committed grant, and the inventory that it was made from."""
 
-    __slots__ = ("grant", "inventory")
-
-    def __init__(self, grant: Grant, inventory: Inventory) -> None:
-        self.grant = grant
-        self.inventory = inventory
+    grant: Grant
+    inventory: Inventory
 
 
 def admit(
@@ -133,7 +130,7 @@ def _same_bundle(one: str, other: str) -> bool:
 def _tiers(settings: Settings, inventory: Inventory) -> "dict[str, int] | None":
     if not os.path.exists(f"{settings.state_dir}/{TIERS}"):
         return None
-    from oci_hook.discovery.tiers import usable
+    from oci_hook.ledger.tiers import usable
 
     return usable(settings, inventory)
 

@@ -9,7 +9,8 @@ import time
 from errno import EINVAL, ENOENT, ESRCH
 
 from oci_hook.core.layout import PAGES_DIR
-from oci_hook.ledger.life import belongs, read_file, start_time
+from oci_hook.ledger.life import belongs
+from oci_hook.linux.proc import read_file, start_time
 
 MARK = f"/{PAGES_DIR}/".encode()
 KEY = 32  # hex digits of a grant's key

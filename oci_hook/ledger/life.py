@@ -11,6 +11,7 @@ from errno import ENODEV, ENOENT
 
 from oci_hook.core.grant import Grant, Life
 from oci_hook.core.layout import MARKER
+from oci_hook.linux.proc import read_file, start_time
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -23,69 +24,6 @@ CGROUP = "/sys/fs/cgroup"
 STATE_MAX = 4 << 20
 CGROUPS_MAX = 200  # below a container's that are looked into one by one
 SCAN_SECONDS = 0.1
-
-
-def read_file(path: str, limit: int = 1 << 16, folder: int | None = None) -> bytes:
-    """The file's first `limit` bytes; folder: of a path relative to this descriptor. Raises OSError. (A quarter of the
-    time that `open` takes.)"""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        data = os.read(fd, limit)
-        while data and len(data) < limit and (more := os.read(fd, limit - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(fd)
-
-
-def read_once(path: str, limit: int) -> bytes:
-    """What one read() gives: all of a regular file, or of a record of /proc that the kernel writes at once."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, limit)
-    finally:
-        os.close(fd)
-
-
-def boot_id() -> str:
-    """This boot's random id. Raises OSError when /proc is not mounted."""
-    return read_once("/proc/sys/kernel/random/boot_id", 64).decode().strip()
-
-
-def start_time(pid: int) -> int:
-    """The living process's start in clock ticks since boot; 0 when there is none, or only its zombie.
-
-    proc_pid_stat(5): the name in field 2 may hold anything, so fields are counted from the last ')'.
-    """
-    try:
-        data = read_once(f"/proc/{pid}/stat", 1024)
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    fields = data[data.rindex(b")") + 2 :].split(None, 20)
-    # A main thread that ended is a zombie beside its living siblings: field 20 counts the threads.
-    if fields[0] in (b"X", b"x") or (fields[0] == b"Z" and int(fields[17]) <= 1):
-        return 0
-    return int(fields[19])
-
-
-def process_life(pid: int) -> tuple[int, int]:
-    """(pid, start time) of a living process. Raises ProcessLookupError."""
-    start = start_time(pid)
-    if not start:
-        raise ProcessLookupError(pid)
-    return pid, start
-
-
-def pid_space() -> int:
-    """The inode number of our pid namespace: pids mean something only together with it. Raises OSError."""
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def ticks(monotonic_ns: int) -> int:
-    """A time of the monotonic clock as a process's start time, at most a second later than that. 0 for times before the
-    boot."""
-    ago = time.monotonic() - monotonic_ns / 1e9
-    return max(0, int((time.clock_gettime(time.CLOCK_BOOTTIME) - ago - 1) * os.sysconf("SC_CLK_TCK")))
 
 
 def found(grant: Grant) -> tuple[Life, bool] | None:
@@ -145,11 +83,6 @@ def valid_id(id: str) -> bool:
 def expected(life: Life) -> bool:
     """Whether its container may still be made by somebody whom we cannot watch."""
     return time.monotonic() < life.deadline
-
-
-def runs(process: tuple[int, int] | None) -> bool:
-    """Whether this process, (pid, start time), lives."""
-    return process is not None and start_time(process[0]) == process[1] > 0
 
 
 def _runc_state(folder: str) -> tuple[int, int, str, str] | None:

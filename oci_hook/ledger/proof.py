@@ -9,6 +9,7 @@ import time
 
 from oci_hook.core.grant import Grant
 from oci_hook.ledger import life as lives
+from oci_hook.linux import proc
 
 INITIAL_SPACE = 0xEFFFFFFC  # the inode number of the first pid namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO)
 TYPE_CHECKING = False
@@ -60,7 +61,7 @@ class Judge:
         """The grant, with what it lives by brought up to date, or None if it counts no more. One that cannot be judged
         counts, and stops nobody else."""
         if not self._boot:
-            self._boot, self._space = lives.boot_id(), lives.pid_space()
+            self._boot, self._space = proc.boot_id(), proc.pid_space()
         try:
             return self._current(grant)
         except (ValueError, ArithmeticError, LookupError, RecursionError):  # a file of /proc that reads like no other
@@ -73,14 +74,14 @@ class Judge:
             return None
         if life.space not in (0, self._space):
             return self._of_another_space(grant)
-        if lives.runs(life.init) or lives.runs(life.creator):
+        if proc.is_running(life.init) or proc.is_running(life.creator):
             if life.init is not None and life.cgroup_inode:
                 self._apart.add(life.cgroup)
             return grant
         told = lives.found(grant)
         if told is not None and told[0].init != life.init:
             new, named = told
-            if (lives.runs(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key)):
+            if (proc.is_running(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key)):
                 if new.cgroup_inode:
                     self._apart.add(new.cgroup)
                 return grant.replace(life=new)
@@ -111,7 +112,7 @@ class Judge:
             self.look()
         assert self._held is not None
         known = grant.life.init or grant.life.creator
-        return self._held[0].get(grant.key), self._held[1] < (known[1] if known else lives.ticks(grant.born))
+        return self._held[0].get(grant.key), self._held[1] < (known[1] if known else proc.ticks(grant.born))
 
     def _of_another_space(self, grant: Grant) -> Grant | None:
         """Its pids mean other processes here, or none. The first pid namespace shows all processes and their mounts."""
@@ -128,7 +129,7 @@ def _holds(init: "tuple[int, int] | None", key: str) -> bool:
     from oci_hook.ledger.holders import holds
 
     try:
-        return init is not None and holds(init[0], key) and lives.runs(init)
+        return init is not None and holds(init[0], key) and proc.is_running(init)
     except OSError:
         return False
 

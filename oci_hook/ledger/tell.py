@@ -17,7 +17,7 @@ NAME: GPU-UUID, for all containers on a GPU; KEY-N, for page N of one container'
 import os
 
 from oci_hook.core.layout import TOLD_DIR
-from oci_hook.ledger.life import read_file
+from oci_hook.linux.proc import read_file
 
 GPU = "gpu-"
 NEW, TELLING, LOCK, TEMPORARY = ".new", ".telling", ".lock", ".tmp"

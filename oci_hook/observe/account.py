@@ -1,4 +1,5 @@
-"""A container's account page (docs/account-page.md) as the host reads it, and the one word that the host writes.
+"""A container's account page (docs/internals/account-page.md) as the host reads it, and the one word that the host
+writes.
 
 The page belongs to the container, which may put anything in its place. It is found below the container's root without
 leaving it or following a link, only if it is a regular file of a tmpfs, and read and written by pread and pwrite, never
@@ -19,9 +20,9 @@ from errno import ELOOP, ENOENT, EWOULDBLOCK, EXDEV
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import ACCOUNT_DIR, ACCOUNT_FILE
 from oci_hook.core.value import Value
-from oci_hook.ledger.life import start_time
 from oci_hook.linux.mount import TENANT_MOUNTS, TMPFS_MAGIC, TooManyMounts, fstatfs_type, mountinfo
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
+from oci_hook.linux.proc import start_time
 from oci_hook.observe import inside
 
 TYPE_CHECKING = False
@@ -77,19 +78,10 @@ class Books(Value):
     low 31 bits, pid namespace's low 10 bits) of each living process that the shim keeps books for. shares: what each
     of them has per GPU, where that was asked for."""
 
-    __slots__ = ("totals", "surcharges", "owners", "shares")
-
-    def __init__(
-        self,
-        totals: tuple[int, ...],
-        surcharges: tuple[int, ...],
-        owners: frozenset[Owner],
-        shares: "dict[Owner, tuple[int, ...]] | None" = None,
-    ) -> None:
-        self.totals = totals
-        self.surcharges = surcharges
-        self.owners = owners
-        self.shares = shares or {}
+    totals: tuple[int, ...]
+    surcharges: tuple[int, ...]
+    owners: frozenset[Owner]
+    shares: dict[Owner, tuple[int, ...]] = {}
 
 
 class Account:

@@ -3,8 +3,8 @@
 import os
 import time
 
-from oci_hook.ledger.life import read_file
 from oci_hook.linux import cgroup
+from oci_hook.linux.proc import read_file
 
 MOST = 4096  # processes; of a container with more, nothing is said
 DEEP = 16  # cgroups within cgroups

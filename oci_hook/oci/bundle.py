@@ -36,18 +36,13 @@ class Call(Value):
     root: of --root, "" when it is left to the runtime. log: path or "". log_format: "text" or "json".
     """
 
-    __slots__ = ("command", "id", "bundle", "config", "root", "log", "log_format")
-
-    def __init__(
-        self, command: str, id: str, bundle: str, config: str, root: str, log: str = "", log_format: str = "text"
-    ) -> None:
-        self.command = command
-        self.id = id
-        self.bundle = bundle
-        self.config = config
-        self.root = root
-        self.log = log
-        self.log_format = log_format
+    command: str
+    id: str
+    bundle: str
+    config: str
+    root: str
+    log: str = ""
+    log_format: str = "text"
 
 
 def default_root(runtime: str) -> str:

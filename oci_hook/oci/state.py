@@ -15,14 +15,11 @@ PID_MAX = 1 << 22  # proc_sys_kernel(5), pid_max's own limit
 class State(Value):
     """pid: the container's init as the host sees it, 0 when there is none (poststop). bundle: absolute path."""
 
-    __slots__ = ("id", "pid", "bundle", "status", "annotations")
-
-    def __init__(self, id: str, pid: int, bundle: str, status: str, annotations: dict[str, str]) -> None:
-        self.id = id
-        self.pid = pid
-        self.bundle = bundle
-        self.status = status
-        self.annotations = annotations
+    id: str
+    pid: int
+    bundle: str
+    status: str
+    annotations: dict[str, str]
 
 
 def read(stdin: "BinaryIO") -> State:

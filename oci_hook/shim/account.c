@@ -273,7 +273,8 @@ static bool move_in(struct gh_state *st, struct gh_account_page *page, unsigned 
     for (unsigned gpu = 0; ours && gpu < GH_ACCOUNT_GPUS; gpu++) {
         struct gh_mine *mine = &st->mine[gpu];
         uint64_t units = gh_own(st, gpu);
-        mine->units = mine->lent = gh_taken(LOAD(&page->spare[slot][gpu])); /* a share of nothing, as settle() left it */
+        /* a share of nothing, as settle() left it */
+        mine->units = mine->lent = gh_taken(LOAD(&page->spare[slot][gpu]));
         mine->keeps = 0;
         mine->tag = gh_tag(LOAD(&page->entry[slot][gpu].committed));
         if (units && add(page, slot, gpu, mine, (int64_t)units, GH_UNLIMITED) != GH_BOOKED)
@@ -369,9 +370,7 @@ uint64_t gh_total(struct gh_state *st, unsigned gpu) {
     return more < GH_VALUE_MAX - total ? total + more : GH_VALUE_MAX;
 }
 
-uint64_t gh_own(struct gh_state *st, unsigned gpu) {
-    return (st->mine[gpu].units - st->mine[gpu].lent) & GH_VALUE_MAX;
-}
+uint64_t gh_own(struct gh_state *st, unsigned gpu) { return (st->mine[gpu].units - st->mine[gpu].lent) & GH_VALUE_MAX; }
 
 void gh_press(struct gh_state *st, unsigned gpu) {
     struct gh_account_page *page = gh_account_page(st);
@@ -405,7 +404,8 @@ static void repair(struct gh_account_page *page, unsigned gpu) {
         if (sum == gh_word_value(w) || sum > GH_VALUE_MAX)
             return;
         acknowledge(page, gpu, w, 0);
-        CAS(total, &w, gh_word(sum, 0, (gh_tag(w) + 1) & GH_TAG_MASK)); /* and look again: scribbled slots may differ now */
+        CAS(total, &w, gh_word(sum, 0, (gh_tag(w) + 1) & GH_TAG_MASK));
+        /* and look again: scribbled slots may differ now */
     }
 }
 

@@ -1,4 +1,4 @@
-/* The container's memory books: see account_page.h and docs/account-page.md. */
+/* The container's memory books: see account_page.h and docs/internals/account-page.md. */
 #ifndef GPU_HOOK_ACCOUNT_H
 #define GPU_HOOK_ACCOUNT_H
 

@@ -1,4 +1,4 @@
-/* The account page: the memory books of one container, shared by its processes. docs/account-page.md tells the
+/* The account page: the memory books of one container, shared by its processes. docs/internals/account-page.md tells the
  * protocol and why the books are right after a SIGKILL at any instruction.
  *
  * All zero is a valid empty page, so that creating it needs no initialiser that could be killed. Little-endian,
@@ -67,7 +67,9 @@ static inline uint64_t gh_tag(uint64_t w) { return w & GH_TAG_MASK; }
 static inline uint64_t gh_share(uint64_t committed) { return committed >> GH_TAG_BITS & GH_VALUE_MAX; }
 #define GH_SPARE_BITS 40
 #define GH_SPARE_MASK ((1ull << GH_SPARE_BITS) - 1)
-static inline uint64_t gh_spare(uint64_t idle, uint64_t taken) { return idle << GH_SPARE_BITS | (taken & GH_SPARE_MASK); }
+static inline uint64_t gh_spare(uint64_t idle, uint64_t taken) {
+    return idle << GH_SPARE_BITS | (taken & GH_SPARE_MASK);
+}
 static inline uint64_t gh_idle(uint64_t spare) { return spare >> GH_SPARE_BITS; }
 static inline uint64_t gh_taken(uint64_t spare) { return spare & GH_SPARE_MASK; }
 static inline int64_t gh_delta(uint64_t announce) { return (int64_t)announce >> GH_TAG_BITS; }

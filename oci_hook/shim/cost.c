@@ -4,14 +4,14 @@
 #include <string.h>
 #include <strings.h>
 
-#define SHORT (300 * GH_US) /* against a slice */
-#define BRIEF (20 * GH_US)  /* a collective that is not known yet */
-#define WAITED (5 * GH_MS)  /* so much more of the GPU no slices explain */
+#define SHORT (300 * GH_US)  /* against a slice */
+#define BRIEF (20 * GH_US)   /* a collective that is not known yet */
+#define WAITED (5 * GH_MS)   /* so much more of the GPU no slices explain */
 #define UNEVEN (500 * GH_US) /* a mean serves well enough for what differs by less */
 #define ELASTIC_SAMPLES 4u
-#define DEBT_MOST (10 * GH_S) /* no wait for a cap is longer */
-#define SAMPLES_AT_ONCE 4u  /* a key with fewer is measured at each launch, */
-#define DUE_COMMANDS 32u    /* others after so many, */
+#define DEBT_MOST (10 * GH_S)  /* no wait for a cap is longer */
+#define SAMPLES_AT_ONCE 4u     /* a key with fewer is measured at each launch, */
+#define DUE_COMMANDS 32u       /* others after so many, */
 #define DUE_TIME (200 * GH_US) /* or so much work */
 
 static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
@@ -80,8 +80,8 @@ uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queue
 }
 
 bool cost_elastic(const struct cost *c) {
-    return c->collective || (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > UNEVEN &&
-                             c->spread > gh_cost_of(&c->cost) / 4 * 3);
+    return c->collective ||
+           (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > UNEVEN && c->spread > gh_cost_of(&c->cost) / 4 * 3);
 }
 
 uint64_t cost_estimate(const struct cost *c) {
@@ -95,9 +95,9 @@ uint64_t cost_estimate(const struct cost *c) {
 
 /* Of libraries that many programs use. */
 bool cost_is_collective(const char *name) {
-    static const char *const parts[] = {"nccl",      "nvshmem",    "allreduce",     "all_reduce", "allgather",
-                                        "all_gather", "alltoall",   "all_to_all",    "reducescatter",
-                                        "reduce_scatter", "cross_device_reduce"};
+    static const char *const parts[] = {"nccl",          "nvshmem",        "allreduce",          "all_reduce",
+                                        "allgather",     "all_gather",     "alltoall",           "all_to_all",
+                                        "reducescatter", "reduce_scatter", "cross_device_reduce"};
     for (; *name; name++)
         for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
             if (!strncasecmp(name, parts[i], strlen(parts[i])))

@@ -130,29 +130,29 @@ typedef struct {
     void **parameters;
 } CUDA_LAUNCH_PARAMS;
 
-#define GH_MEMCPY(length, pointer, flat, solid)                                                                      \
-    typedef struct {                                                                                                 \
-        struct {                                                                                                     \
-            length x, y;                                                                                             \
-            unsigned type; /* CU_MEMORYTYPE_... */                                                                   \
-            void *host;                                                                                              \
-            pointer device;                                                                                          \
-            CUarray array;                                                                                           \
-            length pitch;                                                                                            \
-        } from, to;                                                                                                  \
-        length width, height;                                                                                        \
-    } flat;                                                                                                          \
-    typedef struct {                                                                                                 \
-        struct {                                                                                                     \
-            length x, y, z, level;                                                                                   \
-            unsigned type;                                                                                           \
-            void *host;                                                                                              \
-            pointer device;                                                                                          \
-            CUarray array;                                                                                           \
-            void *reserved;                                                                                          \
-            length pitch, height;                                                                                    \
-        } from, to;                                                                                                  \
-        length width, height, depth;                                                                                 \
+#define GH_MEMCPY(length, pointer, flat, solid)    \
+    typedef struct {                               \
+        struct {                                   \
+            length x, y;                           \
+            unsigned type; /* CU_MEMORYTYPE_... */ \
+            void *host;                            \
+            pointer device;                        \
+            CUarray array;                         \
+            length pitch;                          \
+        } from, to;                                \
+        length width, height;                      \
+    } flat;                                        \
+    typedef struct {                               \
+        struct {                                   \
+            length x, y, z, level;                 \
+            unsigned type;                         \
+            void *host;                            \
+            pointer device;                        \
+            CUarray array;                         \
+            void *reserved;                        \
+            length pitch, height;                  \
+        } from, to;                                \
+        length width, height, depth;               \
     } solid;
 GH_MEMCPY(size_t, CUdeviceptr, CUDA_MEMCPY2D, CUDA_MEMCPY3D)
 GH_MEMCPY(unsigned, unsigned, CUDA_MEMCPY2D_v1, CUDA_MEMCPY3D_v1)
@@ -323,8 +323,8 @@ CUresult cuDeviceGraphMemTrim(CUdevice device);
 
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream stream, void **parameters, void **extra);
-CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                             unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra);
+CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                             unsigned shared, CUstream stream, void **parameters, void **extra);
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra);
 CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra);
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
@@ -361,21 +361,21 @@ CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext there, CUdeviceptr from, CU
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream s);
 CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes,
                                 CUstream stream);
-#define GH_ARRAYS(name, pointer, length)                                                                             \
-    CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes);                                  \
-    CUresult cuMemcpyAtoD##name(pointer to, CUarray from, length at, length bytes);                                  \
+#define GH_ARRAYS(name, pointer, length)                                            \
+    CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes); \
+    CUresult cuMemcpyAtoD##name(pointer to, CUarray from, length at, length bytes); \
     CUresult cuMemcpyAtoA##name(CUarray to, length at, CUarray from, length there, length bytes);
 GH_ARRAYS(, unsigned, unsigned)
 GH_ARRAYS(_v2, CUdeviceptr, size_t)
 GH_ARRAYS(_v2_ptds, CUdeviceptr, size_t)
 #undef GH_ARRAYS
-#define GH_COPY(name, type)                                                                                          \
-    CUresult name(const type##_v1 *copy);                                                                            \
-    CUresult name##_v2(const type *copy);                                                                            \
+#define GH_COPY(name, type)               \
+    CUresult name(const type##_v1 *copy); \
+    CUresult name##_v2(const type *copy); \
     CUresult name##_v2_ptds(const type *copy);
-#define GH_COPY_ASYNC(name, type)                                                                                    \
-    CUresult name(const type##_v1 *copy, CUstream stream);                                                           \
-    CUresult name##_v2(const type *copy, CUstream stream);                                                           \
+#define GH_COPY_ASYNC(name, type)                          \
+    CUresult name(const type##_v1 *copy, CUstream stream); \
+    CUresult name##_v2(const type *copy, CUstream stream); \
     CUresult name##_v2_ptsz(const type *copy, CUstream stream);
 GH_COPY(cuMemcpy2D, CUDA_MEMCPY2D)
 GH_COPY(cuMemcpy2DUnaligned, CUDA_MEMCPY2D)
@@ -404,18 +404,18 @@ CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *copy, CUstream strea
 GH_BATCHES()
 GH_BATCHES(_ptsz)
 #undef GH_BATCHES
-#define GH_FILL(bits, type)                                                                                          \
-    CUresult cuMemsetD##bits(unsigned to, type value, unsigned n);                                                   \
-    CUresult cuMemsetD2D##bits(unsigned to, unsigned pitch, type value, unsigned n, unsigned rows);                  \
-    CUresult cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t n);                                             \
-    CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr to, type value, size_t n);                                        \
-    CUresult cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t n, CUstream stream);                          \
-    CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t n, CUstream stream);                     \
-    CUresult cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);                \
-    CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);           \
-    CUresult cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows,               \
-                                      CUstream stream);                                                              \
-    CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows,          \
+#define GH_FILL(bits, type)                                                                                 \
+    CUresult cuMemsetD##bits(unsigned to, type value, unsigned n);                                          \
+    CUresult cuMemsetD2D##bits(unsigned to, unsigned pitch, type value, unsigned n, unsigned rows);         \
+    CUresult cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t n);                                    \
+    CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr to, type value, size_t n);                               \
+    CUresult cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t n, CUstream stream);                 \
+    CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t n, CUstream stream);            \
+    CUresult cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);       \
+    CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);  \
+    CUresult cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows,      \
+                                      CUstream stream);                                                     \
+    CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, \
                                            CUstream stream);
 GH_FILL(8, unsigned char)
 GH_FILL(16, unsigned short)

@@ -8,6 +8,7 @@ static uint64_t up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
 /* Bits of one element, a compressed block of 4 x 4 counted as 16 of its elements. Unknown formats: the widest. */
 static uint64_t element_bits(int format, unsigned channels) {
+    /* clang-format off */
     switch (format) {
     case 1: case 8: return 8ull * channels;
     case 2: case 9: case 16: return 16ull * channels;
@@ -19,6 +20,7 @@ static uint64_t element_bits(int format, unsigned channels) {
     case 197: case 203: return 64;
     default: return channels > 4 ? 32ull * channels : 128;
     }
+    /* clang-format on */
 }
 
 static uint64_t block(uint64_t n, uint64_t unit, uint64_t most) {
@@ -87,17 +89,17 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) 
     return told ? need.size : upper_bound(d, levels);
 }
 
-#define CREATE(name, descriptor, bytes)                                                                              \
-    GH_EXPORT CUresult name(CUarray *array, const descriptor *d) {                                                   \
-        struct charge c;                                                                                             \
-        CUresult r = charge(&c, d ? bytes : 0);                                                                      \
-        if (r)                                                                                                       \
-            return r;                                                                                                \
-        r = REAL(name)(array, d);                                                                                    \
-        return settle_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array);                                                \
+#define CREATE(name, descriptor, bytes)                               \
+    GH_EXPORT CUresult name(CUarray *array, const descriptor *d) {    \
+        struct charge c;                                              \
+        CUresult r = charge(&c, d ? bytes : 0);                       \
+        if (r)                                                        \
+            return r;                                                 \
+        r = REAL(name)(array, d);                                     \
+        return settle_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array); \
     }
-#define WIDER(depth_, flags_)                                                                                        \
-    &(CUDA_ARRAY3D_DESCRIPTOR){d->width, d->height, depth_, d->format, d->channels, flags_}
+#define WIDER(depth_, flags_) \
+    &(CUDA_ARRAY3D_DESCRIPTOR) { d->width, d->height, depth_, d->format, d->channels, flags_ }
 CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, array_bytes(WIDER(0, 0)))
 CREATE(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, array_bytes(WIDER(0, 0)))
 CREATE(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, array_bytes(WIDER(d->depth, d->flags)))

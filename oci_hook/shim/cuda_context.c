@@ -68,11 +68,11 @@ static void gone(struct gh_state *st, CUcontext context, bool with_itself) {
     pools_look(st);
 }
 
-#define CREATE(name, parameters, arguments)                                                                          \
-    GH_EXPORT CUresult name parameters {                                                                             \
-        struct charge c;                                                                                             \
-        CUresult r = charge_context(&c, device);                                                                     \
-        return r ? r : made(&c, REAL(name) arguments, context);                                                      \
+#define CREATE(name, parameters, arguments)                     \
+    GH_EXPORT CUresult name parameters {                        \
+        struct charge c;                                        \
+        CUresult r = charge_context(&c, device);                \
+        return r ? r : made(&c, REAL(name) arguments, context); \
     }
 CREATE(cuCtxCreate, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
 CREATE(cuCtxCreate_v2, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
@@ -81,14 +81,14 @@ CREATE(cuCtxCreate_v3, (CUcontext *context, void *affinity, int count, unsigned 
 CREATE(cuCtxCreate_v4, (CUcontext *context, void *parameters, unsigned flags, CUdevice device),
        (context, parameters, flags, device))
 
-#define DESTROY(name)                                                                                                \
-    GH_EXPORT CUresult name(CUcontext context) {                                                                     \
-        gate_context_leaves(context);                                                                                \
-        CUresult r = REAL(name)(context);                                                                            \
-        struct gh_state *st = gh_here();                                                                             \
-        if (r == CUDA_SUCCESS && st)                                                                                 \
-            gone(st, context, true);                                                                                 \
-        return r;                                                                                                    \
+#define DESTROY(name)                            \
+    GH_EXPORT CUresult name(CUcontext context) { \
+        gate_context_leaves(context);            \
+        CUresult r = REAL(name)(context);        \
+        struct gh_state *st = gh_here();         \
+        if (r == CUDA_SUCCESS && st)             \
+            gone(st, context, true);             \
+        return r;                                \
     }
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
@@ -146,10 +146,10 @@ static void primary_leaves(CUdevice device) {
         gate_context_leaves(context);
 }
 
-#define RELEASE(name, reset)                                                                                         \
-    GH_EXPORT CUresult name(CUdevice device) {                                                                       \
-        primary_leaves(device);                                                                                      \
-        return released(REAL(name)(device), device, reset);                                                          \
+#define RELEASE(name, reset)                                \
+    GH_EXPORT CUresult name(CUdevice device) {              \
+        primary_leaves(device);                             \
+        return released(REAL(name)(device), device, reset); \
     }
 RELEASE(cuDevicePrimaryCtxRelease, false)
 RELEASE(cuDevicePrimaryCtxRelease_v2, false)

@@ -82,7 +82,7 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
     if (at.gpu == NO_GPU) {
         if (gh_policy_usable(st))
             gh_say(GH_SAID_GPU, "gpu-hook: GH-309: a program uses a GPU that is not in its container's policy page: "
-                                 "device memory is refused on it\n");
+                                "device memory is refused on it\n");
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (!gh_policy_limit(st, (unsigned)at.gpu, &limit))

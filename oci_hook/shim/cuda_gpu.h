@@ -6,7 +6,7 @@
 #include "cuda.h"
 #include "policy.h"
 
-#define NO_GPU (-1)    /* a GPU that is not granted, or nothing can be known: refuse */
+#define NO_GPU (-1)     /* a GPU that is not granted, or nothing can be known: refuse */
 #define NO_CONTEXT (-2) /* the driver itself will refuse: let it */
 
 #define NOT_CHARGED (-3) /* host memory, or charged to another process */

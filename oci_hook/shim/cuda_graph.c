@@ -164,21 +164,21 @@ static CUresult run(CUgraphExec exec, CUstream stream, run_call *call, bool laun
     return r;
 }
 
-#define UPLOAD(name)                                                                                                 \
-    static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); }              \
+#define UPLOAD(name)                                                                                    \
+    static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); } \
     GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) { return run(exec, stream, real_##name, false); }
 UPLOAD(cuGraphUpload)
 UPLOAD(cuGraphUpload_ptsz)
 
 static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 0); }
 
-#define LAUNCH(name, of)                                                                                             \
-    static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); }              \
-    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                                     \
-        struct gate_ticket ticket = {0};                                                                             \
-        if (!gate_open())                                                                                            \
-            gate_enter(&ticket, of, cost_key_of(exec), NULL);                                                             \
-        return gate_leave(&ticket, run(exec, stream, real_##name, true));                                            \
+#define LAUNCH(name, of)                                                                                \
+    static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); } \
+    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                        \
+        struct gate_ticket ticket = {0};                                                                \
+        if (!gate_open())                                                                               \
+            gate_enter(&ticket, of, cost_key_of(exec), NULL);                                           \
+        return gate_leave(&ticket, run(exec, stream, real_##name, true));                               \
     }
 LAUNCH(cuGraphLaunch, PLAIN(stream))
 LAUNCH(cuGraphLaunch_ptsz, PER_THREAD(stream))
@@ -203,11 +203,11 @@ GH_EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgrap
     return REAL(cuGraphAddNode)(node, graph, after, count, params);
 }
 
-#define ADD_NODE(name)                                                                                               \
-    GH_EXPORT CUresult name(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges,           \
-                            size_t count, CUgraphNodeParams *params) {                                               \
-        note_nodes(params ? params->type : 0);                                                                       \
-        return REAL(name)(node, graph, after, edges, count, params);                                                 \
+#define ADD_NODE(name)                                                                                     \
+    GH_EXPORT CUresult name(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges, \
+                            size_t count, CUgraphNodeParams *params) {                                     \
+        note_nodes(params ? params->type : 0);                                                             \
+        return REAL(name)(node, graph, after, edges, count, params);                                       \
     }
 ADD_NODE(cuGraphAddNode_v2)
 ADD_NODE(cuGraphAddNode_v3)
@@ -249,11 +249,11 @@ static CUresult made(struct making *m, CUresult r, CUgraphExec *exec) {
     return r;
 }
 
-#define MAKE(name, parameters, arguments, flags)                                                                     \
-    GH_EXPORT CUresult name parameters {                                                                             \
-        struct making m;                                                                                             \
-        CUresult r = make(&m, graph, flags);                                                                         \
-        return r ? r : made(&m, REAL(name) arguments, exec);                                                         \
+#define MAKE(name, parameters, arguments, flags)             \
+    GH_EXPORT CUresult name parameters {                     \
+        struct making m;                                     \
+        CUresult r = make(&m, graph, flags);                 \
+        return r ? r : made(&m, REAL(name) arguments, exec); \
     }
 /* CUDA_GRAPH_INSTANTIATE_PARAMS begins with its flags. */
 #define FLAGS_IN(params) ((params) ? *(const uint64_t *)(params) : 0)

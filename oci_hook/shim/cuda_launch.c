@@ -10,30 +10,30 @@ static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
                     shared);
 }
 
-#define LAUNCH(name, of)                                                                                             \
-    GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
-                            unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra) {        \
-        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                                            \
-              REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra));                             \
+#define LAUNCH(name, of)                                                                                      \
+    GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,    \
+                            unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra) { \
+        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                                  \
+              REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra));                      \
     }
 LAUNCH(cuLaunchKernel, PLAIN)
 LAUNCH(cuLaunchKernel_ptsz, PER_THREAD)
 
-#define LAUNCH_EX(name, of)                                                                                          \
-    GH_EXPORT CUresult name(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra) {                \
-        if (!c)                                                                                                      \
-            return REAL(name)(c, f, parameters, extra);                                                              \
-        GATED(of(c->stream), key_of_grid(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared), f,                    \
-              REAL(name)(c, f, parameters, extra));                                                                  \
+#define LAUNCH_EX(name, of)                                                                           \
+    GH_EXPORT CUresult name(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra) { \
+        if (!c)                                                                                       \
+            return REAL(name)(c, f, parameters, extra);                                               \
+        GATED(of(c->stream), key_of_grid(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared), f,  \
+              REAL(name)(c, f, parameters, extra));                                                   \
     }
 LAUNCH_EX(cuLaunchKernelEx, PLAIN)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, PER_THREAD)
 
-#define LAUNCH_COOPERATIVE(name, of)                                                                                 \
-    GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
-                            unsigned bz, unsigned shared, CUstream stream, void **parameters) {                      \
-        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                                            \
-              REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters));                                    \
+#define LAUNCH_COOPERATIVE(name, of)                                                                       \
+    GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, \
+                            unsigned bz, unsigned shared, CUstream stream, void **parameters) {            \
+        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                               \
+              REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters));                          \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PLAIN)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PER_THREAD)
@@ -68,10 +68,10 @@ GH_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstre
           REAL(cuLaunchGridAsync)(f, width, height, stream));
 }
 
-#define DESTROY(name)                                                                                                \
-    GH_EXPORT CUresult name(CUstream stream) {                                                                       \
-        gate_stream_leaves(stream);                                                                                  \
-        return REAL(name)(stream);                                                                                   \
+#define DESTROY(name)                          \
+    GH_EXPORT CUresult name(CUstream stream) { \
+        gate_stream_leaves(stream);            \
+        return REAL(name)(stream);             \
     }
 DESTROY(cuStreamDestroy)
 DESTROY(cuStreamDestroy_v2)

@@ -27,12 +27,12 @@ GH_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version,
     return r;
 }
 
-#define LOOKUP(name)                                                                                         \
-    GH_EXPORT CUresult name(const char *symbol, void **pfn, int version, uint64_t flags, int *status) {      \
-        CUresult r = REAL(name)(symbol, pfn, version, flags, status);                                        \
-        if (r == CUDA_SUCCESS && pfn && *pfn)                                                                \
-            *pfn = ours(*pfn);                                                                               \
-        return r;                                                                                            \
+#define LOOKUP(name)                                                                                    \
+    GH_EXPORT CUresult name(const char *symbol, void **pfn, int version, uint64_t flags, int *status) { \
+        CUresult r = REAL(name)(symbol, pfn, version, flags, status);                                   \
+        if (r == CUDA_SUCCESS && pfn && *pfn)                                                           \
+            *pfn = ours(*pfn);                                                                          \
+        return r;                                                                                       \
     }
 LOOKUP(cuGetProcAddress_v2)
 LOOKUP(cuGetProcAddress_v2_ptsz)

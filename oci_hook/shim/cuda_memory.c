@@ -36,21 +36,21 @@ static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
     return !__builtin_mul_overflow((pitch + PITCH - 1) & ~(PITCH - 1), height, bytes);
 }
 
-#define ALLOC_PITCH(name, address, length, undo)                                                                     \
-    GH_EXPORT CUresult name(address *pointer, length *pitch, length width, length height, unsigned element) {        \
-        struct charge c;                                                                                             \
-        uint64_t bytes;                                                                                              \
-        if (!rows(width, height, &bytes))                                                                            \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                         \
-        CUresult r = charge(&c, bytes);                                                                              \
-        if (r)                                                                                                       \
-            return r;                                                                                                \
-        r = REAL(name)(pointer, pitch, width, height, element);                                                      \
-        if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {                                          \
-            REAL(undo)(*pointer);                                                                                    \
-            r = CUDA_ERROR_OUT_OF_MEMORY;                                                                            \
-        }                                                                                                            \
-        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                        \
+#define ALLOC_PITCH(name, address, length, undo)                                                              \
+    GH_EXPORT CUresult name(address *pointer, length *pitch, length width, length height, unsigned element) { \
+        struct charge c;                                                                                      \
+        uint64_t bytes;                                                                                       \
+        if (!rows(width, height, &bytes))                                                                     \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                  \
+        CUresult r = charge(&c, bytes);                                                                       \
+        if (r)                                                                                                \
+            return r;                                                                                         \
+        r = REAL(name)(pointer, pitch, width, height, element);                                               \
+        if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {                                   \
+            REAL(undo)(*pointer);                                                                             \
+            r = CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
+        }                                                                                                     \
+        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                 \
     }
 ALLOC_PITCH(cuMemAllocPitch_v2, CUdeviceptr, size_t, cuMemFree_v2)
 ALLOC_PITCH(cuMemAllocPitch, unsigned, unsigned, cuMemFree)

@@ -25,8 +25,8 @@ typedef CUresult alloc_call(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 typedef CUresult free_call(CUdeviceptr, CUstream);
 
 /* `default_stream`: what the stream NULL means to this variant of the call. */
-static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream,
-                            alloc_call *call, free_call *undo, uintptr_t default_stream) {
+static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, alloc_call *call,
+                            free_call *undo, uintptr_t default_stream) {
     struct gh_state *st = gh_here();
     struct growth g;
     CUdevice device;
@@ -125,7 +125,7 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *p
     struct gh_pool *pool = NULL;
     if (r == CUDA_SUCCESS && st)
         pool = pool_note(st, *handle, POOL_ALIVE, props->location.id,
-                    on_host(&props->location) ? NOT_CHARGED : gpu_of_device(st, props->location.id));
+                         on_host(&props->location) ? NOT_CHARGED : gpu_of_device(st, props->location.id));
     if (pool)
         atomic_store(&pool->shared, props->handle_types != 0);
     return r;

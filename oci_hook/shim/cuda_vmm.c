@@ -253,14 +253,14 @@ typedef struct { /* CUarrayMapInfo */
     unsigned device_mask, flags, reserved[2];
 } CUarrayMapInfo;
 
-#define MAP_ARRAY(name)                                                                                              \
-    GH_EXPORT CUresult name(void *list, unsigned count, CUstream stream) {                                           \
-        CUresult r = REAL(name)(list, count, stream);                                                                \
-        const CUarrayMapInfo *info = list;                                                                           \
-        for (unsigned i = 0; r == CUDA_SUCCESS && i < count; i++)                                                    \
-            if (info[i].operation == 1)                                                                              \
-                keep(info[i].handle);                                                                                \
-        return r;                                                                                                    \
+#define MAP_ARRAY(name)                                                    \
+    GH_EXPORT CUresult name(void *list, unsigned count, CUstream stream) { \
+        CUresult r = REAL(name)(list, count, stream);                      \
+        const CUarrayMapInfo *info = list;                                 \
+        for (unsigned i = 0; r == CUDA_SUCCESS && i < count; i++)          \
+            if (info[i].operation == 1)                                    \
+                keep(info[i].handle);                                      \
+        return r;                                                          \
     }
 MAP_ARRAY(cuMemMapArrayAsync)
 MAP_ARRAY(cuMemMapArrayAsync_ptsz)

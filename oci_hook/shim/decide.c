@@ -91,7 +91,7 @@ static int active(const struct gh_gpu *gpu, unsigned i) {
 }
 
 uint64_t gh_window(const struct gh_gpu *gpu, unsigned me) {
-    EACH_SLOT(gpu->present, i)
+    EACH_SLOT (gpu->present, i)
         if (gpu->share[i].class_ > gpu->share[me].class_ && !gpu->slot[i].dead)
             return gpu->rules.window_guarded;
     return gpu->rules.window;
@@ -151,7 +151,7 @@ struct crowd {
 
 static struct crowd crowd_of(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     struct crowd c = {.least = me, .saturated = 1};
-    EACH_SLOT(gpu->present, i) {
+    EACH_SLOT (gpu->present, i) {
         if (i != me && !competes(gpu, (unsigned)i, me, now))
             continue;
         c.mask |= 1ull << i;
@@ -184,7 +184,7 @@ static int claim_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
 /* The newest claim of my class that could be meant; GH_SLOTS when there is none. Serial numbers may wrap. */
 static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     unsigned p = GH_SLOTS;
-    EACH_SLOT(gpu->present, i) {
+    EACH_SLOT (gpu->present, i) {
         if (gpu->share[i].class_ != gpu->share[me].class_ || !gpu->slot[i].epoch ||
             !claim_stands(gpu, (unsigned)i, now))
             continue;
@@ -227,7 +227,7 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
     int contended = 0;    /* somebody who may not be frozen by me was active of late */
     uint64_t residue = 0; /* lower classes' work in flight */
     unsigned lower = GH_SLOTS;
-    EACH_SLOT(gpu->present, i) {
+    EACH_SLOT (gpu->present, i) {
         if (i == me || !alive(gpu, (unsigned)i))
             continue;
         if (gpu->share[i].class_ > share->class_) {
@@ -331,8 +331,8 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
     if (now < probe)
         until = min64(until, probe);
     else if (d.ahead) /* until the least could have caught up, had it the GPU to itself */
-        until = min64(until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]),
-                                            r->pacer_min)));
+        until = min64(
+            until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]), r->pacer_min)));
     if (woken && !over)
         until = min64(until, max64(add(s->start, r->wake_hold), add(s->woke_at, r->quantum)));
     if (s->launched == s->done && !s->held)
@@ -344,7 +344,7 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
 
 uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
     uint64_t least = UINT64_MAX, weights = weight_of(&gpu->share[me]), n = 1;
-    EACH_SLOT(gpu->present, i) {
+    EACH_SLOT (gpu->present, i) {
         if (i == me || gpu->share[i].class_ != gpu->share[me].class_ || !active(gpu, (unsigned)i))
             continue;
         least = min64(least, gpu->slot[i].v);
@@ -365,7 +365,7 @@ uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     uint64_t left = c.mask, part = GH_PPM, weights = c.weights; /* water-filling: serve those who need least */
     for (;;) {
         uint64_t sated = 0, need = 0, theirs = 0;
-        EACH_SLOT(left, i) {
+        EACH_SLOT (left, i) {
             uint64_t duty = gpu->slot[i].saturated ? GH_PPM : clamp64(gpu->slot[i].duty, GH_PPM / 100, GH_PPM);
             uint64_t weight = weight_of(&gpu->share[i]);
             if (duty * weights >= part * weight)

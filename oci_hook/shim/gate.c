@@ -264,8 +264,8 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
     if (k) {
         t->queued = k->batch || k->first;
-        t->timed = cost_due(cost, front || k->batch + 1 >= BATCH_COMMANDS ||
-                                      k->batch_estimate + t->estimate >= batch_time(g));
+        t->timed =
+            cost_due(cost, front || k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g));
         if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
             t->mark = marks_take(g, context);
     }
@@ -409,8 +409,8 @@ void gate_stream_leaves(CUstream stream) {
             CUcontext context = k->context;
             gh_unlock(&g->lock);
             struct mark *m = mark ? &g->mark[mark - 1] : NULL;
-            bool marked = m && !marks_capturing(stream) && marks_ready(m, context) &&
-                          !REAL(cuEventRecord)(m->end, stream);
+            bool marked =
+                m && !marks_capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
             gh_lock(&g->lock);
             if (m)
                 m->timed = 0;

@@ -80,13 +80,13 @@ void gate_context_leaves(CUcontext context);
 void gate_forget(uint64_t key);
 
 /* In an interceptor: returns what the driver answers to `call`, which is made when it may be. */
-#define GATED(stream, key, f, call)                                                                                  \
-    do {                                                                                                             \
-        if (__builtin_expect(gate_open(), 1))                                                                        \
-            return call;                                                                                             \
-        struct gate_ticket ticket;                                                                                   \
-        gate_enter(&ticket, stream, key, f);                                                                         \
-        return gate_leave(&ticket, call);                                                                            \
+#define GATED(stream, key, f, call)           \
+    do {                                      \
+        if (__builtin_expect(gate_open(), 1)) \
+            return call;                      \
+        struct gate_ticket ticket;            \
+        gate_enter(&ticket, stream, key, f);  \
+        return gate_leave(&ticket, call);     \
     } while (0)
 #define PLAIN(stream) (stream)
 #define PER_THREAD(stream) ((stream) ? (stream) : (CUstream)CU_STREAM_PER_THREAD)

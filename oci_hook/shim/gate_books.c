@@ -5,7 +5,7 @@
 
 #include "gate_inside.h"
 
-#define STUCK_AFTER (10 * GH_MS) /* beyond what it should take, were it only sliced */
+#define STUCK_AFTER (10 * GH_MS)     /* beyond what it should take, were it only sliced */
 #define UNCOUNTED_MOST (500 * GH_MS) /* for a driver's queue to run empty */
 
 /* ---- what is known of the others ---- */
@@ -25,8 +25,8 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     for (uint64_t left = g->view.present & ~(1ull << g->me); left; left &= left - 1) {
         unsigned i = (unsigned)__builtin_ctzll(left), theirs;
         struct gh_slot before = g->view.slot[i];
-        g->view.slot[i] = slot_read(&g->peer[i], g->gpu, i, g->born[i], now, &g->view.rules, &before, elapsed, top,
-                                    &theirs);
+        g->view.slot[i] =
+            slot_read(&g->peer[i], g->gpu, i, g->born[i], now, &g->view.rules, &before, elapsed, top, &theirs);
         contexts += theirs;
     }
     const struct seen *last = last_seen(g);

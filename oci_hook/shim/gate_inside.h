@@ -22,13 +22,13 @@
 struct track {
     CUcontext context;
     CUstream stream;
-    uint64_t thread;         /* whose per-thread stream; 0 */
-    uint32_t batch;          /* commands since the last marker, */
-    uint64_t batch_estimate; /* their estimated GPU time, */
+    uint64_t thread;            /* whose per-thread stream; 0 */
+    uint32_t batch;             /* commands since the last marker, */
+    uint64_t batch_estimate;    /* their estimated GPU time, */
     uint64_t first_at, last_at; /* when the first and the last of them were submitted */
-    uint64_t done_at;        /* when commands before them were last seen to be done */
-    uint16_t first, last;    /* markers on it, oldest first: 1 + index */
-    uint8_t entered;         /* launches between enter and leave */
+    uint64_t done_at;           /* when commands before them were last seen to be done */
+    uint16_t first, last;       /* markers on it, oldest first: 1 + index */
+    uint8_t entered;            /* launches between enter and leave */
     uint8_t used;
 };
 
@@ -52,13 +52,13 @@ struct name {
 };
 #define NAMES 1024u
 
-struct group { /* the channel group of a context */
-    CUcontext context; /* NULL: free */
-    uint64_t slice;    /* us; 0 the GPU's own */
+struct group {          /* the channel group of a context */
+    CUcontext context;  /* NULL: free */
+    uint64_t slice;     /* us; 0 the GPU's own */
     bool off, changing; /* a thread of ours is in the driver with it */
 };
 
-struct front { /* tier 0.5: words of a context that its streams wait for */
+struct front {         /* tier 0.5: words of a context that its streams wait for */
     CUcontext context; /* NULL: free */
     uint32_t *words;   /* NULL: not made yet */
     CUdeviceptr at;    /* as the GPU sees them */
@@ -108,12 +108,12 @@ struct gh_gate {
     uint64_t busy_since, busy_charged;
     uint64_t busy_lost;  /* the others' part of it while tenants take turns: what was left of theirs, or of ours */
     unsigned busy_track; /* whose work it is; TRACKS + 1: of several streams */
-    uint64_t long_one; /* the longest command of late */
+    uint64_t long_one;   /* the longest command of late */
     struct cost_table costs;
     struct name name[NAMES];
-    _Atomic uint32_t polling; /* a thread is asking the driver about events */
-    void *_Atomic tailing; /* the stream that the pacer is putting a marker on */
-    uint32_t done_word; /* own threads sleep on it */
+    _Atomic uint32_t polling;                  /* a thread is asking the driver about events */
+    void *_Atomic tailing;                     /* the stream that the pacer is putting a marker on */
+    uint32_t done_word;                        /* own threads sleep on it */
     uint32_t entering, waiting, full, holding; /* threads at the gate; asleep; for the own window; for their turn */
     uint64_t wanting; /* since when, or up to when it is counted, there is work to do; 0 there is none */
     /* gate_groups.c */
@@ -134,7 +134,8 @@ struct gh_gate {
     bool tenure;
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle, counted_at, counted_charge;
     uint64_t tenure_clear, tenure_charged;
-    bool unsure; /* since tenure_clear, something was charged whose cost is not learned yet, or waited for what is not */
+    /* since tenure_clear, something was charged whose cost is not learned yet, or waited for what is not */
+    bool unsure;
     uint64_t uncounted_at; /* until when launches passed uncounted: a driver's queue may be full of them */
     /* clock of the fast path */
     uint64_t tick0, clock0;
@@ -142,7 +143,7 @@ struct gh_gate {
     _Atomic uint32_t pacer; /* 0 none, 1 there, 2 in its long sleep */
     uint32_t pacer_word;
     uint32_t stop;
-    uint64_t needed_at;  /* when there was last something for it to do */
+    uint64_t needed_at; /* when there was last something for it to do */
     bool yielded;
 };
 

@@ -95,7 +95,8 @@ static void retire(struct gh_gate *g, struct mark *m, uint64_t now, bool measure
         bool clean;
         uint64_t shared = gate_shared(g, now, elapsed, &clean);
         struct cost *cost = cost_of(&g->costs, m->key);
-        charge = charge - min64(m->sampled, charge) + cost_seen(cost, elapsed, shared, m->queued, m->begun < elapsed / 8, clean, &waited);
+        charge = charge - min64(m->sampled, charge) +
+                 cost_seen(cost, elapsed, shared, m->queued, m->begun < elapsed / 8, clean, &waited);
         g->unsure |= !cost_sure(cost);
         g->long_one = max64(elapsed, g->long_one - g->long_one / 256);
     } else if (charge >= GH_COST_UNKNOWN) {

@@ -108,8 +108,8 @@ static struct gh_gate *make_gate(const struct gh_gpu_policy *policy, uint32_t cl
 }
 
 struct gates *gates_make(struct gh_state *st) {
-    struct gates *none = NULL, *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                                            -1, 0);
+    struct gates *none = NULL,
+                 *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct gh_gpu_policy policy;
     uint32_t gpus = 1, class_ = 0;
     if (made == MAP_FAILED)

@@ -59,17 +59,17 @@ static nvmlReturn_t hand_out(unsigned n, unsigned *count, const void *array) {
     return room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-#define LIST(name, type, shown, ...)                                                                                 \
-    GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *array) {                                 \
-        struct process list[MANY];                                                                                   \
-        unsigned n;                                                                                                  \
-        if (!count || !listed(device, list, &n))                                                                     \
-            return REAL(name)(device, count, array);                                                                 \
-        n = shown ? n : 0;                                                                                           \
-        nvmlReturn_t r = hand_out(n, count, array);                                                                  \
-        for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)                                                        \
-            array[i] = (type){list[i].pid, list[i].bytes __VA_ARGS__};                                               \
-        return r;                                                                                                    \
+#define LIST(name, type, shown, ...)                                                 \
+    GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *array) { \
+        struct process list[MANY];                                                   \
+        unsigned n;                                                                  \
+        if (!count || !listed(device, list, &n))                                     \
+            return REAL(name)(device, count, array);                                 \
+        n = shown ? n : 0;                                                           \
+        nvmlReturn_t r = hand_out(n, count, array);                                  \
+        for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)                        \
+            array[i] = (type){list[i].pid, list[i].bytes __VA_ARGS__};               \
+        return r;                                                                    \
     }
 #define INSTANCES , NONE, NONE
 LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)
@@ -219,13 +219,13 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigne
 }
 
 /* Video sessions carry the neighbours' pids. */
-#define SESSIONS(name)                                                                                               \
-    GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) {                              \
-        struct gh_share_view v;                                                                                      \
-        if (!count || !share_view(device, &v))                                                                       \
-            return REAL(name)(device, count, sessions);                                                              \
-        *count = 0;                                                                                                  \
-        return NVML_SUCCESS;                                                                                         \
+#define SESSIONS(name)                                                                  \
+    GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) { \
+        struct gh_share_view v;                                                         \
+        if (!count || !share_view(device, &v))                                          \
+            return REAL(name)(device, count, sessions);                                 \
+        *count = 0;                                                                     \
+        return NVML_SUCCESS;                                                            \
     }
 SESSIONS(nvmlDeviceGetEncoderSessions)
 SESSIONS(nvmlDeviceGetFBCSessions)

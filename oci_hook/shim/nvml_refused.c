@@ -3,7 +3,7 @@
 #include "nvml.h"
 #include "real.h"
 
-#define GH_NVML_REFUSED(symbol)                                                                                      \
-    GH_EXPORT nvmlReturn_t symbol(void);                                                                             \
+#define GH_NVML_REFUSED(symbol)          \
+    GH_EXPORT nvmlReturn_t symbol(void); \
     GH_EXPORT nvmlReturn_t symbol(void) { return NVML_ERROR_NO_PERMISSION; }
 #include "intercepts.def"

@@ -12,7 +12,7 @@
 #include "gate_inside.h"
 
 #define STACK (256u << 10)
-#define GO_AFTER (100 * GH_MS) /* without work */
+#define GO_AFTER (100 * GH_MS)   /* without work */
 #define STOPPED_MOST (2 * GH_MS) /* between two looks whether stopped work may go on */
 
 /* Busy: looks at the window's rhythm. Idle: waits until it is clear that this is no small gap, and yields. */

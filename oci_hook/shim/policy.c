@@ -43,13 +43,10 @@ static const struct gh_policy_page *policy(struct gh_state *st) {
     return page;
 }
 
-static uint32_t sequence(const struct gh_policy_page *page) {
-    return __atomic_load_n(&page->seq, __ATOMIC_ACQUIRE);
-}
+static uint32_t sequence(const struct gh_policy_page *page) { return __atomic_load_n(&page->seq, __ATOMIC_ACQUIRE); }
 
 /* A copy of one GPU's record that no writer was changing meanwhile; ngpus and the class beside it. */
-static bool copy_gpu(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus,
-                      uint32_t *class_) {
+static bool copy_gpu(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus, uint32_t *class_) {
     const struct gh_policy_page *page = policy(st);
     for (int i = 0; page && i < TRIES; i++) {
         uint32_t seq = sequence(page);

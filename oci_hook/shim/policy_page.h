@@ -35,9 +35,9 @@ struct gh_gpu_policy {
 struct gh_policy_page {
     uint64_t magic;
     uint32_t version;
-    uint32_t size;   /* GH_POLICY_SIZE */
+    uint32_t size; /* GH_POLICY_SIZE */
     uint32_t seq;
-    uint32_t ngpus; /* 0..GH_POLICY_GPUS */
+    uint32_t ngpus;  /* 0..GH_POLICY_GPUS */
     uint32_t policy; /* enum gh_policy */
     uint32_t class_; /* enum gh_class */
     char key[40];    /* the grant's key, NUL-padded */

@@ -9,7 +9,7 @@
 #include "state.h"
 
 __attribute__((used)) void *gh_real_pointer[GH_REALS]; /* by the jump stubs, too */
-static const char names[] = GH_REAL_NAMES; /* each ends with a NUL */
+static const char names[] = GH_REAL_NAMES;             /* each ends with a NUL */
 static const uint16_t name_at[] = GH_REAL_OFFSETS;
 
 static int missing(void) { return GH_MISSING; }

@@ -161,8 +161,8 @@ static void take(struct slot_own *own) {
         STORE(&sub->pid, (uint32_t)syscall(SYS_getpid));
         STORE(&sub->owner, own->generation);
         uint32_t top = LOAD(&head->top);
-        while (top < i + 1 && !__atomic_compare_exchange_n(&head->top, &top, i + 1, false, __ATOMIC_ACQ_REL,
-                                                           __ATOMIC_RELAXED))
+        while (top < i + 1 &&
+               !__atomic_compare_exchange_n(&head->top, &top, i + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             ;
         own->sub = sub;
         break;

@@ -25,11 +25,11 @@ struct slot_own {
     struct gh_sub_slot spare;
     unsigned gpu;
     uint64_t generation;
-    uint64_t retry_at; /* when what we have not got is tried again: the file, a sub-slot; in real time */
-    uint64_t lock_at;  /* and the lock, for neighbours to see */
-    bool locked;       /* the last try's answer */
-    uint64_t wake_at;  /* more slept on our word than should: when they are next woken */
-    bool inherited;    /* its last owner went with work in flight */
+    uint64_t retry_at;     /* when what we have not got is tried again: the file, a sub-slot; in real time */
+    uint64_t lock_at;      /* and the lock, for neighbours to see */
+    bool locked;           /* the last try's answer */
+    uint64_t wake_at;      /* more slept on our word than should: when they are next woken */
+    bool inherited;        /* its last owner went with work in flight */
     struct slot_file file; /* its locks are what neighbours see; anybody can put read locks in their way */
 };
 
@@ -53,12 +53,12 @@ void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now);
 struct slot_peer {
     uint64_t born; /* the grant that it was opened for */
     struct slot_file file;
-    uint64_t open_at; /* not opened: when to try again; in real time, as */
-    uint64_t ask_at;  /* when its lock may be asked for again */
-    bool ask;         /* an answer would matter */
-    uint64_t beat;    /* its heartbeat, as of the snapshot; */
-    uint64_t gone;    /* and as of the last answer, if that was that nobody holds a lock */
-    uint32_t word;    /* as of the snapshot */
+    uint64_t open_at;            /* not opened: when to try again; in real time, as */
+    uint64_t ask_at;             /* when its lock may be asked for again */
+    bool ask;                    /* an answer would matter */
+    uint64_t beat;               /* its heartbeat, as of the snapshot; */
+    uint64_t gone;               /* and as of the last answer, if that was that nobody holds a lock */
+    uint32_t word;               /* as of the snapshot */
     struct gh_slot_page *mapped; /* for FUTEX_WAIT on its word, never for reading */
 };
 

@@ -2,9 +2,10 @@
 
 #include "words.h"
 
-#define OPERATIONS 4096         /* from one meeting on the total; then the total is asked again whether others are at it */
-#define MOST_UNITS (64u << 11)  /* 64 MiB, */
-#define MOST_PART 64            /* and no more than this part of the limit */
+/* from one meeting on the total; then the total is asked again whether others are at it */
+#define OPERATIONS 4096
+#define MOST_UNITS (64u << 11) /* 64 MiB, */
+#define MOST_PART 64           /* and no more than this part of the limit */
 #define PLENTY(limit) ((limit) - (limit) / 8)
 
 /* Others change the word only by making what is idle taken, so the sum is ours alone to change. */

@@ -53,12 +53,11 @@ struct gh_contexts {
     void *_Atomic primary[GH_DEVICES]; /* each device's primary context, once retained */
 };
 
-
 /* Memory pools seen. What is booked for a pool is what the driver has reserved for it, not what is handed out. */
 #define GH_POOLS 1024
 struct gh_pool {
     void *_Atomic handle; /* CUmemoryPool; or 1 + device for a device's graph memory */
-    _Atomic int32_t gpu; /* < 0: not charged here (host memory, imported) */
+    _Atomic int32_t gpu;  /* < 0: not charged here (host memory, imported) */
     int32_t device;
     _Atomic uint32_t kind;     /* enum pool_kind */
     _Atomic uint32_t inflight; /* operations that may be changing it */
@@ -72,8 +71,8 @@ struct gh_pool {
 struct gh_pools {
     struct gh_lock lock;
     _Atomic uint32_t count;
-    _Atomic uint64_t least;         /* no pool grows by less, as far as is known; 0: not asked yet */
-    _Atomic uint32_t dirty;         /* memory was freed: the driver may give some back by itself */
+    _Atomic uint64_t least;           /* no pool grows by less, as far as is known; 0: not asked yet */
+    _Atomic uint32_t dirty;           /* memory was freed: the driver may give some back by itself */
     _Atomic uint32_t graphs_allocate; /* some graph of this process has memory nodes */
     struct gh_pool pool[GH_POOLS];
 };

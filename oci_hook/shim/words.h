@@ -1,4 +1,4 @@
-/* The atomic steps that the account page's protocol is made of: docs/account-page.md. */
+/* The atomic steps that the account page's protocol is made of: docs/internals/account-page.md. */
 #ifndef GPU_HOOK_WORDS_H
 #define GPU_HOOK_WORDS_H
 

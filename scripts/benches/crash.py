@@ -18,10 +18,11 @@ import tiny_image
 
 from gpu_hook_simulator import driver_root
 from oci_hook.config import settings_compile
-from oci_hook.discovery import discover, inventory
+from oci_hook.discovery import discover
+from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
 from oci_hook.ledger import slot_files, store
-from oci_hook.ledger.life import start_time
+from oci_hook.linux.proc import start_time
 
 GPU_MIB, SHARE_MIB = 24576, 8192  # three containers fill the GPU
 LATEST = 0.12  # seconds; a create takes about half of it
@@ -37,7 +38,7 @@ class Place:
         driver_root.make(str(self.prefix), str(self.state), 1, GPU_MIB)
         root = driver_root.root_of(str(self.prefix))
         settings = settings_compile.set_driver_root(str(self.prefix), str(root))
-        inventory.save(settings, discover.discover(settings.driver_root))
+        save_inventory(settings, discover.discover(settings.driver_root))
         tiny_image.busybox(folder / "rootfs")
         subprocess.run(["runc", "spec"], cwd=folder, check=True)
         self.spec = json.loads((folder / "config.json").read_text())

@@ -32,8 +32,8 @@ from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import GhError
 from oci_hook.ledger import admit, claims, slot_files, store, tell
 from oci_hook.ledger.deliver import page_file
-from oci_hook.ledger.life import boot_id, process_life
 from oci_hook.ledger.proof import Judge
+from oci_hook.linux.proc import boot_id, process_life
 
 WRITERS = 16
 WARM_UP = 5  # rounds in which the forked writers still copy their pages

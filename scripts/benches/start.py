@@ -25,10 +25,10 @@ import tiny_image  # noqa: E402
 from oci_hook.config import settings_compile  # noqa: E402
 from oci_hook.config.settings import Settings  # noqa: E402
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory  # noqa: E402
-from oci_hook.discovery import inventory  # noqa: E402
+from oci_hook.discovery.save import save_inventory  # noqa: E402
 from oci_hook.engines import prefix as installs  # noqa: E402
 from oci_hook.ledger import slot_files  # noqa: E402
-from oci_hook.ledger.life import boot_id  # noqa: E402
+from oci_hook.linux.proc import boot_id  # noqa: E402
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c", "import json")
 DRIVER = "550.163.01"
@@ -89,7 +89,7 @@ class _Place:
             libcuda=str(driver / "lib/libcuda.so"),
             libnvml=str(driver / "lib/libnvidia-ml.so"),
         )
-        inventory.save(compiled, found)
+        save_inventory(compiled, found)
 
     def bundle(self, asks: bool) -> tuple[str, str]:
         id = f"gh-bench-{os.getpid()}-{next(self.numbers)}"

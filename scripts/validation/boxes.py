@@ -27,7 +27,8 @@ class Node:
     def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
         from gpu_hook_simulator import driver_root
         from oci_hook.config import settings_compile
-        from oci_hook.discovery import discover, inventory
+        from oci_hook.discovery import discover
+        from oci_hook.discovery.save import save_inventory
         from oci_hook.engines import prefix
 
         self.prefix, self.state = folder / "prefix", folder / "state"
@@ -42,7 +43,7 @@ class Node:
             # the bare runs find the simulated driver so
             os.environ["GPU_HOOK_SIM_GPUS"] = f"{self.state}/sim/gpus"
         self.inventory = discover.discover(self.settings.driver_root)
-        inventory.save(self.settings, self.inventory)
+        save_inventory(self.settings, self.inventory)
         if simulated:
             os.environ["LD_LIBRARY_PATH"] = os.path.dirname(self.inventory.libcuda)
 
@@ -63,7 +64,7 @@ def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Calla
     from oci_hook.core.plan import make_plan
     from oci_hook.core.request import parse
     from oci_hook.ledger.admit import admit, release
-    from oci_hook.ledger.life import boot_id, process_life
+    from oci_hook.linux.proc import boot_id, process_life
 
     folder.mkdir()
     root = folder / "root"

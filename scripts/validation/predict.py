@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .frame import Json
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "validation" / "predictions.json"
+FILE = Path(__file__).resolve().parents[2] / "docs/internals/validation/predictions.json"
 
 
 def load() -> Json:

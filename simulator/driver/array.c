@@ -20,8 +20,12 @@ struct desc { /* CUDA_ARRAY_DESCRIPTOR */
     unsigned format, channels;
 };
 
-struct desc_v1 { unsigned width, height, format, channels; };
-struct desc3d_v1 { unsigned width, height, depth, format, channels, flags; };
+struct desc_v1 {
+    unsigned width, height, format, channels;
+};
+struct desc3d_v1 {
+    unsigned width, height, depth, format, channels, flags;
+};
 
 struct array {
     uint64_t magic;
@@ -44,9 +48,9 @@ struct mipmap {
 #define MIPMAP_MAGIC 0x6d69706d61702121ull
 
 /* Bytes of one element, 0: a format that is not simulated. */
-static unsigned element(const struct desc3d *d)
-{
+static unsigned element(const struct desc3d *d) {
     unsigned c = d->channels == 1 || d->channels == 2 || d->channels == 4 ? d->channels : 0;
+    /* clang-format off */
     switch (d->format) { /* CU_AD_FORMAT_... */
     case 0x01: case 0x08: return c;                /* 8-bit integers */
     case 0x02: case 0x09: case 0x10: return 2 * c; /* 16-bit integers, half */
@@ -57,32 +61,30 @@ static unsigned element(const struct desc3d *d)
     case 0xc5: case 0xcb: return 8;                /* ..._INT16X4 */
     default: return 0;
     }
+    /* clang-format on */
 }
 
-static CUresult check(const struct desc3d *d)
-{
+static CUresult check(const struct desc3d *d) {
     if (!d->width || !element(d) || d->width > 1u << 17 || d->height > 1u << 17 || d->depth > 1u << 14)
         return CUDA_ERROR_INVALID_VALUE;
     if (d->depth && !d->height && !(d->flags & LAYERED))
         return CUDA_ERROR_INVALID_VALUE;
     if (d->flags & LAYERED && !d->depth)
         return CUDA_ERROR_INVALID_VALUE;
-    if (d->flags & CUBEMAP && (d->width != d->height || d->depth % 6 || !d->depth ||
-                               (d->depth != 6 && !(d->flags & LAYERED))))
+    if (d->flags & CUBEMAP &&
+        (d->width != d->height || d->depth % 6 || !d->depth || (d->depth != 6 && !(d->flags & LAYERED))))
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
 
 /* Bytes of an array whose pitch and slice are set here. */
-static uint64_t lay_out(const struct desc3d *d, struct layout *l)
-{
+static uint64_t lay_out(const struct desc3d *d, struct layout *l) {
     l->pitch = round_up(d->width * element(d), ROW);
     l->slice = l->pitch * (d->height ? round_up(d->height, ROWS) : 1);
     return l->slice * (d->depth ? d->depth : 1);
 }
 
-static CUresult create(struct array **out, struct desc3d desc)
-{
+static CUresult create(struct array **out, struct desc3d desc) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     TRY(capture_forbids());
@@ -105,35 +107,31 @@ static CUresult create(struct array **out, struct desc3d desc)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuArray3DCreate_v2(struct array **out, const struct desc3d *d)
-{
+API CUresult cuArray3DCreate_v2(struct array **out, const struct desc3d *d) {
     return d ? create(out, *d) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuArrayCreate_v2(struct array **out, const struct desc *d)
-{
-    return d ? create(out, (struct desc3d){d->width, d->height, 0, d->format, d->channels, 0}) : CUDA_ERROR_INVALID_VALUE;
+API CUresult cuArrayCreate_v2(struct array **out, const struct desc *d) {
+    return d ? create(out, (struct desc3d){d->width, d->height, 0, d->format, d->channels, 0})
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuArrayCreate(struct array **out, const struct desc_v1 *d)
-{
-    return d ? create(out, (struct desc3d){d->width, d->height, 0, d->format, d->channels, 0}) : CUDA_ERROR_INVALID_VALUE;
+API CUresult cuArrayCreate(struct array **out, const struct desc_v1 *d) {
+    return d ? create(out, (struct desc3d){d->width, d->height, 0, d->format, d->channels, 0})
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuArray3DCreate(struct array **out, const struct desc3d_v1 *d)
-{
+API CUresult cuArray3DCreate(struct array **out, const struct desc3d_v1 *d) {
     return d ? create(out, (struct desc3d){d->width, d->height, d->depth, d->format, d->channels, d->flags})
              : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult valid(const struct array *a)
-{
+static CUresult valid(const struct array *a) {
     TRY(sim_ready());
     return a && a->magic == ARRAY_MAGIC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult array_layout(struct array *a, struct layout *out)
-{
+CUresult array_layout(struct array *a, struct layout *out) {
     TRY(valid(a));
     if (!a->layout.address)
         return CUDA_ERROR_INVALID_VALUE;
@@ -143,8 +141,7 @@ CUresult array_layout(struct array *a, struct layout *out)
 
 size_t array_element(const struct array *a) { return element(&a->desc); }
 
-API CUresult cuArrayDestroy(struct array *a)
-{
+API CUresult cuArrayDestroy(struct array *a) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     TRY(valid(a));
@@ -155,15 +152,13 @@ API CUresult cuArrayDestroy(struct array *a)
     return r ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
-API CUresult cuArray3DGetDescriptor_v2(struct desc3d *out, struct array *a)
-{
+API CUresult cuArray3DGetDescriptor_v2(struct desc3d *out, struct array *a) {
     TRY(valid(a));
     *out = a->desc;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuArrayGetDescriptor_v2(struct desc *out, struct array *a)
-{
+API CUresult cuArrayGetDescriptor_v2(struct desc *out, struct array *a) {
     TRY(valid(a));
     *out = (struct desc){a->desc.width, a->desc.height, a->desc.format, a->desc.channels};
     return CUDA_SUCCESS;
@@ -174,8 +169,7 @@ struct requirements { /* CUDA_ARRAY_MEMORY_REQUIREMENTS */
     unsigned reserved[4];
 };
 
-API CUresult cuArrayGetMemoryRequirements(struct requirements *out, struct array *a, CUdevice dev)
-{
+API CUresult cuArrayGetMemoryRequirements(struct requirements *out, struct array *a, CUdevice dev) {
     TRY(sim_device(dev));
     TRY(valid(a));
     if (!(a->desc.flags & DEFERRED))
@@ -186,8 +180,7 @@ API CUresult cuArrayGetMemoryRequirements(struct requirements *out, struct array
 
 /* --- mip-maps: each level half as wide, high and deep as the one before; layers stay --- */
 
-API CUresult cuMipmappedArrayCreate(struct mipmap **out, const struct desc3d *desc, unsigned levels)
-{
+API CUresult cuMipmappedArrayCreate(struct mipmap **out, const struct desc3d *desc, unsigned levels) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     TRY(capture_forbids());
@@ -226,8 +219,7 @@ API CUresult cuMipmappedArrayCreate(struct mipmap **out, const struct desc3d *de
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMipmappedArrayGetLevel(struct array **out, struct mipmap *m, unsigned level)
-{
+API CUresult cuMipmappedArrayGetLevel(struct array **out, struct mipmap *m, unsigned level) {
     TRY(sim_ready());
     if (!m || m->magic != MIPMAP_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -237,8 +229,7 @@ API CUresult cuMipmappedArrayGetLevel(struct array **out, struct mipmap *m, unsi
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMipmappedArrayGetMemoryRequirements(struct requirements *out, struct mipmap *m, CUdevice dev)
-{
+API CUresult cuMipmappedArrayGetMemoryRequirements(struct requirements *out, struct mipmap *m, CUdevice dev) {
     TRY(sim_device(dev));
     if (!m || m->magic != MIPMAP_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -248,8 +239,7 @@ API CUresult cuMipmappedArrayGetMemoryRequirements(struct requirements *out, str
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMipmappedArrayDestroy(struct mipmap *m)
-{
+API CUresult cuMipmappedArrayDestroy(struct mipmap *m) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!m || m->magic != MIPMAP_MAGIC)

@@ -24,8 +24,7 @@ static struct capture *captures;
 static _Atomic int active;
 static __thread int thread_mode = GLOBAL;
 
-CUresult capture_forbids(void)
-{
+CUresult capture_forbids(void) {
     CUresult r = CUDA_SUCCESS;
     if (!atomic_load_explicit(&active, memory_order_relaxed) || thread_mode == RELAXED)
         return r;
@@ -41,14 +40,12 @@ CUresult capture_forbids(void)
     return r;
 }
 
-CUresult capture_unsupported(struct stream *s)
-{
+CUresult capture_unsupported(struct stream *s) {
     s->capture->status = INVALIDATED;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-API CUresult cuThreadExchangeStreamCaptureMode(int *mode)
-{
+API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
     TRY(sim_ready());
     if (!mode || *mode < GLOBAL || *mode > RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
@@ -58,8 +55,7 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *mode)
     return CUDA_SUCCESS;
 }
 
-static CUresult add(struct stream *s, const struct op *op)
-{
+static CUresult add(struct stream *s, const struct op *op) {
     struct capture *c = s->capture;
     if (c->status == INVALIDATED)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -69,40 +65,34 @@ static CUresult add(struct stream *s, const struct op *op)
     return r;
 }
 
-CUresult capture_kernel(struct stream *s, const struct kernel *kernel)
-{
+CUresult capture_kernel(struct stream *s, const struct kernel *kernel) {
     return add(s, &(struct op){.type = NODE_KERNEL, .kernel = *kernel});
 }
 
-CUresult capture_memops(struct stream *s, const struct memop *ops, unsigned n)
-{
+CUresult capture_memops(struct stream *s, const struct memop *ops, unsigned n) {
     for (unsigned i = 0; i < n; i++)
         TRY(add(s, &(struct op){.type = NODE_MEMOP, .memop = {.one = ops[i]}}));
     return CUDA_SUCCESS;
 }
 
-CUresult capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes)
-{
+CUresult capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes) {
     return add(s, &(struct op){.type = NODE_COPY, .flat = true, .copy = {to, from, bytes}});
 }
 
-CUresult capture_box(struct stream *s, const struct copy3d *copy)
-{
+CUresult capture_box(struct stream *s, const struct copy3d *copy) {
     return add(s, &(struct op){.type = NODE_COPY, .box = *copy});
 }
 
-CUresult capture_fill(struct stream *s, uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n, size_t rows)
-{
+CUresult capture_fill(struct stream *s, uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n,
+                      size_t rows) {
     return add(s, &(struct op){.type = NODE_FILL, .fill = {to, pitch, width, n, rows, value}});
 }
 
-CUresult capture_host(struct stream *s, void (*function)(void *), void *data)
-{
+CUresult capture_host(struct stream *s, void (*function)(void *), void *data) {
     return add(s, &(struct op){.type = NODE_HOST, .host = {function, data}});
 }
 
-CUresult capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device)
-{
+CUresult capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device) {
     struct op op;
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
@@ -112,20 +102,17 @@ CUresult capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int dev
     return CUDA_SUCCESS;
 }
 
-CUresult capture_free(struct stream *s, CUdeviceptr address)
-{
+CUresult capture_free(struct stream *s, CUdeviceptr address) {
     return add(s, &(struct op){.type = NODE_FREE, .memory = {address, 0, 0}});
 }
 
-CUresult capture_record(struct stream *s, CUevent event)
-{
+CUresult capture_record(struct stream *s, CUevent event) {
     event->captured = s->capture;
     return CUDA_SUCCESS;
 }
 
 /* A stream that waits for a captured event joins the capture; an event from outside cannot be waited for. */
-CUresult capture_wait(struct stream *s, CUevent event)
-{
+CUresult capture_wait(struct stream *s, CUevent event) {
     struct capture *c = event->captured;
     CUresult r = CUDA_SUCCESS;
     if (s->capture)
@@ -140,8 +127,7 @@ CUresult capture_wait(struct stream *s, CUevent event)
     return r;
 }
 
-static CUresult begin(CUstream handle, int mode)
-{
+static CUresult begin(CUstream handle, int mode) {
     static _Atomic uint64_t ids;
     struct stream *s;
     TRY(sim_stream(handle, &s));
@@ -171,8 +157,7 @@ static CUresult begin(CUstream handle, int mode)
     return CUDA_SUCCESS;
 }
 
-static CUresult end(CUstream handle, struct graph **out)
-{
+static CUresult end(CUstream handle, struct graph **out) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     struct capture *c = s->capture;
@@ -202,8 +187,7 @@ static CUresult end(CUstream handle, struct graph **out)
 
 bool capture_holds(const struct capture *c) { return c && c->status != NONE; }
 
-static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **graph, struct node ***last, size_t *n)
-{
+static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **graph, struct node ***last, size_t *n) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     struct capture *c = s->capture;
@@ -229,28 +213,29 @@ API CUresult cuStreamBeginCapture_v2(CUstream s, int mode) { return begin(PER_TH
 API CUresult cuStreamBeginCapture_v2_ptsz(CUstream s, int mode) { return begin(PER_THREAD(s), mode); }
 API CUresult cuStreamEndCapture(CUstream s, struct graph **out) { return end(PER_THREAD(s), out); }
 API CUresult cuStreamEndCapture_ptsz(CUstream s, struct graph **out) { return end(PER_THREAD(s), out); }
-API CUresult cuStreamIsCapturing(CUstream s, int *status) { return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL); }
-API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) { return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL); }
-API CUresult cuStreamGetCaptureInfo(CUstream s, int *status, uint64_t *id)
-{
+API CUresult cuStreamIsCapturing(CUstream s, int *status) {
+    return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL);
+}
+API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) {
+    return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL);
+}
+API CUresult cuStreamGetCaptureInfo(CUstream s, int *status, uint64_t *id) {
     return info(PER_THREAD(s), status, id, NULL, NULL, NULL);
 }
-API CUresult cuStreamGetCaptureInfo_ptsz(CUstream s, int *status, uint64_t *id)
-{
+API CUresult cuStreamGetCaptureInfo_ptsz(CUstream s, int *status, uint64_t *id) {
     return info(PER_THREAD(s), status, id, NULL, NULL, NULL);
 }
-API CUresult cuStreamGetCaptureInfo_v2(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l, size_t *n)
-{
+API CUresult cuStreamGetCaptureInfo_v2(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
+                                       size_t *n) {
     return info(s, st, id, g, l, n);
 }
 API CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
-                                            size_t *n)
-{
+                                            size_t *n) {
     return info(PER_THREAD(s), st, id, g, l, n);
 }
 
-static CUresult info3(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l, const void **edges, size_t *n)
-{
+static CUresult info3(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l, const void **edges,
+                      size_t *n) {
     static const uint8_t plain[8]; /* CUgraphEdgeData of a dependency without particulars */
     if (edges)
         *edges = plain;
@@ -258,12 +243,10 @@ static CUresult info3(CUstream s, int *st, uint64_t *id, struct graph **g, struc
 }
 
 API CUresult cuStreamGetCaptureInfo_v3(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
-                                       const void **edges, size_t *n)
-{
+                                       const void **edges, size_t *n) {
     return info3(s, st, id, g, l, edges, n);
 }
 API CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l,
-                                            const void **edges, size_t *n)
-{
+                                            const void **edges, size_t *n) {
     return info3(PER_THREAD(s), st, id, g, l, edges, n);
 }

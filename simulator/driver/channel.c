@@ -7,8 +7,7 @@
 #define SPARE (CHANNELS + 2) /* cells for waits between channels, beyond the depth */
 
 /* Context's mutex held. The n-th channel, made when it is first used; NULL: the GPU has no more. */
-static struct channel *open_channel(CUcontext ctx, int n, int priority)
-{
+static struct channel *open_channel(CUcontext ctx, int n, int priority) {
     if (ctx->channel[n])
         return ctx->channel[n];
     struct gpu *gpu = sim_gpu_of(ctx);
@@ -26,8 +25,7 @@ static struct channel *open_channel(CUcontext ctx, int n, int priority)
 }
 
 /* Context's mutex held: the stream's own channel, else the one that the fewest share. */
-static struct channel *channel_of(struct stream *s)
-{
+static struct channel *channel_of(struct stream *s) {
     CUcontext ctx = s->ctx;
     if (s->channel)
         return s->channel;
@@ -49,8 +47,7 @@ static struct channel *channel_of(struct stream *s)
     return s->channel = ch;
 }
 
-void channel_leave(struct stream *s)
-{
+void channel_leave(struct stream *s) {
     pthread_mutex_lock(&s->ctx->mutex);
     if (s->channel)
         s->channel->users--;
@@ -58,8 +55,7 @@ void channel_leave(struct stream *s)
     pthread_mutex_unlock(&s->ctx->mutex);
 }
 
-void channel_close(CUcontext ctx)
-{
+void channel_close(CUcontext ctx) {
     pthread_mutex_lock(&ctx->mutex);
     ctx->closed = true;
     for (int i = 0; i < CHANNELS; i++)
@@ -69,8 +65,7 @@ void channel_close(CUcontext ctx)
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-static void retire(struct channel *ch, uint64_t seq)
-{
+static void retire(struct channel *ch, uint64_t seq) {
     struct event **cell = &ch->pending[seq % GPU_RING], *e = *cell;
     if (e && e->channel == ch && e->seq == seq) {
         e->done_ns = gpu_mark_ns(ch->gpu, ch->queue, seq);
@@ -80,8 +75,7 @@ static void retire(struct channel *ch, uint64_t seq)
 }
 
 /* Context's mutex held. */
-static void append(struct channel *ch, const struct gpu_work *work)
-{
+static void append(struct channel *ch, const struct gpu_work *work) {
     struct gpu_queue *q = &ch->gpu->file->queue[ch->queue];
     uint64_t seq = ch->tail;
     struct gpu_work *w = &q->ring[seq % GPU_RING];
@@ -103,14 +97,12 @@ static void append(struct channel *ch, const struct gpu_work *work)
 }
 
 /* Context's mutex held: what comes next in `ch` comes after the other channel's work so far. */
-static void after(struct channel *ch, const struct channel *other, uint64_t last)
-{
+static void after(struct channel *ch, const struct channel *other, uint64_t last) {
     append(ch, &(struct gpu_work){.kind = WORK_AFTER, .other = (uint32_t)other->queue, .seq = last - 1});
 }
 
 /* The legacy default stream waits for all blocking streams, and these for it. */
-static void order(struct stream *s, struct channel *ch)
-{
+static void order(struct stream *s, struct channel *ch) {
     CUcontext ctx = s->ctx;
     struct channel *legacy = ctx->channel[0];
     if (s == &ctx->null_stream) {
@@ -128,8 +120,7 @@ static void order(struct stream *s, struct channel *ch)
 }
 
 /* Context's mutex held, but not while it waits. */
-static void make_room(CUcontext ctx, struct channel *ch)
-{
+static void make_room(CUcontext ctx, struct channel *ch) {
     uint64_t depth = ch->gpu->file->head.queue_depth;
     if (depth < 16 || depth > GPU_RING - SPARE)
         depth = GPU_RING - SPARE;
@@ -144,13 +135,13 @@ static void make_room(CUcontext ctx, struct channel *ch)
         pthread_mutex_lock(&ctx->mutex);
         ch->head = gpu_head_of(ch->gpu->file, ch->queue);
     }
-    while (!ctx->closed && ch->tail - atomic_load(&ch->ops_head) >= GPU_RING && atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) &&
+    while (!ctx->closed && ch->tail - atomic_load(&ch->ops_head) >= GPU_RING &&
+           atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) &&
            ch->op[atomic_load(&ch->ops_head) % GPU_RING].seq + GPU_RING <= ch->tail)
         memops_run(ch); /* written by the GPU's front end in a moment */
 }
 
-CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *event, const struct memop *op)
-{
+CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *event, const struct memop *op) {
     CUcontext ctx = s->ctx;
     pthread_mutex_lock(&ctx->mutex);
     struct channel *ch = ctx->closed ? NULL : channel_of(s);
@@ -188,14 +179,12 @@ CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *ev
 }
 
 /* Stream memory operations below `last` are done. */
-static bool ops_done(struct channel *ch, uint64_t last)
-{
+static bool ops_done(struct channel *ch, uint64_t last) {
     uint64_t head = atomic_load_explicit(&ch->ops_head, memory_order_acquire);
     return head == atomic_load_explicit(&ch->ops_tail, memory_order_acquire) || ch->op[head % GPU_RING].seq >= last;
 }
 
-bool channel_done(struct channel *ch, uint64_t last)
-{
+bool channel_done(struct channel *ch, uint64_t last) {
     if (!ch || !last || atomic_load(&ch->closed))
         return true;
     if (!gpu_done(ch->gpu, ch->queue, last - 1))
@@ -205,8 +194,7 @@ bool channel_done(struct channel *ch, uint64_t last)
     return ops_done(ch, last);
 }
 
-void channel_wait(struct channel *ch, uint64_t last)
-{
+void channel_wait(struct channel *ch, uint64_t last) {
     if (!ch || !last || atomic_load(&ch->closed))
         return;
     gpu_wait(ch->gpu, ch->queue, last - 1);

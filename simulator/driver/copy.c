@@ -6,25 +6,22 @@
 #include <string.h>
 
 /* Within the GPU, bandwidth is used twice: read and written. */
-static CUresult busy(struct stream *s, uint32_t kind, unsigned rate, uint64_t bytes)
-{
+static CUresult busy(struct stream *s, uint32_t kind, unsigned rate, uint64_t bytes) {
     const struct gpu_head *h = &sim_gpu_of(s->ctx)->file->head;
-    uint64_t ns = bytes && h->copy_rate[rate] ? bytes / h->copy_rate[rate] * 1000 +
-                                                    bytes % h->copy_rate[rate] * 1000 / h->copy_rate[rate]
-                                              : 0;
+    uint64_t ns = bytes && h->copy_rate[rate]
+                      ? bytes / h->copy_rate[rate] * 1000 + bytes % h->copy_rate[rate] * 1000 / h->copy_rate[rate]
+                      : 0;
     if (!bytes)
         return CUDA_SUCCESS;
     return channel_submit(s, (struct gpu_work){.kind = kind, .duration_ns = ns, .width = h->sm_count}, NULL, NULL);
 }
 
-static bool within_gpu(uint64_t to, uint64_t from)
-{
+static bool within_gpu(uint64_t to, uint64_t from) {
     struct piece p;
     return heap_holding(to, &p) && heap_holding(from, &p);
 }
 
-CUresult copy_time(struct stream *s, uint64_t to, uint64_t from, uint64_t bytes)
-{
+CUresult copy_time(struct stream *s, uint64_t to, uint64_t from, uint64_t bytes) {
     struct piece p;
     bool to_gpu = heap_holding(to, &p), from_gpu = heap_holding(from, &p);
     if (to_gpu && from_gpu)
@@ -36,8 +33,7 @@ CUresult copy_time(struct stream *s, uint64_t to, uint64_t from, uint64_t bytes)
 
 CUresult fill_time(struct stream *s, uint64_t bytes) { return busy(s, WORK_KERNEL, 2, bytes); }
 
-CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait)
-{
+CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait) {
     struct stream *s;
     TRY(sim_stream(stream, &s));
     if (bytes && (!to || !from))
@@ -51,8 +47,7 @@ CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, 
     return CUDA_SUCCESS;
 }
 
-void fill_row(uint64_t to, uint32_t value, size_t width, size_t n)
-{
+void fill_row(uint64_t to, uint32_t value, size_t width, size_t n) {
     if (width == 1)
         memset((void *)(uintptr_t)to, (int)value, n);
     else if (width == 2)
@@ -63,8 +58,7 @@ void fill_row(uint64_t to, uint32_t value, size_t width, size_t n)
             ((uint32_t *)(uintptr_t)to)[i] = value;
 }
 
-static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n, size_t rows, CUstream stream)
-{
+static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n, size_t rows, CUstream stream) {
     struct stream *s;
     TRY(sim_stream(stream, &s));
     if (n && rows && (!to || to % width || (rows > 1 && pitch < n * width)))
@@ -78,32 +72,27 @@ static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t width, si
 }
 
 #define ADDRESS(p) ((uint64_t)(uintptr_t)(p))
-#define SYNC(name, to_type, from_type, stream)                                                    \
-    API CUresult name(to_type to, from_type from, size_t bytes)                           \
-    {                                                                                     \
-        return copy_linear(ADDRESS(to), ADDRESS(from), bytes, stream, true);                     \
+#define SYNC(name, to_type, from_type, stream)                               \
+    API CUresult name(to_type to, from_type from, size_t bytes) {            \
+        return copy_linear(ADDRESS(to), ADDRESS(from), bytes, stream, true); \
     }
-#define ASYNC_COPY(name, to_type, from_type, in)                                              \
-    API CUresult name(to_type to, from_type from, size_t bytes, CUstream stream)          \
-    {                                                                                     \
-        return copy_linear(ADDRESS(to), ADDRESS(from), bytes, in, false);                    \
+#define ASYNC_COPY(name, to_type, from_type, in)                                   \
+    API CUresult name(to_type to, from_type from, size_t bytes, CUstream stream) { \
+        return copy_linear(ADDRESS(to), ADDRESS(from), bytes, in, false);          \
     }
-#define PEER(name, stream)                                                                \
-    API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes) \
-    {                                                                                     \
+#define PEER(name, stream)                                                                       \
+    API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes) { \
         return (void)there, (void)here, copy_linear(to, from, bytes, stream, true);              \
     }
-#define ASYNC_PEER(name, in)                                                              \
-    API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes, CUstream stream) \
-    {                                                                                     \
-        return (void)there, (void)here, copy_linear(to, from, bytes, in, false);                 \
+#define ASYNC_PEER(name, in)                                                                                      \
+    API CUresult name(CUdeviceptr to, void *there, CUdeviceptr from, void *here, size_t bytes, CUstream stream) { \
+        return (void)there, (void)here, copy_linear(to, from, bytes, in, false);                                  \
     }
-#define FILL(name, type, width, stream)                                                           \
+#define FILL(name, type, width, stream) \
     API CUresult name(CUdeviceptr to, type value, size_t n) { return fill(to, 0, value, width, n, 1, stream); }
-#define ASYNC_FILL(name, type, width, in)                                                     \
-    API CUresult name(CUdeviceptr to, type value, size_t n, CUstream stream)              \
-    {                                                                                     \
-        return fill(to, 0, value, width, n, 1, in);                                             \
+#define ASYNC_FILL(name, type, width, in)                                      \
+    API CUresult name(CUdeviceptr to, type value, size_t n, CUstream stream) { \
+        return fill(to, 0, value, width, n, 1, in);                            \
     }
 
 SYNC(cuMemcpy, CUdeviceptr, CUdeviceptr, NULL)
@@ -139,16 +128,13 @@ ASYNC_FILL(cuMemsetD16Async_ptsz, unsigned short, 2, PER_THREAD(stream))
 ASYNC_FILL(cuMemsetD32Async, unsigned, 4, stream)
 ASYNC_FILL(cuMemsetD32Async_ptsz, unsigned, 4, PER_THREAD(stream))
 
-
-#define FILL2D(name, type, width, stream)                                                                              \
-    API CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows)                         \
-    {                                                                                                          \
-        return fill(to, pitch, value, width, n, rows, stream);                                                 \
+#define FILL2D(name, type, width, stream)                                                \
+    API CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows) { \
+        return fill(to, pitch, value, width, n, rows, stream);                           \
     }
-#define ASYNC_FILL2D(name, type, width, in)                                                                        \
-    API CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, CUstream stream)        \
-    {                                                                                                          \
-        return fill(to, pitch, value, width, n, rows, in);                                                     \
+#define ASYNC_FILL2D(name, type, width, in)                                                               \
+    API CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, CUstream stream) { \
+        return fill(to, pitch, value, width, n, rows, in);                                                \
     }
 FILL2D(cuMemsetD2D8_v2, unsigned char, 1, NULL)
 FILL2D(cuMemsetD2D8_v2_ptds, unsigned char, 1, PER_THREAD(NULL))
@@ -177,12 +163,12 @@ struct copy2d { /* CUDA_MEMCPY2D */
     size_t width, height;
 };
 
-static CUresult corner(const struct box *b, size_t width, size_t height, uint64_t *at, size_t *pitch, size_t *slice)
-{
+static CUresult corner(const struct box *b, size_t width, size_t height, uint64_t *at, size_t *pitch, size_t *slice) {
     struct layout l = {0};
     switch (b->type) {
     case 1: l.address = (uint64_t)(uintptr_t)b->host; break;
-    case 2: case 4: l.address = b->device; break;
+    case 2:
+    case 4: l.address = b->device; break;
     case 3: TRY(array_layout(b->array, &l)); break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
@@ -198,8 +184,7 @@ static CUresult corner(const struct box *b, size_t width, size_t height, uint64_
     return CUDA_SUCCESS;
 }
 
-CUresult copy_box_in(const struct copy3d *c, struct stream *s)
-{
+CUresult copy_box_in(const struct copy3d *c, struct stream *s) {
     uint64_t to, from;
     size_t to_pitch, to_slice, from_pitch, from_slice;
     TRY(corner(&c->to, c->width, c->height, &to, &to_pitch, &to_slice));
@@ -212,8 +197,7 @@ CUresult copy_box_in(const struct copy3d *c, struct stream *s)
     return CUDA_SUCCESS;
 }
 
-CUresult copy_box(const struct copy3d *c, CUstream stream, bool wait)
-{
+CUresult copy_box(const struct copy3d *c, CUstream stream, bool wait) {
     struct stream *s;
     TRY(sim_stream(stream, &s));
     if (!c)
@@ -224,16 +208,27 @@ CUresult copy_box(const struct copy3d *c, CUstream stream, bool wait)
     return wait ? sim_stream_wait(s) : CUDA_SUCCESS;
 }
 
-static CUresult flat(const struct copy2d *c, CUstream stream, bool wait)
-{
+static CUresult flat(const struct copy2d *c, CUstream stream, bool wait) {
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
     struct copy3d d = {
-        .from = {.x = c->from.x, .y = c->from.y, .type = c->from.type, .host = c->from.host,
-                 .device = c->from.device, .array = c->from.array, .pitch = c->from.pitch},
-        .to = {.x = c->to.x, .y = c->to.y, .type = c->to.type, .host = c->to.host,
-               .device = c->to.device, .array = c->to.array, .pitch = c->to.pitch},
-        .width = c->width, .height = c->height, .depth = 1,
+        .from = {.x = c->from.x,
+                 .y = c->from.y,
+                 .type = c->from.type,
+                 .host = c->from.host,
+                 .device = c->from.device,
+                 .array = c->from.array,
+                 .pitch = c->from.pitch},
+        .to = {.x = c->to.x,
+               .y = c->to.y,
+               .type = c->to.type,
+               .host = c->to.host,
+               .device = c->to.device,
+               .array = c->to.array,
+               .pitch = c->to.pitch},
+        .width = c->width,
+        .height = c->height,
+        .depth = 1,
     };
     return copy_box(&d, stream, wait);
 }
@@ -254,8 +249,7 @@ API CUresult cuMemcpy3DAsync_v2(const struct copy3d *c, CUstream s) { return cop
 API CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy3d *c, CUstream s) { return copy_box(c, PER_THREAD(s), false); }
 
 /* Copies between linear memory and the rows of an array of one row: offset in bytes. */
-static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint64_t *at)
-{
+static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint64_t *at) {
     struct layout l;
     TRY(array_layout(array, &l));
     if (offset > l.pitch || bytes > l.pitch - offset)
@@ -264,19 +258,17 @@ static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint
     return CUDA_SUCCESS;
 }
 
-#define TO_ARRAY(name, from_type, stream)                                                        \
-    API CUresult name(struct array *to, size_t offset, from_type from, size_t bytes)     \
-    {                                                                                    \
-        uint64_t at;                                                                     \
-        TRY(array_row(to, offset, bytes, &at));                                          \
-        return copy_linear(at, ADDRESS(from), bytes, stream, true);                             \
+#define TO_ARRAY(name, from_type, stream)                                              \
+    API CUresult name(struct array *to, size_t offset, from_type from, size_t bytes) { \
+        uint64_t at;                                                                   \
+        TRY(array_row(to, offset, bytes, &at));                                        \
+        return copy_linear(at, ADDRESS(from), bytes, stream, true);                    \
     }
-#define FROM_ARRAY(name, to_type, stream)                                                        \
-    API CUresult name(to_type to, struct array *from, size_t offset, size_t bytes)       \
-    {                                                                                    \
-        uint64_t at;                                                                     \
-        TRY(array_row(from, offset, bytes, &at));                                        \
-        return copy_linear(ADDRESS(to), at, bytes, stream, true);                               \
+#define FROM_ARRAY(name, to_type, stream)                                            \
+    API CUresult name(to_type to, struct array *from, size_t offset, size_t bytes) { \
+        uint64_t at;                                                                 \
+        TRY(array_row(from, offset, bytes, &at));                                    \
+        return copy_linear(ADDRESS(to), at, bytes, stream, true);                    \
     }
 TO_ARRAY(cuMemcpyHtoA_v2, const void *, NULL)
 TO_ARRAY(cuMemcpyHtoA_v2_ptds, const void *, PER_THREAD(NULL))
@@ -287,13 +279,12 @@ FROM_ARRAY(cuMemcpyAtoH_v2_ptds, void *, PER_THREAD(NULL))
 FROM_ARRAY(cuMemcpyAtoD_v2, CUdeviceptr, NULL)
 FROM_ARRAY(cuMemcpyAtoD_v2_ptds, CUdeviceptr, PER_THREAD(NULL))
 
-#define BETWEEN_ARRAYS(name, stream)                                                             \
-    API CUresult name(struct array *to, size_t to_offset, struct array *from, size_t offset, size_t bytes) \
-    {                                                                                    \
-        uint64_t at, source;                                                             \
-        TRY(array_row(to, to_offset, bytes, &at));                                       \
-        TRY(array_row(from, offset, bytes, &source));                                    \
-        return copy_linear(at, source, bytes, stream, true);                                    \
+#define BETWEEN_ARRAYS(name, stream)                                                                         \
+    API CUresult name(struct array *to, size_t to_offset, struct array *from, size_t offset, size_t bytes) { \
+        uint64_t at, source;                                                                                 \
+        TRY(array_row(to, to_offset, bytes, &at));                                                           \
+        TRY(array_row(from, offset, bytes, &source));                                                        \
+        return copy_linear(at, source, bytes, stream, true);                                                 \
     }
 BETWEEN_ARRAYS(cuMemcpyAtoA_v2, NULL)
 BETWEEN_ARRAYS(cuMemcpyAtoA_v2_ptds, PER_THREAD(NULL))

@@ -16,14 +16,19 @@ int sim_gpus;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t *alive; /* a page that the kernel wipes in a forked child: there the driver is not initialised */
 static struct context *contexts;
-static struct { struct context *ctx; unsigned retained, flags; } primary[GPU_MAX];
-static __thread struct { CUcontext stack[STACK_DEPTH]; int depth; } current;
+static struct {
+    struct context *ctx;
+    unsigned retained, flags;
+} primary[GPU_MAX];
+static __thread struct {
+    CUcontext stack[STACK_DEPTH];
+    int depth;
+} current;
 
 /* --- initialisation --- */
 
 /* CUDA_VISIBLE_DEVICES: indices or UUID prefixes; the first that names nothing ends the list. */
-static void narrow(const char *list)
-{
+static void narrow(const char *list) {
     struct gpu kept[GPU_MAX];
     int count = 0;
     while (*list && count < GPU_MAX) {
@@ -43,8 +48,7 @@ static void narrow(const char *list)
     sim_gpus = count;
 }
 
-API CUresult cuInit(unsigned flags)
-{
+API CUresult cuInit(unsigned flags) {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
@@ -74,29 +78,24 @@ API CUresult cuInit(unsigned flags)
     return result;
 }
 
-CUresult sim_ready(void)
-{
-    return alive && *alive ? fault() : CUDA_ERROR_NOT_INITIALIZED;
-}
+CUresult sim_ready(void) { return alive && *alive ? fault() : CUDA_ERROR_NOT_INITIALIZED; }
 
-CUresult sim_device(CUdevice dev)
-{
+CUresult sim_device(CUdevice dev) {
     TRY(sim_ready());
     return dev >= 0 && dev < sim_gpus ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-API CUresult cuDriverGetVersion(int *version)
-{
+API CUresult cuDriverGetVersion(int *version) {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     *version = sim_gpus ? (int)sim_gpu[0].file->head.cuda_version : 12040;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGetErrorName(CUresult error, const char **text)
-{
+API CUresult cuGetErrorName(CUresult error, const char **text) {
     switch (error) {
-#define E(number, name, string) case number: *text = #name; return CUDA_SUCCESS;
+#define E(number, name, string) \
+    case number: *text = #name; return CUDA_SUCCESS;
 #include "errors.def"
 #undef E
     }
@@ -104,10 +103,10 @@ API CUresult cuGetErrorName(CUresult error, const char **text)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuGetErrorString(CUresult error, const char **text)
-{
+API CUresult cuGetErrorString(CUresult error, const char **text) {
     switch (error) {
-#define E(number, name, string) case number: *text = string; return CUDA_SUCCESS;
+#define E(number, name, string) \
+    case number: *text = string; return CUDA_SUCCESS;
 #include "errors.def"
 #undef E
     }
@@ -115,8 +114,7 @@ API CUresult cuGetErrorString(CUresult error, const char **text)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuGetExportTable(const void **table, const CUuuid *id)
-{
+API CUresult cuGetExportTable(const void **table, const CUuuid *id) {
     (void)id;
     if (table)
         *table = NULL;
@@ -125,8 +123,7 @@ API CUresult cuGetExportTable(const void **table, const CUuuid *id)
 
 /* --- devices --- */
 
-API CUresult cuDeviceGetCount(int *count)
-{
+API CUresult cuDeviceGetCount(int *count) {
     TRY(sim_ready());
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
@@ -134,15 +131,13 @@ API CUresult cuDeviceGetCount(int *count)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGet(CUdevice *dev, int ordinal)
-{
+API CUresult cuDeviceGet(CUdevice *dev, int ordinal) {
     TRY(sim_device(ordinal));
     *dev = ordinal;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetName(char *name, int length, CUdevice dev)
-{
+API CUresult cuDeviceGetName(char *name, int length, CUdevice dev) {
     TRY(sim_device(dev));
     if (!name || length <= 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -150,8 +145,7 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance)
-{
+static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
     TRY(sim_device(dev));
     const struct gpu_head *h = &sim_gpu[dev].file->head;
     const char *p = (instance || h->mig != GPU_PART ? h->uuid : h->parent) + 4; /* after "GPU-" */
@@ -170,8 +164,7 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance)
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev, false); }
 API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev, true); }
 
-API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
-{
+API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
     TRY(sim_device(dev));
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
@@ -179,96 +172,96 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice dev)
-{
+API CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice dev) {
     size_t all;
     TRY(cuDeviceTotalMem_v2(&all, dev));
     *bytes = all > 0xffffffffu ? 0xffffffffu : (unsigned)all;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev)
-{
+API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev) {
     TRY(sim_device(dev));
     *major = (int)sim_gpu[dev].file->head.capability / 10;
     *minor = (int)sim_gpu[dev].file->head.capability % 10;
     return CUDA_SUCCESS;
 }
 
-static void pci_parts(CUdevice dev, unsigned *domain, unsigned *bus, unsigned *device)
-{
+static void pci_parts(CUdevice dev, unsigned *domain, unsigned *bus, unsigned *device) {
     *domain = *bus = *device = 0;
     sscanf(sim_gpu[dev].file->head.pci, "%x:%x:%x", domain, bus, device);
 }
 
-API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev)
-{
+API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
     TRY(sim_device(dev));
     if (!value || attribute < 1 || attribute > 200)
         return CUDA_ERROR_INVALID_VALUE;
     const struct gpu_head *h = &sim_gpu[dev].file->head;
     unsigned domain, bus, device;
     pci_parts(dev, &domain, &bus, &device);
-    switch (attribute) { /* CU_DEVICE_ATTRIBUTE_... */
-    case 1: *value = 1024; break;              /* MAX_THREADS_PER_BLOCK */
-    case 2: case 3: *value = 1024; break;      /* MAX_BLOCK_DIM_X, _Y */
-    case 4: *value = 64; break;                /* MAX_BLOCK_DIM_Z */
-    case 5: *value = 2147483647; break;        /* MAX_GRID_DIM_X */
-    case 6: case 7: *value = 65535; break;     /* MAX_GRID_DIM_Y, _Z */
-    case 8: *value = 49152; break;             /* MAX_SHARED_MEMORY_PER_BLOCK */
-    case 9: *value = 65536; break;             /* TOTAL_CONSTANT_MEMORY */
-    case 10: *value = 32; break;               /* WARP_SIZE */
-    case 11: *value = 2147483647; break;       /* MAX_PITCH */
-    case 12: *value = 65536; break;            /* MAX_REGISTERS_PER_BLOCK */
-    case 13: *value = 1000000; break;          /* CLOCK_RATE, kHz */
-    case 14: *value = 512; break;              /* TEXTURE_ALIGNMENT */
-    case 15: *value = 1; break;                /* GPU_OVERLAP */
-    case 16: *value = (int)h->sm_count; break; /* MULTIPROCESSOR_COUNT */
-    case 19: *value = 1; break;                /* CAN_MAP_HOST_MEMORY */
-    case 31: *value = 1; break;                /* CONCURRENT_KERNELS */
-    case 33: *value = (int)bus; break;         /* PCI_BUS_ID */
-    case 34: *value = (int)device; break;      /* PCI_DEVICE_ID */
-    case 36: *value = 1000000; break;          /* MEMORY_CLOCK_RATE, kHz */
-    case 37: *value = 1024; break;             /* GLOBAL_MEMORY_BUS_WIDTH */
-    case 38: *value = 33554432; break;         /* L2_CACHE_SIZE */
-    case 39: *value = 2048; break;             /* MAX_THREADS_PER_MULTIPROCESSOR */
-    case 40: *value = 2; break;                /* ASYNC_ENGINE_COUNT */
-    case 41: *value = 1; break;                /* UNIFIED_ADDRESSING */
-    case 50: *value = (int)domain; break;      /* PCI_DOMAIN_ID */
+    switch (attribute) {          /* CU_DEVICE_ATTRIBUTE_... */
+    case 1: *value = 1024; break; /* MAX_THREADS_PER_BLOCK */
+    case 2:
+    case 3: *value = 1024; break;       /* MAX_BLOCK_DIM_X, _Y */
+    case 4: *value = 64; break;         /* MAX_BLOCK_DIM_Z */
+    case 5: *value = 2147483647; break; /* MAX_GRID_DIM_X */
+    case 6:
+    case 7: *value = 65535; break;                    /* MAX_GRID_DIM_Y, _Z */
+    case 8: *value = 49152; break;                    /* MAX_SHARED_MEMORY_PER_BLOCK */
+    case 9: *value = 65536; break;                    /* TOTAL_CONSTANT_MEMORY */
+    case 10: *value = 32; break;                      /* WARP_SIZE */
+    case 11: *value = 2147483647; break;              /* MAX_PITCH */
+    case 12: *value = 65536; break;                   /* MAX_REGISTERS_PER_BLOCK */
+    case 13: *value = 1000000; break;                 /* CLOCK_RATE, kHz */
+    case 14: *value = 512; break;                     /* TEXTURE_ALIGNMENT */
+    case 15: *value = 1; break;                       /* GPU_OVERLAP */
+    case 16: *value = (int)h->sm_count; break;        /* MULTIPROCESSOR_COUNT */
+    case 19: *value = 1; break;                       /* CAN_MAP_HOST_MEMORY */
+    case 31: *value = 1; break;                       /* CONCURRENT_KERNELS */
+    case 33: *value = (int)bus; break;                /* PCI_BUS_ID */
+    case 34: *value = (int)device; break;             /* PCI_DEVICE_ID */
+    case 36: *value = 1000000; break;                 /* MEMORY_CLOCK_RATE, kHz */
+    case 37: *value = 1024; break;                    /* GLOBAL_MEMORY_BUS_WIDTH */
+    case 38: *value = 33554432; break;                /* L2_CACHE_SIZE */
+    case 39: *value = 2048; break;                    /* MAX_THREADS_PER_MULTIPROCESSOR */
+    case 40: *value = 2; break;                       /* ASYNC_ENGINE_COUNT */
+    case 41: *value = 1; break;                       /* UNIFIED_ADDRESSING */
+    case 50: *value = (int)domain; break;             /* PCI_DOMAIN_ID */
     case 75: *value = (int)h->capability / 10; break; /* COMPUTE_CAPABILITY_MAJOR */
     case 76: *value = (int)h->capability % 10; break; /* COMPUTE_CAPABILITY_MINOR */
-    case 78: *value = 1; break;                /* STREAM_PRIORITIES_SUPPORTED */
-    case 91: *value = 1; break;                /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
-    case 92: case 93: case 94: *value = 1; break; /* CAN_USE_STREAM_MEM_OPS_V1, 64_BIT_..., STREAM_WAIT_VALUE_NOR_V1 */
-    case 95: case 96: *value = 1; break;       /* COOPERATIVE_LAUNCH, COOPERATIVE_MULTI_DEVICE_LAUNCH */
-    case 99: *value = 1; break;                /* HOST_REGISTER_SUPPORTED */
-    case 113: *value = 1; break;               /* READ_ONLY_HOST_REGISTER_SUPPORTED */
-    case 122: case 123: *value = 1; break;     /* CAN_USE_64_BIT_STREAM_MEM_OPS, CAN_USE_STREAM_WAIT_VALUE_NOR */
-    case 81: *value = 101376; break;           /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
-    case 82: *value = 65536; break;            /* MAX_REGISTERS_PER_MULTIPROCESSOR */
-    case 83: *value = 1; break;                /* MANAGED_MEMORY */
-    case 90: *value = 1; break;                /* COMPUTE_PREEMPTION_SUPPORTED */
-    case 97: *value = 101376; break;           /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
-    case 102: *value = 1; break;               /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
-    case 103: *value = 1; break;               /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
-    case 106: *value = 32; break;              /* MAX_BLOCKS_PER_MULTIPROCESSOR */
-    case 115: *value = 1; break;               /* MEMORY_POOLS_SUPPORTED */
+    case 78: *value = 1; break;                       /* STREAM_PRIORITIES_SUPPORTED */
+    case 91: *value = 1; break;                       /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    case 92:
+    case 93:
+    case 94: *value = 1; break; /* CAN_USE_STREAM_MEM_OPS_V1, 64_BIT_..., STREAM_WAIT_VALUE_NOR_V1 */
+    case 95:
+    case 96: *value = 1; break;  /* COOPERATIVE_LAUNCH, COOPERATIVE_MULTI_DEVICE_LAUNCH */
+    case 99: *value = 1; break;  /* HOST_REGISTER_SUPPORTED */
+    case 113: *value = 1; break; /* READ_ONLY_HOST_REGISTER_SUPPORTED */
+    case 122:
+    case 123: *value = 1; break;     /* CAN_USE_64_BIT_STREAM_MEM_OPS, CAN_USE_STREAM_WAIT_VALUE_NOR */
+    case 81: *value = 101376; break; /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
+    case 82: *value = 65536; break;  /* MAX_REGISTERS_PER_MULTIPROCESSOR */
+    case 83: *value = 1; break;      /* MANAGED_MEMORY */
+    case 90: *value = 1; break;      /* COMPUTE_PREEMPTION_SUPPORTED */
+    case 97: *value = 101376; break; /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
+    case 102: *value = 1; break;     /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+    case 103: *value = 1; break;     /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
+    case 106: *value = 32; break;    /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+    case 115: *value = 1; break;     /* MEMORY_POOLS_SUPPORTED */
     default: *value = 0;
     }
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice dev)
-{
+API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice dev) {
     TRY(sim_device(dev));
     unsigned domain, bus, device;
     pci_parts(dev, &domain, &bus, &device);
     return snprintf(text, (size_t)length, "%04x:%02x:%02x.0", domain, bus, device) < length ? CUDA_SUCCESS
-                                                                                        : CUDA_ERROR_INVALID_VALUE;
+                                                                                            : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text)
-{
+API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
     TRY(sim_ready());
     unsigned domain = 0, bus, device, want[3];
     if (!text || (sscanf(text, "%x:%x:%x", &domain, &bus, &device) != 3 &&
@@ -284,8 +277,7 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text)
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
-API CUresult cuDeviceCanAccessPeer(int *can, CUdevice a, CUdevice b)
-{
+API CUresult cuDeviceCanAccessPeer(int *can, CUdevice a, CUdevice b) {
     TRY(sim_device(a));
     TRY(sim_device(b));
     *can = 0;
@@ -294,8 +286,7 @@ API CUresult cuDeviceCanAccessPeer(int *can, CUdevice a, CUdevice b)
 
 /* --- contexts --- */
 
-bool sim_context_valid(CUcontext ctx)
-{
+bool sim_context_valid(CUcontext ctx) {
     pthread_mutex_lock(&mutex);
     struct context *c = contexts;
     while (c && c != ctx)
@@ -305,8 +296,7 @@ bool sim_context_valid(CUcontext ctx)
 }
 
 /* Mutex held. */
-static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool is_primary)
-{
+static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool is_primary) {
     struct gpu *gpu = &sim_gpu[dev];
     if (gpu->slot < 0 && !gpu_claim(gpu))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -334,8 +324,7 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
 }
 
 /* Mutex held. The object itself stays, so that a stale handle on some thread's stack is recognised, not followed. */
-static void destroy_context(CUcontext ctx)
-{
+static void destroy_context(CUcontext ctx) {
     struct gpu *gpu = sim_gpu_of(ctx);
     for (struct context **p = &contexts; *p; p = &(*p)->next)
         if (*p == ctx) {
@@ -350,16 +339,14 @@ static void destroy_context(CUcontext ctx)
     ctx->magic = 0;
 }
 
-static CUresult push(CUcontext ctx)
-{
+static CUresult push(CUcontext ctx) {
     if (current.depth >= STACK_DEPTH)
         return CUDA_ERROR_OUT_OF_MEMORY;
     current.stack[current.depth++] = ctx;
     return CUDA_SUCCESS;
 }
 
-CUresult sim_context(CUcontext *ctx)
-{
+CUresult sim_context(CUcontext *ctx) {
     TRY(sim_ready());
     CUcontext c = current.depth ? current.stack[current.depth - 1] : NULL;
     if (!c)
@@ -370,8 +357,7 @@ CUresult sim_context(CUcontext *ctx)
     return CUDA_SUCCESS;
 }
 
-static CUresult create(CUcontext *out, unsigned flags, CUdevice dev)
-{
+static CUresult create(CUcontext *out, unsigned flags, CUdevice dev) {
     TRY(sim_device(dev));
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
@@ -384,20 +370,17 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice dev)
 API CUresult cuCtxCreate(CUcontext *out, unsigned flags, CUdevice dev) { return create(out, flags, dev); }
 API CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice dev) { return create(out, flags, dev); }
 
-API CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int count, unsigned flags, CUdevice dev)
-{
+API CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int count, unsigned flags, CUdevice dev) {
     (void)affinity;
     return count ? CUDA_ERROR_NOT_SUPPORTED : create(out, flags, dev);
 }
 
-API CUresult cuCtxCreate_v4(CUcontext *out, void *params, unsigned flags, CUdevice dev)
-{
+API CUresult cuCtxCreate_v4(CUcontext *out, void *params, unsigned flags, CUdevice dev) {
     (void)params;
     return create(out, flags, dev);
 }
 
-static CUresult destroy(CUcontext ctx)
-{
+static CUresult destroy(CUcontext ctx) {
     TRY(sim_ready());
     if (!sim_context_valid(ctx) || ctx->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -412,8 +395,7 @@ static CUresult destroy(CUcontext ctx)
 API CUresult cuCtxDestroy(CUcontext ctx) { return destroy(ctx); }
 API CUresult cuCtxDestroy_v2(CUcontext ctx) { return destroy(ctx); }
 
-API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev)
-{
+API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev) {
     TRY(sim_device(dev));
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
@@ -429,8 +411,7 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev)
     return r;
 }
 
-static CUresult primary_release(CUdevice dev, bool all)
-{
+static CUresult primary_release(CUdevice dev, bool all) {
     TRY(sim_device(dev));
     pthread_mutex_lock(&mutex);
     CUresult r = primary[dev].ctx || all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
@@ -448,8 +429,7 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { return primary_release
 API CUresult cuDevicePrimaryCtxReset(CUdevice dev) { return primary_release(dev, true); }
 API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { return primary_release(dev, true); }
 
-static CUresult primary_flags(CUdevice dev, unsigned flags)
-{
+static CUresult primary_flags(CUdevice dev, unsigned flags) {
     TRY(sim_device(dev));
     primary[dev].flags = flags;
     if (primary[dev].ctx)
@@ -460,16 +440,14 @@ static CUresult primary_flags(CUdevice dev, unsigned flags)
 API CUresult cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned flags) { return primary_flags(dev, flags); }
 API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned flags) { return primary_flags(dev, flags); }
 
-API CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned *flags, int *active)
-{
+API CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned *flags, int *active) {
     TRY(sim_device(dev));
     *flags = primary[dev].flags;
     *active = primary[dev].ctx != NULL;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxSetCurrent(CUcontext ctx)
-{
+API CUresult cuCtxSetCurrent(CUcontext ctx) {
     TRY(sim_ready());
     if (ctx && !sim_context_valid(ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -484,21 +462,18 @@ API CUresult cuCtxSetCurrent(CUcontext ctx)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetCurrent(CUcontext *ctx)
-{
+API CUresult cuCtxGetCurrent(CUcontext *ctx) {
     TRY(sim_ready());
     *ctx = current.depth ? current.stack[current.depth - 1] : NULL;
     return CUDA_SUCCESS;
 }
 
-static CUresult push_checked(CUcontext ctx)
-{
+static CUresult push_checked(CUcontext ctx) {
     TRY(sim_ready());
     return sim_context_valid(ctx) ? push(ctx) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static CUresult pop(CUcontext *ctx)
-{
+static CUresult pop(CUcontext *ctx) {
     TRY(sim_ready());
     if (!current.depth)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -513,16 +488,14 @@ API CUresult cuCtxPushCurrent_v2(CUcontext ctx) { return push_checked(ctx); }
 API CUresult cuCtxPopCurrent(CUcontext *ctx) { return pop(ctx); }
 API CUresult cuCtxPopCurrent_v2(CUcontext *ctx) { return pop(ctx); }
 
-API CUresult cuCtxGetDevice(CUdevice *dev)
-{
+API CUresult cuCtxGetDevice(CUdevice *dev) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     *dev = ctx->device;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx)
-{
+API CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx) {
     if (!ctx)
         return cuCtxGetDevice(dev);
     TRY(sim_ready());
@@ -532,16 +505,14 @@ API CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetFlags(unsigned *flags)
-{
+API CUresult cuCtxGetFlags(unsigned *flags) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     *flags = ctx->flags;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version)
-{
+API CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version) {
     TRY(sim_ready());
     if (ctx && !sim_context_valid(ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -549,8 +520,7 @@ API CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id)
-{
+API CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id) {
     if (!ctx)
         TRY(sim_context(&ctx));
     if (!sim_context_valid(ctx))
@@ -559,8 +529,7 @@ API CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
+API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     if (least)
         *least = 0;
     if (greatest)
@@ -570,8 +539,7 @@ API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 
 static size_t limits[8] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0}; /* CU_LIMIT_STACK_SIZE, ... */
 
-API CUresult cuCtxGetLimit(size_t *value, int limit)
-{
+API CUresult cuCtxGetLimit(size_t *value, int limit) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (limit < 0 || limit >= 8)
@@ -580,8 +548,7 @@ API CUresult cuCtxGetLimit(size_t *value, int limit)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxSetLimit(int limit, size_t value)
-{
+API CUresult cuCtxSetLimit(int limit, size_t value) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (limit < 0 || limit >= 8)
@@ -590,14 +557,12 @@ API CUresult cuCtxSetLimit(int limit, size_t value)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetCacheConfig(int *config)
-{
+API CUresult cuCtxGetCacheConfig(int *config) {
     *config = 0;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxSetCacheConfig(int config)
-{
+API CUresult cuCtxSetCacheConfig(int config) {
     (void)config;
     return CUDA_SUCCESS;
 }

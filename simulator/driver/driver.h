@@ -15,7 +15,9 @@ typedef struct function *CUfunction;
 typedef struct stream *CUstream;
 typedef struct event *CUevent;
 typedef struct pool *CUmemoryPool;
-typedef struct { unsigned char bytes[16]; } CUuuid;
+typedef struct {
+    unsigned char bytes[16];
+} CUuuid;
 
 enum {
     CUDA_SUCCESS = 0,
@@ -68,9 +70,9 @@ struct context {
     int device;
     unsigned flags;
     bool primary;
-    int group;               /* on the GPU */
-    bool closed;             /* under the mutex */
-    pthread_mutex_t mutex;   /* submission; taken before the GPU's */
+    int group;             /* on the GPU */
+    bool closed;           /* under the mutex */
+    pthread_mutex_t mutex; /* submission; taken before the GPU's */
     struct channel *channel[CHANNELS];
     struct stream null_stream;
     struct context *next;
@@ -79,21 +81,21 @@ struct context {
 /* What a stream memory operation does when its work is passed. */
 struct memop {
     uint64_t seq, address, value;
-    uint32_t kind;           /* WORK_WAIT, WORK_WRITE or WORK_SPIN */
-    uint32_t compare;        /* CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR */
-    bool wide;               /* 64 bits */
+    uint32_t kind;    /* WORK_WAIT, WORK_WRITE or WORK_SPIN */
+    uint32_t compare; /* CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR */
+    bool wide;        /* 64 bits */
 };
 
 struct channel { /* this process's side of a queue */
     struct gpu *gpu;
     int queue;
     unsigned users;
-    bool watched;            /* by the front end */
-    _Atomic bool closed;     /* its context was destroyed, and the queue may be another's */
-    uint64_t tail, head;     /* submitted; known to be done */
-    uint64_t blocking;       /* 1 + the last work of a stream that waits for the legacy default stream and vice versa */
-    uint64_t after_legacy;   /* how much of the legacy channel its work comes after */
-    uint64_t before_legacy;  /* how much of it the legacy channel's work comes after */
+    bool watched;           /* by the front end */
+    _Atomic bool closed;    /* its context was destroyed, and the queue may be another's */
+    uint64_t tail, head;    /* submitted; known to be done */
+    uint64_t blocking;      /* 1 + the last work of a stream that waits for the legacy default stream and vice versa */
+    uint64_t after_legacy;  /* how much of the legacy channel its work comes after */
+    uint64_t before_legacy; /* how much of it the legacy channel's work comes after */
     struct event *pending[GPU_RING];
     struct memop op[GPU_RING];
     _Atomic uint64_t ops_tail, ops_head; /* submitted, done */
@@ -143,7 +145,7 @@ struct event {
     struct channel *channel; /* NULL: never recorded */
     CUcontext ctx;
     uint64_t seq, done_ns;
-    bool retired;            /* its cell has been used again, its time is in done_ns */
+    bool retired;             /* its cell has been used again, its time is in done_ns */
     struct capture *captured; /* recorded last in a stream that was being captured */
 };
 CUresult event_record(CUevent event, struct stream *stream);
@@ -151,11 +153,11 @@ CUresult event_wait(struct stream *stream, CUevent event);
 
 /* module.c: what of a launch matters here */
 struct kernel {
-    uint64_t duration_ns;    /* the mean, where it varies: */
-    const double *spread;    /* quantiles to multiply it by, NULL none */
+    uint64_t duration_ns; /* the mean, where it varies: */
+    const double *spread; /* quantiles to multiply it by, NULL none */
     uint64_t seed;
-    uint64_t spin;           /* runs until this word is not 0; 0: no such kernel */
-    uint32_t width;          /* SMs */
+    uint64_t spin;  /* runs until this word is not 0; 0: no such kernel */
+    uint32_t width; /* SMs */
 };
 CUresult kernel_of(CUfunction function, int device, uint64_t blocks, void **params, struct kernel *out);
 uint64_t kernel_ns(const struct kernel *kernel); /* of its next run */
@@ -181,11 +183,11 @@ bool host_holding(uint64_t address, uint64_t bytes, bool write);
 /* fault.c */
 CUresult fault(void);
 
-#define TRY(expression)                      \
-    do {                                     \
-        CUresult try_result = (expression);  \
-        if (try_result != CUDA_SUCCESS)      \
-            return try_result;               \
+#define TRY(expression)                     \
+    do {                                    \
+        CUresult try_result = (expression); \
+        if (try_result != CUDA_SUCCESS)     \
+            return try_result;              \
     } while (0)
 
 #endif

@@ -22,8 +22,7 @@ struct run {
     uint64_t t, now;
 };
 
-static void account(struct gpu_busy *b, uint64_t from, uint64_t ns)
-{
+static void account(struct gpu_busy *b, uint64_t from, uint64_t ns) {
     b->total_ns += ns;
     while (ns) {
         uint64_t period = from / GPU_PERIOD_NS, room = (period + 1) * GPU_PERIOD_NS - from;
@@ -39,16 +38,14 @@ static void account(struct gpu_busy *b, uint64_t from, uint64_t ns)
     }
 }
 
-unsigned gpu_utilisation(const struct gpu_busy *b, uint64_t now_ns)
-{
+unsigned gpu_utilisation(const struct gpu_busy *b, uint64_t now_ns) {
     uint64_t period = now_ns / GPU_PERIOD_NS - 1;
     uint64_t ns = b->period == period ? b->ns : b->period == period + 1 ? b->last_ns : 0;
     return ns >= GPU_PERIOD_NS ? 100 : (unsigned)((ns * 100 + GPU_PERIOD_NS / 2) / GPU_PERIOD_NS);
 }
 
 /* The work at a queue's head that has been submitted by time t; NULL: none. *at: when there will be one. */
-static const struct gpu_work *head_of(struct run *r, unsigned i, uint64_t *at)
-{
+static const struct gpu_work *head_of(struct run *r, unsigned i, uint64_t *at) {
     const struct gpu_queue *q = &r->file->queue[i];
     struct gpu_progress *p = &r->s->queue[i];
     uint64_t tail = atomic_load_explicit(&q->tail, memory_order_acquire);
@@ -69,22 +66,19 @@ static const struct gpu_work *head_of(struct run *r, unsigned i, uint64_t *at)
     return w->submit_ns <= r->t ? w : NULL;
 }
 
-static void finish(struct run *r, unsigned i)
-{
+static void finish(struct run *r, unsigned i) {
     r->s->queue[i].head++;
     r->s->queue[i].began = 0;
 }
 
-static bool depends(const struct run *r, const struct gpu_work *w)
-{
+static bool depends(const struct run *r, const struct gpu_work *w) {
     if (w->other >= r->queues)
         return false;
     return r->s->queue[w->other].head <= w->seq &&
            atomic_load_explicit(&r->file->queue[w->other].tail, memory_order_acquire) > w->seq;
 }
 
-static bool met(const struct gpu_work *w, uint64_t t, uint64_t *at)
-{
+static bool met(const struct gpu_work *w, uint64_t t, uint64_t *at) {
     if (!atomic_load_explicit(&w->met, memory_order_acquire))
         return false;
     if (w->met_ns > t && w->met_ns < *at)
@@ -95,8 +89,7 @@ static bool met(const struct gpu_work *w, uint64_t t, uint64_t *at)
 static bool is_kernel(const struct gpu_work *w) { return w->kind == WORK_KERNEL || w->kind == WORK_SPIN; }
 
 /* Do what takes no time, and give the copy engines work. *at: when there is more to do here. False: the log is full. */
-static bool front_end(struct run *r, uint64_t *at)
-{
+static bool front_end(struct run *r, uint64_t *at) {
     struct gpu_state *s = r->s;
     *at = NEVER;
     for (int k = 0; k < 2; k++)
@@ -146,16 +139,14 @@ static bool front_end(struct run *r, uint64_t *at)
     return true;
 }
 
-static bool on(const struct run *r, unsigned g)
-{
+static bool on(const struct run *r, unsigned g) {
     const struct gpu_group *group = &r->file->group[g];
     uint32_t owner = atomic_load_explicit(&group->owner, memory_order_relaxed) - 1;
     return owner < GPU_SLOTS && !(r->s->dead[owner / 64] >> owner % 64 & 1);
 }
 
 /* Which groups have kernels to run, one bit each. */
-static void runnable(struct run *r, uint64_t bits[GPU_GROUPS / 64])
-{
+static void runnable(struct run *r, uint64_t bits[GPU_GROUPS / 64]) {
     memset(bits, 0, GPU_GROUPS / 8);
     for (unsigned i = 0; i < r->queues; i++) {
         uint64_t at;
@@ -169,8 +160,7 @@ static void runnable(struct run *r, uint64_t bits[GPU_GROUPS / 64])
 static bool has(const uint64_t *bits, unsigned g) { return bits[g / 64] >> g % 64 & 1; }
 
 /* The next group in turn after this one, itself last; -1: nobody has work. */
-static int next_turn(const struct run *r, const uint64_t *bits, unsigned after)
-{
+static int next_turn(const struct run *r, const uint64_t *bits, unsigned after) {
     for (unsigned k = 1; k <= r->groups; k++) {
         unsigned g = (after + k) % r->groups;
         if (has(bits, g))
@@ -179,21 +169,18 @@ static int next_turn(const struct run *r, const uint64_t *bits, unsigned after)
     return -1;
 }
 
-static uint64_t slice_of(const struct run *r)
-{
+static uint64_t slice_of(const struct run *r) {
     uint64_t slice = r->file->head.slice_ns;
     return slice > SHORTEST_SLICE_NS ? slice : SHORTEST_SLICE_NS;
 }
 
-static void begin_turn(struct run *r, unsigned g)
-{
+static void begin_turn(struct run *r, unsigned g) {
     r->s->phase = PHASE_RUN;
     r->s->current = g + 1;
     r->s->slice_end_ns = r->t + slice_of(r);
 }
 
-static void change_turn(struct run *r, unsigned g, uint64_t cost)
-{
+static void change_turn(struct run *r, unsigned g, uint64_t cost) {
     r->s->phase = PHASE_SWITCH;
     r->s->current = g + 1;
     r->s->switch_end_ns = r->t + (cost < 100000000 ? cost : 100000000);
@@ -201,8 +188,7 @@ static void change_turn(struct run *r, unsigned g, uint64_t cost)
 
 /* The head of one queue before that of another of its group: by priority, then in the order of their launches, or a
  * stream that is kept full would keep the others out for ever. */
-static bool goes_before(const struct run *r, unsigned a, unsigned b)
-{
+static bool goes_before(const struct run *r, unsigned a, unsigned b) {
     const struct gpu_queue *p = &r->file->queue[a], *q = &r->file->queue[b];
     if (p->priority != q->priority)
         return p->priority < q->priority;
@@ -210,8 +196,7 @@ static bool goes_before(const struct run *r, unsigned a, unsigned b)
 }
 
 /* Kernels of the group that run now; *shortest: what is left of the first that will end. */
-static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *shortest)
-{
+static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *shortest) {
     uint32_t sms = r->file->head.sm_count ? r->file->head.sm_count : 1, used = 0;
     unsigned n = 0;
     uint16_t rest[GPU_QUEUES];
@@ -258,8 +243,7 @@ static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *sho
 }
 
 /* Times at which values are seen end a spinning kernel. */
-static void spins(const struct run *r, const uint16_t *set, unsigned n, uint64_t *at)
-{
+static void spins(const struct run *r, const uint16_t *set, unsigned n, uint64_t *at) {
     for (unsigned k = 0; k < n; k++) {
         const struct gpu_queue *q = &r->file->queue[set[k]];
         const struct gpu_work *w = &q->ring[r->s->queue[set[k]].head % GPU_RING];
@@ -269,8 +253,7 @@ static void spins(const struct run *r, const uint16_t *set, unsigned n, uint64_t
 }
 
 /* One step: to the next instant at which something changes, at most to r->now. False: the log is full. */
-static bool step(struct run *r)
-{
+static bool step(struct run *r) {
     struct gpu_state *s = r->s;
     uint64_t at, bits[GPU_GROUPS / 64];
     if (!front_end(r, &at))
@@ -350,8 +333,7 @@ static bool step(struct run *r)
     return true;
 }
 
-static bool compute(const struct gpu_file *f, struct gpu_state *s, uint64_t now, int queue, uint64_t seq)
-{
+static bool compute(const struct gpu_file *f, struct gpu_state *s, uint64_t now, int queue, uint64_t seq) {
     struct run r = {f, s, gpu_queues(f), gpu_groups(f), s->now_ns < now ? s->now_ns : now, now};
     bool whole = true;
     if (s->logged > GPU_LOG)
@@ -375,7 +357,6 @@ static bool compute(const struct gpu_file *f, struct gpu_state *s, uint64_t now,
 
 bool engine_run(const struct gpu_file *f, struct gpu_state *s, uint64_t now) { return compute(f, s, now, -1, 0); }
 
-bool engine_run_until(const struct gpu_file *f, struct gpu_state *s, uint64_t now, int queue, uint64_t seq)
-{
+bool engine_run_until(const struct gpu_file *f, struct gpu_state *s, uint64_t now, int queue, uint64_t seq) {
     return compute(f, s, now, queue, seq);
 }

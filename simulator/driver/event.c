@@ -7,14 +7,12 @@
 
 #define EVENT_MAGIC 0x6576656e74212121ull
 
-static CUresult event_valid(CUevent e)
-{
+static CUresult event_valid(CUevent e) {
     TRY(sim_ready());
     return e && e->magic == EVENT_MAGIC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-API CUresult cuEventCreate(CUevent *out, unsigned flags)
-{
+API CUresult cuEventCreate(CUevent *out, unsigned flags) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || flags & ~7u)
@@ -28,8 +26,7 @@ API CUresult cuEventCreate(CUevent *out, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-static CUresult event_destroy(CUevent e)
-{
+static CUresult event_destroy(CUevent e) {
     TRY(event_valid(e));
     if (e->channel) {
         pthread_mutex_lock(&e->ctx->mutex);
@@ -46,8 +43,7 @@ static CUresult event_destroy(CUevent e)
 API CUresult cuEventDestroy(CUevent e) { return event_destroy(e); }
 API CUresult cuEventDestroy_v2(CUevent e) { return event_destroy(e); }
 
-CUresult event_record(CUevent e, struct stream *s)
-{
+CUresult event_record(CUevent e, struct stream *s) {
     TRY(event_valid(e));
     if (capture_active(s))
         return capture_record(s, e);
@@ -55,8 +51,7 @@ CUresult event_record(CUevent e, struct stream *s)
     return channel_submit(s, (struct gpu_work){.kind = WORK_MARK}, e, NULL);
 }
 
-static CUresult record(CUevent e, CUstream handle, unsigned flags)
-{
+static CUresult record(CUevent e, CUstream handle, unsigned flags) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     return flags ? CUDA_ERROR_NOT_SUPPORTED : event_record(e, s);
@@ -65,21 +60,18 @@ static CUresult record(CUevent e, CUstream handle, unsigned flags)
 API CUresult cuEventRecord(CUevent e, CUstream s) { return record(e, s, 0); }
 API CUresult cuEventRecord_ptsz(CUevent e, CUstream s) { return record(e, PER_THREAD(s), 0); }
 API CUresult cuEventRecordWithFlags(CUevent e, CUstream s, unsigned flags) { return record(e, s, flags); }
-API CUresult cuEventRecordWithFlags_ptsz(CUevent e, CUstream s, unsigned flags)
-{
+API CUresult cuEventRecordWithFlags_ptsz(CUevent e, CUstream s, unsigned flags) {
     return record(e, PER_THREAD(s), flags);
 }
 
-API CUresult cuEventQuery(CUevent e)
-{
+API CUresult cuEventQuery(CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
     return e->retired || channel_done(e->channel, e->seq + 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-API CUresult cuEventSynchronize(CUevent e)
-{
+API CUresult cuEventSynchronize(CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
@@ -91,8 +83,7 @@ API CUresult cuEventSynchronize(CUevent e)
     return CUDA_SUCCESS;
 }
 
-static CUresult time_of(CUevent e, uint64_t *ns)
-{
+static CUresult time_of(CUevent e, uint64_t *ns) {
     TRY(event_valid(e));
     if (!e->channel || e->flags & 2) /* never recorded, or CU_EVENT_DISABLE_TIMING */
         return CUDA_ERROR_INVALID_HANDLE;
@@ -103,8 +94,7 @@ static CUresult time_of(CUevent e, uint64_t *ns)
     return CUDA_SUCCESS;
 }
 
-static CUresult elapsed(float *ms, CUevent from, CUevent to)
-{
+static CUresult elapsed(float *ms, CUevent from, CUevent to) {
     uint64_t a, b;
     if (!ms)
         return CUDA_ERROR_INVALID_VALUE;
@@ -117,8 +107,7 @@ static CUresult elapsed(float *ms, CUevent from, CUevent to)
 API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) { return elapsed(ms, from, to); }
 API CUresult cuEventElapsedTime_v2(float *ms, CUevent from, CUevent to) { return elapsed(ms, from, to); }
 
-CUresult event_wait(struct stream *s, CUevent e)
-{
+CUresult event_wait(struct stream *s, CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return capture_wait(s, e);
@@ -132,8 +121,7 @@ CUresult event_wait(struct stream *s, CUevent e)
     return channel_submit(s, work, NULL, NULL);
 }
 
-static CUresult stream_wait(CUstream handle, CUevent e, unsigned flags)
-{
+static CUresult stream_wait(CUstream handle, CUevent e, unsigned flags) {
     struct stream *s;
     (void)flags;
     TRY(sim_stream(handle, &s));
@@ -141,7 +129,6 @@ static CUresult stream_wait(CUstream handle, CUevent e, unsigned flags)
 }
 
 API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) { return stream_wait(s, e, flags); }
-API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags)
-{
+API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags) {
     return stream_wait(PER_THREAD(s), e, flags);
 }

@@ -5,8 +5,7 @@
 #include <time.h>
 
 /* At every entry of the driver that asks for its state. Which of two threads' calls is the N-th is left to chance. */
-CUresult fault(void)
-{
+CUresult fault(void) {
     static _Atomic uint32_t calls, draws;
     if (!sim_gpus)
         return CUDA_SUCCESS;
@@ -27,8 +26,7 @@ CUresult fault(void)
 }
 
 /* How many real nanoseconds one of GPU time takes; programs that sleep between launches must know it. */
-API CUresult gpuHookSimulatedTimeScale(CUdevice dev, unsigned *scale)
-{
+API CUresult gpuHookSimulatedTimeScale(CUdevice dev, unsigned *scale) {
     TRY(sim_device(dev));
     if (!scale)
         return CUDA_ERROR_INVALID_VALUE;

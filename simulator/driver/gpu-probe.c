@@ -26,27 +26,27 @@
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
 
-#define FUNCTIONS                                                                                               \
-    F(cuInit, (unsigned flags))                                                                                 \
-    F(cuDeviceGetCount, (int *count))                                                                           \
-    F(cuDeviceGet, (int *device, int ordinal))                                                                  \
-    F(cuDeviceGetName, (char *name, int length, int device))                                                    \
-    F(cuDevicePrimaryCtxRetain, (void **ctx, int device))                                                       \
-    F(cuDevicePrimaryCtxRelease_v2, (int device))                                                               \
-    F(cuCtxSetCurrent, (void *ctx))                                                                             \
-    F(cuCtxSynchronize, (void))                                                                                 \
-    F(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total))                                                     \
-    F(cuMemAlloc_v2, (CUdeviceptr *address, size_t bytes))                                                      \
-    F(cuMemFree_v2, (CUdeviceptr address))                                                                      \
-    F(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes))                                        \
-    F(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes))                                              \
-    F(cuModuleLoadData, (void **module, const void *image))                                                     \
-    F(cuModuleGetFunction, (void **function, void *module, const char *name))                                   \
-    F(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,         \
-                       unsigned bz, unsigned shared, void *stream, void **params, void **extra))                \
-    F(cuEventCreate, (void **event, unsigned flags))                                                            \
-    F(cuEventRecord, (void *event, void *stream))                                                               \
-    F(cuEventSynchronize, (void *event))                                                                        \
+#define FUNCTIONS                                                                                                    \
+    F(cuInit, (unsigned flags))                                                                                      \
+    F(cuDeviceGetCount, (int *count))                                                                                \
+    F(cuDeviceGet, (int *device, int ordinal))                                                                       \
+    F(cuDeviceGetName, (char *name, int length, int device))                                                         \
+    F(cuDevicePrimaryCtxRetain, (void **ctx, int device))                                                            \
+    F(cuDevicePrimaryCtxRelease_v2, (int device))                                                                    \
+    F(cuCtxSetCurrent, (void *ctx))                                                                                  \
+    F(cuCtxSynchronize, (void))                                                                                      \
+    F(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total))                                                          \
+    F(cuMemAlloc_v2, (CUdeviceptr *address, size_t bytes))                                                           \
+    F(cuMemFree_v2, (CUdeviceptr address))                                                                           \
+    F(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes))                                             \
+    F(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes))                                                   \
+    F(cuModuleLoadData, (void **module, const void *image))                                                          \
+    F(cuModuleGetFunction, (void **function, void *module, const char *name))                                        \
+    F(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                       unsigned shared, void *stream, void **params, void **extra))                                  \
+    F(cuEventCreate, (void **event, unsigned flags))                                                                 \
+    F(cuEventRecord, (void *event, void *stream))                                                                    \
+    F(cuEventSynchronize, (void *event))                                                                             \
     F(cuGetErrorName, (CUresult error, const char **name))
 
 #ifdef LINKED
@@ -58,18 +58,17 @@ static int open_driver(void) { return 0; }
 #define F(name, parameters) static CUresult(*name) parameters;
 FUNCTIONS
 #undef F
-static int open_driver(void)
-{
+static int open_driver(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) {
         fprintf(stderr, "gpu-probe: %s\n", dlerror());
         return 3;
     }
-#define F(name, parameters)                                             \
-    *(void **)&name = dlsym(library, #name);                            \
-    if (!name) {                                                        \
-        fprintf(stderr, "gpu-probe: libcuda.so.1 has no %s\n", #name);  \
-        return 3;                                                       \
+#define F(name, parameters)                                            \
+    *(void **)&name = dlsym(library, #name);                           \
+    if (!name) {                                                       \
+        fprintf(stderr, "gpu-probe: libcuda.so.1 has no %s\n", #name); \
+        return 3;                                                      \
     }
     FUNCTIONS
 #undef F
@@ -84,8 +83,7 @@ static CUdeviceptr held[MOST];
 static int count, device, status;
 static void *context;
 
-static const char *error(CUresult code)
-{
+static const char *error(CUresult code) {
     const char *name = NULL;
     static char number[32];
     if (cuGetErrorName(code, &name) == 0 && name)
@@ -94,8 +92,7 @@ static const char *error(CUresult code)
     return number;
 }
 
-static int refused(const char *what, CUresult code)
-{
+static int refused(const char *what, CUresult code) {
     if (code) {
         printf("%s: %s\n", what, error(code));
         status = 1;
@@ -103,8 +100,7 @@ static int refused(const char *what, CUresult code)
     return code;
 }
 
-static int use_device(void)
-{
+static int use_device(void) {
     if (context)
         return 0;
     int handle;
@@ -113,8 +109,7 @@ static int use_device(void)
            refused("cuCtxSetCurrent", cuCtxSetCurrent(context));
 }
 
-static void info(void)
-{
+static void info(void) {
     int devices = 0;
     if (refused("cuDeviceGetCount", cuDeviceGetCount(&devices)))
         return;
@@ -136,8 +131,7 @@ static void info(void)
     }
 }
 
-static CUresult allocate(unsigned long long mib)
-{
+static CUresult allocate(unsigned long long mib) {
     unsigned char byte = 0x5a, back = 0;
     CUdeviceptr address = 0;
     CUresult r = cuMemAlloc_v2(&address, mib * MIB);
@@ -152,16 +146,14 @@ static CUresult allocate(unsigned long long mib)
     return back == byte ? 0 : 999;
 }
 
-static void alloc(unsigned long long mib)
-{
+static void alloc(unsigned long long mib) {
     CUresult r = count < MOST ? allocate(mib) : 2;
     printf("alloc %llu MiB: %s\n", mib, r ? error(r) : "ok");
     if (r)
         status = 1;
 }
 
-static void fill(unsigned long long mib)
-{
+static void fill(unsigned long long mib) {
     unsigned long long all = 0;
     CUresult r = 0;
     while (count < MOST && !(r = allocate(mib)))
@@ -169,16 +161,14 @@ static void fill(unsigned long long mib)
     printf("fill: %llu MiB allocated in pieces of %llu, then %s\n", all, mib, r ? error(r) : "no more pieces");
 }
 
-static void free_all(void)
-{
+static void free_all(void) {
     while (count)
         if (refused("cuMemFree", cuMemFree_v2(held[--count])))
             return;
     printf("free: ok\n");
 }
 
-static double seconds(void)
-{
+static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
@@ -192,8 +182,7 @@ static const char KERNEL[] = ".version 6.3\n.target %s\n.address_size 64\n// sim
                              "again: mov.u64 %%t2, %%globaltimer;\nsub.u64 %%t3, %%t2, %%t0;\n"
                              "setp.lt.u64 %%p, %%t3, %%t1;\n@%%p bra again;\nret;\n}\n";
 
-static void *kernel(unsigned long us)
-{
+static void *kernel(unsigned long us) {
     /* The oldest architecture that a driver still compiles for differs: CUDA 13 dropped those before sm_75. */
     static const char *const targets[] = {"sm_75", "sm_50", "sm_30"};
     char image[640];
@@ -208,15 +197,13 @@ static void *kernel(unsigned long us)
     return NULL;
 }
 
-static CUresult start(void *function, unsigned long us)
-{
+static CUresult start(void *function, unsigned long us) {
     unsigned long long ns = us * 1000ull;
     void *parameters[] = {&ns};
     return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
 }
 
-static void launch(unsigned long us, unsigned long n)
-{
+static void launch(unsigned long us, unsigned long n) {
     void *function = kernel(us);
     if (!function)
         return;
@@ -232,8 +219,7 @@ static void launch(unsigned long us, unsigned long n)
 
 /* Two batches of about 5 ms are on their way at any time: never idle for want of a launch, and what is counted is done.
  * Seconds are those of the clock on the wall, so that the lines of several containers stand beside each other. */
-static void run(unsigned long us, double length)
-{
+static void run(unsigned long us, double length) {
     void *function = kernel(us), *event[2];
     unsigned long batch = us < 5000 ? 5000 / us : 1, n = 0, done = 0, then = 0;
     if (!function || refused("cuEventCreate", cuEventCreate(&event[0], 2)) ||
@@ -264,8 +250,7 @@ static void run(unsigned long us, double length)
 }
 
 /* Batches far below the launch queue's depth, so that no call waits for the GPU. */
-static void bench(unsigned long n)
-{
+static void bench(unsigned long n) {
     void *function = kernel(0);
     double launches = 0, allocs = 0, infos = 0, begin;
     size_t free_bytes, total;
@@ -295,10 +280,11 @@ static void bench(unsigned long n)
 }
 
 /* Does one command; next() gives the words after it. Returns 2 for what is not understood. */
-static int command(const char *word, char *(*next)(void))
-{
+static int command(const char *word, char *(*next)(void)) {
     char *a = NULL, *b = NULL;
-    int takes = !strcmp(word, "launch") || !strcmp(word, "run") ? 2 : strchr("abdfh", word[0]) && strcmp(word, "free") ? 1 : 0;
+    int takes = !strcmp(word, "launch") || !strcmp(word, "run")    ? 2
+                : strchr("abdfh", word[0]) && strcmp(word, "free") ? 1
+                                                                   : 0;
     if ((takes > 0 && !(a = next())) || (takes > 1 && !(b = next())))
         return 2;
     if (!strcmp(word, "device")) {
@@ -344,16 +330,14 @@ static int command(const char *word, char *(*next)(void))
 static char **words;
 static char *next_argument(void) { return *words ? *words++ : NULL; }
 
-static char *next_input(void)
-{
+static char *next_input(void) {
     static char word[2][64]; /* a command may need two at once */
     static int turn;
     turn = !turn;
     return scanf("%63s", word[turn]) == 1 ? word[turn] : NULL;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "usage: gpu-probe info | device N | alloc MIB | fill MIB | free | launch US COUNT | "
                         "run US SECONDS | bench COUNT | "

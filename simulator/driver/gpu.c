@@ -13,8 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-uint64_t gpu_now(const struct gpu_file *file)
-{
+uint64_t gpu_now(const struct gpu_file *file) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return ((uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec) / gpu_scale(file);
@@ -22,8 +21,7 @@ uint64_t gpu_now(const struct gpu_file *file)
 
 /* --- finding the GPUs --- */
 
-static bool node_refuses(unsigned minor)
-{
+static bool node_refuses(unsigned minor) {
     char path[32];
     snprintf(path, sizeof path, "/dev/nvidia%u", minor);
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -34,8 +32,7 @@ static bool node_refuses(unsigned minor)
 
 static bool ends(const char *text, size_t size) { return memchr(text, 0, size) != NULL; }
 
-static bool map_gpu(struct gpu *gpu, const char *path, bool writable)
-{
+static bool map_gpu(struct gpu *gpu, const char *path, bool writable) {
     int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -59,8 +56,7 @@ static bool map_gpu(struct gpu *gpu, const char *path, bool writable)
     return true;
 }
 
-int gpus_open(struct gpu *gpus, int max, bool writable)
-{
+int gpus_open(struct gpu *gpus, int max, bool writable) {
     const char *dir = getenv("GPU_HOOK_SIM_GPUS");
     if (!dir || !*dir)
         dir = "/dev/nvidia-sim";
@@ -93,8 +89,7 @@ int gpus_open(struct gpu *gpus, int max, bool writable)
 
 /* --- slots and memory --- */
 
-static int record_lock(int fd, short type, off_t byte)
-{
+static int record_lock(int fd, short type, off_t byte) {
     struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     int r;
     while ((r = fcntl(fd, F_SETLK, &l)) < 0 && errno == EINTR)
@@ -103,16 +98,14 @@ static int record_lock(int fd, short type, off_t byte)
 }
 
 /* One process at a time, but not for ever: its holder may have been stopped. What is done under it is right without. */
-static void engine_lock(const struct gpu *gpu)
-{
+static void engine_lock(const struct gpu *gpu) {
     for (int i = 0; i < 200 && record_lock(gpu->fd, F_WRLCK, LOCK_ENGINE) < 0; i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 static void engine_unlock(const struct gpu *gpu) { record_lock(gpu->fd, F_UNLCK, LOCK_ENGINE); }
 
-static uint64_t my_start_ticks(void)
-{
+static uint64_t my_start_ticks(void) {
     char text[1024];
     int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -128,13 +121,11 @@ static uint64_t my_start_ticks(void)
     return p ? strtoull(p, NULL, 10) : 0;
 }
 
-static bool owned_by_me(const struct gpu_slot *slot)
-{
+static bool owned_by_me(const struct gpu_slot *slot) {
     return slot->pid == getpid() && slot->start_ticks == my_start_ticks();
 }
 
-int gpu_owner(const struct gpu *gpu, int slot)
-{
+int gpu_owner(const struct gpu *gpu, int slot) {
     const struct gpu_slot *s = &gpu->file->slot[slot];
     if (gpu->slot == slot)
         return getpid();
@@ -148,8 +139,7 @@ int gpu_owner(const struct gpu *gpu, int slot)
 }
 
 /* Everything that the slot's process had. Nothing may be submitted for it any more. */
-static void clear_slot(struct gpu_file *file, int slot)
-{
+static void clear_slot(struct gpu_file *file, int slot) {
     struct gpu_slot *s = &file->slot[slot];
     for (unsigned i = 0; i < gpu_queues(file); i++) {
         struct gpu_queue *q = &file->queue[i];
@@ -169,8 +159,7 @@ static void clear_slot(struct gpu_file *file, int slot)
 }
 
 /* Mutex held. */
-static void reap(struct gpu *gpu, int slot)
-{
+static void reap(struct gpu *gpu, int slot) {
     const struct gpu_slot *s = &gpu->file->slot[slot];
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
     if (slot == gpu->slot || (!s->pid && !atomic_load(&s->used)) || fcntl(gpu->fd, F_GETLK, &l) < 0 ||
@@ -180,15 +169,13 @@ static void reap(struct gpu *gpu, int slot)
     record_lock(gpu->fd, F_UNLCK, LOCK_SLOT + slot);
 }
 
-void gpu_reap(struct gpu *gpu)
-{
+void gpu_reap(struct gpu *gpu) {
     for (int i = 0; i < gpu_slots(gpu->file); i++)
         reap(gpu, i);
 }
 
 /* Take the first free one of an array whose elements begin with their owner; -1: none is. */
-static int take(struct gpu *gpu, void *array, size_t size, unsigned most, _Atomic uint32_t *count)
-{
+static int take(struct gpu *gpu, void *array, size_t size, unsigned most, _Atomic uint32_t *count) {
     for (unsigned i = 0; i < most; i++) {
         _Atomic uint32_t *owner = (void *)((char *)array + i * size);
         uint32_t free_one = 0;
@@ -202,14 +189,12 @@ static int take(struct gpu *gpu, void *array, size_t size, unsigned most, _Atomi
     return -1;
 }
 
-int gpu_take_group(struct gpu *gpu)
-{
+int gpu_take_group(struct gpu *gpu) {
     struct gpu_file *f = gpu->file;
     return take(gpu, f->group, sizeof *f->group, GPU_GROUPS, &f->head.groups);
 }
 
-void gpu_give_group(struct gpu *gpu, int group)
-{
+void gpu_give_group(struct gpu *gpu, int group) {
     struct gpu_file *f = gpu->file;
     for (unsigned i = 0; i < gpu_queues(f); i++)
         if (atomic_load(&f->queue[i].owner) == (uint32_t)gpu->slot + 1 && f->queue[i].group == (uint32_t)group) {
@@ -219,8 +204,7 @@ void gpu_give_group(struct gpu *gpu, int group)
     atomic_store(&f->group[group].owner, 0);
 }
 
-int gpu_take_queue(struct gpu *gpu, int group, int priority)
-{
+int gpu_take_queue(struct gpu *gpu, int group, int priority) {
     struct gpu_file *f = gpu->file;
     int i = take(gpu, f->queue, sizeof *f->queue, GPU_QUEUES, &f->head.queues);
     if (i >= 0) {
@@ -231,8 +215,7 @@ int gpu_take_queue(struct gpu *gpu, int group, int priority)
     return i;
 }
 
-bool gpu_claim(struct gpu *gpu)
-{
+bool gpu_claim(struct gpu *gpu) {
     pthread_mutex_lock(&gpu->mutex);
     engine_lock(gpu);
     for (int i = 0; gpu->slot < 0 && i < GPU_SLOTS; i++) {
@@ -259,16 +242,14 @@ bool gpu_claim(struct gpu *gpu)
     return gpu->slot >= 0;
 }
 
-static uint64_t sum_used(const struct gpu_file *file)
-{
+static uint64_t sum_used(const struct gpu_file *file) {
     uint64_t sum = 0;
     for (int i = 0, n = gpu_slots(file); i < n; i++)
         sum += atomic_load(&file->slot[i].used);
     return sum;
 }
 
-static bool try_reserve(struct gpu *gpu, uint64_t bytes)
-{
+static bool try_reserve(struct gpu *gpu, uint64_t bytes) {
     _Atomic uint64_t *used = &gpu->file->slot[gpu->slot].used;
     atomic_fetch_add(used, bytes);
     if (sum_used(gpu->file) <= gpu->file->head.memory_total)
@@ -277,8 +258,7 @@ static bool try_reserve(struct gpu *gpu, uint64_t bytes)
     return false;
 }
 
-bool gpu_reserve(struct gpu *gpu, uint64_t bytes)
-{
+bool gpu_reserve(struct gpu *gpu, uint64_t bytes) {
     if (bytes > gpu->file->head.memory_total)
         return false;
     if (try_reserve(gpu, bytes))
@@ -293,13 +273,9 @@ bool gpu_reserve(struct gpu *gpu, uint64_t bytes)
     return ok;
 }
 
-void gpu_release(struct gpu *gpu, uint64_t bytes)
-{
-    atomic_fetch_sub(&gpu->file->slot[gpu->slot].used, bytes);
-}
+void gpu_release(struct gpu *gpu, uint64_t bytes) { atomic_fetch_sub(&gpu->file->slot[gpu->slot].used, bytes); }
 
-uint64_t gpu_used(struct gpu *gpu, bool do_reap)
-{
+uint64_t gpu_used(struct gpu *gpu, bool do_reap) {
     if (do_reap) {
         pthread_mutex_lock(&gpu->mutex);
         engine_lock(gpu);

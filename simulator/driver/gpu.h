@@ -33,8 +33,8 @@
 #define GPU_GROUPS 256
 #define GPU_QUEUES 256
 #define GPU_RING 1024
-#define GPU_LOG 64    /* marks that one step of the state can pass */
-#define GPU_STATES 4  /* per slot: two by turns, for its threads and for its front end */
+#define GPU_LOG 64   /* marks that one step of the state can pass */
+#define GPU_STATES 4 /* per slot: two by turns, for its threads and for its front end */
 #define GPU_MAX 32
 #define GPU_PERIOD_NS 166666667ull /* NVML's sampling period: utilisation is that of the last full period */
 #define LOCK_SLOT (1ll << 32)
@@ -42,51 +42,52 @@
 
 enum gpu_kind {
     WORK_KERNEL,
-    WORK_TO, WORK_FROM, /* a copy between host and GPU, on the copy engine of that direction */
-    WORK_MARK,          /* an event: takes no time, leaves a time */
-    WORK_AFTER,         /* waits for another queue's work */
-    WORK_WAIT,          /* waits until its owner has seen a value in memory */
-    WORK_WRITE,         /* takes no time; its owner then writes a value to memory */
-    WORK_SPIN,          /* a kernel that runs until its owner has seen a value in memory */
+    WORK_TO,
+    WORK_FROM,  /* a copy between host and GPU, on the copy engine of that direction */
+    WORK_MARK,  /* an event: takes no time, leaves a time */
+    WORK_AFTER, /* waits for another queue's work */
+    WORK_WAIT,  /* waits until its owner has seen a value in memory */
+    WORK_WRITE, /* takes no time; its owner then writes a value to memory */
+    WORK_SPIN,  /* a kernel that runs until its owner has seen a value in memory */
 };
 
 struct gpu_work {
-    _Atomic uint64_t seq1;  /* 1 + sequence number: tells it from what was in the cell before */
+    _Atomic uint64_t seq1; /* 1 + sequence number: tells it from what was in the cell before */
     uint64_t submit_ns;
     uint64_t duration_ns;
-    uint64_t done_ns;       /* of a mark */
+    uint64_t done_ns; /* of a mark */
     uint32_t kind;
-    uint32_t width;         /* SMs that a kernel fills */
-    uint32_t other;         /* AFTER: the queue, and */
-    _Atomic uint32_t met;   /* WAIT, SPIN: the owner saw the value, at met_ns */
-    uint64_t seq;           /*        the number of its work */
+    uint32_t width;       /* SMs that a kernel fills */
+    uint32_t other;       /* AFTER: the queue, and */
+    _Atomic uint32_t met; /* WAIT, SPIN: the owner saw the value, at met_ns */
+    uint64_t seq;         /*        the number of its work */
     uint64_t met_ns;
 };
 
 struct gpu_queue {
     _Atomic uint32_t owner; /* 1 + slot, 0 free */
     uint32_t group;
-    int32_t priority;       /* smaller goes first, within the group */
+    int32_t priority; /* smaller goes first, within the group */
     uint32_t reserved;
-    _Atomic uint64_t tail;  /* works submitted */
-    _Atomic uint64_t cut;   /* works below it are void: their process died */
+    _Atomic uint64_t tail; /* works submitted */
+    _Atomic uint64_t cut;  /* works below it are void: their process died */
     uint8_t pad[32];
     struct gpu_work ring[GPU_RING];
 };
 
-struct gpu_group { /* a context: what the GPU slices its time between */
+struct gpu_group {          /* a context: what the GPU slices its time between */
     _Atomic uint32_t owner; /* 1 + slot, 0 free */
 };
 
 struct gpu_busy {
     uint64_t total_ns;
-    uint64_t period;        /* the sampling period that `ns` speaks of; `last_ns` is of the one before */
+    uint64_t period; /* the sampling period that `ns` speaks of; `last_ns` is of the one before */
     uint64_t ns, last_ns;
 };
 
 struct gpu_progress { /* of a queue */
-    uint64_t head;          /* works done */
-    uint64_t left_ns;       /* of the work at head, once it began */
+    uint64_t head;    /* works done */
+    uint64_t left_ns; /* of the work at head, once it began */
     uint64_t began;
 };
 
@@ -112,9 +113,9 @@ struct gpu_state {
 };
 
 struct gpu_slot {
-    _Atomic uint64_t used;  /* bytes on the GPU, contexts included */
-    uint64_t start_ticks;   /* with pid: tells an owner from a stranger (field 22 of /proc/self/stat) */
-    int32_t pid;            /* as the owner sees itself; others learn it from the lock */
+    _Atomic uint64_t used; /* bytes on the GPU, contexts included */
+    uint64_t start_ticks;  /* with pid: tells an owner from a stranger (field 22 of /proc/self/stat) */
+    int32_t pid;           /* as the owner sees itself; others learn it from the lock */
     uint32_t contexts;
     char command[16];
     uint8_t reserved[24];
@@ -149,21 +150,21 @@ struct gpu_head { /* fixed when the GPU is made; all strings NUL-padded */
     uint32_t queue_depth;    /* 328: unfinished launches that a channel takes before a launch blocks */
     uint32_t unused;         /* 332 */
     /* Faults, set while the GPU is in use (`gpu-hook sim fault`); 0: none. */
-    uint32_t fail_every;     /* 336: every so-manieth driver call fails */
-    uint32_t fail_code;      /* 340: with this CUresult */
-    uint32_t block_every;    /* 344: every so-manieth driver call blocks */
-    uint32_t block_us;       /* 348: for 0 to so long, in real time */
-    uint32_t nvml_call_us;   /* 352: an NVML question about load or processes takes so long, in real time */
-    uint32_t nvml_without;   /* 356: not supported: bit 0 utilisation, bit 1 utilisation per process */
-    uint32_t mig;            /* 360: of enum gpu_mig */
-    uint32_t mig_index;      /* 364: a MIG device's number on its GPU */
-    uint32_t gpu_instance;   /* 368 */
+    uint32_t fail_every;       /* 336: every so-manieth driver call fails */
+    uint32_t fail_code;        /* 340: with this CUresult */
+    uint32_t block_every;      /* 344: every so-manieth driver call blocks */
+    uint32_t block_us;         /* 348: for 0 to so long, in real time */
+    uint32_t nvml_call_us;     /* 352: an NVML question about load or processes takes so long, in real time */
+    uint32_t nvml_without;     /* 356: not supported: bit 0 utilisation, bit 1 utilisation per process */
+    uint32_t mig;              /* 360: of enum gpu_mig */
+    uint32_t mig_index;        /* 364: a MIG device's number on its GPU */
+    uint32_t gpu_instance;     /* 368 */
     uint32_t compute_instance; /* 372 */
-    char parent[48];         /* 376: a MIG device's GPU */
-    uint32_t nvlink;         /* 424: bit N: an NVLink to GPU N */
-    uint32_t lost;           /* 428: a fault: the GPU has fallen off the bus */
-    uint8_t reserved[80];    /* 432 */
-    _Atomic uint64_t live;   /* 512: commits << 16 | index of the live state; from here on the GPU's */
+    char parent[48];           /* 376: a MIG device's GPU */
+    uint32_t nvlink;           /* 424: bit N: an NVLink to GPU N */
+    uint32_t lost;             /* 428: a fault: the GPU has fallen off the bus */
+    uint8_t reserved[80];      /* 432 */
+    _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state; from here on the GPU's */
     _Atomic uint32_t slots, queues, groups; /* how many were ever taken: nothing is beyond */
 };
 
@@ -186,10 +187,10 @@ _Static_assert(sizeof(struct gpu_work) == 64, "a cell is a cache line");
 struct gpu {
     int fd;
     struct gpu_file *file;
-    int slot;               /* ours, or -1 */
-    pthread_mutex_t mutex;  /* among this process's threads */
+    int slot;                  /* ours, or -1 */
+    pthread_mutex_t mutex;     /* among this process's threads */
     struct gpu_state *scratch; /* for looks ahead; under the mutex */
-    uint64_t reaped_ns;     /* when the dead were last looked for */
+    uint64_t reaped_ns;        /* when the dead were last looked for */
 };
 
 /* Map every GPU whose file is in $GPU_HOOK_SIM_GPUS or /dev/nvidia-sim, by minor number, skipping those whose
@@ -198,8 +199,7 @@ int gpus_open(struct gpu *gpus, int max, bool writable);
 
 /* The GPU's time in nanoseconds, and how long one of them takes. */
 uint64_t gpu_now(const struct gpu_file *file);
-static inline uint64_t gpu_scale(const struct gpu_file *file)
-{
+static inline uint64_t gpu_scale(const struct gpu_file *file) {
     uint32_t scale = file->head.time_scale;
     return scale ? scale : 1;
 }
@@ -208,8 +208,7 @@ static inline uint64_t gpu_scale(const struct gpu_file *file)
 int gpu_owner(const struct gpu *gpu, int slot);
 
 /* How many to look at. */
-static inline unsigned gpu_count(const _Atomic uint32_t *counter, unsigned most)
-{
+static inline unsigned gpu_count(const _Atomic uint32_t *counter, unsigned most) {
     uint32_t n = atomic_load_explicit(counter, memory_order_acquire);
     return n < most ? n : most;
 }

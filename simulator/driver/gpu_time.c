@@ -7,17 +7,15 @@
 #include <string.h>
 #include <time.h>
 
-#define REAP_NS 1000000ull   /* real time between two looks for the dead */
-#define LOOK_NS 2000000ull   /* real time: a waiter looks again, in case a neighbour died or was stopped */
-#define TRIES 16             /* neighbours that are quicker; a hostile one may always be */
+#define REAP_NS 1000000ull /* real time between two looks for the dead */
+#define LOOK_NS 2000000ull /* real time: a waiter looks again, in case a neighbour died or was stopped */
+#define TRIES 16           /* neighbours that are quicker; a hostile one may always be */
 
-static const struct gpu_state *live_state(const struct gpu_file *f, uint64_t live)
-{
+static const struct gpu_state *live_state(const struct gpu_file *f, uint64_t live) {
     return &f->state[(live & 0xffff) % (GPU_SLOTS * GPU_STATES)];
 }
 
-bool gpu_picture(const struct gpu_file *f, struct gpu_state *out, uint64_t *live)
-{
+bool gpu_picture(const struct gpu_file *f, struct gpu_state *out, uint64_t *live) {
     for (int i = 0; i < TRIES; i++) {
         *live = atomic_load_explicit(&f->head.live, memory_order_acquire);
         memcpy(out, live_state(f, *live), offsetof(struct gpu_state, queue) + gpu_queues(f) * sizeof *out->queue);
@@ -29,8 +27,7 @@ bool gpu_picture(const struct gpu_file *f, struct gpu_state *out, uint64_t *live
 }
 
 /* Marks' times into the rings. May be done twice, by two. */
-static void apply_log(struct gpu_file *f, const struct gpu_state *s)
-{
+static void apply_log(struct gpu_file *f, const struct gpu_state *s) {
     for (unsigned i = 0; i < s->logged && i < GPU_LOG; i++) {
         const struct gpu_logged *l = &s->log[i];
         struct gpu_work *w = &f->queue[l->queue % GPU_QUEUES].ring[l->seq % GPU_RING];
@@ -39,8 +36,7 @@ static void apply_log(struct gpu_file *f, const struct gpu_state *s)
     }
 }
 
-void gpu_advance(struct gpu *gpu, bool front)
-{
+void gpu_advance(struct gpu *gpu, bool front) {
     struct gpu_file *f = gpu->file;
     unsigned base = (unsigned)gpu->slot * GPU_STATES + (front ? 2 : 0);
     for (int i = 0; i < TRIES; i++) {
@@ -62,8 +58,7 @@ void gpu_advance(struct gpu *gpu, bool front)
     }
 }
 
-uint64_t gpu_head_of(const struct gpu_file *f, int queue)
-{
+uint64_t gpu_head_of(const struct gpu_file *f, int queue) {
     uint64_t head = 0;
     for (int i = 0; i < TRIES; i++) {
         uint64_t live = atomic_load_explicit(&f->head.live, memory_order_acquire);
@@ -76,15 +71,13 @@ uint64_t gpu_head_of(const struct gpu_file *f, int queue)
 }
 
 /* Mutex held. */
-static struct gpu_state *scratch(struct gpu *gpu)
-{
+static struct gpu_state *scratch(struct gpu *gpu) {
     if (!gpu->scratch)
         gpu->scratch = malloc(sizeof *gpu->scratch);
     return gpu->scratch;
 }
 
-uint64_t gpu_mark_ns(struct gpu *gpu, int queue, uint64_t seq)
-{
+uint64_t gpu_mark_ns(struct gpu *gpu, int queue, uint64_t seq) {
     uint64_t live;
     pthread_mutex_lock(&gpu->mutex);
     struct gpu_state *s = scratch(gpu);
@@ -95,8 +88,7 @@ uint64_t gpu_mark_ns(struct gpu *gpu, int queue, uint64_t seq)
     return atomic_load(&w->seq1) == seq + 1 ? w->done_ns : 0;
 }
 
-uint64_t gpu_ahead_ns(struct gpu *gpu, int queue, uint64_t seq, uint64_t most)
-{
+uint64_t gpu_ahead_ns(struct gpu *gpu, int queue, uint64_t seq, uint64_t most) {
     uint64_t live, scale = gpu_scale(gpu->file), now = gpu_now(gpu->file), end = now + most / scale + 1;
     pthread_mutex_lock(&gpu->mutex);
     struct gpu_state *s = scratch(gpu);
@@ -111,14 +103,12 @@ uint64_t gpu_ahead_ns(struct gpu *gpu, int queue, uint64_t seq, uint64_t most)
     return ns < most ? ns : most;
 }
 
-static void sleep_ns(uint64_t ns)
-{
+static void sleep_ns(uint64_t ns) {
     struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
     nanosleep(&t, NULL);
 }
 
-static void look(struct gpu *gpu)
-{
+static void look(struct gpu *gpu) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     uint64_t now = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
@@ -131,16 +121,14 @@ static void look(struct gpu *gpu)
     pthread_mutex_unlock(&gpu->mutex);
 }
 
-bool gpu_done(struct gpu *gpu, int queue, uint64_t seq)
-{
+bool gpu_done(struct gpu *gpu, int queue, uint64_t seq) {
     if (gpu_head_of(gpu->file, queue) > seq)
         return true;
     look(gpu);
     return gpu_head_of(gpu->file, queue) > seq;
 }
 
-void gpu_wait(struct gpu *gpu, int queue, uint64_t seq)
-{
+void gpu_wait(struct gpu *gpu, int queue, uint64_t seq) {
     uint64_t wake = gpu->file->head.wake_ns < 10000000 ? gpu->file->head.wake_ns * gpu_scale(gpu->file) : 0;
     bool late = false; /* slept until its end and the time of waking up */
     while (!gpu_done(gpu, queue, seq)) {

@@ -14,11 +14,12 @@ enum { AUTO_FREE_ON_LAUNCH = 1, UPLOAD = 2 }; /* CUDA_GRAPH_INSTANTIATE_FLAG_...
 /* --- graph memory --- */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct { uint64_t used, used_high, reserved, reserved_high; } memory[GPU_MAX];
+static struct {
+    uint64_t used, used_high, reserved, reserved_high;
+} memory[GPU_MAX];
 
 /* So much more in use at a launch's peak, and so much after it. */
-static CUresult memory_grow(int device, uint64_t peak, uint64_t lasting)
-{
+static CUresult memory_grow(int device, uint64_t peak, uint64_t lasting) {
     struct gpu *gpu = &sim_gpu[device];
     CUresult r = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
@@ -40,16 +41,14 @@ static CUresult memory_grow(int device, uint64_t peak, uint64_t lasting)
     return r;
 }
 
-void graph_memory_free(struct piece piece)
-{
+void graph_memory_free(struct piece piece) {
     pthread_mutex_lock(&mutex);
     memory[piece.ctx->device].used -= piece.size;
     pthread_mutex_unlock(&mutex);
     madvise((void *)(uintptr_t)piece.address, piece.size, MADV_DONTNEED);
 }
 
-API CUresult cuDeviceGraphMemTrim(CUdevice dev)
-{
+API CUresult cuDeviceGraphMemTrim(CUdevice dev) {
     TRY(sim_device(dev));
     pthread_mutex_lock(&mutex);
     uint64_t keep = round_up(memory[dev].used, BLOCK);
@@ -61,8 +60,7 @@ API CUresult cuDeviceGraphMemTrim(CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attribute, uint64_t *value)
-{
+API CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attribute, uint64_t *value) {
     TRY(sim_device(dev));
     if (!value || attribute < 0 || attribute > 3)
         return CUDA_ERROR_INVALID_VALUE;
@@ -74,8 +72,7 @@ API CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attribute, uint64_t 
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceSetGraphMemAttribute(CUdevice dev, int attribute, const uint64_t *value)
-{
+API CUresult cuDeviceSetGraphMemAttribute(CUdevice dev, int attribute, const uint64_t *value) {
     TRY(sim_device(dev));
     if (!value || *value || (attribute != 1 && attribute != 3)) /* the high marks can be reset */
         return CUDA_ERROR_INVALID_VALUE;
@@ -90,8 +87,7 @@ API CUresult cuDeviceSetGraphMemAttribute(CUdevice dev, int attribute, const uin
 
 /* --- building --- */
 
-CUresult graph_new(struct graph **out)
-{
+CUresult graph_new(struct graph **out) {
     TRY(sim_ready());
     struct graph *g = out ? calloc(1, sizeof *g) : NULL;
     if (!g)
@@ -101,8 +97,7 @@ CUresult graph_new(struct graph **out)
     return CUDA_SUCCESS;
 }
 
-void graph_destroy(struct graph *g)
-{
+void graph_destroy(struct graph *g) {
     while (g->first) {
         struct node *n = g->first;
         g->first = n->next;
@@ -117,14 +112,12 @@ void graph_destroy(struct graph *g)
     free(g);
 }
 
-static CUresult valid(const struct graph *g)
-{
+static CUresult valid(const struct graph *g) {
     TRY(sim_ready());
     return g && g->magic == GRAPH_MAGIC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult graph_add(struct graph *g, struct node *const *before, size_t n, const struct op *op, struct node **out)
-{
+CUresult graph_add(struct graph *g, struct node *const *before, size_t n, const struct op *op, struct node **out) {
     TRY(valid(g));
     if (!out || (n && !before))
         return CUDA_ERROR_INVALID_VALUE;
@@ -153,8 +146,7 @@ CUresult graph_add(struct graph *g, struct node *const *before, size_t n, const 
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_memops(struct op *op)
-{
+static CUresult copy_memops(struct op *op) {
     struct memop *list = op->memop.n ? malloc(op->memop.n * sizeof *list) : NULL;
     if (op->memop.n && !list)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -164,8 +156,7 @@ static CUresult copy_memops(struct op *op)
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_of(struct graph **out, const struct graph *g)
-{
+static CUresult copy_of(struct graph **out, const struct graph *g) {
     struct graph *copy;
     TRY(graph_new(&copy));
     struct node **new = calloc(g->count + 1, sizeof *new), **map = calloc(g->count + 1, sizeof *map);
@@ -197,17 +188,17 @@ static CUresult copy_of(struct graph **out, const struct graph *g)
     return r;
 }
 
-API CUresult cuGraphCreate(struct graph **out, unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE : graph_new(out); }
+API CUresult cuGraphCreate(struct graph **out, unsigned flags) {
+    return flags ? CUDA_ERROR_INVALID_VALUE : graph_new(out);
+}
 
-API CUresult cuGraphDestroy(struct graph *g)
-{
+API CUresult cuGraphDestroy(struct graph *g) {
     TRY(valid(g));
     graph_destroy(g);
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphClone(struct graph **out, struct graph *g)
-{
+API CUresult cuGraphClone(struct graph **out, struct graph *g) {
     TRY(valid(g));
     for (struct node *n = g->first; n; n = n->next)
         if (n->op.type == NODE_ALLOC || n->op.type == NODE_FREE)
@@ -223,8 +214,7 @@ struct kernel_params { /* head of CUDA_KERNEL_NODE_PARAMS, all versions */
     void **params;
 };
 
-static CUresult add_kernel(struct node **out, struct graph *g, nodes before, size_t n, const struct kernel_params *p)
-{
+static CUresult add_kernel(struct node **out, struct graph *g, nodes before, size_t n, const struct kernel_params *p) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!p || !p->function || !p->gx || !p->gy || !p->gz || !p->bx || !p->by || !p->bz)
@@ -234,25 +224,23 @@ static CUresult add_kernel(struct node **out, struct graph *g, nodes before, siz
     return graph_add(g, before, n, &op, out);
 }
 
-API CUresult cuGraphAddKernelNode(struct node **out, struct graph *g, nodes b, size_t n, const struct kernel_params *p)
-{
+API CUresult cuGraphAddKernelNode(struct node **out, struct graph *g, nodes b, size_t n,
+                                  const struct kernel_params *p) {
     return add_kernel(out, g, b, n, p);
 }
 
-API CUresult cuGraphAddKernelNode_v2(struct node **out, struct graph *g, nodes b, size_t n, const struct kernel_params *p)
-{
+API CUresult cuGraphAddKernelNode_v2(struct node **out, struct graph *g, nodes b, size_t n,
+                                     const struct kernel_params *p) {
     return add_kernel(out, g, b, n, p);
 }
 
-API CUresult cuGraphAddEmptyNode(struct node **out, struct graph *g, nodes before, size_t n)
-{
+API CUresult cuGraphAddEmptyNode(struct node **out, struct graph *g, nodes before, size_t n) {
     struct op op = {.type = NODE_EMPTY};
     return graph_add(g, before, n, &op, out);
 }
 
 API CUresult cuGraphAddMemcpyNode(struct node **out, struct graph *g, nodes before, size_t n, const struct copy3d *copy,
-                                  CUcontext ctx)
-{
+                                  CUcontext ctx) {
     (void)ctx;
     if (!copy)
         return CUDA_ERROR_INVALID_VALUE;
@@ -267,9 +255,8 @@ struct fill_params { /* CUDA_MEMSET_NODE_PARAMS */
     size_t n, rows;
 };
 
-API CUresult cuGraphAddMemsetNode(struct node **out, struct graph *g, nodes before, size_t n, const struct fill_params *p,
-                                  CUcontext ctx)
-{
+API CUresult cuGraphAddMemsetNode(struct node **out, struct graph *g, nodes before, size_t n,
+                                  const struct fill_params *p, CUcontext ctx) {
     (void)ctx;
     if (!p || !p->to || (p->width != 1 && p->width != 2 && p->width != 4))
         return CUDA_ERROR_INVALID_VALUE;
@@ -282,16 +269,15 @@ struct host_params { /* CUDA_HOST_NODE_PARAMS */
     void *data;
 };
 
-API CUresult cuGraphAddHostNode(struct node **out, struct graph *g, nodes before, size_t n, const struct host_params *p)
-{
+API CUresult cuGraphAddHostNode(struct node **out, struct graph *g, nodes before, size_t n,
+                                const struct host_params *p) {
     if (!p || !p->function)
         return CUDA_ERROR_INVALID_VALUE;
     struct op op = {.type = NODE_HOST, .host = {p->function, p->data}};
     return graph_add(g, before, n, &op, out);
 }
 
-API CUresult cuGraphAddChildGraphNode(struct node **out, struct graph *g, nodes before, size_t n, struct graph *child)
-{
+API CUresult cuGraphAddChildGraphNode(struct node **out, struct graph *g, nodes before, size_t n, struct graph *child) {
     TRY(valid(child));
     struct op op = {.type = NODE_GRAPH};
     TRY(copy_of(&op.child, child));
@@ -301,20 +287,17 @@ API CUresult cuGraphAddChildGraphNode(struct node **out, struct graph *g, nodes 
     return r;
 }
 
-API CUresult cuGraphAddEventRecordNode(struct node **out, struct graph *g, nodes before, size_t n, CUevent event)
-{
+API CUresult cuGraphAddEventRecordNode(struct node **out, struct graph *g, nodes before, size_t n, CUevent event) {
     struct op op = {.type = NODE_RECORD, .event = event};
     return event ? graph_add(g, before, n, &op, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuGraphAddEventWaitNode(struct node **out, struct graph *g, nodes before, size_t n, CUevent event)
-{
+API CUresult cuGraphAddEventWaitNode(struct node **out, struct graph *g, nodes before, size_t n, CUevent event) {
     struct op op = {.type = NODE_WAIT, .event = event};
     return event ? graph_add(g, before, n, &op, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult graph_address(struct op *op, size_t bytes, int device)
-{
+CUresult graph_address(struct op *op, size_t bytes, int device) {
     TRY(sim_device(device));
     uint64_t size = round_up(bytes, GRAIN), at = bytes ? heap_map(round_up(size, 4096)) : 0;
     if (!at)
@@ -336,8 +319,8 @@ struct alloc_params { /* CUDA_MEM_ALLOC_NODE_PARAMS */
 
 _Static_assert(offsetof(struct alloc_params, access) == 88, "CUmemPoolProps");
 
-API CUresult cuGraphAddMemAllocNode(struct node **out, struct graph *g, nodes before, size_t n, struct alloc_params *p)
-{
+API CUresult cuGraphAddMemAllocNode(struct node **out, struct graph *g, nodes before, size_t n,
+                                    struct alloc_params *p) {
     struct op op;
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
@@ -348,8 +331,7 @@ API CUresult cuGraphAddMemAllocNode(struct node **out, struct graph *g, nodes be
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphAddMemFreeNode(struct node **out, struct graph *g, nodes before, size_t n, CUdeviceptr address)
-{
+API CUresult cuGraphAddMemFreeNode(struct node **out, struct graph *g, nodes before, size_t n, CUdeviceptr address) {
     struct op op = {.type = NODE_FREE, .memory = {address, 0, 0}};
     return address ? graph_add(g, before, n, &op, out) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -362,8 +344,7 @@ struct memop_params { /* CUDA_BATCH_MEM_OP_NODE_PARAMS */
 };
 
 API CUresult cuGraphAddBatchMemOpNode(struct node **out, struct graph *g, nodes before, size_t n,
-                                      const struct memop_params *p)
-{
+                                      const struct memop_params *p) {
     struct op op = {.type = NODE_MEMOP};
     TRY(valid(g));
     if (!p || !p->count || p->count > 256 || !p->list || p->flags)
@@ -384,7 +365,11 @@ struct node_params { /* CUgraphNodeParams */
     union {
         long long room[29];
         struct kernel_params kernel;
-        struct { int flags, reserved; CUcontext ctx; struct copy3d box; } copy; /* CUDA_MEMCPY_NODE_PARAMS */
+        struct {
+            int flags, reserved;
+            CUcontext ctx;
+            struct copy3d box;
+        } copy; /* CUDA_MEMCPY_NODE_PARAMS */
         struct fill_params fill;
         struct host_params host;
         struct graph *child;
@@ -396,8 +381,7 @@ struct node_params { /* CUgraphNodeParams */
     long long reserved2;
 };
 
-static CUresult add_any(struct node **out, struct graph *g, nodes before, size_t n, struct node_params *p)
-{
+static CUresult add_any(struct node **out, struct graph *g, nodes before, size_t n, struct node_params *p) {
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
     switch (p->type) {
@@ -416,19 +400,16 @@ static CUresult add_any(struct node **out, struct graph *g, nodes before, size_t
     }
 }
 
-API CUresult cuGraphAddNode(struct node **out, struct graph *g, nodes before, size_t n, struct node_params *p)
-{
+API CUresult cuGraphAddNode(struct node **out, struct graph *g, nodes before, size_t n, struct node_params *p) {
     return add_any(out, g, before, n, p);
 }
 
 API CUresult cuGraphAddNode_v2(struct node **out, struct graph *g, nodes before, const void *edges, size_t n,
-                               struct node_params *p)
-{
+                               struct node_params *p) {
     return (void)edges, add_any(out, g, before, n, p);
 }
 
-API CUresult cuGraphGetNodes(struct graph *g, struct node **out, size_t *n)
-{
+API CUresult cuGraphGetNodes(struct graph *g, struct node **out, size_t *n) {
     TRY(valid(g));
     if (!n)
         return CUDA_ERROR_INVALID_VALUE;
@@ -439,8 +420,7 @@ API CUresult cuGraphGetNodes(struct graph *g, struct node **out, size_t *n)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphNodeGetType(struct node *node, int *type)
-{
+API CUresult cuGraphNodeGetType(struct node *node, int *type) {
     TRY(sim_ready());
     if (!node || !type)
         return CUDA_ERROR_INVALID_VALUE;
@@ -448,18 +428,19 @@ API CUresult cuGraphNodeGetType(struct node *node, int *type)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphMemAllocNodeGetParams(struct node *node, struct alloc_params *out)
-{
+API CUresult cuGraphMemAllocNodeGetParams(struct node *node, struct alloc_params *out) {
     TRY(sim_ready());
     if (!node || !out || node->op.type != NODE_ALLOC)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = (struct alloc_params){.alloc_type = 1, .location_type = 1, .location_id = node->op.memory.device,
-                                 .bytes = node->op.memory.size, .address = node->op.memory.address};
+    *out = (struct alloc_params){.alloc_type = 1,
+                                 .location_type = 1,
+                                 .location_id = node->op.memory.device,
+                                 .bytes = node->op.memory.size,
+                                 .address = node->op.memory.address};
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphMemFreeNodeGetParams(struct node *node, CUdeviceptr *out)
-{
+API CUresult cuGraphMemFreeNodeGetParams(struct node *node, CUdeviceptr *out) {
     TRY(sim_ready());
     if (!node || !out || node->op.type != NODE_FREE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -467,8 +448,7 @@ API CUresult cuGraphMemFreeNodeGetParams(struct node *node, CUdeviceptr *out)
     return CUDA_SUCCESS;
 }
 
-static CUresult add_dependencies(struct graph *g, nodes from, nodes to, size_t n)
-{
+static CUresult add_dependencies(struct graph *g, nodes from, nodes to, size_t n) {
     TRY(valid(g));
     for (size_t i = 0; i < n; i++) {
         if (!from || !to || from[i]->graph != g || to[i]->graph != g)
@@ -482,13 +462,11 @@ static CUresult add_dependencies(struct graph *g, nodes from, nodes to, size_t n
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphAddDependencies(struct graph *g, nodes from, nodes to, size_t n)
-{
+API CUresult cuGraphAddDependencies(struct graph *g, nodes from, nodes to, size_t n) {
     return add_dependencies(g, from, to, n);
 }
 
-API CUresult cuGraphAddDependencies_v2(struct graph *g, nodes from, nodes to, const void *edges, size_t n)
-{
+API CUresult cuGraphAddDependencies_v2(struct graph *g, nodes from, nodes to, const void *edges, size_t n) {
     return (void)edges, add_dependencies(g, from, to, n);
 }
 
@@ -501,20 +479,21 @@ struct exec {
     size_t count;
 };
 
-static size_t size_of(const struct graph *g)
-{
+static size_t size_of(const struct graph *g) {
     size_t n = 0;
     for (const struct node *node = g->first; node; node = node->next)
-        n += node->op.type == NODE_GRAPH ? size_of(node->op.child) : node->op.type == NODE_MEMOP ? node->op.memop.n + 1 : 1;
+        n += node->op.type == NODE_GRAPH   ? size_of(node->op.child)
+             : node->op.type == NODE_MEMOP ? node->op.memop.n + 1
+                                           : 1;
     return n;
 }
 
-static void append(struct exec *e, const struct node *node)
-{
+static void append(struct exec *e, const struct node *node) {
     unsigned n = node->op.type == NODE_MEMOP ? node->op.memop.n : 0;
     for (unsigned i = 0; i < n; i++)
         if (node->op.memop.list[i].kind != WORK_MARK)
-            e->ops[e->count++] = (struct op){.type = NODE_MEMOP, .from = node, .memop = {.one = node->op.memop.list[i]}};
+            e->ops[e->count++] =
+                (struct op){.type = NODE_MEMOP, .from = node, .memop = {.one = node->op.memop.list[i]}};
     if (n)
         return;
     e->ops[e->count] = node->op;
@@ -522,8 +501,7 @@ static void append(struct exec *e, const struct node *node)
 }
 
 /* Append the graph's operations so that each comes after those it depends on; CUDA_ERROR_INVALID_VALUE: a circle. */
-static CUresult flatten(const struct graph *g, struct exec *e)
-{
+static CUresult flatten(const struct graph *g, struct exec *e) {
     const struct node **todo = malloc((g->count + 1) * sizeof *todo);
     size_t left = 0;
     if (!todo)
@@ -554,8 +532,7 @@ static CUresult flatten(const struct graph *g, struct exec *e)
 }
 
 /* Memory that a launch needs at most at once, and that stays after it, on one device. */
-static void footprint(const struct exec *e, int device, uint64_t *peak, uint64_t *lasting)
-{
+static void footprint(const struct exec *e, int device, uint64_t *peak, uint64_t *lasting) {
     uint64_t now = 0;
     *peak = 0;
     for (size_t i = 0; i < e->count; i++) {
@@ -573,22 +550,19 @@ static void footprint(const struct exec *e, int device, uint64_t *peak, uint64_t
     *lasting = now;
 }
 
-static bool freed_inside(const struct exec *e, size_t allocation)
-{
+static bool freed_inside(const struct exec *e, size_t allocation) {
     for (size_t i = allocation + 1; i < e->count; i++)
         if (e->ops[i].type == NODE_FREE && e->ops[i].memory.address == e->ops[allocation].memory.address)
             return true;
     return false;
 }
 
-static CUresult exec_valid(const struct exec *e)
-{
+static CUresult exec_valid(const struct exec *e) {
     TRY(sim_ready());
     return e && e->magic == EXEC_MAGIC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult upload(struct exec *e, CUstream handle)
-{
+static CUresult upload(struct exec *e, CUstream handle) {
     struct stream *s;
     uint64_t peak, lasting;
     TRY(exec_valid(e));
@@ -601,8 +575,7 @@ static CUresult upload(struct exec *e, CUstream handle)
     return CUDA_SUCCESS;
 }
 
-static CUresult instantiate(struct exec **out, struct graph *g, unsigned long long flags, CUstream stream)
-{
+static CUresult instantiate(struct exec **out, struct graph *g, unsigned long long flags, CUstream stream) {
     TRY(valid(g));
     if (!out || flags & ~15ull)
         return CUDA_ERROR_INVALID_VALUE;
@@ -626,18 +599,15 @@ static CUresult instantiate(struct exec **out, struct graph *g, unsigned long lo
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphInstantiate(struct exec **out, struct graph *g, struct node **bad, char *log, size_t n)
-{
+API CUresult cuGraphInstantiate(struct exec **out, struct graph *g, struct node **bad, char *log, size_t n) {
     return (void)bad, (void)log, (void)n, instantiate(out, g, 0, NULL);
 }
 
-API CUresult cuGraphInstantiate_v2(struct exec **out, struct graph *g, struct node **bad, char *log, size_t n)
-{
+API CUresult cuGraphInstantiate_v2(struct exec **out, struct graph *g, struct node **bad, char *log, size_t n) {
     return (void)bad, (void)log, (void)n, instantiate(out, g, 0, NULL);
 }
 
-API CUresult cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, unsigned long long flags)
-{
+API CUresult cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, unsigned long long flags) {
     return flags & UPLOAD ? CUDA_ERROR_INVALID_VALUE : instantiate(out, g, flags, NULL);
 }
 
@@ -648,8 +618,7 @@ struct instantiate_params { /* CUDA_GRAPH_INSTANTIATE_PARAMS */
     int result;
 };
 
-static CUresult with_params(struct exec **out, struct graph *g, struct instantiate_params *p)
-{
+static CUresult with_params(struct exec **out, struct graph *g, struct instantiate_params *p) {
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult r = instantiate(out, g, p->flags, p->stream);
@@ -658,25 +627,21 @@ static CUresult with_params(struct exec **out, struct graph *g, struct instantia
     return r;
 }
 
-API CUresult cuGraphInstantiateWithParams(struct exec **out, struct graph *g, struct instantiate_params *p)
-{
+API CUresult cuGraphInstantiateWithParams(struct exec **out, struct graph *g, struct instantiate_params *p) {
     return with_params(out, g, p);
 }
 
-API CUresult cuGraphInstantiateWithParams_ptsz(struct exec **out, struct graph *g, struct instantiate_params *p)
-{
+API CUresult cuGraphInstantiateWithParams_ptsz(struct exec **out, struct graph *g, struct instantiate_params *p) {
     return with_params(out, g, p);
 }
 
-API CUresult cuGraphExecGetFlags(struct exec *e, uint64_t *flags)
-{
+API CUresult cuGraphExecGetFlags(struct exec *e, uint64_t *flags) {
     TRY(exec_valid(e));
     *flags = e->flags;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphExecDestroy(struct exec *e)
-{
+API CUresult cuGraphExecDestroy(struct exec *e) {
     TRY(exec_valid(e));
     e->magic = 0;
     free(e->ops);
@@ -684,10 +649,11 @@ API CUresult cuGraphExecDestroy(struct exec *e)
     return CUDA_SUCCESS;
 }
 
-static int update(struct exec *e, struct graph *g)
-{
+static int update(struct exec *e, struct graph *g) {
     struct exec new = {.ops = calloc(size_of(g) + 1, sizeof *new.ops)};
-    int result = !new.ops || flatten(g, &new) ? 1 : new.count != e->count ? 2 : 0; /* ERROR, TOPOLOGY_CHANGED, SUCCESS */
+    int result = !new.ops || flatten(g, &new) ? 1
+                 : new.count != e->count      ? 2
+                                              : 0; /* ERROR, TOPOLOGY_CHANGED, SUCCESS */
     for (size_t i = 0; !result && i < e->count; i++)
         if (new.ops[i].type != e->ops[i].type)
             result = 3; /* NODE_TYPE_CHANGED */
@@ -704,8 +670,7 @@ static int update(struct exec *e, struct graph *g)
     return result;
 }
 
-API CUresult cuGraphExecUpdate(struct exec *e, struct graph *g, struct node **bad, int *result)
-{
+API CUresult cuGraphExecUpdate(struct exec *e, struct graph *g, struct node **bad, int *result) {
     TRY(exec_valid(e));
     TRY(valid(g));
     int r = update(e, g);
@@ -721,16 +686,14 @@ struct update_info { /* CUgraphExecUpdateResultInfo */
     struct node *bad, *bad_from;
 };
 
-API CUresult cuGraphExecUpdate_v2(struct exec *e, struct graph *g, struct update_info *info)
-{
+API CUresult cuGraphExecUpdate_v2(struct exec *e, struct graph *g, struct update_info *info) {
     TRY(exec_valid(e));
     TRY(valid(g));
     *info = (struct update_info){update(e, g), NULL, NULL};
     return info->result ? CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE : CUDA_SUCCESS;
 }
 
-static CUresult set_kernel(struct exec *e, const struct node *node, const struct kernel_params *p)
-{
+static CUresult set_kernel(struct exec *e, const struct node *node, const struct kernel_params *p) {
     CUcontext ctx;
     struct kernel kernel;
     TRY(exec_valid(e));
@@ -746,21 +709,18 @@ static CUresult set_kernel(struct exec *e, const struct node *node, const struct
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuGraphExecKernelNodeSetParams(struct exec *e, struct node *n, const struct kernel_params *p)
-{
+API CUresult cuGraphExecKernelNodeSetParams(struct exec *e, struct node *n, const struct kernel_params *p) {
     return set_kernel(e, n, p);
 }
 
-API CUresult cuGraphExecKernelNodeSetParams_v2(struct exec *e, struct node *n, const struct kernel_params *p)
-{
+API CUresult cuGraphExecKernelNodeSetParams_v2(struct exec *e, struct node *n, const struct kernel_params *p) {
     return set_kernel(e, n, p);
 }
 
 API CUresult cuGraphUpload(struct exec *e, CUstream s) { return upload(e, s); }
 API CUresult cuGraphUpload_ptsz(struct exec *e, CUstream s) { return upload(e, PER_THREAD(s)); }
 
-static CUresult run(const struct op *op, struct stream *s)
-{
+static CUresult run(const struct op *op, struct stream *s) {
     switch (op->type) {
     case NODE_KERNEL: return kernel_submit(s, &op->kernel);
     case NODE_MEMOP: return memops_submit(s, &op->memop.one, 1);
@@ -785,8 +745,7 @@ static CUresult run(const struct op *op, struct stream *s)
     }
 }
 
-static CUresult launch(struct exec *e, CUstream handle)
-{
+static CUresult launch(struct exec *e, CUstream handle) {
     struct stream *s;
     struct piece piece;
     uint64_t peak, lasting;

@@ -12,8 +12,7 @@ static struct piece *pieces; /* by falling address: mmap hands out addresses dow
 static size_t count, room;
 
 /* Mutex held: index of the first piece whose address is not above this one. */
-static size_t position(uint64_t address)
-{
+static size_t position(uint64_t address) {
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -25,24 +24,22 @@ static size_t position(uint64_t address)
     return low;
 }
 
-bool heap_book(struct gpu *gpu, uint64_t bytes)
-{
+bool heap_book(struct gpu *gpu, uint64_t bytes) {
     if (gpu_reserve(gpu, bytes))
         return true;
     pool_release((int)(gpu - sim_gpu), true);
     return gpu_reserve(gpu, bytes);
 }
 
-uint64_t heap_map(uint64_t bytes)
-{
+uint64_t heap_map(uint64_t bytes) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return at == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)at;
 }
 
-uint64_t address_range(uint64_t size, uint64_t alignment)
-{
+uint64_t address_range(uint64_t size, uint64_t alignment) {
     uint64_t all = size + alignment, at, begin;
-    void *there = all > size ? mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : MAP_FAILED;
+    void *there =
+        all > size ? mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : MAP_FAILED;
     if (there == MAP_FAILED)
         return 0;
     at = (uint64_t)(uintptr_t)there;
@@ -53,8 +50,7 @@ uint64_t address_range(uint64_t size, uint64_t alignment)
     return begin;
 }
 
-CUresult heap_note(struct piece piece)
-{
+CUresult heap_note(struct piece piece) {
     CUresult r = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     if (count == room) {
@@ -76,8 +72,7 @@ CUresult heap_note(struct piece piece)
     return r;
 }
 
-CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind)
-{
+CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind) {
     struct gpu *gpu = sim_gpu_of(ctx);
     if (!out || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
@@ -97,8 +92,7 @@ CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind 
     return CUDA_SUCCESS;
 }
 
-bool heap_find(uint64_t address, struct piece *out)
-{
+bool heap_find(uint64_t address, struct piece *out) {
     pthread_mutex_lock(&mutex);
     size_t index = position(address);
     bool known = index < count && pieces[index].address == address;
@@ -108,8 +102,7 @@ bool heap_find(uint64_t address, struct piece *out)
     return known;
 }
 
-bool heap_holding(uint64_t address, struct piece *out)
-{
+bool heap_holding(uint64_t address, struct piece *out) {
     pthread_mutex_lock(&mutex);
     size_t index = position(address);
     bool known = index < count && address - pieces[index].address < pieces[index].size;
@@ -120,15 +113,13 @@ bool heap_holding(uint64_t address, struct piece *out)
 }
 
 /* Mutex held. */
-static void take(size_t index, struct piece *out)
-{
+static void take(size_t index, struct piece *out) {
     *out = pieces[index];
     count--;
     memmove(&pieces[index], &pieces[index + 1], (count - index) * sizeof *pieces);
 }
 
-bool heap_take(uint64_t address, struct piece *out)
-{
+bool heap_take(uint64_t address, struct piece *out) {
     pthread_mutex_lock(&mutex);
     size_t index = position(address);
     bool known = index < count && pieces[index].address == address;
@@ -138,8 +129,7 @@ bool heap_take(uint64_t address, struct piece *out)
     return known;
 }
 
-static void give_back(struct piece piece)
-{
+static void give_back(struct piece piece) {
     if (piece.kind == DEVICE)
         ipc_forget(piece.address);
     if (piece.mapped)
@@ -152,8 +142,7 @@ static void give_back(struct piece piece)
         graph_memory_free(piece);
 }
 
-CUresult heap_free(CUdeviceptr address)
-{
+CUresult heap_free(CUdeviceptr address) {
     struct piece piece;
     if (!address)
         return CUDA_SUCCESS;
@@ -163,8 +152,7 @@ CUresult heap_free(CUdeviceptr address)
     return CUDA_SUCCESS;
 }
 
-void heap_free_all(CUcontext ctx)
-{
+void heap_free_all(CUcontext ctx) {
     for (size_t i = 0;;) {
         struct piece piece;
         pthread_mutex_lock(&mutex);

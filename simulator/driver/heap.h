@@ -8,7 +8,7 @@
 #define BLOCK (2ull << 20) /* the GPU's page: granularity of virtual memory management, pools, graph memory */
 
 enum kind {
-    DEVICE,   /* booked and mapped for itself */
+    DEVICE, /* booked and mapped for itself */
     MANAGED,
     POOLED,   /* a part of a pool's chunk */
     GRAPH,    /* allocated by a graph launch, booked by the device's graph pool */

@@ -16,8 +16,7 @@ struct range {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
 
-bool host_holding(uint64_t address, uint64_t bytes, bool write)
-{
+bool host_holding(uint64_t address, uint64_t bytes, bool write) {
     pthread_mutex_lock(&mutex);
     const struct range *r = ranges;
     while (r && !(address - r->address < r->bytes && bytes <= r->bytes - (address - r->address)))
@@ -27,8 +26,7 @@ bool host_holding(uint64_t address, uint64_t bytes, bool write)
     return ok;
 }
 
-static CUresult note(uint64_t address, uint64_t bytes, bool registered, bool writable)
-{
+static CUresult note(uint64_t address, uint64_t bytes, bool registered, bool writable) {
     struct range *new = malloc(sizeof *new);
     if (!new)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -47,8 +45,7 @@ static CUresult note(uint64_t address, uint64_t bytes, bool registered, bool wri
     return r ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
 }
 
-static bool forget(uint64_t address, bool registered)
-{
+static bool forget(uint64_t address, bool registered) {
     pthread_mutex_lock(&mutex);
     struct range **p = &ranges, *hit;
     while (*p && ((*p)->address != address || (*p)->registered != registered))
@@ -61,8 +58,7 @@ static bool forget(uint64_t address, bool registered)
 }
 
 /* Every page of the range is mapped so: the driver pins pages for writing unless it is told otherwise. */
-static bool mapped(uint64_t from, uint64_t to, bool writable)
-{
+static bool mapped(uint64_t from, uint64_t to, bool writable) {
     FILE *f = fopen("/proc/self/maps", "re");
     unsigned long long a, b;
     char line[512], mode[5];
@@ -76,8 +72,7 @@ static bool mapped(uint64_t from, uint64_t to, bool writable)
     return from >= to;
 }
 
-static CUresult host_alloc(void **out, size_t bytes)
-{
+static CUresult host_alloc(void **out, size_t bytes) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || !bytes)
@@ -90,15 +85,13 @@ static CUresult host_alloc(void **out, size_t bytes)
     return r;
 }
 
-API CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
-{
+API CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
     return flags & ~7u ? CUDA_ERROR_INVALID_VALUE : host_alloc(out, bytes);
 }
 
 API CUresult cuMemAllocHost_v2(void **out, size_t bytes) { return host_alloc(out, bytes); }
 
-API CUresult cuMemFreeHost(void *at)
-{
+API CUresult cuMemFreeHost(void *at) {
     TRY(sim_ready());
     if (at && !forget((uintptr_t)at, false))
         return CUDA_ERROR_INVALID_VALUE;
@@ -106,8 +99,7 @@ API CUresult cuMemFreeHost(void *at)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *at, unsigned flags)
-{
+API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *at, unsigned flags) {
     TRY(sim_ready());
     if (flags || !out || !at)
         return CUDA_ERROR_INVALID_VALUE;
@@ -115,8 +107,7 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *at, unsigned f
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
-{
+API CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
     TRY(sim_ready());
     uint64_t from = (uintptr_t)at;
     if (!at || !bytes || flags & ~15u || from + bytes < from || !mapped(from, from + bytes, !(flags & READ_ONLY)))
@@ -124,8 +115,7 @@ API CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
     return note(from, bytes, true, !(flags & READ_ONLY));
 }
 
-API CUresult cuMemHostUnregister(void *at)
-{
+API CUresult cuMemHostUnregister(void *at) {
     TRY(sim_ready());
     if (!at)
         return CUDA_ERROR_INVALID_VALUE;

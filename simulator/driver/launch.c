@@ -2,8 +2,7 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
-CUresult kernel_submit(struct stream *s, const struct kernel *k)
-{
+CUresult kernel_submit(struct stream *s, const struct kernel *k) {
     struct gpu_work work = {.kind = k->spin ? WORK_SPIN : WORK_KERNEL, .width = k->width};
     if (!k->spin)
         work.duration_ns = kernel_ns(k);
@@ -16,8 +15,7 @@ struct shape {
     bool cooperative; /* all blocks must run at once */
 };
 
-static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void **params)
-{
+static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void **params) {
     struct stream *s;
     struct kernel k;
     TRY(sim_stream(handle, &s));
@@ -33,12 +31,11 @@ static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void *
 }
 
 #define SHAPE(gx, gy, gz, bx, by, bz, together) \
-    (struct shape){(uint64_t)(gx) * (gy) * (gz), (uint64_t)(bx) * (by) * (bz), together}
+    (struct shape) { (uint64_t)(gx) * (gy) * (gz), (uint64_t)(bx) * (by) * (bz), together }
 
 #define LAUNCH(name, stream)                                                                                      \
     API CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
-                      unsigned shared, CUstream s, void **params, void **extra)                                   \
-    {                                                                                                             \
+                      unsigned shared, CUstream s, void **params, void **extra) {                                 \
         (void)shared, (void)extra;                                                                                \
         return submit(f, stream, SHAPE(gx, gy, gz, bx, by, bz, false), params);                                   \
     }
@@ -47,8 +44,7 @@ LAUNCH(cuLaunchKernel_ptsz, PER_THREAD(s))
 
 #define LAUNCH_COOPERATIVE(name, stream)                                                                          \
     API CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
-                      unsigned shared, CUstream s, void **params)                                                 \
-    {                                                                                                             \
+                      unsigned shared, CUstream s, void **params) {                                               \
         (void)shared;                                                                                             \
         return submit(f, stream, SHAPE(gx, gy, gz, bx, by, bz, true), params);                                    \
     }
@@ -70,22 +66,19 @@ struct launch_config { /* CUlaunchConfig */
     unsigned n;
 };
 
-static CUresult launch_ex(const struct launch_config *c, CUfunction f, CUstream stream, void **params)
-{
+static CUresult launch_ex(const struct launch_config *c, CUfunction f, CUstream stream, void **params) {
     bool together = false;
     for (unsigned i = 0; c->attributes && i < c->n; i++)
         together |= c->attributes[i].id == 2 && c->attributes[i].cooperative; /* CU_LAUNCH_ATTRIBUTE_COOPERATIVE */
     return submit(f, stream, SHAPE(c->gx, c->gy, c->gz, c->bx, c->by, c->bz, together), params);
 }
 
-API CUresult cuLaunchKernelEx(const struct launch_config *c, CUfunction f, void **params, void **extra)
-{
+API CUresult cuLaunchKernelEx(const struct launch_config *c, CUfunction f, void **params, void **extra) {
     (void)extra;
     return c ? launch_ex(c, f, c->stream, params) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuLaunchKernelEx_ptsz(const struct launch_config *c, CUfunction f, void **params, void **extra)
-{
+API CUresult cuLaunchKernelEx_ptsz(const struct launch_config *c, CUfunction f, void **params, void **extra) {
     (void)extra;
     return c ? launch_ex(c, f, PER_THREAD(c->stream), params) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -97,8 +90,7 @@ struct launch_params { /* CUDA_LAUNCH_PARAMS */
     void **params;
 };
 
-API CUresult cuLaunchCooperativeKernelMultiDevice(const struct launch_params *list, unsigned n, unsigned flags)
-{
+API CUresult cuLaunchCooperativeKernelMultiDevice(const struct launch_params *list, unsigned n, unsigned flags) {
     struct stream *s, *other;
     TRY(sim_ready());
     if (!list || !n || n > (unsigned)sim_gpus || flags & ~3u)
@@ -121,8 +113,7 @@ API CUresult cuLaunchCooperativeKernelMultiDevice(const struct launch_params *li
 }
 
 /* The launches before CUDA 4: block shape and parameters are set on the function. */
-static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream)
-{
+static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream) {
     if (!f)
         return CUDA_ERROR_INVALID_HANDLE;
     if (width <= 0 || height <= 0)
@@ -132,7 +123,6 @@ static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream
 
 API CUresult cuLaunch(CUfunction f) { return launch_grid(f, 1, 1, NULL); }
 API CUresult cuLaunchGrid(CUfunction f, int width, int height) { return launch_grid(f, width, height, NULL); }
-API CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream s)
-{
+API CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream s) {
     return launch_grid(f, width, height, s);
 }

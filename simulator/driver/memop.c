@@ -35,14 +35,12 @@ static _Atomic int running;   /* 0 not started, 1 by the front end, 2 it cannot 
 static _Atomic int there;     /* a front end was seen to run */
 static pid_t program;
 
-static uint64_t value_at(const struct memop *op)
-{
+static uint64_t value_at(const struct memop *op) {
     return op->wide ? *(const volatile uint64_t *)(uintptr_t)op->address
                     : *(const volatile uint32_t *)(uintptr_t)op->address;
 }
 
-static bool satisfied(const struct memop *op)
-{
+static bool satisfied(const struct memop *op) {
     uint64_t now = value_at(op), mask = op->wide ? ~0ull : 0xffffffffull;
     switch (op->compare) {
     case 0: return op->wide ? (int64_t)(now - op->value) >= 0 : (int32_t)((uint32_t)now - (uint32_t)op->value) >= 0;
@@ -52,8 +50,7 @@ static bool satisfied(const struct memop *op)
     }
 }
 
-static void write_value(const struct memop *op)
-{
+static void write_value(const struct memop *op) {
     if (op->wide)
         atomic_store((_Atomic uint64_t *)(uintptr_t)op->address, op->value);
     else
@@ -61,8 +58,7 @@ static void write_value(const struct memop *op)
 }
 
 /* Do what can be done now, in order. True: something was. One caller at a time. */
-static bool progress(struct channel *ch)
-{
+static bool progress(struct channel *ch) {
     const struct gpu_file *f = ch->gpu->file;
     struct gpu_queue *q = &ch->gpu->file->queue[ch->queue];
     bool any = false;
@@ -94,14 +90,12 @@ static bool progress(struct channel *ch)
 
 static void sleep_ns(uint64_t ns) { nanosleep(&(struct timespec){0, (long)ns}, NULL); }
 
-static uint64_t poll_ns(const struct channel *ch)
-{
+static uint64_t poll_ns(const struct channel *ch) {
     uint64_t ns = POLL_NS * gpu_scale(ch->gpu->file);
     return ns < POLL_LEAST_NS ? POLL_LEAST_NS : ns > POLL_MOST_NS ? POLL_MOST_NS : ns;
 }
 
-static void work(void)
-{
+static void work(void) {
     while (getppid() == program) {
         uint32_t rung = atomic_load(&bell);
         uint64_t pause = 0;
@@ -122,8 +116,7 @@ static void work(void)
     }
 }
 
-static int front_end(void *unused)
-{
+static int front_end(void *unused) {
     (void)unused;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prctl(PR_SET_NAME, "simulated-gpu");
@@ -134,8 +127,7 @@ static int front_end(void *unused)
 }
 
 /* Lends the front end its thread-local storage, hence sleeps while it lives; and reaps it. */
-static void *keeper(void *stack)
-{
+static void *keeper(void *stack) {
     for (;;) {
         pid_t pid = clone(front_end, (char *)stack + STACK, CLONE_VM | CLONE_FILES | CLONE_FS, NULL);
         if (pid < 0)
@@ -147,8 +139,7 @@ static void *keeper(void *stack)
     return NULL;
 }
 
-static void start(void)
-{
+static void start(void) {
     pthread_mutex_lock(&mutex);
     if (!atomic_load(&running)) {
         program = getpid();
@@ -170,8 +161,7 @@ static void start(void)
     pthread_mutex_unlock(&mutex);
 }
 
-void memops_start(struct channel *ch)
-{
+void memops_start(struct channel *ch) {
     if (!ch->watched) {
         pthread_mutex_lock(&mutex);
         unsigned n = atomic_load(&n_watched);
@@ -188,8 +178,7 @@ void memops_start(struct channel *ch)
     syscall(SYS_futex, &bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-void memops_run(struct channel *ch)
-{
+void memops_run(struct channel *ch) {
     if (atomic_load(&running) == 2) {
         pthread_mutex_lock(&mutex);
         progress(ch);
@@ -200,8 +189,7 @@ void memops_run(struct channel *ch)
 
 /* --- the API --- */
 
-static CUresult check(const struct memop *op)
-{
+static CUresult check(const struct memop *op) {
     struct piece p;
     uint64_t bytes = op->wide ? 8 : 4;
     if (!op->address || op->address % bytes)
@@ -211,8 +199,7 @@ static CUresult check(const struct memop *op)
     return host_holding(op->address, bytes, op->kind == WORK_WRITE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult memops_submit(struct stream *s, const struct memop *ops, unsigned n)
-{
+CUresult memops_submit(struct stream *s, const struct memop *ops, unsigned n) {
     if (capture_active(s))
         return capture_memops(s, ops, n);
     for (unsigned i = 0; i < n; i++)
@@ -220,12 +207,12 @@ CUresult memops_submit(struct stream *s, const struct memop *ops, unsigned n)
     return CUDA_SUCCESS;
 }
 
-static CUresult single(CUstream handle, CUdeviceptr at, uint64_t value, unsigned flags, uint32_t kind, bool wide)
-{
+static CUresult single(CUstream handle, CUdeviceptr at, uint64_t value, unsigned flags, uint32_t kind, bool wide) {
     struct stream *s;
     struct memop op = {.address = at, .value = value, .kind = kind, .wide = wide, .compare = flags & 3};
     TRY(sim_stream(handle, &s));
-    if (flags & ~(kind == WORK_WAIT ? 3u | 1u << 30 : 1u)) /* CU_STREAM_WAIT_VALUE_FLUSH; WRITE_VALUE_NO_MEMORY_BARRIER */
+    if (flags &
+        ~(kind == WORK_WAIT ? 3u | 1u << 30 : 1u)) /* CU_STREAM_WAIT_VALUE_FLUSH; WRITE_VALUE_NO_MEMORY_BARRIER */
         return CUDA_ERROR_INVALID_VALUE;
     TRY(check(&op));
     return memops_submit(s, &op, 1);
@@ -241,19 +228,21 @@ union batch_params { /* CUstreamBatchMemOpParams */
     };
 };
 
-CUresult memops_of(const void *list, unsigned n, struct memop *out)
-{
+CUresult memops_of(const void *list, unsigned n, struct memop *out) {
     const union batch_params *p = list;
     for (unsigned i = 0; i < n; i++, p++) {
         bool wide = p->operation == 4 || p->operation == 5;
         out[i] = (struct memop){.address = p->address, .value = wide ? p->value : (uint32_t)p->value, .wide = wide};
         switch (p->operation) { /* CU_STREAM_MEM_OP_... */
-        case 1: case 4:
+        case 1:
+        case 4:
             out[i].kind = WORK_WAIT;
             out[i].compare = p->flags & 3;
             break;
-        case 2: case 5: out[i].kind = WORK_WRITE; break;
-        case 3: case 6: /* flush, barrier: all is in order here; a wait for what is so */
+        case 2:
+        case 5: out[i].kind = WORK_WRITE; break;
+        case 3:
+        case 6: /* flush, barrier: all is in order here; a wait for what is so */
             out[i] = (struct memop){.kind = WORK_MARK};
             continue;
         default: return CUDA_ERROR_INVALID_VALUE;
@@ -263,8 +252,7 @@ CUresult memops_of(const void *list, unsigned n, struct memop *out)
     return CUDA_SUCCESS;
 }
 
-static CUresult batch(CUstream handle, unsigned n, const void *list, unsigned flags)
-{
+static CUresult batch(CUstream handle, unsigned n, const void *list, unsigned flags) {
     struct stream *s;
     struct memop ops[256]; /* what the real driver takes at most */
     TRY(sim_stream(handle, &s));
@@ -278,14 +266,12 @@ static CUresult batch(CUstream handle, unsigned n, const void *list, unsigned fl
     return memops_submit(s, ops, kept);
 }
 
-#define ONE(name, type, kind, wide)                                                     \
-    API CUresult name(CUstream s, CUdeviceptr at, type value, unsigned flags)           \
-    {                                                                                   \
-        return single(s, at, value, flags, kind, wide);                                 \
-    }                                                                                   \
-    API CUresult name##_ptsz(CUstream s, CUdeviceptr at, type value, unsigned flags)    \
-    {                                                                                   \
-        return single(PER_THREAD(s), at, value, flags, kind, wide);                     \
+#define ONE(name, type, kind, wide)                                                    \
+    API CUresult name(CUstream s, CUdeviceptr at, type value, unsigned flags) {        \
+        return single(s, at, value, flags, kind, wide);                                \
+    }                                                                                  \
+    API CUresult name##_ptsz(CUstream s, CUdeviceptr at, type value, unsigned flags) { \
+        return single(PER_THREAD(s), at, value, flags, kind, wide);                    \
     }
 ONE(cuStreamWaitValue32, uint32_t, WORK_WAIT, false)
 ONE(cuStreamWaitValue32_v2, uint32_t, WORK_WAIT, false)
@@ -296,11 +282,10 @@ ONE(cuStreamWriteValue32_v2, uint32_t, WORK_WRITE, false)
 ONE(cuStreamWriteValue64, uint64_t, WORK_WRITE, true)
 ONE(cuStreamWriteValue64_v2, uint64_t, WORK_WRITE, true)
 
-#define BATCH(name)                                                                                               \
+#define BATCH(name)                                                                                                  \
     API CUresult name(CUstream s, unsigned n, const void *list, unsigned flags) { return batch(s, n, list, flags); } \
-    API CUresult name##_ptsz(CUstream s, unsigned n, const void *list, unsigned flags)                            \
-    {                                                                                                             \
-        return batch(PER_THREAD(s), n, list, flags);                                                              \
+    API CUresult name##_ptsz(CUstream s, unsigned n, const void *list, unsigned flags) {                             \
+        return batch(PER_THREAD(s), n, list, flags);                                                                 \
     }
 BATCH(cuStreamBatchMemOp)
 BATCH(cuStreamBatchMemOp_v2)

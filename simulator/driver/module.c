@@ -21,8 +21,8 @@ struct function {
     const double *spread;
     uint64_t seed;
     bool by_parameter, spins;
-    unsigned threads;     /* of the launches before cuLaunchKernel: block shape, */
-    uint64_t parameter;   /* and the first parameter */
+    unsigned threads;   /* of the launches before cuLaunchKernel: block shape, */
+    uint64_t parameter; /* and the first parameter */
     struct module *module;
     struct function *next;
 };
@@ -34,16 +34,14 @@ struct module {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static bool is_text(const char *image)
-{
+static bool is_text(const char *image) {
     for (int i = 0; i < 4; i++)
         if (!(image[i] >= ' ' && image[i] <= '~') && !strchr("\n\r\t", image[i]))
             return false;
     return image[0] != 'P' || (unsigned char)image[1] != 0xed; /* a fatbinary begins with 50 ed 55 ba */
 }
 
-static CUresult load(CUmodule *out, const void *image)
-{
+static CUresult load(CUmodule *out, const void *image) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || !image)
@@ -61,14 +59,12 @@ static CUresult load(CUmodule *out, const void *image)
 API CUresult cuModuleLoadData(CUmodule *out, const void *image) { return load(out, image); }
 API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) { return load(out, image); }
 
-API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned n, int *options, void **values)
-{
+API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned n, int *options, void **values) {
     (void)n, (void)options, (void)values;
     return load(out, image);
 }
 
-API CUresult cuModuleLoad(CUmodule *out, const char *path)
-{
+API CUresult cuModuleLoad(CUmodule *out, const char *path) {
     FILE *f = path ? fopen(path, "re") : NULL;
     if (!f)
         return CUDA_ERROR_FILE_NOT_FOUND;
@@ -80,8 +76,7 @@ API CUresult cuModuleLoad(CUmodule *out, const char *path)
     return r;
 }
 
-API CUresult cuModuleUnload(CUmodule m)
-{
+API CUresult cuModuleUnload(CUmodule m) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!m)
@@ -98,8 +93,7 @@ API CUresult cuModuleUnload(CUmodule m)
 }
 
 /* What the text says behind "WORD NAME=", else behind "WORD="; NULL: nothing. */
-static const char *said(const struct module *m, const char *word, const char *name)
-{
+static const char *said(const struct module *m, const char *word, const char *name) {
     char key[176];
     const char *at;
     if (!m->text)
@@ -112,8 +106,7 @@ static const char *said(const struct module *m, const char *word, const char *na
     return at ? at + strlen(key) : NULL;
 }
 
-static uint64_t duration(const struct module *m, const char *name)
-{
+static uint64_t duration(const struct module *m, const char *name) {
     const char *text = said(m, "sim_us", name);
     if (text)
         return strtoull(text, NULL, 10) * 1000;
@@ -128,8 +121,7 @@ static uint64_t duration(const struct module *m, const char *name)
 }
 
 /* Mutex held. */
-static void describe(struct function *f, const struct module *m)
-{
+static void describe(struct function *f, const struct module *m) {
     const char *sigma = said(m, "sim_sigma", f->name), *seed = said(m, "sim_seed", f->name);
     const char *spin = said(m, "sim_spin", f->name);
     f->duration_ns = duration(m, f->name);
@@ -152,8 +144,7 @@ static void describe(struct function *f, const struct module *m)
         f->spread = lognormal_table(value / unit);
 }
 
-CUresult kernel_of(CUfunction f, int device, uint64_t blocks, void **params, struct kernel *out)
-{
+CUresult kernel_of(CUfunction f, int device, uint64_t blocks, void **params, struct kernel *out) {
     uint32_t sms = sim_gpu[device].file->head.sm_count;
     uint64_t first = f->parameter;
     if (params && params[0] && (f->by_parameter || f->spins))
@@ -170,8 +161,7 @@ CUresult kernel_of(CUfunction f, int device, uint64_t blocks, void **params, str
     return f->spins && !first ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-uint64_t kernel_ns(const struct kernel *k)
-{
+uint64_t kernel_ns(const struct kernel *k) {
     static _Atomic uint64_t draws[64];
     if (!k->spread)
         return k->duration_ns;
@@ -179,8 +169,7 @@ uint64_t kernel_ns(const struct kernel *k)
     return (uint64_t)((double)k->duration_ns * k->spread[rng_next(&rng) % LOGNORMAL_STEPS]);
 }
 
-API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name)
-{
+API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) {
     TRY(sim_ready());
     if (!out || !m || !name || !*name || strlen(name) >= sizeof m->functions->name)
         return CUDA_ERROR_INVALID_VALUE;
@@ -202,90 +191,79 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name)
     return f ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-API CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule m, const char *name)
-{
+API CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule m, const char *name) {
     (void)out, (void)bytes, (void)m, (void)name;
     TRY(sim_ready());
     return CUDA_ERROR_NOT_FOUND;
 }
 
-API CUresult cuModuleGetLoadingMode(int *mode)
-{
+API CUresult cuModuleGetLoadingMode(int *mode) {
     *mode = 2; /* CU_MODULE_LAZY_LOADING */
     return CUDA_SUCCESS;
 }
 
 /* A library is a module that needs no context, a kernel a function. */
 API CUresult cuLibraryLoadData(CUmodule *out, const void *image, int *jit, void **jit_values, unsigned jit_n,
-                               int *options, void **values, unsigned n)
-{
+                               int *options, void **values, unsigned n) {
     (void)jit, (void)jit_values, (void)jit_n, (void)options, (void)values, (void)n;
     return load(out, image);
 }
 
 API CUresult cuLibraryUnload(CUmodule library) { return cuModuleUnload(library); }
 
-API CUresult cuLibraryGetKernel(CUfunction *out, CUmodule library, const char *name)
-{
+API CUresult cuLibraryGetKernel(CUfunction *out, CUmodule library, const char *name) {
     return cuModuleGetFunction(out, library, name);
 }
 
-API CUresult cuLibraryGetModule(CUmodule *out, CUmodule library)
-{
+API CUresult cuLibraryGetModule(CUmodule *out, CUmodule library) {
     *out = library;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel)
-{
+API CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel) {
     *out = kernel;
     return kernel ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f)
-{
+API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
     if (!value || !f)
         return CUDA_ERROR_INVALID_VALUE;
-    switch (attribute) { /* CU_FUNC_ATTRIBUTE_... */
-    case 0: *value = 1024; break;        /* MAX_THREADS_PER_BLOCK */
-    case 4: *value = 32; break;          /* NUM_REGS */
-    case 5: case 6: *value = 90; break;  /* PTX_VERSION, BINARY_VERSION */
-    case 8: *value = 49152; break;       /* MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    switch (attribute) {          /* CU_FUNC_ATTRIBUTE_... */
+    case 0: *value = 1024; break; /* MAX_THREADS_PER_BLOCK */
+    case 4: *value = 32; break;   /* NUM_REGS */
+    case 5:
+    case 6: *value = 90; break;    /* PTX_VERSION, BINARY_VERSION */
+    case 8: *value = 49152; break; /* MAX_DYNAMIC_SHARED_SIZE_BYTES */
     default: *value = 0;
     }
     return CUDA_SUCCESS;
 }
 
-API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value)
-{
+API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
     (void)attribute, (void)value;
     return f ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-API CUresult cuFuncSetCacheConfig(CUfunction f, int config)
-{
+API CUresult cuFuncSetCacheConfig(CUfunction f, int config) {
     (void)config;
     return f ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-API CUresult cuFuncGetModule(CUmodule *out, CUfunction f)
-{
+API CUresult cuFuncGetModule(CUmodule *out, CUfunction f) {
     if (!f)
         return CUDA_ERROR_INVALID_HANDLE;
     *out = f->module;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuFuncGetName(const char **out, CUfunction f)
-{
+API CUresult cuFuncGetName(const char **out, CUfunction f) {
     if (!f)
         return CUDA_ERROR_INVALID_HANDLE;
     *out = f->name;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared)
-{
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
     (void)shared;
     if (!blocks || !f || threads <= 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -293,17 +271,15 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
     return CUDA_SUCCESS;
 }
 
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int threads,
-                                                                  size_t shared, unsigned flags)
-{
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int threads, size_t shared,
+                                                                  unsigned flags) {
     (void)flags;
     return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared);
 }
 
 /* --- what launches before cuLaunchKernel take from the function --- */
 
-API CUresult cuFuncSetBlockShape(CUfunction f, int x, int y, int z)
-{
+API CUresult cuFuncSetBlockShape(CUfunction f, int x, int y, int z) {
     if (!f || x <= 0 || y <= 0 || z <= 0)
         return f ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
     f->threads = (unsigned)x * (unsigned)y * (unsigned)z;
@@ -312,11 +288,12 @@ API CUresult cuFuncSetBlockShape(CUfunction f, int x, int y, int z)
 
 unsigned function_threads(CUfunction f) { return f->threads; }
 
-API CUresult cuFuncSetSharedSize(CUfunction f, unsigned bytes) { return (void)bytes, f ? 0 : CUDA_ERROR_INVALID_HANDLE; }
+API CUresult cuFuncSetSharedSize(CUfunction f, unsigned bytes) {
+    return (void)bytes, f ? 0 : CUDA_ERROR_INVALID_HANDLE;
+}
 API CUresult cuParamSetSize(CUfunction f, unsigned bytes) { return (void)bytes, f ? 0 : CUDA_ERROR_INVALID_HANDLE; }
 
-API CUresult cuParamSetv(CUfunction f, int offset, const void *data, unsigned bytes)
-{
+API CUresult cuParamSetv(CUfunction f, int offset, const void *data, unsigned bytes) {
     if (!f || (bytes && !data) || offset < 0)
         return f ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
     if (offset < (int)sizeof f->parameter) {

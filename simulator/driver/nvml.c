@@ -32,8 +32,7 @@ static struct gpu gpus[GPU_MAX];
 static int count;
 static int users;
 
-API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
-{
+API nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     pthread_mutex_lock(&mutex);
     if (!count) /* kept after the last nvmlShutdown: see gpu.h on closing */
@@ -47,8 +46,7 @@ API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 API nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 API nvmlReturn_t nvmlInit(void) { return nvmlInitWithFlags(0); }
 
-API nvmlReturn_t nvmlShutdown(void)
-{
+API nvmlReturn_t nvmlShutdown(void) {
     pthread_mutex_lock(&mutex);
     bool up = users > 0;
     users -= up;
@@ -56,8 +54,7 @@ API nvmlReturn_t nvmlShutdown(void)
     return up ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
-API const char *nvmlErrorString(nvmlReturn_t code)
-{
+API const char *nvmlErrorString(nvmlReturn_t code) {
     switch (code) {
     case NVML_SUCCESS: return "Success";
     case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
@@ -90,8 +87,7 @@ static bool known(nvmlDevice_t d) { return d >= gpus && d < gpus + count && d->f
             return NVML_ERROR_GPU_IS_LOST;      \
     } while (0)
 
-static nvmlReturn_t text(char *out, unsigned size, const char *value)
-{
+static nvmlReturn_t text(char *out, unsigned size, const char *value) {
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (strlen(value) >= size)
@@ -100,28 +96,28 @@ static nvmlReturn_t text(char *out, unsigned size, const char *value)
     return NVML_SUCCESS;
 }
 
-#define NUMBER(name, type, value)                  \
-    API nvmlReturn_t name(nvmlDevice_t d, type *v) \
-    {                                              \
-        DEVICE(d);                                 \
-        if (!v)                                    \
-            return NVML_ERROR_INVALID_ARGUMENT;    \
-        *v = (type)(value);                        \
-        return NVML_SUCCESS;                       \
+#define NUMBER(name, type, value)                    \
+    API nvmlReturn_t name(nvmlDevice_t d, type *v) { \
+        DEVICE(d);                                   \
+        if (!v)                                      \
+            return NVML_ERROR_INVALID_ARGUMENT;      \
+        *v = (type)(value);                          \
+        return NVML_SUCCESS;                         \
     }
-#define TEXT(name, value) \
-    API nvmlReturn_t name(nvmlDevice_t d, char *v, unsigned size) { DEVICE(d); return text(v, size, value); }
+#define TEXT(name, value)                                           \
+    API nvmlReturn_t name(nvmlDevice_t d, char *v, unsigned size) { \
+        DEVICE(d);                                                  \
+        return text(v, size, value);                                \
+    }
 
 /* --- system --- */
 
-API nvmlReturn_t nvmlSystemGetDriverVersion(char *out, unsigned size)
-{
+API nvmlReturn_t nvmlSystemGetDriverVersion(char *out, unsigned size) {
     READY();
     return text(out, size, gpus[0].file->head.driver_version);
 }
 
-API nvmlReturn_t nvmlSystemGetNVMLVersion(char *out, unsigned size)
-{
+API nvmlReturn_t nvmlSystemGetNVMLVersion(char *out, unsigned size) {
     READY();
     char version[48];
     snprintf(version, sizeof version, "%u.%.*s", gpus[0].file->head.cuda_version / 1000, 31,
@@ -129,8 +125,7 @@ API nvmlReturn_t nvmlSystemGetNVMLVersion(char *out, unsigned size)
     return text(out, size, version);
 }
 
-static nvmlReturn_t cuda_version(int *out)
-{
+static nvmlReturn_t cuda_version(int *out) {
     READY();
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -141,8 +136,7 @@ static nvmlReturn_t cuda_version(int *out)
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *out) { return cuda_version(out); }
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *out) { return cuda_version(out); }
 
-API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size)
-{
+API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size) {
     READY();
     char path[32], name[256];
     snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
@@ -157,16 +151,14 @@ API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size
 /* --- which device --- */
 
 /* MIG devices come after all GPUs (GPU_MIG) and are found through theirs; alone in a container, they are its GPUs. */
-static int visible(void)
-{
+static int visible(void) {
     int n = 0;
     while (n < count && gpus[n].file->head.mig != GPU_PART)
         n++;
     return n ? n : count;
 }
 
-static nvmlReturn_t get_count(unsigned *out)
-{
+static nvmlReturn_t get_count(unsigned *out) {
     READY();
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -177,8 +169,7 @@ static nvmlReturn_t get_count(unsigned *out)
 API nvmlReturn_t nvmlDeviceGetCount(unsigned *out) { return get_count(out); }
 API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) { return get_count(out); }
 
-static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *out)
-{
+static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *out) {
     READY();
     if (!out || index >= (unsigned)visible())
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -189,8 +180,7 @@ static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *out)
 API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out) { return by_index(index, out); }
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out) { return by_index(index, out); }
 
-API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
-{
+API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
     READY();
     if (!uuid || !out)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -202,13 +192,11 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
     return NVML_ERROR_NOT_FOUND;
 }
 
-static bool pci_parse(const char *id, unsigned part[3])
-{
+static bool pci_parse(const char *id, unsigned part[3]) {
     return sscanf(id, "%x:%x:%x", &part[0], &part[1], &part[2]) == 3;
 }
 
-static nvmlReturn_t by_pci(const char *id, nvmlDevice_t *out)
-{
+static nvmlReturn_t by_pci(const char *id, nvmlDevice_t *out) {
     READY();
     unsigned want[3], have[3];
     if (!id || !out || !pci_parse(id, want))
@@ -226,8 +214,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *
 
 /* --- MIG --- */
 
-API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending)
-{
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending) {
     DEVICE(d);
     if (!current || !pending)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -235,8 +222,7 @@ API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigne
     return NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned index, nvmlDevice_t *out)
-{
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned index, nvmlDevice_t *out) {
     DEVICE(d);
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -259,15 +245,14 @@ TEXT(nvmlDeviceGetUUID, d->file->head.uuid)
 TEXT(nvmlDeviceGetName, d->file->head.name)
 NUMBER(nvmlDeviceGetIndex, unsigned, d - gpus)
 NUMBER(nvmlDeviceGetMinorNumber, unsigned, d->file->head.minor)
-NUMBER(nvmlDeviceGetBrand, unsigned, 0)           /* NVML_BRAND_UNKNOWN */
-NUMBER(nvmlDeviceGetComputeMode, unsigned, 0)     /* default: several processes at once */
+NUMBER(nvmlDeviceGetBrand, unsigned, 0)       /* NVML_BRAND_UNKNOWN */
+NUMBER(nvmlDeviceGetComputeMode, unsigned, 0) /* default: several processes at once */
 NUMBER(nvmlDeviceGetPersistenceMode, unsigned, 1)
 NUMBER(nvmlDeviceGetDisplayMode, unsigned, 0)
 NUMBER(nvmlDeviceGetDisplayActive, unsigned, 0)
 NUMBER(nvmlDeviceGetNumGpuCores, unsigned, d->file->head.sm_count * 128)
 
-API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor)
-{
+API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor) {
     DEVICE(d);
     if (!major || !minor)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -282,8 +267,7 @@ struct pci_info { /* nvmlPciInfo_t */
     char bus_id[32];
 };
 
-static nvmlReturn_t pci_info(nvmlDevice_t d, struct pci_info *out)
-{
+static nvmlReturn_t pci_info(nvmlDevice_t d, struct pci_info *out) {
     DEVICE(d);
     unsigned part[3] = {0, 0, 0};
     if (!out)
@@ -302,8 +286,7 @@ static nvmlReturn_t pci_info(nvmlDevice_t d, struct pci_info *out)
 API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, struct pci_info *out) { return pci_info(d, out); }
 
 /* Simulated GPUs hang on one host bridge each; within a NUMA node they meet at the node. */
-API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *out)
-{
+API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *out) {
     DEVICE(a);
     DEVICE(b);
     if (!out || a == b)
@@ -312,8 +295,7 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_
     return NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned what, unsigned *out)
-{
+API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned what, unsigned *out) {
     enum { CAPS_NVLINK = 2, STATUS_OK = 0, STATUS_NOT_SUPPORTED = 5 };
     DEVICE(a);
     DEVICE(b);
@@ -327,11 +309,15 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned
 
 /* --- memory and time --- */
 
-struct memory { unsigned long long total, free, used; };
-struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+struct memory {
+    unsigned long long total, free, used;
+};
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
 
-API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *out)
-{
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *out) {
     DEVICE(d);
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -343,8 +329,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *out)
     return NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *out)
-{
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *out) {
     DEVICE(d);
     if (!out || out->version != (sizeof *out | 2u << 24))
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -356,8 +341,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *ou
 }
 
 /* A private copy of the GPU's state, computed up to now without the dead; free() it. */
-static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out)
-{
+static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out) {
     uint64_t live;
     struct gpu_state *s = calloc(1, sizeof *s);
     if (!s)
@@ -375,18 +359,18 @@ static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out
 }
 
 /* What the GPU's head asks of questions about load: to take long, and not to be supported. */
-static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which)
-{
+static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which) {
     uint32_t us = d->file->head.nvml_call_us;
     if (us)
         nanosleep(&(struct timespec){us / 1000000 % 10, (long)(us % 1000000) * 1000}, NULL);
     return d->file->head.nvml_without >> which & 1 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
-struct utilisation { unsigned gpu, memory; };
+struct utilisation {
+    unsigned gpu, memory;
+};
 
-API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisation *out)
-{
+API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisation *out) {
     DEVICE(d);
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -402,11 +386,17 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisatio
 
 /* --- processes: those that the caller's pid namespace can see, by the number they have there --- */
 
-struct process_v1 { unsigned pid; unsigned long long used; };
-struct process_v2 { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
+struct process_v1 {
+    unsigned pid;
+    unsigned long long used;
+};
+struct process_v2 {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
 
-static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1)
-{
+static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1) {
     DEVICE(d);
     if (!n)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -432,8 +422,7 @@ PROCESSES(nvmlDeviceGetComputeRunningProcesses, true)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, false)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, false)
 
-static nvmlReturn_t no_processes(nvmlDevice_t d, unsigned *n)
-{
+static nvmlReturn_t no_processes(nvmlDevice_t d, unsigned *n) {
     DEVICE(d);
     if (!n)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -457,8 +446,7 @@ struct process_sample { /* nvmlProcessUtilizationSample_t; time in CPU microseco
 };
 
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct process_sample *out, unsigned *n,
-                                                 unsigned long long since)
-{
+                                                 unsigned long long since) {
     DEVICE(d);
     (void)since;
     if (!n)

@@ -11,8 +11,7 @@
 
 enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_TIMEOUT = 10, NVML_ERROR_MEMORY = 20 };
 
-API int nvmlInternalGetExportTable(const void **table, const void *id)
-{
+API int nvmlInternalGetExportTable(const void **table, const void *id) {
     static const uint64_t empty[1] = {sizeof empty};
     if (!table || !id)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -20,22 +19,19 @@ API int nvmlInternalGetExportTable(const void **table, const void *id)
     return NVML_SUCCESS;
 }
 
-API int nvmlEventSetCreate(void **set)
-{
+API int nvmlEventSetCreate(void **set) {
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
     *set = malloc(1);
     return *set ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }
 
-API int nvmlEventSetFree(void *set)
-{
+API int nvmlEventSetFree(void *set) {
     free(set);
     return NVML_SUCCESS;
 }
 
-static int wait_in_vain(unsigned ms)
-{
+static int wait_in_vain(unsigned ms) {
     struct timespec t = {ms / 1000, (long)(ms % 1000) * 1000000};
     nanosleep(&t, NULL);
     return NVML_ERROR_TIMEOUT;

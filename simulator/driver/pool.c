@@ -30,7 +30,7 @@ struct chunk {
 struct pool {
     uint64_t magic;
     int device;
-    int fd;       /* backing of a pool that can be shared, -1 */
+    int fd; /* backing of a pool that can be shared, -1 */
     bool imported, destroyed;
     uint64_t file_end;
     uint64_t reserved, reserved_high, used, used_high, threshold;
@@ -48,8 +48,7 @@ struct pool_props { /* head of CUmemPoolProps */
 };
 
 /* Mutex held. */
-static struct pool *new_pool(int device, int fd)
-{
+static struct pool *new_pool(int device, int fd) {
     struct pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
@@ -59,8 +58,7 @@ static struct pool *new_pool(int device, int fd)
 }
 
 /* Mutex held. */
-static bool valid(CUmemoryPool pool)
-{
+static bool valid(CUmemoryPool pool) {
     struct pool *p = pools;
     while (p && p != pool)
         p = p->next;
@@ -68,15 +66,13 @@ static bool valid(CUmemoryPool pool)
 }
 
 /* Mutex held. */
-static struct pool *default_of(int device)
-{
+static struct pool *default_of(int device) {
     if (!default_pool[device])
         default_pool[device] = new_pool(device, -1);
     return default_pool[device];
 }
 
-CUmemoryPool pool_current(int device)
-{
+CUmemoryPool pool_current(int device) {
     pthread_mutex_lock(&mutex);
     struct pool *pool = device_pool[device] ? device_pool[device] : default_of(device);
     pthread_mutex_unlock(&mutex);
@@ -86,8 +82,7 @@ CUmemoryPool pool_current(int device)
 /* --- chunks --- */
 
 /* Mutex held: a chunk for memory that is booked already. */
-static struct chunk *new_chunk(struct pool *pool, uint64_t size)
-{
+static struct chunk *new_chunk(struct pool *pool, uint64_t size) {
     struct chunk *chunk = calloc(1, sizeof *chunk);
     struct part *part = calloc(1, sizeof *part);
     uint64_t address = chunk && part ? address_range(size, BLOCK) : 0;
@@ -109,8 +104,7 @@ static struct chunk *new_chunk(struct pool *pool, uint64_t size)
 }
 
 /* Mutex held. */
-static bool grow(struct pool *pool, uint64_t size)
-{
+static bool grow(struct pool *pool, uint64_t size) {
     struct gpu *gpu = &sim_gpu[pool->device];
     uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
     if (!gpu_reserve(gpu, wanted)) {
@@ -129,16 +123,14 @@ static bool grow(struct pool *pool, uint64_t size)
 }
 
 /* The whole pages within an unused part. */
-static uint64_t whole_pages(const struct part *p, uint64_t *from)
-{
+static uint64_t whole_pages(const struct part *p, uint64_t *from) {
     *from = round_up(p->address, BLOCK);
     uint64_t end = (p->address + p->size) / BLOCK * BLOCK;
     return !p->used && end > *from ? end - *from : 0;
 }
 
 /* Mutex held: takes the pages [from, from + size) out of a part that nothing uses. */
-static bool take_pages(struct chunk *chunk, struct part *p, uint64_t from, uint64_t size)
-{
+static bool take_pages(struct chunk *chunk, struct part *p, uint64_t from, uint64_t size) {
     struct part *pages = calloc(1, sizeof *pages), *rest = calloc(1, sizeof *rest);
     if (!pages || !rest) {
         free(pages);
@@ -155,8 +147,7 @@ static bool take_pages(struct chunk *chunk, struct part *p, uint64_t from, uint6
 }
 
 /* Mutex held: a chunk for `size` out of pages that the pool has and nothing uses. False: too few. */
-static bool remap(struct pool *pool, uint64_t size)
-{
+static bool remap(struct pool *pool, uint64_t size) {
     uint64_t need = round_up(size, BLOCK), there = 0, from;
     for (struct chunk *c = pool->chunks; c; c = c->next)
         for (struct part *p = c->parts; p; p = p->next)
@@ -176,8 +167,7 @@ static bool remap(struct pool *pool, uint64_t size)
 }
 
 /* Mutex held: give back chunks that nothing uses while more than `keep` bytes are reserved. */
-static void trim(struct pool *pool, uint64_t keep)
-{
+static void trim(struct pool *pool, uint64_t keep) {
     for (struct chunk **p = &pool->chunks; *p && pool->reserved > keep;) {
         struct chunk *chunk = *p;
         if (chunk->used) {
@@ -199,8 +189,7 @@ static void trim(struct pool *pool, uint64_t keep)
 }
 
 /* Mutex held: a destroyed pool lives on until its last allocation is freed. */
-static void bury(struct pool *pool)
-{
+static void bury(struct pool *pool) {
     if (!pool->destroyed || pool->used)
         return;
     trim(pool, 0);
@@ -214,8 +203,7 @@ static void bury(struct pool *pool)
     free(pool);
 }
 
-void pool_release(int device, bool all)
-{
+void pool_release(int device, bool all) {
     pthread_mutex_lock(&mutex);
     for (struct pool *p = pools; p; p = p->next)
         if (p->device == device)
@@ -224,8 +212,7 @@ void pool_release(int device, bool all)
 }
 
 /* Mutex held: the smallest part that fits; what is left of it stays free. 0: none. */
-static uint64_t cut(struct pool *pool, uint64_t size)
-{
+static uint64_t cut(struct pool *pool, uint64_t size) {
     struct chunk *in = NULL;
     struct part *best = NULL;
     for (struct chunk *c = pool->chunks; c; c = c->next)
@@ -253,8 +240,7 @@ static uint64_t cut(struct pool *pool, uint64_t size)
 }
 
 /* Mutex held. */
-static void join(struct pool *pool, uint64_t address)
-{
+static void join(struct pool *pool, uint64_t address) {
     for (struct chunk *c = pool->chunks; c; c = c->next) {
         if (address - c->address >= c->size)
             continue;
@@ -280,8 +266,7 @@ static void join(struct pool *pool, uint64_t address)
     }
 }
 
-CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcontext ctx)
-{
+CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcontext ctx) {
     if (!out || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
@@ -313,8 +298,7 @@ CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcont
     return r;
 }
 
-void pool_free(struct piece piece)
-{
+void pool_free(struct piece piece) {
     pthread_mutex_lock(&mutex);
     join(piece.pool, piece.address);
     bury(piece.pool);
@@ -323,8 +307,7 @@ void pool_free(struct piece piece)
 
 /* --- the API --- */
 
-API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev)
-{
+API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
     TRY(sim_device(dev));
     pthread_mutex_lock(&mutex);
     *out = default_of(dev);
@@ -332,15 +315,13 @@ API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev)
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev)
-{
+API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev) {
     TRY(sim_device(dev));
     *out = pool_current(dev);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
-{
+API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
     TRY(sim_device(dev));
     pthread_mutex_lock(&mutex);
     bool ok = valid(pool) && pool->device == dev;
@@ -350,8 +331,7 @@ API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props)
-{
+API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) {
     TRY(sim_ready());
     if (!out || !props || props->handle_types & ~1 || sim_device(props->location_id))
         return CUDA_ERROR_INVALID_VALUE;
@@ -364,8 +344,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props)
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-API CUresult cuMemPoolDestroy(CUmemoryPool pool)
-{
+API CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     bool ok = valid(pool) && pool != default_pool[pool->device];
@@ -379,8 +358,7 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool)
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
-{
+API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     bool ok = valid(pool);
@@ -391,18 +369,19 @@ API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 }
 
 enum { /* CU_MEMPOOL_ATTR_... */
-    RELEASE_THRESHOLD = 4,
-    RESERVED_CURRENT = 5,
-    RESERVED_HIGH = 6,
-    USED_CURRENT = 7,
-    USED_HIGH = 8,
+       RELEASE_THRESHOLD = 4,
+       RESERVED_CURRENT = 5,
+       RESERVED_HIGH = 6,
+       USED_CURRENT = 7,
+       USED_HIGH = 8,
 };
 
-static CUresult attribute(CUmemoryPool pool, int which, void *value, bool set)
-{
+static CUresult attribute(CUmemoryPool pool, int which, void *value, bool set) {
     uint64_t *number = value;
     switch (which) {
-    case 1: case 2: case 3: /* REUSE_... */
+    case 1:
+    case 2:
+    case 3: /* REUSE_... */
         if (set)
             pool->reuse[which - 1] = *(int *)value;
         else
@@ -414,7 +393,8 @@ static CUresult attribute(CUmemoryPool pool, int which, void *value, bool set)
         else
             *number = pool->threshold;
         return CUDA_SUCCESS;
-    case RESERVED_HIGH: case USED_HIGH: {
+    case RESERVED_HIGH:
+    case USED_HIGH: {
         uint64_t *high = which == RESERVED_HIGH ? &pool->reserved_high : &pool->used_high;
         if (set && *number)
             return CUDA_ERROR_INVALID_VALUE; /* they can only be reset */
@@ -424,7 +404,8 @@ static CUresult attribute(CUmemoryPool pool, int which, void *value, bool set)
             *number = *high;
         return CUDA_SUCCESS;
     }
-    case RESERVED_CURRENT: case USED_CURRENT:
+    case RESERVED_CURRENT:
+    case USED_CURRENT:
         if (set)
             return CUDA_ERROR_INVALID_VALUE;
         *number = which == RESERVED_CURRENT ? pool->reserved : pool->used;
@@ -433,8 +414,7 @@ static CUresult attribute(CUmemoryPool pool, int which, void *value, bool set)
     }
 }
 
-static CUresult checked_attribute(CUmemoryPool pool, int which, void *value, bool set)
-{
+static CUresult checked_attribute(CUmemoryPool pool, int which, void *value, bool set) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     CUresult r = value && valid(pool) ? attribute(pool, which, value, set) : CUDA_ERROR_INVALID_VALUE;
@@ -449,15 +429,13 @@ struct access_desc { /* CUmemAccessDesc */
     int location_type, location_id, flags;
 };
 
-API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const struct access_desc *map, size_t n)
-{
+API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const struct access_desc *map, size_t n) {
     (void)map, (void)n;
     TRY(sim_ready());
     return pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, const int *location)
-{
+API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, const int *location) {
     TRY(sim_ready());
     if (!flags || !pool || !location)
         return CUDA_ERROR_INVALID_VALUE;
@@ -465,8 +443,7 @@ API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, const int *locati
     return CUDA_SUCCESS;
 }
 
-static CUresult from_pool(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
-{
+static CUresult from_pool(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
     struct stream *s;
     TRY(sim_stream(stream, &s));
     if (!pool)
@@ -476,8 +453,7 @@ static CUresult from_pool(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUs
     return pool_allocate(out, bytes, pool, s->ctx);
 }
 
-static CUresult free_in_stream(CUdeviceptr address, CUstream stream)
-{
+static CUresult free_in_stream(CUdeviceptr address, CUstream stream) {
     struct stream *s;
     struct piece piece;
     TRY(sim_stream(stream, &s));
@@ -491,13 +467,13 @@ static CUresult free_in_stream(CUdeviceptr address, CUstream stream)
 }
 
 API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t n, CUstream s) { return from_pool(out, n, NULL, s); }
-API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t n, CUstream s) { return from_pool(out, n, NULL, PER_THREAD(s)); }
-API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t n, CUmemoryPool pool, CUstream s)
-{
+API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t n, CUstream s) {
+    return from_pool(out, n, NULL, PER_THREAD(s));
+}
+API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t n, CUmemoryPool pool, CUstream s) {
     return pool ? from_pool(out, n, pool, s) : CUDA_ERROR_INVALID_VALUE;
 }
-API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t n, CUmemoryPool pool, CUstream s)
-{
+API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t n, CUmemoryPool pool, CUstream s) {
     return pool ? from_pool(out, n, pool, PER_THREAD(s)) : CUDA_ERROR_INVALID_VALUE;
 }
 API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream s) { return free_in_stream(address, s); }
@@ -509,8 +485,7 @@ struct export { /* within CUmemPoolPtrExportData, 64 bytes */
     uint64_t magic, offset, size;
 };
 
-API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type, unsigned long long flags)
-{
+API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type, unsigned long long flags) {
     TRY(sim_ready());
     if (!out || type != 1 || flags) /* a POSIX file descriptor */
         return CUDA_ERROR_INVALID_VALUE;
@@ -521,8 +496,7 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int 
     return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags)
-{
+API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || type != 1 || flags)
@@ -539,8 +513,7 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle,
 }
 
 /* Mutex held: where in the file this address of the pool is. */
-static bool offset_of(const struct pool *pool, uint64_t address, uint64_t *offset)
-{
+static bool offset_of(const struct pool *pool, uint64_t address, uint64_t *offset) {
     const struct chunk *c = pool->chunks;
     while (c && address - c->address >= c->size)
         c = c->next;
@@ -548,8 +521,7 @@ static bool offset_of(const struct pool *pool, uint64_t address, uint64_t *offse
     return c != NULL;
 }
 
-API CUresult cuMemPoolExportPointer(struct export *out, CUdeviceptr address)
-{
+API CUresult cuMemPoolExportPointer(struct export *out, CUdeviceptr address) {
     struct piece piece;
     TRY(sim_ready());
     if (!out || !heap_find(address, &piece) || piece.kind != POOLED)
@@ -563,17 +535,16 @@ API CUresult cuMemPoolExportPointer(struct export *out, CUdeviceptr address)
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, const struct export *data)
-{
+API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, const struct export *data) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || !data || data->magic != EXPORT_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     int fd = valid(pool) && pool->imported ? pool->fd : -1;
-    void *at = fd < 0 ? MAP_FAILED
-                      : mmap(NULL, data->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
-                             (off_t)data->offset);
+    void *at =
+        fd < 0 ? MAP_FAILED
+               : mmap(NULL, data->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)data->offset);
     pthread_mutex_unlock(&mutex);
     if (at == MAP_FAILED)
         return CUDA_ERROR_INVALID_VALUE;

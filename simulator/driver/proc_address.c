@@ -25,8 +25,7 @@ static const struct {
 
 enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 }; /* CUdriverProcAddressQueryResult */
 
-static CUresult find(const char *symbol, void **out, int version, unsigned long long flags, int *status)
-{
+static CUresult find(const char *symbol, void **out, int version, unsigned long long flags, int *status) {
     if (!symbol || !out || flags > 2) /* default 0, legacy 1, per-thread default stream 2 */
         return CUDA_ERROR_INVALID_VALUE;
     int best = -1, state = SYMBOL_NOT_FOUND;
@@ -50,12 +49,10 @@ static CUresult find(const char *symbol, void **out, int version, unsigned long 
     return best < 0 ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
-API CUresult cuGetProcAddress(const char *symbol, void **out, int version, unsigned long long flags)
-{
+API CUresult cuGetProcAddress(const char *symbol, void **out, int version, unsigned long long flags) {
     return find(symbol, out, version, flags, NULL);
 }
 
-API CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned long long flags, int *status)
-{
+API CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned long long flags, int *status) {
     return find(symbol, out, version, flags, status);
 }

@@ -18,8 +18,7 @@ struct live_stream {
 static pthread_key_t own_key;
 static pthread_once_t own_once = PTHREAD_ONCE_INIT;
 
-static void leave_thread(void *list)
-{
+static void leave_thread(void *list) {
     for (struct live_stream *l = list, *next; l; l = next) {
         next = l->next;
         channel_leave(&l->s);
@@ -30,8 +29,7 @@ static void leave_thread(void *list)
 
 static void make_key(void) { pthread_key_create(&own_key, leave_thread); }
 
-static struct live_stream *new_stream(CUcontext ctx, unsigned flags, int priority)
-{
+static struct live_stream *new_stream(CUcontext ctx, unsigned flags, int priority) {
     static _Atomic uint64_t ids = 3;
     struct live_stream *l = calloc(1, sizeof *l);
     if (!l)
@@ -44,8 +42,7 @@ static struct live_stream *new_stream(CUcontext ctx, unsigned flags, int priorit
     return l;
 }
 
-static struct stream *per_thread(CUcontext ctx)
-{
+static struct stream *per_thread(CUcontext ctx) {
     pthread_once(&own_once, make_key);
     struct live_stream *list = pthread_getspecific(own_key), *l = list;
     while (l && l->s.ctx != ctx)
@@ -60,8 +57,7 @@ static struct stream *per_thread(CUcontext ctx)
 }
 
 /* Handles: NULL and CU_STREAM_LEGACY (1) are the context's default stream, CU_STREAM_PER_THREAD (2) the thread's own. */
-CUresult sim_stream(CUstream handle, struct stream **out)
-{
+CUresult sim_stream(CUstream handle, struct stream **out) {
     if ((uintptr_t)handle <= 2) {
         CUcontext ctx;
         TRY(sim_context(&ctx));
@@ -76,8 +72,7 @@ CUresult sim_stream(CUstream handle, struct stream **out)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
-{
+API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || flags > 1)
@@ -92,8 +87,7 @@ API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int prior
 API CUresult cuStreamCreate(CUstream *out, unsigned flags) { return cuStreamCreateWithPriority(out, flags, 0); }
 
 /* What is still to be done in it is done; nobody waits for that here. */
-static CUresult stream_destroy(CUstream handle)
-{
+static CUresult stream_destroy(CUstream handle) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     if ((uintptr_t)handle <= 2)
@@ -112,8 +106,7 @@ API CUresult cuStreamDestroy_v2(CUstream handle) { return stream_destroy(handle)
 
 /* The last work that waiting for this stream means, per channel: the legacy default stream's includes that of all
  * blocking streams. all: of the whole context. */
-static bool each_channel(struct stream *s, bool all, bool wait)
-{
+static bool each_channel(struct stream *s, bool all, bool wait) {
     CUcontext ctx = s->ctx;
     struct channel *ch[CHANNELS];
     uint64_t last[CHANNELS];
@@ -136,29 +129,25 @@ static bool each_channel(struct stream *s, bool all, bool wait)
     return true;
 }
 
-CUresult sim_stream_wait(struct stream *s)
-{
+CUresult sim_stream_wait(struct stream *s) {
     each_channel(s, false, true);
     pool_release(s->ctx->device, false);
     return CUDA_SUCCESS;
 }
 
-CUresult sim_context_wait(CUcontext ctx)
-{
+CUresult sim_context_wait(CUcontext ctx) {
     each_channel(&ctx->null_stream, true, true);
     pool_release(ctx->device, false);
     return CUDA_SUCCESS;
 }
 
-static CUresult synchronise(CUstream handle)
-{
+static CUresult synchronise(CUstream handle) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     return capture_active(s) ? capture_unsupported(s) : sim_stream_wait(s);
 }
 
-static CUresult query(CUstream handle)
-{
+static CUresult query(CUstream handle) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     if (capture_active(s))
@@ -166,32 +155,28 @@ static CUresult query(CUstream handle)
     return each_channel(s, false, false) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-static CUresult get_flags(CUstream handle, unsigned *flags)
-{
+static CUresult get_flags(CUstream handle, unsigned *flags) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     *flags = s->flags;
     return CUDA_SUCCESS;
 }
 
-static CUresult get_priority(CUstream handle, int *priority)
-{
+static CUresult get_priority(CUstream handle, int *priority) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     *priority = s->priority;
     return CUDA_SUCCESS;
 }
 
-static CUresult get_context(CUstream handle, CUcontext *ctx)
-{
+static CUresult get_context(CUstream handle, CUcontext *ctx) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     *ctx = s->ctx;
     return CUDA_SUCCESS;
 }
 
-static CUresult get_id(CUstream handle, unsigned long long *id)
-{
+static CUresult get_id(CUstream handle, unsigned long long *id) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     if (!id)
@@ -214,29 +199,23 @@ API CUresult cuStreamGetCtx_ptsz(CUstream s, CUcontext *ctx) { return get_contex
 API CUresult cuStreamGetId(CUstream s, unsigned long long *id) { return get_id(s, id); }
 API CUresult cuStreamGetId_ptsz(CUstream s, unsigned long long *id) { return get_id(P(s), id); }
 
-static CUresult get_contexts(CUstream s, CUcontext *ctx, void **green)
-{
+static CUresult get_contexts(CUstream s, CUcontext *ctx, void **green) {
     if (green)
         *green = NULL;
     return get_context(s, ctx);
 }
 
 API CUresult cuStreamGetCtx_v2(CUstream s, CUcontext *ctx, void **green) { return get_contexts(s, ctx, green); }
-API CUresult cuStreamGetCtx_v2_ptsz(CUstream s, CUcontext *ctx, void **green)
-{
-    return get_contexts(P(s), ctx, green);
-}
+API CUresult cuStreamGetCtx_v2_ptsz(CUstream s, CUcontext *ctx, void **green) { return get_contexts(P(s), ctx, green); }
 
-API CUresult cuCtxSynchronize(void)
-{
+API CUresult cuCtxSynchronize(void) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     TRY(capture_forbids());
     return sim_context_wait(ctx);
 }
 
-API CUresult cuCtxSynchronize_v2(CUcontext ctx)
-{
+API CUresult cuCtxSynchronize_v2(CUcontext ctx) {
     if (!ctx)
         return cuCtxSynchronize();
     TRY(sim_ready());
@@ -244,8 +223,7 @@ API CUresult cuCtxSynchronize_v2(CUcontext ctx)
 }
 
 /* Host functions run at once, when what came before them is done: the caller waits, unlike with the real driver. */
-static CUresult host_function(CUstream handle, void (*function)(void *), void *data)
-{
+static CUresult host_function(CUstream handle, void (*function)(void *), void *data) {
     struct stream *s;
     if (!function)
         return CUDA_ERROR_INVALID_VALUE;
@@ -260,8 +238,7 @@ static CUresult host_function(CUstream handle, void (*function)(void *), void *d
 API CUresult cuLaunchHostFunc(CUstream s, void (*f)(void *), void *data) { return host_function(s, f, data); }
 API CUresult cuLaunchHostFunc_ptsz(CUstream s, void (*f)(void *), void *data) { return host_function(P(s), f, data); }
 
-static CUresult callback(CUstream s, void (*f)(CUstream, CUresult, void *), void *data)
-{
+static CUresult callback(CUstream s, void (*f)(CUstream, CUresult, void *), void *data) {
     if (!f)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(synchronise(s));
@@ -269,12 +246,10 @@ static CUresult callback(CUstream s, void (*f)(CUstream, CUresult, void *), void
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamAddCallback(CUstream s, void (*f)(CUstream, CUresult, void *), void *data, unsigned flags)
-{
+API CUresult cuStreamAddCallback(CUstream s, void (*f)(CUstream, CUresult, void *), void *data, unsigned flags) {
     return (void)flags, callback(s, f, data);
 }
 
-API CUresult cuStreamAddCallback_ptsz(CUstream s, void (*f)(CUstream, CUresult, void *), void *data, unsigned flags)
-{
+API CUresult cuStreamAddCallback_ptsz(CUstream s, void (*f)(CUstream, CUresult, void *), void *data, unsigned flags) {
     return (void)flags, callback(P(s), f, data);
 }

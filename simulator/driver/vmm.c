@@ -14,8 +14,7 @@
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-int memory_file(uint64_t bytes)
-{
+int memory_file(uint64_t bytes) {
     int fd = (int)syscall(SYS_memfd_create, "simulated-device-memory", 1u /* MFD_CLOEXEC */);
     if (fd >= 0 && ftruncate(fd, (off_t)bytes)) {
         close(fd);
@@ -50,8 +49,7 @@ static struct handle *handles;
 static struct mapping *mappings;
 
 /* Mutex held. */
-static struct handle *handle_of(unsigned long long value)
-{
+static struct handle *handle_of(unsigned long long value) {
     struct handle *h = handles;
     while (h && (uint64_t)(uintptr_t)h != value)
         h = h->next;
@@ -59,8 +57,7 @@ static struct handle *handle_of(unsigned long long value)
 }
 
 /* Mutex held. */
-static void unref(struct handle *h)
-{
+static void unref(struct handle *h) {
     if (--h->references)
         return;
     for (struct handle **p = &handles; *p; p = &(*p)->next)
@@ -74,8 +71,7 @@ static void unref(struct handle *h)
     free(h);
 }
 
-API CUresult cuMemGetAllocationGranularity(size_t *out, const struct allocation_prop *prop, int option)
-{
+API CUresult cuMemGetAllocationGranularity(size_t *out, const struct allocation_prop *prop, int option) {
     TRY(sim_ready());
     (void)option;
     if (!out || !prop)
@@ -85,8 +81,7 @@ API CUresult cuMemGetAllocationGranularity(size_t *out, const struct allocation_
 }
 
 static CUresult new_handle(unsigned long long *out, int fd, uint64_t size, const struct allocation_prop *prop,
-                           bool imported)
-{
+                           bool imported) {
     struct handle *h = calloc(1, sizeof *h);
     if (!h)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -100,8 +95,7 @@ static CUresult new_handle(unsigned long long *out, int fd, uint64_t size, const
 }
 
 API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allocation_prop *prop,
-                         unsigned long long flags)
-{
+                         unsigned long long flags) {
     TRY(sim_ready());
     if (!out || !prop || flags || !size || size % BLOCK || prop->location_type != 1 || sim_device(prop->location_id))
         return CUDA_ERROR_INVALID_VALUE;
@@ -118,8 +112,7 @@ API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allo
     return r;
 }
 
-API CUresult cuMemRelease(unsigned long long value)
-{
+API CUresult cuMemRelease(unsigned long long value) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
@@ -130,8 +123,7 @@ API CUresult cuMemRelease(unsigned long long value)
 }
 
 API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint,
-                                 unsigned long long flags)
-{
+                                 unsigned long long flags) {
     TRY(sim_ready());
     (void)hint;
     if (!out || !size || size % BLOCK || flags || (alignment & (alignment - 1)))
@@ -140,23 +132,21 @@ API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-API CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
-{
+API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
     TRY(sim_ready());
     return munmap((void *)(uintptr_t)address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned long long value,
-                      unsigned long long flags)
-{
+                      unsigned long long flags) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     CUresult r = CUDA_ERROR_INVALID_VALUE;
     struct handle *h = handle_of(value);
     if (h && !flags && size && size % BLOCK == 0 && offset <= h->size && size <= h->size - offset) {
         struct mapping *m = calloc(1, sizeof *m);
-        void *at = m ? mmap((void *)(uintptr_t)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-                            h->fd, (off_t)offset)
+        void *at = m ? mmap((void *)(uintptr_t)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, h->fd,
+                            (off_t)offset)
                      : MAP_FAILED;
         if (at == MAP_FAILED) {
             free(m);
@@ -172,8 +162,7 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned 
     return r;
 }
 
-API CUresult cuMemUnmap(CUdeviceptr address, size_t size)
-{
+API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     TRY(sim_ready());
     bool found = false;
     pthread_mutex_lock(&mutex);
@@ -183,8 +172,8 @@ API CUresult cuMemUnmap(CUdeviceptr address, size_t size)
             p = &m->next;
             continue;
         }
-        mmap((void *)(uintptr_t)m->address, m->size, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        mmap((void *)(uintptr_t)m->address, m->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+             -1, 0);
         *p = m->next;
         unref(m->handle);
         free(m);
@@ -198,8 +187,7 @@ struct access_desc { /* CUmemAccessDesc */
     int location_type, location_id, flags;
 };
 
-API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct access_desc *desc, size_t n)
-{
+API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct access_desc *desc, size_t n) {
     TRY(sim_ready());
     if (!desc || !n)
         return CUDA_ERROR_INVALID_VALUE;
@@ -207,8 +195,7 @@ API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct acces
     return mprotect((void *)(uintptr_t)address, size, access) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address)
-{
+API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     struct mapping *m = mappings;
@@ -222,8 +209,7 @@ API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address)
     return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out, unsigned long long value)
-{
+API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out, unsigned long long value) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
@@ -233,8 +219,7 @@ API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out,
     return h ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, int type, unsigned long long flags)
-{
+API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, int type, unsigned long long flags) {
     TRY(sim_ready());
     if (type != 1 || flags) /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -249,8 +234,7 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, i
 }
 
 /* An import books nothing: the GPU's memory is held once, by the exporter. */
-API CUresult cuMemImportFromShareableHandle(unsigned long long *out, void *os_handle, int type)
-{
+API CUresult cuMemImportFromShareableHandle(unsigned long long *out, void *os_handle, int type) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (type != 1)
@@ -290,8 +274,7 @@ static struct shared { /* an allocation that was given a file, and importers' ma
 } *shared;
 
 /* Mutex held: put a memory file below an allocation that has private memory so far. */
-static struct shared *share(const struct piece *p)
-{
+static struct shared *share(const struct piece *p) {
     for (struct shared *s = shared; s; s = s->next)
         if (s->address == p->address && s->size == p->size && !s->imported)
             return s;
@@ -315,8 +298,7 @@ static struct shared *share(const struct piece *p)
     return s;
 }
 
-API CUresult cuIpcGetMemHandle(struct ipc_handle *out, CUdeviceptr address)
-{
+API CUresult cuIpcGetMemHandle(struct ipc_handle *out, CUdeviceptr address) {
     struct piece p;
     TRY(sim_ready());
     if (!out || !heap_holding(address, &p) || p.kind != DEVICE)
@@ -331,8 +313,7 @@ API CUresult cuIpcGetMemHandle(struct ipc_handle *out, CUdeviceptr address)
     return s ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned flags)
-{
+static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned flags) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || flags & ~1u || handle.magic != IPC_MAGIC)
@@ -373,18 +354,15 @@ static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned
     return r;
 }
 
-API CUresult cuIpcOpenMemHandle(CUdeviceptr *out, struct ipc_handle h, unsigned flags)
-{
+API CUresult cuIpcOpenMemHandle(CUdeviceptr *out, struct ipc_handle h, unsigned flags) {
     return open_handle(out, h, flags);
 }
 
-API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, struct ipc_handle h, unsigned flags)
-{
+API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, struct ipc_handle h, unsigned flags) {
     return open_handle(out, h, flags);
 }
 
-API CUresult cuIpcCloseMemHandle(CUdeviceptr address)
-{
+API CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     struct shared **p = &shared;
@@ -401,8 +379,7 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr address)
 }
 
 /* The file below an allocation that goes. */
-void ipc_forget(uint64_t address)
-{
+void ipc_forget(uint64_t address) {
     pthread_mutex_lock(&mutex);
     for (struct shared **p = &shared; *p; p = &(*p)->next)
         if ((*p)->address == address && !(*p)->imported) {
@@ -426,7 +403,10 @@ struct external_desc { /* CUDA_EXTERNAL_MEMORY_HANDLE_DESC */
     int type;
     union {
         int fd;
-        struct { void *handle; const void *name; } win32;
+        struct {
+            void *handle;
+            const void *name;
+        } win32;
     } handle;
     unsigned long long size;
     unsigned flags, reserved[16];
@@ -437,8 +417,7 @@ struct external_buffer { /* CUDA_EXTERNAL_MEMORY_BUFFER_DESC */
     unsigned flags, reserved[16];
 };
 
-API CUresult cuImportExternalMemory(struct external **out, const struct external_desc *desc)
-{
+API CUresult cuImportExternalMemory(struct external **out, const struct external_desc *desc) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || !desc || desc->type != 1 || !desc->size) /* an opaque file descriptor */
@@ -451,8 +430,7 @@ API CUresult cuImportExternalMemory(struct external **out, const struct external
     return CUDA_SUCCESS;
 }
 
-API CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, struct external *e, const struct external_buffer *desc)
-{
+API CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, struct external *e, const struct external_buffer *desc) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (!out || !e || !desc || desc->offset % 4096 || desc->offset > e->size || desc->size > e->size - desc->offset)
@@ -465,8 +443,7 @@ API CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, struct external *
     return heap_note((struct piece){*out, desc->size, mapped, ctx, IMPORTED, NULL});
 }
 
-API CUresult cuDestroyExternalMemory(struct external *e)
-{
+API CUresult cuDestroyExternalMemory(struct external *e) {
     TRY(sim_ready());
     if (!e)
         return CUDA_ERROR_INVALID_HANDLE;

@@ -15,11 +15,12 @@ from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
-from oci_hook.discovery import inventory as cache
 from oci_hook.discovery.discover import discover
 from oci_hook.discovery.mark import MARK
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
 from oci_hook.install import state_owner
+from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import slot_files, store
 
 
@@ -87,7 +88,7 @@ def up(
     except Exception:
         driver_root.remove(prefix, settings.state_dir)
         raise
-    cache.save(settings, found)
+    save_inventory(settings, found)
     lines = [f"simulated driver {found.driver_version} in {root}; driver_root in {prefix}/{SETTINGS_YAML} is set to it"]
     lines += [f"simulated GPU {c.address}: {c.uuid}, {output.size(c.memory_mib)}" for c in found.gpus]
     data = {"simulated": True, "driver_root": str(root), "gpus": [gpu.fields() for gpu in found.gpus]}

@@ -23,12 +23,9 @@ PROFILE = re.compile(r"(\d)g\.(\d+)gb")
 class Profile(Value):
     """NVIDIA's name of a kind of MIG device: 3g.20gb has 3 of 7 slices and 20 GiB."""
 
-    __slots__ = ("name", "slices", "memory_mib")
-
-    def __init__(self, name: str, slices: int, memory_mib: int) -> None:
-        self.name = name
-        self.slices = slices
-        self.memory_mib = memory_mib
+    name: str
+    slices: int
+    memory_mib: int
 
 
 def profiles(text: str, memory_mib: int) -> tuple[Profile, ...]:

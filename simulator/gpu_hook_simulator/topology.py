@@ -15,11 +15,8 @@ NUMA_AT, NVLINK_AT = 244, 424  # gpu.h struct gpu_head
 class Topology(Value):
     """numa: a node per GPU, () for none known. links: pairs of GPUs with an NVLink between them."""
 
-    __slots__ = ("numa", "links")
-
-    def __init__(self, numa: tuple[int, ...] = (), links: tuple[tuple[int, int], ...] = ()) -> None:
-        self.numa = numa
-        self.links = links
+    numa: tuple[int, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
 
 
 def parse(numa: str, links: str, gpus: int) -> Topology:

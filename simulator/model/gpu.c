@@ -116,7 +116,8 @@ static void account(struct gpu *gpu, uint64_t now) {
 
 void gpu_submit(struct gpu *gpu, unsigned i, uint64_t duration, uint32_t key, uint64_t now) {
     struct context *c = &gpu->context[i];
-    c->queue[c->tail++ % QUEUE_SIZE] = (struct kernel){.duration = duration, .left = duration, .submitted = now, .key = key};
+    c->queue[c->tail++ % QUEUE_SIZE] =
+        (struct kernel){.duration = duration, .left = duration, .submitted = now, .key = key};
     if (gpu->work >> i & 1)
         return;
     set_work(gpu, gpu->work | 1ull << i, now);

@@ -21,12 +21,12 @@ struct kernel {
 
 struct context {
     struct kernel queue[QUEUE_SIZE];
-    uint64_t head, tail; /* done and submitted, counted */
-    uint64_t executed;   /* GPU time */
-    uint64_t completed;  /* GPU time of finished kernels */
-    uint64_t pending;    /* time with work, up to the last change of `work` */
-    uint64_t shared;     /* the same, divided by the number of contexts with work */
-    uint64_t clear_from; /* others have had no work for CLEAR_AFTER at this time, NEVER when they have */
+    uint64_t head, tail;           /* done and submitted, counted */
+    uint64_t executed;             /* GPU time */
+    uint64_t completed;            /* GPU time of finished kernels */
+    uint64_t pending;              /* time with work, up to the last change of `work` */
+    uint64_t shared;               /* the same, divided by the number of contexts with work */
+    uint64_t clear_from;           /* others have had no work for CLEAR_AFTER at this time, NEVER when they have */
     uint64_t clear, clear_pending; /* time since then, and that part of it with own work or full */
     uint64_t clear_at_idle;        /* clear, when the own work last ended */
     int full;                      /* a launch waits for the own window */
@@ -35,14 +35,14 @@ struct context {
 struct gpu {
     uint64_t slice, switch_loaded, switch_idle; /* physics, ns */
     unsigned count;
-    uint64_t work;     /* bit i: context i has kernels */
+    uint64_t work; /* bit i: context i has kernels */
     unsigned current;
     enum { GPU_IDLE, GPU_SWITCH, GPU_RUN } phase;
     uint64_t event;    /* next, or NEVER */
     uint64_t run_from; /* begin of the present piece of execution */
     uint64_t slice_end;
-    uint64_t changed;  /* when `work` last changed */
-    uint64_t busy;       /* executing, ns in all */
+    uint64_t changed; /* when `work` last changed */
+    uint64_t busy;    /* executing, ns in all */
     uint64_t switching;
     /* Called for each executed piece, then for each finished kernel. */
     void (*ran)(void *who, unsigned context, uint64_t from, uint64_t to);

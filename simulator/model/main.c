@@ -36,12 +36,13 @@ struct key {
 static const struct key config_keys[] = {
 #define C(x) {#x, offsetof(struct config, x)}
 #define R(x) {#x, offsetof(struct config, rules.x)}
-    C(seed), C(length), C(warm), C(slice), C(switch_loaded), C(switch_idle), C(depth), C(wake), C(snapshot), C(spin),
-    C(strict_quantum), C(fault_at), C(fault_for),
-    R(window), R(window_guarded), R(quantum), R(tenure_min), R(tenure_sum), R(recheck), R(idle_release),
-    R(mix_slack), R(bank), R(wake_idle), R(wake_lag), R(wake_hold), R(probe), R(probe_every), R(active_within), R(heartbeat_stale),
-    R(silent), R(progress_stale), R(linger_max), R(drain_max), R(pacer_min), R(pacer_max), R(starve), R(distrust_max),
-    R(distrust), R(burst),
+    C(seed),           C(length),       C(warm),           C(slice),         C(switch_loaded),   C(switch_idle),
+    C(depth),          C(wake),         C(snapshot),       C(spin),          C(strict_quantum),  C(fault_at),
+    C(fault_for),      R(window),       R(window_guarded), R(quantum),       R(tenure_min),      R(tenure_sum),
+    R(recheck),        R(idle_release), R(mix_slack),      R(bank),          R(wake_idle),       R(wake_lag),
+    R(wake_hold),      R(probe),        R(probe_every),    R(active_within), R(heartbeat_stale), R(silent),
+    R(progress_stale), R(linger_max),   R(drain_max),      R(pacer_min),     R(pacer_max),       R(starve),
+    R(distrust_max),   R(distrust),     R(burst),
 #undef C
 #undef R
 };
@@ -132,8 +133,7 @@ static void tenant(struct config *c, char *words) {
 
 static void print_samples(const char *name, struct samples *s) {
     printf(",\"%s\":{\"count\":%zu,\"p50\":%" PRIu64 ",\"p95\":%" PRIu64 ",\"p99\":%" PRIu64 ",\"max\":%" PRIu64 "}",
-           name, s->count, samples_at(s, 500000), samples_at(s, 950000), samples_at(s, 990000),
-           samples_at(s, GH_PPM));
+           name, s->count, samples_at(s, 500000), samples_at(s, 950000), samples_at(s, 990000), samples_at(s, GH_PPM));
 }
 
 static void print_windows(const struct sim *sim, const struct tenant *t) {
@@ -147,8 +147,8 @@ static void print_windows(const struct sim *sim, const struct tenant *t) {
 static void print_tenant(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     printf("{\"completed\":%" PRIu64 ",\"executed\":%" PRIu64 ",\"charged\":%" PRIu64 ",\"requests\":%" PRIu64
-           ",\"longest_hold\":%" PRIu64 ",\"longest_kernel\":%" PRIu64 ",\"duty\":%" PRIu32
-           ",\"linger\":%" PRIu32 ",\"learned\":%" PRIu64,
+           ",\"longest_hold\":%" PRIu64 ",\"longest_kernel\":%" PRIu64 ",\"duty\":%" PRIu32 ",\"linger\":%" PRIu32
+           ",\"learned\":%" PRIu64,
            sim->gpu.context[i].completed - t->completed0, gpu_executed(&sim->gpu, i, sim->config.length) - t->executed0,
            t->charged - t->charged0, t->requests, t->longest_hold, t->longest_kernel, sim->published.slot[i].duty,
            sim->published.slot[i].linger, gh_cost_of(&t->cost[0]));

@@ -140,7 +140,8 @@ static void note_submission(struct sim *sim, unsigned i) {
                 uint64_t due = max64(sim->high_idle + linger, sim->low_ended);
                 const struct tenant *t = &sim->tenant[i];
                 int served = (sim->gpu.work & sim->low) != 0; /* low work is on the GPU: released already */
-                if (!served && t->state == GATE && t->held_from <= due && t->waited != GH_CAPPED && sim->now > due + GH_MS)
+                if (!served && t->state == GATE && t->held_from <= due && t->waited != GH_CAPPED &&
+                    sim->now > due + GH_MS)
                     sim->violations.late_release++;
                 break;
             }
@@ -190,20 +191,15 @@ static void host(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     t->at = NEVER;
     switch (t->state) {
-    case BURST:
-        burst(sim, i);
-        break;
+    case BURST: burst(sim, i); break;
     case LAUNCH:
-    case GATE:
-        launch(sim, i);
-        break;
+    case GATE: launch(sim, i); break;
     case SYNCED:
         if (sim->config.policy != NATIVE && !sim->tenant[i].program.lie)
             standin_poll(sim, i);
         after_burst(sim, i);
         break;
-    default:
-        break;
+    default: break;
     }
 }
 
@@ -276,7 +272,8 @@ static void watch_progress(struct sim *sim) {
     if (!sim->gpu.work)
         for (unsigned k = 0; k < sim->config.count; k++) {
             uint8_t mode = sim->tenant[k].mode;
-            stalled |= sim->tenant[k].state == GATE && sim->tenant[k].stopped_until <= sim->now && mode != GH_FROZEN && mode != GH_CAPPED;
+            stalled |= sim->tenant[k].state == GATE && sim->tenant[k].stopped_until <= sim->now && mode != GH_FROZEN &&
+                       mode != GH_CAPPED;
         }
     if (stalled && !sim->stalled_from)
         sim->stalled_from = sim->now;

@@ -66,14 +66,14 @@ struct tenant {
     uint32_t key;
 
     struct gh_own own;      /* what the shim keeps */
-    struct gh_gpu view;    /* and what it has read */
+    struct gh_gpu view;     /* and what it has read */
     uint64_t viewed, pacer; /* when; next pacer step or NEVER */
     unsigned waits_on;      /* slot, or GH_SLOTS */
-    uint8_t mode, waited; /* of the last decision, of the last one that was to wait */
+    uint8_t mode, waited;   /* of the last decision, of the last one that was to wait */
     struct gh_cost cost[2];
     uint64_t estimate[QUEUE_SIZE], charged_completed, charged_shared;
     struct gh_gaps gaps;
-    int tenure;               /* has it; counters at its begin: */
+    int tenure; /* has it; counters at its begin: */
     uint64_t tenure_clear, tenure_pending;
     uint64_t stopped_until; /* SIGSTOP: nothing of it runs before */
 

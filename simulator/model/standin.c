@@ -102,9 +102,19 @@ void standin_poll(struct sim *sim, unsigned i) {
 static void forge(struct sim *sim, unsigned i) {
     uint64_t now = sim->now;
     struct gh_slot *s = &sim->published.slot[i];
-    *s = (struct gh_slot){.launched = s->done + 2, .done = s->done + 1, .done_at = now, .heartbeat = now, .active_at = now,
-                          .residue = NEVER, .duty = GH_PPM, .epoch = s->epoch + 1000, .start = now,
-                          .end = now + sim->config.rules.tenure_sum, .probe_until = NEVER, .held = 1, .saturated = 1};
+    *s = (struct gh_slot){.launched = s->done + 2,
+                          .done = s->done + 1,
+                          .done_at = now,
+                          .heartbeat = now,
+                          .active_at = now,
+                          .residue = NEVER,
+                          .duty = GH_PPM,
+                          .epoch = s->epoch + 1000,
+                          .start = now,
+                          .end = now + sim->config.rules.tenure_sum,
+                          .probe_until = NEVER,
+                          .held = 1,
+                          .saturated = 1};
     sim->tenant[i].pacer = now + GH_MS / 2;
 }
 

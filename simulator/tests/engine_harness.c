@@ -8,8 +8,7 @@ struct bench {
     struct gpu_state state;
 };
 
-struct bench *bench_new(uint64_t slice, uint64_t loaded, uint64_t idle)
-{
+struct bench *bench_new(uint64_t slice, uint64_t loaded, uint64_t idle) {
     struct bench *b = calloc(1, sizeof *b);
     b->file.head.slice_ns = slice;
     b->file.head.switch_ns = loaded;
@@ -28,19 +27,22 @@ struct bench *bench_new(uint64_t slice, uint64_t loaded, uint64_t idle)
 void bench_free(struct bench *b) { free(b); }
 
 uint64_t bench_submit(struct bench *b, int queue, uint64_t at, uint32_t kind, uint64_t duration, uint32_t width,
-                      uint32_t other, uint64_t seq)
-{
+                      uint32_t other, uint64_t seq) {
     struct gpu_queue *q = &b->file.queue[queue];
     uint64_t tail = atomic_load(&q->tail);
     struct gpu_work *w = &q->ring[tail % GPU_RING];
-    *w = (struct gpu_work){.seq1 = tail + 1, .submit_ns = at, .duration_ns = duration, .kind = kind, .width = width,
-                            .other = other, .seq = seq};
+    *w = (struct gpu_work){.seq1 = tail + 1,
+                           .submit_ns = at,
+                           .duration_ns = duration,
+                           .kind = kind,
+                           .width = width,
+                           .other = other,
+                           .seq = seq};
     atomic_store(&q->tail, tail + 1);
     return tail;
 }
 
-void bench_advance(struct bench *b, uint64_t now)
-{
+void bench_advance(struct bench *b, uint64_t now) {
     for (bool whole = false; !whole;) {
         whole = engine_run(&b->file, &b->state, now);
         for (unsigned i = 0; i < b->state.logged; i++)
@@ -50,8 +52,7 @@ void bench_advance(struct bench *b, uint64_t now)
 }
 
 /* When this work will be done, if nothing else comes; at most `end`. */
-uint64_t bench_foresee(struct bench *b, uint64_t end, int queue, uint64_t seq)
-{
+uint64_t bench_foresee(struct bench *b, uint64_t end, int queue, uint64_t seq) {
     struct gpu_state s = b->state;
     engine_run_until(&b->file, &s, end, queue, seq);
     return s.queue[queue].head > seq ? s.now_ns : end;
@@ -61,12 +62,10 @@ uint64_t bench_head(struct bench *b, int queue) { return b->state.queue[queue].h
 uint64_t bench_mark(struct bench *b, int queue, uint64_t seq) { return b->file.queue[queue].ring[seq].done_ns; }
 uint64_t bench_busy(struct bench *b) { return b->state.busy.total_ns; }
 uint64_t bench_served(struct bench *b, int slot) { return b->state.slot[slot].total_ns; }
-void bench_met(struct bench *b, int queue, uint64_t seq, uint64_t at)
-{
+void bench_met(struct bench *b, int queue, uint64_t seq, uint64_t at) {
     b->file.queue[queue].ring[seq % GPU_RING].met_ns = at;
     atomic_store(&b->file.queue[queue].ring[seq % GPU_RING].met, 1);
 }
-void bench_void(struct bench *b, int queue)
-{
+void bench_void(struct bench *b, int queue) {
     atomic_store(&b->file.queue[queue].cut, atomic_load(&b->file.queue[queue].tail));
 }

@@ -17,10 +17,9 @@ from oci_hook.config import settings_compile
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
-from oci_hook.discovery import inventory
 from oci_hook.errors import NodeError
-from oci_hook.ledger import store
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.ledger import inventory, store
+from oci_hook.linux.proc import boot_id, process_life
 
 REAL_ROOT = "/srv/driver"
 
@@ -143,7 +142,7 @@ def test_containers_on_the_gpus_keep_them(install: Install) -> None:
     install.grant(Share(gpu["uuid"], 512, compute=30, slot=1))
     row = install.run("gpus").splitlines()[-1].split()
     assert row[-3:] == ["512Mi", "30%", "1"]
-    assert install.data("gpus")["gpus"][0]["granted_memory_mib"] == 512
+    assert install.data("gpus")["gpus"][0]["granted_mib"] == 512
     for command in ("up", "down"):
         error = install.data("sim", command, status=1)["errors"][0]
         assert error["code"] == "GH-306" and "box" in error["message"] and f"sim {command} --force" in error["message"]

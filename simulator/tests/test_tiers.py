@@ -9,7 +9,9 @@ from oci_hook.core.gpu_page import tiers_of
 from oci_hook.core.grant import Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.tiers import MEMOPS
-from oci_hook.discovery import inventory, tiers
+from oci_hook.discovery import tiers
+from oci_hook.ledger import inventory
+from oci_hook.ledger import tiers as seen_tiers
 from simulator.tests.test_cli import Install
 from simulator.tests.test_cli import install as install
 
@@ -32,7 +34,7 @@ def test_stream_memory_operations_count_by_what_they_do(install: Install) -> Non
     assert found["memops"]["resume_us"] > 0
     settings = load(str(install.prefix))
     assert install.data("gpus", "--refresh")["gpus"][0]["tier"] == found
-    assert tiers.usable(settings, the_inventory(install)) == {gpu["uuid"]: MEMOPS}
+    assert seen_tiers.usable(settings, the_inventory(install)) == {gpu["uuid"]: MEMOPS}
     install.run("sim", "down")
     assert os.listdir(settings.state_dir) == ["owner"]
 
@@ -43,17 +45,17 @@ def test_findings_expire(install: Install) -> None:
     there, settings = the_inventory(install), load(str(install.prefix))
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
     tiers.save(settings, there, {there.gpus[0].uuid: seen, "GPU-gone": seen})
-    assert list(tiers.load(settings, there)) == [there.gpus[0].uuid]
+    assert list(seen_tiers.load(settings, there)) == [there.gpus[0].uuid]
     assert "0.5" in install.run("gpus").splitlines()[2].split()
-    assert tiers.load(settings, there.replace(boot_id="another")) == {}
-    assert tiers.load(settings, there.replace(driver_version="1")) == {}
+    assert seen_tiers.load(settings, there.replace(boot_id="another")) == {}
+    assert seen_tiers.load(settings, there.replace(driver_version="1")) == {}
     file = Path(settings.state_dir) / "tiers.json"
     file.chmod(0o666)
-    assert tiers.load(settings, there) == {}, "anybody could have written it"
+    assert seen_tiers.load(settings, there) == {}, "anybody could have written it"
     for damage in (b"", b"[]", b'{"format": 1}', b"\xff"):
         file.write_bytes(damage)
         file.chmod(0o644)
-        assert tiers.load(settings, there) == {}
+        assert seen_tiers.load(settings, there) == {}
     assert install.data("gpus")["gpus"][0]["tier"] is None
 
 

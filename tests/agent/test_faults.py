@@ -20,7 +20,7 @@ from oci_hook.core.grant import Identity, Life
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.ledger import admit, slot_files, store
 from oci_hook.ledger import events as node_events
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.linux.proc import boot_id, process_life
 from tests.agent.box import Agent, events, grant, running, wait_for
 from tests.agent.test_agent import HOLD
 from tests.e2e.stage import CC, GLIBC, SHARE, Stage

@@ -12,7 +12,7 @@ import pytest
 from oci_hook.agent import enforce
 from oci_hook.agent.process_owner import Members
 from oci_hook.core.grant import Grant, Identity, Life
-from oci_hook.ledger.life import boot_id, process_life, start_time
+from oci_hook.linux.proc import boot_id, process_life, start_time
 from oci_hook.observe import inside
 from tests.agent.box import wait_for
 

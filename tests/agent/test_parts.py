@@ -31,9 +31,9 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import DeviceFile, Gpu, Inventory
 from oci_hook.core.slot_page import Gate
 from oci_hook.discovery import char_links
-from oci_hook.discovery import inventory as cache
 from oci_hook.errors import CODES, GhError, Problem
 from oci_hook.ledger import events
+from oci_hook.ledger import inventory as cache
 from tests.cli.box import Install
 from tests.e2e.stage import Stage
 

@@ -14,9 +14,9 @@ from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.core.pages import policy_page
-from oci_hook.discovery import inventory as node_inventory
+from oci_hook.discovery.save import save_inventory
 from oci_hook.ledger import store
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.linux.proc import boot_id, process_life
 
 UUIDS = ("GPU-0", "GPU-1")
 CREATED = 1_800_000_000  # 2027-01-15T08:00:00Z
@@ -70,7 +70,7 @@ class Install:
             libcuda=f"{driver}/libcuda.so.1.2",
             libnvml=f"{driver}/libnvidia-ml.so.1.2",
         )
-        node_inventory.save(self.settings, self.inventory)
+        save_inventory(self.settings, self.inventory)
 
     def file(self, name: str) -> Path:
         path = self.prefix / name

@@ -18,12 +18,12 @@ from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
-from oci_hook.discovery import char_links, inventory
+from oci_hook.discovery import char_links
 from oci_hook.discovery.driver_files import DriverFiles
 from oci_hook.engines import edits
 from oci_hook.engines.doctor import node, registered
-from oci_hook.ledger import store
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.ledger import inventory, store
+from oci_hook.linux.proc import boot_id, process_life
 from tests.conftest import REPO
 from tests.gate.gpus import until
 

@@ -5,12 +5,12 @@
 
 #include "decide.h"
 
-#define MUST(condition)                                                                     \
-    do {                                                                                    \
-        if (!(condition)) {                                                                 \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);         \
-            exit(1);                                                                        \
-        }                                                                                   \
+#define MUST(condition)                                                             \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1);                                                                \
+        }                                                                           \
     } while (0)
 
 static const uint64_t now = 100 * GH_S;
@@ -21,8 +21,15 @@ static struct gh_own own;
 static void tenant(unsigned i, unsigned class_, unsigned weight) {
     gpu.present |= 1ull << i;
     gpu.share[i] = (struct gh_share){.class_ = (uint8_t)class_, .weight = (uint16_t)weight};
-    gpu.slot[i] = (struct gh_slot){.launched = 9, .done = 8, .done_at = now, .heartbeat = now, .active_at = now,
-                                    .idle_since = now - GH_S, .v = GH_S, .duty = GH_PPM, .saturated = 1};
+    gpu.slot[i] = (struct gh_slot){.launched = 9,
+                                   .done = 8,
+                                   .done_at = now,
+                                   .heartbeat = now,
+                                   .active_at = now,
+                                   .idle_since = now - GH_S,
+                                   .v = GH_S,
+                                   .duty = GH_PPM,
+                                   .saturated = 1};
 }
 
 static void idle(unsigned i, uint64_t since) {
@@ -291,7 +298,7 @@ static void bucket_is_exact(void) {
     MUST(given <= due && due - given <= 1);
     b = gh_bucket_at(b, 333333, 10 * GH_MS, t + 10 * GH_S);
     MUST(b.level == (int64_t)(10 * GH_MS * GH_PPM));
-    b = gh_bucket_take(b, (int64_t)GH_S); /* reserved, */
+    b = gh_bucket_take(b, (int64_t)GH_S);  /* reserved, */
     b = gh_bucket_take(b, -(int64_t)GH_S); /* given back */
     MUST(b.level == (int64_t)(10 * GH_MS * GH_PPM));
 }
@@ -373,12 +380,30 @@ static const struct {
     void (*check)(void);
 } all[] = {
 #define N(x) {#x, x}
-    N(open_alone), N(guarded_after_company), N(long_ones_queue_behind_an_end), N(rotate_by_least_v), N(equal_claims_lower_slot_wins), N(tenure_by_weight),
-    N(tenures_stay_below_a_tenth_of_a_second), N(mix_lets_others_fill), N(probe_is_left_alone),
-    N(small_gap_is_no_idling), N(idle_primary_loses_its_tenure), N(dead_or_silent_primary_loses_its_tenure),
-    N(woken_takes_over), N(bank_bounds_credit), N(higher_class_freezes), N(drain_then_go), N(freeze_bit),
-    N(cap_also_alone), N(bucket_is_exact), N(starved_stops_believing), N(weight_is_what_one_is_owed),
-    N(linger_follows_gaps), N(costs_are_learned), N(saturation_has_hysteresis),
+    N(open_alone),
+    N(guarded_after_company),
+    N(long_ones_queue_behind_an_end),
+    N(rotate_by_least_v),
+    N(equal_claims_lower_slot_wins),
+    N(tenure_by_weight),
+    N(tenures_stay_below_a_tenth_of_a_second),
+    N(mix_lets_others_fill),
+    N(probe_is_left_alone),
+    N(small_gap_is_no_idling),
+    N(idle_primary_loses_its_tenure),
+    N(dead_or_silent_primary_loses_its_tenure),
+    N(woken_takes_over),
+    N(bank_bounds_credit),
+    N(higher_class_freezes),
+    N(drain_then_go),
+    N(freeze_bit),
+    N(cap_also_alone),
+    N(bucket_is_exact),
+    N(starved_stops_believing),
+    N(weight_is_what_one_is_owed),
+    N(linger_follows_gaps),
+    N(costs_are_learned),
+    N(saturation_has_hysteresis),
 #undef N
 };
 

@@ -31,20 +31,21 @@ static uint64_t draw(void) {
 
 static uint64_t below(uint64_t n) { return n ? draw() % n : 0; }
 
-#define CHECK(id, condition)                                                                  \
-    do {                                                                                      \
-        checks[id]++;                                                                         \
-        check_name[id] = #condition;                                                          \
-        if (!(condition)) {                                                                   \
+#define CHECK(id, condition)                                                                        \
+    do {                                                                                            \
+        checks[id]++;                                                                               \
+        check_name[id] = #condition;                                                                \
+        if (!(condition)) {                                                                         \
             fprintf(stderr, "%s:%d: property %d broken: %s\n", __FILE__, __LINE__, id, #condition); \
-            abort();                                                                          \
-        }                                                                                     \
+            abort();                                                                                \
+        }                                                                                           \
     } while (0)
 
 /* A time near now, before or (hostile clocks) after it, or an extreme one. */
 static uint64_t near(uint64_t now, int hostile) {
-    static const uint64_t distance[] = {0,           1,          100 * GH_US, 200 * GH_US, 700 * GH_US, GH_MS,  2500 * GH_US,
-                                        5 * GH_MS, 10 * GH_MS, 50 * GH_MS,  100 * GH_MS, GH_S - 1,    2 * GH_S};
+    static const uint64_t distance[] = {
+        0,         1,          100 * GH_US, 200 * GH_US, 700 * GH_US, GH_MS,   2500 * GH_US,
+        5 * GH_MS, 10 * GH_MS, 50 * GH_MS,  100 * GH_MS, GH_S - 1,    2 * GH_S};
     uint64_t d = distance[below(sizeof distance / sizeof *distance)];
     d += d ? below(d) : 0;
     if (hostile && below(4) == 0)
@@ -125,8 +126,7 @@ static int same(const struct gh_decision *a, const struct gh_decision *b) {
     return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->claim == b->claim &&
            a->held == b->held && a->until == b->until && a->epoch == b->epoch && a->start == b->start &&
            a->end == b->end && a->probe_until == b->probe_until && a->distrust_until == b->distrust_until &&
-           a->distrust_for == b->distrust_for &&
-           a->ahead == b->ahead;
+           a->distrust_for == b->distrust_for && a->ahead == b->ahead;
 }
 
 /* What holds for any bytes in the others' slots. */
@@ -157,8 +157,8 @@ static void any_neighbours(void) {
     memcpy(&copy, &gpu, sizeof gpu); /* the bytes between its fields, too */
 
     struct gh_decision d = gh_decide(&gpu, me, &own, now, cost), again = gh_decide(&copy, me, &own, now, cost);
-    CHECK(0, same(&d, &again));                     /* I15 */
-    CHECK(1, !memcmp(&gpu, &copy, sizeof gpu));   /* I1: nothing but the own slot, and that by the caller */
+    CHECK(0, same(&d, &again));                 /* I15 */
+    CHECK(1, !memcmp(&gpu, &copy, sizeof gpu)); /* I1: nothing but the own slot, and that by the caller */
     const struct gh_slot *mine = &gpu.slot[me];
     int empty = mine->launched == mine->done;
     if (!d.go) { /* I2 */
@@ -186,8 +186,8 @@ static void any_neighbours(void) {
             higher += gpu.share[i].class_ > gpu.share[me].class_;
             lower += gpu.share[i].class_ < gpu.share[me].class_;
             equals += gpu.share[i].class_ == gpu.share[me].class_;
-            int working = s->launched != s->done && !s->dead && s->heartbeat <= now && now - s->heartbeat < 50 * GH_MS &&
-                          s->done_at <= now && now - s->done_at < GH_S;
+            int working = s->launched != s->done && !s->dead && s->heartbeat <= now &&
+                          now - s->heartbeat < 50 * GH_MS && s->done_at <= now && now - s->done_at < GH_S;
             if (working && gpu.share[i].class_ > gpu.share[me].class_)
                 CHECK(12, !d.go); /* I9 */
         }
@@ -195,9 +195,9 @@ static void any_neighbours(void) {
     int behind = window == gpu.rules.window && left <= window / 4 && cost < GH_COST_UNKNOWN;
     if (d.go && d.mode != GH_OPEN && !empty)
         CHECK(13, left + cost <= window || left + cost < cost || behind);
-    int free_ = !gpu.share[me].freeze && !higher && !lower &&
-                (!gpu.share[me].cap ||
-                 (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
+    int free_ =
+        !gpu.share[me].freeze && !higher && !lower &&
+        (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
     if (free_ && !equals)
         CHECK(14, d.go && d.mode == GH_OPEN); /* I4 */
     /* I3: whatever equals write, nobody with nothing in flight is held for longer than some rounds of tenures. */
@@ -273,8 +273,13 @@ static void idle_high(void) {
     gpu.seen = now;
     gpu.share[0] = (struct gh_share){.class_ = 2, .weight = 100, .linger = set ? (uint32_t)linger : 0};
     gpu.share[1] = (struct gh_share){.class_ = 0, .weight = 100};
-    gpu.slot[0] = (struct gh_slot){.launched = 7, .done = 7, .heartbeat = now - idle, .active_at = now - idle,
-                                    .done_at = now - idle, .idle_since = now - idle, .linger = (uint32_t)linger};
+    gpu.slot[0] = (struct gh_slot){.launched = 7,
+                                   .done = 7,
+                                   .heartbeat = now - idle,
+                                   .active_at = now - idle,
+                                   .done_at = now - idle,
+                                   .idle_since = now - idle,
+                                   .linger = (uint32_t)linger};
     if (!set && linger > gpu.rules.linger_max)
         linger = gpu.rules.linger_max;
     struct gh_own own = {0};

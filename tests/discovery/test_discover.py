@@ -11,9 +11,10 @@ import pytest
 
 from gpu_hook_simulator import driver_root
 from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
-from oci_hook.discovery import discover, inventory
+from oci_hook.discovery import discover
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import NodeError
+from oci_hook.ledger import inventory
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 12.3.0"
 CLOSED = (
@@ -275,13 +276,13 @@ def test_kernel_version_without_a_driver(tmp_path: Path) -> None:
 def test_nodes_of_whole_gpus(tmp_path: Path) -> None:
     """As the kernel lists them: a GPU's own in its PCI folder, other makers' and half-gone ones left out."""
     pci = tmp_path / "bus/pci/devices"
-    for name, dev in (("0000:3b:00.0/drm/gpu1", "226:1"), ("0000:3b:00.0/drm/renderD129", "226:129\n")):
+    for name, dev in (("0000:3b:00.0/drm/card1", "226:1"), ("0000:3b:00.0/drm/renderD129", "226:129\n")):
         (pci / name).mkdir(parents=True)
         (pci / name / "dev").write_text(dev)
     (pci / "0000:3b:00.0/drm/controlD65").mkdir()
-    (pci / "0000:5e:00.0/drm/gpu2").mkdir(parents=True)  # no numbers any more
-    (pci / "0000:00:02.0/drm/gpu0").mkdir(parents=True)
-    (pci / "0000:00:02.0/drm/gpu0/dev").write_text("226:0")
+    (pci / "0000:5e:00.0/drm/card2").mkdir(parents=True)  # no numbers any more
+    (pci / "0000:00:02.0/drm/card0").mkdir(parents=True)
+    (pci / "0000:00:02.0/drm/card0/dev").write_text("226:0")
     gpus = (
         Gpu("GPU-0", 0, 0, 1, pci="00000000:3B:00.0"),
         Gpu("GPU-1", 1, 1, 1, pci="00000000:5E:00.0"),

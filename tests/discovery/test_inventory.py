@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
-from oci_hook.discovery import inventory
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import NodeError
-from oci_hook.ledger.life import boot_id
+from oci_hook.ledger import inventory
+from oci_hook.linux.proc import boot_id
 
 text = st.text(st.characters(codec="utf-8"), max_size=30)
 number = st.integers(0, 2**53)
@@ -57,7 +58,7 @@ def file(node: Settings) -> Path:
 
 def test_what_was_saved_is_loaded(node: Settings) -> None:
     said = found(node)
-    inventory.save(node, said)
+    save_inventory(node, said)
     assert inventory.load(node) == said
     st = file(node).stat()
     assert (stat.S_IMODE(st.st_mode), st.st_uid) == (0o644, os.geteuid())
@@ -65,14 +66,14 @@ def test_what_was_saved_is_loaded(node: Settings) -> None:
 
 
 def test_the_old_one_stays_when_the_new_one_cannot_be_written(node: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    inventory.save(node, found(node))
+    save_inventory(node, found(node))
 
     def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(NodeError, match="GH-303.*No space left"):
-        inventory.save(node, found(node).replace(driver_version="9"))
+        save_inventory(node, found(node).replace(driver_version="9"))
     monkeypatch.undo()
     assert inventory.load(node).driver_version == "1.2"
     assert sorted(os.listdir(node.state_dir)) == ["inventory.json", "owner"]
@@ -83,17 +84,17 @@ def test_none_yet(node: Settings) -> None:
 
 
 def test_another_boot(node: Settings) -> None:
-    inventory.save(node, found(node).replace(boot_id="00000000-0000-0000-0000-000000000000"))
+    save_inventory(node, found(node).replace(boot_id="00000000-0000-0000-0000-000000000000"))
     assert "earlier boot" in refusal(node, "GH-301")
 
 
 def test_driver_root_was_changed(node: Settings) -> None:
-    inventory.save(node, found(node))
+    save_inventory(node, found(node))
     assert "driver_root" in refusal(node.replace(driver_root="/run/nvidia/driver"), "GH-301")
 
 
 def test_library_was_replaced(node: Settings) -> None:
-    inventory.save(node, found(node))
+    save_inventory(node, found(node))
     new = Path(node.driver_root) / "new"
     new.write_text("cuda")
     new.rename(Path(node.driver_root) / "libcuda.so.1.2")
@@ -101,7 +102,7 @@ def test_library_was_replaced(node: Settings) -> None:
 
 
 def test_library_is_gone(node: Settings) -> None:
-    inventory.save(node, found(node))
+    save_inventory(node, found(node))
     (Path(node.driver_root) / "libcuda.so.1.2").unlink()
     assert "libcuda.so.1.2 is gone" in refusal(node, "GH-302")
 
@@ -110,13 +111,13 @@ def test_kernel_driver_was_replaced(node: Settings) -> None:
     """Files below /proc have no lasting inode and time: their text counts."""
     path, zero, length, checksum = inventory.stamp("/proc/version")
     assert (path, zero, length) == ("/proc/version", 0, len(Path("/proc/version").read_bytes()))
-    inventory.save(node, found(node).replace(stamp=((path, zero, length, checksum ^ 1),)))
+    save_inventory(node, found(node).replace(stamp=((path, zero, length, checksum ^ 1),)))
     assert "/proc/version changed" in refusal(node, "GH-301")
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
 def test_others_could_have_written_it(node: Settings, mode: int) -> None:
-    inventory.save(node, found(node))
+    save_inventory(node, found(node))
     file(node).chmod(mode)
     assert "can be changed by other users" in refusal(node, "GH-301")
 
@@ -137,13 +138,13 @@ def test_others_could_have_written_it(node: Settings, mode: int) -> None:
     ],
 )
 def test_damaged(node: Settings, damage: bytes) -> None:
-    inventory.save(node, found(node))
+    save_inventory(node, found(node))
     file(node).write_bytes(damage)
     refusal(node, "GH-301")
 
 
 def test_every_cut_is_refused(node: Settings) -> None:
-    inventory.save(node, found(node))
+    save_inventory(node, found(node))
     whole = file(node).read_bytes()
     for length in range(0, len(whole) - 1, 7):
         file(node).write_bytes(whole[:length])
@@ -157,5 +158,5 @@ def test_any_values_survive(
 ) -> None:
     gpu = Gpu("GPU-x", index, index, index, name, pci)
     said = found(node).replace(driver_version=version, gpus=(gpu,), links=tuple(links))
-    inventory.save(node, said)
+    save_inventory(node, said)
     assert inventory.load(node) == said

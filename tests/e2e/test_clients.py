@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.test_driver_files import debian_driver
 
-from oci_hook.discovery import driver_files, inventory
+from oci_hook.discovery import driver_files
+from oci_hook.discovery.save import save_inventory
 from tests.conftest import Bundle, Install, Runc
+from tests.discovery.test_driver_files import debian_driver
 from tests.e2e.fetched import nvidia, wheel
 from tests.e2e.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 
@@ -170,7 +171,7 @@ def real(native: Path, tmp_path: Path, debian_driver: Path, no_new_devices: None
         files=found.files,
     )
     made.inventory = known
-    inventory.save(made.settings, known)
+    save_inventory(made.settings, known)
     return made
 
 

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
 from oci_hook.core.inventory import Gpu, GpuNode, Inventory
-from oci_hook.discovery import inventory
-from oci_hook.ledger import store
+from oci_hook.ledger import inventory, store
 from tests.e2e.stage import Stage, compile_client, glibc_image, stopped_at_the_limit
 from tests.e2e.test_nvidia_runtime import mknod
 

@@ -18,8 +18,8 @@ import yaml
 from oci_hook.config import settings as node_settings
 from oci_hook.config import settings_compile
 from oci_hook.core.inventory import GpuNode
-from oci_hook.discovery import inventory
-from oci_hook.ledger import store
+from oci_hook.discovery.save import save_inventory
+from oci_hook.ledger import inventory, store
 from tests.conftest import REPO
 from tests.e2e.stage import GPU_MIB, MULTIARCH, SHARE, Stage, compile_client, glibc_image, stopped_at_the_limit
 
@@ -49,7 +49,7 @@ class Beside(Stage):
         nodes = [
             GpuNode(c.uuid, "graphics", f"/dev/dri/renderD{128 + c.minor}", 226, 128 + c.minor) for c in found.gpus
         ]
-        inventory.save(settings, found.replace(nodes=tuple(nodes)))
+        save_inventory(settings, found.replace(nodes=tuple(nodes)))
 
     def use(self, mode: str, lower: str = "", **more: Any) -> "Beside":
         """mode: ours and theirs, "on-top cdi"; "standalone" or what is set in `more` for settings that do not fit."""
@@ -270,12 +270,12 @@ def test_another_driver_version(stage: Beside, image: Path) -> None:
 
 
 def test_the_page(stage: Beside, image: Path) -> None:
-    """docs/nvidia-runtime.md, its commands in their order, then a container in the mode that they set."""
+    """docs/guide/nvidia-runtime.md, its commands in their order, then a container in the mode that they set."""
     bin = stage.folder / "bin"
     bin.mkdir()
     (bin / "gpu-hook").write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m oci_hook "$@"\n')
     (bin / "gpu-hook").chmod(0o755)
-    text = (REPO / "docs/nvidia-runtime.md").read_text()
+    text = (REPO / "docs/guide/nvidia-runtime.md").read_text()
     nvidia = str(stage.toolkit / "nvidia-container-runtime")
     places = {"/opt/gpu-hook": str(stage.prefix), "/usr/bin/nvidia-container-runtime": nvidia}
     places["/usr/sbin/runc"] = str(shutil.which("runc"))

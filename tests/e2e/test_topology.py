@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
-from oci_hook.discovery import inventory
-from oci_hook.ledger import store
+from oci_hook.ledger import inventory, store
 from scripts import tiny_image
 from tests.e2e.stage import Stage
 

@@ -75,7 +75,7 @@ class Place:
 
     def grants(self) -> list[Any]:
         """What `gpu-hook ps` says on the engine's own machine."""
-        grants: list[Any] = json.loads(self.gpu_hook("ps", "--json"))["grants"]
+        grants: list[Any] = json.loads(self.gpu_hook("ps", "--json"))["containers"]
         return grants
 
     def holders(self) -> list[tuple[str, int]]:

@@ -49,7 +49,7 @@ def test_from_nothing_and_back(machine: Machine) -> None:
     output = machine.run("install")
     assert f"docker: created {machine.daemon_json}" in output
     assert "+++ " in output and f'+      "path": "{machine.prefix}/bin/gpu-hook-runtime"' in output
-    assert "docker: takes effect with `systemctl reload docker`" in output
+    assert "docker: takes effect after `systemctl reload docker`" in output
     assert "podman: created" in output and "podman: takes effect" not in output
     again = machine.run("install")
     assert "unchanged" in again and "+++" not in again and "takes effect" not in again
@@ -163,7 +163,7 @@ def systemd(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_restart_only_what_changed(machine: Machine, systemd: Path) -> None:
-    assert "docker: has read its new configuration" in machine.run("install", "--restart")
+    assert "docker: reloaded with its new configuration" in machine.run("install", "--restart")
     assert systemd.read_text().splitlines() == ["is-active --quiet docker", "reload docker", "is-active docker"]
     systemd.unlink()
     machine.run("install", "--restart")

@@ -13,11 +13,11 @@ from oci_hook.config.settings import load
 from oci_hook.core import layout
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
-from oci_hook.discovery import inventory
+from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
 from oci_hook.ledger import slot_files, store
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.linux.proc import boot_id, process_life
 from tests.conftest import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")]
@@ -86,7 +86,7 @@ def test_nothing_of_ours_stays_behind(prefix: Install, tmp_path: Path, way: str)
     WAYS[way](prefix)
     assert mounts(prefix) == [] and sorted(os.listdir(prefix.state)) == ["foreign", "sim"]
     assert load(str(prefix.prefix)).state_dir == str(tmp_path / "other")
-    inventory.save(load(str(prefix.prefix)), prefix.inventory)
+    save_inventory(load(str(prefix.prefix)), prefix.inventory)
     assert not slot_files.gpus(str(tmp_path / "other"))
 
 

@@ -10,11 +10,11 @@ import pytest
 from oci_hook.config import settings_compile
 from oci_hook.config.settings import load
 from oci_hook.core import layout
-from oci_hook.discovery import inventory
+from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError, SettingsError
 from oci_hook.install import state_owner
-from oci_hook.ledger import slot_files
+from oci_hook.ledger import inventory, slot_files
 from tests.conftest import Install, make_inventory
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")]
@@ -59,10 +59,10 @@ def test_settings_that_name_anothers_are_not_compiled(state: Path, tmp_path: Pat
 def test_after_a_reboot_it_is_whose_gpus_are_listed_first(prefix: Install, tmp_path: Path) -> None:
     """tmpfs is empty then, and without a list of the GPUs no container starts."""
     (prefix.state / "owner").unlink()
-    inventory.save(prefix.settings, prefix.inventory)
+    save_inventory(prefix.settings, prefix.inventory)
     second = prefix.settings.replace(prefix=str(tmp_path / "b"))
     with pytest.raises(SettingsError, match="GH-504"):
-        inventory.save(second, make_inventory(tmp_path / "driver2", tmp_path / "state2"))
+        save_inventory(second, make_inventory(tmp_path / "driver2", tmp_path / "state2"))
     assert inventory.load(prefix.settings) == prefix.inventory
 
 

@@ -21,12 +21,14 @@ from oci_hook.core.layout import MARKER
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
-from oci_hook.discovery import inventory, tiers
+from oci_hook.discovery import tiers
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import ApplyError, NodeError, NoRoomError, RequestError
-from oci_hook.ledger import admit, life, slot_files, store
+from oci_hook.ledger import admit, inventory, slot_files, store
+from oci_hook.linux import proc
 
 REPO = Path(__file__).resolve().parents[2]
-BOOT = life.boot_id()
+BOOT = proc.boot_id()
 UUID = "GPU-00000000-0000-4000-8000-000000000000"
 SHARE = Request((GpuRequest(memory_mib=2048, compute=10),))
 
@@ -35,7 +37,7 @@ SHARE = Request((GpuRequest(memory_mib=2048, compute=10),))
 def settings(tmp_path):
     """An install's settings, its inventory (one simulated GPU of 20 GiB) in place."""
     found = Settings(str(tmp_path), driver_root=str(tmp_path / "driver"), state_dir=str(tmp_path / "state"))
-    inventory.save(found, node(found.driver_root))
+    save_inventory(found, node(found.driver_root))
     return found
 
 
@@ -49,7 +51,7 @@ def who(id):
 
 
 def me():
-    return Life(BOOT, life.process_life(os.getpid()))
+    return Life(BOOT, proc.process_life(os.getpid()))
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ def test_a_tolerance_that_a_lower_class_is_known_to_exceed(settings):
 
 
 def test_a_second_create_of_a_living_container_changes_nothing(settings, other):
-    first = admit.admit(SHARE, who("c1"), Life(BOOT, life.process_life(other.pid)), settings).grant
+    first = admit.admit(SHARE, who("c1"), Life(BOOT, proc.process_life(other.pid)), settings).grant
     with pytest.raises(ApplyError) as e:
         admit.admit(Request((GpuRequest(memory_mib=1),)), who("c1"), me(), settings)
     assert str(e.value) == f"GH-407: container c1 exists and lives (process {other.pid}); delete it first"
@@ -159,7 +161,7 @@ def test_without_inventory_or_ledger_nothing_is_granted(settings, tmp_path):
     with pytest.raises(NodeError, match="GH-301"):
         admit.admit(SHARE, who("c1"), me(), settings)
     assert files(settings) == []
-    inventory.save(settings, node(settings.driver_root))
+    save_inventory(settings, node(settings.driver_root))
     Path(settings.state_dir, "ledger").write_text("")
     with pytest.raises(NodeError, match="GH-303"):
         admit.admit(SHARE, who("c1"), me(), settings)
@@ -173,7 +175,7 @@ def test_an_id_that_no_runtime_takes_is_refused(settings, id):
 
 
 def test_release_takes_no_living_containers_grant_unless_forced(settings, other):
-    grant = admit.admit(SHARE, who("c1"), Life(BOOT, life.process_life(other.pid)), settings).grant
+    grant = admit.admit(SHARE, who("c1"), Life(BOOT, proc.process_life(other.pid)), settings).grant
     with pytest.raises(ApplyError, match=f"GH-407: container c1 holds this grant and lives .process {other.pid}.;"):
         admit.release(grant.key, settings)
     assert store.snapshot(settings.state_dir) == (grant,)
@@ -183,7 +185,7 @@ def test_release_takes_no_living_containers_grant_unless_forced(settings, other)
 
 
 def test_release_of_a_dead_containers_grant(settings, other):
-    grant = admit.admit(SHARE, who("c1"), Life(BOOT, life.process_life(other.pid)), settings).grant
+    grant = admit.admit(SHARE, who("c1"), Life(BOOT, proc.process_life(other.pid)), settings).grant
     other.kill()
     other.wait()
     assert admit.release(grant.key, settings)
@@ -203,11 +205,12 @@ from oci_hook.core.grant import Identity, Life
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import GhError
 from oci_hook.ledger import admit, life, store
+from oci_hook.linux import proc
 from oci_hook.config.settings import Settings
 settings = Settings(sys.argv[1], driver_root=sys.argv[1] + "/driver", state_dir=sys.argv[1] + "/state")
 request = Request((GpuRequest(memory_mib=2048, compute=10),))
 def one(id):
-    by = Life(life.boot_id(), life.process_life(os.getpid()))
+    by = Life(proc.boot_id(), proc.process_life(os.getpid()))
     return admit.admit(request, Identity("/run/runc", id, "/bundle/" + id), by, settings)
 """
 
@@ -273,7 +276,7 @@ print(len(names))
 
 def test_killed_at_every_step_of_an_admission(settings, other):
     """By a counter over the steps. What is left is no grant, or one that the next look sweeps; create works again."""
-    held = admit.admit(SHARE, who("here"), Life(BOOT, life.process_life(other.pid)), settings).grant
+    held = admit.admit(SHARE, who("here"), Life(BOOT, proc.process_life(other.pid)), settings).grant
     whole = Request((GpuRequest(memory_mib=20480 - 2048),))
     for step in range(1, 100):
         code = KILLED.format(repo=str(REPO))
@@ -325,7 +328,7 @@ def test_a_container_that_runc_will_not_delete_keeps_its_grant(settings, runc, b
     id = runc.new_id()
     command = ["runc", "--root", str(runc.root), "--log", "/dev/null", "create", "--bundle", str(bundle(edit=ours)), id]
     pipe = subprocess.Popen(["sh", "-c", 'read x; exec "$@"', "sh", *command], stdin=subprocess.PIPE)
-    by = Life(BOOT, life.process_life(pipe.pid))
+    by = Life(BOOT, proc.process_life(pipe.pid))
     key = admit.admit(SHARE, Identity(str(runc.root), id, "/b"), by, settings).grant.key
     pipe.communicate(b"\n", timeout=60)
     assert pipe.returncode == 0

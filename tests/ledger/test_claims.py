@@ -14,11 +14,11 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.engines import edits
 from oci_hook.errors import NodeError
-from oci_hook.ledger import admit, claims, life, store
-from oci_hook.linux import lock, own_path
+from oci_hook.ledger import admit, claims, store
+from oci_hook.linux import lock, own_path, proc
 
 REPO = Path(__file__).resolve().parents[2]
-BOOT = life.boot_id()
+BOOT = proc.boot_id()
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-aaaa")
 SHARE = Request((GpuRequest(memory_mib=10),))
 
@@ -44,7 +44,7 @@ def node(simulated=False):
 
 def give(settings, id="c1", request=SHARE, by=None, simulated=False):
     who = Identity("/run/runc", id, f"/b/{id}")
-    by = by or Life(BOOT, life.process_life(os.getpid()))
+    by = by or Life(BOOT, proc.process_life(os.getpid()))
     return admit.admit_on(node(simulated), request, who, by, settings).grant
 
 
@@ -92,7 +92,7 @@ def test_another_gpu_is_free(installs):
 def test_a_dead_grant_holds_no_claim(installs):
     a, b = installs
     p = subprocess.Popen(["sleep", "60"])
-    give(a, by=Life(BOOT, life.process_life(p.pid)))
+    give(a, by=Life(BOOT, proc.process_life(p.pid)))
     p.kill()
     p.wait()
     give(b)

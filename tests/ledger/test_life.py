@@ -16,9 +16,10 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.layout import MARKER
 from oci_hook.ledger import life
 from oci_hook.ledger.proof import Judge
+from oci_hook.linux import proc
 
 REPO = Path(__file__).resolve().parents[2]
-BOOT = life.boot_id()
+BOOT = proc.boot_id()
 V1 = Path("/sys/fs/cgroup/devices")
 
 
@@ -74,7 +75,7 @@ READY = "import os, sys, time; print(1, flush=True);"
 
 def test_a_process_is_its_pid_and_start(child):
     p = child(READY + "sys.stdin.read()")
-    pid, start = life.process_life(p.pid)
+    pid, start = proc.process_life(p.pid)
     assert pid == p.pid and alive(Life(BOOT, (pid, start)))
     assert alive(Life(BOOT, None, (pid, start)))
     assert not alive(Life(BOOT, (pid, start - 1))), "a reused pid"
@@ -84,17 +85,17 @@ def test_a_process_is_its_pid_and_start(child):
     p.wait()
     assert not alive(Life(BOOT, (pid, start)))
     with pytest.raises(ProcessLookupError):
-        life.process_life(pid)
+        proc.process_life(pid)
 
 
 def test_start_time_is_the_kernels_and_survives_exec():
     p = subprocess.Popen(["sh", "-c", "read x; exec sleep 300"], stdin=subprocess.PIPE)
     try:
-        before = life.process_life(p.pid)
+        before = proc.process_life(p.pid)
         p.stdin.write(b"\n")
         p.stdin.flush()
         until(lambda: Path(f"/proc/{p.pid}/comm").read_text() == "sleep\n")
-        assert life.process_life(p.pid) == before
+        assert proc.process_life(p.pid) == before
         assert before[1] == int(Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split()[19])
     finally:
         p.kill()
@@ -104,7 +105,7 @@ def test_start_time_is_the_kernels_and_survives_exec():
 def test_a_zombie_is_dead(child):
     p = child(READY)
     until(lambda: Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert life.start_time(p.pid) == 0
+    assert proc.start_time(p.pid) == 0
 
 
 def test_a_zombie_main_thread_beside_a_living_one_is_alive(child):
@@ -116,20 +117,20 @@ def test_a_zombie_main_thread_beside_a_living_one_is_alive(child):
         libc.syscall({"x86_64": 60, "aarch64": 93}[__import__("os").uname().machine], 0)
     """)
     until(lambda: Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert alive(Life(BOOT, life.process_life(p.pid)))
+    assert alive(Life(BOOT, proc.process_life(p.pid)))
 
 
 def test_a_stopped_process_is_alive(child):
     p = child(READY + "sys.stdin.read()")
     os.kill(p.pid, signal.SIGSTOP)
     until(lambda: " T " in Path(f"/proc/{p.pid}/stat").read_text())
-    assert alive(Life(BOOT, life.process_life(p.pid)))
+    assert alive(Life(BOOT, proc.process_life(p.pid)))
 
 
 def test_a_hostile_name_shifts_no_field(child):
     p = child("open('/proc/self/comm', 'w').write(') Z 1 1 1 ('); print(1, flush=True); input()")
     assert Path(f"/proc/{p.pid}/comm").read_text() == ") Z 1 1 1 (\n"
-    assert alive(Life(BOOT, life.process_life(p.pid)))
+    assert alive(Life(BOOT, proc.process_life(p.pid)))
 
 
 @pytest.fixture
@@ -220,7 +221,7 @@ def ticks_past(tick):
     """Whether a process that starts now starts in a later clock tick (10 ms)."""
     p = subprocess.Popen(["sleep", "60"])
     try:
-        return life.start_time(p.pid) > tick
+        return proc.start_time(p.pid) > tick
     finally:
         p.kill()
         p.wait()
@@ -247,7 +248,7 @@ class Creator:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.life = life.process_life(self.p.pid)
+        self.life = proc.process_life(self.p.pid)
 
     def go(self):
         self.p.communicate(b"\n", timeout=60)
@@ -262,7 +263,7 @@ def test_a_container_of_runc_from_create_to_delete(runc, bundle):
     assert current(granted) is granted, "the creator lives"
     assert creator.go() == 0
     learned = current(granted)
-    assert learned.life == Life(BOOT, None, life.process_life(runc.pid(id)), str(V1 / id), os.stat(V1 / id).st_ino)
+    assert learned.life == Life(BOOT, None, proc.process_life(runc.pid(id)), str(V1 / id), os.stat(V1 / id).st_ino)
     assert learned.replace(life=granted.life) == granted, "nothing else changes"
     assert current(learned) is learned
     assert runc("start", id).returncode == 0
@@ -291,7 +292,7 @@ def test_a_create_that_fails_leaves_nothing_alive(runc, bundle):
 def test_a_container_that_had_the_id_before_is_not_adopted(runc, bundle):
     assert runc.create(bundle(edit=ours)).returncode == 0
     id = runc.ids[-1]
-    until(lambda: ticks_past(life.start_time(runc.pid(id))))
+    until(lambda: ticks_past(proc.start_time(runc.pid(id))))
     creator = Creator("runc", "--root", runc.root, "create", "--bundle", bundle(edit=ours), id)
     granted = grant_of(runc.root, id, creator.life)
     assert creator.go() != 0, "the id is taken"
@@ -310,7 +311,7 @@ def test_what_is_left_of_a_container_without_pid_namespace_counts(runc, bundle):
     learned = current(granted)
     init = learned.life.init
     assert runc("start", id).returncode == 0
-    until(lambda: life.start_time(init[0]) != init[1])
+    until(lambda: proc.start_time(init[0]) != init[1])
     assert current(learned) is learned, "a process of the container is there"
     assert current(granted) == learned, "also when nobody looked while init lived"
     assert runc("delete", "--force", id).returncode == 0
@@ -329,7 +330,7 @@ def test_a_later_container_of_the_same_id_is_the_same_grants(runc, bundle):
     until(lambda: ticks_past(first.life.init[1]))
     assert runc.create(bundle(edit=ours), id=id).returncode == 0
     again = current(first)
-    assert again.life.init == life.process_life(runc.pid(id)) != first.life.init
+    assert again.life.init == proc.process_life(runc.pid(id)) != first.life.init
 
 
 # In a mount namespace of its own, where the cgroup hierarchies can be arranged. Prints what life says in each state.
@@ -338,14 +339,15 @@ import json, os, subprocess, sys
 sys.path.insert(0, {repo!r})
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.ledger import life
+from oci_hook.linux import proc
 from oci_hook.ledger.proof import Judge
 runtime, root, id = sys.argv[1:4]
 def call(*args):
     p = subprocess.run([runtime, "--root", root, *args], stdout=open(root + ".log", "a"), stderr=subprocess.STDOUT,
                        stdin=subprocess.DEVNULL)
     assert p.returncode == 0, open(root + ".log").read()
-boot = life.boot_id()
-granted = Grant("0" * 32, Identity(root, id, "/b"), Life(boot, life.process_life(os.getpid())), ())
+boot = proc.boot_id()
+granted = Grant("0" * 32, Identity(root, id, "/b"), Life(boot, proc.process_life(os.getpid())), ())
 granted = granted.replace(life=Life(boot, (1 << 22, granted.life.creator[1])))  # a dead creator, of this time
 call("create", "--bundle", sys.argv[4], id)
 try:
@@ -402,7 +404,7 @@ def test_a_container_of_youki(child, tmp_path):
     grant = grant_of(tmp_path, "c1", creator=(p.pid, 1))
     youki(tmp_path, p.pid)
     learned = learn(grant)
-    assert learned.life.init == life.process_life(p.pid)
+    assert learned.life.init == proc.process_life(p.pid)
     assert current(learned)
     youki(tmp_path, None)  # stopped
     assert learn(grant) is grant
@@ -413,7 +415,7 @@ def test_a_pid_in_youkis_state_that_another_process_has_now(child, tmp_path):
     youki(tmp_path, p.pid)
     long_ago = time.time() - 3600
     os.utime(tmp_path / "c1/state.json", (long_ago, long_ago))
-    grant = grant_of(tmp_path, "c1", creator=(p.pid, life.start_time(p.pid) - 1))
+    grant = grant_of(tmp_path, "c1", creator=(p.pid, proc.start_time(p.pid) - 1))
     assert learn(grant) is grant and current(grant) is None
 
 
@@ -442,7 +444,7 @@ def test_a_strange_state_file_keeps_nothing_alive(tmp_path, state, name):
 @pytest.mark.parametrize("id", ["", ".", "..", "../c1", "a/b", "x\0", "ä", "a" * 1025, "a b", "c1\n"])
 def test_an_id_that_is_no_file_name_is_never_looked_up(tmp_path, id):
     assert not life.valid_id(id)
-    pid, start = life.process_life(os.getpid())
+    pid, start = proc.process_life(os.getpid())
     (tmp_path / "c1").mkdir()
     (tmp_path / "c1/state.json").write_text(json.dumps({"init_process_pid": pid, "init_process_start": start}))
     granted = grant_of(tmp_path / "root", id)
@@ -459,7 +461,7 @@ def test_the_hooks_grants_have_no_state_file(tmp_path):
 
 
 def test_the_top_of_a_hierarchy_is_never_a_containers_cgroup(tmp_path):
-    pid, start = life.process_life(os.getpid())
+    pid, start = proc.process_life(os.getpid())
     (tmp_path / "c1").mkdir()
     state = {"init_process_pid": pid, "init_process_start": start, "cgroup_paths": {"devices": str(V1)}}
     (tmp_path / "c1/state.json").write_text(json.dumps(state))

@@ -20,10 +20,11 @@ from oci_hook.core import layout, slot_page
 from oci_hook.core.gpu_page import SLOT_FILE_SIZE, SLOTS, gpu_page, head
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.errors import NodeError
-from oci_hook.ledger import life, slot_files, store, tell
+from oci_hook.ledger import slot_files, store, tell
 from oci_hook.ledger.deliver import page_file
-from oci_hook.ledger.life import boot_id, process_life
+from oci_hook.linux import proc
 from oci_hook.linux.mount import mountinfo
+from oci_hook.linux.proc import boot_id, process_life
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 REPO = Path(__file__).resolve().parents[2]
@@ -279,9 +280,10 @@ import os, signal, sys
 sys.path.insert(0, {repo!r})
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import life, store
+from oci_hook.linux import proc
 state, count = sys.argv[1], int(sys.argv[2])
 who = Identity("/run/runc", "two", "/b")
-by = Life(life.boot_id(), life.process_life(os.getpid()))
+by = Life(proc.boot_id(), proc.process_life(os.getpid()))
 two = Grant(store.grant_key(who.root, who.id), who, by, tuple(Share(u, 1, slot=2) for u in ("GPU-0", "GPU-1")))
 def die(at):
     global count
@@ -333,7 +335,7 @@ def test_not_mounted_here(state: str) -> None:
     """As in a mount namespace made before the first container: grants end, and new ones have a tmpfs of their own."""
     put(state, one := make(1), make(2))
     code = (
-        "import sys; from tests.node.test_share import GPUS, check, make, put, share, store\n"
+        "import sys; from tests.ledger.test_slot_files import GPUS, check, make, put, slot_files, store\n"
         "from oci_hook.linux.mount import unmount\n"
         "state = sys.argv[1]; unmount(slot_files.folder(state, GPUS[0]))\n"
         "with store.open_ledger(state) as ledger:\n    ledger.remove(make(2).key)\n"
@@ -375,7 +377,7 @@ def test_dropped(state: str) -> None:
     slot_files.drop(state)
     assert not os.path.exists(f"{state}/share")
     assert not [m for m in mountinfo() if m.point.startswith(state)]
-    assert life.boot_id()
+    assert proc.boot_id()
 
 
 def test_what_containers_publish_is_read_as_what_it_is(state: str) -> None:

@@ -15,11 +15,11 @@ import pytest
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.layout import MARKER, PAGE_UID
 from oci_hook.errors import GhError, NodeError
-from oci_hook.ledger import grant_file, life, store
-from oci_hook.linux import lock
+from oci_hook.ledger import grant_file, store
+from oci_hook.linux import lock, proc
 
 REPO = Path(__file__).resolve().parents[2]
-BOOT = life.boot_id()
+BOOT = proc.boot_id()
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def no_step():
 
 
 def me():
-    return Life(BOOT, life.process_life(os.getpid()))
+    return Life(BOOT, proc.process_life(os.getpid()))
 
 
 def make(id="c1", by=None, **changes):
@@ -46,7 +46,7 @@ def make(id="c1", by=None, **changes):
 
 def dead():
     p = subprocess.Popen(["sleep", "60"])
-    found = life.process_life(p.pid)
+    found = proc.process_life(p.pid)
     p.kill()
     p.wait()
     return Life(BOOT, found)
@@ -144,7 +144,7 @@ def test_a_leftover_of_the_same_key_is_no_obstacle(state):
 def test_what_is_learned_of_a_container_is_kept(state, tmp_path):
     root = tmp_path / "runc"
     (root / "c1").mkdir(parents=True)
-    pid, start = life.process_life(os.getpid())
+    pid, start = proc.process_life(os.getpid())
     grant = make(by=Life(BOOT, (1 << 22, start)), who=Identity(str(root), "c1", "/b"))
     state_file = {"init_process_pid": pid, "init_process_start": start}
     state_file["config"] = {"labels": ["bundle=/b", f"{MARKER}={grant.key} []"]}
@@ -264,8 +264,9 @@ sys.path.insert(0, {repo!r})
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.errors import NodeError
 from oci_hook.ledger import life, store
+from oci_hook.linux import proc
 state, what = sys.argv[1:]
-by = Life(life.boot_id(), life.process_life(os.getpid()))
+by = Life(proc.boot_id(), proc.process_life(os.getpid()))
 def grant(i):
     who = Identity("/run/runc", "c" * 900 + str(i), "/b")
     return Grant(store.grant_key(who.root, who.id), who, by, ())
@@ -424,13 +425,14 @@ import os, signal, sys
 sys.path.insert(0, {repo!r})
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.ledger import life, store
+from oci_hook.linux import proc
 state, name = sys.argv[1:]
 def die(at):
     if at == name:
         os.kill(os.getpid(), signal.SIGKILL)
 store.step = die
 who = Identity("/run/runc", "crash", "/b")
-grant = Grant(store.grant_key(who.root, who.id), who, Life(life.boot_id(), life.process_life(os.getpid())), ())
+grant = Grant(store.grant_key(who.root, who.id), who, Life(proc.boot_id(), proc.process_life(os.getpid())), ())
 with store.open_ledger(state) as ledger:
     ledger.put(grant, bytes(4096))
     ledger.remove(grant.key)

@@ -85,13 +85,13 @@ static int sweeping(void) {
 }
 
 /* Until a condition holds; a busy machine may take its time. */
-#define UNTIL(condition)                          \
-    do {                                          \
-        for (int i_ = 0; !(condition); i_++)      \
-            if (i_ == 5000)                       \
-                die("never: " #condition, 0);     \
-            else                                  \
-                usleep(1000);                     \
+#define UNTIL(condition)                      \
+    do {                                      \
+        for (int i_ = 0; !(condition); i_++)  \
+            if (i_ == 5000)                   \
+                die("never: " #condition, 0); \
+            else                              \
+                usleep(1000);                 \
     } while (0)
 
 static int zombie(pid_t pid) {

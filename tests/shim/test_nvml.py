@@ -18,15 +18,15 @@ def test_memory_is_the_share(box: Box) -> None:
         + """
 M = cu.MIB
 for version in (None, nv.nvmlMemory_v2):
-    m = nv.nvmlDeviceGetMemoryInfo(GPU, version)
+    m = nv.nvmlDeviceGetMemoryInfo(gpu, version)
     assert (m.total, m.free, m.used) == (1024 * M, 1024 * M, 0), m
 cu.init()
 cu.alloc(300 * M)
 for version in (None, nv.nvmlMemory_v2):
-    m = nv.nvmlDeviceGetMemoryInfo(GPU, version)
+    m = nv.nvmlDeviceGetMemoryInfo(gpu, version)
     assert (m.total, m.free, m.used) == (1024 * M, 724 * M, 300 * M), m
     assert (m.free, m.total) == cu.info()
-b = nv.nvmlDeviceGetBAR1MemoryInfo(GPU)
+b = nv.nvmlDeviceGetBAR1MemoryInfo(gpu)
 assert (b.bar1Total, b.bar1Used) == (1024 * M, 300 * M)
 other = nv.nvmlDeviceGetHandleByIndex(1)
 m = nv.nvmlDeviceGetMemoryInfo(other)
@@ -40,9 +40,9 @@ def test_a_whole_gpu_shows_the_drivers_figures(box: Box) -> None:
     box.python(
         OPEN
         + """
-assert nv.nvmlDeviceGetMemoryInfo(GPU).used == 7 << 30
-assert len(nv.nvmlDeviceGetComputeRunningProcesses(GPU)) == 2
-assert nv.nvmlDeviceGetUtilizationRates(GPU).gpu == 77
+assert nv.nvmlDeviceGetMemoryInfo(gpu).used == 7 << 30
+assert len(nv.nvmlDeviceGetComputeRunningProcesses(gpu)) == 2
+assert nv.nvmlDeviceGetUtilizationRates(gpu).gpu == 77
 """
     )
 
@@ -83,18 +83,18 @@ assert sorted(array[:4]) == sorted([{other.pid}, 200 * cu.MIB, os.getpid(), 0])
         assert other.stdin
         other.stdin.close()
         other.wait(10)
-    box.python(OPEN + "assert nv.nvmlDeviceGetComputeRunningProcesses(GPU) == []")
+    box.python(OPEN + "assert nv.nvmlDeviceGetComputeRunningProcesses(gpu) == []")
 
 
 def test_load_is_the_containers_own_or_nothing(box: Box) -> None:
     box.python(
         OPEN
         + """
-r = nv.nvmlDeviceGetUtilizationRates(GPU)
+r = nv.nvmlDeviceGetUtilizationRates(gpu)
 assert (r.gpu, r.memory) == (0, 0), "no process of ours, no load of ours"
 cu.init()
-for call in (lambda: nv.nvmlDeviceGetUtilizationRates(GPU), lambda: nv.nvmlDeviceGetSamples(GPU, 1, 0),
-             lambda: nv.nvmlDeviceGetAccountingPids(GPU)):
+for call in (lambda: nv.nvmlDeviceGetUtilizationRates(gpu), lambda: nv.nvmlDeviceGetSamples(gpu, 1, 0),
+             lambda: nv.nvmlDeviceGetAccountingPids(gpu)):
     try:
         call()
     except nv.NVMLError as e:
@@ -102,7 +102,7 @@ for call in (lambda: nv.nvmlDeviceGetUtilizationRates(GPU), lambda: nv.nvmlDevic
     else:
         raise AssertionError("shows the neighbours' load")
 try:
-    got = nv.nvmlDeviceGetProcessUtilization(GPU, 0)
+    got = nv.nvmlDeviceGetProcessUtilization(gpu, 0)
 except nv.NVMLError as e:
     assert e.value == nv.NVML_ERROR_NOT_FOUND
 else:
@@ -114,8 +114,8 @@ else:
         OPEN
         + """
 cu.init()
-assert [(p.pid, p.smUtil) for p in nv.nvmlDeviceGetProcessUtilization(GPU, 0)] == [(cu.ctypes.CDLL(None).getpid(), 40)]
-r = nv.nvmlDeviceGetUtilizationRates(GPU)
+assert [(p.pid, p.smUtil) for p in nv.nvmlDeviceGetProcessUtilization(gpu, 0)] == [(cu.ctypes.CDLL(None).getpid(), 40)]
+r = nv.nvmlDeviceGetUtilizationRates(gpu)
 assert (r.gpu, r.memory) == (40, 10)
 """,
         FAKE_OWN_PID="1",
@@ -125,7 +125,7 @@ assert (r.gpu, r.memory) == (40, 10)
         OPEN
         + """
 cu.init()
-r = nv.nvmlDeviceGetUtilizationRates(GPU)
+r = nv.nvmlDeviceGetUtilizationRates(gpu)
 assert (r.gpu, r.memory) == (0, 0)
 """,
         FAKE_LISTED_PID="1",
@@ -136,15 +136,15 @@ def test_what_changes_the_gpu_is_refused(box: Box) -> None:
     box.python(
         OPEN
         + """
-for call in (lambda: nv.nvmlDeviceSetPersistenceMode(GPU, 1), lambda: nv.nvmlDeviceSetComputeMode(GPU, 0),
-             lambda: nv.nvmlDeviceSetPowerManagementLimit(GPU, 1000), lambda: nv.nvmlDeviceResetGpuLockedClocks(GPU)):
+for call in (lambda: nv.nvmlDeviceSetPersistenceMode(gpu, 1), lambda: nv.nvmlDeviceSetComputeMode(gpu, 0),
+             lambda: nv.nvmlDeviceSetPowerManagementLimit(gpu, 1000), lambda: nv.nvmlDeviceResetGpuLockedClocks(gpu)):
     try:
         call()
     except nv.NVMLError as e:
         assert e.value == nv.NVML_ERROR_NO_PERMISSION, e
     else:
         raise AssertionError("the GPU was changed")
-assert nv.nvmlDeviceGetName(GPU) == "Fake"
+assert nv.nvmlDeviceGetName(gpu) == "Fake"
 """
     )
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
-from oci_hook.discovery import char_links, discover, driver_files, inventory, mark
+from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
-from oci_hook.ledger import store
+from oci_hook.ledger import inventory, store
 from oci_hook.linux import cgroup, mount, openat2
 from oci_hook.observe.orphans import strays
 

@@ -144,8 +144,7 @@ def check_settings(prefix: str, option: str) -> Iterator[Finding]:
             f"gpu-hook settings compile{option}",
         )
         return
-    used.stale = False
-    if used.fields() != said.fields():
+    if used.replace(stale=False) != said:
         message = "settings.yaml differs from what is in use"
         yield Finding("settings", WARN, message, "GH-502", f"gpu-hook settings compile{option}")
     else:

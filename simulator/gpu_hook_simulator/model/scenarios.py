@@ -18,21 +18,11 @@ ONLINE, DEFAULT, OFFLINE = 2, 1, 0
 class Scenario(Value):
     """`tenants` as keyword dicts of the model; `settings` of the run; `policies` compared by default."""
 
-    __slots__ = ("name", "title", "tenants", "settings", "policies")
-
-    def __init__(
-        self,
-        name: str,
-        title: str,
-        tenants: "tuple[Tenant, ...]",
-        settings: "dict[str, Any] | None" = None,
-        policies: "tuple[str, ...]" = ("native", "strict", "ledger", "split", "learned"),
-    ) -> None:
-        self.name = name
-        self.title = title
-        self.tenants = tenants
-        self.settings = settings or {}
-        self.policies = policies
+    name: str
+    title: str
+    tenants: "tuple[Tenant, ...]"
+    settings: "dict[str, Any]" = {}
+    policies: tuple[str, ...] = ("native", "strict", "ledger", "split", "learned")
 
 
 def saturated(kernel: float = 80, **more: "Any") -> "Tenant":
@@ -99,10 +89,8 @@ def capped() -> "tuple[Scenario, ...]":
             other = saturated(80, cap=100 - cap, weight=100 - cap)
             only = ("ledger", "learned")
             name = f"cap-{cap}-{kernel}us"
-            rows.append(Scenario(f"{name}-alone", f"cap {cap} %, {kernel} us, alone", (tenant,), None, only))
-            rows.append(
-                Scenario(f"{name}-beside", f"cap {cap} %, {kernel} us, rest capped", (tenant, other), None, only)
-            )
+            rows.append(Scenario(f"{name}-alone", f"cap {cap} %, {kernel} us, alone", (tenant,), {}, only))
+            rows.append(Scenario(f"{name}-beside", f"cap {cap} %, {kernel} us, rest capped", (tenant, other), {}, only))
     return tuple(rows)
 
 
@@ -233,7 +221,7 @@ def liars() -> "tuple[Scenario, ...]":
         "ghost": "2 honest saturated, one that claims tenure for ever and does nothing",
     }
     return tuple(
-        Scenario(f"liar-{lie}", title, (saturated(), saturated(), saturated(lie=lie)), None, ("native", "ledger"))
+        Scenario(f"liar-{lie}", title, (saturated(), saturated(), saturated(lie=lie)), {}, ("native", "ledger"))
         for lie, title in titles.items()
     )
 

@@ -1,7 +1,7 @@
-"""The inventory cache, STATE/inventory.json: written by `gpu-hook gpus --refresh`, read at every container start.
+"""Reads the inventory cache, STATE/inventory.json, at every container start. discovery/save.py writes it.
 
-Reading it asks no driver: it is believed while the boot, the driver root and a few files (libraries, the kernel
-driver's version) are what they were. Everything else is GH-301, and the container does not start.
+Reading it asks no driver: the cache is valid while the boot, the driver root and a few files (libraries, the kernel
+driver's version) are what they were. Otherwise loading it fails with GH-301, and the container does not start.
 """
 
 import os
@@ -9,10 +9,8 @@ import os
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import INVENTORY
-from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
-from oci_hook.ledger.life import boot_id, read_file
-from oci_hook.linux.lock import own_dir
+from oci_hook.linux.proc import boot_id, read_file
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -51,38 +49,6 @@ def load(settings: Settings) -> Inventory:
     return inventory
 
 
-def save(settings: Settings, inventory: Inventory) -> None:
-    """Put it in place at once, for root to write and all to read. Raises NodeError GH-303 when that fails, GH-504 where
-    the state directory is another install's."""
-    from oci_hook.install import state_owner  # no container's start needs it
-
-    state_owner.claim(settings.prefix, settings.state_dir)
-    put_file(settings, INVENTORY, _to_data(inventory))
-
-
-def put_file(settings: Settings, name: str, data: "dict[str, Any]") -> None:
-    """Replace a JSON file of the state directory, mode 0644. Raises NodeError GH-303."""
-    path = f"{settings.state_dir}/{name}"
-    temporary = f"{path}.{os.getpid()}.new"
-    try:
-        own_dir(settings.state_dir)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            os.fchmod(fd, 0o644)
-            text = (fastjson.dumps(data) + "\n").encode()
-            while text:
-                text = text[os.write(fd, text) :]
-        finally:
-            os.close(fd)
-        os.rename(temporary, path)
-    except OSError as e:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
-        raise refuse("GH-303", f"{path}: {e.strerror}; free space there, or run as root") from None
-
-
 def stamp(path: str) -> tuple[str, int, int, int]:
     """(path, inode, size, mtime in ns); below /proc, where these mean nothing, (path, 0, length, CRC-32) of the text.
     A file that is not there is (path, 0, 0, 0)."""
@@ -105,15 +71,6 @@ def _stale(settings: Settings, why: str) -> GhError:
 def _look_again(settings: Settings) -> str:
     prefix = f" --prefix {settings.prefix}" if settings.prefix != "/opt/gpu-hook" else ""
     return f"run `gpu-hook gpus --refresh{prefix}`"
-
-
-def _to_data(inventory: Inventory) -> "dict[str, Any]":
-    data: dict[str, Any] = {"format": FORMAT}
-    for name, value in inventory.fields().items():
-        if isinstance(value, tuple):
-            value = [v.fields() if isinstance(v, Value) else list(v) for v in value]
-        data[name] = value
-    return data
 
 
 def _from_data(data: "Any") -> Inventory:
