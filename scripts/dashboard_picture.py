@@ -180,7 +180,7 @@ class Picture:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/dashboard")
-    parser.add_argument("file", nargs="?", type=Path, default=REPO / "docs/dashboard.png")
+    parser.add_argument("file", nargs="?", type=Path, default=REPO / "docs/guide/dashboard.png")
     parser.add_argument("--seconds", type=float, default=400, help="how long the scene is")
     args = parser.parse_args()
     dashboard = Dashboard()

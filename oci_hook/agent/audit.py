@@ -35,14 +35,11 @@ class Process(Value):
     """A process of a container: pid, start time, name on the host; inner: its pid in its own namespace, ns: that
     namespace's inode number."""
 
-    __slots__ = ("pid", "start", "name", "inner", "ns")
-
-    def __init__(self, pid: int, start: int, name: str, inner: int, ns: int) -> None:
-        self.pid = pid
-        self.start = start
-        self.name = name
-        self.inner = inner
-        self.ns = ns
+    pid: int
+    start: int
+    name: str
+    inner: int
+    ns: int
 
     @property
     def owners(self) -> frozenset[Owner]:
@@ -52,15 +49,12 @@ class Process(Value):
 class Finding(Value):
     """One accusation of one container. uuid: the GPU, "" for none. pid, start: the process, 0 for all together."""
 
-    __slots__ = ("kind", "key", "uuid", "pid", "start", "evidence")
-
-    def __init__(self, kind: str, key: str, uuid: str, pid: int, start: int, evidence: str) -> None:
-        self.kind = kind
-        self.key = key
-        self.uuid = uuid
-        self.pid = pid
-        self.start = start
-        self.evidence = evidence
+    kind: str
+    key: str
+    uuid: str
+    pid: int
+    start: int
+    evidence: str
 
     @property
     def what(self) -> tuple[str, str, str, int, int]:
@@ -70,12 +64,9 @@ class Finding(Value):
 class Use(Value):
     """What the driver sees of one container on one GPU: bytes, per cent busy, processes."""
 
-    __slots__ = ("used", "busy", "processes")
-
-    def __init__(self, used: int, busy: int, processes: tuple[int, ...]) -> None:
-        self.used = used
-        self.busy = busy
-        self.processes = processes
+    used: int
+    busy: int
+    processes: tuple[int, ...]
 
 
 class Seen(Value):
@@ -83,21 +74,11 @@ class Seen(Value):
     at. processes: by pid, (the grant's key, the process), of those that are in a container with a grant. accounts: what
     the account pages say, by key. unread: keys of pages that we could not read, which says nothing of the container."""
 
-    __slots__ = ("grants", "gpus", "processes", "accounts", "unread")
-
-    def __init__(
-        self,
-        grants: dict[str, Grant],
-        gpus: dict[str, GpuSample],
-        processes: dict[int, tuple[str, Process]],
-        accounts: dict[str, Kept],
-        unread: frozenset[str] = frozenset(),
-    ) -> None:
-        self.grants = grants
-        self.gpus = gpus
-        self.processes = processes
-        self.accounts = accounts
-        self.unread = unread
+    grants: dict[str, Grant]
+    gpus: dict[str, GpuSample]
+    processes: dict[int, tuple[str, Process]]
+    accounts: dict[str, Kept]
+    unread: frozenset[str] = frozenset()
 
 
 class Verdict(Value):
@@ -105,23 +86,12 @@ class Verdict(Value):
     surcharges: bytes by (key, number of the share). uses: by (key, UUID). unknown: (processes, bytes) by UUID, of
     processes of no container with a grant."""
 
-    __slots__ = ("findings", "news", "over", "surcharges", "uses", "unknown")
-
-    def __init__(
-        self,
-        findings: tuple[Finding, ...] = (),
-        news: tuple[Finding, ...] = (),
-        over: tuple[Finding, ...] = (),
-        surcharges: dict[tuple[str, int], int] | None = None,
-        uses: dict[tuple[str, str], Use] | None = None,
-        unknown: dict[str, tuple[int, int]] | None = None,
-    ) -> None:
-        self.findings = findings
-        self.news = news
-        self.over = over
-        self.surcharges = surcharges or {}
-        self.uses = uses or {}
-        self.unknown = unknown or {}
+    findings: tuple[Finding, ...] = ()
+    news: tuple[Finding, ...] = ()
+    over: tuple[Finding, ...] = ()
+    surcharges: dict[tuple[str, int], int] = {}
+    uses: dict[tuple[str, str], Use] = {}
+    unknown: dict[str, tuple[int, int]] = {}
 
 
 class Auditor:

@@ -43,12 +43,9 @@ class Client:
 
 
 class Request(Value):
-    __slots__ = ("method", "path", "headers")
-
-    def __init__(self, method: str, path: str, headers: dict[str, str]) -> None:
-        self.method = method
-        self.path = path
-        self.headers = headers
+    method: str
+    path: str
+    headers: dict[str, str]
 
 
 def parse(data: bytes) -> Request | None:

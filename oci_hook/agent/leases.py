@@ -20,23 +20,17 @@ class Lease(Value):
     """file: (device, inode). write: others cannot even read it. pid: who took it; it may have ended since, and left the
     lease to its child."""
 
-    __slots__ = ("pid", "file", "write")
-
-    def __init__(self, pid: int, file: tuple[int, int], write: bool) -> None:
-        self.pid = pid
-        self.file = file
-        self.write = write
+    pid: int
+    file: tuple[int, int]
+    write: bool
 
 
 class File(Value):
     """A file on which nobody may hold one. what: in words. owner: the key of the grant whose own it is, "" for what all
     need."""
 
-    __slots__ = ("what", "owner")
-
-    def __init__(self, what: str, owner: str = "") -> None:
-        self.what = what
-        self.owner = owner
+    what: str
+    owner: str = ""
 
 
 def parse(text: bytes) -> list[Lease]:

@@ -74,15 +74,12 @@ class Meter:
 class Party(Value):
     """One container on the GPU. rank: its class, higher goes first."""
 
-    __slots__ = ("meter", "gate", "busy", "promise", "rank", "stopped")
-
-    def __init__(self, meter: Meter, gate: Gate | None, busy: int | None, promise: int, rank: int, stopped: bool):
-        self.meter = meter
-        self.gate = gate
-        self.busy = busy
-        self.promise = promise
-        self.rank = rank
-        self.stopped = stopped
+    meter: Meter
+    gate: Gate | None
+    busy: int | None
+    promise: int
+    rank: int
+    stopped: bool
 
 
 def look(now: float, gpu: list[Party]) -> None:

@@ -15,25 +15,13 @@ class Options(Value):
     """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: protect | report | freeze | kill.
     tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
 
-    __slots__ = ("address", "token_file", "textfile", "policy", "tolerance", "compute_tolerance", "interval")
-
-    def __init__(
-        self,
-        address: str = "127.0.0.1:9409",
-        token_file: str = "none",
-        textfile: str = "none",
-        policy: str = "protect",
-        tolerance: int = 256,
-        compute_tolerance: int = 15,
-        interval: float = 5,
-    ) -> None:
-        self.address = address
-        self.token_file = token_file
-        self.textfile = textfile
-        self.policy = policy
-        self.tolerance = tolerance
-        self.compute_tolerance = compute_tolerance
-        self.interval = interval
+    address: str = "127.0.0.1:9409"
+    token_file: str = "none"
+    textfile: str = "none"
+    policy: str = "protect"
+    tolerance: int = 256
+    compute_tolerance: int = 15
+    interval: float = 5
 
 
 def load(prefix: str) -> Options:

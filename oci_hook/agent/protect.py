@@ -34,13 +34,10 @@ class Member(Value):
     """A process of a container, and the memory of the GPU that it uses; size None: NVML does not say. accounted: it is
     in the account page."""
 
-    __slots__ = ("pid", "start", "size", "accounted")
-
-    def __init__(self, pid: int, start: int, size: int | None, accounted: bool) -> None:
-        self.pid = pid
-        self.start = start
-        self.size = size
-        self.accounted = accounted
+    pid: int
+    start: int
+    size: int | None
+    accounted: bool
 
 
 class Tenant(Value):
@@ -49,29 +46,15 @@ class Tenant(Value):
     is none. claims: what the page has for processes that NVML does not list. highest: the highest limit that it ever
     had. known: `highest` is known; else it is older than the agent, and the event log does not have its grant."""
 
-    __slots__ = ("key", "limit", "running", "processes", "accounted", "readable", "claims", "highest", "known")
-
-    def __init__(
-        self,
-        key: str,
-        limit: int | None,
-        processes: tuple[Member, ...] = (),
-        accounted: int = 0,
-        running: bool = True,
-        readable: bool = True,
-        claims: int = 0,
-        highest: int = 0,
-        known: bool = True,
-    ) -> None:
-        self.key = key
-        self.limit = limit
-        self.running = running
-        self.processes = processes
-        self.accounted = accounted
-        self.readable = readable
-        self.claims = claims
-        self.highest = highest
-        self.known = known
+    key: str
+    limit: int | None
+    processes: tuple[Member, ...] = ()
+    accounted: int = 0
+    running: bool = True
+    readable: bool = True
+    claims: int = 0
+    highest: int = 0
+    known: bool = True
 
     @property
     def listed(self) -> int:
@@ -94,45 +77,27 @@ class Look(Value):
     others: what listed processes of no container with a grant use; None: NVML does not say. unsure: some of those may
     belong to a container that is just being started, so no container is killed by this look alone."""
 
-    __slots__ = ("uuid", "at", "total", "free", "used", "tenants", "others", "unsure")
-
-    def __init__(
-        self,
-        uuid: str,
-        at: float,
-        total: int,
-        free: int,
-        used: int | None,
-        tenants: tuple[Tenant, ...],
-        others: int | None = 0,
-        unsure: bool = False,
-    ) -> None:
-        self.uuid = uuid
-        self.at = at
-        self.total = total
-        self.free = free
-        self.used = used
-        self.tenants = tenants
-        self.others = others
-        self.unsure = unsure
+    uuid: str
+    at: float
+    total: int
+    free: int
+    used: int | None
+    tenants: tuple[Tenant, ...]
+    others: int | None = 0
+    unsure: bool = False
 
 
 class Harm(Value):
     """What one container does to its neighbours. used: by the container. excess: of that, above what it may use. unmet:
     what the others were granted and do not use yet, of which only `free` is there."""
 
-    __slots__ = ("key", "used", "limit", "excess", "free", "unmet", "processes")
-
-    def __init__(
-        self, key: str, used: int, limit: int, excess: int, free: int, unmet: int, processes: tuple[Member, ...]
-    ) -> None:
-        self.key = key
-        self.used = used
-        self.limit = limit
-        self.excess = excess
-        self.free = free
-        self.unmet = unmet
-        self.processes = processes
+    key: str
+    used: int
+    limit: int
+    excess: int
+    free: int
+    unmet: int
+    processes: tuple[Member, ...]
 
 
 class Judgement(Value):
@@ -140,13 +105,10 @@ class Judgement(Value):
     time. unlisted: bytes that belong to no listed process. alarm: when fewer bytes are free, the GPU is to be looked
     at."""
 
-    __slots__ = ("kill", "again", "unlisted", "alarm")
-
-    def __init__(self, kill: Harm | None = None, again: float | None = None, unlisted: int = 0, alarm: int = 0):
-        self.kill = kill
-        self.again = again
-        self.unlisted = unlisted
-        self.alarm = alarm
+    kill: Harm | None = None
+    again: float | None = None
+    unlisted: int = 0
+    alarm: int = 0
 
 
 class _Suspect:

@@ -44,8 +44,7 @@ def in_use(prefix: str) -> tuple[compiled.Settings | None, Problem | None]:
         used = compiled.load(prefix)
     except SettingsError as e:
         return None, e.problems[0]
-    used.stale = False  # the values are compared, not the time of the file
-    return used, None
+    return used.replace(stale=False), None  # the values are compared, not the time of the file
 
 
 def as_data(said: compiled.Settings) -> dict[str, object]:

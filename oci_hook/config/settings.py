@@ -13,27 +13,14 @@ class Settings(Value):
     """prefix: the install's root. runtime: the real runtime, absolute. driver_root: where the driver's files are.
     state_dir: tmpfs directory of ledger, pages and inventory. mode: "standalone" | "on-top" | "below"."""
 
-    __slots__ = ("prefix", "mode", "runtime", "python", "driver_root", "state_dir", "rules", "stale")
-
-    def __init__(
-        self,
-        prefix: str,
-        mode: str = "standalone",
-        runtime: str = "/usr/sbin/runc",
-        python: str = "/usr/bin/python3",
-        driver_root: str = "/",
-        state_dir: str = "/run/gpu-hook",
-        rules: Rules = Rules(),  # noqa: B008  a frozen value
-        stale: bool = False,
-    ) -> None:
-        self.prefix = prefix
-        self.mode = mode
-        self.runtime = runtime
-        self.python = python
-        self.driver_root = driver_root
-        self.state_dir = state_dir
-        self.rules = rules
-        self.stale = stale
+    prefix: str
+    mode: str = "standalone"
+    runtime: str = "/usr/sbin/runc"
+    python: str = "/usr/bin/python3"
+    driver_root: str = "/"
+    state_dir: str = "/run/gpu-hook"
+    rules: Rules = Rules()
+    stale: bool = False
 
 
 def load(prefix: str) -> Settings:
@@ -61,7 +48,7 @@ def load(prefix: str) -> Settings:
         raise refuse("GH-501", f"settings {path}: {why}; run `gpu-hook settings compile --prefix {prefix}`") from None
     try:
         st = os.stat(os.path.join(prefix, SETTINGS_YAML))
-        settings.stale = [st.st_size, st.st_mtime_ns] != source
+        settings = settings.replace(stale=[st.st_size, st.st_mtime_ns] != source)
     except OSError:
         pass
     return settings

@@ -2,7 +2,7 @@
 
 TEMPLATE = """\
 # Settings of this gpu-hook install. After a change: gpu-hook settings compile --prefix {prefix}
-# What each one means and its bounds: docs/settings.md
+# What each one means and its bounds: docs/reference/settings.md
 
 # standalone: gpu-hook brings the driver files itself.
 # on-top: gpu-hook calls the NVIDIA runtime (set `runtime` to it).  below: the NVIDIA runtime calls gpu-hook.
@@ -49,10 +49,6 @@ rules:
   # from its own gaps, mostly about 2ms) or a time, as 100ms. For containers that start from now on.
   linger: adaptive
 
-  # Where `gpu-hook gpus --probe` found that it works: slice gives work of lower classes short time slices of the GPU,
-  # stop also takes it off in the middle of a kernel while higher classes work. For containers that start from now on.
-  channel_groups: none
-
   # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for GPUs as annotations do.
   # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
   trust_env: false
@@ -62,7 +58,7 @@ rules:
   dialects: [t9k, gpu-manager, hami, nvidia-volumes]
   qgpu_memory_unit: none
 
-# The node agent (`gpu-hook agent`, not needed by containers); docs/agent.md.
+# The node agent (`gpu-hook agent`, not needed by containers); docs/guide/agent.md.
 agent:
   address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs token_file
   token_file: none          # a file, readable by root alone, whose first line every request must carry

@@ -36,36 +36,27 @@ SEARCH_STEPS = 5_000  # sets of GPUs tried for the nearest ones; beyond, the bes
 class Allocation(Value):
     """Room was found. shares: in the request's order. notes: (uuid, why or why not) per GPU, in inventory order."""
 
-    __slots__ = ("shares", "exclusive", "notes")
-
-    def __init__(self, shares: tuple[Share, ...], exclusive: bool, notes: tuple[tuple[str, str], ...] = ()) -> None:
-        self.shares = shares
-        self.exclusive = exclusive
-        self.notes = notes
+    shares: tuple[Share, ...]
+    exclusive: bool
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 class Refusal(Value):
     """No room: problems are GH-201 (full), GH-202 (unknown GPU, no IMEX channels), GH-203 (too few GPUs)."""
 
-    __slots__ = ("problems", "notes")
-
-    def __init__(self, problems: tuple[Problem, ...], notes: tuple[tuple[str, str], ...] = ()) -> None:
-        self.problems = problems
-        self.notes = notes
+    problems: tuple[Problem, ...]
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 class Usage(Value):
     """What the grants leave of one GPU. free_mib, free_compute: still to be granted. containers: grants on it."""
 
-    __slots__ = ("gpu", "free_mib", "free_compute", "containers", "alone", "whole")
-
-    def __init__(self, gpu: Gpu, free_mib: int, free_compute: int, containers: int, alone: bool, whole: bool) -> None:
-        self.gpu = gpu
-        self.free_mib = free_mib
-        self.free_compute = free_compute
-        self.containers = containers
-        self.alone = alone
-        self.whole = whole
+    gpu: Gpu
+    free_mib: int
+    free_compute: int
+    containers: int
+    alone: bool
+    whole: bool
 
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:

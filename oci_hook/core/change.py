@@ -11,21 +11,11 @@ from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 class Change(Value):
     """What is to be different; None: as it is. memory: ("mib", n) or ("percent", n), of each GPU."""
 
-    __slots__ = ("memory", "compute", "compute_limit", "policy", "priority_class")
-
-    def __init__(
-        self,
-        memory: tuple[str, int] | None = None,
-        compute: int | None = None,
-        compute_limit: int | None = None,
-        policy: str | None = None,
-        priority_class: str | None = None,
-    ) -> None:
-        self.memory = memory
-        self.compute = compute
-        self.compute_limit = compute_limit
-        self.policy = policy
-        self.priority_class = priority_class
+    memory: tuple[str, int] | None = None
+    compute: int | None = None
+    compute_limit: int | None = None
+    policy: str | None = None
+    priority_class: str | None = None
 
 
 def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Grant, ...], rules: Rules) -> Grant:

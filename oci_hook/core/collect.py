@@ -30,15 +30,12 @@ class Wish(Value):
     """One thing asked for. key: where, as the user wrote it. value: what the reader made of it; None: unreadable, and
     already complained about. own: said of this container by name. dialect: the table's name."""
 
-    __slots__ = ("name", "key", "text", "value", "own", "dialect")
-
-    def __init__(self, name: str, key: str, text: str, value: object, own: bool, dialect: str) -> None:
-        self.name = name
-        self.key = key
-        self.text = text
-        self.value = value
-        self.own = own
-        self.dialect = dialect
+    name: str
+    key: str
+    text: str
+    value: object
+    own: bool
+    dialect: str
 
     def __str__(self) -> str:
         return f"{show_key(self.key)}={show(self.text)}"

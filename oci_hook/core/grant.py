@@ -11,23 +11,12 @@ class Share(Value):
     container's alone and not shared out in time.
     """
 
-    __slots__ = ("uuid", "memory_mib", "compute", "compute_limit", "whole", "slot")
-
-    def __init__(
-        self,
-        uuid: str,
-        memory_mib: int,
-        compute: int = 0,
-        compute_limit: int = 100,
-        whole: bool = False,
-        slot: int = 0,
-    ) -> None:
-        self.uuid = uuid
-        self.memory_mib = memory_mib
-        self.compute = compute
-        self.compute_limit = compute_limit
-        self.whole = whole
-        self.slot = slot
+    uuid: str
+    memory_mib: int
+    compute: int = 0
+    compute_limit: int = 100
+    whole: bool = False
+    slot: int = 0
 
 
 class Identity(Value):
@@ -37,27 +26,14 @@ class Identity(Value):
     pod_uid, namespace, pod, container: from the io.kubernetes.cri.* annotations, "" outside Kubernetes.
     """
 
-    __slots__ = ("root", "id", "bundle", "engine", "pod_uid", "namespace", "pod", "container")
-
-    def __init__(
-        self,
-        root: str,
-        id: str,
-        bundle: str,
-        engine: str = "",
-        pod_uid: str = "",
-        namespace: str = "",
-        pod: str = "",
-        container: str = "",
-    ) -> None:
-        self.root = root
-        self.id = id
-        self.bundle = bundle
-        self.engine = engine
-        self.pod_uid = pod_uid
-        self.namespace = namespace
-        self.pod = pod
-        self.container = container
+    root: str
+    id: str
+    bundle: str
+    engine: str = ""
+    pod_uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
 
 
 class Life(Value):
@@ -71,25 +47,13 @@ class Life(Value):
     space: the inode number of the pid namespace that the pids are of (0: the reader's own).
     """
 
-    __slots__ = ("boot_id", "creator", "init", "cgroup", "cgroup_inode", "deadline", "space")
-
-    def __init__(
-        self,
-        boot_id: str,
-        creator: tuple[int, int] | None = None,
-        init: tuple[int, int] | None = None,
-        cgroup: str = "",
-        cgroup_inode: int = 0,
-        deadline: int = 0,
-        space: int = 0,
-    ) -> None:
-        self.boot_id = boot_id
-        self.creator = creator
-        self.init = init
-        self.cgroup = cgroup
-        self.cgroup_inode = cgroup_inode
-        self.deadline = deadline
-        self.space = space
+    boot_id: str
+    creator: tuple[int, int] | None = None
+    init: tuple[int, int] | None = None
+    cgroup: str = ""
+    cgroup_inode: int = 0
+    deadline: int = 0
+    space: int = 0
 
 
 class Grant(Value):
@@ -102,54 +66,18 @@ class Grant(Value):
     imex_channels: the numbers of those that it may open.
     """
 
-    __slots__ = (
-        "key",
-        "who",
-        "life",
-        "shares",
-        "policy",
-        "priority_class",
-        "exclusive",
-        "capabilities",
-        "driver_version",
-        "created",
-        "born",
-        "linger",
-        "frozen",
-        "tolerance",
-        "imex_channels",
-    )
-
-    def __init__(
-        self,
-        key: str,
-        who: Identity,
-        life: Life,
-        shares: tuple[Share, ...],
-        policy: str = "burst-share",
-        priority_class: str = "default",
-        exclusive: bool = False,
-        capabilities: tuple[str, ...] = ("compute", "utility"),
-        driver_version: str = "",
-        created: int = 0,
-        born: int = 0,
-        linger: int = 0,
-        frozen: int = 0,
-        tolerance: int = 0,
-        imex_channels: tuple[int, ...] = (),
-    ) -> None:
-        self.key = key
-        self.who = who
-        self.life = life
-        self.shares = shares
-        self.policy = policy
-        self.priority_class = priority_class
-        self.exclusive = exclusive
-        self.capabilities = capabilities
-        self.driver_version = driver_version
-        self.created = created
-        self.born = born
-        self.linger = linger
-        self.frozen = frozen
-        self.tolerance = tolerance
-        self.imex_channels = imex_channels
+    key: str
+    who: Identity
+    life: Life
+    shares: tuple[Share, ...]
+    policy: str = "burst-share"
+    priority_class: str = "default"
+    exclusive: bool = False
+    capabilities: tuple[str, ...] = ("compute", "utility")
+    driver_version: str = ""
+    created: int = 0
+    born: int = 0
+    linger: int = 0
+    frozen: int = 0
+    tolerance: int = 0
+    imex_channels: tuple[int, ...] = ()

@@ -12,61 +12,28 @@ class Gpu(Value):
     context_mib: what one process's context takes of it in MiB, rounded up; 0 not known. time_scale: how many times as
     long as it says a simulated GPU takes for everything; 1 for real ones.
     A MIG device is a GPU as well: parent is the UUID of the GPU that it is part of, "" for a GPU; index, minor, pci
-    and numa are the parent's, instance its number there, -1 for a GPU.
+    and numa are the parent's, instance its number there, -1 for a GPU. file: the host file that is a simulated GPU,
+    which containers get at layout.SIM_GPUS/<its name>; "" for real ones.
     """
 
-    __slots__ = (
-        "uuid",
-        "index",
-        "minor",
-        "memory_mib",
-        "name",
-        "pci",
-        "numa",
-        "simulated",
-        "context_mib",
-        "time_scale",
-        "parent",
-        "instance",
-    )
-
-    def __init__(
-        self,
-        uuid: str,
-        index: int,
-        minor: int,
-        memory_mib: int,
-        name: str = "",
-        pci: str = "",
-        numa: int = -1,
-        simulated: bool = False,
-        context_mib: int = 0,
-        time_scale: int = 1,
-        parent: str = "",
-        instance: int = -1,
-    ) -> None:
-        self.uuid = uuid
-        self.index = index
-        self.minor = minor
-        self.memory_mib = memory_mib
-        self.name = name
-        self.pci = pci
-        self.numa = numa
-        self.simulated = simulated
-        self.context_mib = context_mib
-        self.time_scale = time_scale
-        self.parent = parent
-        self.instance = instance
+    uuid: str
+    index: int
+    minor: int
+    memory_mib: int
+    name: str = ""
+    pci: str = ""
+    numa: int = -1
+    simulated: bool = False
+    context_mib: int = 0
+    time_scale: int = 1
+    parent: str = ""
+    instance: int = -1
+    file: str = ""
 
     @property
     def address(self) -> str:
         """As people name it: 0, or 0:1 for a MIG device."""
         return f"{self.index}:{self.instance}" if self.parent else str(self.index)
-
-    @property
-    def simulated_file(self) -> int:
-        """The name of a simulated GPU's file; sim/gpu.h GPU_MIG."""
-        return 100 + 8 * self.minor + self.instance if self.parent else self.minor
 
 
 class DriverFile(Value):
@@ -78,24 +45,18 @@ class DriverFile(Value):
     path of its own); for data, its path in the container; else ().
     """
 
-    __slots__ = ("path", "kind", "capability", "names")
-
-    def __init__(self, path: str, kind: str, capability: str, names: tuple[str, ...] = ()) -> None:
-        self.path = path
-        self.kind = kind
-        self.capability = capability
-        self.names = names
+    path: str
+    kind: str
+    capability: str
+    names: tuple[str, ...] = ()
 
 
 class DeviceFile(Value):
     """A control node every GPU container needs (nvidiactl, nvidia-uvm, ...): character device numbers, 0666."""
 
-    __slots__ = ("path", "major", "minor")
-
-    def __init__(self, path: str, major: int, minor: int) -> None:
-        self.path = path
-        self.major = major
-        self.minor = minor
+    path: str
+    major: int
+    minor: int
 
 
 class GpuNode(Value):
@@ -105,14 +66,11 @@ class GpuNode(Value):
     uuid: of the GPU that it belongs to, "" for every GPU.
     """
 
-    __slots__ = ("uuid", "capability", "path", "major", "minor")
-
-    def __init__(self, uuid: str, capability: str, path: str, major: int, minor: int) -> None:
-        self.uuid = uuid
-        self.capability = capability
-        self.path = path
-        self.major = major
-        self.minor = minor
+    uuid: str
+    capability: str
+    path: str
+    major: int
+    minor: int
 
 
 class Inventory(Value):
@@ -123,51 +81,19 @@ class Inventory(Value):
     makes the inventory stale; boot_id likewise. imex_major: of the IMEX channels' nodes, -1 where there are none.
     """
 
-    __slots__ = (
-        "boot_id",
-        "driver_version",
-        "driver_root",
-        "simulated",
-        "gpus",
-        "control",
-        "files",
-        "libcuda",
-        "libnvml",
-        "links",
-        "stamp",
-        "nodes",
-        "imex_major",
-    )
-
-    def __init__(
-        self,
-        boot_id: str,
-        driver_version: str,
-        driver_root: str,
-        simulated: bool,
-        gpus: tuple[Gpu, ...],
-        control: tuple[DeviceFile, ...],
-        files: tuple[DriverFile, ...],
-        libcuda: str,
-        libnvml: str,
-        links: tuple[tuple[str, str, int], ...] = (),
-        stamp: tuple[tuple[str, int, int, int], ...] = (),
-        nodes: tuple[GpuNode, ...] = (),
-        imex_major: int = -1,
-    ) -> None:
-        self.boot_id = boot_id
-        self.driver_version = driver_version
-        self.driver_root = driver_root
-        self.simulated = simulated
-        self.gpus = gpus
-        self.control = control
-        self.files = files
-        self.libcuda = libcuda
-        self.libnvml = libnvml
-        self.links = links
-        self.stamp = stamp
-        self.nodes = nodes
-        self.imex_major = imex_major
+    boot_id: str
+    driver_version: str
+    driver_root: str
+    simulated: bool
+    gpus: tuple[Gpu, ...]
+    control: tuple[DeviceFile, ...]
+    files: tuple[DriverFile, ...]
+    libcuda: str
+    libnvml: str
+    links: tuple[tuple[str, str, int], ...] = ()
+    stamp: tuple[tuple[str, int, int, int], ...] = ()
+    nodes: tuple[GpuNode, ...] = ()
+    imex_major: int = -1
 
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError when the node has none."""

@@ -31,12 +31,9 @@ LIBRARY = ("ro", "nosuid", "nodev")
 class Bind(Value):
     """A bind mount. source: host path. destination: path in the container. options: mount flags beside "bind"."""
 
-    __slots__ = ("source", "destination", "options")
-
-    def __init__(self, source: str, destination: str, options: tuple[str, ...] = LIBRARY) -> None:
-        self.source = source
-        self.destination = destination
-        self.options = options
+    source: str
+    destination: str
+    options: tuple[str, ...] = LIBRARY
 
     def describe(self) -> str:
         return f"bind {self.source} -> {self.destination} ({','.join(self.options)})"
@@ -45,13 +42,10 @@ class Bind(Value):
 class Tmpfs(Value):
     """A tmpfs of the container's own. size in bytes; mode octal; inodes bounds the number of files."""
 
-    __slots__ = ("destination", "size", "inodes", "mode")
-
-    def __init__(self, destination: str, size: int, inodes: int, mode: int) -> None:
-        self.destination = destination
-        self.size = size
-        self.inodes = inodes
-        self.mode = mode
+    destination: str
+    size: int
+    inodes: int
+    mode: int
 
     def describe(self) -> str:
         return f"tmpfs {self.destination} (size {self.size}, {self.inodes} inodes, mode {self.mode:04o})"
@@ -60,12 +54,9 @@ class Tmpfs(Value):
 class DeviceNode(Value):
     """A character device node to exist in the container, mode 0666, owner root."""
 
-    __slots__ = ("path", "major", "minor")
-
-    def __init__(self, path: str, major: int, minor: int) -> None:
-        self.path = path
-        self.major = major
-        self.minor = minor
+    path: str
+    major: int
+    minor: int
 
     def describe(self) -> str:
         return f"node {self.path} (c {self.major}:{self.minor})"
@@ -74,12 +65,9 @@ class DeviceNode(Value):
 class DeviceRule(Value):
     """A device cgroup rule: this character device may be opened. access: subset of "rwm"."""
 
-    __slots__ = ("major", "minor", "access")
-
-    def __init__(self, major: int, minor: int, access: str = "rw") -> None:
-        self.major = major
-        self.minor = minor
-        self.access = access
+    major: int
+    minor: int
+    access: str = "rw"
 
     def describe(self) -> str:
         return f"allow c {self.major}:{self.minor} {self.access}"
@@ -88,11 +76,8 @@ class DeviceRule(Value):
 class EnvVar(Value):
     """A variable of the container's process; value None removes it."""
 
-    __slots__ = ("name", "value")
-
-    def __init__(self, name: str, value: str | None) -> None:
-        self.name = name
-        self.value = value
+    name: str
+    value: str | None
 
     def describe(self) -> str:
         return f"env {self.name}={self.value}" if self.value is not None else f"env -{self.name}"
@@ -109,21 +94,11 @@ class ImageFacts(Value):
     c_library: "glibc", "musl" where that is all there is, "" where there is none in the usual places.
     """
 
-    __slots__ = ("libdir", "cover_cuda", "cover_nvml", "cover_other", "c_library")
-
-    def __init__(
-        self,
-        libdir: str,
-        cover_cuda: tuple[str, ...] = (),
-        cover_nvml: tuple[str, ...] = (),
-        cover_other: tuple[str, ...] = (),
-        c_library: str = "glibc",
-    ) -> None:
-        self.libdir = libdir
-        self.cover_cuda = cover_cuda
-        self.cover_nvml = cover_nvml
-        self.cover_other = cover_other
-        self.c_library = c_library
+    libdir: str
+    cover_cuda: tuple[str, ...] = ()
+    cover_nvml: tuple[str, ...] = ()
+    cover_other: tuple[str, ...] = ()
+    c_library: str = "glibc"
 
 
 def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str, state_dir: str) -> tuple[Step, ...]:
@@ -142,21 +117,24 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
         *_sharing(grant, state_dir),
     ]
     steps += _driver_files(grant, inventory, image)
-    minors = dict.fromkeys(gpu.minor for gpu in gpus)  # once, for several MIG devices of one GPU
-    nodes = [DeviceNode(f"/dev/nvidia{minor}", NVIDIA_MAJOR, minor) for minor in minors]
-    if gpus:
-        nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
-        nodes += _nodes_of_gpus(grant, inventory)
+    nodes = device_nodes(grant, inventory)
     steps += nodes
     steps += [DeviceRule(node.major, node.minor) for node in nodes]
-    steps += [
-        Bind(f"{state_dir}/sim/gpus/{n}", f"{SIM_GPUS}/{n}", OWN)
-        for n in (gpu.simulated_file for gpu in gpus if gpu.simulated)
-    ]
+    steps += [Bind(gpu.file, f"{SIM_GPUS}/{gpu.file.rpartition('/')[2]}", OWN) for gpu in gpus if gpu.file]
     steps += _environment(grant, inventory, image.libdir)
     steps += _shim("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
     steps += _shim("libnvidia-ml", inventory, image.libdir, image.cover_nvml, prefix)
     return tuple(steps)
+
+
+def device_nodes(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
+    """Every device node that this grant gives."""
+    if not grant.shares:
+        return []
+    minors = dict.fromkeys(inventory.gpu(share.uuid).minor for share in grant.shares)  # MIG devices: once for their GPU
+    nodes = [DeviceNode(f"/dev/nvidia{minor}", NVIDIA_MAJOR, minor) for minor in minors]
+    nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
+    return nodes + _nodes_of_gpus(grant, inventory)
 
 
 def _sharing(grant: Grant, state_dir: str) -> list[Step]:

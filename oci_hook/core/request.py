@@ -27,19 +27,10 @@ class GpuRequest(Value):
     All of memory and compute None: the whole GPU.
     """
 
-    __slots__ = ("device", "memory_mib", "memory_percent", "compute")
-
-    def __init__(
-        self,
-        device: str | None = None,
-        memory_mib: int | None = None,
-        memory_percent: int | None = None,
-        compute: int | None = None,
-    ) -> None:
-        self.device = device
-        self.memory_mib = memory_mib
-        self.memory_percent = memory_percent
-        self.compute = compute
+    device: str | None = None
+    memory_mib: int | None = None
+    memory_percent: int | None = None
+    compute: int | None = None
 
     @property
     def whole(self) -> bool:
@@ -57,45 +48,17 @@ class Request(Value):
     imex_channels: their numbers, with whole GPUs alone.
     """
 
-    __slots__ = (
-        "gpus",
-        "every_gpu",
-        "policy",
-        "compute_limit",
-        "priority_class",
-        "exclusive",
-        "placement",
-        "capabilities",
-        "narrow_to",
-        "preempt_tolerance",
-        "imex_channels",
-    )
-
-    def __init__(
-        self,
-        gpus: tuple[GpuRequest, ...],
-        every_gpu: bool = False,
-        policy: str = "burst-share",
-        compute_limit: int | None = None,
-        priority_class: str = "default",
-        exclusive: bool = False,
-        placement: str | None = None,
-        capabilities: tuple[str, ...] = ("compute", "utility"),
-        narrow_to: tuple[str, ...] | None = None,
-        preempt_tolerance: int | None = None,
-        imex_channels: tuple[int, ...] = (),
-    ) -> None:
-        self.gpus = gpus
-        self.every_gpu = every_gpu
-        self.policy = policy
-        self.compute_limit = compute_limit
-        self.priority_class = priority_class
-        self.exclusive = exclusive
-        self.placement = placement
-        self.capabilities = capabilities
-        self.narrow_to = narrow_to
-        self.preempt_tolerance = preempt_tolerance
-        self.imex_channels = imex_channels
+    gpus: tuple[GpuRequest, ...]
+    every_gpu: bool = False
+    policy: str = "burst-share"
+    compute_limit: int | None = None
+    priority_class: str = "default"
+    exclusive: bool = False
+    placement: str | None = None
+    capabilities: tuple[str, ...] = ("compute", "utility")
+    narrow_to: tuple[str, ...] | None = None
+    preempt_tolerance: int | None = None
+    imex_channels: tuple[int, ...] = ()
 
 
 def parse(

@@ -11,55 +11,19 @@ class Rules(Value):
     memory for each container that may share it, 0: no such bound. whole_gpus: "exclusive" or "shared", what a request
     without memory and compute means. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB", or
     "none" where the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
-    nanoseconds, 0: as long as suits it. channel_groups: "none", "slice" or "stop", what of a channel group's controls
-    containers may use where they were found to work.
+    nanoseconds, 0: as long as suits it.
     """
 
-    __slots__ = (
-        "default_policy",
-        "placement",
-        "whole_gpus",
-        "memory_reserve",
-        "memory_step",
-        "memory_min",
-        "compute_step",
-        "max_shares_per_gpu",
-        "memory_per_share",
-        "trust_env",
-        "dialects",
-        "qgpu_memory_unit",
-        "linger",
-        "channel_groups",
-    )
-
-    def __init__(
-        self,
-        default_policy: str = "burst-share",
-        placement: str = "by-class",
-        whole_gpus: str = "exclusive",
-        memory_reserve: int = 0,
-        memory_step: int = 1,
-        memory_min: int = 1,
-        compute_step: int = 1,
-        max_shares_per_gpu: int = 64,
-        memory_per_share: int = 0,
-        trust_env: bool = False,
-        dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes"),
-        qgpu_memory_unit: str = "none",
-        linger: int = 0,
-        channel_groups: str = "none",
-    ) -> None:
-        self.default_policy = default_policy
-        self.placement = placement
-        self.whole_gpus = whole_gpus
-        self.memory_reserve = memory_reserve
-        self.memory_step = memory_step
-        self.memory_min = memory_min
-        self.compute_step = compute_step
-        self.max_shares_per_gpu = max_shares_per_gpu
-        self.memory_per_share = memory_per_share
-        self.trust_env = trust_env
-        self.dialects = dialects
-        self.qgpu_memory_unit = qgpu_memory_unit
-        self.linger = linger
-        self.channel_groups = channel_groups
+    default_policy: str = "burst-share"
+    placement: str = "by-class"
+    whole_gpus: str = "exclusive"
+    memory_reserve: int = 0
+    memory_step: int = 1
+    memory_min: int = 1
+    compute_step: int = 1
+    max_shares_per_gpu: int = 64
+    memory_per_share: int = 0
+    trust_env: bool = False
+    dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes")
+    qgpu_memory_unit: str = "none"
+    linger: int = 0

@@ -1,4 +1,5 @@
-"""What a container's slot file says of its compute (docs/compute-gate.md). Twin of shim/slot_page.h; a test compares.
+"""What a container's slot file says of its compute (docs/internals/compute-gate.md). Twin of
+shim/pages/slot_page.h; a test compares.
 
 A tenant wrote it: shown, compared with the driver's figures, never relied on. Any bytes give bounded figures, or None.
 """
@@ -20,7 +21,7 @@ SUB_OFFSET = 512
 SUBS = 120
 WAITS = 16
 WAIT_BOUNDS = tuple(64e-6 * (1 << i) for i in range(WAITS - 1))  # seconds; the last bin has none
-MODES = ("open", "guarded", "rotate", "mix", "frozen", "capped", "drain")  # enum gh_mode of shim/decide.h
+MODES = ("open", "guarded", "rotate", "mix", "frozen", "capped", "drain")  # enum gh_mode of shim/gate/decide.h
 SANE = 1 << 62  # no counter of nanoseconds or commands gets there
 BOUND_MAX = 1 << 42  # more than an hour: nobody's longest command
 THREADS_MAX = 1024  # of one process at the gate
@@ -34,42 +35,16 @@ class Gate(Value):
     in seconds; None as wanted. mode: of MODES, since when in seconds of CLOCK_MONOTONIC. waits_for: the slot it waits
     for, as Share.slot has it, 0 none. preempt_bound: seconds, 0 unknown."""
 
-    __slots__ = (
-        "charged",
-        "wanted",
-        "launches",
-        "waiting",
-        "waits",
-        "waited",
-        "mode",
-        "since",
-        "waits_for",
-        "preempt_bound",
-    )
-
-    def __init__(
-        self,
-        charged: float = 0.0,
-        wanted: float | None = None,
-        launches: int = 0,
-        waiting: int = 0,
-        waits: tuple[int, ...] | None = None,
-        waited: float = 0.0,
-        mode: str = "open",
-        since: float = 0.0,
-        waits_for: int = 0,
-        preempt_bound: float = 0.0,
-    ) -> None:
-        self.charged = charged
-        self.wanted = wanted
-        self.launches = launches
-        self.waiting = waiting
-        self.waits = waits
-        self.waited = waited
-        self.mode = mode
-        self.since = since
-        self.waits_for = waits_for
-        self.preempt_bound = preempt_bound
+    charged: float = 0.0
+    wanted: float | None = None
+    launches: int = 0
+    waiting: int = 0
+    waits: tuple[int, ...] | None = None
+    waited: float = 0.0
+    mode: str = "open"
+    since: float = 0.0
+    waits_for: int = 0
+    preempt_bound: float = 0.0
 
 
 def parse(data: bytes, scale: int = 1) -> Gate | None:

@@ -19,13 +19,10 @@ class Change(Value):
     request: what to ask instead ("wait": the same). gone: keys of the grants that must end first.
     """
 
-    __slots__ = ("kind", "text", "request", "gone")
-
-    def __init__(self, kind: str, text: str, request: Request, gone: tuple[str, ...] = ()) -> None:
-        self.kind = kind
-        self.text = text
-        self.request = request
-        self.gone = gone
+    kind: str
+    text: str
+    request: Request
+    gone: tuple[str, ...] = ()
 
 
 def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Change, ...]:

@@ -104,13 +104,10 @@ FIRMWARE = ("/lib/firmware/nvidia/{version}", "gsp*.bin")
 class DriverFiles(Value):
     """What was found. version: the driver's. libcuda, libnvml: absolute host paths of the real libraries."""
 
-    __slots__ = ("version", "libcuda", "libnvml", "files")
-
-    def __init__(self, version: str, libcuda: str, libnvml: str, files: tuple[DriverFile, ...]) -> None:
-        self.version = version
-        self.libcuda = libcuda
-        self.libnvml = libnvml
-        self.files = files
+    version: str
+    libcuda: str
+    libnvml: str
+    files: tuple[DriverFile, ...]
 
 
 def find(root: str, kernel_version: str = "", machine: str = "") -> DriverFiles:

@@ -16,12 +16,9 @@ _DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
 class Elf(Value):
     """bits: 32 or 64. machine: e_machine. soname: DT_SONAME, "" for programs and libraries without one."""
 
-    __slots__ = ("bits", "machine", "soname")
-
-    def __init__(self, bits: int, machine: int, soname: str) -> None:
-        self.bits = bits
-        self.machine = machine
-        self.soname = soname
+    bits: int
+    machine: int
+    soname: str
 
 
 def read(fd: int) -> Elf | None:

@@ -31,183 +31,177 @@
 extern char **environ;
 
 static struct {
-	char prefix[PATH_MAX];
-	char runtime[PATH_MAX]; /* the real one */
-	char python[PATH_MAX];
-	bool standalone;
-	struct stat self;
-	const char *log; /* --log, --log-format: where the runtime's caller looks for errors */
-	bool log_json;
+    char prefix[PATH_MAX];
+    char runtime[PATH_MAX]; /* the real one */
+    char python[PATH_MAX];
+    bool standalone;
+    struct stat self;
+    const char *log; /* --log, --log-format: where the runtime's caller looks for errors */
+    bool log_json;
 } g;
 
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
 /* The text as the inside of a JSON (or logrus) string: hostile bytes must not break the line. */
-static void escape(char *to, size_t room, const char *from)
-{
-	char *end = to + room - 7;
-	for (; *from && to < end; from++) {
-		unsigned char c = (unsigned char)*from;
-		if (c == '"' || c == '\\')
-			*to++ = '\\';
-		if (c < 0x20 || c >= 0x7f)
-			*to++ = '?';
-		else
-			*to++ = (char)c;
-	}
-	*to = 0;
+static void escape(char *to, size_t room, const char *from) {
+    char *end = to + room - 7;
+    for (; *from && to < end; from++) {
+        unsigned char c = (unsigned char)*from;
+        if (c == '"' || c == '\\')
+            *to++ = '\\';
+        if (c < 0x20 || c >= 0x7f)
+            *to++ = '?';
+        else
+            *to++ = (char)c;
+    }
+    *to = 0;
 }
 
 /* One coded line to stderr and the runtime's log, then the end; nothing was changed. */
-__attribute__((noreturn, format(printf, 1, 2))) static void refuse(const char *format, ...)
-{
-	char text[1024], quoted[2100], when[40];
-	va_list args;
-	va_start(args, format);
-	vsnprintf(text, sizeof text, format, args);
-	va_end(args);
-	if (strlen(text) > 296)
-		strcpy(text + 292, " ...");
-	escape(quoted, sizeof quoted, text);
-	time_t now = time(NULL);
-	struct tm tm;
-	strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
-	const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* a FIFO may have no reader */
-	int fd = g.log ? open(g.log, flags, 0644) : -1;
-	if (fd >= 0) {
-		if (g.log_json)
-			dprintf(fd, "{\"level\":\"error\",\"msg\":\"%s\",\"time\":\"%s\"}\n", quoted, when);
-		else
-			dprintf(fd, "time=\"%s\" level=error msg=\"%s\"\n", when, quoted);
-		dprintf(STDERR_FILENO, "%s\n", text);
-	} else {
-		dprintf(STDERR_FILENO, "time=\"%s\" level=error msg=\"%s\"\n", when, quoted);
-	}
-	_exit(1);
+__attribute__((noreturn, format(printf, 1, 2))) static void refuse(const char *format, ...) {
+    char text[1024], quoted[2100], when[40];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (strlen(text) > 296)
+        strcpy(text + 292, " ...");
+    escape(quoted, sizeof quoted, text);
+    time_t now = time(NULL);
+    struct tm tm;
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
+    const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* a FIFO may have no reader */
+    int fd = g.log ? open(g.log, flags, 0644) : -1;
+    if (fd >= 0) {
+        if (g.log_json)
+            dprintf(fd, "{\"level\":\"error\",\"msg\":\"%s\",\"time\":\"%s\"}\n", quoted, when);
+        else
+            dprintf(fd, "time=\"%s\" level=error msg=\"%s\"\n", when, quoted);
+        dprintf(STDERR_FILENO, "%s\n", text);
+    } else {
+        dprintf(STDERR_FILENO, "time=\"%s\" level=error msg=\"%s\"\n", when, quoted);
+    }
+    _exit(1);
 }
 
 /* ---- the install ----------------------------------------------------------------------------------------------- */
 
-static void find_prefix(void)
-{
-	ssize_t n = readlink("/proc/self/exe", g.prefix, sizeof g.prefix - 1);
-	if (n <= 0)
-		refuse("GH-504: /proc/self/exe cannot be read: %s; is /proc mounted?", strerror(errno));
-	g.prefix[n] = 0;
-	char *name = strrchr(g.prefix, '/');
-	if (!name || name - g.prefix < 5 || strncmp(name - 4, "/bin", 4))
-		refuse("GH-504: %s is not in the bin folder of an install; run `gpu-hook install --prefix DIR`", g.prefix);
-	name[-4] = 0;
-	if (stat("/proc/self/exe", &g.self))
-		refuse("GH-504: /proc/self/exe: %s", strerror(errno));
+static void find_prefix(void) {
+    ssize_t n = readlink("/proc/self/exe", g.prefix, sizeof g.prefix - 1);
+    if (n <= 0)
+        refuse("GH-504: /proc/self/exe cannot be read: %s; is /proc mounted?", strerror(errno));
+    g.prefix[n] = 0;
+    char *name = strrchr(g.prefix, '/');
+    if (!name || name - g.prefix < 5 || strncmp(name - 4, "/bin", 4))
+        refuse("GH-504: %s is not in the bin folder of an install; run `gpu-hook install --prefix DIR`", g.prefix);
+    name[-4] = 0;
+    if (stat("/proc/self/exe", &g.self))
+        refuse("GH-504: /proc/self/exe: %s", strerror(errno));
 }
 
-static void set_path(char *to, const char *key, const char *value)
-{
-	if (value[0] != '/' || strlen(value) >= PATH_MAX)
-		refuse("GH-504: %s/" CONF ": %s must be an absolute path, not '%s'; run `gpu-hook install` again", g.prefix, key,
-		       value);
-	strcpy(to, value);
+static void set_path(char *to, const char *key, const char *value) {
+    if (value[0] != '/' || strlen(value) >= PATH_MAX)
+        refuse("GH-504: %s/" CONF ": %s must be an absolute path, not '%s'; run `gpu-hook install` again", g.prefix,
+               key, value);
+    strcpy(to, value);
 }
 
 /* PREFIX/etc/launcher.conf: lines of key=value, written by `gpu-hook install`. Only root may have written it. */
-static void read_conf(void)
-{
-	char path[PATH_MAX + sizeof CONF + 1], text[3 * PATH_MAX], mode[16] = "";
-	struct stat st;
-	snprintf(path, sizeof path, "%s/" CONF, g.prefix);
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	if (fd < 0 || fstat(fd, &st))
-		refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
-	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
-		refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
-	ssize_t n = read(fd, text, sizeof text - 1);
-	close(fd);
-	if (n < 0 || n == sizeof text - 1)
-		refuse("GH-504: %s cannot be read or is too long; run `gpu-hook install` again", path);
-	text[n] = 0;
-	if (strlen(text) != (size_t)n)
-		refuse("GH-504: %s has a NUL byte; run `gpu-hook install` again", path);
-	for (char *save, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-		char *value = strchr(line, '=');
-		if (line[0] == '#')
-			continue;
-		if (!value)
-			refuse("GH-504: %s: a line without '=': '%s'; run `gpu-hook install` again", path, line);
-		*value++ = 0;
-		if (!strcmp(line, "runtime"))
-			set_path(g.runtime, line, value);
-		else if (!strcmp(line, "python"))
-			set_path(g.python, line, value);
-		else if (!strcmp(line, "mode"))
-			snprintf(mode, sizeof mode, "%s", value);
-		else
-			refuse("GH-504: %s: unknown key '%s'; run `gpu-hook install` again", path, line);
-	}
-	g.standalone = !strcmp(mode, "standalone");
-	if (!g.standalone && strcmp(mode, "on-top") && strcmp(mode, "below"))
-		refuse("GH-504: %s: mode must be standalone, on-top or below, not '%s'", path, mode);
-	if (!g.runtime[0] || !g.python[0])
-		refuse("GH-504: %s: runtime or python is missing; run `gpu-hook install` again", path);
+static void read_conf(void) {
+    char path[PATH_MAX + sizeof CONF + 1], text[3 * PATH_MAX], mode[16] = "";
+    struct stat st;
+    snprintf(path, sizeof path, "%s/" CONF, g.prefix);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st))
+        refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
+    if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
+        refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n < 0 || n == sizeof text - 1)
+        refuse("GH-504: %s cannot be read or is too long; run `gpu-hook install` again", path);
+    text[n] = 0;
+    if (strlen(text) != (size_t)n)
+        refuse("GH-504: %s has a NUL byte; run `gpu-hook install` again", path);
+    for (char *save, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        char *value = strchr(line, '=');
+        if (line[0] == '#')
+            continue;
+        if (!value)
+            refuse("GH-504: %s: a line without '=': '%s'; run `gpu-hook install` again", path, line);
+        *value++ = 0;
+        if (!strcmp(line, "runtime"))
+            set_path(g.runtime, line, value);
+        else if (!strcmp(line, "python"))
+            set_path(g.python, line, value);
+        else if (!strcmp(line, "mode"))
+            snprintf(mode, sizeof mode, "%s", value);
+        else
+            refuse("GH-504: %s: unknown key '%s'; run `gpu-hook install` again", path, line);
+    }
+    g.standalone = !strcmp(mode, "standalone");
+    if (!g.standalone && strcmp(mode, "on-top") && strcmp(mode, "below"))
+        refuse("GH-504: %s: mode must be standalone, on-top or below, not '%s'", path, mode);
+    if (!g.runtime[0] || !g.python[0])
+        refuse("GH-504: %s: runtime or python is missing; run `gpu-hook install` again", path);
 }
 
 /* ---- the two ways out ------------------------------------------------------------------------------------------ */
 
 #ifndef HOOK
-__attribute__((noreturn)) static void exec_runtime(char **argv)
-{
-	struct stat st;
-	if (stat(g.runtime, &st))
-		refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
-	if (st.st_dev == g.self.st_dev && st.st_ino == g.self.st_ino)
-		refuse("GH-503: runtime %s is gpu-hook-runtime itself; set `runtime` in settings.yaml to the real one", g.runtime);
-	argv[0] = g.runtime;
-	execve(g.runtime, argv, environ);
-	refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
+__attribute__((noreturn)) static void exec_runtime(char **argv) {
+    struct stat st;
+    if (stat(g.runtime, &st))
+        refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
+    if (st.st_dev == g.self.st_dev && st.st_ino == g.self.st_ino)
+        refuse("GH-503: runtime %s is gpu-hook-runtime itself; set `runtime` in settings.yaml to the real one",
+               g.runtime);
+    argv[0] = g.runtime;
+    execve(g.runtime, argv, environ);
+    refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
 }
 #endif
 
 /* The file that Python is to run: root's alone, and all of it. Of one that is empty, or was cut short between two lines,
  * Python makes a success; and of one that is missing, an error without a code that is in no log. */
-static void check_start(const char *path)
-{
-	char end[sizeof START_END - 1];
-	const off_t size = sizeof end;
-	struct stat st;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	if (fd < 0 || fstat(fd, &st))
-		refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
-	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
-		refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
-	if (st.st_size < size || pread(fd, end, sizeof end, st.st_size - size) != size || memcmp(end, START_END, sizeof end))
-		refuse("GH-504: %s is not all there; run `gpu-hook install` again", path);
-	close(fd);
+static void check_start(const char *path) {
+    char end[sizeof START_END - 1];
+    const off_t size = sizeof end;
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st))
+        refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
+    if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
+        refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
+    if (st.st_size < size || pread(fd, end, sizeof end, st.st_size - size) != size ||
+        memcmp(end, START_END, sizeof end))
+        refuse("GH-504: %s is not all there; run `gpu-hook install` again", path);
+    close(fd);
 }
 
-__attribute__((noreturn)) static void exec_python(int argc, char **argv)
-{
-	/* -I: no PYTHON* variable, no user site, no script folder in sys.path. -S: no site-packages. */
-	static char start[PATH_MAX + sizeof START + 1];
-	for (int fd = 0; fd <= STDERR_FILENO; fd++) /* else the first file that Python opens becomes its stderr */
-		if (fcntl(fd, F_GETFD) < 0)
-			open("/dev/null", O_RDWR);
-	char **args = calloc((size_t)argc + 5, sizeof *args);
-	if (!args)
-		refuse("GH-504: out of memory");
-	snprintf(start, sizeof start, "%s/" START, g.prefix);
-	check_start(start);
-	args[0] = g.python;
-	args[1] = "-I";
-	args[2] = "-S";
-	args[3] = start;
-	for (int i = 1; i < argc; i++)
-		args[3 + i] = argv[i];
+__attribute__((noreturn)) static void exec_python(int argc, char **argv) {
+    /* -I: no PYTHON* variable, no user site, no script folder in sys.path. -S: no site-packages. */
+    static char start[PATH_MAX + sizeof START + 1];
+    for (int fd = 0; fd <= STDERR_FILENO; fd++) /* else the first file that Python opens becomes its stderr */
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", O_RDWR);
+    char **args = calloc((size_t)argc + 5, sizeof *args);
+    if (!args)
+        refuse("GH-504: out of memory");
+    snprintf(start, sizeof start, "%s/" START, g.prefix);
+    check_start(start);
+    args[0] = g.python;
+    args[1] = "-I";
+    args[2] = "-S";
+    args[3] = start;
+    for (int i = 1; i < argc; i++)
+        args[3 + i] = argv[i];
 #ifdef HOOK
-	/* A hook entry without env gets the runtime's, with some runtimes the container's: LD_PRELOAD of an image. */
-	static char *environ[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL};
+    /* A hook entry without env gets the runtime's, with some runtimes the container's: LD_PRELOAD of an image. */
+    static char *environ[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL};
 #endif
-	execve(g.python, args, environ);
-	refuse("GH-504: python %s: %s; set `python` in settings.yaml and install again", g.python, strerror(errno));
+    execve(g.python, args, environ);
+    refuse("GH-504: python %s: %s; set `python` in settings.yaml and install again", g.python, strerror(errno));
 }
 
 #ifndef HOOK
@@ -216,240 +210,269 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv)
 enum flag { UNKNOWN, SWITCH, VALUE, STOP };
 
 struct known {
-	const char *name;
-	enum flag kind;
+    const char *name;
+    enum flag kind;
 };
 
 /* runc, crun and youki together. STOP: the runtime prints something and ends, whatever follows. */
 static const struct known before_command[] = {
-	{"root", VALUE}, {"log", VALUE}, {"log-format", VALUE}, {"criu", VALUE}, {"rootless", VALUE},
-	{"cgroup-manager", VALUE}, {"log-level", VALUE}, {"debug", SWITCH}, {"systemd-cgroup", SWITCH},
-	{"version", STOP}, {"v", STOP}, {"help", STOP}, {"h", STOP}, {0},
+    {"root", VALUE},
+    {"log", VALUE},
+    {"log-format", VALUE},
+    {"criu", VALUE},
+    {"rootless", VALUE},
+    {"cgroup-manager", VALUE},
+    {"log-level", VALUE},
+    {"debug", SWITCH},
+    {"systemd-cgroup", SWITCH},
+    {"version", STOP},
+    {"v", STOP},
+    {"help", STOP},
+    {"h", STOP},
+    {0},
 };
 static const struct known of_create[] = {
-	{"bundle", VALUE}, {"b", VALUE}, {"console-socket", VALUE}, {"pid-file", VALUE}, {"preserve-fds", VALUE},
-	{"no-pivot", SWITCH}, {"no-new-keyring", SWITCH}, {"no-subreaper", SWITCH}, {"keep", SWITCH},
-	{"detach", SWITCH}, {"d", SWITCH}, {"help", STOP}, {"h", STOP},
-	/* of restore */
-	{"image-path", VALUE}, {"work-path", VALUE}, {"manage-cgroups-mode", VALUE}, {"empty-ns", VALUE},
-	{"lsm-profile", VALUE}, {"lsm-mount-context", VALUE}, {"auto-dedup", SWITCH}, {"lazy-pages", SWITCH},
-	{"shell-job", SWITCH}, {"tcp-established", SWITCH}, {"ext-unix-sk", SWITCH}, {"file-locks", SWITCH}, {0},
+    {"bundle", VALUE},
+    {"b", VALUE},
+    {"console-socket", VALUE},
+    {"pid-file", VALUE},
+    {"preserve-fds", VALUE},
+    {"no-pivot", SWITCH},
+    {"no-new-keyring", SWITCH},
+    {"no-subreaper", SWITCH},
+    {"keep", SWITCH},
+    {"detach", SWITCH},
+    {"d", SWITCH},
+    {"help", STOP},
+    {"h", STOP},
+    /* of restore */
+    {"image-path", VALUE},
+    {"work-path", VALUE},
+    {"manage-cgroups-mode", VALUE},
+    {"empty-ns", VALUE},
+    {"lsm-profile", VALUE},
+    {"lsm-mount-context", VALUE},
+    {"auto-dedup", SWITCH},
+    {"lazy-pages", SWITCH},
+    {"shell-job", SWITCH},
+    {"tcp-established", SWITCH},
+    {"ext-unix-sk", SWITCH},
+    {"file-locks", SWITCH},
+    {0},
 };
 
 /* Reads argv[*i] as a flag: its kind, its name's place and its value (NULL for a switch). Moves *i to the last word. */
-static enum flag read_flag(const struct known *table, char **argv, int *i, const char **name, const char **value)
-{
-	const char *word = argv[*i] + 1;
-	if (*word == '-')
-		word++;
-	size_t length = strcspn(word, "=");
-	for (; table->name; table++) {
-		if (strlen(table->name) != length || memcmp(table->name, word, length))
-			continue;
-		*name = table->name;
-		*value = word[length] ? word + length + 1 : NULL;
-		if (table->kind == VALUE && !*value && !(*value = argv[++*i]))
-			return UNKNOWN;
-		/* a switch with a value, "--debug=false", is left to Python */
-		return table->kind != VALUE && *value ? UNKNOWN : table->kind;
-	}
-	return UNKNOWN;
+static enum flag read_flag(const struct known *table, char **argv, int *i, const char **name, const char **value) {
+    const char *word = argv[*i] + 1;
+    if (*word == '-')
+        word++;
+    size_t length = strcspn(word, "=");
+    for (; table->name; table++) {
+        if (strlen(table->name) != length || memcmp(table->name, word, length))
+            continue;
+        *name = table->name;
+        *value = word[length] ? word + length + 1 : NULL;
+        if (table->kind == VALUE && !*value && !(*value = argv[++*i]))
+            return UNKNOWN;
+        /* a switch with a value, "--debug=false", is left to Python */
+        return table->kind != VALUE && *value ? UNKNOWN : table->kind;
+    }
+    return UNKNOWN;
 }
 
 /* Where errors go, wherever it stands: words that are not understood may come before it. */
-static void find_log(char **argv)
-{
-	const char *name, *value;
-	for (int i = 1; argv[i]; i++) {
-		if (argv[i][0] != '-')
-			continue;
-		int at = i;
-		enum flag kind = read_flag(before_command, argv, &at, &name, &value);
-		if (kind == VALUE && !strcmp(name, "log"))
-			g.log = value;
-		else if (kind == VALUE && !strcmp(name, "log-format"))
-			g.log_json = !strcmp(value, "json");
-	}
+static void find_log(char **argv) {
+    const char *name, *value;
+    for (int i = 1; argv[i]; i++) {
+        if (argv[i][0] != '-')
+            continue;
+        int at = i;
+        enum flag kind = read_flag(before_command, argv, &at, &name, &value);
+        if (kind == VALUE && !strcmp(name, "log"))
+            g.log = value;
+        else if (kind == VALUE && !strcmp(name, "log-format"))
+            g.log_json = !strcmp(value, "json");
+    }
 }
 
 struct call {
-	enum { PASS, CREATE, DOUBT } what;
-	const char *bundle;
+    enum { PASS, CREATE, DOUBT } what;
+    const char *bundle;
 };
 
-static struct call read_call(char **argv)
-{
-	struct call call = {PASS, "."};
-	const char *name, *value;
-	int i = 1;
-	for (; argv[i] && argv[i][0] == '-'; i++) {
-		enum flag kind = read_flag(before_command, argv, &i, &name, &value);
-		if (kind == STOP)
-			return call;
-		if (kind == UNKNOWN) {
-			find_log(argv);
-			call.what = DOUBT;
-			return call;
-		}
-		if (!strcmp(name, "log"))
-			g.log = value;
-		else if (!strcmp(name, "log-format"))
-			g.log_json = !strcmp(value, "json");
-	}
-	if (!argv[i] || (strcmp(argv[i], "create") && strcmp(argv[i], "run") && strcmp(argv[i], "restore")))
-		return call;
-	call.what = CREATE;
-	bool seen = false;
-	for (i++; argv[i]; i++) {
-		if (argv[i][0] != '-' || !argv[i][1])
-			continue; /* the container's id: runtimes take flags after it as well */
-		enum flag kind = read_flag(of_create, argv, &i, &name, &value);
-		if (kind == UNKNOWN || kind == STOP) {
-			call.what = kind == STOP ? PASS : DOUBT; /* "--" is unknown, too */
-			return call;
-		}
-		if (name[0] == 'b') {
-			if (seen)
-				call.what = DOUBT;
-			seen = true;
-			call.bundle = *value ? value : "."; /* as the runtimes take it */
-		}
-	}
-	return call;
+static struct call read_call(char **argv) {
+    struct call call = {PASS, "."};
+    const char *name, *value;
+    int i = 1;
+    for (; argv[i] && argv[i][0] == '-'; i++) {
+        enum flag kind = read_flag(before_command, argv, &i, &name, &value);
+        if (kind == STOP)
+            return call;
+        if (kind == UNKNOWN) {
+            find_log(argv);
+            call.what = DOUBT;
+            return call;
+        }
+        if (!strcmp(name, "log"))
+            g.log = value;
+        else if (!strcmp(name, "log-format"))
+            g.log_json = !strcmp(value, "json");
+    }
+    if (!argv[i] || (strcmp(argv[i], "create") && strcmp(argv[i], "run") && strcmp(argv[i], "restore")))
+        return call;
+    call.what = CREATE;
+    bool seen = false;
+    for (i++; argv[i]; i++) {
+        if (argv[i][0] != '-' || !argv[i][1])
+            continue; /* the container's id: runtimes take flags after it as well */
+        enum flag kind = read_flag(of_create, argv, &i, &name, &value);
+        if (kind == UNKNOWN || kind == STOP) {
+            call.what = kind == STOP ? PASS : DOUBT; /* "--" is unknown, too */
+            return call;
+        }
+        if (name[0] == 'b') {
+            if (seen)
+                call.what = DOUBT;
+            seen = true;
+            call.bundle = *value ? value : "."; /* as the runtimes take it */
+        }
+    }
+    return call;
 }
 
 /* ---- config.json ----------------------------------------------------------------------------------------------- */
 
 struct text {
-	const char *at;
-	size_t size;
+    const char *at;
+    size_t size;
 };
 
-static const char *find(struct text t, const char *needle)
-{
-	return memmem(t.at, t.size, needle, strlen(needle));
-}
+static const char *find(struct text t, const char *needle) { return memmem(t.at, t.size, needle, strlen(needle)); }
 
 /* Bytes that a container that wants something from us must have in its config.json (core/request.py reads them). */
 static const char *const asks[] = {
-	"gpu-hook.io/", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_IMEX_CHANNELS", "T9K_GPU", "GPU_HOOK_", "tensorstack.dev/",
-	"tke.cloud.tencent.com/", "tencent.com/vcuda-", "nvidia.com/vcuda-", "nvidia.com/gpu",
-	"nvidia.com/priority", "nvidia-container-devices", 0,
+    "gpu-hook.io/",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_IMEX_CHANNELS",
+    "T9K_GPU",
+    "GPU_HOOK_",
+    "tensorstack.dev/",
+    "tke.cloud.tencent.com/",
+    "tencent.com/vcuda-",
+    "nvidia.com/vcuda-",
+    "nvidia.com/gpu",
+    "nvidia.com/priority",
+    "nvidia-container-devices",
+    0,
 };
 /* On top of or below the NVIDIA runtime: whatever that one would act on, or has left in the spec. */
 static const char *const nvidia_asks[] = {
-	"NVIDIA_", "nvidia", "libcuda", "CUDA_VERSION", "cdi.k8s.io/", "DOCKER_RESOURCE_", 0,
+    "NVIDIA_", "nvidia", "libcuda", "CUDA_VERSION", "cdi.k8s.io/", "DOCKER_RESOURCE_", 0,
 };
 
-static bool any_of(struct text t, const char *const *needles)
-{
-	for (; *needles; needles++)
-		if (find(t, *needles))
-			return true;
-	return false;
+static bool any_of(struct text t, const char *const *needles) {
+    for (; *needles; needles++)
+        if (find(t, *needles))
+            return true;
+    return false;
 }
 
 /* A mount in /run/gpu-hook is a request, too, however that path is written: "/run//gpu-hook", "/run/./gpu-hook",
  * "run/x/../gpu-hook" (oci/request_mounts.py takes them as the runtimes do). Other folders of that name, as installs have, ask
  * for nothing. */
-static bool asks_by_mount(struct text t)
-{
-	static const char name[] = "/gpu-hook";
-	const char *end = t.at + t.size, *p = t.at;
-	while ((p = memmem(p, (size_t)(end - p), name, sizeof name - 1))) {
-		const char *above = p;
-		while (above > t.at && (above[-1] == '/' || (above[-1] == '.' && above - t.at > 1 && above[-2] == '/')))
-			above--;
-		size_t room = (size_t)(above - t.at);
-		if ((room >= 3 && !memcmp(above - 3, "run", 3)) || (room >= 2 && !memcmp(above - 2, "..", 2)))
-			return true;
-		p++;
-	}
-	return false;
+static bool asks_by_mount(struct text t) {
+    static const char name[] = "/gpu-hook";
+    const char *end = t.at + t.size, *p = t.at;
+    while ((p = memmem(p, (size_t)(end - p), name, sizeof name - 1))) {
+        const char *above = p;
+        while (above > t.at && (above[-1] == '/' || (above[-1] == '.' && above - t.at > 1 && above[-2] == '/')))
+            above--;
+        size_t room = (size_t)(above - t.at);
+        if ((room >= 3 && !memcmp(above - 3, "run", 3)) || (room >= 2 && !memcmp(above - 2, "..", 2)))
+            return true;
+        p++;
+    }
+    return false;
 }
 
 /* A character of the needles could be written as an escape: "\/" or "\u00XX" of a letter, digit, '-', '.', '/', '_'.
  * Go's encoder writes \u003c, \u003e, \u0026 and control characters only; those are no doubt. */
-static bool odd_escape(struct text t)
-{
-	const char *end = t.at + t.size, *p = t.at;
-	while ((p = memchr(p, '\\', (size_t)(end - p)))) {
-		if (end - p < 6)
-			return p + 1 < end && p[1] == '/';
-		if (p[1] == '/')
-			return true;
-		if (p[1] == 'u' && p[2] == '0' && p[3] == '0') {
-			char hex[3] = {p[4], p[5], 0}, *rest;
-			long c = strtol(hex, &rest, 16);
-			if (*rest || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' ||
-			    c == '.' || c == '/' || c == '_')
-				return true;
-		}
-		p += p[1] == '\\' ? 2 : 1;
-	}
-	return false;
+static bool odd_escape(struct text t) {
+    const char *end = t.at + t.size, *p = t.at;
+    while ((p = memchr(p, '\\', (size_t)(end - p)))) {
+        if (end - p < 6)
+            return p + 1 < end && p[1] == '/';
+        if (p[1] == '/')
+            return true;
+        if (p[1] == 'u' && p[2] == '0' && p[3] == '0') {
+            char hex[3] = {p[4], p[5], 0}, *rest;
+            long c = strtol(hex, &rest, 16);
+            if (*rest || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' ||
+                c == '.' || c == '/' || c == '_')
+                return true;
+        }
+        p += p[1] == '\\' ? 2 : 1;
+    }
+    return false;
 }
 
 /* "KEY" : "sandbox" with JSON's white space. */
-static bool says_sandbox(struct text t, const char *quoted_key)
-{
-	const char *p = find(t, quoted_key), *end = t.at + t.size;
-	static const char value[] = "\"sandbox\"";
-	if (!p)
-		return false;
-	for (p += strlen(quoted_key); p < end && strchr(" \t\r\n:", *p) && *p; p++)
-		;
-	return (size_t)(end - p) >= sizeof value - 1 && !memcmp(p, value, sizeof value - 1);
+static bool says_sandbox(struct text t, const char *quoted_key) {
+    const char *p = find(t, quoted_key), *end = t.at + t.size;
+    static const char value[] = "\"sandbox\"";
+    if (!p)
+        return false;
+    for (p += strlen(quoted_key); p < end && strchr(" \t\r\n:", *p) && *p; p++)
+        ;
+    return (size_t)(end - p) >= sizeof value - 1 && !memcmp(p, value, sizeof value - 1);
 }
 
 /* Whether Python must look at this container. */
-static bool wanted(const char *bundle)
-{
-	char path[PATH_MAX];
-	struct stat st;
-	if ((size_t)snprintf(path, sizeof path, "%s/config.json", bundle) >= sizeof path)
-		return false;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	if (fd < 0)
-		return false; /* the runtime says what is wrong with it */
-	if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > MAX_SPEC)
-		return true;
-	char *buffer = malloc((size_t)st.st_size + 1);
-	if (!buffer)
-		return true;
-	size_t have = 0;
-	ssize_t n;
-	while ((n = read(fd, buffer + have, (size_t)st.st_size + 1 - have)) > 0)
-		have += (size_t)n;
-	close(fd);
-	if (n < 0 || have > (size_t)st.st_size)
-		return true; /* unreadable, or it grows while we read */
-	struct text t = {buffer, have};
-	bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t);
-	bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
-		       says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
-	if (g.standalone)
-		return asked && !sandbox; /* skipped means: no GPU */
-	/* Here skipped would mean: a GPU without limits. */
-	bool served = any_of(t, nvidia_asks) || find(t, "\\");
-	return served || (asked && !sandbox);
+static bool wanted(const char *bundle) {
+    char path[PATH_MAX];
+    struct stat st;
+    if ((size_t)snprintf(path, sizeof path, "%s/config.json", bundle) >= sizeof path)
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return false; /* the runtime says what is wrong with it */
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > MAX_SPEC)
+        return true;
+    char *buffer = malloc((size_t)st.st_size + 1);
+    if (!buffer)
+        return true;
+    size_t have = 0;
+    ssize_t n;
+    while ((n = read(fd, buffer + have, (size_t)st.st_size + 1 - have)) > 0)
+        have += (size_t)n;
+    close(fd);
+    if (n < 0 || have > (size_t)st.st_size)
+        return true; /* unreadable, or it grows while we read */
+    struct text t = {buffer, have};
+    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t);
+    bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
+                   says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
+    if (g.standalone)
+        return asked && !sandbox; /* skipped means: no GPU */
+    /* Here skipped would mean: a GPU without limits. */
+    bool served = any_of(t, nvidia_asks) || find(t, "\\");
+    return served || (asked && !sandbox);
 }
 #endif
 
-int main(int argc, char **argv)
-{
-	if (argc < 1)
-		refuse("GH-504: called without arguments");
+int main(int argc, char **argv) {
+    if (argc < 1)
+        refuse("GH-504: called without arguments");
 #ifdef HOOK
-	find_prefix();
-	read_conf();
-	exec_python(argc, argv);
+    find_prefix();
+    read_conf();
+    exec_python(argc, argv);
 #else
-	struct call call = read_call(argv); /* first, since it knows where errors go */
-	find_prefix();
-	read_conf();
-	if (call.what == PASS || (call.what == CREATE && !wanted(call.bundle)))
-		exec_runtime(argv);
-	exec_python(argc, argv);
+    struct call call = read_call(argv); /* first, since it knows where errors go */
+    find_prefix();
+    read_conf();
+    if (call.what == PASS || (call.what == CREATE && !wanted(call.bundle)))
+        exec_runtime(argv);
+    exec_python(argc, argv);
 #endif
 }

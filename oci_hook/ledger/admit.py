@@ -31,11 +31,8 @@ MIN_PREFIX = 6
 class Admission(Value):
     """A committed grant, and the inventory that it was made from."""
 
-    __slots__ = ("grant", "inventory")
-
-    def __init__(self, grant: Grant, inventory: Inventory) -> None:
-        self.grant = grant
-        self.inventory = inventory
+    grant: Grant
+    inventory: Inventory
 
 
 def admit(

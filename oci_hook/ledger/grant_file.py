@@ -18,7 +18,7 @@ MAX = (1 << 63) - 1  # of times and other numbers
 INODE_MAX = (1 << 64) - 1
 PID_MAX = 1 << 22  # proc_sys_kernel(5)
 
-_GRANT, _WHO, _LIFE, _SHARE = (attrgetter(*kind.__slots__) for kind in (Grant, Identity, Life, Share))
+_GRANT, _WHO, _LIFE, _SHARE = (attrgetter(*kind.FIELDS) for kind in (Grant, Identity, Life, Share))
 
 
 def encode(grant: Grant) -> bytes:

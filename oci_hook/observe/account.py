@@ -1,4 +1,5 @@
-"""A container's account page (docs/account-page.md) as the host reads it, and the one word that the host writes.
+"""A container's account page (docs/internals/account-page.md) as the host reads it, and the one word that the host
+writes.
 
 The page belongs to the container, which may put anything in its place. It is found below the container's root without
 leaving that or following a link, it must be a regular file on a tmpfs, and it is read and written by pread and pwrite,
@@ -29,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# struct gh_account_page of shim/account_page.h
+# struct gh_account_page of shim/pages/account_page.h
 MAGIC = 0x3154434148474755
 VERSION = 2
 SLOTS = 1024
@@ -78,19 +79,10 @@ class Usage(Value):
     the container, low 31 bits of the start time, low 10 bits of the pid namespace) of each living process that the shim
     accounts for. by_process: what each of them has per GPU, in bytes, if that was asked for."""
 
-    __slots__ = ("totals", "surcharges", "owners", "by_process")
-
-    def __init__(
-        self,
-        totals: tuple[int, ...],
-        surcharges: tuple[int, ...],
-        owners: frozenset[Owner],
-        by_process: "dict[Owner, tuple[int, ...]] | None" = None,
-    ) -> None:
-        self.totals = totals
-        self.surcharges = surcharges
-        self.owners = owners
-        self.by_process = by_process or {}
+    totals: tuple[int, ...]
+    surcharges: tuple[int, ...]
+    owners: frozenset[Owner]
+    by_process: dict[Owner, tuple[int, ...]] = {}
 
 
 class Account:
@@ -225,8 +217,8 @@ class Account:
         return found is not False
 
     def _process(self, owner: int, stack: int) -> "bool | tuple[int, int]":
-        """The process that owns this slot, found as in shim/alive.c: (pid, start time) on the host; False: it has
-        ended; True: not known."""
+        """The process that owns this slot, found as in shim/process/identity.c: (pid, start time) on the host; False:
+        it has ended; True: not known."""
         if self._table is None:
             began = time.thread_time()
             self._table = inside.Table(inside.pids(self._init, self._told), LISTING)
@@ -279,7 +271,7 @@ def owner_of(owner: int) -> Owner:
 
 
 def slot_use(slot: int, total: int, entry: bytes, cache: int) -> int:
-    """What a slot's process uses of a GPU, in units: gh_slot_use of shim/account.c."""
+    """What a slot's process uses of a GPU, in units: gh_slot_use of shim/account/account.c."""
     words: tuple[int, ...] = ENTRY.unpack(entry)
     announce, committed, ack, _ = words
     used, tag = committed >> TAG_BITS & VALUE_MAX, announce & TAG_MASK

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .frame import Json
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "validation" / "predictions.json"
+FILE = Path(__file__).resolve().parents[2] / "docs/internals/validation/predictions.json"
 
 
 def load() -> Json:
@@ -25,7 +25,7 @@ def text() -> str:
     import priority as bench
     from load import cells
 
-    from oci_hook.sim import model_run
+    from gpu_hook_simulator import model_run
 
     from . import priority, shares
 

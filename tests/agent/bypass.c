@@ -13,8 +13,7 @@
 static const char kernel[] = ".version 6.3\n.target sm_75\n.address_size 64\n// sim_us=%s\n"
                              ".visible .entry work() {\nret;\n}\n";
 
-static void *take(const char *library, size_t bytes)
-{
+static void *take(const char *library, size_t bytes) {
     void *cuda = dlopen(library, RTLD_NOW), *ctx;
     unsigned long long at;
     if (!cuda)
@@ -26,14 +25,13 @@ static void *take(const char *library, size_t bytes)
     return init(0) || retain(&ctx, 0) || current(ctx) || alloc(&at, bytes) ? NULL : cuda;
 }
 
-static int compute(void *cuda, const char *us)
-{
+static int compute(void *cuda, const char *us) {
     char image[256];
     void *module, *work;
     int (*load)(void **, const void *) = dlsym(cuda, "cuModuleLoadData");
     int (*find)(void **, void *, const char *) = dlsym(cuda, "cuModuleGetFunction");
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) =
-        dlsym(cuda, "cuLaunchKernel");
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                  void **) = dlsym(cuda, "cuLaunchKernel");
     int (*wait)(void) = dlsym(cuda, "cuCtxSynchronize");
     snprintf(image, sizeof image, kernel, us);
     if (load(&module, image) || find(&work, module, "work"))
@@ -44,8 +42,7 @@ static int compute(void *cuda, const char *us)
     return 5;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     void *cuda;
     const char *how = argc > 2 ? argv[2] : "";
     if (!strcmp(how, "wait")) {

@@ -10,8 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     signal(SIGIO, SIG_IGN);
     int fd = open(argv[1], O_RDONLY);
     struct stat st;

@@ -114,7 +114,7 @@ def test_every_alert_has_a_test_for_promtool() -> None:
 
 
 def test_every_metric_is_on_the_page() -> None:
-    page = (GRAFANA.parent / "agent.md").read_text()
+    page = (GRAFANA.parent / "reference/metrics.md").read_text()
     for name in metrics():
         base = re.sub(r"_(bucket|sum|count)$", "", name.removeprefix("gpu_hook_"))
         assert f"`{base}`" in page, name

@@ -7,8 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static long off(void)
-{
+static long off(void) {
     char text[32] = "";
     int fd = open(getenv("WALL_CLOCK"), O_RDONLY | O_CLOEXEC);
     if (fd < 0 || read(fd, text, sizeof text - 1) < 0)
@@ -17,16 +16,14 @@ static long off(void)
     return atol(text);
 }
 
-int clock_gettime(clockid_t clock, struct timespec *t)
-{
+int clock_gettime(clockid_t clock, struct timespec *t) {
     int result = (int)syscall(SYS_clock_gettime, clock, t);
     if (!result && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         t->tv_sec += off();
     return result;
 }
 
-int gettimeofday(struct timeval *restrict t, void *restrict zone)
-{
+int gettimeofday(struct timeval *restrict t, void *restrict zone) {
     struct timespec now;
     (void)zone;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -35,8 +32,7 @@ int gettimeofday(struct timeval *restrict t, void *restrict zone)
     return 0;
 }
 
-time_t time(time_t *t)
-{
+time_t time(time_t *t) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return t ? *t = now.tv_sec : now.tv_sec;

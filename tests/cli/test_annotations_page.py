@@ -1,4 +1,4 @@
-"""Every example of docs/annotations.md, run: what stands behind # is in the answer."""
+"""Every example of docs/reference/annotations.md, run: what stands behind # is in the answer."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from oci_hook.cli.main import cli
 from oci_hook.config import settings_compile
 from tests.cli.box import Install
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/annotations.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/annotations.md").read_text()
 EXAMPLES = re.findall(r"^    gpu-hook (explain .*?) +# (.*)$", PAGE, re.MULTILINE)
 
 

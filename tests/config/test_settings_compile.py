@@ -59,7 +59,7 @@ def test_the_default_file_says_the_defaults(prefix: Path) -> None:
     text = settings_compile.default_settings_yaml()
     data = yaml.safe_load(text)
     assert set(data) == {*settings_compile.SETTINGS, *settings_compile.SECTIONS}
-    assert set(data["rules"]) == set(settings_compile.RULES) == set(Rules.__slots__)
+    assert set(data["rules"]) == set(settings_compile.RULES) == set(Rules.FIELDS)
     assert data["runtime"] == Settings("x").runtime and data["state_dir"] == Settings("x").state_dir
 
 

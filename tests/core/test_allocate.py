@@ -27,7 +27,7 @@ def grant(n, shares, exclusive=False):
 def ask(**kw):
     """A request for one GPU, or `count` equal ones; GpuRequest's fields or Request's."""
     count = kw.pop("count", 1)
-    wish = GpuRequest(**{k: kw.pop(k) for k in list(kw) if k in GpuRequest.__slots__})
+    wish = GpuRequest(**{k: kw.pop(k) for k in list(kw) if k in GpuRequest.FIELDS})
     return Request((wish,) * count, **kw)
 
 

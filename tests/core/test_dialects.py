@@ -387,7 +387,7 @@ def test_a_table_is_read_where_one_of_its_keys_is(name: str) -> None:
 
 
 def test_the_page_for_users_names_every_key() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/annotations.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/reference/annotations.md").read_text()
     for name in (dialects.NATIVE, *dialects.NAMES):
         for key in dialects.table(name).KEYS:
             assert f"`{key}`" in page, key

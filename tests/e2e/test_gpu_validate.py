@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.sim import driver_root
+from gpu_hook_simulator import driver_root
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts/gpu-validate"
@@ -70,7 +70,7 @@ def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, f
 
 def test_predictions_are_of_the_committed_calibration() -> None:
     """Else they are no predictions: scripts/gpu-validate --predict makes them anew."""
-    predictions = json.loads((REPO / "docs/validation/predictions.json").read_text())
+    predictions = json.loads((REPO / "docs/internals/validation/predictions.json").read_text())
     assert predictions["calibration"] == hashlib.sha256(CALIBRATION.read_bytes()).hexdigest()
     assert len(predictions["shares"]) > 30 and len(predictions["priority"]) > 15
 

@@ -1,6 +1,6 @@
 """Images of every kind: a program in it is held to the limit, or the container is refused with a code.
 
-docs/images.md says for users what these tests show.
+docs/guide/images.md says for users what these tests show.
 """
 
 import os

@@ -270,12 +270,12 @@ def test_another_driver_version(stage: Beside, image: Path) -> None:
 
 
 def test_the_page(stage: Beside, image: Path) -> None:
-    """docs/nvidia-runtime.md, its commands in their order, then a container in the mode that they set."""
+    """docs/guide/nvidia-runtime.md, its commands in their order, then a container in the mode that they set."""
     bin = stage.folder / "bin"
     bin.mkdir()
     (bin / "gpu-hook").write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m oci_hook "$@"\n')
     (bin / "gpu-hook").chmod(0o755)
-    text = (REPO / "docs/nvidia-runtime.md").read_text()
+    text = (REPO / "docs/guide/nvidia-runtime.md").read_text()
     nvidia = str(stage.toolkit / "nvidia-container-runtime")
     places = {"/opt/gpu-hook": str(stage.prefix), "/usr/bin/nvidia-container-runtime": nvidia}
     places["/usr/sbin/runc"] = str(shutil.which("runc"))

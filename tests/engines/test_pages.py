@@ -1,4 +1,5 @@
-"""docs/docker.md, containerd.md, podman.md and crio.md: every command, as a reader types it, against real engines.
+"""docker.md, containerd.md, podman.md and crio.md of docs/guide: every command, as a reader types it, against real
+engines.
 
 What differs from a reader's machine: the GPUs are simulated (`sim up` where the page says `gpus --refresh`), `ubuntu`
 is the test's own image, and `systemctl restart` is a script that does it.
@@ -44,7 +45,7 @@ class Page:
     """The fenced blocks of a page in their order: (what follows the three ticks, text)."""
 
     def __init__(self, place: Place, name: str) -> None:
-        text = (REPO / "docs" / f"{name}.md").read_text()
+        text = (REPO / "docs/guide" / f"{name}.md").read_text()
         self.blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.M | re.S)
         self.place = place
         self.bin = place.dir / "bin"
@@ -211,6 +212,6 @@ def test_crio(place: Place) -> None:
 
 
 def test_the_class_is_the_file_that_the_page_names() -> None:
-    text = (REPO / "docs/containerd.md").read_text()
+    text = (REPO / "docs/guide/containerd.md").read_text()
     file = (REPO / "runtime-config/containerd/runtimeclass.yaml").read_text()
     assert yaml.safe_load(file) in [yaml.safe_load(b) for b in re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)]

@@ -22,12 +22,12 @@ static void must(const char *name, int r) {
 }
 
 #define DO(name, ...) must(name, CALL(name, __VA_ARGS__))
-#define TIMED(library, name, ...)                                                                                 \
-    do {                                                                                                          \
-        uint64_t from_ = now();                                                                                   \
-        must(name, FIND(library, name)(__VA_ARGS__));                                                             \
-        uint64_t to_ = now();                                                                                     \
-        printf("%s %llu %llu\n", name, (unsigned long long)to_, (unsigned long long)(to_ - from_) / 1000);        \
+#define TIMED(library, name, ...)                                                                          \
+    do {                                                                                                   \
+        uint64_t from_ = now();                                                                            \
+        must(name, FIND(library, name)(__VA_ARGS__));                                                      \
+        uint64_t to_ = now();                                                                              \
+        printf("%s %llu %llu\n", name, (unsigned long long)to_, (unsigned long long)(to_ - from_) / 1000); \
     } while (0)
 
 static void *launches(void *unused) {

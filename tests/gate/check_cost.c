@@ -2,17 +2,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cost.h"
+#include "gate/cost.h"
 
 static int wrong;
-#define CHECK(x)                                                                 \
-    do {                                                                         \
-        if (!(x))                                                                \
+#define CHECK(x)                                                               \
+    do {                                                                       \
+        if (!(x))                                                              \
             wrong = 1, fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x); \
     } while (0)
 
 static uint64_t waited;
-static uint64_t alone(struct cost *c, uint64_t us) { return cost_seen(c, us * GH_US, us * GH_US, true, true, true, &waited); }
+static uint64_t alone(struct cost *c, uint64_t us) {
+    return cost_seen(c, us * GH_US, us * GH_US, true, true, true, &waited);
+}
 static uint64_t beside(struct cost *c, uint64_t us, uint64_t contexts) {
     return cost_seen(c, us * GH_US, us * GH_US / contexts, true, true, false, &waited);
 }

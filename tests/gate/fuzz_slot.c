@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decide.h"
-#include "slot_page.h"
+#include "gate/decide.h"
+#include "pages/slot_page.h"
 
 #define HOLD(what)                                                     \
     do {                                                               \
@@ -59,8 +59,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct gh_decision e = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
     HOLD(d.go == e.go && d.mode == e.mode && d.on == e.on && d.slot == e.slot && d.claim == e.claim &&
          d.held == e.held && d.until == e.until && d.epoch == e.epoch && d.start == e.start && d.end == e.end &&
-         d.probe_until == e.probe_until && d.distrust_until == e.distrust_until &&
-         d.distrust_for == e.distrust_for && d.ahead == e.ahead);
+         d.probe_until == e.probe_until && d.distrust_until == e.distrust_until && d.distrust_for == e.distrust_for &&
+         d.ahead == e.ahead);
     HOLD(d.go || (d.until >= now && d.until <= now + 100 * GH_MS + 2 * GH_MS)); /* I2 */
     HOLD(gh_weight(&gpu, 0, now) > 0);
     return 0;
@@ -93,7 +93,8 @@ int main(int argc, char **argv) {
         in.page.head.version = draw() % 16 ? GH_SLOT_VERSION : (uint32_t)draw();
         in.page.head.top = draw() % 8 ? (uint32_t)(draw() % 200) : (uint32_t)draw();
         for (unsigned k = 0; k < 200; k++) {
-            uint64_t value[] = {draw(), draw() % 4, now - draw() % (100 * GH_MS), now + draw() % (100 * GH_MS), UINT64_MAX};
+            uint64_t value[] = {draw(), draw() % 4, now - draw() % (100 * GH_MS), now + draw() % (100 * GH_MS),
+                                UINT64_MAX};
             unsigned at = 3 + (unsigned)(draw() % (k < 30 ? 20 : GH_SLOT_FILE_SIZE / 8 - 3));
             in.word[at] = value[draw() % 5];
         }

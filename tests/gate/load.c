@@ -111,8 +111,9 @@ static void launch(const char *way) {
         else
             MUST("cuMemcpyBatchAsync_v2", to, from, half, (size_t)2, NULL, NULL, (size_t)0, stream);
     } else if (!strncmp(way, "copy box", 8)) {
-        struct op c[2] = {{.from = {.type = 1, .at = here}, .to = {.type = 1, .at = there}, .width = 1024, .height = 512, .depth = 1},
-                          {.from = {.type = 1, .at = here}, .to = {.type = 1, .at = there}, .width = 512, .height = 64, .depth = 16}};
+        struct op c[2] = {
+            {.from = {.type = 1, .at = here}, .to = {.type = 1, .at = there}, .width = 1024, .height = 512, .depth = 1},
+            {.from = {.type = 1, .at = here}, .to = {.type = 1, .at = there}, .width = 512, .height = 64, .depth = 16}};
         if (!strcmp(way, "copy boxes 12.8"))
             MUST("cuMemcpy3DBatchAsync", (size_t)2, c, NULL, 0ull, stream);
         else if (!strcmp(way, "copy boxes"))

@@ -8,13 +8,13 @@
 static void *cuda;
 #define FIND(library, name) ((int (*)())dlsym(library, name))
 #define CALL(name, ...) FIND(cuda, name)(__VA_ARGS__)
-#define MUST(name, ...)                                                 \
-    do {                                                                \
-        int r_ = CALL(name, __VA_ARGS__);                               \
-        if (r_) {                                                       \
-            fprintf(stderr, "%s: %d\n", name, r_);                      \
-            exit(1);                                                    \
-        }                                                               \
+#define MUST(name, ...)                            \
+    do {                                           \
+        int r_ = CALL(name, __VA_ARGS__);          \
+        if (r_) {                                  \
+            fprintf(stderr, "%s: %d\n", name, r_); \
+            exit(1);                               \
+        }                                          \
     } while (0)
 
 static uint64_t now(void) {

@@ -18,7 +18,8 @@
 enum { ROUNDS = 1 << 20 };
 
 static void *brief, *spin, *stream, *beside;
-static const char image[] = ".entry brief() .entry ncclDevKernel_AllReduce() .entry other() // sim_us brief=20 sim_spin=1 sim_spin brief=0";
+static const char image[] =
+    ".entry brief() .entry ncclDevKernel_AllReduce() .entry other() // sim_us brief=20 sim_spin=1 sim_spin brief=0";
 
 static void launch(void *function, unsigned key, void *in, uint64_t word) {
     void *parameters[] = {&word};

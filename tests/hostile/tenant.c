@@ -98,7 +98,8 @@ static void locks(void) {
 /* Watches on everything, whose events nobody reads. */
 static void watches(void) {
     int fd = inotify_init1(IN_CLOEXEC);
-    const char *folders[] = {"/run/gpu-hook", "/run/gpu-hook/share/0", "/run/gpu-hook/share/0/slot", "/run/gpu-hook/slot"};
+    const char *folders[] = {"/run/gpu-hook", "/run/gpu-hook/share/0", "/run/gpu-hook/share/0/slot",
+                             "/run/gpu-hook/slot"};
     for (unsigned i = 0; i < sizeof folders / sizeof *folders; i++)
         inotify_add_watch(fd, folders[i], IN_ALL_EVENTS);
     for (;;) {
@@ -135,18 +136,13 @@ static void places(void) {
         unlink(page);
         rmdir(page);
         switch (round % 4) {
-        case 0:
-            mkfifo(page, 0666);
-            break;
-        case 1:
-            mkdir(page, 0777);
-            break;
+        case 0: mkfifo(page, 0666); break;
+        case 1: mkdir(page, 0777); break;
         case 2:
             if (symlink("/run/gpu-hook/account/page", page))
                 exit(1);
             break;
-        default:
-            close(open(page, O_CREAT | O_WRONLY | O_CLOEXEC, 0666));
+        default: close(open(page, O_CREAT | O_WRONLY | O_CLOEXEC, 0666));
         }
         usleep(10 * PAUSE_US);
     }
@@ -177,8 +173,8 @@ static void spins(void) {
 static const struct {
     const char *name;
     void (*run)(void);
-} attacks[] = {{"leases", leases}, {"locks", locks},   {"watches", watches},
-               {"fill", fill},     {"places", places}, {"readers", readers}, {"spins", spins}};
+} attacks[] = {{"leases", leases}, {"locks", locks},     {"watches", watches}, {"fill", fill},
+               {"places", places}, {"readers", readers}, {"spins", spins}};
 
 int main(int argc, char **argv) {
     for (int n = 1; n < argc; n++)

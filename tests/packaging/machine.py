@@ -60,7 +60,7 @@ class Machine(Namespaces):
         return self.run("test", "-e", path).returncode == 0
 
     def is_roots_alone(self, prefix: str, *more: str) -> None:
-        """But for one folder, which lies where only root comes (docs/install.md)."""
+        """But for one folder, which lies where only root comes (docs/guide/install.md)."""
         opened = f"{prefix}/lib/private/container/account"
         folders = " ".join([prefix, *more])
         assert self.sh(f"find {folders} ! -user root -o -perm /022 ! -type l") == f"{opened}\n"

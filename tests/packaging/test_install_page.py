@@ -1,4 +1,4 @@
-"""docs/install.md: every command, on machines as it says. GPUs are simulated (`sim up` for `gpus --refresh`), the
+"""docs/guide/install.md: every command, on machines as it says. GPUs are simulated (`sim up` for `gpus --refresh`), the
 packages are those that the other tests use."""
 
 import re
@@ -24,7 +24,7 @@ cgroup_manager = "cgroupfs"
 events_logger = "none"
 runtime = "runc"
 """
-PAGE = (REPO / "docs/install.md").read_text()
+PAGE = (REPO / "docs/guide/install.md").read_text()
 
 
 def blocks(label: str) -> list[str]:

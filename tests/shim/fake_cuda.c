@@ -156,20 +156,20 @@ static struct piece *find(u64 key, int a, int b) {
     return NULL;
 }
 
-#define CONTEXT()                                                                                                    \
-    if (!initialised || owner != getpid())                                                                           \
-        return NOT_INIT;                                                                                             \
-    if (!depth || !stack[depth - 1])                                                                                 \
-        return NO_CONTEXT;                                                                                           \
-    struct context *ctx = stack[depth - 1];                                                                          \
-    int device = ctx->device;                                                                                        \
+#define CONTEXT()                           \
+    if (!initialised || owner != getpid())  \
+        return NOT_INIT;                    \
+    if (!depth || !stack[depth - 1])        \
+        return NO_CONTEXT;                  \
+    struct context *ctx = stack[depth - 1]; \
+    int device = ctx->device;               \
     (void)device
 #define LOCKED pthread_mutex_lock(&mutex)
-#define DONE(r)                                                                                                      \
-    do {                                                                                                             \
-        int done_ = (r);                                                                                             \
-        pthread_mutex_unlock(&mutex);                                                                                \
-        return done_;                                                                                                \
+#define DONE(r)                       \
+    do {                              \
+        int done_ = (r);              \
+        pthread_mutex_unlock(&mutex); \
+        return done_;                 \
     } while (0)
 
 /* ---- devices and contexts ---- */
@@ -563,8 +563,8 @@ CUresult cuMemImportFromShareableHandle(u64 *out, void *os, int type) {
 /* ---- arrays ---- */
 
 static u64 element_bits(unsigned format, unsigned channels) {
-    static const unsigned char bits[] = {[0x01] = 8, [0x02] = 16, [0x03] = 32, [0x08] = 8,
-                                         [0x09] = 16, [0x0a] = 32, [0x10] = 16, [0x20] = 32};
+    static const unsigned char bits[] = {
+        [0x01] = 8, [0x02] = 16, [0x03] = 32, [0x08] = 8, [0x09] = 16, [0x0a] = 32, [0x10] = 16, [0x20] = 32};
     return format < sizeof bits ? bits[format] * (u64)channels : 8ull * channels;
 }
 static u64 level_size(u64 w, u64 h, u64 d, unsigned format, unsigned channels) {
@@ -583,8 +583,14 @@ static CUresult array_new(void **out, u64 size, unsigned flags, enum what what) 
     add((u64)*out, own, device, what, ctx)->want = size;
     DONE(OK);
 }
-struct d2 { size_t w, h; unsigned format, channels; };
-struct d3 { size_t w, h, d; unsigned format, channels, flags; };
+struct d2 {
+    size_t w, h;
+    unsigned format, channels;
+};
+struct d3 {
+    size_t w, h, d;
+    unsigned format, channels, flags;
+};
 CUresult cuArrayCreate_v2(void **out, const struct d2 *d) {
     return array_new(out, level_size(d->w, d->h, 1, d->format, d->channels), 0, ARRAY);
 }
@@ -691,8 +697,8 @@ CUresult cuDeviceGraphMemTrim(int device) {
 
 /* ---- launches do nothing ---- */
 
-CUresult cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h, void *s,
-                        void **p, void **x) {
+CUresult cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h,
+                        void *s, void **p, void **x) {
     return (void)f, (void)s, (void)p, (void)x, (int)(a + b + c + d + e + g + h) == 28 ? OK : INVALID;
 }
 CUresult cuParamSetf(void *f, int at, float value) { return (void)f, at == 3 && value == 2.5f ? OK : INVALID; }

@@ -3,23 +3,23 @@
  * the sanitizers, what must hold whatever the pages say is checked here.
  *
  * With libFuzzer or AFL++ as it is; with -DGH_FUZZ_MAIN a main of its own: `fuzz_pages SEED COUNT` makes inputs by
- * itself, `fuzz_pages FILE...` runs inputs that were found. docs/account-page.md tells how. */
+ * itself, `fuzz_pages FILE...` runs inputs that were found. docs/internals/account-page.md tells how. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "account.h"
-#include "policy.h"
-#include "spare.h"
+#include "account/account.h"
+#include "process/policy.h"
+#include "account/free_cache.h"
 
-#define HOLD(what)                                                      \
-    do {                                                                \
-        if (!(what)) {                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);  \
-            abort();                                                    \
-        }                                                               \
+#define HOLD(what)                                                     \
+    do {                                                               \
+        if (!(what)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
+            abort();                                                   \
+        }                                                              \
     } while (0)
 
 #define NOBODY 0x3fffffu /* a pid that nobody has: the input alone says what happens */
@@ -153,10 +153,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         uint64_t op = take(1);
         unsigned gpu = op >> 4;
         switch (op & 15) {
-        case 0: case 1: damage_policy(); break;
+        case 0:
+        case 1: damage_policy(); break;
         case 2: check_policy(st, gpu + (take(1) & 1) * 16); break;
-        case 3: case 4: case 5: damage_account(st); break;
-        case 6: case 7: reserve(st, gpu, held); break;
+        case 3:
+        case 4:
+        case 5: damage_account(st); break;
+        case 6:
+        case 7: reserve(st, gpu, held); break;
         case 8: {
             uint64_t units = held[gpu] >> (take(1) & 7);
             held[gpu] -= units;
@@ -165,7 +169,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         case 9: sweep(st, held); break;
         case 10: HOLD(gh_total(st, gpu) <= GH_VALUE_MAX); break;
-        case 11: gh_press(st, gpu); HOLD(!gh_pressed(st, gpu)); break;
+        case 11:
+            gh_press(st, gpu);
+            HOLD(!gh_pressed(st, gpu));
+            break;
         case 12: gh_count_contexts(st, gpu, op & 64 ? 1 : -1); break;
         case 13: {
             unsigned slot = (unsigned)take(2) & GH_SLOT_MASK;
@@ -180,7 +187,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             else
                 gh_spare_begin(account, gpu, &st->mine[gpu], word(st), word(st) & GH_VALUE_MAX);
             break;
-        default: sweep(st, held); check_policy(st, gpu); break;
+        default:
+            sweep(st, held);
+            check_policy(st, gpu);
+            break;
         }
     }
     sweep(st, held);

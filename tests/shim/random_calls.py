@@ -56,7 +56,7 @@ grain: dict[int, int] = {}  # of pools that were seen to grow by less than 32 Mi
 
 
 def growth(n: int, handle: int = 0) -> int:
-    """What a pool needs room for: docs/account-page.md."""
+    """What a pool needs room for: docs/internals/account-page.md."""
     return max(CHUNK, up(n, grain.get(handle, CHUNK)))
 
 

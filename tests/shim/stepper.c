@@ -30,8 +30,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "account_page.h"
-#include "policy_page.h"
+#include "pages/account_page.h"
+#include "pages/policy_page.h"
 
 typedef unsigned long long u64;
 int cuInit(unsigned);
@@ -85,13 +85,13 @@ static int sweeping(void) {
 }
 
 /* Until a condition holds; a busy machine may take its time. */
-#define UNTIL(condition)                          \
-    do {                                          \
-        for (int i_ = 0; !(condition); i_++)      \
-            if (i_ == 5000)                       \
-                die("never: " #condition, 0);     \
-            else                                  \
-                usleep(1000);                     \
+#define UNTIL(condition)                      \
+    do {                                      \
+        for (int i_ = 0; !(condition); i_++)  \
+            if (i_ == 5000)                   \
+                die("never: " #condition, 0); \
+            else                              \
+                usleep(1000);                 \
     } while (0)
 
 static int zombie(pid_t pid) {

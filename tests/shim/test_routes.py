@@ -121,7 +121,7 @@ assert cu.used() == 0
 
 
 def test_a_driver_that_grows_pools_by_more_is_over_for_one_call_at_most(box: Box) -> None:
-    """The bound that docs/account-page.md states: its growth less 32 MiB."""
+    """The bound that docs/internals/account-page.md states: its growth less 32 MiB."""
     box.python(
         """
 M = cu.MIB

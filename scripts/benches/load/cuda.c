@@ -13,8 +13,7 @@ FUNCTIONS
 OPTIONAL
 #undef F
 
-void check(CUresult result, const char *what)
-{
+void check(CUresult result, const char *what) {
     const char *name = "?";
     if (!result)
         return;
@@ -25,18 +24,17 @@ void check(CUresult result, const char *what)
 }
 
 /* 0, or 3 when there is no driver. */
-int open_driver(void)
-{
+int open_driver(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) {
         fprintf(stderr, "load: %s\n", dlerror());
         return 3;
     }
-#define F(name, parameters)                                         \
-    *(void **)&name = dlsym(library, #name);                        \
-    if (!name) {                                                    \
-        fprintf(stderr, "load: libcuda.so.1 has no %s\n", #name);   \
-        return 3;                                                   \
+#define F(name, parameters)                                       \
+    *(void **)&name = dlsym(library, #name);                      \
+    if (!name) {                                                  \
+        fprintf(stderr, "load: libcuda.so.1 has no %s\n", #name); \
+        return 3;                                                 \
     }
     FUNCTIONS
 #undef F
@@ -46,15 +44,13 @@ int open_driver(void)
     return 0;
 }
 
-uint64_t clock_ns(void)
-{
+uint64_t clock_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void sleep_until(uint64_t ns)
-{
+void sleep_until(uint64_t ns) {
     struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
         ;
@@ -79,8 +75,7 @@ static const char SPIN[] =
     "odd: setp.ne.u64 %%p3, %%a4, 12345;\n@%%p3 bra done;\nst.global.u64 [%%a1+8], %%a4;\n" /* keeps the chain */
     "done: ret;\n}\n";
 
-void *spin_kernel(void)
-{
+void *spin_kernel(void) {
     /* CUDA 13 dropped what is older than sm_75. */
     static const char *const targets[] = {"sm_75", "sm_50"};
     char image[2048];
@@ -95,8 +90,7 @@ void *spin_kernel(void)
     return function;
 }
 
-CUresult spin(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks, void *stream)
-{
+CUresult spin(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks, void *stream) {
     void *params[] = {&steps, &state, &number};
     return cuLaunchKernel(function, blocks, 1, 1, 128, 1, 1, 0, stream, params, NULL);
 }

@@ -9,45 +9,45 @@
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
 
-#define FUNCTIONS                                                                                                \
-    F(cuInit, (unsigned flags))                                                                                  \
-    F(cuDeviceGet, (int *device, int ordinal))                                                                   \
-    F(cuDeviceGetAttribute, (int *value, int attribute, int device))                                             \
-    F(cuDevicePrimaryCtxRetain, (void **ctx, int device))                                                        \
-    F(cuCtxSetCurrent, (void *ctx))                                                                              \
-    F(cuCtxSynchronize, (void))                                                                                  \
-    F(cuMemAlloc_v2, (CUdeviceptr *address, size_t bytes))                                                       \
-    F(cuMemFree_v2, (CUdeviceptr address))                                                                       \
-    F(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes))                                         \
-    F(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes))                                               \
-    F(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, void *stream))                      \
-    F(cuMemHostAlloc, (void **pointer, size_t bytes, unsigned flags))                                            \
-    F(cuMemHostRegister_v2, (void *pointer, size_t bytes, unsigned flags))                                       \
-    F(cuMemHostUnregister, (void *pointer))                                                                      \
-    F(cuMemHostGetDevicePointer_v2, (CUdeviceptr *out, void *pointer, unsigned flags))                           \
-    F(cuModuleLoadData, (void **module, const void *image))                                                      \
-    F(cuModuleGetFunction, (void **function, void *module, const char *name))                                    \
-    F(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,          \
-                       unsigned bz, unsigned shared, void *stream, void **params, void **extra))                 \
-    F(cuStreamCreate, (void **stream, unsigned flags))                                                           \
-    F(cuStreamSynchronize, (void *stream))                                                                       \
-    F(cuStreamBeginCapture_v2, (void *stream, int mode))                                                         \
-    F(cuStreamEndCapture, (void *stream, void **graph))                                                          \
-    F(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags))                         \
-    F(cuGraphLaunch, (void *exec, void *stream))                                                                 \
-    F(cuGraphExecDestroy, (void *exec))                                                                          \
-    F(cuGraphDestroy, (void *graph))                                                                             \
-    F(cuEventCreate, (void **event, unsigned flags))                                                             \
-    F(cuEventDestroy_v2, (void *event))                                                                          \
-    F(cuEventRecord, (void *event, void *stream))                                                                \
-    F(cuEventQuery, (void *event))                                                                               \
-    F(cuEventSynchronize, (void *event))                                                                         \
-    F(cuEventElapsedTime, (float *ms, void *from, void *to))                                                     \
+#define FUNCTIONS                                                                                                    \
+    F(cuInit, (unsigned flags))                                                                                      \
+    F(cuDeviceGet, (int *device, int ordinal))                                                                       \
+    F(cuDeviceGetAttribute, (int *value, int attribute, int device))                                                 \
+    F(cuDevicePrimaryCtxRetain, (void **ctx, int device))                                                            \
+    F(cuCtxSetCurrent, (void *ctx))                                                                                  \
+    F(cuCtxSynchronize, (void))                                                                                      \
+    F(cuMemAlloc_v2, (CUdeviceptr *address, size_t bytes))                                                           \
+    F(cuMemFree_v2, (CUdeviceptr address))                                                                           \
+    F(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes))                                             \
+    F(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes))                                                   \
+    F(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, void *stream))                          \
+    F(cuMemHostAlloc, (void **pointer, size_t bytes, unsigned flags))                                                \
+    F(cuMemHostRegister_v2, (void *pointer, size_t bytes, unsigned flags))                                           \
+    F(cuMemHostUnregister, (void *pointer))                                                                          \
+    F(cuMemHostGetDevicePointer_v2, (CUdeviceptr *out, void *pointer, unsigned flags))                               \
+    F(cuModuleLoadData, (void **module, const void *image))                                                          \
+    F(cuModuleGetFunction, (void **function, void *module, const char *name))                                        \
+    F(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                       unsigned shared, void *stream, void **params, void **extra))                                  \
+    F(cuStreamCreate, (void **stream, unsigned flags))                                                               \
+    F(cuStreamSynchronize, (void *stream))                                                                           \
+    F(cuStreamBeginCapture_v2, (void *stream, int mode))                                                             \
+    F(cuStreamEndCapture, (void *stream, void **graph))                                                              \
+    F(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags))                             \
+    F(cuGraphLaunch, (void *exec, void *stream))                                                                     \
+    F(cuGraphExecDestroy, (void *exec))                                                                              \
+    F(cuGraphDestroy, (void *graph))                                                                                 \
+    F(cuEventCreate, (void **event, unsigned flags))                                                                 \
+    F(cuEventDestroy_v2, (void *event))                                                                              \
+    F(cuEventRecord, (void *event, void *stream))                                                                    \
+    F(cuEventQuery, (void *event))                                                                                   \
+    F(cuEventSynchronize, (void *event))                                                                             \
+    F(cuEventElapsedTime, (float *ms, void *from, void *to))                                                         \
     F(cuGetErrorName, (CUresult error, const char **name))
 
 /* What a driver may lack; NULL then. */
-#define OPTIONAL                                                                                                 \
-    F(cuStreamWriteValue32_v2, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags))              \
+#define OPTIONAL                                                                                    \
+    F(cuStreamWriteValue32_v2, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags)) \
     F(cuStreamWaitValue32_v2, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags))
 
 #define F(name, parameters) extern CUresult(*name) parameters;

@@ -38,7 +38,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "../../../oci_hook/sim/model/rng.h"
+#include "../../../simulator/model/rng.h"
 
 enum { RING = 4096, STREAMS = 4, BINS = 4096, SAMPLES = 1 << 16, TRACE = 1 << 19, GRAPH_MAX = 512, STEPS = 160 };
 #define BIN_US 100000
@@ -54,7 +54,8 @@ static const char *out_path;
 FILE *out;
 
 struct program {
-    uint64_t id, count, kernel, host, sync, gap, period, on, off, graph, streams, blocks, seed, ends, trace, units, train;
+    uint64_t id, count, kernel, host, sync, gap, period, on, off, graph, streams, blocks, seed, ends, trace, units,
+        train;
     double sigma;
     char spread;
 };
@@ -107,8 +108,7 @@ static size_t filled;
 static bool waiting;
 
 /* The next command, or NULL when none has come within `ms` (-1: for ever). */
-static char *next_command(int ms)
-{
+static char *next_command(int ms) {
     static char command[sizeof line];
     waiting = false;
     for (;;) {
@@ -133,8 +133,7 @@ static char *next_command(int ms)
 }
 
 /* A command has come: what runs is to end. */
-static bool stopped(void)
-{
+static bool stopped(void) {
     static uint64_t looked;
     uint64_t now = clock_ns();
     if (!waiting && now - looked > 2000000) {
@@ -149,8 +148,7 @@ static uint64_t real(double us) { return (uint64_t)(us * 1e3 * (double)scale); }
 
 /* --- finished work --- */
 
-static void count_done(struct mark *m, uint64_t now)
-{
+static void count_done(struct mark *m, uint64_t now) {
     uint64_t bin = now / (BIN_US * 1000ull * scale);
     if (!run.first_bin)
         run.first_bin = bin;
@@ -170,8 +168,7 @@ static void count_done(struct mark *m, uint64_t now)
     }
 }
 
-static void look(bool all)
-{
+static void look(bool all) {
     uint64_t now = clock_ns();
     if (!all && now - run.looked < 100000 * scale)
         return;
@@ -188,8 +185,7 @@ static void look(bool all)
         }
 }
 
-static void mark(unsigned i)
-{
+static void mark(unsigned i) {
     if (!lane[i].commands)
         return;
     while (lane[i].tail - lane[i].head == RING) {
@@ -206,8 +202,7 @@ static void mark(unsigned i)
     lane[i].tail++;
 }
 
-static void finish_all(void)
-{
+static void finish_all(void) {
     for (uint64_t i = 0; i < run.p.streams; i++) {
         mark((unsigned)i);
         CHECK(cuStreamSynchronize(lane[i].stream));
@@ -217,8 +212,7 @@ static void finish_all(void)
 
 /* --- host time --- */
 
-static void wait_until(uint64_t at)
-{
+static void wait_until(uint64_t at) {
     uint64_t now;
     while ((now = clock_ns()) < at && !stopped()) {
         if (awake && at - now < 200000)
@@ -229,8 +223,7 @@ static void wait_until(uint64_t at)
 }
 
 /* The program's clock moves on by `host` per launch, and by whatever a launch kept it waiting beyond that. */
-static void host_time(void)
-{
+static void host_time(void) {
     run.hosted += real((double)run.p.host / 1e3);
     uint64_t now = clock_ns();
     if (run.hosted > now + (awake ? 0 : 20000)) {
@@ -244,16 +237,14 @@ static void host_time(void)
 
 /* --- launches --- */
 
-static uint64_t draw(void)
-{
+static uint64_t draw(void) {
     if (run.p.train)
         return run.step[run.launches % STEPS];
     double factor = run.table ? run.table[rng_next(&run.rng) >> 52] : 1;
     return (uint64_t)(factor * (double)run.p.kernel);
 }
 
-static void launch(bool last)
-{
+static void launch(bool last) {
     unsigned i = (unsigned)(run.launches % run.p.streams);
     uint64_t ns = run.p.graph ? run.graph_ns : draw();
     uint64_t before = clock_ns();
@@ -278,8 +269,7 @@ static void launch(bool last)
     look(false);
 }
 
-static void make_graph(void)
-{
+static void make_graph(void) {
     CHECK(cuStreamBeginCapture_v2(lane[0].stream, 2 /* RELAXED */));
     run.graph_ns = 0;
     for (uint64_t k = 0; k < run.p.graph && k < GRAPH_MAX; k++) {
@@ -293,15 +283,14 @@ static void make_graph(void)
 
 /* --- a run --- */
 
-static bool words(char *text, struct program *p)
-{
+static bool words(char *text, struct program *p) {
     static const struct {
         const char *name;
         size_t offset;
     } keys[] = {
 #define K(x) {#x, offsetof(struct program, x)}
-        K(id), K(count), K(kernel), K(host), K(sync), K(gap), K(period), K(on), K(off), K(graph), K(streams), K(blocks),
-        K(seed), K(ends), K(trace), K(units), K(train),
+        K(id),    K(count),   K(kernel), K(host), K(sync), K(gap),   K(period), K(on),    K(off),
+        K(graph), K(streams), K(blocks), K(seed), K(ends), K(trace), K(units),  K(train),
 #undef K
     };
     static const char times[] = " kernel host gap period on off ";
@@ -330,14 +319,14 @@ static bool words(char *text, struct program *p)
     return p->count && p->streams >= 1 && p->streams <= STREAMS;
 }
 
-static uint64_t spread(uint64_t ns)
-{
-    double factor = run.p.spread == 'u' ? 0.5 + rng_unit(&run.rng) : run.p.spread == 'e' ? rng_exponential(&run.rng) : 1;
+static uint64_t spread(uint64_t ns) {
+    double factor = run.p.spread == 'u'   ? 0.5 + rng_unit(&run.rng)
+                    : run.p.spread == 'e' ? rng_exponential(&run.rng)
+                                          : 1;
     return (uint64_t)(factor * (double)ns) * scale;
 }
 
-static void begin(struct program *p)
-{
+static void begin(struct program *p) {
     void *kept = run.burst, *ends = run.end;
     memset(&run, 0, sizeof run);
     run.p = *p;
@@ -377,8 +366,7 @@ static void begin(struct program *p)
     run.first_bin = run.from / (BIN_US * 1000ull * scale);
 }
 
-static void report(void)
-{
+static void report(void) {
     uint64_t device[2] = {0, 0}, to = clock_ns();
     CHECK(cuMemcpyDtoH_v2(device, state, sizeof device));
     if (run.p.ends) { /* there when the answer is */
@@ -388,12 +376,13 @@ static void report(void)
         if (!f || fwrite(run.end, sizeof *run.end, run.ends, f) != run.ends || fclose(f))
             exit(1);
     }
-    fprintf(out, "{\"id\": %llu, \"from_ns\": %llu, \"to_ns\": %llu, \"scale\": %llu, \"launches\": %llu, "
-                 "\"retired\": %llu, \"bursts\": %llu, \"fold\": %llu, \"device_fold\": %llu, \"first_bin\": %llu, \"bins\": [",
-            (unsigned long long)run.p.id, (unsigned long long)run.from, (unsigned long long)to,
-            (unsigned long long)scale, (unsigned long long)run.launches, (unsigned long long)run.retired,
-            (unsigned long long)run.bursts, (unsigned long long)run.fold, (unsigned long long)device[0],
-            (unsigned long long)run.first_bin);
+    fprintf(
+        out,
+        "{\"id\": %llu, \"from_ns\": %llu, \"to_ns\": %llu, \"scale\": %llu, \"launches\": %llu, "
+        "\"retired\": %llu, \"bursts\": %llu, \"fold\": %llu, \"device_fold\": %llu, \"first_bin\": %llu, \"bins\": [",
+        (unsigned long long)run.p.id, (unsigned long long)run.from, (unsigned long long)to, (unsigned long long)scale,
+        (unsigned long long)run.launches, (unsigned long long)run.retired, (unsigned long long)run.bursts,
+        (unsigned long long)run.fold, (unsigned long long)device[0], (unsigned long long)run.first_bin);
     uint64_t last = to / (BIN_US * 1000ull * scale) - run.first_bin;
     for (uint64_t i = 0; i <= last && i < BINS; i++)
         fprintf(out, "%s%llu", i ? "," : "", (unsigned long long)run.bin[i]);
@@ -406,8 +395,7 @@ static void report(void)
     fflush(out);
 }
 
-static void run_program(struct program *p)
-{
+static void run_program(struct program *p) {
     begin(p);
     uint64_t due = run.from;
     while (!stopped() && (!p->units || run.bursts < p->units)) {
@@ -462,8 +450,7 @@ static void run_program(struct program *p)
 }
 
 /* How many of the kernel's steps a nanosecond has, on a GPU that nobody else uses. */
-static void calibrate(const char *id)
-{
+static void calibrate(const char *id) {
     void *from, *to;
     double best = 1e30;
     const uint64_t steps = 1000000;
@@ -486,8 +473,7 @@ static void calibrate(const char *id)
     CHECK(cuEventDestroy_v2(to));
 }
 
-static void physics(const char *what, const struct program *p)
-{
+static void physics(const char *what, const struct program *p) {
     uint64_t ns = p->kernel * scale;
     fprintf(out, "{\"id\": %llu, ", (unsigned long long)p->id);
     if (!strcmp(what, "api"))
@@ -502,8 +488,7 @@ static void physics(const char *what, const struct program *p)
     fflush(out);
 }
 
-static void command(char *text)
-{
+static void command(char *text) {
     struct program p;
     char *rest = strchr(text, ' ');
     if (rest)
@@ -527,8 +512,7 @@ static void command(char *text)
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const char *control_path = NULL, *start = NULL;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--spin"))

@@ -14,14 +14,12 @@ enum { MOST = 20000, BATCH = 100 };
 static uint64_t sample[MOST];
 static int first;
 
-static int compare(const void *a, const void *b)
-{
+static int compare(const void *a, const void *b) {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
-static void print(FILE *out, const char *name, unsigned n)
-{
+static void print(FILE *out, const char *name, unsigned n) {
     qsort(sample, n, sizeof *sample, compare);
     fprintf(out, "%s\"%s\": {\"p50\": %llu, \"p99\": %llu, \"n\": %u}", first ? "" : ", ", name,
             (unsigned long long)sample[n / 2], (unsigned long long)sample[n * 99 / 100], n);
@@ -29,22 +27,21 @@ static void print(FILE *out, const char *name, unsigned n)
 }
 
 /* Times the call `n` times, with the GPU idle at each batch's begin and `after` a batch. */
-#define TIMES(name, count, call, after)                         \
-    do {                                                        \
+#define TIMES(name, count, call, after)                          \
+    do {                                                         \
         unsigned n_ = (count) < MOST ? (unsigned)(count) : MOST; \
-        for (unsigned k = 0; k < n_; k++) {                     \
-            uint64_t begin_ = clock_ns();                       \
-            check(call, #call);                                 \
-            sample[k] = clock_ns() - begin_;                    \
-            if (k % BATCH == BATCH - 1) {                       \
-                after;                                          \
-            }                                                   \
-        }                                                       \
-        print(out, name, n_);                                   \
+        for (unsigned k = 0; k < n_; k++) {                      \
+            uint64_t begin_ = clock_ns();                        \
+            check(call, #call);                                  \
+            sample[k] = clock_ns() - begin_;                     \
+            if (k % BATCH == BATCH - 1) {                        \
+                after;                                           \
+            }                                                    \
+        }                                                        \
+        print(out, name, n_);                                    \
     } while (0)
 
-static void *graph_of(void *function, CUdeviceptr state, unsigned nodes, void *stream)
-{
+static void *graph_of(void *function, CUdeviceptr state, unsigned nodes, void *stream) {
     void *graph, *exec;
     CHECK(cuStreamBeginCapture_v2(stream, 2));
     for (unsigned i = 0; i < nodes; i++)
@@ -56,8 +53,7 @@ static void *graph_of(void *function, CUdeviceptr state, unsigned nodes, void *s
 }
 
 /* A page of a file, as the shim has its slot and others' slots. */
-static void registering(FILE *out, int writable)
-{
+static void registering(FILE *out, int writable) {
     char path[] = "/tmp/load-page-XXXXXX";
     int fd = mkstemp(path);
     if (fd < 0 || ftruncate(fd, 8192))
@@ -77,8 +73,7 @@ static void registering(FILE *out, int writable)
 }
 
 /* How soon a stream goes on when the host stores what it waits for, and what the two operations cost. */
-static void memory_operations(FILE *out, void *function, CUdeviceptr state, void *stream, unsigned n)
-{
+static void memory_operations(FILE *out, void *function, CUdeviceptr state, void *stream, unsigned n) {
     uint32_t *word;
     CUdeviceptr address;
     if (!cuStreamWriteValue32_v2 || !cuStreamWaitValue32_v2 || cuMemHostAlloc((void **)&word, 4096, 2) ||
@@ -109,8 +104,7 @@ static void memory_operations(FILE *out, void *function, CUdeviceptr state, void
     print(out, "resume", rounds);
 }
 
-void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state)
-{
+void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state) {
     void *stream, *timed, *plain;
     CHECK(cuStreamCreate(&stream, 1));
     CHECK(cuEventCreate(&timed, 0));
@@ -155,12 +149,12 @@ static const char GAPS[] =
     "again: mov.u64 %%a6, %%globaltimer;\nsub.u64 %%a7, %%a6, %%a4;\n"
     "setp.lt.u64 %%p0, %%a7, 5000;\n@%%p0 bra next;\n"
     "setp.ne.u32 %%p1, %%b2, 0;\n@%%p1 bra next;\nsetp.ge.u64 %%p2, %%a5, %%a2;\n@%%p2 bra next;\n"
-    "shl.b64 %%a8, %%a5, 4;\nadd.u64 %%a8, %%a8, %%a1;\nst.global.u64 [%%a8+16], %%a4;\nst.global.u64 [%%a8+24], %%a6;\n"
+    "shl.b64 %%a8, %%a5, 4;\nadd.u64 %%a8, %%a8, %%a1;\nst.global.u64 [%%a8+16], %%a4;\nst.global.u64 [%%a8+24], "
+    "%%a6;\n"
     "add.u64 %%a5, %%a5, 1;\nst.global.u64 [%%a1], %%a5;\n"
     "next: mov.u64 %%a4, %%a6;\nsub.u64 %%a9, %%a6, %%a3;\nsetp.lt.u64 %%p3, %%a9, %%a0;\n@%%p3 bra again;\nret;\n}\n";
 
-void physics_gaps(FILE *out, uint64_t ns, unsigned blocks)
-{
+void physics_gaps(FILE *out, uint64_t ns, unsigned blocks) {
     enum { LOG = 8192 };
     static const char *const targets[] = {"sm_75", "sm_50"};
     static uint64_t log[2 + 2 * LOG];
@@ -184,13 +178,13 @@ void physics_gaps(FILE *out, uint64_t ns, unsigned blocks)
     unsigned n = log[0] < LOG ? (unsigned)log[0] : LOG;
     fprintf(out, "\"gaps\": [");
     for (unsigned i = 0; i < n; i++)
-        fprintf(out, "%s[%llu,%llu]", i ? "," : "", (unsigned long long)log[2 + 2 * i], (unsigned long long)log[3 + 2 * i]);
+        fprintf(out, "%s[%llu,%llu]", i ? "," : "", (unsigned long long)log[2 + 2 * i],
+                (unsigned long long)log[3 + 2 * i]);
     fprintf(out, "]");
 }
 
 /* Copies to the GPU, one after the other, for so long. */
-void physics_copies(FILE *out, uint64_t ns, size_t bytes)
-{
+void physics_copies(FILE *out, uint64_t ns, size_t bytes) {
     void *host, *stream;
     CUdeviceptr address;
     CHECK(cuStreamCreate(&stream, 1));
@@ -207,8 +201,7 @@ void physics_copies(FILE *out, uint64_t ns, size_t bytes)
 }
 
 /* A stream waits at a closed gate for so long; what does that cost whoever else uses the GPU? */
-void physics_blocked(FILE *out, uint64_t ns, void *function, CUdeviceptr state)
-{
+void physics_blocked(FILE *out, uint64_t ns, void *function, CUdeviceptr state) {
     void *stream;
     uint32_t *word;
     CUdeviceptr address;

@@ -1,4 +1,4 @@
-"""Plots for docs/benchmarks.md (matplotlib, SVG). One question each."""
+"""Plots for docs/internals/benchmarks.md (matplotlib, SVG). One question each."""
 
 from typing import Any
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from oci_hook.sim import model_run
+from gpu_hook_simulator import model_run
 
 Json = dict[str, Any]
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs/internals"
 last: dict[str, Json] = {}  # what a benchmark measured, by its name
 
 
@@ -77,7 +77,7 @@ def figures_table(figures: Json) -> list[list[str]]:
 
 
 def write(name: str, data: Json, figures: Json, tables: list[list[list[str]]]) -> None:
-    """Put figures and tables between the marks of docs/benchmarks.md, and the raw rows into docs/benchmarks/."""
+    """Put figures and tables between the marks of docs/internals/benchmarks.md, the raw rows into its benchmarks/."""
     folder = DOCS / "benchmarks"
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps({"figures": figures, **data}, separators=(",", ":")) + "\n")

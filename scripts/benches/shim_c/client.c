@@ -18,8 +18,8 @@ struct api {
     int (*alloc)(u64 *, size_t);
     int (*free)(u64);
     int (*info)(size_t *, size_t *);
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
-                  void **, void **);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                  void **);
 };
 
 static double now(void) {
@@ -35,8 +35,8 @@ static struct api load(const char *path) {
         exit(1);
     }
     struct api a = {(int (*)(unsigned))dlsym(h, "cuInit"), (int (*)(u64 *, size_t))dlsym(h, "cuMemAlloc_v2"),
-                    (int (*)(u64))dlsym(h, "cuMemFree_v2"),
-                    (int (*)(size_t *, size_t *))dlsym(h, "cuMemGetInfo_v2"), NULL};
+                    (int (*)(u64))dlsym(h, "cuMemFree_v2"), (int (*)(size_t *, size_t *))dlsym(h, "cuMemGetInfo_v2"),
+                    NULL};
     *(void **)&a.launch = dlsym(h, "cuLaunchKernel");
     return a;
 }

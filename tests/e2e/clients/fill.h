@@ -12,35 +12,47 @@ typedef void *finder(const char *symbol); /* exported name, such as cuMemAlloc_v
 
 #define MIB ((size_t)1 << 20)
 
-struct array3d { size_t width, height, depth; int format; unsigned channels, flags; };
-struct pool_props { int type, handles, location, device; void *win32; size_t max; unsigned short usage; char rest[54]; };
-struct prop { int type, handles, location, device; void *win32; unsigned char flags[8]; };
+struct array3d {
+    size_t width, height, depth;
+    int format;
+    unsigned channels, flags;
+};
+struct pool_props {
+    int type, handles, location, device;
+    void *win32;
+    size_t max;
+    unsigned short usage;
+    char rest[54];
+};
+struct prop {
+    int type, handles, location, device;
+    void *win32;
+    unsigned char flags[8];
+};
 
 static finder *fill_find;
 static void *fill_pool;
 
-#define CALL(symbol, types, ...)                                                      \
-    do {                                                                              \
-        CUresult(*f) types = (CUresult(*) types)(uintptr_t)fill_find(symbol);         \
-        if (!f) {                                                                     \
-            printf("missing=%s\n", symbol);                                           \
-            return 500;                                                               \
-        }                                                                             \
-        return f(__VA_ARGS__);                                                        \
+#define CALL(symbol, types, ...)                                              \
+    do {                                                                      \
+        CUresult(*f) types = (CUresult(*) types)(uintptr_t)fill_find(symbol); \
+        if (!f) {                                                             \
+            printf("missing=%s\n", symbol);                                   \
+            return 500;                                                       \
+        }                                                                     \
+        return f(__VA_ARGS__);                                                \
     } while (0)
 
 static CUresult init(void) { CALL("cuInit", (unsigned), 0); }
 static CUresult retain(void **ctx) { CALL("cuDevicePrimaryCtxRetain", (void **, int), ctx, 0); }
 static CUresult current(void *ctx) { CALL("cuCtxSetCurrent", (void *), ctx); }
-static CUresult make_pool(void)
-{
+static CUresult make_pool(void) {
     struct pool_props p = {.type = 1, .location = 1};
     CALL("cuMemPoolCreate", (void **, struct pool_props *), &fill_pool, &p);
 }
 
 /* One piece of n bytes, a multiple of 1 MiB. */
-static CUresult take(const char *how, size_t n)
-{
+static CUresult take(const char *how, size_t n) {
     unsigned long long at;
     size_t pitch;
     void *array;
@@ -62,8 +74,7 @@ static CUresult take(const char *how, size_t n)
 }
 
 /* Prints "granted=MIB code=CUresult" and keeps all until standard input ends. */
-static int fill(finder *find, const char *how)
-{
+static int fill(finder *find, const char *how) {
     size_t granted = 0, piece = 256 * MIB;
     void *ctx;
     CUresult r;
@@ -87,15 +98,19 @@ static int fill(finder *find, const char *how)
 
 /* The functions above by direct reference, for what is linked against libcuda. */
 #ifdef DIRECT
-#define FUNCTIONS                                                                                         \
-    F(cuInit) F(cuDevicePrimaryCtxRetain) F(cuCtxSetCurrent) F(cuMemPoolCreate) F(cuMemAlloc_v2)          \
-    F(cuMemAllocPitch_v2) F(cuMemAllocManaged) F(cuMemAllocAsync) F(cuMemAllocAsync_ptsz)                 \
-    F(cuMemAllocFromPoolAsync) F(cuMemCreate) F(cuArray3DCreate_v2)
+#define FUNCTIONS               \
+    F(cuInit)                   \
+    F(cuDevicePrimaryCtxRetain) \
+    F(cuCtxSetCurrent)          \
+    F(cuMemPoolCreate)          \
+    F(cuMemAlloc_v2)            \
+    F(cuMemAllocPitch_v2)       \
+    F(cuMemAllocManaged)        \
+    F(cuMemAllocAsync) F(cuMemAllocAsync_ptsz) F(cuMemAllocFromPoolAsync) F(cuMemCreate) F(cuArray3DCreate_v2)
 #define F(name) extern CUresult name(void);
 FUNCTIONS
 #undef F
-static void *direct(const char *symbol)
-{
+static void *direct(const char *symbol) {
 #define F(name)                 \
     if (!strcmp(symbol, #name)) \
         return (void *)(uintptr_t)name;

@@ -23,8 +23,7 @@ static void *by_next(const char *symbol) { return dlsym(RTLD_NEXT, symbol); }
 static void *by_default(const char *symbol) { return dlsym(RTLD_DEFAULT, symbol); }
 
 #ifndef NO_NAMESPACES
-static void *by_version(const char *symbol)
-{
+static void *by_version(const char *symbol) {
     static const char *const versions[] = {"libcuda.so.1", "GLIBC_2.2.5", "GLIBC_2.17", "CUDA_12", NULL};
     void *at = NULL;
     for (int i = 0; !at && versions[i]; i++)
@@ -37,8 +36,7 @@ static void *by_version(const char *symbol)
 static int api, flags, is_v2;
 static void *ask;
 
-static void *by_driver(const char *symbol)
-{
+static void *by_driver(const char *symbol) {
     char base[64];
     void *at = NULL;
     snprintf(base, sizeof base, "%s", symbol);
@@ -47,15 +45,14 @@ static void *by_driver(const char *symbol)
         *tail = 0;
     if (is_v2) {
         int status = -1;
-        ((CUresult(*)(const char *, void **, int, uint64_t, int *))(uintptr_t)ask)(base, &at, api, flags, &status);
+        ((CUresult (*)(const char *, void **, int, uint64_t, int *))(uintptr_t)ask)(base, &at, api, flags, &status);
     } else {
-        ((CUresult(*)(const char *, void **, int, uint64_t))(uintptr_t)ask)(base, &at, api, flags);
+        ((CUresult (*)(const char *, void **, int, uint64_t))(uintptr_t)ask)(base, &at, api, flags);
     }
     return at;
 }
 
-static int open_it(const char *name, int how)
-{
+static int open_it(const char *name, int how) {
     library = dlopen(name, how);
     if (!library)
         printf("unopened=%s\n", dlerror());
@@ -63,8 +60,7 @@ static int open_it(const char *name, int how)
 }
 
 /* getproc-V-FLAGS, getproc2-V-FLAGS; with an r: the function itself is asked of cuGetProcAddress once more. */
-static int by_proc_address(const char *route, const char *how)
-{
+static int by_proc_address(const char *route, const char *how) {
     is_v2 = route[7] == '2';
     int again = strchr(route, 'r') != NULL;
     const char *numbers = strchr(route, '-');
@@ -80,8 +76,7 @@ static int by_proc_address(const char *route, const char *how)
 int run(const char *how);
 #endif
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc != 3)
         return 2;
     const char *route = argv[1], *how = argv[2];

@@ -5,8 +5,7 @@
 int cudaGetDeviceCount(int *count);
 int cudaMalloc(void **at, size_t bytes);
 
-int main(void)
-{
+int main(void) {
     char line[4096], last[4096] = "";
     int count = 0;
     void *at;

@@ -1,0 +1,433 @@
+/* The part of the CUDA driver's binary interface that the shim touches, written from its public documentation. */
+#ifndef GPU_HOOK_CUDA_H
+#define GPU_HOOK_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+};
+
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr; /* since 3.2; before, 32 bits */
+typedef struct CUctx_st *CUcontext;
+typedef struct {
+    unsigned char bytes[16];
+} CUuuid;
+
+CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags);
+CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status);
+CUresult cuGetProcAddress_v2_ptsz(const char *symbol, void **pfn, int version, uint64_t flags, int *status);
+
+CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxGetDevice(CUdevice *device);
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
+
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUmemPool_st *CUmemoryPool;
+typedef struct CUarray_st *CUarray;
+typedef struct CUmipmappedArray_st *CUmipmappedArray;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUextMemory_st *CUexternalMemory;
+typedef unsigned long long CUmemHandle;
+
+typedef struct {
+    int type; /* 1 device, 2..4 host */
+    int id;
+} CUmemLocation;
+
+typedef struct {
+    int type, handle_types;
+    CUmemLocation location;
+    void *security;
+    unsigned char flags[8];
+} CUmemAllocationProp;
+
+typedef struct {
+    int type, handle_types;
+    CUmemLocation location;
+    void *security;
+    size_t max_size;
+    unsigned char reserved[56];
+} CUmemPoolProps;
+
+typedef struct {
+    CUmemPoolProps pool;
+    const void *access;
+    size_t access_count, bytes;
+    CUdeviceptr pointer;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+typedef struct {
+    int type; /* CUgraphNodeType */
+    int reserved[3];
+    union {
+        CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+        long long room[29];
+    };
+    long long reserved2;
+} CUgraphNodeParams;
+
+typedef struct { /* before 3.2, lengths were 32 bits */
+    unsigned width, height;
+    int format;
+    unsigned channels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+typedef struct {
+    size_t width, height;
+    int format;
+    unsigned channels;
+} CUDA_ARRAY_DESCRIPTOR;
+typedef struct {
+    unsigned width, height, depth;
+    int format;
+    unsigned channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
+typedef struct {
+    size_t width, height, depth;
+    int format;
+    unsigned channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+typedef struct {
+    size_t size, alignment;
+    unsigned reserved[4];
+} CUDA_ARRAY_MEMORY_REQUIREMENTS;
+
+typedef struct {
+    int type;
+    union {
+        int fd;
+        void *win32[2];
+    } handle;
+    unsigned long long size;
+    unsigned flags;
+    unsigned reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
+typedef struct {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    CUstream stream;
+    void *attributes;
+    unsigned count;
+} CUlaunchConfig;
+typedef struct {
+    CUfunction f;
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    CUstream stream;
+    void **parameters;
+} CUDA_LAUNCH_PARAMS;
+
+#define GH_MEMCPY(length, pointer, flat, solid)    \
+    typedef struct {                               \
+        struct {                                   \
+            length x, y;                           \
+            unsigned type; /* CU_MEMORYTYPE_... */ \
+            void *host;                            \
+            pointer device;                        \
+            CUarray array;                         \
+            length pitch;                          \
+        } from, to;                                \
+        length width, height;                      \
+    } flat;                                        \
+    typedef struct {                               \
+        struct {                                   \
+            length x, y, z, level;                 \
+            unsigned type;                         \
+            void *host;                            \
+            pointer device;                        \
+            CUarray array;                         \
+            void *reserved;                        \
+            length pitch, height;                  \
+        } from, to;                                \
+        length width, height, depth;               \
+    } solid;
+GH_MEMCPY(size_t, CUdeviceptr, CUDA_MEMCPY2D, CUDA_MEMCPY3D)
+GH_MEMCPY(unsigned, unsigned, CUDA_MEMCPY2D_v1, CUDA_MEMCPY3D_v1)
+#undef GH_MEMCPY
+typedef CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER; /* with contexts in the reserved fields */
+
+enum { CU_MEMCPY_OPERAND_TYPE_POINTER = 1, CU_MEMCPY_OPERAND_TYPE_ARRAY = 2 };
+typedef struct {
+    unsigned type; /* CU_MEMCPY_OPERAND_TYPE_... */
+    union {
+        struct {
+            CUdeviceptr at;
+            size_t row, layer;
+            int hint[2];
+        } pointer;
+        struct {
+            CUarray array;
+            size_t x, y, z;
+        } array;
+    };
+} CUmemcpy3DOperand;
+typedef struct {
+    CUmemcpy3DOperand from, to;
+    size_t width, height, depth; /* elements */
+    unsigned order, flags;
+} CUDA_MEMCPY3D_BATCH_OP;
+
+enum {
+    CU_STREAM_LEGACY = 1,
+    CU_STREAM_PER_THREAD = 2,
+    CU_LIMIT_STACK_SIZE = 0,
+    CU_LIMIT_PRINTF_FIFO_SIZE = 1,
+    CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
+    CU_MEMORYTYPE_HOST = 1,
+    CU_MEMORYTYPE_DEVICE = 2,
+    CU_MEMORYTYPE_ARRAY = 3,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
+    CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
+    CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CUDA_ARRAY3D_LAYERED = 1,
+    CUDA_ARRAY3D_CUBEMAP = 4,
+    CUDA_ARRAY3D_SPARSE = 0x40,
+    CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
+};
+
+CUresult cuDeviceGetCount(int *count);
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device);
+CUresult cuCtxDestroy(CUcontext context);
+CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxSetLimit(int limit, size_t value);
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
+CUresult cuCtxSynchronize(void);
+CUresult cuCtxSynchronize_v2(CUcontext context);
+CUresult cuEventSynchronize(CUevent event);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease(CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuDevicePrimaryCtxReset(CUdevice device);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active);
+
+CUresult cuMemAlloc(unsigned *pointer, unsigned bytes);
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
+CUresult cuMemFree(unsigned pointer);
+CUresult cuMemFree_v2(CUdeviceptr pointer);
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer);
+CUresult cuMemGetInfo(unsigned *free, unsigned *total);
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
+CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device);
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
+CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element);
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
+
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuStreamSynchronize_ptsz(CUstream stream);
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
+CUresult cuStreamIsCapturing(CUstream stream, int *status);
+CUresult cuStreamQuery(CUstream stream);
+CUresult cuThreadExchangeStreamCaptureMode(int *mode);
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
+CUresult cuMemPoolDestroy(CUmemoryPool pool);
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *os, int type, uint64_t flags);
+CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device);
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
+
+CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAllocationProp *prop, uint64_t flags);
+CUresult cuMemRelease(CUmemHandle handle);
+CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handle, uint64_t flags);
+CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
+CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address);
+CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, uint64_t flags);
+CUresult cuMemMapArrayAsync(void *list, unsigned count, CUstream stream);
+CUresult cuMemMapArrayAsync_ptsz(void *list, unsigned count, CUstream stream);
+
+CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
+                            uint64_t flags);
+CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory, size_t from,
+                               size_t bytes, uint64_t flags);
+CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes, uint64_t flags);
+CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at, size_t bytes,
+                                uint64_t flags);
+
+CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d);
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d);
+CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d);
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d);
+CUresult cuArrayDestroy(CUarray array);
+CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r, CUarray array, CUdevice device);
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels);
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
+CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r, CUmipmappedArray array,
+                                               CUdevice device);
+
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *params);
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                        CUgraphNodeParams *params);
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
+                           CUgraphNodeParams *params);
+CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
+                           CUgraphNodeParams *params);
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
+CUresult cuGraphNodeGetType(CUgraphNode node, int *type);
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params);
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer);
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph);
+CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags);
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, void *params);
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, void *params);
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
+CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *info);
+CUresult cuGraphExecDestroy(CUgraphExec exec);
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
+CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream);
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream);
+CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream);
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value);
+CUresult cuDeviceGraphMemTrim(CUdevice device);
+
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream stream, void **parameters, void **extra);
+CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                             unsigned shared, CUstream stream, void **parameters, void **extra);
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra);
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra);
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                   unsigned bz, unsigned shared, CUstream stream, void **parameters);
+CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                        unsigned bz, unsigned shared, CUstream stream, void **parameters);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned n, unsigned flags);
+CUresult cuLaunch(CUfunction f);
+CUresult cuLaunchGrid(CUfunction f, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream);
+CUresult cuFuncGetName(const char **name, CUfunction f);
+CUresult cuKernelGetName(const char **name, CUfunction f); /* a CUkernel may be launched as a CUfunction */
+CUresult cuStreamDestroy(CUstream stream);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuEventCreate(CUevent *event, unsigned flags);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventQuery(CUevent event);
+CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end);
+
+CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer);
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyDtoD(unsigned to, unsigned from, unsigned bytes);
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoDAsync(unsigned to, unsigned from, unsigned bytes, CUstream stream);
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes);
+CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes);
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream s);
+CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes,
+                                CUstream stream);
+#define GH_ARRAYS(name, pointer, length)                                            \
+    CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes); \
+    CUresult cuMemcpyAtoD##name(pointer to, CUarray from, length at, length bytes); \
+    CUresult cuMemcpyAtoA##name(CUarray to, length at, CUarray from, length there, length bytes);
+GH_ARRAYS(, unsigned, unsigned)
+GH_ARRAYS(_v2, CUdeviceptr, size_t)
+GH_ARRAYS(_v2_ptds, CUdeviceptr, size_t)
+#undef GH_ARRAYS
+#define GH_COPY(name, type)               \
+    CUresult name(const type##_v1 *copy); \
+    CUresult name##_v2(const type *copy); \
+    CUresult name##_v2_ptds(const type *copy);
+#define GH_COPY_ASYNC(name, type)                          \
+    CUresult name(const type##_v1 *copy, CUstream stream); \
+    CUresult name##_v2(const type *copy, CUstream stream); \
+    CUresult name##_v2_ptsz(const type *copy, CUstream stream);
+GH_COPY(cuMemcpy2D, CUDA_MEMCPY2D)
+GH_COPY(cuMemcpy2DUnaligned, CUDA_MEMCPY2D)
+GH_COPY(cuMemcpy3D, CUDA_MEMCPY3D)
+GH_COPY_ASYNC(cuMemcpy2DAsync, CUDA_MEMCPY2D)
+GH_COPY_ASYNC(cuMemcpy3DAsync, CUDA_MEMCPY3D)
+#undef GH_COPY
+#undef GH_COPY_ASYNC
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *copy);
+CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER *copy);
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *copy, CUstream stream);
+CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *copy, CUstream stream);
+#define GH_BATCHES(name)                                                                                             \
+    CUresult cuMemcpyBatchAsync##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, \
+                                      size_t *which, size_t kinds, size_t *failed, CUstream stream);                 \
+    CUresult cuMemcpyBatchAsync_v2##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,                \
+                                         void *attributes, size_t *which, size_t kinds, CUstream stream);            \
+    CUresult cuMemcpy3DBatchAsync##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed,                      \
+                                        unsigned long long flags, CUstream stream);                                  \
+    CUresult cuMemcpy3DBatchAsync_v2##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags,         \
+                                           CUstream stream);                                                         \
+    CUresult cuMemcpyWithAttributesAsync##name(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *attributes,     \
+                                               CUstream stream);                                                     \
+    CUresult cuMemcpy3DWithAttributesAsync##name(CUDA_MEMCPY3D_BATCH_OP *copy, unsigned long long flags,             \
+                                                 CUstream stream);
+GH_BATCHES()
+GH_BATCHES(_ptsz)
+#undef GH_BATCHES
+#define GH_FILL(bits, type)                                                                                 \
+    CUresult cuMemsetD##bits(unsigned to, type value, unsigned n);                                          \
+    CUresult cuMemsetD2D##bits(unsigned to, unsigned pitch, type value, unsigned n, unsigned rows);         \
+    CUresult cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t n);                                    \
+    CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr to, type value, size_t n);                               \
+    CUresult cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t n, CUstream stream);                 \
+    CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t n, CUstream stream);            \
+    CUresult cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);       \
+    CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows);  \
+    CUresult cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows,      \
+                                      CUstream stream);                                                     \
+    CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, \
+                                           CUstream stream);
+GH_FILL(8, unsigned char)
+GH_FILL(16, unsigned short)
+GH_FILL(32, unsigned)
+#undef GH_FILL
+
+CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d);
+CUresult cuDestroyExternalMemory(CUexternalMemory memory);
+
+_Static_assert(sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "node parameters");
+_Static_assert(sizeof(CUgraphNodeParams) == 256, "node parameters");
+_Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && sizeof(CUDA_MEMCPY3D) == 200, "copies");
+_Static_assert(sizeof(CUDA_MEMCPY3D_BATCH_OP) == 112, "copies");
+
+#endif

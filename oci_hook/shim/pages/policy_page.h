@@ -1,0 +1,54 @@
+/* The policy page: what gpu-hook tells the shim. Written by gpu-hook on the host, read-only in containers.
+ * One page of 4096 bytes, little-endian, naturally aligned. Twin: oci_hook/core/pages.py; a test compares the two.
+ * seq is a seqlock: odd while being written; a reader takes a value only if seq was the same even number before and
+ * after. Unknown version, short file, bad magic: the reader fails closed. */
+#ifndef GPU_HOOK_POLICY_PAGE_H
+#define GPU_HOOK_POLICY_PAGE_H
+
+#include <stdint.h>
+
+#define GH_POLICY_MAGIC 0x31594c4f50484755ull /* "UGHPOLY1" */
+#define GH_POLICY_VERSION 1u
+#define GH_POLICY_SIZE 4096u
+#define GH_POLICY_GPUS 16
+
+enum gh_policy { GH_BEST_EFFORT = 0, GH_FIXED_SHARE = 1, GH_BURST_SHARE = 2 };
+enum gh_class { GH_OFFLINE = 0, GH_DEFAULT = 1, GH_ONLINE = 2 };
+enum gh_gpu_flags { GH_GPU_WHOLE = 1u << 0 /* no limit is enforced on this GPU */ };
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+
+struct gh_gpu_policy {
+    char uuid[48];          /* "GPU-xxxxxxxx-...", NUL-padded */
+    uint64_t memory_limit;  /* bytes */
+    uint64_t memory_total;  /* bytes of the physical GPU, for information */
+    uint32_t compute;       /* guaranteed per cent, 0 none */
+    uint32_t compute_limit; /* ceiling per cent */
+    uint32_t flags;         /* enum gh_gpu_flags */
+    uint32_t minor;         /* /dev/nvidiaN */
+    uint64_t context_bytes; /* what a CUDA context takes on this GPU; 0 not known */
+    uint32_t slot;          /* 1 + the container's slot on the GPU page; 0 none: the GPU is not shared out in time */
+    uint8_t reserved[36];
+};
+
+struct gh_policy_page {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t size; /* GH_POLICY_SIZE */
+    uint32_t seq;
+    uint32_t ngpus;  /* 0..GH_POLICY_GPUS */
+    uint32_t policy; /* enum gh_policy */
+    uint32_t class_; /* enum gh_class */
+    char key[40];    /* the grant's key, NUL-padded */
+    uint8_t reserved[56];
+    struct gh_gpu_policy gpu[GH_POLICY_GPUS];
+};
+
+#pragma GCC diagnostic pop
+
+_Static_assert(sizeof(struct gh_gpu_policy) == 128, "GPU record");
+_Static_assert(sizeof(struct gh_policy_page) == 128 + 128 * GH_POLICY_GPUS, "page head and GPUs");
+_Static_assert(sizeof(struct gh_policy_page) <= GH_POLICY_SIZE, "fits one page");
+
+#endif

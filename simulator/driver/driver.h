@@ -1,0 +1,193 @@
+/* What the parts of the simulated libcuda share. Names and numbers are those of the CUDA driver API. */
+#ifndef GPU_HOOK_SIM_DRIVER_H
+#define GPU_HOOK_SIM_DRIVER_H
+
+#include "gpu.h"
+
+#define API __attribute__((visibility("default")))
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct context *CUcontext;
+typedef struct module *CUmodule;
+typedef struct function *CUfunction;
+typedef struct stream *CUstream;
+typedef struct event *CUevent;
+typedef struct pool *CUmemoryPool;
+typedef struct {
+    unsigned char bytes[16];
+} CUuuid;
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_IMAGE = 200,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_ALREADY_MAPPED = 208,
+    CUDA_ERROR_NOT_MAPPED = 211,
+    CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
+    CUDA_ERROR_FILE_NOT_FOUND = 301,
+    CUDA_ERROR_OPERATING_SYSTEM = 304,
+    CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
+    CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+    CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
+    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
+    CUDA_ERROR_NOT_PERMITTED = 800,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
+    CUDA_ERROR_CAPTURED_EVENT = 907,
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
+    CUDA_ERROR_UNKNOWN = 999,
+};
+
+struct capture;
+struct channel;
+struct stream {
+    CUcontext ctx;
+    struct capture *capture; /* not NULL: what is submitted becomes nodes of a graph */
+    struct channel *channel; /* NULL before the first work */
+    uint64_t last;           /* 1 + sequence number of its last work there, 0 none yet */
+    unsigned flags;
+    int priority;
+};
+
+#define CHANNELS 16 /* of a context; the first is the legacy default stream's. Further streams share the others. */
+struct context {
+    uint64_t magic;
+    int device;
+    unsigned flags;
+    bool primary;
+    int group;             /* on the GPU */
+    bool closed;           /* under the mutex */
+    pthread_mutex_t mutex; /* submission; taken before the GPU's */
+    struct channel *channel[CHANNELS];
+    struct stream null_stream;
+    struct context *next;
+};
+
+/* What a stream memory operation does when its work is passed. */
+struct memop {
+    uint64_t seq, address, value;
+    uint32_t kind;    /* WORK_WAIT, WORK_WRITE or WORK_SPIN */
+    uint32_t compare; /* CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR */
+    bool wide;        /* 64 bits */
+};
+
+struct channel { /* this process's side of a queue */
+    struct gpu *gpu;
+    int queue;
+    unsigned users;
+    bool watched;           /* by the front end */
+    _Atomic bool closed;    /* its context was destroyed, and the queue may be another's */
+    uint64_t tail, head;    /* submitted; known to be done */
+    uint64_t blocking;      /* 1 + the last work of a stream that waits for the legacy default stream and vice versa */
+    uint64_t after_legacy;  /* how much of the legacy channel its work comes after */
+    uint64_t before_legacy; /* how much of it the legacy channel's work comes after */
+    struct event *pending[GPU_RING];
+    struct memop op[GPU_RING];
+    _Atomic uint64_t ops_tail, ops_head; /* submitted, done */
+};
+
+extern struct gpu sim_gpu[GPU_MAX];
+extern int sim_gpus;
+
+/* CUDA_SUCCESS when cuInit was called in this very process (not before a fork). */
+CUresult sim_ready(void);
+/* The calling thread's current context. */
+CUresult sim_context(CUcontext *ctx);
+bool sim_context_valid(CUcontext ctx);
+CUresult sim_device(CUdevice dev);
+static inline struct gpu *sim_gpu_of(CUcontext ctx) { return &sim_gpu[ctx->device]; }
+
+/* graph.c: what a stream that is being captured does instead; capture_forbids: CUDA_SUCCESS unless this thread must
+ * not do what cannot be captured. */
+static inline bool capture_active(const struct stream *s) { return s->capture != NULL; }
+struct copy3d;
+CUresult capture_forbids(void);
+CUresult capture_unsupported(struct stream *s);
+struct kernel;
+CUresult capture_kernel(struct stream *s, const struct kernel *kernel);
+CUresult capture_memops(struct stream *s, const struct memop *ops, unsigned n);
+CUresult capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes);
+CUresult capture_box(struct stream *s, const struct copy3d *copy);
+CUresult capture_fill(struct stream *s, uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n, size_t rows);
+CUresult capture_host(struct stream *s, void (*function)(void *), void *data);
+CUresult capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device);
+CUresult capture_free(struct stream *s, CUdeviceptr address);
+CUresult capture_record(struct stream *s, CUevent event);
+CUresult capture_wait(struct stream *s, CUevent event);
+bool capture_holds(const struct capture *capture);
+
+/* channel.c: submission. event, op: may be NULL. */
+CUresult channel_submit(struct stream *stream, struct gpu_work work, struct event *event, const struct memop *op);
+bool channel_done(struct channel *channel, uint64_t last);
+void channel_wait(struct channel *channel, uint64_t last);
+void channel_leave(struct stream *stream); /* it is destroyed */
+void channel_close(CUcontext ctx);
+
+/* event.c */
+struct event {
+    uint64_t magic;
+    unsigned flags;
+    struct channel *channel; /* NULL: never recorded */
+    CUcontext ctx;
+    uint64_t seq, done_ns;
+    bool retired;             /* its cell has been used again, its time is in done_ns */
+    struct capture *captured; /* recorded last in a stream that was being captured */
+};
+CUresult event_record(CUevent event, struct stream *stream);
+CUresult event_wait(struct stream *stream, CUevent event);
+
+/* module.c: what of a launch matters here */
+struct kernel {
+    uint64_t duration_ns; /* the mean, where it varies: */
+    const double *spread; /* quantiles to multiply it by, NULL none */
+    uint64_t seed;
+    uint64_t spin;  /* runs until this word is not 0; 0: no such kernel */
+    uint32_t width; /* SMs */
+};
+CUresult kernel_of(CUfunction function, int device, uint64_t blocks, void **params, struct kernel *out);
+uint64_t kernel_ns(const struct kernel *kernel); /* of its next run */
+unsigned function_threads(CUfunction function);
+/* launch.c */
+CUresult kernel_submit(struct stream *stream, const struct kernel *kernel);
+
+/* stream.c */
+#define PER_THREAD(handle) ((handle) ? (handle) : (CUstream)2) /* what NULL means in the _ptsz and _ptds functions */
+CUresult sim_stream(CUstream handle, struct stream **stream);
+CUresult sim_stream_wait(struct stream *stream);
+CUresult sim_context_wait(CUcontext ctx);
+/* memop.c */
+CUresult memops_of(const void *list, unsigned n, struct memop *out); /* CUstreamBatchMemOpParams */
+CUresult memops_submit(struct stream *stream, const struct memop *ops, unsigned n);
+void memops_run(struct channel *channel); /* those whose work is done: on this thread, when nobody else does it */
+void memops_start(struct channel *channel);
+/* copy.c: the GPU's time for so many bytes */
+CUresult copy_time(struct stream *stream, uint64_t to, uint64_t from, uint64_t bytes);
+CUresult fill_time(struct stream *stream, uint64_t bytes);
+/* host.c: pinned host memory. */
+bool host_holding(uint64_t address, uint64_t bytes, bool write);
+/* fault.c */
+CUresult fault(void);
+
+#define TRY(expression)                     \
+    do {                                    \
+        CUresult try_result = (expression); \
+        if (try_result != CUDA_SUCCESS)     \
+            return try_result;              \
+    } while (0)
+
+#endif

@@ -1,0 +1,294 @@
+#define _GNU_SOURCE
+#include "gpu.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t gpu_now(const struct gpu_file *file) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return ((uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec) / gpu_scale(file);
+}
+
+/* --- finding the GPUs --- */
+
+static bool node_refuses(unsigned minor) {
+    char path[32];
+    snprintf(path, sizeof path, "/dev/nvidia%u", minor);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    return fd < 0 && (errno == EPERM || errno == EACCES);
+}
+
+static bool ends(const char *text, size_t size) { return memchr(text, 0, size) != NULL; }
+
+static bool map_gpu(struct gpu *gpu, const char *path, bool writable) {
+    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    struct stat st;
+    struct gpu_file *file = MAP_FAILED;
+    if (fstat(fd, &st) == 0 && st.st_size >= (off_t)sizeof *file)
+        file = mmap(NULL, sizeof *file, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+    if (file == MAP_FAILED)
+        return false; /* fd stays open: closing it could drop a lock that this process holds on the same file */
+    const struct gpu_head *h = &file->head;
+    if (h->magic != (GPU_MAGIC) || h->version != GPU_VERSION || h->file_size != sizeof *file ||
+        !ends(h->uuid, sizeof h->uuid) || !ends(h->name, sizeof h->name) || !ends(h->pci, sizeof h->pci) ||
+        !ends(h->driver_version, sizeof h->driver_version)) {
+        munmap(file, sizeof *file);
+        return false;
+    }
+    gpu->fd = fd;
+    gpu->file = file;
+    gpu->slot = -1;
+    pthread_mutex_init(&gpu->mutex, NULL);
+    return true;
+}
+
+int gpus_open(struct gpu *gpus, int max, bool writable) {
+    const char *dir = getenv("GPU_HOOK_SIM_GPUS");
+    if (!dir || !*dir)
+        dir = "/dev/nvidia-sim";
+    unsigned minors[GPU_MAX];
+    int found = 0;
+    DIR *d = opendir(dir);
+    if (!d)
+        return 0;
+    for (struct dirent *e; found < GPU_MAX && (e = readdir(d));) {
+        char *end;
+        unsigned long minor = strtoul(e->d_name, &end, 10);
+        if (e->d_name[0] < '0' || e->d_name[0] > '9' || *end || minor > 254)
+            continue;
+        int at = found++;
+        for (; at > 0 && minors[at - 1] > minor; at--)
+            minors[at] = minors[at - 1];
+        minors[at] = (unsigned)minor;
+    }
+    closedir(d);
+    int count = 0;
+    for (int i = 0; i < found && count < max; i++) {
+        char path[PATH_MAX];
+        if (snprintf(path, sizeof path, "%s/%u", dir, minors[i]) >= (int)sizeof path || node_refuses(minors[i]))
+            continue;
+        if (map_gpu(&gpus[count], path, writable))
+            count++;
+    }
+    return count;
+}
+
+/* --- slots and memory --- */
+
+static int record_lock(int fd, short type, off_t byte) {
+    struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    int r;
+    while ((r = fcntl(fd, F_SETLK, &l)) < 0 && errno == EINTR)
+        ;
+    return r;
+}
+
+/* One process at a time, but not for ever: its holder may have been stopped. What is done under it is right without. */
+static void engine_lock(const struct gpu *gpu) {
+    for (int i = 0; i < 200 && record_lock(gpu->fd, F_WRLCK, LOCK_ENGINE) < 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+static void engine_unlock(const struct gpu *gpu) { record_lock(gpu->fd, F_UNLCK, LOCK_ENGINE); }
+
+static uint64_t my_start_ticks(void) {
+    char text[1024];
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = 0;
+    char *p = strrchr(text, ')'); /* the command may hold blanks and brackets; field 3 follows it */
+    for (int field = 2; p && field < 22; field++)
+        p = strchr(p + 1, ' ');
+    return p ? strtoull(p, NULL, 10) : 0;
+}
+
+static bool owned_by_me(const struct gpu_slot *slot) {
+    return slot->pid == getpid() && slot->start_ticks == my_start_ticks();
+}
+
+int gpu_owner(const struct gpu *gpu, int slot) {
+    const struct gpu_slot *s = &gpu->file->slot[slot];
+    if (gpu->slot == slot)
+        return getpid();
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
+    if (fcntl(gpu->fd, F_GETLK, &l) < 0)
+        return 0;
+    if (l.l_type != F_UNLCK)
+        return l.l_pid > 0 ? l.l_pid : 0;
+    /* Our own locks are not reported to us; the other library of this process may hold this one. */
+    return s->pid && owned_by_me(s) ? getpid() : -1;
+}
+
+/* Everything that the slot's process had. Nothing may be submitted for it any more. */
+static void clear_slot(struct gpu_file *file, int slot) {
+    struct gpu_slot *s = &file->slot[slot];
+    for (unsigned i = 0; i < gpu_queues(file); i++) {
+        struct gpu_queue *q = &file->queue[i];
+        if (atomic_load(&q->owner) != (uint32_t)slot + 1)
+            continue;
+        atomic_store(&q->cut, atomic_load(&q->tail));
+        atomic_store(&q->owner, 0);
+    }
+    for (unsigned i = 0; i < gpu_groups(file); i++)
+        if (atomic_load(&file->group[i].owner) == (uint32_t)slot + 1)
+            atomic_store(&file->group[i].owner, 0);
+    atomic_store(&s->used, 0);
+    s->contexts = 0;
+    s->pid = 0;
+    s->start_ticks = 0;
+    memset(s->command, 0, sizeof s->command);
+}
+
+/* Mutex held. */
+static void reap(struct gpu *gpu, int slot) {
+    const struct gpu_slot *s = &gpu->file->slot[slot];
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
+    if (slot == gpu->slot || (!s->pid && !atomic_load(&s->used)) || fcntl(gpu->fd, F_GETLK, &l) < 0 ||
+        l.l_type != F_UNLCK || record_lock(gpu->fd, F_WRLCK, LOCK_SLOT + slot) < 0)
+        return;
+    clear_slot(gpu->file, slot);
+    record_lock(gpu->fd, F_UNLCK, LOCK_SLOT + slot);
+}
+
+void gpu_reap(struct gpu *gpu) {
+    for (int i = 0; i < gpu_slots(gpu->file); i++)
+        reap(gpu, i);
+}
+
+/* Take the first free one of an array whose elements begin with their owner; -1: none is. */
+static int take(struct gpu *gpu, void *array, size_t size, unsigned most, _Atomic uint32_t *count) {
+    for (unsigned i = 0; i < most; i++) {
+        _Atomic uint32_t *owner = (void *)((char *)array + i * size);
+        uint32_t free_one = 0;
+        if (!atomic_compare_exchange_strong(owner, &free_one, (uint32_t)gpu->slot + 1))
+            continue;
+        uint32_t n = atomic_load(count);
+        while (n <= i && !atomic_compare_exchange_weak(count, &n, i + 1))
+            ;
+        return (int)i;
+    }
+    return -1;
+}
+
+int gpu_take_group(struct gpu *gpu) {
+    struct gpu_file *f = gpu->file;
+    return take(gpu, f->group, sizeof *f->group, GPU_GROUPS, &f->head.groups);
+}
+
+void gpu_give_group(struct gpu *gpu, int group) {
+    struct gpu_file *f = gpu->file;
+    for (unsigned i = 0; i < gpu_queues(f); i++)
+        if (atomic_load(&f->queue[i].owner) == (uint32_t)gpu->slot + 1 && f->queue[i].group == (uint32_t)group) {
+            atomic_store(&f->queue[i].cut, atomic_load(&f->queue[i].tail));
+            atomic_store(&f->queue[i].owner, 0);
+        }
+    atomic_store(&f->group[group].owner, 0);
+}
+
+int gpu_take_queue(struct gpu *gpu, int group, int priority) {
+    struct gpu_file *f = gpu->file;
+    int i = take(gpu, f->queue, sizeof *f->queue, GPU_QUEUES, &f->head.queues);
+    if (i >= 0) {
+        f->queue[i].group = (uint32_t)group;
+        f->queue[i].priority = priority;
+        atomic_store(&f->queue[i].cut, atomic_load(&f->queue[i].tail));
+    }
+    return i;
+}
+
+bool gpu_claim(struct gpu *gpu) {
+    pthread_mutex_lock(&gpu->mutex);
+    engine_lock(gpu);
+    for (int i = 0; gpu->slot < 0 && i < GPU_SLOTS; i++) {
+        if (record_lock(gpu->fd, F_WRLCK, LOCK_SLOT + i) < 0)
+            continue;
+        struct gpu_slot *s = &gpu->file->slot[i];
+        clear_slot(gpu->file, i);
+        s->start_ticks = my_start_ticks();
+        FILE *f = fopen("/proc/self/comm", "re");
+        if (f) {
+            if (!fgets(s->command, sizeof s->command, f))
+                s->command[0] = 0;
+            s->command[strcspn(s->command, "\n")] = 0;
+            fclose(f);
+        }
+        s->pid = getpid();
+        gpu->slot = i;
+        _Atomic uint32_t *slots = &gpu->file->head.slots;
+        if (atomic_load(slots) <= (uint32_t)i)
+            atomic_store(slots, (uint32_t)i + 1);
+    }
+    engine_unlock(gpu);
+    pthread_mutex_unlock(&gpu->mutex);
+    return gpu->slot >= 0;
+}
+
+static uint64_t sum_used(const struct gpu_file *file) {
+    uint64_t sum = 0;
+    for (int i = 0, n = gpu_slots(file); i < n; i++)
+        sum += atomic_load(&file->slot[i].used);
+    return sum;
+}
+
+static bool try_reserve(struct gpu *gpu, uint64_t bytes) {
+    _Atomic uint64_t *used = &gpu->file->slot[gpu->slot].used;
+    atomic_fetch_add(used, bytes);
+    if (sum_used(gpu->file) <= gpu->file->head.memory_total)
+        return true;
+    atomic_fetch_sub(used, bytes);
+    return false;
+}
+
+bool gpu_reserve(struct gpu *gpu, uint64_t bytes) {
+    if (bytes > gpu->file->head.memory_total)
+        return false;
+    if (try_reserve(gpu, bytes))
+        return true;
+    /* Two that tried at once may both have been refused, and the dead still count: decide again, one at a time. */
+    pthread_mutex_lock(&gpu->mutex);
+    engine_lock(gpu);
+    gpu_reap(gpu);
+    bool ok = try_reserve(gpu, bytes);
+    engine_unlock(gpu);
+    pthread_mutex_unlock(&gpu->mutex);
+    return ok;
+}
+
+void gpu_release(struct gpu *gpu, uint64_t bytes) { atomic_fetch_sub(&gpu->file->slot[gpu->slot].used, bytes); }
+
+uint64_t gpu_used(struct gpu *gpu, bool do_reap) {
+    if (do_reap) {
+        pthread_mutex_lock(&gpu->mutex);
+        engine_lock(gpu);
+        gpu_reap(gpu);
+        engine_unlock(gpu);
+        pthread_mutex_unlock(&gpu->mutex);
+        return sum_used(gpu->file);
+    }
+    uint64_t sum = 0;
+    for (int i = 0, n = gpu_slots(gpu->file); i < n; i++) {
+        uint64_t used = atomic_load(&gpu->file->slot[i].used);
+        if (used && gpu_owner(gpu, i) >= 0)
+            sum += used;
+    }
+    return sum;
+}

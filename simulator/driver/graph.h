@@ -1,0 +1,73 @@
+/* Graphs: nodes that are run in order of a topological sort. What a captured stream adds is in capture.c. */
+#ifndef GPU_HOOK_SIM_GRAPH_H
+#define GPU_HOOK_SIM_GRAPH_H
+
+#include "heap.h"
+
+enum node_type { /* CU_GRAPH_NODE_TYPE_... */
+                 NODE_KERNEL = 0,
+                 NODE_COPY = 1,
+                 NODE_FILL = 2,
+                 NODE_HOST = 3,
+                 NODE_GRAPH = 4,
+                 NODE_EMPTY = 5,
+                 NODE_WAIT = 6,
+                 NODE_RECORD = 7,
+                 NODE_ALLOC = 10,
+                 NODE_FREE = 11,
+                 NODE_MEMOP = 12,
+};
+
+struct op { /* what one node does */
+    enum node_type type;
+    const struct node *from; /* in an executable graph */
+    bool flat;               /* COPY: linear, else a box */
+    union {
+        struct kernel kernel;
+        struct {
+            struct memop one, *list;
+            unsigned n;
+        } memop; /* list: of n, in a graph; one: captured, or to be run */
+        struct {
+            uint64_t to, from, bytes;
+        } copy;
+        struct copy3d box;
+        struct {
+            uint64_t to;
+            size_t pitch, width, n, rows;
+            uint32_t value;
+        } fill;
+        struct {
+            void (*function)(void *);
+            void *data;
+        } host;
+        struct {
+            uint64_t address, size;
+            int device;
+        } memory; /* ALLOC, FREE */
+        CUevent event;
+        struct graph *child;
+    };
+};
+
+struct node {
+    struct graph *graph;
+    struct op op;
+    struct node **before; /* what must be done first */
+    size_t n_before;
+    struct node *next;
+};
+
+struct graph {
+    uint64_t magic;
+    struct node *first, *last;
+    size_t count;
+};
+
+CUresult graph_new(struct graph **out);
+void graph_destroy(struct graph *graph);
+CUresult graph_add(struct graph *graph, struct node *const *before, size_t n, const struct op *op, struct node **out);
+/* The address of an allocation node: host memory without a booking. */
+CUresult graph_address(struct op *op, size_t bytes, int device);
+
+#endif

@@ -1,0 +1,84 @@
+/* The process's device memory by address: who booked it and how it goes back. */
+#ifndef GPU_HOOK_SIM_HEAP_H
+#define GPU_HOOK_SIM_HEAP_H
+
+#include "driver.h"
+
+#define GRAIN 512ull       /* what an allocation is rounded to */
+#define BLOCK (2ull << 20) /* the GPU's page: granularity of virtual memory management, pools, graph memory */
+
+enum kind {
+    DEVICE, /* booked and mapped for itself */
+    MANAGED,
+    POOLED,   /* a part of a pool's chunk */
+    GRAPH,    /* allocated by a graph launch, booked by the device's graph pool */
+    IMPORTED, /* another process's memory: mapped here, booked there */
+};
+
+struct piece {
+    uint64_t address, size;
+    uint64_t mapped; /* bytes to unmap when it goes, 0: none */
+    CUcontext ctx;
+    enum kind kind;
+    CUmemoryPool pool;
+};
+
+static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+/* Book bytes on the GPU; when it is full, unused memory of this process's pools goes back first. */
+bool heap_book(struct gpu *gpu, uint64_t bytes);
+/* Sparse host memory at an address that is also the device pointer; 0: none. */
+uint64_t heap_map(uint64_t bytes);
+/* Addresses without memory, a multiple of the alignment; 0: none. */
+uint64_t address_range(uint64_t size, uint64_t alignment);
+/* Book, map, note. */
+CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind);
+CUresult heap_note(struct piece piece);
+/* The piece that begins at, or holds, this address. */
+bool heap_find(uint64_t address, struct piece *out);
+bool heap_holding(uint64_t address, struct piece *out);
+/* Forget it; the caller gives it back. False: no piece begins there. */
+bool heap_take(uint64_t address, struct piece *out);
+/* cuMemFree without waiting. */
+CUresult heap_free(CUdeviceptr address);
+/* Everything that a context allocated. */
+void heap_free_all(CUcontext ctx);
+
+/* pool.c */
+void pool_free(struct piece piece);
+void pool_release(int device, bool all); /* unused memory above each pool's release threshold, or all of it */
+CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcontext ctx);
+CUmemoryPool pool_current(int device);
+/* array.c */
+struct array;
+struct layout {
+    uint64_t address;
+    size_t pitch, slice; /* bytes from row to row, from layer to layer */
+};
+CUresult array_layout(struct array *array, struct layout *out);
+size_t array_element(const struct array *array); /* bytes */
+/* copy.c */
+struct box { /* one side of a CUDA_MEMCPY3D */
+    size_t x, y, z, level;
+    unsigned type; /* CU_MEMORYTYPE_: host 1, device 2, array 3, unified 4 */
+    void *host;
+    CUdeviceptr device;
+    struct array *array;
+    void *reserved;
+    size_t pitch, height;
+};
+struct copy3d { /* CUDA_MEMCPY3D and, with contexts in the reserved fields, CUDA_MEMCPY3D_PEER */
+    struct box from, to;
+    size_t width, height, depth;
+};
+CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait);
+CUresult copy_box(const struct copy3d *copy, CUstream stream, bool wait);
+CUresult copy_box_in(const struct copy3d *copy, struct stream *stream);
+void fill_row(uint64_t to, uint32_t value, size_t width, size_t n);
+/* graph.c */
+void graph_memory_free(struct piece piece);
+/* vmm.c: a sparse memory file, which other processes can map; -1: none */
+int memory_file(uint64_t bytes);
+void ipc_forget(uint64_t address);
+
+#endif

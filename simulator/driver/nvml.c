@@ -1,0 +1,474 @@
+/* The simulated libnvidia-ml: what management tools ask, answered from the same GPU files, which it only reads.
+ * What is not listed here does not exist in this library; tools take that for an old driver's answer. */
+#define _GNU_SOURCE
+#include "gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+
+typedef int nvmlReturn_t;
+typedef struct gpu *nvmlDevice_t;
+
+enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_UNINITIALIZED = 1,
+    NVML_ERROR_INVALID_ARGUMENT = 2,
+    NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_NO_PERMISSION = 4,
+    NVML_ERROR_NOT_FOUND = 6,
+    NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_MEMORY = 20,
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct gpu gpus[GPU_MAX];
+static int count;
+static int users;
+
+API nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&mutex);
+    if (!count) /* kept after the last nvmlShutdown: see gpu.h on closing */
+        count = gpus_open(gpus, GPU_MAX, false);
+    if (count)
+        users++;
+    pthread_mutex_unlock(&mutex);
+    return count ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
+}
+
+API nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+API nvmlReturn_t nvmlInit(void) { return nvmlInitWithFlags(0); }
+
+API nvmlReturn_t nvmlShutdown(void) {
+    pthread_mutex_lock(&mutex);
+    bool up = users > 0;
+    users -= up;
+    pthread_mutex_unlock(&mutex);
+    return up ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+}
+
+API const char *nvmlErrorString(nvmlReturn_t code) {
+    switch (code) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_NO_PERMISSION: return "Insufficient Permissions";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
+    case NVML_ERROR_MEMORY: return "Insufficient Memory";
+    default: return "Unknown Error";
+    }
+}
+
+#define READY()                              \
+    do {                                     \
+        if (!users)                          \
+            return NVML_ERROR_UNINITIALIZED; \
+    } while (0)
+
+static bool known(nvmlDevice_t d) { return d >= gpus && d < gpus + count && d->file; }
+
+#define DEVICE(d)                               \
+    do {                                        \
+        READY();                                \
+        if (!known(d))                          \
+            return NVML_ERROR_INVALID_ARGUMENT; \
+        if ((d)->file->head.lost)               \
+            return NVML_ERROR_GPU_IS_LOST;      \
+    } while (0)
+
+static nvmlReturn_t text(char *out, unsigned size, const char *value) {
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (strlen(value) >= size)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(out, value);
+    return NVML_SUCCESS;
+}
+
+#define NUMBER(name, type, value)                    \
+    API nvmlReturn_t name(nvmlDevice_t d, type *v) { \
+        DEVICE(d);                                   \
+        if (!v)                                      \
+            return NVML_ERROR_INVALID_ARGUMENT;      \
+        *v = (type)(value);                          \
+        return NVML_SUCCESS;                         \
+    }
+#define TEXT(name, value)                                           \
+    API nvmlReturn_t name(nvmlDevice_t d, char *v, unsigned size) { \
+        DEVICE(d);                                                  \
+        return text(v, size, value);                                \
+    }
+
+/* --- system --- */
+
+API nvmlReturn_t nvmlSystemGetDriverVersion(char *out, unsigned size) {
+    READY();
+    return text(out, size, gpus[0].file->head.driver_version);
+}
+
+API nvmlReturn_t nvmlSystemGetNVMLVersion(char *out, unsigned size) {
+    READY();
+    char version[48];
+    snprintf(version, sizeof version, "%u.%.*s", gpus[0].file->head.cuda_version / 1000, 31,
+             gpus[0].file->head.driver_version);
+    return text(out, size, version);
+}
+
+static nvmlReturn_t cuda_version(int *out) {
+    READY();
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = (int)gpus[0].file->head.cuda_version;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *out) { return cuda_version(out); }
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *out) { return cuda_version(out); }
+
+API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size) {
+    READY();
+    char path[32], name[256];
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    FILE *f = fopen(path, "re");
+    size_t n = f ? fread(name, 1, sizeof name - 1, f) : 0;
+    if (f)
+        fclose(f);
+    name[n] = 0; /* up to the first NUL: the program */
+    return n ? text(out, size, name) : NVML_ERROR_NOT_FOUND;
+}
+
+/* --- which device --- */
+
+/* MIG devices come after all GPUs (GPU_MIG) and are found through theirs; alone in a container, they are its GPUs. */
+static int visible(void) {
+    int n = 0;
+    while (n < count && gpus[n].file->head.mig != GPU_PART)
+        n++;
+    return n ? n : count;
+}
+
+static nvmlReturn_t get_count(unsigned *out) {
+    READY();
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = (unsigned)visible();
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetCount(unsigned *out) { return get_count(out); }
+API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) { return get_count(out); }
+
+static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *out) {
+    READY();
+    if (!out || index >= (unsigned)visible())
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = &gpus[index];
+    return gpus[index].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out) { return by_index(index, out); }
+API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out) { return by_index(index, out); }
+
+API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
+    READY();
+    if (!uuid || !out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (int i = 0; i < count; i++)
+        if (!strcmp(gpus[i].file->head.uuid, uuid)) {
+            *out = &gpus[i];
+            return gpus[i].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+static bool pci_parse(const char *id, unsigned part[3]) {
+    return sscanf(id, "%x:%x:%x", &part[0], &part[1], &part[2]) == 3;
+}
+
+static nvmlReturn_t by_pci(const char *id, nvmlDevice_t *out) {
+    READY();
+    unsigned want[3], have[3];
+    if (!id || !out || !pci_parse(id, want))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (int i = 0; i < count; i++)
+        if (pci_parse(gpus[i].file->head.pci, have) && !memcmp(want, have, sizeof want)) {
+            *out = &gpus[i];
+            return NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *out) { return by_pci(id, out); }
+API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *out) { return by_pci(id, out); }
+
+/* --- MIG --- */
+
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending) {
+    DEVICE(d);
+    if (!current || !pending)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *current = *pending = d->file->head.mig == GPU_SPLIT;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned index, nvmlDevice_t *out) {
+    DEVICE(d);
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (int i = 0; i < count; i++) {
+        const struct gpu_head *h = &gpus[i].file->head;
+        if (h->mig == GPU_PART && h->mig_index == index && !strcmp(h->parent, d->file->head.uuid)) {
+            *out = &gpus[i];
+            return NVML_SUCCESS;
+        }
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, d->file->head.mig == GPU_SPLIT ? 7 : 0)
+NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, d->file->head.mig == GPU_PART)
+NUMBER(nvmlDeviceGetGpuInstanceId, unsigned, d->file->head.gpu_instance)
+NUMBER(nvmlDeviceGetComputeInstanceId, unsigned, d->file->head.compute_instance)
+
+TEXT(nvmlDeviceGetUUID, d->file->head.uuid)
+TEXT(nvmlDeviceGetName, d->file->head.name)
+NUMBER(nvmlDeviceGetIndex, unsigned, d - gpus)
+NUMBER(nvmlDeviceGetMinorNumber, unsigned, d->file->head.minor)
+NUMBER(nvmlDeviceGetBrand, unsigned, 0)       /* NVML_BRAND_UNKNOWN */
+NUMBER(nvmlDeviceGetComputeMode, unsigned, 0) /* default: several processes at once */
+NUMBER(nvmlDeviceGetPersistenceMode, unsigned, 1)
+NUMBER(nvmlDeviceGetDisplayMode, unsigned, 0)
+NUMBER(nvmlDeviceGetDisplayActive, unsigned, 0)
+NUMBER(nvmlDeviceGetNumGpuCores, unsigned, d->file->head.sm_count * 128)
+
+API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor) {
+    DEVICE(d);
+    if (!major || !minor)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *major = (int)d->file->head.capability / 10;
+    *minor = (int)d->file->head.capability % 10;
+    return NVML_SUCCESS;
+}
+
+struct pci_info { /* nvmlPciInfo_t */
+    char legacy_id[16];
+    unsigned domain, bus, device, id, subsystem;
+    char bus_id[32];
+};
+
+static nvmlReturn_t pci_info(nvmlDevice_t d, struct pci_info *out) {
+    DEVICE(d);
+    unsigned part[3] = {0, 0, 0};
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    memset(out, 0, sizeof *out);
+    pci_parse(d->file->head.pci, part);
+    out->domain = part[0];
+    out->bus = part[1];
+    out->device = part[2];
+    snprintf(out->legacy_id, sizeof out->legacy_id, "%04x:%02x:%02x.0", part[0] & 0xffff, part[1] & 0xff,
+             part[2] & 0xff);
+    snprintf(out->bus_id, sizeof out->bus_id, "%s", d->file->head.pci);
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, struct pci_info *out) { return pci_info(d, out); }
+
+/* Simulated GPUs hang on one host bridge each; within a NUMA node they meet at the node. */
+API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *out) {
+    DEVICE(a);
+    DEVICE(b);
+    if (!out || a == b)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = a->file->head.numa == b->file->head.numa ? 40 : 50; /* NVML_TOPOLOGY_NODE, _SYSTEM */
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned what, unsigned *out) {
+    enum { CAPS_NVLINK = 2, STATUS_OK = 0, STATUS_NOT_SUPPORTED = 5 };
+    DEVICE(a);
+    DEVICE(b);
+    if (!out || a == b)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    uint32_t minor = b->file->head.minor;
+    bool joined = minor < 32 && a->file->head.nvlink >> minor & 1;
+    *out = what == CAPS_NVLINK && joined ? STATUS_OK : STATUS_NOT_SUPPORTED;
+    return NVML_SUCCESS;
+}
+
+/* --- memory and time --- */
+
+struct memory {
+    unsigned long long total, free, used;
+};
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *out) {
+    DEVICE(d);
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    out->total = d->file->head.memory_total;
+    out->used = gpu_used(d, false);
+    if (out->used > out->total)
+        out->used = out->total;
+    out->free = out->total - out->used;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *out) {
+    DEVICE(d);
+    if (!out || out->version != (sizeof *out | 2u << 24))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    struct memory m;
+    nvmlReturn_t r = nvmlDeviceGetMemoryInfo(d, &m);
+    if (!r)
+        *out = (struct memory_v2){out->version, m.total, 0, m.free, m.used};
+    return r;
+}
+
+/* A private copy of the GPU's state, computed up to now without the dead; free() it. */
+static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out) {
+    uint64_t live;
+    struct gpu_state *s = calloc(1, sizeof *s);
+    if (!s)
+        return NVML_ERROR_MEMORY;
+    gpu_picture(d->file, s, &live);
+    memset(s->dead, 0, sizeof s->dead);
+    for (unsigned i = 0, n = (unsigned)gpu_slots(d->file); i < n; i++)
+        if (gpu_owner(d, (int)i) < 0)
+            s->dead[i / 64] |= 1ull << i % 64;
+    do
+        s->logged = 0;
+    while (!engine_run(d->file, s, now) && s->now_ns < now);
+    *out = s;
+    return NVML_SUCCESS;
+}
+
+/* What the GPU's head asks of questions about load: to take long, and not to be supported. */
+static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which) {
+    uint32_t us = d->file->head.nvml_call_us;
+    if (us)
+        nanosleep(&(struct timespec){us / 1000000 % 10, (long)(us % 1000000) * 1000}, NULL);
+    return d->file->head.nvml_without >> which & 1 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+}
+
+struct utilisation {
+    unsigned gpu, memory;
+};
+
+API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisation *out) {
+    DEVICE(d);
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    uint64_t now = gpu_now(d->file);
+    struct gpu_state *s;
+    nvmlReturn_t r = load_question(d, 0);
+    if (r || (r = picture(d, now, &s)))
+        return r;
+    *out = (struct utilisation){gpu_utilisation(&s->busy, now), 0};
+    free(s);
+    return NVML_SUCCESS;
+}
+
+/* --- processes: those that the caller's pid namespace can see, by the number they have there --- */
+
+struct process_v1 {
+    unsigned pid;
+    unsigned long long used;
+};
+struct process_v2 {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1) {
+    DEVICE(d);
+    if (!n)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned room = *n, found = 0;
+    for (int i = 0, n_slots = gpu_slots(d->file); i < n_slots; i++) {
+        const struct gpu_slot *s = &d->file->slot[i];
+        int pid = s->pid && s->contexts ? gpu_owner(d, i) : -1;
+        if (pid <= 0)
+            continue;
+        if (out && found < room && v1)
+            ((struct process_v1 *)out)[found] = (struct process_v1){(unsigned)pid, s->used};
+        else if (out && found < room)
+            ((struct process_v2 *)out)[found] = (struct process_v2){(unsigned)pid, s->used, ~0u, ~0u};
+        found++;
+    }
+    *n = found;
+    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+#define PROCESSES(name, v1) \
+    API nvmlReturn_t name(nvmlDevice_t d, unsigned *n, void *out) { return processes(d, n, out, v1); }
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, true)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, false)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, false)
+
+static nvmlReturn_t no_processes(nvmlDevice_t d, unsigned *n) {
+    DEVICE(d);
+    if (!n)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *n = 0;
+    return NVML_SUCCESS;
+}
+
+#define NO_PROCESSES(name) \
+    API nvmlReturn_t name(nvmlDevice_t d, unsigned *n, void *out) { return (void)out, no_processes(d, n); }
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+
+struct process_sample { /* nvmlProcessUtilizationSample_t; time in CPU microseconds */
+    unsigned pid;
+    unsigned long long time;
+    unsigned sm, memory, encoder, decoder;
+};
+
+API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct process_sample *out, unsigned *n,
+                                                 unsigned long long since) {
+    DEVICE(d);
+    (void)since;
+    if (!n)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    uint64_t now = gpu_now(d->file);
+    struct gpu_state *s;
+    nvmlReturn_t r = load_question(d, 1);
+    if (r || (r = picture(d, now, &s)))
+        return r;
+    unsigned room = *n, found = 0;
+    for (int i = 0, n_slots = gpu_slots(d->file); i < n_slots; i++) {
+        int pid = s->slot[i].total_ns ? gpu_owner(d, i) : -1;
+        unsigned busy = pid > 0 ? gpu_utilisation(&s->slot[i], now) : 0;
+        if (!busy)
+            continue;
+        if (out && found < room)
+            out[found] = (struct process_sample){(unsigned)pid, now * gpu_scale(d->file) / 1000, busy, 0, 0, 0};
+        found++;
+    }
+    free(s);
+    *n = found;
+    if (!found)
+        return NVML_ERROR_NOT_FOUND;
+    return found > room || !out ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}

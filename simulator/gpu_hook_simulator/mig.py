@@ -1,0 +1,73 @@
+"""Simulated MIG: GPU 0 of the simulated driver split into devices with memory and multiprocessors of their own.
+
+Each device is a GPU file of its own (gpu.h GPU_PART) that names its GPU, which no program can use any more
+(GPU_SPLIT). What the kernel driver says of the device nodes is in the driver root's proc/, as below the real /proc.
+"""
+
+import re
+import uuid
+from pathlib import Path
+from struct import Struct, pack
+
+from oci_hook.core.value import Value
+
+MIB = 1 << 20
+SLICES = 7  # of multiprocessors, as on all GPUs that know MIG
+GPU, SPLIT, PART = 0, 1, 2  # gpu.h enum gpu_mig
+AT = 360  # gpu.h struct gpu_head, mig
+FILE = 100  # gpu.h GPU_MIG
+CAPS_MAJOR = 508  # dynamic on real machines, and about this
+PROFILE = re.compile(r"(\d)g\.(\d+)gb")
+
+
+class Profile(Value):
+    """NVIDIA's name of a kind of MIG device: 3g.20gb has 3 of 7 slices and 20 GiB."""
+
+    name: str
+    slices: int
+    memory_mib: int
+
+
+def profiles(text: str, memory_mib: int) -> tuple[Profile, ...]:
+    """What --mig says; () for nothing. Raises ValueError for words that are none, or more than the GPU has."""
+    found = []
+    for word in text.split(",") if text else ():
+        said = PROFILE.fullmatch(word.strip())
+        if not said:
+            raise ValueError(f"{word[:20]!r} is no profile")
+        found.append(Profile(said[0], int(said[1]), int(said[2]) * 1024))
+    if sum(p.slices for p in found) > SLICES or not all(p.slices and p.memory_mib for p in found):
+        raise ValueError(f"a GPU has {SLICES} slices, a device at least one")
+    if sum(p.memory_mib for p in found) > memory_mib:
+        raise ValueError(f"together more than the GPU's {memory_mib} MiB")
+    return tuple(found)
+
+
+def split(root: Path, files: Path, parts: tuple[Profile, ...], head: Struct) -> None:
+    """Make the device files beside GPU 0's, and root/proc. head: the part of gpu_head before `mig`."""
+    gpu = files / "0"
+    with open(gpu, "rb") as f:
+        data = f.read(AT)
+    size = gpu.stat().st_size
+    fields = list(head.unpack_from(data))
+    parent: bytes = fields[3].rstrip(b"\0")
+    with open(gpu, "r+b") as f:
+        f.seek(AT)
+        f.write(pack("<I", SPLIT))
+    caps = root / "proc/driver/nvidia/capabilities/gpu0/mig"
+    for i, part in enumerate(parts):
+        gi, ci = i + 1, 0
+        mine = list(fields)
+        mine[3] = b"MIG-" + str(uuid.uuid4()).encode()
+        mine[4] = fields[4].rstrip(b"\0") + f" MIG {part.name}".encode()
+        mine[7] = part.memory_mib * MIB
+        mine[12] = fields[12] * part.slices // SLICES
+        path = files / str(FILE + i)
+        with open(path, "xb") as f:
+            f.write(head.pack(*mine) + data[head.size :] + pack("<IIII48s", PART, i, gi, ci, parent))
+            f.truncate(size)
+        path.chmod(0o666)
+        for folder, minor in ((caps / f"gi{gi}", 9 * gi + 3), (caps / f"gi{gi}/ci{ci}", 9 * gi + 4)):
+            folder.mkdir(parents=True)
+            (folder / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    (root / "proc/devices").write_text(f"Character devices:\n195 nvidia\n{CAPS_MAJOR} nvidia-caps\n\nBlock devices:\n")

@@ -1,0 +1,288 @@
+#include "standin.h"
+
+static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* FUTEX_WAKE on slot i's word. */
+static void wake_waiters(struct sim *sim, unsigned i) {
+    for (unsigned k = 0; k < sim->config.count; k++)
+        if (k != i && sim->tenant[k].state == GATE && sim->tenant[k].waits_on == i)
+            sim->tenant[k].at = min64(sim->tenant[k].at, sim->now + sim->config.wake);
+}
+
+/* The tenure is over before its time, or at its time with the successor's own reckoning in doubt: say so. */
+static void yield(struct sim *sim, unsigned i) {
+    struct gh_slot *s = &sim->published.slot[i];
+    s->end = min64(s->end, sim->now);
+    wake_waiters(sim, i);
+}
+
+/* Saturation is learned in own tenures, from times in which nobody else had work for a while: only then the pending
+ * time is the tenant's own doing. The idle time that ends a tenure is no part of it, nor are the moments in which the
+ * GPU has run dry while the next launch waits for the own window. */
+static void tenure_begin(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    if (t->tenure)
+        return;
+    gpu_count(&sim->gpu, sim->now);
+    t->tenure = 1;
+    t->tenure_clear = sim->gpu.context[i].clear;
+    t->tenure_pending = sim->gpu.context[i].clear_pending;
+}
+
+static void tenure_observe(struct sim *sim, unsigned i, int idle) {
+    struct tenant *t = &sim->tenant[i];
+    const struct context *c = &sim->gpu.context[i];
+    gpu_count(&sim->gpu, sim->now);
+    uint64_t until = idle ? c->clear_at_idle : c->clear;
+    if (until > t->tenure_clear) {
+        struct gh_slot *s = &sim->published.slot[i];
+        s->duty = gh_saturation(s->duty, c->clear_pending - t->tenure_pending, until - t->tenure_clear);
+        s->saturated = gh_saturated(s->saturated, s->duty);
+    }
+    t->tenure_clear = c->clear;
+    t->tenure_pending = c->clear_pending;
+}
+
+static void tenure_end(struct sim *sim, unsigned i, int idle) {
+    tenure_observe(sim, i, idle);
+    sim->tenant[i].tenure = 0;
+}
+
+void standin_poll(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    struct gh_slot *s = &sim->published.slot[i];
+    const struct context *c = &sim->gpu.context[i];
+    uint64_t now = sim->now;
+    int was_busy = s->launched != s->done;
+    s->heartbeat = now;
+    if (s->done != c->head) {
+        uint64_t charge = 0, reserved = 0;
+        for (uint64_t k = s->done; k != c->head; k++) {
+            reserved += t->estimate[k % QUEUE_SIZE];
+            charge += gh_cost_charge(&t->cost[c->queue[k % QUEUE_SIZE].key], c->queue[k % QUEUE_SIZE].shared,
+                                     c->queue[k % QUEUE_SIZE].clean);
+        }
+        if (sim->config.charge == EXACT)
+            charge = c->completed - t->charged_completed;
+        if (sim->config.charge == SPLIT)
+            charge = gpu_shared(&sim->gpu, i, now) - t->charged_shared;
+        t->charged_completed = c->completed;
+        t->charged_shared = gpu_shared(&sim->gpu, i, now);
+        s->done = c->head;
+        s->done_at = now;
+        uint64_t v = gh_charge(s->v, charge, gh_weight(&t->view, i, now));
+        sim->violations.v_went_back += v < s->v;
+        s->v = v;
+        t->charged += charge;
+        t->own.bucket = gh_bucket_at(t->own.bucket, sim->published.share[i].cap, sim->config.rules.burst, now);
+        t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)(charge - reserved));
+        t->own.inflight -= min64(t->own.inflight, reserved);
+    }
+    if (was_busy || s->held)
+        s->active_at = now;
+    t->own.running_since = max64(s->done_at, c->queue[s->done % QUEUE_SIZE].submitted);
+    t->own.running_cost = t->estimate[s->done % QUEUE_SIZE];
+    s->residue = gh_residue(&t->own, now);
+    if (s->launched == s->done) {
+        t->own.inflight = s->residue = 0;
+        if (was_busy) {
+            s->idle_since = now;
+            wake_waiters(sim, i); /* lower classes count their linger from here */
+        }
+    }
+    if (t->tenure && s->launched != s->done) {
+        gpu_count(&sim->gpu, now);
+        if (c->clear > t->tenure_clear + 2 * GH_MS)
+            tenure_observe(sim, i, 0);
+    }
+}
+
+/* Busy, behind everybody, and in tenure for as long as a claim may be; again before that is over. */
+static void forge(struct sim *sim, unsigned i) {
+    uint64_t now = sim->now;
+    struct gh_slot *s = &sim->published.slot[i];
+    *s = (struct gh_slot){.launched = s->done + 2,
+                          .done = s->done + 1,
+                          .done_at = now,
+                          .heartbeat = now,
+                          .active_at = now,
+                          .residue = NEVER,
+                          .duty = GH_PPM,
+                          .epoch = s->epoch + 1000,
+                          .start = now,
+                          .end = now + sim->config.rules.tenure_sum,
+                          .probe_until = NEVER,
+                          .held = 1,
+                          .saturated = 1};
+    sim->tenant[i].pacer = now + GH_MS / 2;
+}
+
+void standin_pacer(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    if (t->program.lie) {
+        forge(sim, i);
+        return;
+    }
+    struct gh_slot *s = &sim->published.slot[i];
+    const struct gh_rules *r = &sim->config.rules;
+    standin_poll(sim, i);
+    t->pacer = NEVER;
+    if (s->launched != s->done) {
+        t->pacer = sim->now + gh_pacer_step(r, gh_window(&sim->published, i));
+    } else if (!s->held) {
+        if (sim->now <= s->idle_since + r->idle_release) {
+            t->pacer = s->idle_since + r->idle_release + 1;
+        } else {
+            if (t->tenure)
+                tenure_end(sim, i, 1);
+            yield(sim, i);
+        }
+    }
+}
+
+static void look(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    for (unsigned k = 0; k < sim->config.count; k++) {
+        uint64_t before = t->view.slot[k].v;
+        t->view.slot[k] = sim->published.slot[k];
+        t->view.slot[k].v = max64(before, t->view.slot[k].v); /* no step back is believed */
+    }
+    t->viewed = t->view.seen = sim->now;
+}
+
+int standin_gate(struct sim *sim, unsigned i, int first) {
+    struct tenant *t = &sim->tenant[i];
+    struct gh_slot *s = &sim->published.slot[i];
+    uint64_t now = sim->now;
+    standin_poll(sim, i);
+    if (!first || now - t->viewed >= sim->config.snapshot)
+        look(sim, i);
+    if (first && s->launched == s->done && now - s->idle_since > sim->config.rules.wake_idle) {
+        look(sim, i);
+        if (s->active_at)
+            gh_gap_seen(&t->gaps, now - s->idle_since);
+        if (!sim->published.share[i].linger)
+            s->linger = gh_linger(&t->gaps, sim->config.rules.window_guarded + 2 * sim->config.wake + GH_MS / 2,
+                                  sim->config.kappa);
+        s->woke_at = now;
+        uint64_t v = gh_wake_v(&t->view, i);
+        sim->violations.v_went_back += v < s->v;
+        s->v = v;
+    }
+    t->view.slot[i] = *s;
+    uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
+    struct gh_decision d = gh_decide(&t->view, i, &t->own, now, estimate);
+    sim->violations.distrust += t->own.distrust_until != d.distrust_until;
+    t->own.distrust_until = d.distrust_until;
+    t->own.distrust_for = d.distrust_for;
+    t->own.ahead = d.ahead;
+    t->own.held_since = gh_held_since(&t->own, &d, now);
+    t->mode = d.mode;
+    s->held = d.held;
+    gpu_full(&sim->gpu, i, d.held && d.on == GH_ON_OWN_DONE, now);
+    if (d.go || d.held)
+        s->active_at = now;
+    if (d.claim) {
+        s->epoch = d.epoch;
+        s->start = d.start;
+        s->end = d.end;
+        s->probe_until = d.probe_until;
+        if (d.probe_until)
+            t->own.probed_at = now;
+        tenure_begin(sim, i);
+    } else if (!d.go && t->tenure && (d.on == GH_ON_SLOT || d.mode == GH_CAPPED)) {
+        tenure_end(sim, i, s->launched == s->done); /* what its cap costs it says nothing of its need */
+        yield(sim, i);
+    }
+    if (d.go)
+        return 1;
+    t->waited = d.mode;
+    t->waits_on = d.on == GH_ON_SLOT ? d.slot : GH_SLOTS;
+    if (d.mode == GH_DRAIN)
+        t->at = min64(d.until, now + sim->config.spin);
+    else
+        t->at = d.until + (d.on == GH_ON_OWN_DONE ? 0 : sim->config.wake);
+    return 0;
+}
+
+void standin_submitted(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    struct gh_slot *s = &sim->published.slot[i];
+    uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
+    t->estimate[s->launched % QUEUE_SIZE] = estimate;
+    if (s->launched == s->done) {
+        s->done_at = sim->now; /* progress is counted from here */
+        t->charged_shared = gpu_shared(&sim->gpu, i, sim->now);
+    }
+    s->launched++;
+    if (s->launched == s->done + 1) {
+        t->own.running_since = sim->now;
+        t->own.running_cost = estimate;
+    }
+    t->own.inflight += estimate;
+    t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)estimate);
+    s->residue = gh_residue(&t->own, sim->now);
+    s->active_at = sim->now;
+    if (t->pacer == NEVER)
+        t->pacer = sim->now + gh_pacer_step(&sim->config.rules, gh_window(&sim->published, i));
+}
+
+/* The strict lease: one owner submits; it gives up at the end of its quantum or when it synchronises; the next one
+ * begins when the last kernel is gone. */
+static void lease_pass(struct sim *sim) {
+    sim->lease.owner = GH_SLOTS;
+    sim->lease.draining = 0;
+    if (!sim->lease.waiting)
+        return;
+    unsigned next = sim->lease.queue[0];
+    sim->lease.waiting--;
+    for (unsigned k = 0; k < sim->lease.waiting; k++)
+        sim->lease.queue[k] = sim->lease.queue[k + 1];
+    uint64_t weights = 0;
+    for (unsigned k = 0; k < sim->config.count; k++)
+        weights += sim->published.share[k].weight;
+    sim->lease.owner = next;
+    sim->tenant[next].at = sim->now + 2 * sim->config.wake; /* owner's synchronise returns, next one wakes */
+    sim->lease.end = sim->tenant[next].at +
+                     sim->config.strict_quantum * sim->published.share[next].weight * sim->config.count / weights;
+}
+
+int strict_gate(struct sim *sim, unsigned i) {
+    struct tenant *t = &sim->tenant[i];
+    if (sim->lease.owner == GH_SLOTS) {
+        sim->lease.queue[sim->lease.waiting++] = i;
+        lease_pass(sim);
+        t->at = NEVER;
+        if (sim->lease.owner == i)
+            t->at = sim->now + sim->config.wake;
+        return 0;
+    }
+    if (sim->lease.owner == i && !sim->lease.draining) {
+        if (sim->now < sim->lease.end || !sim->lease.waiting) {
+            standin_poll(sim, i);
+            const struct gh_slot *s = &sim->published.slot[i];
+            if (s->launched == s->done || t->own.inflight + t->duration <= sim->config.rules.window)
+                return 1;
+            t->at = sim->now + gh_pacer_step(&sim->config.rules, sim->config.rules.window);
+            return 0;
+        }
+        sim->lease.draining = 1;
+    }
+    int queued = 0;
+    for (unsigned k = 0; k < sim->lease.waiting; k++)
+        queued |= sim->lease.queue[k] == i;
+    if (!queued)
+        sim->lease.queue[sim->lease.waiting++] = i;
+    t->at = NEVER;
+    strict_finished(sim, sim->lease.owner); /* it may have nothing left to do already */
+    return 0;
+}
+
+void strict_finished(struct sim *sim, unsigned i) {
+    if (sim->lease.owner != i || gpu_queued(&sim->gpu, i))
+        return;
+    enum host_state state = sim->tenant[i].state;
+    if (sim->lease.draining || ((state == SYNC || state == SYNCED || state == BURST) && sim->lease.waiting))
+        lease_pass(sim);
+}

@@ -1,0 +1,13 @@
+"""docs/reference/cli.md is what `--help` of all commands says."""
+
+import sys
+
+from tests.conftest import REPO
+
+sys.path.insert(0, str(REPO / "scripts"))
+
+import cli_page
+
+
+def test_the_page_is_what_the_commands_say() -> None:
+    assert cli_page.PAGE.read_text() == cli_page.page(), "scripts/cli_page.py writes it anew"
