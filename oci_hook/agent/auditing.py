@@ -72,7 +72,7 @@ class Auditing:
                 watched.set_use(share.uuid, use)
                 accounted = kept.totals[i] if isinstance(kept, Usage) and i < len(kept.totals) else 0
                 used = -(-max(accounted, use.used if use else 0) // MIB)
-                compute = watched.meter(share.uuid).share or (use.busy if use else 0)
+                compute = watched.meter(share.uuid).used or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
                 watched.note(share.uuid, used, round(compute))
 

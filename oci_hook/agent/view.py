@@ -61,11 +61,11 @@ def view(
     """gpus: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
     indices = {gpu.uuid: gpu.index for gpu in inventory.gpus} if inventory else {}
     by_slot = {(s.uuid, s.slot): g.who.id for g in grants.values() for s in g.shares if s.slot}
-    harvests: dict[str, float] = {}
+    harvested: dict[str, float] = {}
     for w in watched.values():
         for uuid, meter in w.meters.items():
             if meter.harvest is not None:
-                harvests[uuid] = harvests.get(uuid, 0.0) + meter.harvest
+                harvested[uuid] = harvested.get(uuid, 0.0) + meter.harvest
     order = sorted(grants.values(), key=lambda g: (g.created, g.who.id))
     return {
         "at": round(time.time(), 1),
@@ -74,7 +74,7 @@ def view(
         "agent": agent,
         "gpus": [
             {
-                **gpu_view(gpu.fields(), grants, gpus.get(gpu.uuid), unknown.get(gpu.uuid), harvests.get(gpu.uuid)),
+                **gpu_view(gpu.fields(), grants, gpus.get(gpu.uuid), unknown.get(gpu.uuid), harvested.get(gpu.uuid)),
                 "unlisted_mib": -(-(unlisted or {}).get(gpu.uuid, 0) // MIB),
             }
             for gpu in (inventory.gpus if inventory else ())
@@ -93,7 +93,7 @@ def gpu_view(
     grants: dict[str, Grant],
     sample: GpuSample | None,
     unknown: tuple[int, int] | None,
-    harvest: float | None,
+    harvested: float | None,
 ) -> dict[str, Any]:
     shares = [s for g in grants.values() for s in g.shares if s.uuid == gpu["uuid"]]
     good = sample if sample and not sample.error else None
@@ -107,8 +107,8 @@ def gpu_view(
         "granted_compute": sum(s.compute for s in shares),
         "containers": len(shares),
         "used_mib": -(-good.used // MIB) if good else None,
-        "busy": good.busy if good and good.busy >= 0 else None,
-        "harvest": harvest,
+        "utilization": good.busy if good and good.busy >= 0 else None,
+        "harvested": harvested,
         "error": sample.error if sample else "",
         "unknown_processes": unknown[0] if unknown else 0,
         "unknown_processes_mib": -(-unknown[1] // MIB) if unknown else 0,
@@ -139,7 +139,7 @@ def container_view(
         "frozen_since": frozen or None,
         "frozen_seconds": round(watched.frozen_seconds, 3),
         "created": grant.created,
-        "account": watched.account if isinstance(watched.account, str) else None,
+        "account_problem": watched.account if isinstance(watched.account, str) else None,
         "gpus": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
         "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],
     }
@@ -163,10 +163,10 @@ def share_view(
         "compute": share.compute,
         "compute_limit": share.compute_limit,
         "whole": share.whole,
-        "busy": use.busy if use else None,
-        "share": meter.share,
-        "share_error": meter.error,
-        "harvest": meter.harvest,
+        "utilization": use.busy if use else None,
+        "compute_used": meter.used,
+        "compute_shortfall": meter.shortfall,
+        "harvested": meter.harvest,
         "harvested_seconds": meter.harvested,
         "gate": gate.fields() if gate else None,
         "waits_for": by_slot.get((share.uuid, gate.waits_for)) if gate else None,
