@@ -4,7 +4,7 @@
 
 #include "process/state.h"
 
-enum gh_booked { GH_BOOKED, GH_NO_ROOM, GH_NO_BOOKS };
+enum gh_reservation { GH_RESERVED, GH_NO_ROOM, GH_NO_ACCOUNT };
 
 #define GH_UNLIMITED GH_VALUE_MAX
 
@@ -21,21 +21,21 @@ bool gh_account_attach(struct gh_state *st);
 /* Maps the page without taking a slot: for those who only look. NULL: no page. */
 struct gh_account_page *gh_account_page(struct gh_state *st);
 /* Adds `units` to our share and the container's total, unless that would pass `limit`. Sweeps before it refuses. */
-enum gh_booked gh_reserve(struct gh_state *st, unsigned gpu, uint64_t units, uint64_t limit);
+enum gh_reservation gh_reserve(struct gh_state *st, unsigned gpu, uint64_t units, uint64_t limit);
 /* Gives units back; never fails. */
 void gh_release(struct gh_state *st, unsigned gpu, uint64_t units);
 /* What is in use of the limit on a GPU, in units: the total and the surcharge, less what any allocation can have. */
 uint64_t gh_total(struct gh_state *st, unsigned gpu);
 /* What of it is our own. */
-uint64_t gh_own(struct gh_state *st, unsigned gpu);
+uint64_t gh_own_units(struct gh_state *st, unsigned gpu);
 /* Gives the shares of dead processes back and repairs totals that do not add up. */
 void gh_sweep(struct gh_state *st);
 /* The same, at most ten times a second. */
 void gh_sweep_now_and_then(struct gh_state *st);
 /* A process's share as its slot says, an operation under way included: what the total is the sum of. */
-uint64_t gh_slot_share(struct gh_account_page *page, unsigned slot, unsigned gpu);
+uint64_t gh_account_slot_charged(struct gh_account_page *page, unsigned slot, unsigned gpu);
 /* What of that the process uses. */
-uint64_t gh_slot_use(struct gh_account_page *page, unsigned slot, unsigned gpu);
+uint64_t gh_account_slot_used(struct gh_account_page *page, unsigned slot, unsigned gpu);
 /* Tells the container's other processes that memory is short, and whether they told us since the last call. */
 void gh_press(struct gh_state *st, unsigned gpu);
 bool gh_pressed(struct gh_state *st, unsigned gpu);

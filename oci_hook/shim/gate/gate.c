@@ -31,9 +31,9 @@ static void set_open(struct gh_gate *g, uint64_t now) {
     struct gate_fast *f = g->fast;
     bool ready = true;
     g->wanting = 0;
-    STORE(&gate_head(g)->idle_since, now);
-    STORE(&gate_head(g)->active_at, now);
-    STORE(&g->own_slot.sub->heartbeat, now);
+    WORD_STORE_RELEASE(&gate_head(g)->idle_since, now);
+    WORD_STORE_RELEASE(&gate_head(g)->active_at, now);
+    WORD_STORE_RELEASE(&g->own_slot.process->heartbeat, now);
     if (!gate_has_peers(g)) {
         atomic_store_explicit(&f->fresh, 0, memory_order_relaxed);
     } else if (!g->tick0) {
@@ -67,8 +67,8 @@ static void woken(struct gh_gate *g, uint64_t now) {
     if (s->active_at)
         gh_gap_seen(&g->gaps, now - s->idle_since);
     if (!g->view.share[g->me].linger)
-        STORE(&h->linger, gh_linger(&g->gaps, g->view.rules.window_guarded + RESUME_LOSS, KAPPA));
-    STORE(&h->woke_at, now);
+        WORD_STORE_RELEASE(&h->linger, gh_linger(&g->gaps, g->view.rules.window_guarded + RESUME_LOSS, KAPPA));
+    WORD_STORE_RELEASE(&h->woke_at, now);
     gate_raise_v(g, 0);
 }
 
@@ -80,7 +80,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     own.running_cost = 0;
     own.idle = g->launched - g->done == g->stuck_commands;
     if (g->view.share[g->me].cap)
-        own.bucket = cost_bucket(LOAD(&h->credit), g->view.share[g->me].cap, g->view.rules.burst, now);
+        own.bucket = cost_bucket(WORD_LOAD_RELAXED(&h->credit), g->view.share[g->me].cap, g->view.rules.burst, now);
     struct gh_decision d = gh_decide(&g->view, g->me, &own, now, cost);
     if (d.distrust_until != g->own.distrust_until)
         __atomic_add_fetch(&h->distrusts, 1, __ATOMIC_RELAXED);
@@ -90,19 +90,19 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     g->mode = d.mode;
     g->own.held_since = gh_held_since(&g->own, &d, now);
     uint8_t by = d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1);
-    if (LOAD(&h->mode) != d.mode || LOAD(&h->mode_by) != by) {
-        STORE(&h->mode, d.mode);
-        STORE(&h->mode_by, by);
-        STORE(&h->mode_since, now);
+    if (WORD_LOAD_RELAXED(&h->mode) != d.mode || WORD_LOAD_RELAXED(&h->mode_by) != by) {
+        WORD_STORE_RELEASE(&h->mode, d.mode);
+        WORD_STORE_RELEASE(&h->mode_by, by);
+        WORD_STORE_RELEASE(&h->mode_since, now);
     }
     if (d.go || d.held)
-        STORE(&h->active_at, now);
+        WORD_STORE_RELEASE(&h->active_at, now);
     if (d.claim) {
-        STORE(&h->end, 0); /* half a claim is none */
-        STORE(&h->start, d.start);
-        STORE(&h->probe_until, d.probe_until);
-        STORE(&h->epoch, d.epoch);
-        STORE(&h->end, d.end);
+        WORD_STORE_RELEASE(&h->end, 0); /* half a claim is none */
+        WORD_STORE_RELEASE(&h->start, d.start);
+        WORD_STORE_RELEASE(&h->probe_until, d.probe_until);
+        WORD_STORE_RELEASE(&h->epoch, d.epoch);
+        WORD_STORE_RELEASE(&h->end, d.end);
         if (d.probe_until)
             g->own.probed_at = now;
         gate_tenure_begin(g, now);
@@ -127,7 +127,7 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
         seen = g->peer[d->slot].word;
     } else if (d->on == GH_ON_OWN_DONE) {
         word = &g->done_word;
-        seen = LOAD(&g->done_word);
+        seen = WORD_LOAD_RELAXED(&g->done_word);
     } else if (d->on == GH_ON_POLICY && g->page) {
         word = &g->page->seq;
         seen = g->seq;
@@ -175,14 +175,14 @@ static void tell_lower(struct gh_gate *g) {
 }
 
 /* Until the driver may be asked. False: nothing is to be kept of this launch. */
-static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream stream, bool *front) {
+static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream stream, bool *prequeue) {
     bool held = false;
     unsigned early = 0;
     g->tell = false;
     uint64_t came = 0;
     g->entering++;
     for (bool first = true;; first = false) {
-        marks_poll(g);
+        markers_poll(g);
         uint64_t now = gate_now(g);
         came = first ? now : came;
         gate_publish(g, now);
@@ -194,8 +194,8 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             g->tell = has_lower(g);
         }
         struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
-        *front = front_may(g, &d, context, stream, cost_of(&g->costs, key));
-        if (*front) {
+        *prequeue = prequeue_may(g, &d, context, stream, cost_of(&g->costs, key));
+        if (*prequeue) {
             d.go = 1;
             d.held = 0;
         }
@@ -206,7 +206,7 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             tell_lower(g);
         }
         if (d.go) {
-            STORE(&g->own_slot.sub->waiting, --g->entering);
+            WORD_STORE_RELEASE(&g->own_slot.process->waiting, --g->entering);
             if (!first)
                 slot_waited(&g->own_slot, (now - came) * g->scale);
             if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {
@@ -245,14 +245,14 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     struct gh_gate *g = gate_of(&context);
     if (!stream)
         stream = (CUstream)CU_STREAM_LEGACY;
-    if (!g || marks_capturing(stream))
+    if (!g || markers_capturing(stream))
         return;
     bool collective = is_collective(g, key, f);
     if (!gh_lock(&g->lock))
         return;
     cost_of(&g->costs, key)->collective = collective;
-    bool front;
-    if (!admit(g, key, context, stream, &front)) {
+    bool prequeue;
+    if (!admit(g, key, context, stream, &prequeue)) {
         gh_unlock(&g->lock);
         return;
     }
@@ -260,16 +260,16 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     struct cost *cost = cost_of(&g->costs, key);
     t->estimate = cost_estimate(cost);
     t->stream = stream;
-    t->track = marks_track(g, context, stream);
+    t->track = markers_track(g, context, stream);
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
     if (k) {
         t->queued = k->batch || k->first;
-        t->timed =
-            cost_due(cost, front || k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g));
-        if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
-            t->mark = marks_take(g, context);
+        t->timed = cost_due(cost, prequeue || k->batch + 1 >= BATCH_COMMANDS ||
+                                      k->batch_estimate + t->estimate >= batch_time(g));
+        if (t->timed || k->thread) /* nobody but this thread can marker its stream later */
+            t->marker = markers_take(g, context);
     }
-    if (!t->mark && t->estimate >= GH_COST_UNKNOWN)
+    if (!t->marker && t->estimate >= GH_COST_UNKNOWN)
         t->estimate = UNMARKED;
     if (g->launched == g->done) {
         g->busy_since = g->done_at = now;
@@ -295,14 +295,14 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     gate_publish(g, now);
     tell_lower(g);
     gh_unlock(&g->lock);
-    if (front)
-        front_put(g, context, stream, t->estimate);
+    if (prequeue)
+        prequeue_put(g, context, stream, t->estimate);
     if (t->timed && t->queued) /* what was not seen to be done may be done: then the program is not ahead of the GPU */
-        t->queued = !marks_idle(stream);
-    if (t->mark)
-        g->mark[t->mark - 1].begun = gate_now(g);
-    if (t->mark && (!marks_ready(&g->mark[t->mark - 1], context) ||
-                    (t->timed && REAL(cuEventRecord)(g->mark[t->mark - 1].begin, stream))))
+        t->queued = !markers_idle(stream);
+    if (t->marker)
+        g->marker[t->marker - 1].begun = gate_now(g);
+    if (t->marker && (!markers_ready(&g->marker[t->marker - 1], context) ||
+                      (t->timed && REAL(cuEventRecord)(g->marker[t->marker - 1].begin, stream))))
         t->timed = false;
 }
 
@@ -310,7 +310,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     struct gh_gate *g = t->gate;
     if (!g)
         return r;
-    struct mark *m = t->mark ? &g->mark[t->mark - 1] : NULL;
+    struct marker *m = t->marker ? &g->marker[t->marker - 1] : NULL;
     uint64_t launched_at = gate_now(g);
     bool marked = m && r == CUDA_SUCCESS && m->context && !REAL(cuEventRecord)(m->end, t->stream);
     if (!gh_lock(&g->lock))
@@ -329,9 +329,9 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
         m->timed = t->timed;
         m->queued = t->queued;
         m->begun = launched_at - min64(m->begun, launched_at);
-        marks_link(g, t->track, t->mark);
+        markers_link(g, t->track, t->marker);
     } else if (m) {
-        marks_give(g, t->mark);
+        markers_give(g, t->marker);
     }
     if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* it cannot be measured after all */
         k->batch_estimate -= min64(t->estimate - UNMARKED, k->batch_estimate);
@@ -362,13 +362,13 @@ void gate_synchronised(uint64_t before, CUstream stream, bool whole) {
         stream = (CUstream)CU_STREAM_LEGACY;
     if (!g || !gh_lock(&g->lock))
         return;
-    marks_poll(g);
+    markers_poll(g);
     uint64_t now = gate_now(g);
     for (unsigned i = 0; i < TRACKS; i++) {
         struct track *k = &g->track[i];
         if (k->used && k->context == context && (whole || (k->stream == stream && !k->thread)) && !k->entered &&
             !k->first && k->last_at < before)
-            marks_flush(g, i + 1, now);
+            markers_flush(g, i + 1, now);
     }
     gate_publish(g, now);
     gh_unlock(&g->lock);
@@ -402,20 +402,20 @@ void gate_stream_leaves(CUstream stream) {
             struct track *k = &g->track[n];
             if (!k->used || k->stream != stream || k->thread)
                 continue;
-            unsigned mark = k->batch ? marks_take(g, k->context) : 0;
+            unsigned marker = k->batch ? markers_take(g, k->context) : 0;
             CUcontext context = k->context;
             gh_unlock(&g->lock);
-            struct mark *m = mark ? &g->mark[mark - 1] : NULL;
+            struct marker *m = marker ? &g->marker[marker - 1] : NULL;
             bool marked =
-                m && !marks_capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+                m && !markers_capturing(stream) && markers_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
             gh_lock(&g->lock);
             if (m)
                 m->timed = 0;
             if (marked && k->batch)
-                marks_link(g, n + 1, mark);
-            else if (mark)
-                marks_give(g, mark);
-            marks_flush(g, n + 1, gate_now(g));
+                markers_link(g, n + 1, marker);
+            else if (marker)
+                markers_give(g, marker);
+            markers_flush(g, n + 1, gate_now(g));
             k->stream = (CUstream)~(uintptr_t)0; /* the next stream of that name is another one */
         }
         gh_unlock(&g->lock);
@@ -430,27 +430,27 @@ void gate_context_leaves(CUcontext context) {
         struct gh_gate *g = all->gate[i];
         if (!lock_alone(g, NULL))
             continue;
-        front_leave(g, context);
+        prequeue_leave(g, context);
         uint64_t now = gate_now(g);
         for (unsigned n = 0; n < TRACKS; n++) {
             struct track *k = &g->track[n];
             if (!k->used || k->context != context)
                 continue;
             while (k->first) {
-                unsigned mark = k->first;
-                struct mark *m = &g->mark[mark - 1];
+                unsigned marker = k->first;
+                struct marker *m = &g->marker[marker - 1];
                 k->first = m->next;
                 uint64_t most = now - min64(now, m->submitted); /* more it did not have, if nothing is known of it */
                 gate_retire(g, now, m->count, m->estimate, m->estimate < GH_COST_UNKNOWN ? m->estimate : most, 0);
-                marks_give(g, mark);
+                markers_give(g, marker);
             }
             k->last = 0;
-            marks_flush(g, n + 1, now);
+            markers_flush(g, n + 1, now);
             k->used = 0;
         }
-        for (unsigned n = 0; n < MARKS; n++) /* its events go with it */
-            if (g->mark[n].context == context)
-                g->mark[n].context = NULL;
+        for (unsigned n = 0; n < MARKERS; n++) /* its events go with it */
+            if (g->marker[n].context == context)
+                g->marker[n].context = NULL;
         gate_publish(g, now);
         gh_unlock(&g->lock);
     }

@@ -59,7 +59,7 @@ static inline bool gate_open(void) {
 struct gate_ticket {
     struct gh_gate *gate; /* NULL: not tracked */
     uint64_t key, estimate;
-    unsigned track, mark; /* 1 + index; 0 none */
+    unsigned track, marker; /* 1 + index; 0 none */
     CUstream stream;
     bool timed, queued;
 };
@@ -79,15 +79,25 @@ void gate_stream_leaves(CUstream stream);
 void gate_context_leaves(CUcontext context);
 void gate_forget(uint64_t key);
 
-/* In an interceptor: returns what the driver answers to `call`, which is made when it may be. */
-#define GATED(stream, key, f, call)           \
-    do {                                      \
-        if (__builtin_expect(gate_open(), 1)) \
-            return call;                      \
-        struct gate_ticket ticket;            \
-        gate_enter(&ticket, stream, key, f);  \
-        return gate_leave(&ticket, call);     \
-    } while (0)
+/* The result of `call`, a call of the driver, which is made once the gate admits it. May wait. `call` stands twice in
+ * the expression and is evaluated once. */
+#define THROUGH_GATE(stream, key, f, call)              \
+    __extension__({                                     \
+        struct gate_ticket ticket_;                     \
+        CUresult result_;                               \
+        if (__builtin_expect(gate_open(), 1)) {         \
+            result_ = (call);                           \
+        } else {                                        \
+            gate_enter(&ticket_, (stream), (key), (f)); \
+            result_ = gate_leave(&ticket_, (call));     \
+        }                                               \
+        result_;                                        \
+    })
+/* The same for what needs the gate only if `condition` holds, and is no kernel. */
+#define THROUGH_GATE_IF(condition, stream, key, call) \
+    (gate_open() || !(condition) ? (call) : THROUGH_GATE(stream, key, NULL, call))
+
+/* Which stream NULL means: in plain functions the legacy default stream, in _ptsz and _ptds functions the thread's. */
 #define PLAIN(stream) (stream)
 #define PER_THREAD(stream) ((stream) ? (stream) : (CUstream)CU_STREAM_PER_THREAD)
 

@@ -5,11 +5,12 @@
 #include "gate/cost.h"
 #include "gate/gate.h"
 #include "gate/slot.h"
+#include "pages/arithmetic.h"
 
 #define TRACKS 64u
-#define FRONTS 8u
+#define PREQUEUES 8u
 #define HALTS 16u
-#define MARKS 256u
+#define MARKERS 256u
 #define BATCH_COMMANDS 32u
 #define BATCH_TIME (200 * GH_US)
 #define TAIL_AFTER (50 * GH_US)
@@ -32,7 +33,7 @@ struct track {
 };
 
 /* An event behind a batch of commands; with a second one before the last of them, which is so measured. */
-struct mark {
+struct marker {
     CUcontext context; /* of its events, which stay its own; NULL: has none */
     CUevent begin, end;
     uint64_t key, sampled; /* of the measured command: what it is and was estimated at */
@@ -51,7 +52,7 @@ struct name {
 };
 #define NAMES 1024u
 
-struct front {         /* tier 0.5: words of a context that its streams wait for */
+struct prequeue {      /* tier 0.5: words of a context that its streams wait for */
     CUcontext context; /* NULL: free */
     uint32_t *words;   /* NULL: not made yet */
     CUdeviceptr at;    /* as the GPU sees them */
@@ -92,7 +93,7 @@ struct gh_gate {
     uint64_t looks;
     /* in flight */
     struct track track[TRACKS];
-    struct mark mark[MARKS];
+    struct marker marker[MARKERS];
     _Atomic uint64_t launched, done;
     uint64_t done_at;
     uint64_t inflight;
@@ -114,9 +115,9 @@ struct gh_gate {
     struct halt halt[HALTS]; /* the last of them */
     unsigned halts;
     /* gate_front.c */
-    struct front fronts[FRONTS], *front; /* the one with the last command behind its word */
-    uint32_t front_number;
-    uint64_t front_estimate;
+    struct prequeue prequeues[PREQUEUES], *prequeue; /* the one with the last command behind its word */
+    uint32_t prequeue_number;
+    uint64_t prequeue_estimate;
     bool closed;
     bool tell; /* lower classes, that there is work again */
     /* tenure: what duty is learned from */
@@ -136,9 +137,6 @@ struct gh_gate {
     bool yielded;
 };
 
-static inline uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static inline uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
 static inline struct gh_slot_head *gate_head(struct gh_gate *g) { return &g->own_slot.page->head; }
 static inline bool gate_has_peers(const struct gh_gate *g) { return (g->view.present & ~(1ull << g->me)) != 0; }
 /* What is not a guess of an estimate. */
@@ -146,9 +144,23 @@ static inline uint64_t gate_sure(uint64_t estimate) {
     return estimate >= GH_COST_UNKNOWN ? estimate - GH_COST_UNKNOWN : estimate;
 }
 
-/* gate_setup.c */
+/* Words of a prequeue: not 0 lets the command pass; the number of the last command that passed. */
+enum { PREQUEUE_OPEN, PREQUEUE_PASSED };
+/* A command is behind the word, as far as is known. */
+static inline bool prequeue_waits(const struct gh_gate *g) {
+    return g->prequeue && __atomic_load_n(&g->prequeue->words[PREQUEUE_PASSED], __ATOMIC_ACQUIRE) != g->prequeue_number;
+}
+/* How many commands a closed word keeps off the GPU: 0 or 1. */
+static inline unsigned prequeue_blocked(const struct gh_gate *g) { return g->closed && prequeue_waits(g); }
+/* Estimated GPU time of the command behind the word, open or closed; 0 for none. */
+static inline uint64_t prequeue_pending(const struct gh_gate *g) {
+    return prequeue_waits(g) ? g->prequeue_estimate : 0;
+}
+
+/* gate_page.c */
+/* The gate's clock: CLOCK_MONOTONIC in ns, divided by the time scale of a slowed-down simulated GPU. */
 uint64_t gate_now(const struct gh_gate *g);
-/* The GPU page as it is, unless it cannot be read or is none: then what was known of it stays. */
+/* Takes over the GPU page if it has changed. A page that cannot be read, or is none, leaves what was known of it. */
 void gate_read_page(struct gh_gate *g);
 
 /* gate_books.c */
@@ -172,7 +184,7 @@ void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge);
 /* Work of this process was seen to be done. waited: the part of the charge in which it only waited for others. */
 void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited);
 /* An own command of `elapsed` that ended just now: the part of it that was ours, and whether nobody disturbed it. */
-uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean);
+uint64_t gate_own_part(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean);
 
 /* From now on nothing of this process runs, or something may again. */
 void gate_halt(struct gh_gate *g, uint64_t now, bool halted);
@@ -180,36 +192,33 @@ void gate_halt(struct gh_gate *g, uint64_t now, bool halted);
 uint64_t gate_halted(const struct gh_gate *g, uint64_t since, uint64_t now);
 
 /* gate_marks.c; the lock is held on entry and on return, and given up in between */
-void marks_poll(struct gh_gate *g);
-unsigned marks_track(struct gh_gate *g, CUcontext context, CUstream stream);
-unsigned marks_take(struct gh_gate *g, CUcontext context);
-void marks_give(struct gh_gate *g, unsigned mark);
-void marks_link(struct gh_gate *g, unsigned track, unsigned mark);
-void marks_flush(struct gh_gate *g, unsigned track, uint64_t now);
+void markers_poll(struct gh_gate *g);
+unsigned markers_track(struct gh_gate *g, CUcontext context, CUstream stream);
+unsigned markers_take(struct gh_gate *g, CUcontext context);
+void markers_give(struct gh_gate *g, unsigned marker);
+void markers_link(struct gh_gate *g, unsigned track, unsigned marker);
+void markers_flush(struct gh_gate *g, unsigned track, uint64_t now);
 /* Without the lock: the events of a marker, made if need be. */
-bool marks_ready(struct mark *m, CUcontext context);
+bool markers_ready(struct marker *m, CUcontext context);
 /* Without the lock: what is launched into the stream becomes a graph, or is refused. */
-bool marks_capturing(CUstream stream);
+bool markers_capturing(CUstream stream);
 /* Without the lock: all that was launched into the stream is done. */
-bool marks_idle(CUstream stream);
+bool markers_idle(CUstream stream);
 /* With the lock, given up meanwhile: markers behind commands that have none. From a thread of ours: those of streams
  * that were not used for a while. */
-void marks_tail(struct gh_gate *g);
+void markers_tail(struct gh_gate *g);
 
-/* gate_front.c; the lock is held but for front_put */
+/* gate_front.c; the lock is held but for prequeue_put */
 /* Whether a command that the decision keeps waiting for nothing but the window may go behind a word. */
-bool front_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
-               const struct cost *cost);
+bool prequeue_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
+                  const struct cost *cost);
 /* Without the lock, before it is launched: what comes into the stream from now on is behind the word. */
-void front_put(struct gh_gate *g, CUcontext context, CUstream stream, uint64_t estimate);
-void front_close(struct gh_gate *g, bool closed);
+void prequeue_put(struct gh_gate *g, CUcontext context, CUstream stream, uint64_t estimate);
+void prequeue_close(struct gh_gate *g, bool closed);
 /* The slot whose word a thread sleeps on that may have to close; GH_SLOTS for none. */
-unsigned front_watched(const struct gh_gate *g);
-/* Commands that a closed word keeps; estimated time of what has not come by, be it open or closed. */
-unsigned front_kept(const struct gh_gate *g);
-uint64_t front_behind(const struct gh_gate *g);
+unsigned prequeue_watched(const struct gh_gate *g);
 /* The context (NULL: all) goes: nothing is left behind a closed word. */
-void front_leave(struct gh_gate *g, CUcontext context);
+void prequeue_leave(struct gh_gate *g, CUcontext context);
 
 /* pacer.c */
 void pacer_need(struct gh_gate *g);

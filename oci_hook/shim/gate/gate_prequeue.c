@@ -12,7 +12,6 @@
 #include "driver/real.h"
 #include "gate/gate_inside.h"
 
-enum { GATE, PASSED }; /* words: not 0 open; the last command that came by */
 enum { DEVICEMAP = 2, EQUAL = 1 };
 #define PAGE 4096u
 
@@ -31,41 +30,36 @@ static bool find(struct calls *c) {
     return c->attach && c->address && c->wait && c->write;
 }
 
-/* Behind the word, as far as is known. */
-static bool kept(const struct gh_gate *g) {
-    return g->front && __atomic_load_n(&g->front->words[PASSED], __ATOMIC_ACQUIRE) != g->front_number;
-}
-
-static struct front *front_of(struct gh_gate *g, CUcontext context) {
-    struct front *bare = NULL;
-    for (unsigned i = 0; i < FRONTS; i++) {
-        if (g->fronts[i].context == context)
-            return &g->fronts[i];
-        if (!bare && !g->fronts[i].context)
-            bare = &g->fronts[i];
+static struct prequeue *prequeue_of(struct gh_gate *g, CUcontext context) {
+    struct prequeue *bare = NULL;
+    for (unsigned i = 0; i < PREQUEUES; i++) {
+        if (g->prequeues[i].context == context)
+            return &g->prequeues[i];
+        if (!bare && !g->prequeues[i].context)
+            bare = &g->prequeues[i];
     }
     if (bare)
         bare->context = context;
     return bare;
 }
 
-bool front_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
-               const struct cost *cost) {
+bool prequeue_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
+                  const struct cost *cost) {
     const struct gh_rules *r = &g->view.rules;
     uint64_t window = gh_window(&g->view, g->me), estimate = gh_cost_of(&cost->cost);
     if (!(g->tiers & GH_TIER_MEMOPS) || d->go || d->on != GH_ON_OWN_DONE || d->mode != GH_GUARDED || !g->pacer ||
-        window >= r->window || g->launched - g->done != 1 || kept(g) || cost->collective)
+        window >= r->window || g->launched - g->done != 1 || prequeue_waits(g) || cost->collective)
         return false;
     /* What is shorter fits before the GPU runs dry; for what is longer, asking each time costs little. */
     if (estimate <= window || estimate > r->drain_max)
         return false;
-    struct front *f = front_of(g, context);
-    unsigned track = f && !f->without ? marks_track(g, context, stream) : 0;
+    struct prequeue *f = prequeue_of(g, context);
+    unsigned track = f && !f->without ? markers_track(g, context, stream) : 0;
     return track && !g->track[track - 1].batch; /* it is seen when what is before it is done */
 }
 
 /* Memory of ours that the GPU sees, once per context. */
-static bool ready(struct front *f, const struct calls *c) {
+static bool ready(struct prequeue *f, const struct calls *c) {
     if (f->words)
         return true;
     void *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -83,39 +77,40 @@ static bool ready(struct front *f, const struct calls *c) {
     return true;
 }
 
-void front_put(struct gh_gate *g, CUcontext context, CUstream stream, uint64_t estimate) {
+void prequeue_put(struct gh_gate *g, CUcontext context, CUstream stream, uint64_t estimate) {
     struct calls c;
     if (!gh_lock(&g->lock))
         return;
-    struct front *f = front_of(g, context);
+    struct prequeue *f = prequeue_of(g, context);
     gh_unlock(&g->lock);
     bool ok = f && find(&c) && ready(f, &c);
     if (!f || !gh_lock(&g->lock))
         return;
-    uint32_t number = ++g->front_number;
+    uint32_t number = ++g->prequeue_number;
     f->without = !ok;
-    g->front = ok ? f : NULL;
-    g->front_estimate = estimate;
+    g->prequeue = ok ? f : NULL;
+    g->prequeue_estimate = estimate;
     if (ok)
-        __atomic_store_n(&f->words[GATE], !g->closed, __ATOMIC_RELEASE);
+        __atomic_store_n(&f->words[PREQUEUE_OPEN], !g->closed, __ATOMIC_RELEASE);
     gh_unlock(&g->lock);
     if (!ok)
         return;
-    if (c.wait(stream, f->at + 4 * GATE, 1, EQUAL) || c.write(stream, f->at + 4 * PASSED, number, 0)) {
+    if (c.wait(stream, f->at + 4 * PREQUEUE_OPEN, 1, EQUAL) ||
+        c.write(stream, f->at + 4 * PREQUEUE_PASSED, number, 0)) {
         f->without = true;
-        __atomic_store_n(&f->words[PASSED], number, __ATOMIC_RELEASE);
+        __atomic_store_n(&f->words[PREQUEUE_PASSED], number, __ATOMIC_RELEASE);
     }
 }
 
-void front_close(struct gh_gate *g, bool closed) {
+void prequeue_close(struct gh_gate *g, bool closed) {
     g->closed = closed;
-    if (g->front)
-        __atomic_store_n(&g->front->words[GATE], !closed, __ATOMIC_RELEASE);
+    if (g->prequeue)
+        __atomic_store_n(&g->prequeue->words[PREQUEUE_OPEN], !closed, __ATOMIC_RELEASE);
 }
 
-unsigned front_watched(const struct gh_gate *g) {
+unsigned prequeue_watched(const struct gh_gate *g) {
     unsigned found = GH_SLOTS;
-    if (kept(g) && !g->closed)
+    if (prequeue_waits(g) && !g->closed)
         for (uint64_t left = g->view.present; left; left &= left - 1) {
             unsigned i = (unsigned)__builtin_ctzll(left);
             if (g->view.share[i].class_ > g->view.share[g->me].class_ && !g->view.slot[i].dead &&
@@ -125,19 +120,16 @@ unsigned front_watched(const struct gh_gate *g) {
     return found;
 }
 
-unsigned front_kept(const struct gh_gate *g) { return g->closed && kept(g); }
-
-uint64_t front_behind(const struct gh_gate *g) { return kept(g) ? g->front_estimate : 0; }
-
-void front_leave(struct gh_gate *g, CUcontext context) {
-    for (unsigned i = 0; i < FRONTS; i++) {
-        struct front *f = &g->fronts[i];
+void prequeue_leave(struct gh_gate *g, CUcontext context) {
+    for (unsigned i = 0; i < PREQUEUES; i++) {
+        struct prequeue *f = &g->prequeues[i];
         if (!f->context || (context && f->context != context))
             continue;
         if (f->words)
-            __atomic_store_n(&f->words[GATE], 1, __ATOMIC_RELEASE); /* stays mapped: the GPU may still look at it */
-        if (g->front == f)
-            g->front = NULL;
-        *f = (struct front){0};
+            __atomic_store_n(&f->words[PREQUEUE_OPEN], 1,
+                             __ATOMIC_RELEASE); /* stays mapped: the GPU may still look at it */
+        if (g->prequeue == f)
+            g->prequeue = NULL;
+        *f = (struct prequeue){0};
     }
 }

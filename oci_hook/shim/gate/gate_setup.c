@@ -1,25 +1,14 @@
 /* A gate for each GPU that is shared out, and the GPU page that it goes by. */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "gate/gate_inside.h"
 #include "pages/layout.h"
 #include "process/policy.h"
-
-#define SCALE_MAX 1000u
-#define PAGE_TRIES 1000
-
-uint64_t gate_now(const struct gh_gate *g) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return ((uint64_t)t.tv_sec * GH_S + (uint64_t)t.tv_nsec) / g->scale;
-}
 
 static const struct gh_gpu_page *map_gpu_page(unsigned gpu) {
     size_t at = GH_POLICY_SIZE + (size_t)gpu * GH_GPU_PAGE_SIZE, end = at + GH_GPU_PAGE_SIZE;
@@ -33,42 +22,6 @@ static const struct gh_gpu_page *map_gpu_page(unsigned gpu) {
         p = mmap(NULL, end, PROT_READ, MAP_SHARED, fd, 0);
     syscall(SYS_close, fd);
     return p == MAP_FAILED ? NULL : (const struct gh_gpu_page *)(p + at);
-}
-
-/* The page as it is, unless it cannot be read or is none: then what was known of it stays. */
-void gate_read_page(struct gh_gate *g) {
-    struct gh_gpu_page copy;
-    for (int i = 0; g->page && i < PAGE_TRIES; i++) {
-        uint32_t seq = __atomic_load_n(&g->page->seq, __ATOMIC_ACQUIRE);
-        if (seq & 1)
-            continue;
-        if (seq == g->seq)
-            return;
-        memcpy(&copy, g->page, sizeof copy);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (LOAD(&g->page->seq) != seq)
-            continue;
-        g->seq = seq;
-        if (copy.magic != GH_GPU_MAGIC || copy.version != GH_GPU_VERSION || copy.size != GH_GPU_PAGE_SIZE)
-            return;
-        if (!g->scale)
-            g->scale = copy.time_scale < 1 ? 1 : copy.time_scale > SCALE_MAX ? SCALE_MAX : copy.time_scale;
-        g->view.present = copy.present | 1ull << g->me;
-        g->tiers = copy.tiers;
-        for (unsigned k = 0; k < GH_SLOTS; k++) {
-            if (k == g->me && !(copy.present >> k & 1))
-                continue; /* our grant is gone, our processes are not yet: as before */
-            g->view.share[k] = copy.slot[k].share;
-            if (g->view.share[k].cap > GH_PPM)
-                g->view.share[k].cap = GH_PPM;
-            if (!(copy.present >> k & 1) || g->born[k] != copy.slot[k].born) {
-                slot_close(&g->peer[k]);
-                g->view.slot[k] = (struct gh_slot){0};
-            }
-            g->born[k] = copy.slot[k].born;
-        }
-        return;
-    }
 }
 
 static const uint32_t no_page; /* its seq */

@@ -42,18 +42,18 @@ static void *pace(void *gate) {
     prctl(PR_SET_NAME, "gpu-hook", 0, 0, 0);
     while (gh_lock(&g->lock)) {
         gate_ask(g);
-        marks_poll(g);
-        marks_tail(g);
+        markers_poll(g);
+        markers_tail(g);
         uint64_t now = gate_now(g);
         gate_publish(g, now);
-        gate_look(g, now, front_behind(g)); /* a store in time is all that keeps it off the GPU */
+        gate_look(g, now, prequeue_pending(g)); /* a store in time is all that keeps it off the GPU */
         uint64_t ns = step(g, now);
         struct gh_decision d = {.go = 1};
         if (g->tiers && g->launched != g->done)
             d = gh_decide(&g->view, g->me, &g->own, now, 0);
         bool frozen = !d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT;
-        front_close(g, frozen);
-        gate_halt(g, now, front_kept(g) && g->launched - 1 == g->done);
+        prequeue_close(g, frozen);
+        gate_halt(g, now, prequeue_blocked(g) && g->launched - 1 == g->done);
         if (g->halted)
             ns = min64(d.until - min64(now, d.until) + GH_US, STOPPED_MOST);
         if (g->stop || (!g->halted && ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
@@ -63,7 +63,7 @@ static void *pace(void *gate) {
         }
         const uint32_t *word = &g->pacer_word;
         uint32_t seen = g->pacer_word;
-        unsigned watched = g->halted ? d.slot : front_watched(g);
+        unsigned watched = g->halted ? d.slot : prequeue_watched(g);
         if (watched < GH_SLOTS && g->peer[watched].mapped) {
             word = &g->peer[watched].mapped->head.word;
             seen = g->peer[watched].word;
@@ -86,14 +86,14 @@ static void at_exit(void) {
         g->stop = 1;
         g->pacer_word++;
         syscall(SYS_futex, &g->pacer_word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-        __atomic_store_n(&g->own_slot.sub->launched, g->own_slot.sub->done, __ATOMIC_RELEASE);
+        __atomic_store_n(&g->own_slot.process->launched, g->own_slot.process->done, __ATOMIC_RELEASE);
         if (g->tenure)
             gate_yield(g, gate_now(g));
         gh_unlock(&g->lock);
         for (int k = 0; k < 50 && atomic_load(&g->pacer); k++)
             slot_sleep(NULL, 0, GH_MS);
         if (gh_lock(&g->lock)) {
-            front_leave(g, NULL);
+            prequeue_leave(g, NULL);
             gh_unlock(&g->lock);
         }
     }

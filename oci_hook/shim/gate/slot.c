@@ -94,7 +94,7 @@ static bool write_locked(const struct slot_file *file, off_t at, off_t length) {
 
 /* ---- the own file ---- */
 
-/* GH_SUB_LOCKS, in the container's own tmpfs: its locks are what siblings see, and no neighbour can open it. Written
+/* GH_PROCESS_LOCKS, in the container's own tmpfs: its locks are what siblings see, and no neighbour can open it. Written
  * while the gates are made, for all GPUs. */
 static struct slot_file among;
 
@@ -104,17 +104,17 @@ static void open_among(void) {
     struct slot_file file;
     if (is_ours(&among)) /* of another GPU: to close a second descriptor would drop the locks of the first */
         return;
-    file = open_high(GH_SUB_LOCKS, O_RDWR, &st);
+    file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (!file.fd && errno == ENOENT)
-        file = open_high(GH_SUB_LOCKS, O_RDWR | O_CREAT | O_EXCL, &st);
+        file = open_high(GH_PROCESS_LOCKS, O_RDWR | O_CREAT | O_EXCL, &st);
     if (!file.fd && errno == EEXIST)
-        file = open_high(GH_SUB_LOCKS, O_RDWR, &st);
+        file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (file.fd && (st.st_mode & 0666) != 0666 && st.st_uid == geteuid())
         fchmod(file.fd - 1, 0666); /* the umask took some of it */
     among = file;
 }
 
-static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SUB_SLOTS + i; }
+static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SLOT_PROCESSES + i; }
 
 /* Sub-slot i for us, if no living sibling has it. withheld: neighbours cannot see that by a lock. */
 static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
@@ -132,7 +132,7 @@ static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
         return false;
     }
     /* Without a lock that siblings see, only what nobody ever had. */
-    return mine == LOCKED || __atomic_compare_exchange_n(&own->page->sub[i].owner, &nobody, own->generation, false,
+    return mine == LOCKED || __atomic_compare_exchange_n(&own->page->process[i].owner, &nobody, own->generation, false,
                                                          __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
@@ -142,41 +142,43 @@ static void take(struct slot_own *own) {
     own->generation = __atomic_add_fetch(&head->generation, 1, __ATOMIC_RELAXED);
     if (!own->generation)
         own->generation = 1;
-    own->sub = &own->spare;
-    for (unsigned i = 0; i < GH_SUB_SLOTS; i++) {
-        struct gh_sub_slot *sub = &own->page->sub[i];
+    own->process = &own->unseen;
+    for (unsigned i = 0; i < GH_SLOT_PROCESSES; i++) {
+        struct gh_slot_process *sub = &own->page->process[i];
         bool withheld = false;
         if (own->file.fd && !claim(own, i, &withheld))
             continue;
-        own->inherited = LOAD(&sub->owner) && LOAD(&sub->launched) != LOAD(&sub->done);
-        STORE(&sub->owner, 0);
-        STORE(&sub->launched, 0);
-        STORE(&sub->done, 0);
-        STORE(&sub->done_at, 0);
-        STORE(&sub->heartbeat, 0);
-        STORE(&sub->residue, 0);
-        STORE(&sub->held, 0);
-        STORE(&sub->waiting, 0);
-        STORE(&sub->withheld, withheld);
-        STORE(&sub->pid, (uint32_t)syscall(SYS_getpid));
-        STORE(&sub->owner, own->generation);
-        uint32_t top = LOAD(&head->top);
+        own->inherited =
+            WORD_LOAD_RELAXED(&sub->owner) && WORD_LOAD_RELAXED(&sub->launched) != WORD_LOAD_RELAXED(&sub->done);
+        WORD_STORE_RELEASE(&sub->owner, 0);
+        WORD_STORE_RELEASE(&sub->launched, 0);
+        WORD_STORE_RELEASE(&sub->done, 0);
+        WORD_STORE_RELEASE(&sub->done_at, 0);
+        WORD_STORE_RELEASE(&sub->heartbeat, 0);
+        WORD_STORE_RELEASE(&sub->residue, 0);
+        WORD_STORE_RELEASE(&sub->held, 0);
+        WORD_STORE_RELEASE(&sub->waiting, 0);
+        WORD_STORE_RELEASE(&sub->withheld, withheld);
+        WORD_STORE_RELEASE(&sub->pid, (uint32_t)syscall(SYS_getpid));
+        WORD_STORE_RELEASE(&sub->owner, own->generation);
+        uint32_t top = WORD_LOAD_RELAXED(&head->top);
         while (top < i + 1 &&
                !__atomic_compare_exchange_n(&head->top, &top, i + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             ;
-        own->sub = sub;
+        own->process = sub;
         break;
     }
     own->retry_at = own->lock_at = again(since, real_now(), RETRY_EVERY);
 }
 
 bool slot_may_lock(const struct slot_own *own) {
-    return own->file.fd && own->sub != &own->spare && LOAD(&own->sub->withheld) && real_now() >= own->lock_at;
+    return own->file.fd && own->process != &own->unseen && WORD_LOAD_RELAXED(&own->process->withheld) &&
+           real_now() >= own->lock_at;
 }
 
 void slot_lock(struct slot_own *copy) {
     uint64_t since = real_now();
-    copy->locked = lock_byte(&copy->file, copy->sub - copy->page->sub) == LOCKED;
+    copy->locked = lock_byte(&copy->file, copy->process - copy->page->process) == LOCKED;
     copy->lock_at = again(since, real_now(), RETRY_EVERY);
 }
 
@@ -184,10 +186,10 @@ void slot_locked(struct slot_own *own, const struct slot_own *copy) {
     own->lock_at = copy->lock_at;
     if (!copy->locked)
         return;
-    if (own->sub == copy->sub)
-        STORE(&own->sub->withheld, 0);
+    if (own->process == copy->process)
+        WORD_STORE_RELEASE(&own->process->withheld, 0);
     else /* lost meanwhile */
-        unlock_byte(&copy->file, copy->sub - copy->page->sub);
+        unlock_byte(&copy->file, copy->process - copy->page->process);
 }
 
 /* The own file, mapped. NULL: it is not there, no such file, or somebody has a lease on it. */
@@ -207,13 +209,13 @@ static struct gh_slot_page *map_own(unsigned gpu, struct slot_file *file) {
 
 static void begin(struct gh_slot_page *page) {
     struct gh_slot_head *head = &page->head;
-    if (LOAD(&head->magic) != GH_SLOT_MAGIC || LOAD(&head->version) != GH_SLOT_VERSION) {
-        STORE(&head->duty, GH_PPM); /* until it is learned */
-        STORE(&head->saturated, 1);
-        STORE(&head->version, GH_SLOT_VERSION);
-        STORE(&head->magic, GH_SLOT_MAGIC);
+    if (WORD_LOAD_RELAXED(&head->magic) != GH_SLOT_MAGIC || WORD_LOAD_RELAXED(&head->version) != GH_SLOT_VERSION) {
+        WORD_STORE_RELEASE(&head->duty, GH_PPM); /* until it is learned */
+        WORD_STORE_RELEASE(&head->saturated, 1);
+        WORD_STORE_RELEASE(&head->version, GH_SLOT_VERSION);
+        WORD_STORE_RELEASE(&head->magic, GH_SLOT_MAGIC);
     }
-    STORE(&head->counts, 1);
+    WORD_STORE_RELEASE(&head->counts, 1);
 }
 
 bool slot_attach(struct slot_own *own, unsigned gpu) {
@@ -231,7 +233,7 @@ bool slot_attach(struct slot_own *own, unsigned gpu) {
 }
 
 static void raise_to(uint64_t *word, uint64_t least) {
-    uint64_t old = LOAD(word);
+    uint64_t old = WORD_LOAD_RELAXED(word);
     while (old < least && !__atomic_compare_exchange_n(word, &old, least, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         ;
 }
@@ -252,17 +254,17 @@ static void attach_late(struct slot_own *own) {
 }
 
 void slot_keep(struct slot_own *own) {
-    bool lost = own->sub != &own->spare && LOAD(&own->sub->owner) != own->generation;
-    bool complete = own->file.fd && own->sub != &own->spare;
+    bool lost = own->process != &own->unseen && WORD_LOAD_RELAXED(&own->process->owner) != own->generation;
+    bool complete = own->file.fd && own->process != &own->unseen;
     if (!lost && (complete || real_now() < own->retry_at))
         return;
-    uint64_t launched = LOAD(&own->sub->launched), done = LOAD(&own->sub->done);
+    uint64_t launched = WORD_LOAD_RELAXED(&own->process->launched), done = WORD_LOAD_RELAXED(&own->process->done);
     if (!own->file.fd)
         attach_late(own);
     if (lost || own->file.fd) {
         take(own);
-        STORE(&own->sub->launched, launched);
-        STORE(&own->sub->done, done);
+        WORD_STORE_RELEASE(&own->process->launched, launched);
+        WORD_STORE_RELEASE(&own->process->done, done);
     } else {
         own->retry_at = real_now() + RETRY_EVERY;
     }
@@ -288,7 +290,7 @@ void slot_waited(struct slot_own *own, uint64_t ns) {
 }
 
 void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now) {
-    uint64_t last = LOAD(&own->page->head.wanted_at);
+    uint64_t last = WORD_LOAD_RELAXED(&own->page->head.wanted_at);
     if (now > GH_WANTED_STEP && since < now - GH_WANTED_STEP)
         since = now - GH_WANTED_STEP;
     while (last < now)
@@ -330,7 +332,7 @@ bool slot_may_ask(const struct slot_peer *peer) { return peer->ask && peer->file
 
 void slot_ask(struct slot_peer *copy) {
     uint64_t since = real_now();
-    copy->gone = is_ours(&copy->file) && !write_locked(&copy->file, 0, GH_SUB_SLOTS) ? copy->beat : 0;
+    copy->gone = is_ours(&copy->file) && !write_locked(&copy->file, 0, GH_SLOT_PROCESSES) ? copy->beat : 0;
     copy->ask_at = again(since, real_now(), ASK_EVERY);
 }
 
@@ -343,9 +345,9 @@ void slot_answered(struct slot_peer *peer, const struct slot_peer *copy) {
 
 /* A process there has no lock, and says that it is not to blame. */
 static bool withheld(const struct gh_slot_page *page) {
-    unsigned top = page->head.top < GH_SUB_SLOTS ? page->head.top : GH_SUB_SLOTS;
+    unsigned top = page->head.top < GH_SLOT_PROCESSES ? page->head.top : GH_SLOT_PROCESSES;
     for (unsigned i = 0; i < top; i++)
-        if (page->sub[i].owner && page->sub[i].withheld)
+        if (page->process[i].owner && page->process[i].withheld)
             return true;
     return false;
 }

@@ -5,13 +5,10 @@
 #include <stdbool.h>
 
 #include "pages/slot_page.h"
+#include "process/atomics.h"
 
 #define GH_WAKES 64
 #define GH_WANTED_STEP (20 * GH_MS) /* who does not look for longer had no processor, and wanted no GPU */
-
-/* Words of a slot file, which other processes look at while they change. */
-#define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
-#define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
 
 /* A descriptor of ours. The program may have closed it, and its number may be another file's by now. */
 struct slot_file {
@@ -20,9 +17,9 @@ struct slot_file {
 };
 
 struct slot_own {
-    struct gh_slot_page *page; /* the file, or private memory when there is none: then nobody sees us */
-    struct gh_sub_slot *sub;   /* ours in it, or spare */
-    struct gh_sub_slot spare;
+    struct gh_slot_page *page;       /* the file, or private memory when there is none: then nobody sees us */
+    struct gh_slot_process *process; /* ours in it, or unseen */
+    struct gh_slot_process unseen;
     unsigned gpu;
     uint64_t generation;
     uint64_t retry_at;     /* when what we have not got is tried again: the file, a sub-slot; in real time */

@@ -5,12 +5,12 @@
 /* Refuses only after the dead were swept and our own pools gave back what they keep for later. */
 static CUresult reserve(struct gh_state *st, int gpu, uint64_t units, const struct gh_limit *limit) {
     uint64_t most = limit->whole ? GH_UNLIMITED : limit->bytes >> GH_UNIT_SHIFT;
-    enum gh_booked done = gh_reserve(st, (unsigned)gpu, units, most);
+    enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, most);
     if (done == GH_NO_ROOM && units <= most && pools_trim(st, gpu))
         done = gh_reserve(st, (unsigned)gpu, units, most);
     if (done == GH_NO_ROOM)
         gh_press(st, (unsigned)gpu);
-    return done == GH_BOOKED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return done == GH_RESERVED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes) {
@@ -58,7 +58,7 @@ void uncharge(struct charge *c) {
     c->units = 0;
 }
 
-CUresult settle_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle) {
+CUresult finish_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle) {
     if (r == CUDA_SUCCESS && c->at.gpu >= 0) /* not noted for lack of memory: booked until the process ends */
         gh_pointers_put(&c->st->pointers, key_of(kind, handle), pack(c->units, c->at.gpu, c->at.context, kind));
     else

@@ -21,7 +21,7 @@ CUresult recharge(struct charge *c, uint64_t bytes);
 void uncharge(struct charge *c);
 
 /* The driver's answer `r` to an allocation of `handle`: keep the charge with it, or undo it. Returns r. */
-CUresult settle_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle);
+CUresult finish_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle);
 
 /* An allocation that is about to be freed; the pair of calls around the driver's. */
 struct owed {

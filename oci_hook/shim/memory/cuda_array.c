@@ -96,7 +96,7 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) 
         if (r)                                                        \
             return r;                                                 \
         r = REAL(name)(array, d);                                     \
-        return settle_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array); \
+        return finish_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array); \
     }
 #define WIDER(depth_, flags_) \
     &(CUDA_ARRAY3D_DESCRIPTOR) { d->width, d->height, depth_, d->format, d->channels, flags_ }
@@ -111,7 +111,7 @@ GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_AR
     if (r)
         return r;
     r = REAL(cuMipmappedArrayCreate)(array, d, levels);
-    return settle_alloc(&c, r, MIPMAP, r ? 0 : (uintptr_t)*array);
+    return finish_alloc(&c, r, MIPMAP, r ? 0 : (uintptr_t)*array);
 }
 
 GH_EXPORT CUresult cuArrayDestroy(CUarray array) {

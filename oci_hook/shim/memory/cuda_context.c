@@ -186,7 +186,7 @@ GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     struct charge c;
     CUresult r = charge(&c, limit_bytes(limit, value));
     if (r == CUDA_SUCCESS)
-        r = settle_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
+        r = finish_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
     end_free(&before, CUDA_SUCCESS == r ? r : CUDA_ERROR_INVALID_VALUE);
     return r;
 }

@@ -10,7 +10,7 @@ GH_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_E
     if (r)
         return r;
     r = REAL(cuImportExternalMemory)(memory, d);
-    return settle_alloc(&c, r, EXTERNAL, r ? 0 : (uintptr_t)*memory);
+    return finish_alloc(&c, r, EXTERNAL, r ? 0 : (uintptr_t)*memory);
 }
 
 GH_EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory) {

@@ -9,7 +9,7 @@ GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     if (r)
         return r;
     r = REAL(cuMemAlloc_v2)(pointer, bytes);
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
 GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
@@ -18,7 +18,7 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     if (r)
         return r;
     r = REAL(cuMemAlloc)(pointer, bytes);
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
 /* Managed memory may lie on the GPU as a whole, so all of it counts. */
@@ -28,7 +28,7 @@ GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     if (r)
         return r;
     r = REAL(cuMemAllocManaged)(pointer, bytes, flags);
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
 #define PITCH 512ull /* what every GPU so far rounds a row up to; the driver's answer is what counts */
@@ -51,7 +51,7 @@ static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
             REAL(undo)(*pointer);                                                                             \
             r = CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
         }                                                                                                     \
-        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                 \
+        return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                 \
     }
 ALLOC_PITCH(cuMemAllocPitch_v2, CUdeviceptr, size_t, cuMemFree_v2)
 ALLOC_PITCH(cuMemAllocPitch, unsigned, unsigned, cuMemFree)

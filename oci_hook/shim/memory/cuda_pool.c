@@ -39,7 +39,7 @@ struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind
             pool->device = device;
             atomic_store(&pool->booked, 0);
             atomic_store(&pool->grain, FIRST_LEAST);
-            atomic_store(&pool->shared, 0);
+            atomic_store(&pool->exportable, 0);
             atomic_store(&pool->pieces, 0);
             atomic_store(&pool->touched, 0);
             atomic_store_explicit(&pool->kind, kind, memory_order_release);
@@ -199,10 +199,10 @@ CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, 
         if (now > have + held) {
             uint64_t more = now - have - held;
             learn_least(st);
-            if (gh_reserve(st, gpu, more, limit_of(st, gpu)) != GH_BOOKED) {
+            if (gh_reserve(st, gpu, more, limit_of(st, gpu)) != GH_RESERVED) {
                 result = CUDA_ERROR_OUT_OF_MEMORY;
                 /* Booked all the same: the memory is taken until the caller has undone his call. */
-                if (gh_reserve(st, gpu, more, GH_UNLIMITED) != GH_BOOKED)
+                if (gh_reserve(st, gpu, more, GH_UNLIMITED) != GH_RESERVED)
                     break;
             }
             held += more;
@@ -228,7 +228,7 @@ static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {
     uint64_t reserved, used, all = UINT64_MAX, pages = (bytes + PAGE_BYTES - 1) >> PAGE_SHIFT;
     if (atomic_load(&pool->kind) == POOL_GRAPH)
         return figures(pool, &reserved, &used) && reserved + back >= used + bytes;
-    if ((pages > 1 && atomic_load(&pool->shared)) ||
+    if ((pages > 1 && atomic_load(&pool->exportable)) ||
         REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &g->threshold) ||
         REAL(cuMemPoolSetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all))
         return false;
@@ -255,8 +255,8 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
     for (int i = 0; i < 1000; i++) {
         uint64_t units = gh_units(growth_for(st, pool, bytes));
         pool_enter(pool);
-        enum gh_booked done = gh_reserve(st, (unsigned)gpu, units, limit_of(st, (unsigned)gpu));
-        if (done == GH_BOOKED) {
+        enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, limit_of(st, (unsigned)gpu));
+        if (done == GH_RESERVED) {
             g->units = units;
             return CUDA_SUCCESS;
         }
@@ -304,7 +304,7 @@ static bool look(struct gh_state *st, struct gh_pool *pool) {
     return !figures(pool, &reserved, &used) || reserved > used;
 }
 
-bool pool_charged(const struct gh_pool *pool) {
+bool pool_is_accounted(const struct gh_pool *pool) {
     uint32_t kind = atomic_load(&pool->kind);
     return (kind == POOL_ALIVE || kind == POOL_GRAPH) && atomic_load(&pool->gpu) >= 0;
 }
@@ -314,7 +314,7 @@ void pools_look(struct gh_state *st) {
     if (!n || !atomic_exchange(&st->pools.dirty, 0))
         return;
     for (uint32_t i = 0; i < n; i++)
-        if (pool_charged(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
+        if (pool_is_accounted(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
             atomic_store(&st->pools.dirty, 1);
 }
 
@@ -323,7 +323,7 @@ bool pools_trim(struct gh_state *st, int gpu) {
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         struct gh_pool *pool = &st->pools.pool[i];
-        if (!pool_charged(pool) || atomic_load(&pool->gpu) != gpu || !booked_units(atomic_load(&pool->booked)))
+        if (!pool_is_accounted(pool) || atomic_load(&pool->gpu) != gpu || !booked_units(atomic_load(&pool->booked)))
             continue;
         /* Relaxed: else a trim would spoil a capture that another thread has under way. */
         int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -341,7 +341,7 @@ bool pools_trim(struct gh_state *st, int gpu) {
     return any;
 }
 
-void pool_bury(struct gh_state *st, struct gh_pool *pool) {
+void pool_reclaim(struct gh_state *st, struct gh_pool *pool) {
     uint64_t was = atomic_load(&pool->booked);
     uint32_t destroyed = POOL_DESTROYED;
     while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, 0))) {}
@@ -355,7 +355,7 @@ void pool_freed(struct gh_state *st, uint64_t address, uint64_t value) {
     touch(st, pool, address, value, -1);
     atomic_store(&st->pools.dirty, 1);
     if (atomic_load(&pool->kind) == POOL_DESTROYED && atomic_load(&pool->pieces) <= 0)
-        pool_bury(st, pool);
+        pool_reclaim(st, pool);
 }
 
 struct list {

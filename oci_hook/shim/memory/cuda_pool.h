@@ -26,7 +26,7 @@ struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice de
 /* The pool of graph memory of a device. */
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu);
 /* Whether what it takes is on a GPU that is accounted for. */
-bool pool_charged(const struct gh_pool *pool);
+bool pool_is_accounted(const struct gh_pool *pool);
 
 /* Around what may change a pool: waits while another counts on its idle memory. */
 void pool_enter(struct gh_pool *pool);
@@ -44,7 +44,7 @@ uint64_t pool_least(struct gh_state *st);
 /* A part of a pool was handed out. */
 void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes);
 /* The last part of a pool that was destroyed is gone, and the driver's memory with it. */
-void pool_bury(struct gh_state *st, struct gh_pool *pool);
+void pool_reclaim(struct gh_state *st, struct gh_pool *pool);
 /* A part of a pool was freed: its address and what was noted for it. */
 void pool_freed(struct gh_state *st, uint64_t address, uint64_t value);
 /* A context went, and pieces of pools may have gone with it: asks the driver which. */

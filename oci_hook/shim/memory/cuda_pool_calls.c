@@ -49,7 +49,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
         if ((r = charge_at(&c, st, (struct place){gpu_of_device(st, device), 0}, (bytes + least - 1) & ~(least - 1))))
             return r;
         r = call(pointer, bytes, handle, stream);
-        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+        return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
     }
     if ((r = pool_begin(&g, st, pool, bytes, 0)))
         return r;
@@ -128,7 +128,7 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *p
         pool = pool_note(st, *handle, POOL_ALIVE, props->location.id,
                          on_host(&props->location) ? NOT_CHARGED : gpu_of_device(st, props->location.id));
     if (pool)
-        atomic_store(&pool->shared, props->handle_types != 0);
+        atomic_store(&pool->exportable, props->handle_types != 0);
     return r;
 }
 
@@ -136,7 +136,7 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *p
 GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     struct gh_state *st = gh_here();
     struct gh_pool *pool = st ? pool_find(st, handle, POOL_ALIVE) : NULL;
-    if (pool && pool_charged(pool)) {
+    if (pool && pool_is_accounted(pool)) {
         pool_enter(pool);
         REAL(cuMemPoolTrimTo)(handle, 0);
         pool_correct(st, pool, 0, false);
@@ -148,14 +148,14 @@ GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     if (pool && r != CUDA_SUCCESS)
         atomic_store(&pool->kind, POOL_ALIVE);
     else if (pool && atomic_load(&pool->pieces) <= 0)
-        pool_bury(st, pool);
+        pool_reclaim(st, pool);
     return r;
 }
 
 /* A call that may give back what a pool has idle, or tell the driver to keep it: not while another counts on that. */
 static struct gh_pool *entered(struct gh_state *st, void *handle, enum pool_kind kind) {
     struct gh_pool *pool = st ? pool_find(st, handle, kind) : NULL;
-    if (!pool || !pool_charged(pool))
+    if (!pool || !pool_is_accounted(pool))
         return NULL;
     pool_enter(pool);
     return pool;

@@ -27,7 +27,7 @@ static unsigned own_processes(struct gh_state *st, int gpu, struct process *out,
         uint64_t owner = atomic_load(&page->owner[slot]);
         if (!owner || owner & GH_OWNER_SWEEP || gh_owner_ns(owner) != gh_owner_ns(st->me))
             continue;
-        uint64_t bytes = gh_bytes(gh_slot_use(page, slot, (unsigned)gpu));
+        uint64_t bytes = gh_bytes(gh_account_slot_used(page, slot, (unsigned)gpu));
         if ((bytes || atomic_load(&page->entry[slot][gpu].contexts)) &&
             gh_account_slot_alive(st, slot, owner, atomic_load(&page->stack[slot])))
             out[n++] = (struct process){gh_owner_pid(owner), bytes};
@@ -38,8 +38,8 @@ static unsigned own_processes(struct gh_state *st, int gpu, struct process *out,
 /* False: the driver's own lists are shown (a whole GPU). */
 static bool listed(nvmlDevice_t device, struct process *list, unsigned *n) {
     struct gh_state *st = gh_here();
-    struct gh_share_view v;
-    if (!share_view(device, &v))
+    struct gh_memory_view v;
+    if (!memory_view(device, &v))
         return false;
     *n = st ? own_processes(st, gpu_of_handle(st, device), list, MANY) : 0;
     return true;
@@ -190,18 +190,18 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUt
 /* Histories of the whole GPU's load say what the neighbours do. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long long since, int *value_type,
                                             unsigned *count, void *samples) {
-    struct gh_share_view v;
+    struct gh_memory_view v;
     bool load = type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES;
-    if (load && share_view(device, &v))
+    if (load && memory_view(device, &v))
         return NVML_ERROR_NOT_SUPPORTED;
     return REAL(nvmlDeviceGetSamples)(device, type, since, value_type, count, samples);
 }
 
 /* Accounting keeps the neighbours' pids and use. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids) {
-    struct gh_share_view v;
+    struct gh_memory_view v;
     nvmlReturn_t r = REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
-    if (r != NVML_SUCCESS || !share_view(device, &v))
+    if (r != NVML_SUCCESS || !memory_view(device, &v))
         return r;
     for (unsigned i = 0; pids && i < *count; i++)
         pids[i] = 0;
@@ -210,9 +210,9 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned
 }
 
 GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats) {
-    struct gh_share_view v;
+    struct gh_memory_view v;
     nvmlReturn_t r = REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
-    if (r != NVML_SUCCESS || !share_view(device, &v))
+    if (r != NVML_SUCCESS || !memory_view(device, &v))
         return r;
     *stats = (nvmlAccountingStats_t){0};
     return NVML_ERROR_NOT_SUPPORTED;
@@ -221,8 +221,8 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigne
 /* Video sessions carry the neighbours' pids. */
 #define SESSIONS(name)                                                                  \
     GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) { \
-        struct gh_share_view v;                                                         \
-        if (!count || !share_view(device, &v))                                          \
+        struct gh_memory_view v;                                                        \
+        if (!count || !memory_view(device, &v))                                         \
             return REAL(name)(device, count, sessions);                                 \
         *count = 0;                                                                     \
         return NVML_SUCCESS;                                                            \

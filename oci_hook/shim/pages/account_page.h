@@ -8,7 +8,7 @@
  * announce         delta:44 (signed) | tag:20     what the owner is about to do
  * committed        value:34 | tag:20              the owner's share after its operation `tag`
  * ack              tag                            the last operation of this slot that others saw take effect
- * spare            idle:24 | taken:40             of the owner's share: freed but not given back; what others took of it
+ * unseen            idle:24 | taken:40             of the owner's share: freed but not given back; what others took of it
  * surcharge[GPU]  units                          contexts, modules: what NVML sees beyond the total
  * owner[slot]      pid:22 | sweep:1 | ns:10 | start:31   0 free */
 #ifndef GPU_HOOK_ACCOUNT_PAGE_H
@@ -37,7 +37,7 @@ struct gh_account_gpu {
     _Atomic uint64_t total;
     _Atomic uint64_t surcharge; /* units beyond the total that NVML sees in use; written by the node's agent */
     _Atomic uint64_t pressure;  /* counts refusals: processes with idle pool memory then give it back */
-    _Atomic uint64_t lent;      /* 1 once a slot has kept something idle */
+    _Atomic uint64_t cached;    /* 1 once a slot has kept something idle */
     uint8_t reserved[32];       /* a cache line of its own */
 };
 
@@ -50,7 +50,7 @@ struct gh_account_page {
     _Atomic uint64_t owner[GH_ACCOUNT_SLOTS];
     _Atomic uint64_t stack[GH_ACCOUNT_SLOTS]; /* the owner's stack bottom: differs after exec; 0 not known */
     struct gh_account_entry entry[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
-    _Atomic uint64_t spare[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
+    _Atomic uint64_t free_cache[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
 };
 
 #pragma GCC diagnostic pop
@@ -64,14 +64,14 @@ static inline uint64_t gh_word(uint64_t value, uint64_t slot, uint64_t tag) { re
 static inline uint64_t gh_word_value(uint64_t w) { return w >> 30; }
 static inline uint64_t gh_word_slot(uint64_t w) { return w >> 20 & GH_SLOT_MASK; }
 static inline uint64_t gh_tag(uint64_t w) { return w & GH_TAG_MASK; }
-static inline uint64_t gh_share(uint64_t committed) { return committed >> GH_TAG_BITS & GH_VALUE_MAX; }
-#define GH_SPARE_BITS 40
-#define GH_SPARE_MASK ((1ull << GH_SPARE_BITS) - 1)
-static inline uint64_t gh_spare(uint64_t idle, uint64_t taken) {
-    return idle << GH_SPARE_BITS | (taken & GH_SPARE_MASK);
+static inline uint64_t gh_committed_units(uint64_t committed) { return committed >> GH_TAG_BITS & GH_VALUE_MAX; }
+#define GH_CACHE_BITS 40
+#define GH_CACHE_MASK ((1ull << GH_CACHE_BITS) - 1)
+static inline uint64_t gh_cache_word(uint64_t idle, uint64_t taken) {
+    return idle << GH_CACHE_BITS | (taken & GH_CACHE_MASK);
 }
-static inline uint64_t gh_idle(uint64_t spare) { return spare >> GH_SPARE_BITS; }
-static inline uint64_t gh_taken(uint64_t spare) { return spare & GH_SPARE_MASK; }
+static inline uint64_t gh_cache_idle(uint64_t unseen) { return unseen >> GH_CACHE_BITS; }
+static inline uint64_t gh_cache_taken(uint64_t unseen) { return unseen & GH_CACHE_MASK; }
 static inline int64_t gh_delta(uint64_t announce) { return (int64_t)announce >> GH_TAG_BITS; }
 
 #define GH_OWNER_SWEEP (1ull << 41) /* held by a sweeper, not by a user of memory */

@@ -10,7 +10,8 @@
 #define GH_REAL_LIBNVML GH_PRIVATE "/driver/ml"
 #define GH_POLICY_FILE GH_PRIVATE "/policy"
 #define GH_ACCOUNT_FILE GH_PRIVATE "/account/page"
-#define GH_SUB_LOCKS GH_PRIVATE "/account/slots" /* made by the first process with a slot file; its locks, see slot.c */
+#define GH_PROCESS_LOCKS \
+    GH_PRIVATE "/account/slots" /* made by the first process with a slot file; its locks, see slot.c */
 #define GH_SHARE_DIR GH_PRIVATE "/share"
 #define GH_SLOT_FILE GH_PRIVATE "/slot"
 

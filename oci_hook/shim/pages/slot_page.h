@@ -11,7 +11,7 @@
 
 #define GH_SLOT_MAGIC 0x31544f4c53504847ull /* "GHPSLOT1" */
 #define GH_SLOT_VERSION 1u
-#define GH_SUB_SLOTS 120u
+#define GH_SLOT_PROCESSES 120u
 #define GH_WAITS 16u               /* bins of waits at the gate: shorter than GH_WAIT_FIRST << i, */
 #define GH_WAIT_FIRST (64 * GH_US) /* the last one any longer */
 
@@ -45,7 +45,7 @@ struct gh_slot_head {
     uint64_t reserved1[27];
 };
 
-struct gh_sub_slot {
+struct gh_slot_process {
     /* a generation number; 0 free. Its process holds a write lock on the byte of the sub-slot's number */
     uint64_t owner;
     uint64_t launched, done;
@@ -59,12 +59,12 @@ struct gh_sub_slot {
 
 struct gh_slot_page {
     struct gh_slot_head head;
-    struct gh_sub_slot sub[GH_SUB_SLOTS];
+    struct gh_slot_process process[GH_SLOT_PROCESSES];
 };
 
 #pragma GCC diagnostic pop
 
-_Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_sub_slot) == 64, "head and sub-slots");
+_Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_slot_process) == 64, "head and sub-slots");
 _Static_assert(sizeof(struct gh_slot_page) == GH_SLOT_FILE_SIZE, "slot file");
 
 /* What any bytes say, if they are a slot file: anything but GH_SLOT_FILE_SIZE bytes with magic and version is an

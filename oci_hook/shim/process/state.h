@@ -37,9 +37,9 @@ struct gh_mine { /* this process's share of one GPU; the page's copy is for othe
     struct gh_lock lock;
     uint64_t units; /* the share, and what was ever taken of it */
     uint64_t tag;
-    uint64_t lent;  /* idle and taken together, which only we change: see spare.h */
-    uint32_t keeps; /* operations for which we still keep what is freed; 0: none */
-    uint32_t most;  /* units that we keep at most */
+    uint64_t cached;           /* idle and taken together, which only we change: see spare.h */
+    uint32_t cache_operations; /* operations for which we still keep what is freed; 0: none */
+    uint32_t cache_most;       /* units that we keep at most */
 };
 
 /* CUDA contexts seen: which GPU each is on. A place, once given to a handle, stays its own. */
@@ -59,14 +59,14 @@ struct gh_pool {
     void *_Atomic handle; /* CUmemoryPool; or 1 + device for a device's graph memory */
     _Atomic int32_t gpu;  /* < 0: not charged here (host memory, imported) */
     int32_t device;
-    _Atomic uint32_t kind;     /* enum pool_kind */
-    _Atomic uint32_t inflight; /* operations that may be changing it */
-    _Atomic uint32_t alone;    /* one operation counts on idle memory: no other may begin */
-    _Atomic uint32_t shared;   /* other processes may map it */
-    _Atomic uint64_t booked;   /* units:40 | changes:24 */
-    _Atomic uint64_t grain;    /* what it grows by is a multiple of this, as far as was seen */
-    _Atomic int64_t pieces;    /* handed out, */
-    _Atomic int64_t touched;   /* and how many of the GPU's pages they touch */
+    _Atomic uint32_t kind;       /* enum pool_kind */
+    _Atomic uint32_t inflight;   /* operations that may be changing it */
+    _Atomic uint32_t alone;      /* one operation counts on idle memory: no other may begin */
+    _Atomic uint32_t exportable; /* other processes may map it */
+    _Atomic uint64_t booked;     /* units:40 | changes:24 */
+    _Atomic uint64_t grain;      /* what it grows by is a multiple of this, as far as was seen */
+    _Atomic int64_t pieces;      /* handed out, */
+    _Atomic int64_t touched;     /* and how many of the GPU's pages they touch */
 };
 struct gh_pools {
     struct gh_lock lock;
