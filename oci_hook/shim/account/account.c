@@ -14,8 +14,8 @@
 #include "process/atomics.h"
 #include "process/identity.h"
 
-#define TRIES 100000 /* of a compare-and-add; each failure is another's success, so this is never reached */
-#define PAUSES 48    /* after the first failure; twice and four times as many after the next */
+#define TRIES 100000 /* of a compare-and-swap; each failure means that another process succeeded: never reached */
+#define PAUSES 48    /* pause instructions after the first failure; twice and four times as many after the next */
 #define SWEEP_EVERY_MS 100
 #define OFD_GETLK 36 /* Linux 3.15; not in the headers of old C libraries */
 #define OFD_SETLK 37
@@ -23,7 +23,7 @@
 /* ---- the page ---- */
 
 static int open_page(void) {
-    /* No O_CREAT on a file that is there: fs.protected_regular forbids it to other users in a sticky directory. */
+    /* No O_CREAT on a file that exists: fs.protected_regular forbids it to other users in a sticky directory. */
     for (int i = 0; i < 100; i++) {
         int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
         if (fd >= 0)
@@ -35,7 +35,7 @@ static int open_page(void) {
                 return fd;
             if (errno != EEXIST)
                 return -1;
-        } else if (errno == EACCES) { /* made by another user a moment ago, its mode not yet widened */
+        } else if (errno == EACCES) { /* another user has just made it and not yet widened its mode */
             struct timespec ms = {0, 1000000};
             syscall(SYS_nanosleep, &ms, NULL);
         } else {
@@ -54,7 +54,7 @@ static struct gh_account_page *map_page(void) {
         return NULL;
     if (!fstat(fd, &st) && S_ISREG(st.st_mode)) {
         if ((st.st_mode & 0666) != 0666 && st.st_uid == geteuid())
-            fchmod(fd, 0666); /* the umask took some of it */
+            fchmod(fd, 0666); /* the umask has removed some bits */
         if ((st.st_size >= (off_t)size || !ftruncate(fd, (off_t)size)))
             p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
@@ -92,24 +92,24 @@ struct gh_account_page *gh_account_page(struct gh_state *st) {
     return page;
 }
 
-/* ---- one slot, one GPU: an operation that can be told apart after a kill ---- */
+/* ---- one operation on one slot and GPU: after a kill, others can tell whether it took effect ---- */
 
 static bool carries(uint64_t total, unsigned slot, uint64_t tag) {
     return gh_word_slot(total) == slot && gh_tag(total) == tag;
 }
 
 static bool took_effect(struct gh_account_page *page, unsigned slot, unsigned gpu, uint64_t tag) {
-    /* Who overwrites the total acknowledges the operation in it first, so: total, then ack. */
+    /* A process acknowledges the operation in the total before it overwrites it: read the total first, then the ack. */
     uint64_t w = LOAD_ACQUIRE(&page->gpu[gpu].total);
     return carries(w, slot, tag) || LOAD_ACQUIRE(&page->entry[slot][gpu].ack) == tag;
 }
 
-/* Before the word `w` is overwritten: note for its writer that its operation took effect, unless its own books say so
- * already. A compare-and-swap that fails met one of an earlier operation, by a process that was held up: once more. */
+/* Before the total `w` is overwritten: notes for its writer that its operation took effect, unless its slot says so
+ * already. If the compare-and-swap fails, a delayed process acknowledged an earlier operation: try again. */
 static void acknowledge(struct gh_account_page *page, unsigned gpu, uint64_t w, unsigned me) {
     unsigned slot = (unsigned)gh_word_slot(w);
     if (!slot || slot == me)
-        return; /* an owner commits each operation before its next */
+        return; /* an owner commits each operation before it begins the next */
     struct gh_account_entry *e = &page->entry[slot][gpu];
     if (gh_tag(LOAD_ACQUIRE(&e->committed)) == gh_tag(w))
         return;
@@ -119,7 +119,7 @@ static void acknowledge(struct gh_account_page *page, unsigned gpu, uint64_t w, 
             return;
 }
 
-/* A tag that neither the total nor the ack holds for this slot from a round ago; 0 is never one. */
+/* The next tag. Tags wrap, so skip those that the total or the ack still hold for this slot; 0 is never used. */
 static uint64_t next_tag(uint64_t total, uint64_t ack, unsigned slot, uint64_t tag) {
     do {
         tag = (tag + 1) & GH_TAG_MASK;
@@ -127,7 +127,7 @@ static uint64_t next_tag(uint64_t total, uint64_t ack, unsigned slot, uint64_t t
     return tag;
 }
 
-/* The slot's one writer adds `delta` to its share and to the total. */
+/* Adds `delta` to what the slot is charged, and to the total. Only one thread writes a slot at a time. */
 static enum gh_reservation add(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
                                int64_t delta, uint64_t limit) {
     struct gh_account_entry *e = &page->entry[slot][gpu];
@@ -139,7 +139,7 @@ static enum gh_reservation add(struct gh_account_page *page, unsigned slot, unsi
     for (int i = 0; i < TRIES; i++) {
         int64_t value = (int64_t)gh_word_value(w) + delta;
         if (value < 0)
-            value = 0; /* someone scribbled; the next sweep repairs it */
+            value = 0; /* a process has written garbage; the next sweep repairs it */
         if (delta > 0 && ((uint64_t)value > limit || more > limit - (uint64_t)value)) {
             done = GH_NO_ROOM;
             break;
@@ -150,8 +150,8 @@ static enum gh_reservation add(struct gh_account_page *page, unsigned slot, unsi
             mine->units += (uint64_t)delta;
             break;
         }
-        /* Another process is at it, on another core: left alone, it does many operations while the word is in its
-         * cache. Taking the word back at once costs both of them more than this does. */
+        /* A process on another core writes the same word. While the word is in its cache it does many operations
+         * quickly; pausing costs both processes less than taking the cache line back at once. */
         if (delta > 0)
             gh_free_cache_begin(page, gpu, mine, (uint64_t)value + more, limit);
         for (int k = 0; k < PAUSES << (i < 2 ? i : 2); k++)
@@ -190,7 +190,8 @@ uint64_t gh_account_slot_used(struct gh_account_page *page, unsigned slot, unsig
 
 /* ---- slots ---- */
 
-/* The slot is ours alone and its last owner is gone: bring it to zero. Each step can be killed and done again. */
+/* Brings a slot to zero whose last owner has ended, and which only we write now. After a kill at any step, the next
+ * sweeper can do all of it again. */
 static void empty_slot(struct gh_account_page *page, unsigned slot) {
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
         struct gh_account_entry *e = &page->entry[slot][gpu];
@@ -212,26 +213,27 @@ static void empty_slot(struct gh_account_page *page, unsigned slot) {
 
 static void reclaim_slot(struct gh_state *st, struct gh_account_page *page, unsigned slot, uint64_t owner) {
     if (!CAS_ACQ_REL(&page->owner[slot], &owner, st->me | GH_OWNER_SWEEP))
-        return; /* another does it */
+        return; /* another process reclaims it */
     empty_slot(page, slot);
     STORE_RELEASE(&page->stack[slot], 0);
     STORE_RELEASE(&page->owner[slot], 0);
 }
 
-/* For processes of other pid namespaces, to whom our pid says nothing: a lock that the kernel drops when we die or
- * exec. Its descriptor stays open; should the program close it, only those processes take us for dead. */
+/* Takes a lock that the kernel drops when we end or exec, for processes of other pid namespaces, to which our pid means
+ * nothing. The descriptor stays open; if the program closes it, only those processes take us for ended. */
 static void lock_slot(struct gh_state *st, unsigned slot) {
     int fd = open_page();
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
     struct stat old, now;
     if (fd < 0)
         return;
-    /* A slot that we lost: its lock must not speak for its next owner. Unless the number is another file's by now. */
+    /* We lost an earlier slot: its lock must not count for its next owner. Keep the descriptor if the program has since
+     * given its number to another file. */
     if (st->lock_fd && !fstat(fd, &now) && !fstat(st->lock_fd, &old) && old.st_ino == now.st_ino &&
         old.st_dev == now.st_dev)
         syscall(SYS_close, st->lock_fd);
     st->lock_fd = 0;
-    /* Out of the way of programs that count on low numbers. */
+    /* Some programs rely on low descriptor numbers. */
     int high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 100);
     if (high >= 0) {
         syscall(SYS_close, fd);
@@ -277,7 +279,8 @@ static unsigned claim_slot(struct gh_state *st, struct gh_account_page *page) {
     return 0;
 }
 
-/* Publishes the slot as ours, and takes our whole share along when the last one was lost to a scribbler. */
+/* Publishes the slot as ours. If we lost the last slot because a process wrote garbage there, charges the new slot with
+ * all that we were charged. */
 static bool publish_slot(struct gh_state *st, struct gh_account_page *page, unsigned slot) {
     unsigned held = 0;
     while (held < GH_ACCOUNT_GPUS && gh_lock(&st->mine[held].lock))
@@ -286,12 +289,12 @@ static bool publish_slot(struct gh_state *st, struct gh_account_page *page, unsi
     for (unsigned gpu = 0; ours && gpu < GH_ACCOUNT_GPUS; gpu++) {
         struct gh_mine *mine = &st->mine[gpu];
         uint64_t units = gh_own_units(st, gpu);
-        /* a share of nothing, as empty_slot() left it */
+        /* empty_slot() has left the slot charged with nothing but these */
         mine->units = mine->cached = gh_cache_taken(LOAD_ACQUIRE(&page->free_cache[slot][gpu]));
         mine->cache_operations = 0;
         mine->tag = gh_tag(LOAD_ACQUIRE(&page->entry[slot][gpu].committed));
         if (units && add(page, slot, gpu, mine, (int64_t)units, GH_UNLIMITED) != GH_RESERVED)
-            mine->units += units; /* the total was scribbled over, too: the next sweep restates and repairs */
+            mine->units += units; /* the total is garbage, too; the next sweep repairs both */
     }
     STORE_RELEASE(&st->slot, ours ? slot : 0);
     while (held--)
@@ -323,7 +326,7 @@ bool gh_account_attach(struct gh_state *st) {
     return ours;
 }
 
-/* ---- booking ---- */
+/* ---- reserving and releasing ---- */
 
 static enum gh_reservation change(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
                                   int64_t delta, uint64_t limit) {
@@ -351,7 +354,7 @@ static enum gh_reservation change_charge(struct gh_state *st, unsigned gpu, int6
         gh_unlock(&mine->lock);
         if (ours)
             return done;
-        if (!gh_account_attach(st)) /* our first, or the slot was lost */
+        if (!gh_account_attach(st)) /* the process has no slot yet, or has lost it */
             return GH_NO_ACCOUNT;
     }
     return GH_NO_ACCOUNT;
@@ -407,7 +410,7 @@ void gh_count_contexts(struct gh_state *st, unsigned gpu, int more) {
 
 /* ---- sweeping ---- */
 
-/* A total that differs from its slots' sum while no operation takes effect was scribbled over. */
+/* Sets a total to the sum of its slots: if they differ while no operation takes effect, a process wrote garbage. */
 static void repair(struct gh_account_page *page, unsigned gpu) {
     _Atomic uint64_t *total = &page->gpu[gpu].total;
     for (int i = 0; i < 100; i++) {
@@ -421,11 +424,11 @@ static void repair(struct gh_account_page *page, unsigned gpu) {
             return;
         acknowledge(page, gpu, w, 0);
         CAS_ACQ_REL(total, &w, gh_word(sum, 0, (gh_tag(w) + 1) & GH_TAG_MASK));
-        /* and look again: scribbled slots may differ now */
+        /* and check again: slots with garbage may have changed meanwhile */
     }
 }
 
-/* Our own slot as we know it, should someone have scribbled over it. */
+/* Writes our own slot again, in case a process has overwritten it. */
 static void restate(struct gh_state *st, struct gh_account_page *page) {
     unsigned slot = LOAD_ACQUIRE(&st->slot);
     for (unsigned gpu = 0; slot && gpu < GH_ACCOUNT_GPUS; gpu++) {

@@ -2,13 +2,12 @@
 
 #include "process/atomics.h"
 
-/* from one meeting on the total; then the total is asked again whether others are at it */
-#define OPERATIONS 4096
-#define MOST_UNITS (64u << 11) /* 64 MiB, */
-#define MOST_PART 64           /* and no more than this part of the limit */
+#define OPERATIONS 4096        /* served from the cache after one conflict on the total */
+#define MOST_UNITS (64u << 11) /* at most 64 MiB in the cache, */
+#define MOST_PART 64           /* and at most this part of the limit */
 #define PLENTY(limit) ((limit) - (limit) / 8)
 
-/* Others change the word only by making what is idle taken, so the sum is ours alone to change. */
+/* Others only turn idle units into taken ones, so only the owner changes the sum. */
 static uint64_t sum(uint64_t spare) { return (gh_cache_idle(spare) + gh_cache_taken(spare)) & GH_CACHE_MASK; }
 
 static uint64_t counted(struct gh_account_page *page, unsigned gpu) {
@@ -35,7 +34,7 @@ bool gh_free_cache_change(struct gh_account_page *page, unsigned slot, unsigned 
     }
     if (delta < 0 ? units > mine->cache_most || idle > mine->cache_most - units : units > idle)
         return false;
-    if (delta > 0) { /* the limit may be lower than it was, and the room less */
+    if (delta > 0) { /* the limit may have been lowered, and others may use more */
         uint64_t used = counted(page, gpu);
         if (used > PLENTY(limit))
             mine->cache_operations = 1;
@@ -69,8 +68,7 @@ void gh_free_cache_restate(struct gh_account_page *page, unsigned slot, unsigned
 uint64_t gh_free_cache_close(struct gh_account_page *page, unsigned slot, unsigned gpu) {
     _Atomic uint64_t *spare = &page->free_cache[slot][gpu];
     uint64_t w = LOAD_ACQUIRE(spare);
-    for (int i = 0; i < 100 && gh_cache_idle(w);
-         i++) /* fails once, against one who takes; oftener if someone scribbles */
+    for (int i = 0; i < 100 && gh_cache_idle(w); i++) /* fails once if a process takes, or if one writes garbage */
         if (CAS_ACQ_REL(spare, &w, gh_cache_word(0, gh_cache_taken(w))))
             break;
     return gh_cache_taken(w);
@@ -82,7 +80,7 @@ void gh_free_cache_take_all(struct gh_account_page *page, unsigned gpu) {
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++) {
         _Atomic uint64_t *spare = &page->free_cache[slot][gpu];
         uint64_t w = LOAD_ACQUIRE(&page->owner[slot]) ? LOAD_ACQUIRE(spare) : 0;
-        for (int i = 0; i < 100 && gh_cache_idle(w); i++) /* each failure is its owner's success */
+        for (int i = 0; i < 100 && gh_cache_idle(w); i++) /* each failure means that the owner has changed it */
             if (CAS_ACQ_REL(spare, &w, gh_cache_word(0, sum(w))))
                 break;
     }
