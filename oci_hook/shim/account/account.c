@@ -163,29 +163,29 @@ static enum gh_reservation add(struct gh_account_page *page, unsigned slot, unsi
     return done;
 }
 
-static uint64_t charged(struct gh_account_page *page, unsigned slot, unsigned gpu, uint64_t *spare) {
+static uint64_t charged(struct gh_account_page *page, unsigned slot, unsigned gpu, uint64_t *cache) {
     struct gh_account_entry *e = &page->entry[slot][gpu];
     uint64_t c = LOAD_ACQUIRE(&e->committed);
     for (int i = 0; i < 1000; i++) {
         uint64_t a = LOAD_ACQUIRE(&e->announce), again;
         bool counts = gh_tag(a) != gh_tag(c) && took_effect(page, slot, gpu, gh_tag(a));
-        *spare = LOAD_ACQUIRE(&page->free_cache[slot][gpu]);
+        *cache = LOAD_ACQUIRE(&page->free_cache[slot][gpu]);
         if ((again = LOAD_ACQUIRE(&e->committed)) == c)
-            return (gh_committed_units(c) + (counts ? (uint64_t)gh_delta(a) : 0) - gh_cache_taken(*spare)) &
+            return (gh_committed_units(c) + (counts ? (uint64_t)gh_delta(a) : 0) - gh_cache_taken(*cache)) &
                    GH_VALUE_MAX;
         c = again;
     }
-    return (gh_committed_units(c) - gh_cache_taken(*spare)) & GH_VALUE_MAX;
+    return (gh_committed_units(c) - gh_cache_taken(*cache)) & GH_VALUE_MAX;
 }
 
 uint64_t gh_account_slot_charged(struct gh_account_page *page, unsigned slot, unsigned gpu) {
-    uint64_t spare;
-    return charged(page, slot, gpu, &spare);
+    uint64_t cache;
+    return charged(page, slot, gpu, &cache);
 }
 
 uint64_t gh_account_slot_used(struct gh_account_page *page, unsigned slot, unsigned gpu) {
-    uint64_t spare, held = charged(page, slot, gpu, &spare);
-    return held > gh_cache_idle(spare) ? held - gh_cache_idle(spare) : 0;
+    uint64_t cache, units = charged(page, slot, gpu, &cache);
+    return units > gh_cache_idle(cache) ? units - gh_cache_idle(cache) : 0;
 }
 
 /* ---- slots ---- */
@@ -204,9 +204,9 @@ static void empty_slot(struct gh_account_page *page, unsigned slot) {
             mine.tag = gh_tag(a);
             STORE_RELEASE(&e->committed, mine.units << GH_TAG_BITS | mine.tag);
         }
-        uint64_t held = (mine.units - taken) & GH_VALUE_MAX;
-        if (held)
-            add(page, slot, gpu, &mine, -(int64_t)held, 0);
+        uint64_t left = (mine.units - taken) & GH_VALUE_MAX;
+        if (left)
+            add(page, slot, gpu, &mine, -(int64_t)left, 0);
         STORE_RELEASE(&e->contexts, 0);
     }
 }
@@ -249,10 +249,10 @@ static void lock_slot(struct gh_state *st, unsigned slot) {
 static bool slot_locked(unsigned slot) {
     int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
-    bool held = fd < 0 || syscall(SYS_fcntl, fd, OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
+    bool locked = fd < 0 || syscall(SYS_fcntl, fd, OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
     if (fd >= 0)
         syscall(SYS_close, fd);
-    return held;
+    return locked;
 }
 
 bool gh_account_slot_alive(const struct gh_state *st, unsigned slot, uint64_t owner, uint64_t stack) {
@@ -282,10 +282,10 @@ static unsigned claim_slot(struct gh_state *st, struct gh_account_page *page) {
 /* Publishes the slot as ours. If we lost the last slot because a process wrote garbage there, charges the new slot with
  * all that we were charged. */
 static bool publish_slot(struct gh_state *st, struct gh_account_page *page, unsigned slot) {
-    unsigned held = 0;
-    while (held < GH_ACCOUNT_GPUS && gh_lock(&st->mine[held].lock))
-        held++;
-    bool ours = held == GH_ACCOUNT_GPUS;
+    unsigned locked = 0;
+    while (locked < GH_ACCOUNT_GPUS && gh_lock(&st->mine[locked].lock))
+        locked++;
+    bool ours = locked == GH_ACCOUNT_GPUS;
     for (unsigned gpu = 0; ours && gpu < GH_ACCOUNT_GPUS; gpu++) {
         struct gh_mine *mine = &st->mine[gpu];
         uint64_t units = gh_own_units(st, gpu);
@@ -297,8 +297,8 @@ static bool publish_slot(struct gh_state *st, struct gh_account_page *page, unsi
             mine->units += units; /* the total is garbage, too; the next sweep repairs both */
     }
     STORE_RELEASE(&st->slot, ours ? slot : 0);
-    while (held--)
-        gh_unlock(&st->mine[held].lock);
+    while (locked--)
+        gh_unlock(&st->mine[locked].lock);
     return ours;
 }
 

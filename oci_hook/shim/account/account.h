@@ -16,7 +16,7 @@ static inline uint64_t gh_bytes(uint64_t units) { return units << GH_UNIT_SHIFT;
 /* Whether the process that took an account slot with these words still runs the same program. In doubt it does. */
 bool gh_account_slot_alive(const struct gh_state *st, unsigned slot, uint64_t owner, uint64_t stack);
 
-/* Maps the page and takes an account slot. False: no accounting is possible, the caller refuses (a line was written). */
+/* Maps the page and takes an account slot. False: neither is possible, and the caller refuses (a line was written). */
 bool gh_account_attach(struct gh_state *st);
 /* Maps the page without taking a slot, for callers that only read. NULL: no page. */
 struct gh_account_page *gh_account_page(struct gh_state *st);

@@ -8,7 +8,7 @@
 #define PLENTY(limit) ((limit) - (limit) / 8)
 
 /* Others only turn idle units into taken ones, so only the owner changes the sum. */
-static uint64_t sum(uint64_t spare) { return (gh_cache_idle(spare) + gh_cache_taken(spare)) & GH_CACHE_MASK; }
+static uint64_t sum(uint64_t cache) { return (gh_cache_idle(cache) + gh_cache_taken(cache)) & GH_CACHE_MASK; }
 
 static uint64_t counted(struct gh_account_page *page, unsigned gpu) {
     return gh_word_value(LOAD_ACQUIRE(&page->gpu[gpu].total)) + LOAD_ACQUIRE(&page->gpu[gpu].surcharge);
@@ -26,8 +26,8 @@ void gh_free_cache_begin(struct gh_account_page *page, unsigned gpu, struct gh_m
 
 bool gh_free_cache_change(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
                           int64_t delta, uint64_t limit) {
-    _Atomic uint64_t *spare = &page->free_cache[slot][gpu];
-    uint64_t w = LOAD_ACQUIRE(spare), idle = gh_cache_idle(w), units = (uint64_t)(delta < 0 ? -delta : delta);
+    _Atomic uint64_t *cache = &page->free_cache[slot][gpu];
+    uint64_t w = LOAD_ACQUIRE(cache), idle = gh_cache_idle(w), units = (uint64_t)(delta < 0 ? -delta : delta);
     if (sum(w) != mine->cached) {
         gh_free_cache_restate(page, slot, gpu, mine);
         return false;
@@ -41,7 +41,7 @@ bool gh_free_cache_change(struct gh_account_page *page, unsigned slot, unsigned 
         if (used > limit)
             return false;
     }
-    if (!CAS_ACQ_REL(spare, &w, gh_cache_word(idle - (uint64_t)delta, gh_cache_taken(w))))
+    if (!CAS_ACQ_REL(cache, &w, gh_cache_word(idle - (uint64_t)delta, gh_cache_taken(w))))
         return false;
     mine->cached = (mine->cached - (uint64_t)delta) & GH_CACHE_MASK;
     return true;
@@ -66,10 +66,10 @@ void gh_free_cache_restate(struct gh_account_page *page, unsigned slot, unsigned
 }
 
 uint64_t gh_free_cache_close(struct gh_account_page *page, unsigned slot, unsigned gpu) {
-    _Atomic uint64_t *spare = &page->free_cache[slot][gpu];
-    uint64_t w = LOAD_ACQUIRE(spare);
+    _Atomic uint64_t *cache = &page->free_cache[slot][gpu];
+    uint64_t w = LOAD_ACQUIRE(cache);
     for (int i = 0; i < 100 && gh_cache_idle(w); i++) /* fails once if a process takes, or if one writes garbage */
-        if (CAS_ACQ_REL(spare, &w, gh_cache_word(0, gh_cache_taken(w))))
+        if (CAS_ACQ_REL(cache, &w, gh_cache_word(0, gh_cache_taken(w))))
             break;
     return gh_cache_taken(w);
 }
@@ -78,10 +78,10 @@ void gh_free_cache_take_all(struct gh_account_page *page, unsigned gpu) {
     if (!LOAD_ACQUIRE(&page->gpu[gpu].cached))
         return;
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++) {
-        _Atomic uint64_t *spare = &page->free_cache[slot][gpu];
-        uint64_t w = LOAD_ACQUIRE(&page->owner[slot]) ? LOAD_ACQUIRE(spare) : 0;
+        _Atomic uint64_t *cache = &page->free_cache[slot][gpu];
+        uint64_t w = LOAD_ACQUIRE(&page->owner[slot]) ? LOAD_ACQUIRE(cache) : 0;
         for (int i = 0; i < 100 && gh_cache_idle(w); i++) /* each failure means that the owner has changed it */
-            if (CAS_ACQ_REL(spare, &w, gh_cache_word(0, sum(w))))
+            if (CAS_ACQ_REL(cache, &w, gh_cache_word(0, sum(w))))
                 break;
     }
 }

@@ -1,4 +1,4 @@
-/* Linear memory, and what a program is told about its memory. */
+/* Linear memory, and the figures that a program gets of its memory. */
 #include "driver/real.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
@@ -21,7 +21,7 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
-/* Managed memory may lie on the GPU as a whole, so all of it counts. */
+/* All of a managed allocation may lie on the GPU, so all of it is charged. */
 GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
     struct charge c;
     CUresult r = charge(&c, bytes);
@@ -31,7 +31,7 @@ GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
-#define PITCH 512ull /* what every GPU so far rounds a row up to; the driver's answer is what counts */
+#define PITCH 512ull /* every GPU so far rounds rows up to this; corrected by the driver's answer */
 
 static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
     return !__builtin_mul_overflow((pitch + PITCH - 1) & ~(PITCH - 1), height, bytes);
@@ -66,7 +66,7 @@ GH_EXPORT CUresult cuMemFree(unsigned pointer) {
     return end_free(&o, REAL(cuMemFree)(pointer));
 }
 
-/* The driver's figures, narrowed to the container's share. */
+/* Limits the driver's figures to what the container may have. */
 static void narrow(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total) {
     uint64_t left, limit;
     bool whole = false;

@@ -64,7 +64,7 @@ struct gh_pool {
     _Atomic uint32_t inflight;   /* running operations that may change it */
     _Atomic uint32_t alone;      /* 1: one operation relies on the pool's idle memory, so no other may begin */
     _Atomic uint32_t exportable; /* other processes can map its memory */
-    _Atomic uint64_t booked;     /* units:40 | changes:24 */
+    _Atomic uint64_t charged;    /* units:40 | changes:24 */
     _Atomic uint64_t grain;      /* it grows by multiples of this, as far as was seen */
     _Atomic int64_t pieces;      /* pieces allocated from it, */
     _Atomic int64_t touched;     /* and how many pages of the GPU they occupy in whole or in part */
