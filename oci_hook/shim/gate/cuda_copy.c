@@ -1,13 +1,14 @@
-/* While the GPU copies or fills its own memory it computes nothing else: from a size on, that passes the gate as a
- * kernel does, at a cost learned by size. Copies from and to the host have engines of their own and never wait here. */
+/* While the GPU copies or fills its own memory, it computes nothing else. So such a call passes the gate as a kernel
+ * does if it is long enough, at a cost learned by size. Copies from and to the host use engines of their own and never
+ * wait here. */
 #include "driver/cuda.h"
 #include "driver/real.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
 
-#define LEAST (1ull << 20) /* bytes: below, the kernels beside it take the GPU for longer */
+#define LEAST (1ull << 20) /* bytes; shorter calls take less time than the kernels around them */
 
-enum { COPY = 1, FILL }; /* no function or graph has such a handle */
+enum { COPY = 1, FILL }; /* in place of a handle, in keys of costs; no function or graph has this one */
 enum { ELSEWHERE = -1, SOME_GPU = -2 };
 
 /* Sizes that differ by less than a sixteenth cost the same. */
@@ -16,7 +17,7 @@ static uint64_t key_of(uintptr_t what, uint64_t bytes) {
     return cost_key((const void *)what, bytes >> shift, shift, 0);
 }
 
-/* The device that an address is on; a host's has no such attributes. */
+/* The device of an address; host addresses lack these attributes. */
 static int device_of(CUdeviceptr at) {
     unsigned type = 0;
     int device = ELSEWHERE;
@@ -118,7 +119,7 @@ BOX_NOW(cuMemcpy3DPeer_ptds, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD(NULL))
 BOX_LATER(cuMemcpy3DPeerAsync, CUDA_MEMCPY3D_PEER, SOLID, PLAIN)
 BOX_LATER(cuMemcpy3DPeerAsync_ptsz, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD)
 
-/* A batch counts as one copy, of what of it stays within one GPU. */
+/* A batch counts as one copy, of the bytes that it copies within one GPU. */
 static uint64_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t n) {
     uint64_t within = 0;
     for (size_t i = 0; to && from && sizes && i < n; i++)
@@ -127,7 +128,7 @@ static uint64_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, const s
     return within;
 }
 
-#define ELEMENT 4 /* bytes of an array's, 1 to 16; what a batch costs is learned */
+#define ELEMENT 4 /* bytes of an array's element: 1 to 16, and what a batch costs is learned */
 static uint64_t of_boxes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t n) {
     uint64_t within = 0;
     for (const CUDA_MEMCPY3D_BATCH_OP *c = list; list && c < list + n; c++) {

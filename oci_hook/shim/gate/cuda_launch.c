@@ -38,7 +38,7 @@ LAUNCH_EX(cuLaunchKernelEx_ptsz, PER_THREAD)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PLAIN)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PER_THREAD)
 
-/* One kernel on each of several devices: each device's gate in turn. */
+/* Launches a kernel on each of several devices: passes the gate of each. */
 GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned n, unsigned flags) {
     struct gate_ticket ticket[GH_POLICY_GPUS];
     if (gate_open() || !list || n > GH_POLICY_GPUS)
@@ -58,7 +58,7 @@ GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list
     return r;
 }
 
-/* Before CUDA 4, block and shared memory were set on the function. */
+/* Before CUDA 4, block and shared memory were set by other calls. */
 GH_EXPORT CUresult cuLaunch(CUfunction f) { return THROUGH_GATE(NULL, cost_key(f, 1, 0, 0), f, REAL(cuLaunch)(f)); }
 GH_EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height) {
     return THROUGH_GATE(NULL, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), f,

@@ -7,8 +7,8 @@
 #include "driver/real.h"
 #include "gate/gate_inside.h"
 
-#define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever was announced */
-#define UNMARKED (100 * GH_US)  /* an unknown command that cannot be measured */
+#define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever the slots announce */
+#define UNMARKED (100 * GH_US)  /* cost of an unknown command that cannot be measured */
 #define KAPPA 4u
 #define RESUME_LOSS (GH_MS / 2 + 60 * GH_US)
 #define ALONE_TRIES 1000
@@ -25,7 +25,7 @@ static bool anybody_awake(const struct gh_gate *g) {
     return false;
 }
 
-/* Nobody to share with, nothing to count: until somebody comes, launches do not ask. */
+/* Nobody else wants the GPU and no cap counts our work: from now on launches bypass the gate. */
 static void set_open(struct gh_gate *g, uint64_t now) {
     uint64_t tick = gate_ticks();
     struct gate_fast *f = g->fast;
@@ -53,7 +53,7 @@ static void set_open(struct gh_gate *g, uint64_t now) {
     atomic_store_explicit(&f->open, ready ? (g->page ? g->seq : 0) : UINT64_MAX, memory_order_release);
 }
 
-/* From here on launches are counted. */
+/* From now on launches are counted. */
 static void set_closed(struct gh_gate *g, uint64_t now) {
     if (atomic_load_explicit(&g->fast->open, memory_order_relaxed) != UINT64_MAX)
         g->uncounted_at = now;
@@ -75,7 +75,7 @@ static void woken(struct gh_gate *g, uint64_t now) {
 static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     struct gh_slot_head *h = gate_head(g);
     struct gh_own own = g->own;
-    /* The window is the container's: each process with work has its part of it. */
+    /* The window is for the whole container: the other processes with work are taken to use as much of it. */
     own.inflight = gh_residue(&g->own, now) * (g->siblings + 1);
     own.running_cost = 0;
     own.idle = g->launched - g->done == g->stuck_commands;
@@ -98,7 +98,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     if (d.go || d.held)
         WORD_STORE_RELEASE(&h->active_at, now);
     if (d.claim) {
-        WORD_STORE_RELEASE(&h->end, 0); /* half a claim is none */
+        WORD_STORE_RELEASE(&h->end, 0); /* invalid until all of it is written */
         WORD_STORE_RELEASE(&h->start, d.start);
         WORD_STORE_RELEASE(&h->probe_until, d.probe_until);
         WORD_STORE_RELEASE(&h->epoch, d.epoch);
@@ -114,7 +114,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     return d;
 }
 
-/* Sleeps as the decision says; false: it came back at once. Entered and left with the lock. */
+/* Sleeps as the decision says. False: it was woken at once. The lock is held on entry and on return. */
 static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, bool plainly) {
     uint64_t step = d->until > now ? d->until - now : 0;
     const uint32_t *word = NULL;
@@ -133,7 +133,7 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
         seen = g->seq;
     }
     bool full = d->on == GH_ON_OWN_DONE && d->held;
-    if (gate_asks(g)) { /* not here: it may take its time */
+    if (gate_asks(g)) { /* by the pacer, not here, since it may take long */
         g->needed_at = now;
         pacer_need(g);
     }
@@ -167,14 +167,14 @@ static bool has_lower(const struct gh_gate *g) {
     return false;
 }
 
-/* That there is work after a time without: who keeps a command ready behind a word has it to close. */
+/* We have work after an idle time: wakes lower classes, which must close the word before a prequeued command. */
 static void tell_lower(struct gh_gate *g) {
     if (g->tell)
         slot_wake(&g->own_slot);
     g->tell = false;
 }
 
-/* Until the driver may be asked. False: nothing is to be kept of this launch. */
+/* Waits until the launch is admitted. False: the gate is open, and the launch is not accounted for. */
 static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream stream, bool *prequeue) {
     bool held = false;
     unsigned early = 0;
@@ -223,7 +223,7 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
     }
 }
 
-/* A small window is refilled by what is seen to be done: it takes more markers. */
+/* The window is refilled when work is seen to be done, so a small window needs more markers. */
 static uint64_t batch_time(const struct gh_gate *g) { return min64(BATCH_TIME, gh_window(&g->view, g->me) / 2); }
 
 static bool is_collective(struct gh_gate *g, uint64_t key, CUfunction f) {
@@ -233,7 +233,7 @@ static bool is_collective(struct gh_gate *g, uint64_t key, CUfunction f) {
     if (!f || (was | 1) == (key | 1))
         return f && was & 1;
     if ((REAL(cuFuncGetName)(&name, f) && REAL(cuKernelGetName)(&name, f)) || !name)
-        name = ""; /* drivers before 12.3 */
+        name = ""; /* drivers before 12.3 have neither */
     bool is = cost_is_collective(name);
     atomic_store_explicit(&known->key, (key & ~1ull) | is, memory_order_relaxed);
     return is;
@@ -266,7 +266,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         t->queued = k->batch || k->first;
         t->timed = cost_due(cost, prequeue || k->batch + 1 >= BATCH_COMMANDS ||
                                       k->batch_estimate + t->estimate >= batch_time(g));
-        if (t->timed || k->thread) /* nobody but this thread can marker its stream later */
+        if (t->timed || k->thread) /* no other thread could put a marker into this thread's stream later */
             t->marker = markers_take(g, context);
     }
     if (!t->marker && t->estimate >= GH_COST_UNKNOWN)
@@ -289,7 +289,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         k->last_at = now;
         k->entered++;
         t->gate = g;
-    } else { /* more streams than we can follow: charged, not waited for */
+    } else { /* too many streams to track: charge the command, as if it were done */
         gate_retire(g, now + t->estimate, 1, t->estimate, t->estimate, 0);
     }
     gate_publish(g, now);
@@ -297,7 +297,7 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     gh_unlock(&g->lock);
     if (prequeue)
         prequeue_put(g, context, stream, t->estimate);
-    if (t->timed && t->queued) /* what was not seen to be done may be done: then the program is not ahead of the GPU */
+    if (t->timed && t->queued) /* earlier commands may be done without our knowledge */
         t->queued = !markers_idle(stream);
     if (t->marker)
         g->marker[t->marker - 1].begun = gate_now(g);
@@ -316,7 +316,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     if (!gh_lock(&g->lock))
         return r;
     struct track *k = &g->track[t->track - 1];
-    if (k->entered) /* its context is not gone meanwhile */
+    if (k->entered) /* 0 if its context was destroyed meanwhile */
         k->entered--;
     if (r != CUDA_SUCCESS && k->batch) {
         k->batch--;
@@ -333,7 +333,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     } else if (m) {
         markers_give(g, t->marker);
     }
-    if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* it cannot be measured after all */
+    if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* it cannot be measured: assume less */
         k->batch_estimate -= min64(t->estimate - UNMARKED, k->batch_estimate);
         g->inflight -= min64(t->estimate - UNMARKED, g->inflight);
         g->own.inflight = g->inflight;
@@ -344,7 +344,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     return r;
 }
 
-/* ---- what the program does besides ---- */
+/* ---- synchronisation, and destruction of streams and contexts ---- */
 
 uint64_t gate_before_sync(void) {
     struct gh_state *st = gh_here();
@@ -379,8 +379,8 @@ static struct gates *existing(void) {
     return st ? atomic_load_explicit(&st->gates, memory_order_acquire) : NULL;
 }
 
-/* Takes the lock when no thread of ours is in the driver with an event or this stream; NULL: with any. False: one does
- * not come back. */
+/* Takes the lock when no thread of ours is in a driver call with this stream; NULL: with any stream or event. False: a
+ * call does not return. */
 static bool lock_alone(struct gh_gate *g, CUstream stream) {
     for (int i = 0; i < ALONE_TRIES && gh_lock(&g->lock); i++) {
         void *with = atomic_load(&g->tailing);
@@ -416,7 +416,7 @@ void gate_stream_leaves(CUstream stream) {
             else if (marker)
                 markers_give(g, marker);
             markers_flush(g, n + 1, gate_now(g));
-            k->stream = (CUstream)~(uintptr_t)0; /* the next stream of that name is another one */
+            k->stream = (CUstream)~(uintptr_t)0; /* a new stream may get the same handle */
         }
         gh_unlock(&g->lock);
         if (lock_alone(g, stream))
@@ -440,7 +440,7 @@ void gate_context_leaves(CUcontext context) {
                 unsigned marker = k->first;
                 struct marker *m = &g->marker[marker - 1];
                 k->first = m->next;
-                uint64_t most = now - min64(now, m->submitted); /* more it did not have, if nothing is known of it */
+                uint64_t most = now - min64(now, m->submitted); /* upper bound for a command of unknown cost */
                 gate_retire(g, now, m->count, m->estimate, m->estimate < GH_COST_UNKNOWN ? m->estimate : most, 0);
                 markers_give(g, marker);
             }
@@ -448,7 +448,7 @@ void gate_context_leaves(CUcontext context) {
             markers_flush(g, n + 1, now);
             k->used = 0;
         }
-        for (unsigned n = 0; n < MARKERS; n++) /* its events go with it */
+        for (unsigned n = 0; n < MARKERS; n++) /* its events are destroyed with it */
             if (g->marker[n].context == context)
                 g->marker[n].context = NULL;
         gate_publish(g, now);

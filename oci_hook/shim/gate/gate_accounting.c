@@ -1,14 +1,14 @@
-/* The gate's books: what is known of the others' work, what they may know of ours, and what it is charged. */
+/* The gate's accounting: what we know of other containers' work, what we publish of ours, and what it is charged. */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "gate/gate_inside.h"
 
-#define STUCK_AFTER (10 * GH_MS)     /* beyond what it should take, were it only sliced */
-#define UNCOUNTED_MOST (500 * GH_MS) /* for a driver's queue to run empty */
+#define STUCK_AFTER (10 * GH_MS)     /* longer than it should take if it were only time-sliced */
+#define UNCOUNTED_MOST (500 * GH_MS) /* until a driver's queue has run empty */
 
-/* ---- what is known of the others ---- */
+/* ---- what we know of the others ---- */
 
 static const struct seen *last_seen(const struct gh_gate *g) { return &g->seen[g->looks % HISTORY]; }
 
@@ -59,7 +59,7 @@ void gate_ask(struct gh_gate *g) {
             slot_ask(&copy);
             if (gh_lock(&g->lock))
                 slot_answered(&g->peer[i], &copy);
-            return; /* the others at the next look: each may take its time */
+            return; /* one at a time, since each may take long */
         }
 }
 
@@ -86,7 +86,7 @@ uint64_t gate_own_part(const struct gh_gate *g, uint64_t now, uint64_t elapsed, 
 void gate_halt(struct gh_gate *g, uint64_t now, bool halted) {
     if (g->halted == halted)
         return;
-    gate_look(g, now, true); /* until here, time was shared out in another way */
+    gate_look(g, now, true); /* the time up to now is divided by the old state */
     if (halted)
         g->halt[++g->halts % HALTS] = (struct halt){now, UINT64_MAX};
     else
@@ -104,10 +104,10 @@ uint64_t gate_halted(const struct gh_gate *g, uint64_t since, uint64_t now) {
     return sum;
 }
 
-/* ---- what the others may know of us ---- */
+/* ---- what we publish of us ---- */
 
-/* A stream's first commands take far longer than they should: they wait for something, maybe for what is at the gate.
- * Or for what was launched uncounted before them, which says nothing of them nor of the tenant's gaps. */
+/* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. Exception: it
+ * may be behind launches made before counting began, which tell nothing of it nor of the tenant's gaps. */
 static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, uint64_t estimate, uint64_t now) {
     if (k->done_at < g->uncounted_at && now - min64(g->uncounted_at, now) < UNCOUNTED_MOST) {
         g->unsure = true;
@@ -126,7 +126,7 @@ static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, u
     return true;
 }
 
-/* The oldest commands in flight: since when they can have been running, and how long they should. */
+/* Finds the oldest commands in flight: since when they may have been running, and their estimated GPU time. */
 static void find_running(struct gh_gate *g, uint64_t now) {
     uint64_t at = UINT64_MAX, cost = 0;
     g->stuck = g->stuck_commands = 0;
@@ -147,7 +147,7 @@ static void find_running(struct gh_gate *g, uint64_t now) {
     g->own.running_cost = cost;
 }
 
-/* GPU time had so far: what was charged, and the present command's part. */
+/* GPU time used so far: what was charged, and the elapsed part of the running commands. */
 static uint64_t worked(struct gh_gate *g, uint64_t now) {
     uint64_t more = 0;
     if (g->launched != g->done)
@@ -155,13 +155,13 @@ static uint64_t worked(struct gh_gate *g, uint64_t now) {
     return WORD_LOAD_RELAXED(&gate_head(g)->charged) + more;
 }
 
-/* Saturation is learned from times in which nobody else had work for a while: only then is it the tenant's own doing.
- * Nor is it its doing that the GPU runs dry while its next launch waits for the own window. */
+/* Saturation is learned while nobody else has work: only then are gaps the tenant's own. Time in which the next launch
+ * waits for the tenant's window counts as used, since such gaps are not its own either. */
 void gate_count_clear(struct gh_gate *g, uint64_t now) {
     uint64_t clear_at = last_seen(g)->clear_at, charge = worked(g, now);
     if (clear_at <= g->counted_at) {
         g->clear += now - g->counted_at;
-        /* Charged may be less than before, when what ran was reckoned to run for longer. */
+        /* The charge may have fallen, if what ran was estimated to run for longer. */
         g->clear_charged += g->full ? now - g->counted_at : charge - g->counted_charge;
     }
     g->counted_at = now;
@@ -225,7 +225,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     unsigned contexts;
     struct gh_slot *s = &g->view.slot[g->me];
     *s = gh_slot_view(g->own_slot.page, sizeof *g->own_slot.page, now, g->view.rules.heartbeat_stale, &contexts);
-    if (sub == &g->own_slot.unseen && busy) { /* all are taken: the page does not show us */
+    if (sub == &g->own_slot.unseen && busy) { /* no record is free, so the file does not show us */
         s->launched += launched - g->done;
         contexts++;
     }
@@ -236,7 +236,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
         WORD_STORE_RELEASE(&h->idle_since, now);
         s->idle_since = now;
         if (gate_has_peers(g))
-            slot_wake(&g->own_slot); /* lower classes count their linger from here */
+            slot_wake(&g->own_slot); /* lower classes count the linger from now */
     }
     if (g->tenure && busy && g->clear > g->tenure_clear + 2 * GH_MS)
         tenure_observe(g, false);
@@ -268,15 +268,15 @@ void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge) {
         ;
 }
 
-/* The cap's bucket stands still while a collective waits. Were that charged in full, the other side would wait in its
- * turn until it is paid, and each would make the other wait longer and longer. */
+/* While a collective waits for its peers, the cap's bucket neither fills nor empties. If the wait were charged in full,
+ * each side would wait at its cap and so make the other side wait, longer each time. */
 static int64_t of_bucket(const struct gh_gate *g, uint64_t charge, uint64_t waited) {
     waited = min64(waited, charge);
     return (int64_t)(charge - waited + waited / 1000 * g->view.share[g->me].cap / (GH_PPM / 1000));
 }
 
 void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited) {
-    /* Streams beside each other: each command was measured, but a second has only a second. */
+    /* Streams ran in parallel: together they are charged no more than the time that has passed. */
     uint64_t wall = now - min64(g->busy_since, now);
     if (g->busy_track > TRACKS)
         wall -= min64(g->busy_lost, wall);

@@ -1,4 +1,4 @@
-/* Markers: events behind commands, by which the gate learns what is done and how long it took. */
+/* Markers: events behind commands, which tell the gate what is done and how long it took. */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -76,7 +76,7 @@ void markers_link(struct gh_gate *g, unsigned track, unsigned marker) {
     k->last = (uint16_t)marker;
 }
 
-/* The commands after the last marker are known to be done. */
+/* The commands after the newest marker are known to be done. */
 void markers_flush(struct gh_gate *g, unsigned track, uint64_t now) {
     struct track *k = &g->track[track - 1];
     uint32_t count = k->batch;
@@ -90,22 +90,22 @@ void markers_flush(struct gh_gate *g, unsigned track, uint64_t now) {
 static void retire(struct gh_gate *g, struct marker *m, uint64_t now, bool measured, float ms) {
     uint64_t charge = m->estimate, waited = 0;
     if (measured && m->timed && ms >= 0 && ms < 1e6f) {
-        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* the GPU's time, as the gate's is */
+        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* in the GPU's time, as are the gate's times */
         elapsed -= min64(elapsed, gate_halted(g, now - min64(elapsed, now), now));
         bool clean;
-        uint64_t shared = gate_own_part(g, now, elapsed, &clean);
+        uint64_t own_part = gate_own_part(g, now, elapsed, &clean);
         struct cost *cost = cost_of(&g->costs, m->key);
         charge = charge - min64(m->sampled, charge) +
-                 cost_seen(cost, elapsed, shared, m->queued, m->begun < elapsed / 8, clean, &waited);
+                 cost_seen(cost, elapsed, own_part, m->queued, m->begun < elapsed / 8, clean, &waited);
         g->unsure |= !cost_sure(cost);
         g->long_one = max64(elapsed, g->long_one - g->long_one / 256);
     } else if (charge >= GH_COST_UNKNOWN) {
-        charge = now - min64(now, m->submitted); /* not measured, of unknown cost: at most this */
+        charge = now - min64(now, m->submitted); /* of unknown cost and not measured: the upper bound */
     }
     gate_retire(g, now, m->count, m->estimate, charge, waited);
 }
 
-/* One thread at a time; the events of a marker on a track are touched by it alone until it takes them off. */
+/* One thread at a time. Only this thread uses the events of markers in a track, until it removes them from there. */
 void markers_poll(struct gh_gate *g) {
     if (g->polling || g->launched == g->done)
         return;
@@ -119,7 +119,7 @@ void markers_poll(struct gh_gate *g) {
             gh_unlock(&g->lock);
             CUcontext before = NULL;
             float ms = -1;
-            int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* a query would break another thread's capture */
+            int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* else a query would break a capture of another thread */
             bool pushed = REAL(cuCtxGetCurrent)(&before) || before != context;
             CUresult r = pushed ? REAL(cuCtxPushCurrent_v2)(context) : CUDA_SUCCESS;
             if (r == CUDA_SUCCESS) {
@@ -134,7 +134,7 @@ void markers_poll(struct gh_gate *g) {
             gh_lock(&g->lock);
             if (r == CUDA_ERROR_NOT_READY)
                 break;
-            /* Whatever else the driver says, nothing more is to be learned of it. */
+            /* After any other answer, too, nothing more can be learned from this event. */
             unsigned marker = g->track[i].first;
             g->track[i].first = m->next;
             if (!m->next)
@@ -150,7 +150,7 @@ void markers_poll(struct gh_gate *g) {
 bool markers_capturing(CUstream stream) {
     int status = 0;
     CUresult r = REAL(cuStreamIsCapturing)(stream, &status);
-    return r ? r != GH_MISSING : status; /* drivers before 10.0 capture nothing */
+    return r ? r != GH_MISSING : status; /* drivers before 10.0 cannot capture */
 }
 
 bool markers_idle(CUstream stream) {
@@ -167,7 +167,7 @@ void markers_tail(struct gh_gate *g) {
         uint64_t now = gate_now(g);
         if (!k->used || !k->batch || k->entered || now - min64(now, k->last_at) < TAIL_AFTER)
             continue;
-        if (k->thread) { /* none but its thread can marker it: it is done when it should be, or its thread says so */
+        if (k->thread) { /* only its own thread could put a marker there: assume that it is done when it should be */
             if (now - min64(now, k->last_at) > k->batch_estimate + GH_MS)
                 markers_flush(g, i + 1, now);
             continue;

@@ -35,7 +35,7 @@ void gate_read_page(struct gh_gate *g) {
         g->tiers = copy.tiers;
         for (unsigned k = 0; k < GH_SLOTS; k++) {
             if (k == g->me && !(copy.present >> k & 1))
-                continue; /* our grant is gone, our processes are not yet: as before */
+                continue; /* our grant has ended, but our processes still run: keep what we know */
             g->view.share[k] = copy.slot[k].share;
             if (g->view.share[k].cap > GH_PPM)
                 g->view.share[k].cap = GH_PPM;

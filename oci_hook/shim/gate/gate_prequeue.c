@@ -1,9 +1,10 @@
-/* Tier 0.5: one command more than the window holds is put into the stream, behind a wait for a word of ours in host
- * memory, where `gpu-hook gpus --probe` found that streams wait well. The GPU goes from one long command to the next
- * without asking; when a higher class comes, a store keeps the next one off the GPU, as the window would have.
+/* Tier 0.5, on GPUs where `gpu-hook gpus --probe` found that streams can wait for a word in host memory: one command
+ * more than the window allows is launched, behind a wait for such a word. So the GPU goes from one long command to the
+ * next without a pause. When a higher class has work, a store to the word keeps the next command off the GPU, as the
+ * window would have.
  *
- * The word is the process's own and is flipped by its threads: a neighbour's page could hold the stream for ever. If
- * they get no processor, one more command runs than should, by time slices. At most one command is behind a word. */
+ * The word belongs to the process, and only its threads change it: a word in another container's memory could block the
+ * stream for ever. If those threads get no processor, one command runs that should not. At most one command waits. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -50,22 +51,22 @@ bool prequeue_may(struct gh_gate *g, const struct gh_decision *d, CUcontext cont
     if (!(g->tiers & GH_TIER_MEMOPS) || d->go || d->on != GH_ON_OWN_DONE || d->mode != GH_GUARDED || !g->pacer ||
         window >= r->window || g->launched - g->done != 1 || prequeue_waits(g) || cost->collective)
         return false;
-    /* What is shorter fits before the GPU runs dry; for what is longer, asking each time costs little. */
+    /* A shorter command fits into the window; for a longer one, the pause before it costs little. */
     if (estimate <= window || estimate > r->drain_max)
         return false;
     struct prequeue *f = prequeue_of(g, context);
     unsigned track = f && !f->without ? markers_track(g, context, stream) : 0;
-    return track && !g->track[track - 1].batch; /* it is seen when what is before it is done */
+    return track && !g->track[track - 1].batch; /* markers tell when the command before it is done */
 }
 
-/* Memory of ours that the GPU sees, once per context. */
+/* Maps a page of ours into the context, once. */
 static bool ready(struct prequeue *f, const struct calls *c) {
     if (f->words)
         return true;
     void *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return false;
-    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* registering would break another thread's capture */
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* else this would break a capture of another thread */
     REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     bool ok = !c->attach(p, PAGE, DEVICEMAP) && !c->address(&f->at, p, 0);
     REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -127,7 +128,7 @@ void prequeue_leave(struct gh_gate *g, CUcontext context) {
             continue;
         if (f->words)
             __atomic_store_n(&f->words[PREQUEUE_OPEN], 1,
-                             __ATOMIC_RELEASE); /* stays mapped: the GPU may still look at it */
+                             __ATOMIC_RELEASE); /* not unmapped: the GPU may still read it */
         if (g->prequeue == f)
             g->prequeue = NULL;
         *f = (struct prequeue){0};

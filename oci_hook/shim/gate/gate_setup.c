@@ -1,4 +1,4 @@
-/* A gate for each GPU that is shared out, and the GPU page that it goes by. */
+/* Makes the gates: one for each GPU whose time is shared. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,14 +17,14 @@ static const struct gh_gpu_page *map_gpu_page(unsigned gpu) {
     char *p = MAP_FAILED;
     if (fd < 0)
         return NULL;
-    /* From the beginning: a mapping's offset must suit the kernel's page size, which may be 64 KiB (arm64). */
+    /* From offset 0, since an offset must be a multiple of the kernel's page size, which may be 64 KiB (arm64). */
     if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_size >= (off_t)end)
         p = mmap(NULL, end, PROT_READ, MAP_SHARED, fd, 0);
     syscall(SYS_close, fd);
     return p == MAP_FAILED ? NULL : (const struct gh_gpu_page *)(p + at);
 }
 
-static const uint32_t no_page; /* its seq */
+static const uint32_t no_page; /* the word that stands for its seq */
 
 static struct gh_gate *make_gate(const struct gh_gpu_policy *policy, uint32_t class_, unsigned gpu,
                                  struct gate_fast *fast) {
@@ -53,7 +53,7 @@ static struct gh_gate *make_gate(const struct gh_gpu_policy *policy, uint32_t cl
     g->looked = g->view.seen = g->needed_at = now;
     g->seen[0] = (struct seen){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1};
     g->contexts = 1;
-    if (g->own_slot.inherited) /* killed in its tenure, and started anew at once: that is not ours */
+    if (g->own_slot.inherited) /* a process was killed in its tenure and started again at once: end that tenure */
         gate_yield(g, now);
     fast->seq = g->page ? &g->page->seq : &no_page;
     atomic_store(&fast->open, UINT64_MAX);
@@ -77,7 +77,7 @@ struct gates *gates_make(struct gh_state *st) {
     }
     for (unsigned gpu = 0; gpu < gpus && gpu < GH_POLICY_GPUS; gpu++) {
         if (!gh_policy_gpu(st, gpu, &policy, &gpus, &class_))
-            break; /* no policy: no memory either */
+            break; /* without a policy all memory is refused */
         if (gpu >= gpus || !policy.slot || policy.slot > GH_SLOTS || policy.flags & GH_GPU_WHOLE)
             continue;
         struct gh_gate *g = make_gate(&policy, class_, gpu, &made->fast[made->count]);

@@ -13,11 +13,12 @@
 
 #include "pages/layout.h"
 
-/* Others decide what a question costs. Not more often than this, and not in more than a hundredth of the time. */
+/* Other containers decide how long a test of a lock takes. So we test at most this often, and for at most a hundredth
+ * of the time. */
 #define ASK_EVERY (50 * GH_MS)
 #define ASK_PART 100
 #define RETRY_EVERY (100 * GH_MS)
-#define HIGH 100 /* descriptors out of the way of programs that count on low numbers */
+#define HIGH 100 /* lowest descriptor that we use: some programs rely on low ones */
 
 static uint64_t real_now(void) {
     struct timespec t;
@@ -36,7 +37,7 @@ static char *number(char *to, unsigned n, unsigned digits) {
     return to + digits;
 }
 
-/* Another tenant can have a lease on what it can open: then an open that could sleep, would. 0: none, see errno. */
+/* Opens without waiting: another container can have a lease on any file that it can open. fd 0: failed, see errno. */
 static struct slot_file open_high(const char *path, int flags, struct stat *st) {
     const int always = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags | always, 0666);
@@ -69,7 +70,7 @@ static void close_ours(struct slot_file *file) {
 
 enum locked { LOCKED, BUSY, NO_LOCKS };
 
-/* Classical record locks: the kernel drops them when the process dies or execs, and a forked child has none. */
+/* Traditional record locks: the kernel drops them when the process ends or execs, and a forked child has none. */
 static enum locked lock_byte(const struct slot_file *file, off_t at) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
     if (!file->fd || !is_ours(file))
@@ -85,24 +86,24 @@ static void unlock_byte(const struct slot_file *file, off_t at) {
         syscall(SYS_fcntl, file->fd - 1, F_SETLK, &lock);
 }
 
-/* Whether another process holds a write lock there. For that a file must be open for writing, which a slot file is to
- * its own container alone; read locks can be anybody's, and say nothing. In doubt: yes. */
+/* Whether another process holds a write lock there. A write lock needs a file open for writing, and only its own
+ * container can open a slot file so. Read locks can be anybody's, so they prove nothing. In doubt: yes. */
 static bool write_locked(const struct slot_file *file, off_t at, off_t length) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = length};
     return syscall(SYS_fcntl, file->fd - 1, F_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
-/* ---- the own file ---- */
+/* ---- our own file ---- */
 
-/* GH_PROCESS_LOCKS, in the container's own tmpfs: its locks are what siblings see, and no neighbour can open it. Written
- * while the gates are made, for all GPUs. */
+/* GH_PROCESS_LOCKS, in the container's own tmpfs: the processes of the container see each other's locks there, and no
+ * other container can open it. Opened while the gates are made; one file for all GPUs. */
 static struct slot_file among;
 
-/* No O_CREAT on a file that is there: see open_page() of account.c. */
+/* No O_CREAT on a file that exists: see open_page() in account/account.c. */
 static void open_among(void) {
     struct stat st;
     struct slot_file file;
-    if (is_ours(&among)) /* of another GPU: to close a second descriptor would drop the locks of the first */
+    if (is_ours(&among)) /* open already; closing a second descriptor would drop the locks of the first */
         return;
     file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (!file.fd && errno == ENOENT)
@@ -110,13 +111,13 @@ static void open_among(void) {
     if (!file.fd && errno == EEXIST)
         file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (file.fd && (st.st_mode & 0666) != 0666 && st.st_uid == geteuid())
-        fchmod(file.fd - 1, 0666); /* the umask took some of it */
+        fchmod(file.fd - 1, 0666); /* the umask has removed some bits */
     among = file;
 }
 
 static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SLOT_PROCESSES + i; }
 
-/* Sub-slot i for us, if no living sibling has it. withheld: neighbours cannot see that by a lock. */
+/* Takes record i, unless a running process of the container has it. *withheld: other containers see no lock for it. */
 static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
     uint64_t nobody = 0;
     enum locked mine = lock_byte(&among, among_at(own, i));
@@ -131,7 +132,7 @@ static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
             unlock_byte(&among, among_at(own, i));
         return false;
     }
-    /* Without a lock that siblings see, only what nobody ever had. */
+    /* Without a lock that our container's processes see, take only a record that was never used. */
     return mine == LOCKED || __atomic_compare_exchange_n(&own->page->process[i].owner, &nobody, own->generation, false,
                                                          __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
@@ -188,11 +189,11 @@ void slot_locked(struct slot_own *own, const struct slot_own *copy) {
         return;
     if (own->process == copy->process)
         WORD_STORE_RELEASE(&own->process->withheld, 0);
-    else /* lost meanwhile */
+    else /* the record was lost meanwhile */
         unlock_byte(&copy->file, copy->process - copy->page->process);
 }
 
-/* The own file, mapped. NULL: it is not there, no such file, or somebody has a lease on it. */
+/* Maps our own file. NULL: it is missing, is no slot file, or another process has a lease on it. */
 static struct gh_slot_page *map_own(unsigned gpu, struct slot_file *file) {
     char path[sizeof GH_SLOT_FILE + 4] = GH_SLOT_FILE "/";
     struct stat st;
@@ -238,7 +239,7 @@ static void raise_to(uint64_t *word, uint64_t least) {
         ;
 }
 
-/* The file, in the place of the private memory that there was instead; what was had meanwhile, was had. */
+/* Maps the file where the private memory was, and adds to it what was charged meanwhile. */
 static void attach_late(struct slot_own *own) {
     struct gh_slot_page *page = map_own(own->gpu, &own->file);
     if (!page)
@@ -275,7 +276,7 @@ void slot_wake(struct slot_own *own) {
     __atomic_add_fetch(word, 1, __ATOMIC_RELEASE);
     if (own->wake_at && real_now() < own->wake_at)
         return;
-    /* A neighbour may put thousands of threads to sleep here, and does not pay for waking them. */
+    /* Another container can put thousands of threads to sleep on our word at no cost to itself. */
     uint64_t since = real_now();
     bool many = syscall(SYS_futex, word, FUTEX_WAKE, GH_WAKES, NULL, NULL, 0) >= GH_WAKES;
     own->wake_at = many ? again(since, real_now(), 0) : 0;
@@ -310,7 +311,7 @@ void slot_close(struct slot_peer *peer) {
     *peer = (struct slot_peer){0};
 }
 
-/* Not there, or its owner or another neighbour has a lease on it: as if nobody had that slot, for a while. */
+/* False: it is missing or another container has a lease on it. Then the slot counts as empty for a while. */
 static bool open_peer(struct slot_peer *peer, unsigned gpu, unsigned slot, uint64_t born) {
     char path[sizeof GH_SHARE_DIR + 16] = GH_SHARE_DIR "/";
     struct stat st;
@@ -338,12 +339,12 @@ void slot_ask(struct slot_peer *copy) {
 
 void slot_answered(struct slot_peer *peer, const struct slot_peer *copy) {
     if (peer->born != copy->born || peer->file.fd != copy->file.fd || peer->file.inode != copy->file.inode)
-        return; /* another one's meanwhile */
+        return; /* the slot has another owner by now */
     peer->gone = copy->gone;
     peer->ask_at = copy->ask_at;
 }
 
-/* A process there has no lock, and says that it is not to blame. */
+/* Whether a process there says that others keep it from its lock. */
 static bool withheld(const struct gh_slot_page *page) {
     unsigned top = page->head.top < GH_SLOT_PROCESSES ? page->head.top : GH_SLOT_PROCESSES;
     for (unsigned i = 0; i < top; i++)
@@ -377,8 +378,8 @@ struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, ui
     struct gh_slot s = gh_slot_view(got.bytes, (size_t)n, now, rules->heartbeat_stale, contexts);
     if (n == GH_SLOT_FILE_SIZE)
         peer->word = got.page.head.word;
-    /* No step back is believed, and none forward that could neither be work done meanwhile nor a return from idling:
-     * else who wakes beside a liar would take its v along to honest tenants. */
+    /* v may not fall, nor rise by more than work done meanwhile or a return from idling explains. Otherwise an honest
+     * tenant that wakes beside a liar would take over its v. */
     uint64_t most = top;
     if (!fresh && before->v + elapsed * 1000 > most)
         most = before->v + elapsed * 1000;
@@ -388,7 +389,7 @@ struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, ui
         s.v = most;
     if (!fresh && s.v < before->v)
         s.v = before->v;
-    /* Silent: dead, or only without a processor? An answer holds until the next sign of life. */
+    /* A silent container has ended, or got no processor. What we find out is valid until its next sign of life. */
     bool silent = s.heartbeat && now > s.heartbeat && now - s.heartbeat > rules->silent;
     peer->beat = s.heartbeat;
     s.dead = silent && peer->gone == s.heartbeat;
