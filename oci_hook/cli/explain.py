@@ -25,6 +25,7 @@ from oci_hook.ledger import slot_files, store
 from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import request_mounts
 from oci_hook.oci import spec as oci_spec
+from oci_hook.oci.spec_types import Mount
 
 KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
@@ -132,7 +133,7 @@ def describe(
     spec: str | None,
     annotations: dict[str, str],
     env: dict[str, str],
-    mounts: list[dict[str, str]],
+    mounts: list[Mount],
     container: str,
 ) -> Container:
     """The container that the options describe; they override the spec. Raises ApplyError GH-401."""
@@ -155,9 +156,9 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in given)
 
 
-def volumes(given: tuple[str, ...]) -> list[dict[str, str]]:
+def volumes(given: tuple[str, ...]) -> list[Mount]:
     """Mounts in the form of docker's -v."""
-    found = []
+    found: list[Mount] = []
     for text in given:
         source, _, destination = text.partition(":")
         if not destination.startswith("/"):
