@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from oci_hook.oci.state import State
 
 STAGES = ("prestart", "createRuntime", "poststop")
-DEADLINE = 8.0  # seconds; runtime-config gives the hook 10, so that it is us who say what happened
+DEADLINE = 8.0  # seconds; runtime-config gives the hook 10, so that our own message comes first
 POSTSTOP_DEADLINE = 2.0
 
 
@@ -85,7 +85,7 @@ def start(given: "State", settings: "Settings") -> None:
     if settings.mode == "standalone":
         nvidia_hooks.check(config)
 
-    from oci_hook.apply import live  # not before: a container that asks for nothing does without
+    from oci_hook.apply import live  # loaded here, since most containers ask for nothing
     from oci_hook.ledger.inventory import load
 
     container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
@@ -123,7 +123,7 @@ def give(
     try:
         live.put(admission.grant, admission.inventory, config, container, devices, settings)
         events.granted(settings.state_dir, admission.grant, time.monotonic() - began)
-        if settings.stale:  # standard error of a hook that succeeds is shown to nobody
+        if settings.stale:  # engines do not show the standard error of a hook that succeeds
             log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
         limits.no_deadline()
@@ -163,8 +163,8 @@ def _held(given: "State", settings: "Settings") -> "Grant | None":
 
 
 def _adopted(given: "State", config: "Spec", settings: "Settings", began: float) -> "Grant | None":
-    """The grant of our precreate stage, which edited this spec and could not know whose it is going to be. Only the
-    spec names its key, once, and from now on it lives as long as this container."""
+    """The grant that our precreate stage made for this spec, before anybody knew the container, and whose key it wrote
+    into the spec's marker. From now on the grant is this container's and ends with it. None where there is none."""
     if MARKER not in (config.get("annotations") or {}):
         return None
     from oci_hook.apply.to_cgroup import DeviceCgroup
@@ -174,7 +174,7 @@ def _adopted(given: "State", config: "Spec", settings: "Settings", began: float)
     devices = None
     try:
         devices = DeviceCgroup(given.pid)
-    except GhError:  # a cgroup that it shares with others says nothing about its life
+    except GhError:  # a cgroup with other processes does not show whether the container lives
         pass
     grant = adopt(marked(config), _who(given), _life(given.pid, devices), settings)
     if grant is not None:

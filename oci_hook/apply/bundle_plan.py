@@ -44,7 +44,7 @@ def unedited(found: "Spec", settings: "Settings") -> "Spec":
 
 
 def for_no_request(doc: "Spec", settings: "Settings") -> "Spec":
-    """The spec of a container that asks for nothing: in the modes with an NVIDIA runtime that one must not serve it."""
+    """The spec of a container that asks for nothing. An NVIDIA runtime beside us is kept from giving it GPUs."""
     if settings.mode == "standalone":
         return doc
     from oci_hook.oci import nvidia_edits
@@ -83,7 +83,7 @@ def _check_rules(doc: "Spec", grant: "Grant", inventory: "Inventory") -> None:
     rules = resources.get("devices") or ()
     granted = {share.uuid: inventory.gpu(share.uuid).minor for share in grant.shares}
     others = {(n.major, n.minor) for n in inventory.nodes if n.capability == MIG and n.uuid not in granted}
-    # Two MIG devices of one GPU instance have a node in common: granted with one, it is no other's.
+    # MIG devices of one GPU instance have a node in common, which is granted with any of them.
     others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}
     if reachable := reachable_gpus(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
         raise refuse(

@@ -207,7 +207,7 @@ def _cached(tree: Tree) -> list[str]:
         while at >= 0:
             tree.work.spend(LOOK)
             start = data.rfind(b"\0", max(0, at - MAX_PATH - 1), at) + 1
-            folder = data[start:at] if start or at <= MAX_PATH else b"."  # longer than any path: not one
+            folder = data[start:at] if start or at <= MAX_PATH else b"."  # too long to be a path
             if not folder or folder.startswith(b"/"):
                 found[os.fsdecode(folder or b"/")] = None
                 if len(found) > MAX_CACHED:
@@ -312,7 +312,7 @@ def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> st
 
 
 def _check_name(destination: str, path: str) -> None:
-    if not path.isascii() or not path.isprintable():  # it would not survive config.json
+    if not path.isascii() or not path.isprintable():  # it might change on its way through config.json
         raise _collision(destination, f"leads to {path}, a name with odd characters")
     if path.count("/") > MAX_DEPTH:
         raise _collision(destination[:100], f"lies, or leads, more than {MAX_DEPTH} folders deep")

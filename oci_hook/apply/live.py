@@ -63,13 +63,13 @@ def verify(
 def verify_beside(
     grant: "Grant", inventory: "Inventory", config: "Spec", container: "Container", settings: "Settings"
 ) -> None:
-    """The same together with the NVIDIA runtime, which has brought the driver's files by the spec, or by a hook before
+    """`verify` together with the NVIDIA runtime, which has brought the driver's files by the spec, or by a hook before
     this one: then the shims are mounted over them here. Raises NodeError, ApplyError."""
     from oci_hook.apply import nvidia_runtime_mode
     from oci_hook.core.nvidia_runtime_mode import own_steps
     from oci_hook.oci import nvidia_edits
 
-    image = look(container.path(), (), spec.environment(config))  # as a program would see it: with all mounts
+    image = look(container.path(), (), spec.environment(config))  # the rootfs as a program sees it, with all mounts
     plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
     late = settings.mode == "on-top" or nvidia_edits.has_legacy_hook(config)
     plan = own_steps(plan, inventory, image, settings.prefix, late)

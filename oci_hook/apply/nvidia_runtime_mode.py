@@ -4,7 +4,7 @@ below: the NVIDIA runtime edits the spec before us. on-top: it comes after us an
 way its part is narrowed to the grant, ours loses the driver's files, and a library that arrives after the spec is
 edited gets its shim from our createRuntime hook. Where what lies: oci/nvidia_hooks.py knows the NVIDIA toolkit's hooks,
 oci/nvidia_edits.py its edits of a spec, core/nvidia_runtime_mode.py which steps of a plan stay ours, and this file does
-the rest: `narrow` to `own_part` for a bundle, `cover` and `check_covered` for a made container.
+the rest: `narrow` to `own_part` for a bundle, `covers` and `check_covered` for a made container.
 """
 
 import os
@@ -37,7 +37,7 @@ LIBRARIES = ("libcuda", "libnvidia-ml")
 
 
 def narrow(doc: "Spec", grant: "Grant", inventory: "Inventory", settings: "Settings") -> "Narrowed":
-    """The spec with the NVIDIA runtime's edits narrowed to the grant, and the grant as all that it will be asked for.
+    """The spec with the NVIDIA runtime's edits narrowed to the grant, and without anything that asks it for more.
 
     Raises NodeError GH-302, ApplyError GH-409.
     """
@@ -84,7 +84,7 @@ def own_part(
 
 
 def shared(grant: "Grant") -> bool:
-    """Whether the container may have only what a shim governs: it is not given GPUs, and all of them whole."""
+    """Whether the container may have only what a shim governs: false where it is given GPUs, all of them whole."""
     return not grant.shares or not all(share.whole for share in grant.shares)
 
 

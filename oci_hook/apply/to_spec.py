@@ -115,7 +115,7 @@ def _request_mount(destination: str) -> "Mount":
 def apply(spec: "Spec", plan: "Iterable[Step]", grant: "Grant", beside: bool = False) -> "Spec":
     """The edited spec; `spec` itself is left as it is. Everything that is not ours is kept, in its order.
 
-    beside: the NVIDIA runtime reads it next, and is to hear of no request but by its variable.
+    beside: the NVIDIA runtime reads the spec next; mounts that ask it for devices are taken out too.
     """
     process: Process = {**(spec.get("process") or {})}
     linux: Linux = {**(spec.get("linux") or {})}
@@ -126,7 +126,7 @@ def apply(spec: "Spec", plan: "Iterable[Step]", grant: "Grant", beside: bool = F
     mounts, requests = _split_requests(spec, beside)
     remembered = [entry for entry in env if _name(entry) in ENV_SET] + requests
     if not starts_closed(rules):
-        rules.insert(0, DENY_ALL)  # what runc means by an empty list; said, so that every runtime means it
+        rules.insert(0, DENY_ALL)  # runc takes an empty list for this rule; written down, every runtime has it
     for step in plan:
         if isinstance(step, (Bind, Tmpfs)):
             mounts.append(_mount(step))
