@@ -81,7 +81,9 @@ class Done:
 def main(prefix: str, args: "Sequence[str]") -> int:
     """Does not return when all is well: the process is the real runtime then. `args`: without the program's name."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends us as it would end the runtime; the next sweep releases the grant
+        _signal.signal(
+            _signal.SIGINT, _signal.SIG_DFL
+        )  # Ctrl-C ends us as it would end the runtime; the next sweep releases the grant
     return program.run(Runtime(prefix, args))
 
 

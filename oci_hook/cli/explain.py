@@ -15,6 +15,7 @@ from oci_hook.core.dialects import native
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import PAGES_DIR, PREFIX_KEY, SHARE_STATE
+from oci_hook.core.nvidia_runtime_mode import own_steps
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
@@ -193,8 +194,11 @@ def plan_for(
         imex_channels=request.imex_channels,
     )
     if given.doc is None:
-        plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
+        image = ImageFacts("/usr/lib64")
+        plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
         late = settings.mode == "on-top"
+        if late:
+            plan = own_steps(plan, inventory, image, settings.prefix, late)
     else:
         found_plan = bundle_plan.plan_for(given.doc, given.bundle, grant, inventory, settings)
         plan, late = found_plan.steps, found_plan.late
