@@ -72,6 +72,7 @@ OURS = {
     "ledger.grant_file",
     "apply.image",
     "ledger.inventory",
+    "linux.cgroup_tree",
     "linux.proc",
     "ledger.proof",
     "ledger.life",

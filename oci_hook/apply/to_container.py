@@ -14,7 +14,7 @@ from oci_hook.apply.sources import ADVICE
 from oci_hook.core.layout import PAGE_UID, PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
-from oci_hook.linux import device, mount, namespace, process
+from oci_hook.linux import device, mount, namespace, proc, process
 from oci_hook.linux.libc import AT_FDCWD, SyscallError
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
 
@@ -81,7 +81,7 @@ def check_child_of(container: Container, parent: int) -> None:
     """Raises ApplyError GH-406 unless parent is the init's parent, as it is where a runtime makes a container and calls
     the hook. A wrong pid in the state document (of another container, of any other process, our own) is thus refused.
     """
-    if process.parent(container.pid) != parent:
+    if proc.parent(container.pid) != parent:
         raise _not_ours(container.pid, "is not a child of the runtime that called this hook")
 
 
