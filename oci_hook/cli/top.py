@@ -26,12 +26,12 @@ from oci_hook.ledger import admit
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue", "bright_cyan", "bright_yellow")
 SORTS = ("memory", "busy", "compute", "name", "age")
-SHORT = 5  # points below its guarantee from which on the error is shown in red
-WIDER, WIDE, NARROW = 110, 100, 64  # below that width: no ERROR; no POLICY and CLASS; no LIMIT and COMPUTE
+MUCH = 5  # points below the guarantee from which on SHORT is shown in red
+WIDER, WIDE, NARROW = 110, 100, 64  # below that width: no SHORT; no POLICY and CLASS; no LIMIT and COMPUTE
 NUMBERED = ("CONTAINER", "GPU", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
-ERROR = ("ERROR",)
+MISSING = ("SHORT",)
 GRANTED = ("POLICY", "CLASS")
-ALL = (*NUMBERED, *ERROR, *GRANTED, "STATE")
+ALL = (*NUMBERED, *MISSING, *GRANTED, "STATE")
 ROOMY = ("LIMIT", "COMPUTE")
 CUT = ("CONTAINER", "STATE")  # columns whose cells may be cut
 TABLE = 8  # lines for the containers' table with the lines around it
@@ -171,7 +171,7 @@ class Screen:
         for title in self.titles(width):
             # Columns that may be cut shrink before any number does.
             table.add_column(
-                title, justify="right" if title in (*NUMBERED[1:], *ERROR) else "left", no_wrap=title not in CUT
+                title, justify="right" if title in (*NUMBERED[1:], *MISSING) else "left", no_wrap=title not in CUT
             )
         chosen = self.chosen()
         order = self.containers()
@@ -189,7 +189,7 @@ class Screen:
 
     def titles(self, width: int) -> list[str]:
         out = (
-            *(ERROR if width < WIDER else ()),
+            *(MISSING if width < WIDER else ()),
             *(GRANTED if width < WIDE else ()),
             *(ROOMY if width < NARROW else ()),
         )
@@ -218,7 +218,7 @@ class Screen:
             Text("whole" if share["whole"] else output.size(share["memory_mib"])),
             Text(f"{share['compute']}%" if share["compute"] else "-"),
             Text("-" if busy is None else f"{busy:.0f}%"),
-            Text("-" if error is None else f"{error:+.0f}", "red" if error and error > SHORT else ""),
+            Text("-" if error is None else f"{error:+.0f}", "red" if error and error > MUCH else ""),
             *rest,
         ]
 
@@ -281,7 +281,7 @@ def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
     """Show GPUs and containers live.
 
     If the agent runs, memory and busy are the driver's figures; without it, memory is what the containers' account
-    pages show. ERROR is the compute guarantee minus the compute that the container got while it had work, in points of
+    pages show. SHORT is the compute guarantee minus the compute that the container got while it had work, in points of
     the GPU over the last minute.
     """
     try:
