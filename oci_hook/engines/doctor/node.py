@@ -8,12 +8,12 @@ from pathlib import Path
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
-from oci_hook.discovery import char_links, discover, driver_files
+from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
 from oci_hook.linux import cgroup, mount, openat2
-from oci_hook.observe.orphans import strays
+from oci_hook.observe.orphans import orphans
 
 USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
@@ -22,7 +22,7 @@ FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
 
 
 def check_driver(settings: Settings, option: str) -> Iterator[Finding]:
-    if Path(settings.driver_root, discover.SIMULATED_MARK).exists():
+    if Path(settings.driver_root, mark.MARK).exists():
         yield Finding("driver", NOTE, f"simulated, in {settings.driver_root}; `gpu-hook sim down{option}` removes it")
         return
     loaded = discover.kernel_version()
@@ -80,7 +80,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
     more = f"; the next start releases {exited} of exited containers" if exited > 0 else ""
     holders = "1 container holds a share" if len(living) == 1 else f"{len(living)} containers hold shares"
     yield Finding("ledger", OK, holders + more)
-    unknown = strays(settings.state_dir, {grant.key for grant in living})
+    unknown = orphans(settings.state_dir, {grant.key for grant in living})
     new = {grant.key for grant in store.snapshot(settings.state_dir)} if unknown else set()  # created meanwhile
     for pid in [pid for key, pid in unknown.items() if key not in new]:
         message = f"process {pid} has a share that is not in the ledger: the GPU memory it uses can be granted twice"
