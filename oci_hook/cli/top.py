@@ -120,11 +120,11 @@ class Screen:
         if self.node["simulated"]:
             lines[0].append("  simulated GPUs", "yellow")
         words = {"ok": ("agent ok", "green"), "degraded": ("agent degraded", "red")}
-        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of the GPUs is unknown", "yellow")))
+        status = fit("  ").append(*words.get(agent["state"], ("no agent: use of the GPUs is unknown", "yellow")))
         if width >= NARROW:
-            lines[0].append(said)
+            lines[0].append(status)
         else:
-            lines.append(said)
+            lines.append(status)
         lines += [fit(f"  {what}: {output.printable(why)}", "red") for what, why in agent["problems"].items()]
         if not self.node["gpus"]:
             lines.append(fit("  no GPUs found: `gpu-hook doctor` says why", "yellow"))
@@ -160,9 +160,9 @@ class Screen:
     def line(self, gpu: dict[str, Any], width: int) -> Text:
         memory, _ = self.shares(gpu)
         busy = "" if gpu["busy"] is None else f", busy {gpu['busy']}%"
-        told = output.printable(gpu["error"]) if gpu["error"] else output.size(gpu["granted_mib"]) + " granted" + busy
+        text = output.printable(gpu["error"]) if gpu["error"] else output.size(gpu["granted_mib"]) + " granted" + busy
         head = fit(f"GPU {gpu['index']:<3}", "bold")
-        return head.append(bar(memory, max(4, width - 42))).append(f" {told}", "red" if gpu["error"] else "default")
+        return head.append(bar(memory, max(4, width - 42))).append(f" {text}", "red" if gpu["error"] else "default")
 
     def table(self, lines: int, width: int) -> RenderableType:
         if not self.node["containers"]:

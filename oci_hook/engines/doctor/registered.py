@@ -140,10 +140,10 @@ def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[Finding]:
 
 def version(program: str) -> int | None:
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+        text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    number = re.search(r"(\d+)\.\d", said)
+    number = re.search(r"(\d+)\.\d", text)
     return int(number[1]) if number else None
 
 
