@@ -198,15 +198,8 @@ class Screen:
     def row(self, c: dict[str, Any], share: dict[str, Any] | None, first: bool) -> list[Text]:
         """The cells, in the order of ALL."""
         who = fit("■ ", self.colour(c["key"])).append(output.printable(name(c)), "default") if first else Text()
-        waits = c.get("waits_seconds")
-        state = fit(c["state"] if waits is None else f"{c['state']} {waits}s", STATES.get(c["state"], ""))
-        held = share["waits_for"] if share and share["gate"] and share["gate"]["mode"] == "frozen" else None
-        if held and c["state"] == "running":
-            other = next((o for o in self.node["containers"] if o["id"] == held), None)
-            state = fit(f"waits for {label(other) if other else output.short(held)}", "yellow")
-        if c["findings"]:
-            state.append(" " + ",".join(sorted({f["kind"] for f in c["findings"]})), "red")
-        rest = [Text(c["policy"]), Text(c["class"]), state] if first or held else [Text()] * 3
+        waits = waits_for(share)
+        rest = [Text(c["policy"]), Text(c["class"]), self.state(c, waits)] if first or waits else [Text()] * 3
         if share is None:
             return [who, *[Text("-")] * 6, *rest]
         busy = share["busy"] if share["share"] is None else share["share"]
@@ -221,6 +214,24 @@ class Screen:
             Text("-" if error is None else f"{error:+.0f}", "red" if error and error > MUCH else ""),
             *rest,
         ]
+
+    def state(self, c: dict[str, Any], waits: str | None) -> Text:
+        """waits: the id of the container that this one waits for on the row's GPU."""
+        seconds = c.get("waits_seconds")
+        state = fit(c["state"] if seconds is None else f"{c['state']} {seconds}s", STATES.get(c["state"], ""))
+        if waits and c["state"] == "running":
+            other = next((o for o in self.node["containers"] if o["id"] == waits), None)
+            state = fit(f"waits for {label(other) if other else output.short(waits)}", "yellow")
+        if c["findings"]:
+            state.append(" " + ",".join(sorted({f["kind"] for f in c["findings"]})), "red")
+        return state
+
+
+def waits_for(share: dict[str, Any] | None) -> str | None:
+    """The id of the container of a higher class that keeps this share's launches back."""
+    if share is None or not share["gate"] or share["gate"]["mode"] != "frozen":
+        return None
+    return share["waits_for"] or None
 
 
 def fit(text: str, style: str = "") -> Text:
