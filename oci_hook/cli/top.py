@@ -147,8 +147,8 @@ class Screen:
         share = f" {gpu['granted_compute']}%"
         if width >= NARROW:
             granted += "" if gpu["used_mib"] is None else f", {output.size(gpu['used_mib'])} used"
-            share += "" if gpu["busy"] is None else f", busy {gpu['busy']}%"
-            share += f", harvest {gpu['harvest']:.0f}%" if gpu["harvest"] else ""
+            share += "" if gpu["utilization"] is None else f", busy {gpu['utilization']}%"
+            share += f", harvest {gpu['harvested']:.0f}%" if gpu["harvested"] else ""
         wide = width - 42 if width >= NARROW else max(4, width - 11 - len(granted))
         return [
             Text(),
@@ -159,7 +159,7 @@ class Screen:
 
     def line(self, gpu: dict[str, Any], width: int) -> Text:
         memory, _ = self.shares(gpu)
-        busy = "" if gpu["busy"] is None else f", busy {gpu['busy']}%"
+        busy = "" if gpu["utilization"] is None else f", busy {gpu['utilization']}%"
         text = output.printable(gpu["error"]) if gpu["error"] else output.size(gpu["granted_mib"]) + " granted" + busy
         head = fit(f"GPU {gpu['index']:<3}", "bold")
         return head.append(bar(memory, max(4, width - 42))).append(f" {text}", "red" if gpu["error"] else "default")
@@ -202,8 +202,8 @@ class Screen:
         rest = [Text(c["policy"]), Text(c["class"]), self.state(c, waits)] if first or waits else [Text()] * 3
         if share is None:
             return [who, *[Text("-")] * 6, *rest]
-        busy = share["busy"] if share["share"] is None else share["share"]
-        error = share["share_error"]
+        busy = share["utilization"] if share["compute_used"] is None else share["compute_used"]
+        error = share["compute_shortfall"]
         return [
             who,
             Text("?" if share["index"] is None else str(share["index"])),
