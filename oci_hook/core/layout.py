@@ -32,8 +32,10 @@ LAUNCHER_CONF = "etc/launcher.conf"
 
 # In the state directory (tmpfs).
 LEDGER_DIR = "ledger"  # lock, and one JSON file per grant
-PAGES_DIR = "pages"  # KEY/policy per grant, as its container sees it; KEY/said: its policy page, for root alone
-TOLD_DIR = "told"  # what containers are to be told (ledger/tell.py)
+PAGES_DIR = (
+    "pages"  # KEY/policy per grant, as its container sees it; KEY/copy: a copy of the policy page that only root sees
+)
+MESSAGES_DIR = "messages"  # to containers, until they are delivered (ledger/messages.py)
 SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per GPU
 INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found

@@ -59,11 +59,11 @@ def put(state, *grants):
 def files(state):
     """All but the one lock that stays once a policy was told."""
     found = (str(p.relative_to(state)) for p in Path(state).rglob("*") if p.is_file())
-    return sorted(name for name in found if name != "told/policies.lock")
+    return sorted(name for name in found if name != "messages/policies.lock")
 
 
 def of(*grants):
-    return sorted(f for g in grants for f in (f"ledger/{g.key}.json", f"pages/{g.key}/policy", f"pages/{g.key}/said"))
+    return sorted(f for g in grants for f in (f"ledger/{g.key}.json", f"pages/{g.key}/policy", f"pages/{g.key}/copy"))
 
 
 def test_a_grant_is_there_for_the_next_transaction(state):
@@ -85,8 +85,8 @@ def test_modes_let_a_user_namespace_read_the_page_and_nobody_write(state):
         os.umask(umask)
     modes = {p: os.stat(Path(state, p)).st_mode & 0o7777 for p in (".", "ledger", "pages", f"ledger/{one.key}.json")}
     assert os.stat(f"{state}/pages/{one.key}/policy").st_uid == (PAGE_UID if os.geteuid() == 0 else os.geteuid())
-    assert os.stat(f"{state}/pages/{one.key}/said").st_mode & 0o7777 == 0o600
-    assert os.stat(f"{state}/told").st_mode & 0o7777 == 0o700
+    assert os.stat(f"{state}/pages/{one.key}/copy").st_mode & 0o7777 == 0o600
+    assert os.stat(f"{state}/messages").st_mode & 0o7777 == 0o700
     assert modes == {".": 0o700, "ledger": 0o700, "pages": 0o700, f"ledger/{one.key}.json": 0o600}
     assert os.stat(f"{state}/pages/{one.key}").st_mode & 0o7777 == 0o755
     assert os.stat(f"{state}/pages/{one.key}/policy").st_mode & 0o7777 == 0o644
@@ -455,9 +455,9 @@ def test_killed_at_each_call_that_changes_a_file(state):
         assert files(state) == sorted([*of(here, new), "ledger/lock"])
         with store.open_ledger(state) as ledger:
             ledger.remove(new.key)
-    points = ["flock", "open told/unclear", "unlink ledger/GONE.json", "unlink policy", "rmdir pages/GONE"]
-    points += ["mkdir pages/KEY", "open KEY/said", "open KEY/policy", "open ledger/KEY.tmp", "rename ledger/KEY.tmp"]
-    points += ["unlink ledger/KEY.json", "rmdir pages/KEY", "unlink told/unclear"]
+    points = ["flock", "open messages/unclear", "unlink ledger/GONE.json", "unlink policy", "rmdir pages/GONE"]
+    points += ["mkdir pages/KEY", "open KEY/copy", "open KEY/policy", "open ledger/KEY.tmp", "rename ledger/KEY.tmp"]
+    points += ["unlink ledger/KEY.json", "rmdir pages/KEY", "unlink messages/unclear"]
     assert p.returncode == 0 and set(points) <= set(calls) and len(calls) > 25, calls
 
 
