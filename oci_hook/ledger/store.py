@@ -58,7 +58,7 @@ class Ledger:
 
     __slots__ = (
         *("grants", "swept", "late", "unsure"),
-        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_said", "_made", "_must"),
+        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_messages", "_made", "_must"),
     )
 
     def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK) -> None:

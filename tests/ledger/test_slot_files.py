@@ -119,7 +119,7 @@ def test_the_page_follows_the_ledger(state: str) -> None:
     third = check(state, GPUS[0], one)
     put(state, gone := make(4, by=dead()))
     check(state, GPUS[0], one, gone)
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     check(state, GPUS[0], one)
     assert first < second < third
@@ -237,7 +237,7 @@ def test_a_lease_keeps_only_its_holder_from_what_it_is_told(state: str, what: st
         with store.open_ledger(state) as ledger:
             ledger.remove(third.key)
     assert time.monotonic() - began < 15
-    with store.open_ledger(state):  # it has let go: now it is told, too
+    with store.open_ledger(state, seconds=10):  # it has let go: now it is told, too
         pass
     check(state, GPUS[0], hostile, other)
     check(state, GPUS[1], hostile, other, scale=1)
@@ -377,7 +377,7 @@ def test_a_half_written_message_is_no_gpu(state: str) -> None:
     for name in messages.names(state):
         Path(messages.folder(state), name.removesuffix(".lock") + ".tmp").write_bytes(b"half")
     messages.set_unclear(state)
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     names = {f"gpu-{uuid}{end}" for uuid in GPUS for end in ("", ".lock")}
     assert set(messages.names(state)) == {*names, "policies.lock"}

@@ -126,7 +126,7 @@ def test_what_a_crash_leaves_is_removed_and_nothing_else(state):
 
 
 def test_a_leftover_of_the_same_key_is_no_obstacle(state):
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     grant = make()
     Path(state, "ledger", f"{grant.key}.tmp").write_text("half")
@@ -246,7 +246,7 @@ def test_a_damaged_grant_stops_everything_until_it_is_forced_away(tmp_path_facto
 def test_an_exception_in_the_block_lets_go_of_the_lock(state):
     with pytest.raises(ZeroDivisionError), store.open_ledger(state):
         raise ZeroDivisionError
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
 
 
@@ -324,7 +324,7 @@ def test_a_read_only_file_system_is_told(state, monkeypatch):
 @pytest.mark.parametrize("name", ["", "ledger", "pages"])
 @pytest.mark.parametrize("fault", ["link", "file", "group", "world", "owner"])
 def test_a_state_directory_that_others_can_change_is_not_used(state, tmp_path, name, fault):
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     path = Path(state, name)
     if fault == "link":
@@ -343,7 +343,7 @@ def test_a_state_directory_that_others_can_change_is_not_used(state, tmp_path, n
 
 
 def test_a_linked_lock_or_grant_file_is_not_followed(state, tmp_path):
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     victim = tmp_path / "victim"
     victim.write_text("keep")
@@ -364,7 +364,7 @@ def test_a_linked_lock_or_grant_file_is_not_followed(state, tmp_path):
 
 def test_a_stopped_holder_is_told_after_the_deadline(state, monkeypatch):
     monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         for read in (lambda: put(state, make()), lambda: store.snapshot(state), lambda: store.forget(state, "0" * 32)):
             with pytest.raises(NodeError) as e:
                 read()
