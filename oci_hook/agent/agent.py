@@ -42,7 +42,7 @@ from oci_hook.core.gpu_page import guaranteed
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
-from oci_hook.core.pages import CLASS_NUMBERS
+from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.discovery.discover import discover
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
@@ -605,7 +605,7 @@ class Agent:
         """What was had of each GPU since the look before."""
         parties: dict[str, list[meter.Party]] = {}
         for key, grant in self.grants.items():
-            watched, rank = self.watched[key], CLASS_NUMBERS[grant.priority_class]
+            watched, rank = self.watched[key], CLASS_NUMBERS[grant.terms.priority_class]
             for share in grant.shares:
                 gate = watched.gates.get(share.uuid)
                 use = self.verdict.uses.get((key, share.uuid))

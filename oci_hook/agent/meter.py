@@ -7,8 +7,8 @@ books and slows everybody's work, which then counts for more than the GPU gave: 
 booked, its figure is taken. Harvest is what an offline container had.
 """
 
-from oci_hook.core.pages import CLASS_NUMBERS
 from oci_hook.core.slot_page import Gate
+from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.value import Value
 
 WINDOW = 60.0

@@ -30,7 +30,7 @@ def node() -> dict[str, Any]:
     who = Identity("/run", ID, "/b", namespace="ns", pod="pod", container="web")
     shares = (Share("GPU-0", 2048, 30, 80, slot=1),)
     life = Life("b", init=(1, 1))
-    grant = Grant("k1", who, life, shares, "fixed-share", "offline", created=1001, frozen=1002)
+    grant = Grant("k1", who, life, shares, terms=Terms(policy="fixed-share", priority_class="offline"), created=1001, frozen=1002)
     watched = Watched()
     watched.books = Books((100 * MIB,), (7 * MIB,), frozenset())
     watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))

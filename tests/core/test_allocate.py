@@ -188,7 +188,7 @@ def test_a_tolerance_keeps_off_gpus_that_are_known_to_be_slow():
     assert indices(slow, n) == [1]
     assert slow.notes[0][1] == f"GPU 0 {at} has a lower class that lets go after 1001 us, 1000 are tolerated"
     assert indices(tried(wish.replace(preempt_tolerance=None), (0, 1001)), n) == [0]
-    named = wish.replace(gpus=(GpuRequest("0", memory_mib=1),))
+    named = wish.replace(gpus=(GpuRequest("0", ("mib", 1)),))
     refused = tried(named, (1, 5000))
     assert isinstance(refused, Refusal) and "lets go after 5000 us, 1000 are tolerated" in str(refused.problems[0])
     peers = [g.replace(priority_class="online") for g in offline]  # who is not lower makes nobody wait
@@ -272,7 +272,7 @@ def test_every_gpu_is_all_or_nothing_in_the_order_of_the_index():
 
 def test_named_gpus_by_index_or_uuid_once_each():
     n = node(100, 100, 100)
-    one, two = GpuRequest("1", memory_mib=10), GpuRequest(UUID.format(2), memory_mib=20)
+    one, two = GpuRequest("1", ("mib", 10)), GpuRequest(UUID.format(2), ("mib", 20))
     assert indices(place(Request((two, one)), n), n) == [2, 1]
     assert indices(place(Request((one, one.replace(device=UUID.format(1)))), n), n) == [1]
     twice = place(Request((one, one.replace(device=UUID.format(1), memory_mib=11))), n)
@@ -377,7 +377,7 @@ def test_several_gpus_are_the_nearest_ones():
     n = node(100, 100, 100, 100, links=pairs)
     assert indices(place(ask(count=2, memory_mib=10), n), n) == [0, 3]
     assert indices(place(ask(count=2, memory_mib=95), n, [grant(1, [Share(UUID.format(3), 10)])]), n) == [1, 2]
-    mixed = Request((GpuRequest("2", memory_mib=1), GpuRequest(memory_mib=1)))
+    mixed = Request((GpuRequest("2", ("mib", 1)), GpuRequest(memory=("mib", 1))))
     assert indices(place(mixed, n), n) == [2, 1]
 
 
@@ -393,16 +393,16 @@ def test_equally_near_gpus_are_of_one_numa_node():
 
 def test_unequal_wishes_find_the_only_assignment():
     n = node(30, 20, 10)
-    wishes = Request(tuple(GpuRequest(memory_mib=m) for m in (10, 20, 30)))
+    wishes = Request(tuple(GpuRequest(memory=("mib", m)) for m in (10, 20, 30)))
     assert indices(place(wishes, n), n) == [2, 1, 0]
-    assert place(wishes.replace(gpus=(*wishes.gpus[:2], GpuRequest(memory_mib=31))), n).problems[0].code == "GH-201"
+    assert place(wishes.replace(gpus=(*wishes.gpus[:2], GpuRequest(memory=("mib", 31)))), n).problems[0].code == "GH-201"
 
 
 def test_the_search_for_the_nearest_gpus_is_bounded():
     links = [(a, b, (a * 7 + b * 13) % 5 + 1) for a in range(16) for b in range(a)]
     n = node(*[100] * 16, links=links)
     assert len(set(indices(place(ask(count=8, memory_mib=1), n), n))) == 8
-    unequal = Request(tuple(GpuRequest(memory_mib=m) for m in range(1, 17)))
+    unequal = Request(tuple(GpuRequest(memory=("mib", m)) for m in range(1, 17)))
     assert sorted(indices(place(unequal, n), n)) == list(range(16))
 
 

@@ -30,7 +30,7 @@ from oci_hook.linux import proc
 REPO = Path(__file__).resolve().parents[2]
 BOOT = proc.boot_id()
 UUID = "GPU-00000000-0000-4000-8000-000000000000"
-SHARE = Request((GpuRequest(memory_mib=2048, compute=10),))
+SHARE = Request((GpuRequest(memory=("mib", 2048), compute=10),))
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def test_a_refusal_changes_nothing(settings):
     admit.admit(SHARE, who("c1"), me(), settings)
     before = files(settings)
     for request, code in (
-        (Request((GpuRequest(memory_mib=20000),)), "GH-201"),
-        (Request((GpuRequest("7", 1),)), "GH-202"),
-        (Request((GpuRequest(memory_mib=1),) * 2), "GH-203"),
+        (Request((GpuRequest(memory=("mib", 20000)),)), "GH-201"),
+        (Request((GpuRequest("7", ("mib", 1)),)), "GH-202"),
+        (Request((GpuRequest(memory=("mib", 1)),) * 2), "GH-203"),
     ):
         with pytest.raises(NoRoomError, match=code):
             admit.admit(request, who("c2"), me(), settings)
@@ -145,12 +145,12 @@ def test_a_tolerance_that_a_lower_class_is_known_to_exceed(settings):
 def test_a_second_create_of_a_living_container_changes_nothing(settings, other):
     first = admit.admit(SHARE, who("c1"), Life(BOOT, proc.process_life(other.pid)), settings).grant
     with pytest.raises(ApplyError) as e:
-        admit.admit(Request((GpuRequest(memory_mib=1),)), who("c1"), me(), settings)
+        admit.admit(Request((GpuRequest(memory=("mib", 1)),)), who("c1"), me(), settings)
     assert str(e.value) == f"GH-407: container c1 exists and lives (process {other.pid}); delete it first"
     assert store.snapshot(settings.state_dir) == (first,)
     other.kill()
     other.wait()
-    second = admit.admit(Request((GpuRequest(memory_mib=1),)), who("c1"), me(), settings).grant
+    second = admit.admit(Request((GpuRequest(memory=("mib", 1)),)), who("c1"), me(), settings).grant
     assert store.snapshot(settings.state_dir) == (second,)
     page = Path(settings.state_dir, "pages", second.key, "said").read_bytes()
     assert page == policy_page(second, node())
@@ -277,7 +277,7 @@ print(len(names))
 def test_killed_at_every_step_of_an_admission(settings, other):
     """By a counter over the steps. What is left is no grant, or one that the next look sweeps; create works again."""
     held = admit.admit(SHARE, who("here"), Life(BOOT, proc.process_life(other.pid)), settings).grant
-    whole = Request((GpuRequest(memory_mib=20480 - 2048),))
+    whole = Request((GpuRequest(memory=("mib", 20480 - 2048)),))
     for step in range(1, 100):
         code = KILLED.format(repo=str(REPO))
         p = subprocess.run(

@@ -19,15 +19,7 @@ from oci_hook.errors import NodeError
 from oci_hook.ledger import grant_file, store
 
 KEY = "0123456789abcdef" * 2
-FULL = Grant(
-    KEY,
-    Identity("/run/runc", "c1", "/bundle", "runc", "uid", "ns", "pod", "main"),
-    Life("boot", (1, 2), (3, 4), "/sys/fs/cgroup/x", 5, 6),
-    (Share("GPU-0", 4096, 30, 80, False, 1), Share("GPU-1", 0)),
-    created=7,
-    born=8,
-    imex_channels=(0, 2047),
-)
+FULL = Grant(KEY, Identity("/run/runc", "c1", "/bundle", "runc", "uid", "ns", "pod", "main"), Life("boot", (1, 2), (3, 4), "/sys/fs/cgroup/x", 5, 6), (Share("GPU-0", 4096, 30, 80, False, 1), Share("GPU-1", 0)), terms=Terms(imex_channels=(0, 2047)), created=7, born=8)
 # Where each number and text of FULL is in the file, and what it may be at the most.
 NUMBERS = {
     (3, 1, 0): grant_file.PID_MAX,
