@@ -193,7 +193,11 @@ def test_more_processes_than_can_be_looked_at(
         assert len(ledger.grants) == 2 and len(ledger.unsure) == 1
     assert set(asked) == {QUICK}
     two = admit.admit_on(
-        prefix.inventory, Request((GpuRequest("0", ("mib", 20480)),)), Identity("/run/x", "b", "/b"), by, prefix.settings
+        prefix.inventory,
+        Request((GpuRequest("0", ("mib", 20480)),)),
+        Identity("/run/x", "b", "/b"),
+        by,
+        prefix.settings,
     )
     assert asked[-1] == PATIENT and {g.key for g in prefix.grants()} == {one.grant.key, two.grant.key}
 

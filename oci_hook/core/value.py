@@ -43,7 +43,8 @@ class Value:
         if named:
             record.update(named)
         if given > len(fields) or len(record) > len(fields):
-            raise TypeError(f"{type(self).__name__} has no more fields than {', '.join(fields)}")
+            unknown = ", ".join(sorted(record.keys() - set(fields))) or "further field"
+            raise TypeError(f"{type(self).__name__} has no {unknown}; its fields are {', '.join(fields)}")
         if named and not named.keys().isdisjoint(fields[:given]):
             raise TypeError(f"{type(self).__name__}: a field is given twice")
         if given < self._required and not named.keys() >= set(fields[given : self._required]):

@@ -108,7 +108,11 @@ def commit_times(rounds: int) -> list[int]:
 
 
 def write_commits(state: str, writer: int, go: int, done: int, back: int) -> None:
-    node, settings, request = inventory(24576), Settings("/", state_dir=state), Request((GpuRequest(memory=("mib", 512)),))
+    node, settings, request = (
+        inventory(24576),
+        Settings("/", state_dir=state),
+        Request((GpuRequest(memory=("mib", 512)),)),
+    )
     n = 0
     while os.read(go, 1):
         who = Identity("/run/bench", f"w{writer}-{n}", f"/w{writer}-{n}")

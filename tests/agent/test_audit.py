@@ -5,6 +5,7 @@ import pytest
 from oci_hook.agent.audit import Auditor, Process, Verdict
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.terms import Terms
 from oci_hook.observe.account import MIB, Books
 
 GPU, OTHER = "GPU-0", "GPU-1"

@@ -9,7 +9,9 @@ import pytest
 from oci_hook.core import dialects
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import Terms
 from oci_hook.errors import RequestError
+from tests.terms import made
 
 P = "gpu-hook.io/"
 RULES = Rules()
@@ -25,8 +27,12 @@ def codes(annotations: dict[str, str], rules: Rules = RULES) -> list[str]:
     return [p.code for p in e.value.problems]
 
 
+def memory(mib: int | None, percent: int | None) -> tuple[str, int] | None:
+    return ("mib", mib) if mib is not None else ("percent", percent) if percent is not None else None
+
+
 def share(device: str | None, mib: int | None = None, percent: int | None = None) -> Request:
-    return Request((GpuRequest(device, ("percent", percent)),), terms=Terms(policy="best-effort"))
+    return made(Request, (GpuRequest(device, memory(mib, percent)),), policy="best-effort")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def whole(count: int) -> Request:
 
 
 def shared(mib: int | None = None, percent: int | None = None, compute: int | None = None, **more: Any) -> Request:
-    return Request((GpuRequest(None, ("percent", percent), compute),), **more)
+    return made(Request, (GpuRequest(None, memory(mib, percent), compute),), **more)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.core.suggest import changes
+from oci_hook.core.terms import Terms
 
 GPUS = tuple(Gpu(f"GPU-{i}", i, i, 1000, context_mib=50) for i in range(2))
 NODE = Inventory("", "", "/", True, GPUS, (), (), "", "")
@@ -33,7 +34,7 @@ A, B = grant("a", Share("GPU-0", 700, 60)), grant("b", Share("GPU-1", 400, 90))
 def test_words() -> None:
     one = GpuRequest(memory=("mib", 300), compute=10)
     assert told(Request((one,)), A, B) == []
-    assert told(Request((one.replace(memory_mib=700),)), A, B) == [
+    assert told(Request((one.replace(memory=("mib", 700)),)), A, B) == [
         "ask for at most 600 MiB of memory",
         "wait until b ends",
     ]
@@ -69,12 +70,13 @@ def test_words() -> None:
 WISH = st.builds(
     GpuRequest,
     st.sampled_from([None, None, "0", "1"]),
-    st.one_of(st.none(), st.integers(1, 1200)),
-    st.none(),
+    st.one_of(st.none(), st.tuples(st.just("mib"), st.integers(1, 1200))),
     st.one_of(st.none(), st.integers(1, 100)),
 )
 REQUEST = st.builds(
-    lambda wish, n, policy, exclusive: Request((wish,) * (1 if wish.device else n), terms=Terms(policy=policy), exclusive=exclusive),
+    lambda wish, n, policy, exclusive: Request(
+        (wish,) * (1 if wish.device else n), terms=Terms(policy=policy), exclusive=exclusive
+    ),
     WISH,
     st.integers(1, 3),
     st.sampled_from(["best-effort", "fixed-share", "burst-share"]),
@@ -95,7 +97,7 @@ def test_every_proposal_fits_and_is_the_smallest(request: Request, grants: tuple
             for key in change.gone:
                 assert not fits(request, tuple(g for g in grants if g.key not in change.gone or g.key == key))
         if change.kind in ("memory", "share", "both"):
-            more = tuple(c.replace(memory_mib=(c.memory_mib or 0) + 1) for c in change.request.gpus)
+            more = tuple(c.replace(memory=("mib", c.memory[1] + 1 if c.memory else 1)) for c in change.request.gpus)
             assert not fits(change.request.replace(gpus=more), grants)
         if change.kind == "compute":
             more = tuple(c.replace(compute=min(100, (c.compute or 0) + 1)) for c in change.request.gpus)
