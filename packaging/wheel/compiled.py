@@ -1,4 +1,4 @@
-"""The compiled parts that every package carries, and their compiler. Standard library only: pip imports it."""
+"""Builds the compiled parts that every package has. Standard library only, because pip imports it."""
 
 import importlib.util
 import os
@@ -22,11 +22,11 @@ PARTS = (  # below build/ARCH in a checkout, below oci_hook/native/ARCH in a pac
 
 
 def parts(arch: str = platform.machine()) -> dict[str, Path]:
-    """Compile what is older than its sources; each part's place in a package and its file."""
+    """Compile the parts that are older than their sources; returns each part's path in a package and its file."""
     python, environment = sys.executable, dict(os.environ)
     if importlib.util.find_spec("ziglang") is None and VENV.exists():
         python = str(VENV)
-        environment.pop("PYTHONPATH", None)  # by which pip hides all but what the build was said to require
+        environment.pop("PYTHONPATH", None)  # pip sets it, and hides .venv's packages by it
     command = [python, str(ROOT / "scripts/build"), "--arch", arch]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     return {f"oci_hook/native/{arch}/{name}": ROOT / "build" / arch / name for name in PARTS}
