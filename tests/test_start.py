@@ -55,7 +55,6 @@ OURS = {
     "core.pages",
     "core.plan",
     "core.request",
-    "core.placement",
     "core.rules",
     "core.terms",
     "core.units",

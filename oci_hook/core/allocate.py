@@ -17,9 +17,8 @@ from oci_hook.core.gpu_page import free_slot, on_gpu
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.pages import MAX_GPUS
-from oci_hook.core.placement import name_of, preference
 from oci_hook.core.request import Request
-from oci_hook.core.rules import Rules
+from oci_hook.core.rules import Rules, order_of, preference
 from oci_hook.core.terms import CLASS_NUMBERS, GpuRequest
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
@@ -67,7 +66,7 @@ def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tupl
 
 def placement_of(request: Request, rules: Rules) -> str:
     """Which order of preference holds: the container's word, else the node's."""
-    return name_of(request.placement or rules.placement, request.terms.priority_class)
+    return order_of(request.placement or rules.placement, request.terms.priority_class)
 
 
 def allocate(

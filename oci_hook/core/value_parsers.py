@@ -3,7 +3,8 @@
 A reader returns None for "as if the key were not there", and raises ValueError with the words to put after the value.
 """
 
-from oci_hook.core import placement
+from oci_hook.core.rules import BY_CLASS as BY_CLASS
+from oci_hook.core.rules import ORDERS
 from oci_hook.core.terms import CLASSES as CLASSES
 from oci_hook.core.terms import POLICIES as POLICIES
 from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
@@ -12,8 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PLACEMENTS = tuple(placement.ORDERS)
-BY_CLASS = placement.BY_CLASS
+PLACEMENTS = tuple(ORDERS)
 CAPABILITIES = ("compute", "utility", "video", "graphics", "display", "ngx", "compat32")
 WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the GPU past libcuda, so no limit would hold
 
@@ -118,7 +118,7 @@ def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":
 
 
 priority_class = one_of(CLASSES[::-1])
-placement_policy = one_of(PLACEMENTS)
+placement = one_of(PLACEMENTS)
 
 
 def preempt_tolerance(text: str) -> int:

@@ -84,15 +84,23 @@ def _terms(values: "list[Any]") -> Terms:
     """Each value is of the kind that its field is annotated with."""
     found: list[Any] = []
     for value, (many, types, words) in zip(values, _TERMS_KINDS, strict=True):
-        if many and type(value) is not list:
-            raise ValueError("a term is no list")
-        for item in value if many else (value,):
-            if type(item) not in types or (type(item) is int and not 0 <= item <= MAX):
-                raise ValueError("a term is of another kind, or out of bounds")
-        if words and value not in words:
+        if many:
+            if type(value) is not list:
+                raise ValueError("a term is no list")
+            for item in value:
+                _check_kind(item, types)
+            value = tuple(value)
+        elif words is None:
+            _check_kind(value, types)
+        elif value not in words:
             raise ValueError("no such policy or class")
-        found.append(tuple(value) if many else value)
+        found.append(value)
     return Terms(*found)
+
+
+def _check_kind(value: object, types: "tuple[Any, ...]") -> None:
+    if type(value) not in types or (type(value) is int and not 0 <= value <= MAX):
+        raise ValueError("a term is of another kind, or out of bounds")
 
 
 def _check(*bounded: tuple[int, int]) -> None:

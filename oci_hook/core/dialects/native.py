@@ -16,7 +16,7 @@ KEYS: "dict[str, Row]" = {
     "class": ("class", value_parsers.priority_class, {}),
     "exclusive": ("exclusive", value_parsers.flag, {}),
     "preempt-tolerance": ("preempt-tolerance", value_parsers.preempt_tolerance, {}),
-    "placement": ("placement", value_parsers.placement_policy, {}),
+    "placement": ("placement", value_parsers.placement, {}),
     "capabilities": ("capabilities", value_parsers.capabilities, {}),
     "imex-channels": ("imex-channels", value_parsers.channels, {}),
 }
