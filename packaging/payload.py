@@ -38,14 +38,14 @@ def read(path: Path, mode: int = 0o644) -> tuple[bytes, int]:
     return path.read_bytes(), mode
 
 
-def package(arch: str) -> Files:
-    """oci_hook with its compiled parts, without the files that only build them."""
+def package(arch: str, name: str = "oci_hook", folder: Path = ROOT) -> Files:
+    """The Python package in this folder with its compiled parts, without what only compiles them."""
     files = {}
-    for path in (ROOT / "oci_hook").rglob("*"):
+    for path in (folder / name).rglob("*"):
         if path.suffix in (".py", ".json", ".html") and path.name != "build.py":
-            files[str(path.relative_to(ROOT))] = read(path)
-    for name, path in compiled.parts(arch).items():
-        files[name] = read(path, compiled.mode(name))
+            files[str(path.relative_to(folder))] = read(path)
+    for place, path in compiled.parts(name, arch).items():
+        files[place] = read(path, compiled.mode(place))
     return files
 
 

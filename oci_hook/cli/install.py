@@ -1,16 +1,18 @@
 """`gpu-hook install|uninstall`: the install under a prefix, and its registration with container engines."""
 
+from pathlib import Path
+
 import click
 
 from oci_hook.cli import agent_check, output, registration
 from oci_hook.config import settings as node_settings
-from oci_hook.core.layout import AGENT_LOCK
+from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT
+from oci_hook.discovery import mark
 from oci_hook.engines import prefix as installs
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
 from oci_hook.install import state_owner
-from oci_hook.sim import driver_root
 
 
 @click.command()
@@ -59,16 +61,26 @@ def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
     try:
         state_dir = node_settings.load(prefix).state_dir
     except GhError:
-        left = installs.remove(prefix, force, [driver_root.root_of(prefix)])
+        left = installs.remove(prefix, force, [Path(prefix, SIM_ROOT)])
         return left, [
             "its settings cannot be read, so its state directory stays (/run/gpu-hook unless another was chosen)"
         ]
     other = state_owner.other(prefix, state_dir)
-    left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.gpus_of(state_dir)])
+    left = installs.remove(prefix, force, [Path(prefix, SIM_ROOT), *simulated_folders(prefix, state_dir)])
     if other:
         return left, [f"state directory {state_dir} belongs to the install in {other} and stays"]
     agent = agent_check.holder(f"{state_dir}/{AGENT_LOCK}")
     return left, [f"its agent still runs; stop it by `kill {agent}`, then `rm -r {state_dir}`"] if agent else []
+
+
+def simulated_folders(prefix: str, state_dir: str) -> list[Path]:
+    """What the mark of the install's simulated driver names, as far as it is the install's."""
+    try:
+        found = mark.read(str(Path(prefix, SIM_ROOT)))
+    except GhError:
+        return []
+    named = found.folders if found else ()
+    return [path for path in named if path.is_relative_to(prefix) or path.is_relative_to(state_dir)]
 
 
 @click.command()

@@ -20,7 +20,7 @@ COMMANDS = {
     "resume": "oci_hook.cli.freeze:resume",
     "set": "oci_hook.cli.set:set_",
     "settings": "oci_hook.cli.settings:settings",
-    "sim": "oci_hook.cli.sim:sim",
+    "sim": "gpu_hook_simulator.cli:sim",
     "top": "oci_hook.cli.top:top",
     "translate": "oci_hook.cli.translate:translate",
     "uninstall": "oci_hook.cli.install:uninstall",
@@ -49,6 +49,24 @@ SUMMARIES = {
 }
 
 
+# Commands that packages of their own bring, and how to get them.
+ELSEWHERE = {
+    "sim": "the simulator is not installed: install the package gpu-hook-simulator, or `pip install 'gpu-hook[sim]'`;"
+    " in a checkout run scripts/setup",
+}
+
+
+class Absent(click.Command):
+    """Stands for a command of ELSEWHERE that is not installed: whatever follows it, the answer is how to get it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, help=SUMMARIES[name], add_help_option=False)
+        self.context_settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    def invoke(self, ctx: click.Context) -> None:
+        raise click.UsageError(ELSEWHERE[self.name or ""])
+
+
 class LazyGroup(click.Group):
     """A group that imports a command when it is asked for by name."""
 
@@ -60,7 +78,12 @@ class LazyGroup(click.Group):
         if where is None:
             return None
         module, _, attribute = where.partition(":")
-        command = getattr(__import__(module, fromlist=[attribute]), attribute)
+        try:
+            command = getattr(__import__(module, fromlist=[attribute]), attribute)
+        except ModuleNotFoundError as e:
+            if cmd_name not in ELSEWHERE or e.name != module.partition(".")[0]:
+                raise
+            return Absent(cmd_name)
         assert isinstance(command, click.Command)
         return command
 

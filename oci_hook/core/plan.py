@@ -120,10 +120,7 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
     nodes = device_nodes(grant, inventory)
     steps += nodes
     steps += [DeviceRule(node.major, node.minor) for node in nodes]
-    steps += [
-        Bind(f"{state_dir}/sim/gpus/{n}", f"{SIM_GPUS}/{n}", OWN)
-        for n in (gpu.simulated_file for gpu in gpus if gpu.simulated)
-    ]
+    steps += [Bind(gpu.file, f"{SIM_GPUS}/{gpu.file.rpartition('/')[2]}", OWN) for gpu in gpus if gpu.file]
     steps += _environment(grant, inventory, image.libdir)
     steps += _shim("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
     steps += _shim("libnvidia-ml", inventory, image.libdir, image.cover_nvml, prefix)

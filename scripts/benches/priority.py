@@ -22,10 +22,10 @@ from load.cells import GRAPH, Cell, in_lanes, say
 from load.stage import Stage
 from load.tenant import Json
 
+from gpu_hook_simulator import model_run
+from gpu_hook_simulator.model import metrics
+from gpu_hook_simulator.model.scenarios import OFFLINE, ONLINE, requests
 from oci_hook.core.layout import SETTINGS_YAML
-from oci_hook.sim import model_run
-from oci_hook.sim.model import metrics
-from oci_hook.sim.model.scenarios import OFFLINE, ONLINE, requests
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))

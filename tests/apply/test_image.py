@@ -36,7 +36,7 @@ def plan(facts: ImageFacts) -> tuple[Step, ...]:
         driver_version="550.1",
         driver_root="/",
         simulated=True,
-        gpus=(Gpu("GPU-0", 0, 0, 1000, simulated=True),),
+        gpus=(Gpu("GPU-0", 0, 0, 1000, simulated=True, file="/s/sim/gpus/0"),),
         control=(DeviceFile("/dev/nvidiactl", 195, 255),),
         files=(
             DriverFile(

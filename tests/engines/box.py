@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from gpu_hook_simulator.driver_root import CONTEXT_MIB
 from oci_hook.ledger import slot_files
-from oci_hook.sim.driver_root import CONTEXT_MIB
 from tests.conftest import REPO
 from tests.namespaces import Namespaces
 

@@ -141,7 +141,7 @@ class Box:
     def env(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "ASAN_OPTIONS", "TSAN_OPTIONS")}
         kept["GPU_HOOK_SIM_GPUS"] = str(self.gpus[0].sim.gpus)
-        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": f"{ROOT}/tests/sim", **more}
+        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": f"{ROOT}/simulator/tests", **more}
 
     def start(self, argv: list[str], **env: str) -> "Load":
         load = Load(self.command(argv), self.env(**env))

@@ -8,7 +8,7 @@ from pathlib import Path
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
-from oci_hook.discovery import char_links, discover, driver_files
+from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
@@ -22,7 +22,7 @@ FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
 
 
 def check_driver(settings: Settings, option: str) -> Iterator[Finding]:
-    if Path(settings.driver_root, discover.SIMULATED_MARK).exists():
+    if Path(settings.driver_root, mark.MARK).exists():
         yield Finding("driver", NOTE, f"simulated, in {settings.driver_root}; `gpu-hook sim down{option}` removes it")
         return
     loaded = discover.kernel_version()

@@ -1,6 +1,6 @@
 /* The compute-sharing decision: pure functions of what is passed in. No clock, no memory of their own, no I/O, no
  * floating point; integers saturate, so that any bytes in a neighbour's slot give a decision and nothing worse.
- * The shim and the model of oci_hook/sim/model compile this same file. */
+ * The shim and the model in simulator/model compile this same file. */
 #ifndef GPU_HOOK_DECIDE_H
 #define GPU_HOOK_DECIDE_H
 
