@@ -1,4 +1,4 @@
-"""Files of an install that others than root could change are not used: each start looks at what it loads."""
+"""An install whose files others than root could change is not used: each start checks what it loads."""
 
 import json
 import os
@@ -32,7 +32,7 @@ FILES: dict[str, tuple[Callable[[Install], Path], str]] = {
     "pack": (pack, "GH-504"),
     "folder of the pack": (lambda i: i.prefix / "lib/gpu-hook", "GH-504"),
     "module": (lambda i: without_pack(i) / "core/plan.py", "GH-504"),
-    "folder of modules": (lambda i: without_pack(i) / "node", "GH-504"),
+    "folder of modules": (lambda i: without_pack(i) / "ledger", "GH-504"),
 }
 
 

@@ -72,7 +72,7 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
 
 
 def holder(path: str) -> int:
-    """The process that holds this lock file, 0 for none. Read from /proc/locks: trying the lock could keep an agent out."""
+    """The process that holds this lock file, or 0. Read from /proc/locks, since trying it could keep an agent out."""
     try:
         st = os.stat(path)
         place = f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:{st.st_ino}"

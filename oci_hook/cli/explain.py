@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from oci_hook import runtime
-from oci_hook.apply import to_spec, to_text
+from oci_hook.apply import bundle_plan, to_spec, to_text
 from oci_hook.apply.sources import check_sources
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
@@ -113,7 +112,8 @@ def explain(
     found = allocate(request, inventory, grants, settings.rules, bounds)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
-    plan = to_text.lines(plan_for(given, request, found, inventory, settings, warnings))
+    steps, late = plan_for(given, request, found, inventory, settings, warnings)
+    plan = to_text.lines(steps, late)
     gpus = [gpu_data(uuid, why, inventory, found) for uuid, why in found.notes]
     lines = [
         *heading(given, named),
@@ -173,8 +173,9 @@ def plan_for(
     inventory: Inventory,
     settings: node_settings.Settings,
     warnings: list[Problem],
-) -> tuple[Step, ...]:
-    """The steps that the runtime would take; its warnings are appended to `warnings`.
+) -> tuple[tuple[Step, ...], bool]:
+    """The steps that the runtime would take, and whether the hook adds some in the made container; the runtime's
+    warnings are appended to `warnings`.
 
     Raises ApplyError GH-402, GH-403, NodeError GH-302, GH-305.
     """
@@ -192,12 +193,14 @@ def plan_for(
     )
     if given.doc is None:
         plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
+        late = settings.mode == "on-top"
     else:
-        _, plan, more = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
-        warnings += more
+        found_plan = bundle_plan.plan_for(given.doc, given.bundle, grant, inventory, settings)
+        plan, late = found_plan.steps, found_plan.late
+        warnings += found_plan.warnings
     made = (f"{settings.state_dir}/{PAGES_DIR}/", f"{settings.state_dir}/{SHARE_STATE}/")  # created with the grant
     check_sources([step for step in plan if not (isinstance(step, Bind) and step.source.startswith(made))], settings)
-    return plan
+    return plan, late
 
 
 def unseen_names(given: Container, named: dict[str, tuple[str, ...]], grants: tuple[Grant, ...]) -> list[Problem]:

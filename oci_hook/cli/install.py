@@ -51,7 +51,7 @@ def install(
         settings = installs.lay(prefix, runtime, python, state_dir)
         head.update(runtime=settings.runtime, state_dir=settings.state_dir)
         lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")
-    results = [] if no_engines else register.install(names, wanted, dry_run, restart)
+    results = [] if no_engines else register.register(names, wanted, dry_run, restart)
     data, engines = registration.as_report(results, dry_run)
     return output.Report({**head, "engines": data}, [*lines, *([] if no_engines else engines)])
 
@@ -104,7 +104,7 @@ def uninstall(
     wanted = Registration(prefix, False, host_root, config)
     if not names:
         registration.refuse_while_held(prefix, force)
-    results = register.uninstall(names, wanted, dry_run, restart)
+    results = register.unregister(names, wanted, dry_run, restart)
     data, lines = registration.as_report(results, dry_run, remove=True)
     left: list[str] = []
     if not names and not dry_run:

@@ -45,7 +45,7 @@ SUMMARIES = {
     "top": "Show GPUs and containers live.",
     "translate": "Rewrite a manifest of another sharing system.",
     "uninstall": "Unregister from the engines and remove an install.",
-    "why": "Explain why a container was refused or is slow, and what would help.",
+    "why": "Explain why a container was refused or is slow, and what helps.",
 }
 
 

@@ -48,7 +48,7 @@ def ps(prefix: str) -> output.Report:
 
 
 def gpu_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str], list[Problem]]:
-    """UUID -> index. Without a usable inventory the holders are still listed: no index, and the problem as a warning."""
+    """UUID -> index. Without a usable inventory: no indices, and its problems as warnings."""
     try:
         return {gpu.uuid: gpu.address if gpu.parent else gpu.index for gpu in node_inventory.load(settings).gpus}, []
     except GhError as e:

@@ -17,7 +17,7 @@ from oci_hook import __version__
 from oci_hook.config.settings import Settings
 from oci_hook.config.settings_template import default_settings_yaml as default_settings_yaml
 from oci_hook.config.settings_template import quoted
-from oci_hook.core import dialects, tiers, units, value_parsers
+from oci_hook.core import dialects, units, value_parsers
 from oci_hook.core.dialects import qgpu
 from oci_hook.core.layout import LAUNCHER_CONF, SETTINGS_JSON, SETTINGS_YAML
 from oci_hook.core.rules import Rules
@@ -134,7 +134,6 @@ RULES: dict[str, Reader] = {
     "dialects": dialect_names,
     "qgpu_memory_unit": one_of("none", *qgpu.UNITS),
     "linger": linger,
-    "channel_groups": one_of(*tiers.LET),
 }
 
 

@@ -27,7 +27,7 @@ from oci_hook.linux import own_path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 HOT_FOLDERS = ("apply", "config", "core", "discovery", "ledger", "linux", "observe", "oci")
-HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
+HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "program.py", "runtime.py")
 CLI_ONLY = (
     "account.py",
     "change.py",

@@ -372,8 +372,8 @@ def _figures(data: Json) -> dict[str, Json]:
 def table() -> list[list[str]]:
     data = report.last["priority"]
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
-    heading = ["online over offline", "requests", "p50", "p99", "predicted", "native p99", "lost p99, ms"]
-    out = [[*heading, "GPU free p99, ms", "predicted", "harvest", "predicted", "native"]]
+    heading = ["online over offline", "sent", "p50", "p99", "predicted", "native p99", "lost p99, ms"]
+    out = [[*heading, "free p99, ms", "predicted", "harvest", "predicted", "native"]]
     for r in (r for r in data["rows"] if not r["native"]):
         n, p = native.get(r["cell"]), r["predicted"]
         out.append(

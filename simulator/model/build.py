@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SHIM = HERE.parent.parent / "oci_hook" / "shim"
 SOURCES = ("main.c", "sim.c", "standin.c", "gpu.c", "rng.c")
-DECISION = ("decide.c", "decide.h", "share_pages.h")
+DECISION = ("gate/decide.c", "gate/decide.h", "pages/gpu_view.h")
 # No fused multiply-add: the same scenario and seed give the same figures on every machine.
 FLAGS = (
     "-std=c11",
@@ -33,6 +33,8 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
     if made.exists() and made.stat().st_mtime_ns > max(p.stat().st_mtime_ns for p in inputs):
         return
     partial = out / ".share-model.new"
-    sources = [str(HERE / name) for name in SOURCES] + [str(SHIM / "decide.c")]
-    subprocess.run([*cc, "-target", f"{arch}-linux-musl", *FLAGS, "-o", str(partial), *sources], check=True)
+    sources = [str(HERE / name) for name in SOURCES] + [str(SHIM / "gate/decide.c")]
+    subprocess.run(
+        [*cc, "-target", f"{arch}-linux-musl", *FLAGS, f"-I{SHIM}", "-o", str(partial), *sources], check=True
+    )
     partial.rename(made)

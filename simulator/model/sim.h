@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "decide.h"
+#include "gate/decide.h"
 #include "gpu.h"
 #include "rng.h"
 

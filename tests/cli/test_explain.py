@@ -121,7 +121,7 @@ def test_nothing_asked(install: Install) -> None:
     assert (
         forgotten.stderr == "warning: GH-102: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
     )
-    assert install.data("explain") == {"container": "", "containers": {}, "request": None, "gpus": [], "plan": []}
+    assert install.data("explain") == {"name": "", "annotated_containers": {}, "request": None, "gpus": [], "plan": []}
 
 
 def test_json(install: Install) -> None:
@@ -131,8 +131,8 @@ def test_json(install: Install) -> None:
     share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False, "slot": 1}
     gpu = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
     assert answer == {
-        "container": "",
-        "containers": {},
+        "name": "",
+        "annotated_containers": {},
         "request": {
             "gpus": [{"device": None, "memory_mib": 2048, "memory_percent": None, "compute": None}],
             "every_gpu": False,
@@ -226,7 +226,7 @@ def test_names_that_suffixes_speak_of(install: Install) -> None:
         "warning: GH-102: gpu-hook.io/memory.typo is for container 'typo', which was not seen in this pod;"
         " check the name\n"
     )
-    assert install.data(*keys, "--container", "a")["containers"] == {
+    assert install.data(*keys, "--container", "a")["annotated_containers"] == {
         "a": ["gpu-hook.io/memory.a"],
         "typo": ["gpu-hook.io/memory.typo"],
         "seen": ["gpu-hook.io/gpus.seen"],

@@ -298,7 +298,7 @@ def test_forged_owners_cost_the_reader_no_more_than_the_list_of_processes_once(t
 def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
     shim = Path(used.__file__).parents[1] / "shim"
     (tmp_path / "x.c").write_text(
-        '#include <stddef.h>\n#include <stdio.h>\n#include "account_page.h"\n'
+        '#include <stddef.h>\n#include <stdio.h>\n#include "pages/account_page.h"\n'
         "typedef struct gh_account_page P;\n"
         'int main(void) { printf("%llu %u %zu %zu %zu %llu %d", (unsigned long long)GH_ACCOUNT_MAGIC,\n'
         "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, gpu), sizeof(struct gh_account_gpu),\n"

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decide.h"
+#include "gate/decide.h"
 
 #define MUST(condition)                                                             \
     do {                                                                            \

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decide.h"
+#include "gate/decide.h"
 
 static const uint8_t *input; /* libFuzzer's bytes */
 static size_t input_left;

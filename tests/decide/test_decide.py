@@ -15,7 +15,7 @@ CHECKS = re.findall(r"N\(([a-z_]{2,})\)", (HERE / "check_decide.c").read_text())
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_law(sanitized: Callable[..., Path], check: str) -> None:
-    program = sanitized("check", HERE / "check_decide.c", SHIM / "decide.c")
+    program = sanitized("check", HERE / "check_decide.c", SHIM / "gate/decide.c")
     done = subprocess.run([program, check], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{check}\n"), done.stderr
 
@@ -26,13 +26,13 @@ def fuzz(program: Path, iterations: int, seed: int) -> None:
 
 
 def test_properties(sanitized: Callable[..., Path]) -> None:
-    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "decide.c"), 40000, 1)
+    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "gate/decide.c"), 40000, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3])
 def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
-    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "decide.c"), 500000, seed)
+    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "gate/decide.c"), 500000, seed)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
 )
 def test_properties_can_fail(tmp_path: Path, law: str, broken: str) -> None:
     """A decide() with one law taken out is found: the properties or the checks notice."""
-    text = (SHIM / "decide.c").read_text()
+    text = (SHIM / "gate/decide.c").read_text()
     assert text.count(law) == 1
     (tmp_path / "decide.c").write_text(text.replace(law, broken))
     gcc = shutil.which("gcc")
@@ -81,8 +81,8 @@ def test_properties_can_fail(tmp_path: Path, law: str, broken: str) -> None:
 
 def test_decide_is_pure() -> None:
     """No clock, no I/O, no allocation, no floating point, no state: decide.c calls nothing but itself."""
-    text = (SHIM / "decide.c").read_text()
-    assert re.findall(r"#include.*", text) == ['#include "decide.h"']
+    text = (SHIM / "gate/decide.c").read_text()
+    assert re.findall(r"#include.*", text) == ['#include "gate/decide.h"']
     assert not re.search(r"\b(float|double)\b", text)
     assert not re.search(r"^static (?!const|inline)[a-z0-9_ *]+(=|;|\[)", text, re.M)
 
@@ -92,6 +92,6 @@ def test_object_needs_nothing(tmp_path: Path) -> None:
     if not gcc or not nm:
         pytest.skip("no gcc or nm")
     made = tmp_path / "decide.o"
-    subprocess.run([gcc, "-O2", "-c", "-o", str(made), str(SHIM / "decide.c")], check=True)
+    subprocess.run([gcc, f"-I{SHIM}", "-O2", "-c", "-o", str(made), str(SHIM / "gate/decide.c")], check=True)
     undefined = subprocess.run([nm, "-u", str(made)], capture_output=True, text=True, check=True).stdout.split()
     assert set(undefined) <= {"U", "memcpy", "memset", "_GLOBAL_OFFSET_TABLE_"}

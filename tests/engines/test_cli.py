@@ -175,7 +175,9 @@ def test_a_restart_that_fails_is_rolled_back(machine: Machine, systemd: Path, tm
     machine.daemon_json.write_text('{"debug": true}')
     (tmp_path / "bad").touch()
     output = machine.run("install", "--engine", "docker", "--restart", status=1)
-    assert output.startswith("GH-509: systemctl reload docker: ") and "its files are as before and it runs" in output
+    assert (
+        output.startswith("GH-509: systemctl reload docker: ") and "its files were put back and it runs again" in output
+    )
     assert machine.daemon_json.read_text() == '{"debug": true}'
     assert systemd.read_text().count("reload docker") == 2
     (tmp_path / "bad").unlink()
@@ -197,7 +199,9 @@ def test_an_uninstall_whose_restart_fails_is_rolled_back(
     etc = {path: path.is_file() and path.read_bytes() for path in (machine.prefix / "etc").rglob("*")}
     (tmp_path / "bad-without").touch()
     output = machine.run("uninstall", "--engine", "docker", "--restart", status=1)
-    assert output.startswith("GH-509: systemctl reload docker: ") and "its files are as before and it runs" in output
+    assert (
+        output.startswith("GH-509: systemctl reload docker: ") and "its files were put back and it runs again" in output
+    )
     assert machine.daemon_json.read_bytes() == installed
     assert {path: path.is_file() and path.read_bytes() for path in (machine.prefix / "etc").rglob("*")} == etc
     (tmp_path / "bad-without").unlink()
@@ -213,7 +217,7 @@ def test_an_engine_that_stays_down_is_said(machine: Machine, systemd: Path, tmp_
     for name in ("bad", "bad-without"):
         (tmp_path / name).touch()
     output = machine.run("install", "--engine", "docker", "--restart", status=1)
-    assert output.startswith("GH-509: ") and "its files are as before, and still: " in output
+    assert output.startswith("GH-509: ") and "its files were put back, and it still fails: " in output
     assert machine.daemon_json.read_text() == "{}" and not (machine.prefix / "etc/engines.json").exists()
 
 

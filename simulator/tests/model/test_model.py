@@ -80,7 +80,7 @@ def test_invariants_on_random_scenarios(policy: str, count: int) -> None:
 
 
 def test_the_model_has_no_memory_errors(sanitized: Callable[..., Path]) -> None:
-    program = sanitized("model", *sorted(MODEL.glob("*.c")), SHIM / "decide.c")
+    program = sanitized("model", *sorted(MODEL.glob("*.c")), SHIM / "gate/decide.c")
     draw = random.Random(5)
     calibration = model_run.Calibration()
     text = "".join(
@@ -106,7 +106,7 @@ def test_a_scenario_does_not_depend_on_the_one_before() -> None:
 def test_decide_is_the_shipped_one() -> None:
     """The model compiles the file that the shim compiles, not a copy."""
     assert [p.name for p in MODEL.glob("*decide*")] == []
-    assert '#include "decide.h"' in (MODEL / "sim.h").read_text()
+    assert '#include "gate/decide.h"' in (MODEL / "sim.h").read_text()
 
 
 @pytest.mark.parametrize(
