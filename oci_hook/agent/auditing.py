@@ -32,7 +32,7 @@ class Auditing:
         self._measured_at: float | None = None
 
     def audit(self, gpus: dict[str, GpuSample]) -> None:
-        """gpus: by UUID, without those that NVML could not look at."""
+        """Audit one sample. gpus: by UUID, without those that NVML could not look at."""
         node = self._node
         accounts, unread = self._accounts.read(node.grants, self._protection.by_process())
         processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})

@@ -44,8 +44,8 @@ def freeze(grant: Grant) -> str:
 
 
 def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:
-    """Send SIGKILL to the container's init, with which its pid namespace ends, to the processes `others` of it, (pid,
-    start time), and to all in its cgroup; "" or why that failed, for instance since some of them still run after
+    """Kill the container: its init, with which its pid namespace ends, the processes `others` (pid, start time) of it,
+    and all processes in its cgroup. Returns "" or why that failed, also if some of them still run after
     EXIT_SECONDS."""
     init = (grant.life.init,) if grant.life.init else ()
     problems: list[str] = []

@@ -16,8 +16,9 @@ MIB = 1 << 20
 
 
 class Guard:
-    """By the GPU's UUID: alarms: bytes; when less memory is free, the GPU is to be looked at. due: when it is to be
-    looked at again (monotonic seconds). unlisted: bytes in use that belong to no listed process.
+    """`judge` looks at GPUs; three results are kept by the GPU's UUID. alarms: bytes; when less memory is free, the GPU
+    is to be looked at. due: when it is to be looked at again (monotonic seconds). unlisted: bytes in use that belong to
+    no listed process.
 
     tolerance_mib: what a container may have above its limit.
     """

@@ -55,7 +55,7 @@ def _lock(state_dir: str, name: str) -> str:
 
 def _deliver(state_dir: str, name: str) -> set[str]:
     message = messages.begin(state_dir, name)
-    if message is None:  # another delivery took it along
+    if message is None:  # another process has delivered it
         return set()
     late = set()
     if name.startswith(messages.GPU):

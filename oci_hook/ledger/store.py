@@ -364,7 +364,7 @@ def forget(state_dir: str, key: str) -> bool:
             with open_ledger(state_dir):
                 pass
         except GhError:
-            pass  # another grant is damaged as well; the next one who opens the ledger is told
+            pass  # another grant is damaged as well, which the next transaction reports
         return found
     except FileNotFoundError:
         return False

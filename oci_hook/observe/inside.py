@@ -30,7 +30,8 @@ class Process:
 
 def owners(inner: int, start: int, ns: int) -> frozenset[Owner]:
     """The ways in which the shim may have written a process into the account page (gh_identify in
-    shim/process/identity.c): without a /proc of its own namespace it does not know its start time; without any /proc, nor its namespace."""
+    shim/process/identity.c): without a /proc of its own namespace it does not know the start time, and without any /proc
+    not even its namespace."""
     pid, space = inner & 0x3FFFFF, (ns ^ ns >> 10 ^ ns >> 20) & 0x3FF
     return frozenset(((pid, start & 0x7FFFFFFF, space), (pid, 0, space), (pid, 0, 0)))
 
