@@ -129,19 +129,19 @@ static void dead(const struct gh_rules *rules) {
         page.process[0].heartbeat++;
         page.process[0].withheld = (uint32_t)withheld;
         HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
-        HOLD(!look(&peer, rules).dead && slot_may_ask(&peer) == !withheld);
+        HOLD(!look(&peer, rules).ended && slot_may_ask(&peer) == !withheld);
         struct slot_peer copy = peer;
         slot_ask(&copy);
         if (!withheld) {
             slot_answered(&peer, &copy);
-            HOLD(look(&peer, rules).dead && !slot_may_ask(&peer));
+            HOLD(look(&peer, rules).ended && !slot_may_ask(&peer));
             page.process[0].heartbeat++;
             HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
             slot_answered(&peer, &copy); /* late: of another sign of life */
-            HOLD(!look(&peer, rules).dead);
+            HOLD(!look(&peer, rules).ended);
             copy.born++;
             slot_answered(&peer, &copy);
-            HOLD(!look(&peer, rules).dead);
+            HOLD(!look(&peer, rules).ended);
             struct timespec pause = {0, 60 * GH_MS};
             nanosleep(&pause, NULL);
         }

@@ -19,7 +19,7 @@ static bool anybody_awake(const struct gh_gate *g) {
     for (uint64_t left = g->view.present & ~(1ull << g->me); left; left &= left - 1) {
         const struct gh_slot *s = &g->view.slot[__builtin_ctzll(left)];
         uint64_t last = max64(s->heartbeat, s->active_at);
-        if (last && !s->dead && (last >= g->looked || g->looked - last < g->view.rules.active_within))
+        if (last && !s->ended && (last >= g->looked || g->looked - last < g->view.rules.active_within))
             return true;
     }
     return false;

@@ -114,7 +114,7 @@ unsigned prequeue_watched(const struct gh_gate *g) {
     if (prequeue_waits(g) && !g->closed)
         for (uint64_t left = g->view.present; left; left &= left - 1) {
             unsigned i = (unsigned)__builtin_ctzll(left);
-            if (g->view.share[i].class_ > g->view.share[g->me].class_ && !g->view.slot[i].dead &&
+            if (g->view.share[i].class_ > g->view.share[g->me].class_ && !g->view.slot[i].ended &&
                 (found == GH_SLOTS || g->view.slot[i].active_at > g->view.slot[found].active_at))
                 found = i;
         }

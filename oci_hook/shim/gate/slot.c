@@ -392,9 +392,9 @@ struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, ui
     /* A silent container has ended, or got no processor. What we find out is valid until its next sign of life. */
     bool silent = s.heartbeat && now > s.heartbeat && now - s.heartbeat > rules->silent;
     peer->beat = s.heartbeat;
-    s.dead = silent && peer->gone == s.heartbeat;
-    peer->ask = silent && !s.dead && !withheld(&got.page);
-    if (s.dead)
+    s.ended = silent && peer->gone == s.heartbeat;
+    peer->ask = silent && !s.ended && !withheld(&got.page);
+    if (s.ended)
         *contexts = 0;
     return s;
 }

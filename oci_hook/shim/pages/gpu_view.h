@@ -47,7 +47,7 @@ struct gh_slot {
     uint32_t linger;      /* learned; used when gh_share.linger is 0 */
     uint8_t held;         /* one of its threads waits for its turn (not for its cap or the end of a freeze) */
     uint8_t saturated;    /* its duty is close to all of the GPU; with hysteresis */
-    uint8_t dead;         /* set by the reader: no process of it holds a lock, so none runs */
+    uint8_t ended;        /* set by the reader: no process of it holds a lock, so none runs */
     uint8_t reserved[5];
 };
 

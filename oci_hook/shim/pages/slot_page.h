@@ -64,7 +64,7 @@ struct gh_slot_page {
 
 #pragma GCC diagnostic pop
 
-_Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_slot_process) == 64, "head and sub-slots");
+_Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_slot_process) == 64, "head and process records");
 _Static_assert(sizeof(struct gh_slot_page) == GH_SLOT_FILE_SIZE, "slot file");
 
 /* The slot that these bytes describe. Anything but GH_SLOT_FILE_SIZE bytes with magic and version is an empty slot.
