@@ -97,7 +97,7 @@ def held(p: Any, load: Load, seconds: float = 0.5) -> None:
 
 
 def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -> None:
-    """Killed while it keeps another out: the other does not wait for anything that a dead one could do."""
+    """A process is killed while it keeps another container out: that one must not wait for what only the process could do."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=1_000_000_000))
     offline = p.kernels(0, "plain", 80)
     offline.ready()

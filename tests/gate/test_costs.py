@@ -35,7 +35,7 @@ def saturated(p: Any, slot: int) -> int:
 
 
 def test_a_synchronise_per_kernel_is_charged_its_kernels(place: Make) -> None:
-    """What was learned of the first few, which were shorter, does not last; neighbours' slices are not charged."""
+    """The cost learned from the first kernels, which are shorter, does not last; time slices of others are not charged."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "grows", 80, 1, 0), p.kernels(1, "plain", 80)]
     (mine, launches), (theirs, others) = charged(p, loads, 4, 3)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.slot_page import SUB, SUB_OFFSET, parse
+from oci_hook.core.slot_page import PROCESS, PROCESS_OFFSET, parse
 from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, sub_slots, until
 from tests.gate.strangers import MANY_LOCKS, MANY_READ_LOCKS, READ_LEASE, READ_LOCK, WRITE_LEASE, holds
 
@@ -31,10 +31,13 @@ def write_locked(path: Path) -> bool:
 
 
 def living(gpu: Any, slot: int) -> list[tuple[int, bool]]:
-    """pid and withheld of each sub-slot in use."""
+    """pid and withheld of each process record in use."""
     page = gpu.slot_file(slot).read_bytes()
-    subs = [SUB.unpack_from(page, SUB_OFFSET + SUB.size * i) for i in range(struct.unpack_from("<I", page, 12)[0])]
-    return [(sub[7], bool(sub[9])) for sub in subs if sub[0]]
+    processes = [
+        PROCESS.unpack_from(page, PROCESS_OFFSET + PROCESS.size * i)
+        for i in range(struct.unpack_from("<I", page, 12)[0])
+    ]
+    return [(process[7], bool(process[9])) for process in processes if process[0]]
 
 
 @pytest.mark.parametrize("what", [READ_LOCK, MANY_READ_LOCKS + "; " + READ_LOCK])
@@ -97,7 +100,7 @@ def test_read_locks_of_others_make_nobody_immortal(place: Make, sign: signal.Sig
 
 
 def test_a_list_of_locks_costs_its_neighbours_nothing(place: Make) -> None:
-    """The dead of a container with 20 000 ranges: who asks whether they live waits until the kernel looked through."""
+    """A container with 20 000 lock ranges has exited: testing its locks takes as long as the kernel needs to search them."""
     p = place(Tenant(cap=0.8), Tenant(), scale=1)
     honest, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
     other.ready()
@@ -124,7 +127,7 @@ def test_a_lease_on_the_own_file_keeps_nobody(place: Make, lease: str) -> None:
 
 
 def test_a_lease_on_a_neighbours_file_is_its_own_loss(place: Make) -> None:
-    """Who cannot be read is as if it were not there, until it can."""
+    """A slot that cannot be read counts as empty until it can be read."""
     p = place(Tenant(), Tenant())
     with holds(p.gpu.slot_file(1), WRITE_LEASE):
         load = p.kernels(0, "plain", 80)

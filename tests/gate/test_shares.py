@@ -209,7 +209,7 @@ def test_a_long_wait_is_in_its_bin(place: Make) -> None:
 def test_online_work_stops_offline_work(place: Make) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     offline = p.kernels(0, "plain", 80)
-    offline.ready()  # were it second, it would not come to its first launch
+    offline.ready()  # if it were second, it would never get to its first launch
     online = p.kernels(1, "plain", 80)
     busy = 1.5 * 0.8 / 80e-6 / p.gpu.scale
     settles(lambda: measure([offline, online], 1.5, 1), lambda n: n[1] > busy and n[0] < n[1] * 0.03)

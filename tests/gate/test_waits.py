@@ -41,7 +41,7 @@ def pair(p: Any, waiter: str, slots: tuple[int, int], way: str = "peer") -> list
 def test_two_processes_that_wait_for_each_other(
     place: Make, waiter: str, caps: tuple[float, float], slots: tuple[int, int]
 ) -> None:
-    """Were waiting charged to caps, each would let the other wait longer and longer."""
+    """If caps were charged for waiting, each side would make the other wait longer and longer."""
     p = place(*(Tenant(cap=cap) for cap in caps), scale=2)
     both = pair(p, waiter, slots)
     until(lambda: min(map(rounds, both)) > 150, 60)

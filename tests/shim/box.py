@@ -68,7 +68,7 @@ class Box:
         return (self.place / "account" / "page").read_bytes()
 
     def total(self, gpu: int = 0) -> int:
-        """Bytes booked on a GPU."""
+        """Bytes charged on a GPU."""
         return int(struct.unpack_from("<Q", self.account(), 1024 + 64 * gpu)[0] >> 30 << 9)
 
     def command(self, argv: list[str]) -> list[str]:

@@ -217,7 +217,7 @@ def test_a_scribbled_page_is_right_again_after_a_sweep(box: Box, seed: int) -> N
 
 
 @pytest.mark.parametrize("damage", [b"x", b"\0" * 8 + b"\x07", b""], ids=["magic", "version", "missing folder"])
-def test_books_that_cannot_be_used_refuse_with_a_line(box: Box, damage: bytes) -> None:
+def test_a_page_that_cannot_be_used_refuses_with_a_line(box: Box, damage: bytes) -> None:
     page = box.place / "account" / "page"
     if damage:
         page.write_bytes(damage)
