@@ -267,7 +267,7 @@ def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[floa
 
 
 def sub_slots(gpu: Gpu, slot: int) -> list[tuple[int, int]]:
-    """Owner and launches of each sub-slot ever used."""
+    """Owner and launches of each process record ever used."""
     page = gpu.slot_file(slot).read_bytes()
     (top,) = struct.unpack_from("<I", page, 12)
     return [struct.unpack_from("<QQ", page, 512 + 64 * i) for i in range(top)]

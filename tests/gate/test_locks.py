@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 
 
 def write_locked(path: Path) -> bool:
-    """Some process holds a write lock on a sub-slot's byte."""
+    """Some process holds a write lock on a process record's byte."""
     with open(path, "rb") as f:
         asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 120, 0)
         kind: int = struct.unpack_from("h", fcntl.fcntl(f, fcntl.F_GETLK, asked))[0]
@@ -42,7 +42,7 @@ def living(gpu: Any, slot: int) -> list[tuple[int, bool]]:
 
 @pytest.mark.parametrize("what", [READ_LOCK, MANY_READ_LOCKS + "; " + READ_LOCK])
 def test_read_locks_of_others_hide_nobody(place: Make, what: str) -> None:
-    """All processes have a sub-slot each, and their shares; when the locks are gone, they have locks of their own."""
+    """All processes have a process record each, and their shares; when the locks are gone, they have locks of their own."""
     p = place(Tenant(), Tenant())
     file = p.gpu.slot_file(0)
     with holds(file, what):

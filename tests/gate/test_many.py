@@ -1,4 +1,4 @@
-"""More processes in a container than its slot file has sub-slots for. Simulated GPU."""
+"""More processes in a container than its slot file has process records for. Simulated GPU."""
 
 import fcntl
 from collections.abc import Callable
