@@ -121,7 +121,7 @@ def _names_header(library: Library, private: str) -> tuple[str, list[str]]:
 
 
 def _x86_64(stubs: list[str]) -> str:
-    """Tail jumps. The slow path saves the argument registers (System V: integers, xmm0-7, al) and calls the resolver."""
+    """Tail jumps. The slow path saves the argument registers (System V: integers, xmm0-7, al), calls the resolver."""
     out = [".text", ".p2align 4", "gh_lazy:"]
     integers = ["rdi", "rsi", "rdx", "rcx", "r8", "r9", "rax"]
     out += [f"push %{r}" for r in integers]
@@ -168,7 +168,7 @@ def _newest(*patterns: Path) -> int:
 
 
 def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", flags: tuple[str, ...] = ()) -> None:
-    """Compile into `out` for `arch` (as `uname -m` says) with the compiler `cc`, unless a library is newer than its sources.
+    """Compile into `out` for `arch` (as `uname -m` says) with the compiler `cc` what is older than its sources.
 
     `private` is the container's private directory; only tests use another one. Raises CalledProcessError.
     """
