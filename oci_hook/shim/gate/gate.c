@@ -194,7 +194,7 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             g->tell = has_lower(g);
         }
         struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
-        *prequeue = prequeue_may(g, &d, context, stream, cost_of(&g->costs, key));
+        *prequeue = prequeue_allows(g, &d, context, stream, cost_of(&g->costs, key));
         if (*prequeue) {
             d.go = 1;
             d.held = 0;

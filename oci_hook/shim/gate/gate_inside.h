@@ -210,8 +210,8 @@ void markers_tail(struct gh_gate *g);
 
 /* gate_prequeue.c. The lock is held, except for prequeue_put. */
 /* Whether a command that waits only for the window may be launched now, behind a word. */
-bool prequeue_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
-                  const struct cost *cost);
+bool prequeue_allows(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
+                     const struct cost *cost);
 /* Before the launch, without the lock: what comes into the stream from now on is behind the word. */
 void prequeue_put(struct gh_gate *g, CUcontext context, CUstream stream, uint64_t estimate);
 void prequeue_close(struct gh_gate *g, bool closed);
