@@ -1,4 +1,4 @@
-"""What launches are charged beside another tenant, by the shipped shim, against what they take. Simulated GPU."""
+"""The shipped shim charges launches beside another tenant for the GPU time that they take. Simulated GPU."""
 
 import struct
 import time
@@ -46,7 +46,7 @@ def test_a_synchronise_per_kernel_is_charged_its_kernels(place: Make) -> None:
 
 
 def test_kernels_longer_than_the_window_leave_no_gaps(place: Make) -> None:
-    """Their next launch waits at the gate: that is no gap of the program's, and both tenants take turns."""
+    """While the next launch waits at the gate, the program leaves no gap of its own; both tenants take turns."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "plain", 1400), p.kernels(1, "plain", 80)]
     (mine, launches), (theirs, others) = charged(p, loads, 4, 3)
