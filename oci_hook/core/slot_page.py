@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 MAGIC = 0x31544F4C53504847
 VERSION = 1
 HEAD = Struct("<QIIQIIQQQQQQQQQQIBBBBQQQQQQ16Q")
-SUB = Struct("<QQQQQQIIII")
-SUB_OFFSET = 512
-SUBS = 120
+PROCESS = Struct("<QQQQQQIIII")
+PROCESS_OFFSET = 512
+PROCESSES = 120
 WAITS = 16
 WAIT_BOUNDS = tuple(64e-6 * (1 << i) for i in range(WAITS - 1))  # seconds; the last bin has none
 MODES = ("open", "guarded", "rotate", "mix", "frozen", "capped", "drain")  # enum gh_mode of shim/gate/decide.h
@@ -60,10 +60,12 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
     if max(charged, since, wanted, waited, *waits) > SANE:
         return None
     launches = waiting = 0
-    for i in range(min(top, SUBS)):
-        sub = SUB.unpack_from(data, SUB_OFFSET + SUB.size * i)
-        launches += min(sub[1], SANE)
-        waiting += bool(sub[0]) and min(max(sub[6], sub[8]), THREADS_MAX)  # the latter: not by every release
+    for i in range(min(top, PROCESSES)):
+        process = PROCESS.unpack_from(data, PROCESS_OFFSET + PROCESS.size * i)
+        launches += min(process[1], SANE)
+        waiting += bool(process[0]) and min(
+            max(process[6], process[8]), THREADS_MAX
+        )  # the latter: not by every release
     return Gate(
         charged=charged * scale / SECOND,
         wanted=wanted * scale / SECOND if counts == 1 else None,
