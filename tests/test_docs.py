@@ -40,6 +40,10 @@ def test_old_words_do_not_come_back() -> None:
     assert found == []
 
 
+def test_no_merge_is_half_done() -> None:
+    assert [f"{name}:{number}" for name, number, line in lines() if re.match(r"(<{7}|>{7}) ", line)] == []
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as forges make them; headings in fenced blocks are none."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
