@@ -15,7 +15,7 @@ from payload import ROOT, VERSION, epoch
 
 
 def wheel(out: Path, arch: str, source: Path = ROOT, name: str = "gpu_hook") -> Path:
-    """OUT/NAME-VERSION-py3-none-TAG.whl by pip, like `pip install .`, with a tag that package indexes accept."""
+    """OUT/NAME-VERSION-py3-none-TAG.whl by pip, like `pip install SOURCE`, with a tag that package indexes accept."""
     tag = f"manylinux2014_{arch}"  # the libraries need glibc 2.17, or none
     option = f"--config-settings=--build-option=--plat-name={tag}"
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", option]
