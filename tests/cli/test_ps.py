@@ -305,8 +305,8 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT);\n"
         'printf(" %zu %zu %zu %d %llu %llu", offsetof(P, owner), sizeof(P), offsetof(struct gh_account_gpu, '
         "surcharge), GH_ACCOUNT_SLOTS, GH_VALUE_MAX, GH_OWNER_SWEEP);\n"
-        'printf(" %zu %zu %d %d", offsetof(struct gh_account_gpu, lent), offsetof(P, spare), GH_ACCOUNT_GPUS, '
-        "GH_SPARE_BITS); }\n"
+        'printf(" %zu %zu %d %d", offsetof(struct gh_account_gpu, cached), offsetof(P, free_cache), GH_ACCOUNT_GPUS, '
+        "GH_CACHE_BITS); }\n"
     )
     subprocess.run(["cc", "-I", str(shim), "-o", str(tmp_path / "x"), str(tmp_path / "x.c")], check=True)
     said = subprocess.run([str(tmp_path / "x")], capture_output=True, text=True, check=True).stdout.split()
