@@ -18,12 +18,6 @@ OPEN = {  # their insides depend on the node
     "annotated_containers",
     "agent.problems",
 }
-    "gpus[].tier",
-    "containers[].findings",
-    "containers[].gpus[].gate",
-    "annotated_containers",
-    "agent.problems",
-}  # their insides depend on the node
 RUNS: dict[str, list[tuple[str, ...]]] = {
     "ps": [("ps",)],
     "gpus": [("gpus",)],
