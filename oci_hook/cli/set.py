@@ -95,7 +95,7 @@ def report(before: Grant, after: Grant, delivered: bool) -> output.Report:
 
 def as_data(grant: Grant) -> dict[str, Any]:
     gpus = [share.fields() for share in grant.shares]
-    return {"policy": grant.terms.policy, "class": grant.terms.priority_class, "frozen": grant.frozen, "gpus": gpus}
+    return {"policy": grant.terms.policy, "class": grant.terms.priority_class, "frozen_since": grant.frozen or None, "gpus": gpus}
 
 
 def in_words(grant: Grant) -> str:

@@ -147,7 +147,7 @@ def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
         value = int(mib * used.MIB) // used.UNIT
         words = value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0, int(idle_mib > 0)
         used.GPU.pack_into(data, used.GPUS_OFFSET + used.GPU.size * i, *words)
-        spare = (idle_mib * used.MIB // used.UNIT) << used.SPARE_SHIFT | 11
+        spare = (idle_mib * used.MIB // used.UNIT) << used.FREE_SHIFT | 11
         struct.pack_into("<Q", data, used.FREE_CACHES_OFFSET + 8 * (used.MOST_GPUS * 3 + i), spare)
     return bytes(data)
 
@@ -327,7 +327,7 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         3 * struct.calcsize("<Q"),
         used.FREE_CACHES_OFFSET,
         used.MOST_GPUS,
-        used.SPARE_SHIFT,
+        used.FREE_SHIFT,
     ]
 
 
