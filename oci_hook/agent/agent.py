@@ -43,6 +43,7 @@ from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import AGENT_LOCK, LEDGER_DIR
 from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.units import MIB
 from oci_hook.discovery.discover import discover
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
@@ -522,7 +523,7 @@ class Agent:
                 watched.uses = {**watched.uses, share.uuid: use} if use else _without(watched.uses, share.uuid)
                 kept = watched.books
                 booked = kept.totals[i] if isinstance(kept, account.Books) and i < len(kept.totals) else 0
-                used = -(-max(booked, use.used if use else 0) // account.MIB)
+                used = -(-max(booked, use.used if use else 0) // MIB)
                 busy = watched.meter(share.uuid).share or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
                 watched.note(share.uuid, used, round(busy))
@@ -592,7 +593,7 @@ class Agent:
         return False
 
     def _tell_unlisted(self, uuid: str, size: int) -> None:
-        mib = -(-size // account.MIB)
+        mib = -(-size // MIB)
         what = (
             f"{mib} MiB belong to no process that NVML lists"
             if size

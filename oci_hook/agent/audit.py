@@ -20,12 +20,12 @@ from collections import Counter
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.gpu_page import cap, guaranteed
 from oci_hook.core.grant import Grant, Share
+from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
 from oci_hook.observe.account import Books
 from oci_hook.observe.inside import owners
 
 KINDS = ("over-limit", "over-compute", "not-granted", "no-shim", "bad-page", "holds-lease")
-MIB = 1 << 20
 LOOKS = 3  # over which compute is averaged: one look sees less than a second
 
 

@@ -8,10 +8,9 @@ from oci_hook.agent.protect import Harm, Held, Judgement, Look, Protector, Tenan
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Gpu
+from oci_hook.core.units import MIB
 from oci_hook.linux.proc import start_time
 from oci_hook.observe.account import Books
-
-MIB = 1 << 20
 
 
 class Guard:

@@ -1,5 +1,7 @@
 """Names and places that several parts must agree on: annotation keys, paths in the container, files of an install."""
 
+DEFAULT_PREFIX = "/opt/gpu-hook"  # of an install
+
 PREFIX_KEY = "gpu-hook.io/"
 MARKER = PREFIX_KEY + "grant"  # written by us into config.json: this bundle was edited, and for which grant
 ALLOC = PREFIX_KEY + "alloc"  # reserved: the cluster scheduler's decision

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Change(Value):
+class Suggestion(Value):
     """One way to make room. kind: memory | compute | both | policy | channels | GPUs | devices | share |
     wait. text: for people.
 
@@ -26,7 +26,7 @@ class Change(Value):
     gone: tuple[str, ...] = ()
 
 
-def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Change, ...]:
+def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Suggestion, ...]:
     """The smallest changes, one of each kind that helps, what asks least of the user first; empty: it fits as it is."""
 
     # Less than a context takes is refused as well: what fits is an interval from there up.
@@ -42,39 +42,41 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
     found = []
     if memory := _most(lambda n: fits(_limited(request, memory=n)), _memory(request, inventory), least):
         asked = _limited(request, memory=memory)
-        found.append(Change("memory", f"ask for at most {memory} MiB of memory", asked))
+        found.append(Suggestion("memory", f"ask for at most {memory} MiB of memory", asked))
     computes = [gpu.compute for gpu in request.gpus if gpu.compute is not None]
     if computes and request.terms.policy != "best-effort":
         if compute := _most(lambda n: fits(_limited(request, compute=n)), max(computes)):
-            found.append(Change("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute)))
+            found.append(
+                Suggestion("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute))
+            )
         best_effort = request.replace(terms=request.terms.replace(policy="best-effort"))
         if fits(best_effort):
-            found.append(Change("policy", "use policy best-effort, which guarantees no compute", best_effort))
+            found.append(Suggestion("policy", "use policy best-effort, which guarantees no compute", best_effort))
     if not found and computes:
         compute = _most(lambda n: fits(_limited(request, least, n)), max(computes))
         memory = _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory), least)
         if compute and memory:
             text = f"ask for at most {memory} MiB of memory and {compute} % compute"
-            found.append(Change("both", text, _limited(request, memory, compute)))
+            found.append(Suggestion("both", text, _limited(request, memory, compute)))
     without_channels = request.replace(terms=request.terms.replace(imex_channels=()))
     if without_channels != request and fits(without_channels):
-        found.append(Change("channels", "ask for no IMEX channels", without_channels))
+        found.append(Suggestion("channels", "ask for no IMEX channels", without_channels))
     anywhere = request.replace(gpus=tuple(c.replace(device=None) for c in request.gpus), narrow_to=None)
     if anywhere != request and not request.every_gpu and fits(anywhere):
-        found.append(Change("devices", "name no GPUs: others have room", anywhere))
+        found.append(Suggestion("devices", "name no GPUs: others have room", anywhere))
     fewer = _most(lambda n: fits(request.replace(gpus=request.gpus[:n])), len(request.gpus) - 1)
     if fewer:
-        found.append(Change("gpus", f"ask for {fewer} instead of {len(request.gpus)} GPUs", _first(request, fewer)))
+        found.append(Suggestion("gpus", f"ask for {fewer} instead of {len(request.gpus)} GPUs", _first(request, fewer)))
     if request.exclusive or all(gpu.whole for gpu in request.gpus):
         share = request.replace(exclusive=False, gpus=tuple(GpuRequest(c.device, ("mib", 1)) for c in request.gpus))
         if memory := _most(lambda n: fits(_limited(share, memory=n, raise_to=True)), _total(inventory), least):
             asked = _limited(share, memory=memory, raise_to=True)
-            found.append(Change("share", f"ask for a share of at most {memory} MiB instead of whole GPUs", asked))
+            found.append(Suggestion("share", f"ask for a share of at most {memory} MiB instead of whole GPUs", asked))
     gone = _in_the_way(lambda beside: fits(request, beside), grants)
     if gone:
         names = ", ".join(grant.who.id[:40] for grant in gone)
         what = f"wait until {names} ends" if len(gone) == 1 else f"wait until these end: {names}"
-        found.append(Change("wait", what, request, tuple(grant.key for grant in gone)))
+        found.append(Suggestion("wait", what, request, tuple(grant.key for grant in gone)))
     return tuple(found)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-MIB = 1 << 20
+from oci_hook.core.units import MIB
+
 NVLINK_DISTANCE = 1  # nearer than any PCIe path; those are NVML_TOPOLOGY_* numbers from 0 (one board) to 50 (two CPUs)
 
 

@@ -6,7 +6,8 @@ from oci_hook.agent.audit import Auditor, Process, Verdict
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.terms import Terms
-from oci_hook.observe.account import MIB, Books
+from oci_hook.core.units import MIB
+from oci_hook.observe.account import Books
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
