@@ -1,4 +1,4 @@
-"""A living grant -> the same with other limits: `gpu-hook set`. Pure; a wish that does not fit changes nothing."""
+"""Changes the limits in a living grant: `gpu-hook set`. Pure; a change that does not fit raises and changes nothing."""
 
 from oci_hook.core.allocate import TOO_SMALL, memory_of, round_up, usage
 from oci_hook.core.grant import Grant, Share
@@ -10,7 +10,7 @@ from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 
 
 class GrantChange(Value):
-    """What is to be different; None: as it is. memory: ("mib", n) or ("percent", n), of each GPU."""
+    """What is to change; None keeps a value. memory: ("mib", n) or ("percent", n), of each GPU."""
 
     memory: tuple[str, int] | None = None
     compute: int | None = None
@@ -20,7 +20,7 @@ class GrantChange(Value):
 
 
 def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple[Grant, ...], rules: Rules) -> Grant:
-    """The grant as it would be, beside the other living grants.
+    """The changed grant. others: the other living grants, beside which it must fit.
 
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
@@ -60,7 +60,7 @@ def _terms(grant: Grant, policy: str, wish: GrantChange) -> Terms:
 
 
 def _policy(grant: Grant, wish: GrantChange, rules: Rules) -> str:
-    """As in a request: compute without a policy's name, where there was none, is the node's default policy."""
+    """The new policy. As in a request, compute without a policy means the node's default policy, if none was guaranteed before."""
     guaranteed = any(share.compute for share in grant.shares)
     if wish.policy is not None:
         policy = wish.policy

@@ -1,4 +1,5 @@
-"""The policy page: packs a grant into the 4096 bytes that the shim reads. Twin of shim/pages/policy_page.h."""
+"""The policy page: packs a grant into the 4096 bytes that the shim reads. shim/pages/policy_page.h has
+the same layout."""
 
 from struct import Struct
 
@@ -22,7 +23,7 @@ WHOLE = 1
 
 
 def amended(page: bytes, grant: Grant) -> bytes:
-    """The page of a grant whose limits, policy and class changed; what the GPU itself says stays, and so does seq."""
+    """The page after the grant's limits, policy or class changed; the figures of the GPU itself and seq stay as they are."""
     new = bytearray(page)
     _POLICY_CLASS.pack_into(new, _POLICY_OFFSET, *_numbers(grant.terms))
     for i, share in enumerate(grant.shares):

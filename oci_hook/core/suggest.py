@@ -1,4 +1,4 @@
-"""What would have to change for a refused request to fit: found by `allocate` itself, so every answer is true."""
+"""Finds the changes with which a refused request would fit. It asks `allocate` about each, so every suggestion is true."""
 
 from oci_hook.core.allocate import Allocation, allocate
 from oci_hook.core.grant import Grant
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Suggestion(Value):
-    """One way to make room. kind: memory | compute | both | policy | channels | GPUs | devices | share |
-    wait. text: for people.
+    """One change that makes the request fit. kind: memory | compute | both | policy | channels | gpus | devices | share |
+    wait. text: the change in words.
 
-    request: what to ask instead ("wait": the same). gone: keys of the grants that must end first.
+    request: what to ask for instead; for the kind wait, the same request. gone: keys of the grants that must end first.
     """
 
     kind: str
@@ -27,9 +27,9 @@ class Suggestion(Value):
 
 
 def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Suggestion, ...]:
-    """The smallest changes, one of each kind that helps, what asks least of the user first; empty: it fits as it is."""
+    """The smallest change of each kind that helps, the easiest for the user first; empty if the request fits as it is."""
 
-    # Less than a context takes is refused as well: what fits is an interval from there up.
+    # Less memory than a context takes is refused as well, so the amounts that fit are an interval that begins here.
     least = max(rules.memory_min, 1, *(gpu.context_mib for gpu in inventory.gpus))
 
     def fits(asked: Request, beside: tuple[Grant, ...] = grants) -> bool:
@@ -89,7 +89,7 @@ def _total(inventory: Inventory) -> int:
 
 
 def _memory(request: Request, inventory: Inventory) -> int:
-    """The most that any GPU's wish can mean in MiB; 0 where no memory is asked for."""
+    """The most memory in MiB that any entry of the request can mean; 0 if all ask for whole GPUs."""
     total = _total(inventory)
     return max(
         (
@@ -105,7 +105,7 @@ def _memory(request: Request, inventory: Inventory) -> int:
 def _limited(
     request: Request, memory: int | None = None, compute: int | None = None, raise_to: bool = False
 ) -> Request:
-    """The request with at most so much on each GPU; memory that followed from compute is said by itself then."""
+    """The request with at most so much of each GPU. Memory that followed from compute becomes explicit."""
 
     def limited(gpu: GpuRequest) -> GpuRequest:
         if memory is not None:
@@ -121,7 +121,7 @@ def _limited(
 
 
 def _most(good: "Callable[[int], bool]", top: int, least: int = 1) -> int:
-    """The largest n in least..top that is good, where a smaller one is as good; 0: none is."""
+    """The largest n in least..top that is good, if every smaller one is good as well; 0: none is."""
     if top < least or not good(least):
         return 0
     low, high = least, top
@@ -135,7 +135,7 @@ def _most(good: "Callable[[int], bool]", top: int, least: int = 1) -> int:
 
 
 def _in_the_way(fits: "Callable[[tuple[Grant, ...]], bool]", grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
-    """The fewest grants, by size, without which it fits; () where even an empty node is too small."""
+    """A smallest set of grants without which the request fits; () if even an empty node is too small."""
     by_size = sorted(
         grants, key=lambda g: (sum(s.memory_mib for s in g.shares), sum(s.compute for s in g.shares), g.key)
     )
@@ -145,7 +145,7 @@ def _in_the_way(fits: "Callable[[tuple[Grant, ...]], bool]", grants: tuple[Grant
     if not fits(()):
         return ()
     kept = list(grants)
-    for grant in reversed(by_size):  # the largest first, until it fits, then give back those that were not needed
+    for grant in reversed(by_size):  # drop the largest first until it fits, then keep those again that need not go
         kept.remove(grant)
         if fits(tuple(kept)):
             break
