@@ -55,7 +55,7 @@ def refused(
 
         more["request"] = as_data(request)
     lines = [str(p) for p in problems[:5]]
-    record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], lines=lines, **more)
+    record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
 
 
 def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
@@ -91,4 +91,4 @@ def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
     terms = new.terms.data()
     changes += [f"{what} {was} -> {terms[what]}" for what, was in grant.terms.data().items() if was != terms[what]]
     name, id = full_name(grant.who)[:256], grant.who.id[:256]
-    record(state_dir, "set", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)
+    record(state_dir, "changed", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)
