@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def own_steps(
     plan: "Iterable[Step]", inventory: "Inventory", image: "ImageFacts", prefix: str, late: bool
 ) -> "tuple[Step, ...]":
-    """The plan less the driver's files; those that cover libraries of the image stay.
+    """The plan without the driver's files, except those that cover libraries of the image.
 
-    late: the NVIDIA runtime acts after us. Then it brings the device nodes too, and our hook mounts the shims when that
-    runtime's mounts are there: a shim mounted earlier could be where it makes a link. Device rules stay, since
-    `systemctl daemon-reload` undoes those that a hook adds.
+    late: the NVIDIA runtime acts after us. Then it also makes the device nodes, and our hook mounts the shims later, when
+    its mounts are there: a file of ours would be in the way where it makes a link. The device rules stay in the plan,
+    because `systemctl daemon-reload` drops rules that a hook adds.
     """
     shims = f"{prefix}/{SHIM_DIR}/"
     files = {file.path for file in inventory.files} - {inventory.libcuda, inventory.libnvml}
