@@ -12,8 +12,9 @@ from oci_hook.agent.response import Response
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.gpu_page import guaranteed
 from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.units import MIB
 from oci_hook.ledger.slot_files import read_gate
-from oci_hook.observe.account import MIB, UNIT, Usage
+from oci_hook.observe.account import UNIT, Usage
 
 
 class Auditing:

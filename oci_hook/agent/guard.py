@@ -9,10 +9,9 @@ from oci_hook.agent.event_log import Follower
 from oci_hook.agent.protect import Harm, Judgement, Look, Member, Protector, Tenant
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.inventory import Gpu
+from oci_hook.core.units import MIB
 from oci_hook.linux.proc import start_time
 from oci_hook.observe.account import Usage
-
-MIB = 1 << 20
 
 
 class Guard:

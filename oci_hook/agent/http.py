@@ -42,13 +42,13 @@ class Client:
         self.answered = False
 
 
-class Request(Value):
+class HttpRequest(Value):
     method: str
     path: str
     headers: dict[str, str]
 
 
-def parse(data: bytes) -> Request | None:
+def parse(data: bytes) -> HttpRequest | None:
     """The head of a request, without its query; None if it is not HTTP/1 (RFC 9112), or if two parsers could understand
     it differently: a header that is folded, has blanks in its name or occurs twice, a bare CR or LF, a body."""
     try:
@@ -70,10 +70,10 @@ def parse(data: bytes) -> Request | None:
         headers[known] = value
     if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         return None
-    return Request(method, target.split("?", 1)[0], headers)
+    return HttpRequest(method, target.split("?", 1)[0], headers)
 
 
-def credential(request: Request) -> bytes:
+def credential(request: HttpRequest) -> bytes:
     """The token of a request: a bearer token (programs), or the password of any user name (browsers)."""
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
@@ -205,7 +205,7 @@ class Server:
         if not client.to_send:
             self._end(client)
 
-    def _answer(self, request: Request | None) -> tuple[int, str, bytes, str]:
+    def _answer(self, request: HttpRequest | None) -> tuple[int, str, bytes, str]:
         """(status, content type, body, further headers)"""
         plain = "text/plain; charset=utf-8"
         if request is None:

@@ -11,10 +11,10 @@ from oci_hook.agent.audit import KINDS
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.prometheus import Exposition, labels
 from oci_hook.core.slot_page import WAIT_BOUNDS
+from oci_hook.core.units import MIB
 from oci_hook.errors import CODES
 from oci_hook.ledger.events import short
 
-MIB = 1 << 20
 GPU = ("gpu", "uuid")
 CONTAINER = ("id", "namespace", "pod", "container")
 GRANTED = ("policy", "class", "state")

@@ -9,10 +9,10 @@ from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
+from oci_hook.core.units import MIB
 from oci_hook.observe.account import Usage
 from oci_hook.observe.stage import stage
 
-MIB = 1 << 20
 SAMPLES = 120  # remembered for each container on each GPU
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
+from oci_hook.core.units import MIB
 from oci_hook.discovery import driver_files
 from oci_hook.discovery import mark as marks
 from oci_hook.errors import refuse
@@ -19,7 +20,6 @@ from oci_hook.linux.proc import boot_id
 NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every GPU, about 2 s each
 LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
 PROC = "/proc"
-MIB = 1 << 20
 
 
 def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECONDS) -> Inventory:

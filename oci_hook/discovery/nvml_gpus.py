@@ -10,9 +10,9 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-MIB = 1 << 20
-# Nearer than any PCIe path. Those are NVML_TOPOLOGY_* numbers, from 0 (one board) to 50 (two CPUs).
-NVLINK_DISTANCE = 1
+from oci_hook.core.units import MIB
+
+NVLINK_DISTANCE = 1  # nearer than any PCIe path; those are NVML_TOPOLOGY_* numbers from 0 (one board) to 50 (two CPUs)
 
 
 def text(value: Any) -> str:

@@ -8,7 +8,7 @@ import os
 
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
-from oci_hook.core.layout import INVENTORY
+from oci_hook.core.layout import DEFAULT_PREFIX, INVENTORY
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux.proc import boot_id, read_file
 from oci_hook.oci import fastjson
@@ -69,7 +69,7 @@ def _stale(settings: Settings, why: str) -> GhError:
 
 
 def _look_again(settings: Settings) -> str:
-    prefix = f" --prefix {settings.prefix}" if settings.prefix != "/opt/gpu-hook" else ""
+    prefix = f" --prefix {settings.prefix}" if settings.prefix != DEFAULT_PREFIX else ""
     return f"run `gpu-hook gpus --refresh{prefix}`"
 
 

@@ -57,7 +57,6 @@ SLOT_MASK = 0x3FF
 VALUE_MAX = (1 << 34) - 1
 SWEEP = 1 << 41
 UNIT = 512
-MIB = 1 << 20
 BLOCK = 32  # slots that are compared with EMPTY at once
 EMPTY = bytes(8 * BLOCK)
 FLOCK = struct.Struct("hhqqi4x")  # struct flock, fcntl(2), where off_t has 64 bits

@@ -93,7 +93,7 @@ def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):
 def test_a_whole_gpu_is_exclusive_and_no_gpu_is_a_grant_too(settings):
     assert admit.admit(Request(()), who("none"), me(), settings).grant.shares == ()
     assert admit.admit(Request((GpuRequest(),)), who("whole"), me(), settings).grant.exclusive
-    with pytest.raises(NoRoomError, match="GH-201: no room: GPU 0 .* is held by one container alone"):
+    with pytest.raises(NoRoomError, match="GH-201: no room: GPU 0 .* is exclusive to one container"):
         admit.admit(SHARE, who("c1"), me(), settings)
 
 
