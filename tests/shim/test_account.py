@@ -143,7 +143,7 @@ def spares(box: Box) -> list[tuple[int, int]]:
     """The free cache of each process on the first GPU, (idle, taken) in units; without those that are (0, 0)."""
     data = (box.place / "account" / "page").read_bytes()
     words = account.FREE_CACHES.unpack_from(data, SPARES)[:: account.MOST_GPUS]
-    return [(w >> account.SPARE_SHIFT, w & (1 << account.SPARE_SHIFT) - 1) for w in words if w]
+    return [(w >> account.FREE_SHIFT, w & (1 << account.FREE_SHIFT) - 1) for w in words if w]
 
 
 @pytest.mark.slow
