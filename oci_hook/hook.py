@@ -119,8 +119,6 @@ def _start(given: "State", settings: "Settings") -> None:
         to_container.verify(plan, container)
         to_cgroup.apply(plan, devices)
         events.granted(settings.state_dir, grant, time.monotonic() - began)
-        if settings.stale:  # standard error of a hook that succeeds is shown to nobody
-            log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
         limits.no_deadline()
         release(grant.key, settings, force=True)

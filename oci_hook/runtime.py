@@ -142,9 +142,6 @@ def give(call: Call, settings: "Settings", given: Given) -> None:
     doc, plan, warnings = plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     check_sources(plan, settings)
     check_mount_points(plan, settings)
-    if settings.stale:
-        text = "settings.yaml changed since it was compiled; run `gpu-hook settings compile`"
-        warnings.append(Problem("GH-502", text))
     if warnings:
         log.report(warnings, call.log, call.log_format, "warning")
     edited = to_spec.apply(doc, plan, admission.grant, settings.mode != "standalone")

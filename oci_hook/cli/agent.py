@@ -25,13 +25,13 @@ from oci_hook.errors import GhError
 def agent(prefix: str, **flags: Any) -> None:
     """Watch this node: keep the ledger tidy, audit the GPUs, serve metrics.
 
-    Containers do not need it. Flags win over the section `agent` of settings.yaml.
+    Containers do not need it. Flags win over the `agent.` lines of settings.yaml.
     """
     from oci_hook.agent import options  # not for every command
     from oci_hook.agent.agent import Agent
-    from oci_hook.config import settings_compile as checks
+    from oci_hook.install import agent_settings
 
-    readers = {**checks.AGENT, "interval": float}
+    readers: dict[str, Any] = {**agent_settings.AGENT, "interval": float}
     try:
         given = {}
         for name, value in flags.items():

@@ -3,12 +3,11 @@
 import click
 
 from oci_hook.cli import agent_check, output, registration
-from oci_hook.config import settings as node_settings
-from oci_hook.core.layout import AGENT_LOCK
+from oci_hook.config.settings import state_in_use
+from oci_hook.core.layout import AGENT_LOCK, STATE_IN_USE
 from oci_hook.engines import prefix as installs
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
-from oci_hook.errors import GhError
 from oci_hook.install import state_owner
 from oci_hook.sim import driver_root
 
@@ -56,11 +55,11 @@ def install(
 
 def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
     """The install with its simulated GPUs: what stays because it is not ours, and what is left to do."""
-    try:
-        state_dir = node_settings.load(prefix).state_dir
-    except GhError:
+    state_dir = state_in_use(prefix)
+    if not state_dir:
         left = installs.remove(prefix, force, [driver_root.root_of(prefix)])
-        return left, ["its settings cannot be read: its state directory stays (/run/gpu-hook, where none was chosen)"]
+        why = f"{prefix}/{STATE_IN_USE} cannot be read"
+        return left, [f"{why}: its state directory stays (/run/gpu-hook, unless another one was chosen)"]
     other = state_owner.other(prefix, state_dir)
     left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.gpus_of(state_dir)])
     if other:

@@ -5,11 +5,10 @@ from typing import Any
 
 import click
 
-from oci_hook.config import settings
+from oci_hook.config.settings import state_in_use
 from oci_hook.engines import NAMES, register
 from oci_hook.engines import prefix as installs
 from oci_hook.engines.edits import Registration
-from oci_hook.errors import GhError
 
 engines = click.option(
     "--engine",
@@ -76,8 +75,5 @@ def pages(names: Sequence[str], registration: Registration) -> tuple[list[Any], 
 
 def refuse_while_held(prefix: str, force: bool) -> None:
     """Before any engine is told: the install will not go away under living containers."""
-    try:
-        state_dir = settings.load(prefix).state_dir
-    except GhError:  # removing the install says it
-        return
-    installs.refuse_while_held(state_dir, force)
+    if state_dir := state_in_use(prefix):  # else removing the install says it
+        installs.refuse_while_held(state_dir, force)

@@ -8,7 +8,6 @@ import shlex
 import click
 
 from oci_hook.cli import output, sim_model
-from oci_hook.config import settings_compile
 from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
@@ -16,7 +15,7 @@ from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
 from oci_hook.discovery.discover import SIMULATED_MARK, discover
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
-from oci_hook.install import state_owner
+from oci_hook.install import settings_edit, state_owner
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import slot_files, store
 from oci_hook.sim import driver_root, topology
@@ -85,7 +84,7 @@ def up(
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "former_driver_root": former}) + "\n")
     try:
         found = discover(str(root))
-        settings = settings_compile.set_driver_root(prefix, str(root))
+        settings = settings_edit.set_driver_root(prefix, str(root))
     except Exception:
         driver_root.remove(prefix, settings.state_dir)
         raise
@@ -161,7 +160,7 @@ def down(prefix: str, force: bool) -> output.Report:
     drop_shared(settings, force)
     former = former_root(settings)
     if settings.driver_root == str(driver_root.root_of(prefix)):
-        settings_compile.set_driver_root(prefix, former)
+        settings_edit.set_driver_root(prefix, former)
         for name in (INVENTORY, TIERS):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{settings.state_dir}/{name}")

@@ -13,17 +13,15 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from oci_hook.config import settings_compile
-from oci_hook.config.settings import Settings
-from oci_hook.config.settings import load as load_settings
-from oci_hook.config.settings_template import default_settings_yaml
+from oci_hook.config.settings import Settings, state_in_use
 from oci_hook.core import layout
 from oci_hook.core.pages import MAX_GPUS
 from oci_hook.engines.edits import locked, remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.install import state_move, state_owner
+from oci_hook.install import own_path, settings_edit, state_move, state_owner
+from oci_hook.install.settings_template import default_settings_yaml
+from oci_hook.install.write import write
 from oci_hook.ledger import claims, store
-from oci_hook.linux import own_path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 HOT_FOLDERS = ("apply", "config", "core", "discovery", "ledger", "linux", "observe", "oci")
@@ -39,14 +37,12 @@ CLI_ONLY = (
     "elf.py",
     "inotify.py",
     "nvml_gpus.py",
-    "own_path.py",
-    "settings_compile.py",
-    "settings_template.py",
     "state_move.py",
     "state_owner.py",
     "orphans.py",
 )
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
+OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
 STARTS = ("runtime.py", "hook.py")  # what they start
 LOCK = ".lock"
 SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -147,9 +143,9 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     if new:
         if "runtime" not in given:
             given["runtime"] = find_runtime()
-        settings_compile.write(str(yaml), default_settings_yaml(prefix=str(root), **given))
+        write(str(yaml), default_settings_yaml(prefix=str(root), **given))
     try:
-        settings = settings_compile.compile(str(root))
+        settings = settings_edit.change(str(root))
     except GhError:
         if new:  # else the next try would be held to the wrong values
             yaml.unlink()
@@ -188,7 +184,7 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
 
 def _installed(root: Path) -> bool:
     """Also what a killed `lay` or `remove` left."""
-    return any((root / name).exists() for name in (layout.LAUNCHER_CONF, layout.SETTINGS_YAML, layout.LIB_DIR))
+    return any((root / name).exists() for name in (layout.STATE_IN_USE, layout.SETTINGS_YAML, layout.LIB_DIR))
 
 
 def _no_install(prefix: str) -> GhError:
@@ -196,10 +192,7 @@ def _no_install(prefix: str) -> GhError:
 
 
 def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> list[str]:
-    try:
-        state_dir: str | None = load_settings(prefix).state_dir
-    except GhError:
-        state_dir = None
+    state_dir = state_in_use(prefix) or None
     if state_dir is not None:
         refuse_while_held(state_dir, force)
     others = state_dir is not None and bool(state_owner.other(prefix, state_dir))
@@ -225,7 +218,7 @@ def _remove_files(root: Path) -> None:
     # lib/container was the skeleton in 0.1.0. `lay` leaves it: a mount goes with the file on which a container has it.
     for folder in (layout.LIB_DIR, layout.SHIM_DIR, layout.CLOSED_DIR, "lib/container"):
         shutil.rmtree(root / folder, ignore_errors=True)
-    for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
+    for name in (layout.SETTINGS_YAML, layout.STATE_IN_USE, *OLD_FILES):
         (root / name).unlink(missing_ok=True)
     for folder in ("bin", "etc", "lib", ""):
         try:

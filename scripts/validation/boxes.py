@@ -25,10 +25,10 @@ class Node:
     """An install and an inventory of their own below one folder."""
 
     def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
-        from oci_hook.config import settings_compile
         from oci_hook.discovery import discover
         from oci_hook.discovery.save import save_inventory
         from oci_hook.engines import prefix
+        from oci_hook.install import settings_edit
         from oci_hook.sim import driver_root
 
         self.prefix, self.state = folder / "prefix", folder / "state"
@@ -39,7 +39,7 @@ class Node:
         if simulated:
             driver_root.make(str(self.prefix), str(self.state), 1, 24576, time_scale)
             root = driver_root.root_of(str(self.prefix))
-            self.settings = settings_compile.set_driver_root(str(self.prefix), str(root))
+            self.settings = settings_edit.set_driver_root(str(self.prefix), str(root))
             # the bare runs find the simulated driver so
             os.environ["GPU_HOOK_SIM_GPUS"] = f"{self.state}/sim/gpus"
         self.inventory = discover.discover(self.settings.driver_root)

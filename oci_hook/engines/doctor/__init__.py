@@ -61,7 +61,7 @@ def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) ->
             if " release --force " in fix:
                 fix += "  # once its container is stopped: it would run on, unaccounted"
             if not fix and name == "settings":
-                fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings compile{option}"
+                fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings check{option}"
             yield Finding(name, FAIL, message, problem.code, fix)
     except OSError as e:
         yield Finding(name, WARN, f"cannot be looked at: {e}", "", f"sudo gpu-hook doctor{option}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
+from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.discovery import char_links, discover, driver_files
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
@@ -109,8 +109,7 @@ def on_disk(settings: Settings, option: str, held: bool) -> Finding:
         return Finding("ledger", WARN, f"{message}; mount a tmpfs there before the first container starts", "GH-303")
     if held:
         return Finding("ledger", WARN, f"{message}; end its containers, then look again", "GH-303")
-    line = f"'s|^state_dir:.*|state_dir: {USUAL}|' {shlex.quote(f'{settings.prefix}/{SETTINGS_YAML}')}"
-    return Finding("ledger", WARN, message, "GH-303", f"sed -i {line} && gpu-hook settings compile{option}")
+    return Finding("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir {USUAL}{option}")
 
 
 LEASES = "/proc/sys/fs/leases-enable"
