@@ -32,7 +32,7 @@ FILES: dict[str, tuple[Callable[[Install], Path], str]] = {
     "pack": (pack, "GH-504"),
     "folder of the pack": (lambda i: i.prefix / "lib/gpu-hook", "GH-504"),
     "module": (lambda i: without_pack(i) / "core/plan.py", "GH-504"),
-    "folder of modules": (lambda i: without_pack(i) / "node", "GH-504"),
+    "folder of modules": (lambda i: without_pack(i) / "ledger", "GH-504"),
 }
 
 

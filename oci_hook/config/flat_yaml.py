@@ -71,7 +71,7 @@ def split_line(line: str) -> "tuple[str, Value, str] | None":
         if line.lstrip(" ")[:1] in ("", "#"):
             return None
         raise ValueError("begins with a blank; settings are not nested: write key: value from the line's first column")
-    if not colon or key.strip(KEY) or key[0] not in LETTERS:
+    if not colon or key.strip(KEY) or key[:1] not in LETTERS or not key:
         raise ValueError(f"{_show(line)} is not a setting; write key: value, with a key of lower-case letters")
     if rest[:1] not in (" ", ""):
         raise ValueError(f"{key}: write a blank after the colon")
@@ -83,9 +83,7 @@ def split_line(line: str) -> "tuple[str, Value, str] | None":
     if first in "\"'":
         value, end, tail = rest[1:].partition(first)
         if not end or (first == '"' and "\\" in value):
-            raise ValueError(
-                f"{key}: write the value on one line between two {first}, without a backslash or that quote"
-            )
+            raise ValueError(f"{key}: end the value with {first} on its line; it may have no backslash and no {first}")
     elif first == "[":
         inside, end, tail = rest[1:].partition("]")
         value = tuple(item.strip(" ") for item in inside.split(",")) if inside.strip(" ") else ()
@@ -102,10 +100,8 @@ def split_line(line: str) -> "tuple[str, Value, str] | None":
 
 
 def quoted(value: "Value") -> str:
-    """The value as settings.yaml takes it. Raises ValueError for text that no line can hold."""
-    if isinstance(value, tuple):
-        return f"[{', '.join(value)}]"
-    for text in (value, f'"{value}"', f"'{value}'"):
+    """The value as a line of settings.yaml has it. Raises ValueError for text that no line can hold."""
+    for text in (value, f'"{value}"', f"'{value}'") if isinstance(value, str) else (f"[{', '.join(value)}]",):
         try:
             if "\n" not in text and split_line(f"x: {text}") == ("x", value, ""):
                 _check_characters(text, 0)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     Reader = Callable[[Value], Any]
 
+UNITS = ("none", "MiB", "GiB")  # of core/dialects/qgpu.py, which few nodes need to load
 MODES = ("standalone", "on-top", "below")
 MAX_PATH = 1024  # bytes of a path, the launcher's too
 
@@ -113,7 +114,7 @@ RULES: "dict[str, Reader]" = {
     "memory_per_share": memory(0),
     "trust_env": flag,
     "dialects": dialect_names,
-    "qgpu_memory_unit": one_of("none", "MiB", "GiB"),
+    "qgpu_memory_unit": one_of(*UNITS),
     "linger": linger,
     "channel_groups": one_of("none", "slice", "stop"),
 }

@@ -24,23 +24,9 @@ from oci_hook.install.write import write
 from oci_hook.ledger import claims, store
 
 PACKAGE = Path(__file__).resolve().parent.parent
-HOT_FOLDERS = ("apply", "config", "core", "discovery", "ledger", "linux", "observe", "oci")
-HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "runtime.py")
-CLI_ONLY = (
-    "account.py",
-    "change.py",
-    "char_links.py",
-    "context_memory.py",
-    "cuda_memory.py",
-    "discover.py",
-    "driver_files.py",
-    "elf.py",
-    "inotify.py",
-    "nvml_gpus.py",
-    "state_move.py",
-    "state_owner.py",
-    "orphans.py",
-)
+# What containers need is whole folders and the modules beside them; everything else is for commands and the agent.
+HOT_FOLDERS = ("apply", "config", "core", "ledger", "linux", "oci")
+COLD_FILES = ("__main__.py",)
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
 STARTS = ("runtime.py", "hook.py")  # what they start
@@ -289,10 +275,9 @@ def _skeleton(folder: Path) -> None:
 
 def _python_files(target: Path) -> list[str]:
     """Copy the hot path's sources and the start file; the names of the package's files, relative to `target`."""
-    names = [name for name in HOT_FILES if (PACKAGE / name).exists()]
+    names = sorted(path.name for path in PACKAGE.glob("*.py") if path.name not in COLD_FILES)
     for folder in HOT_FOLDERS:
-        found = (path.relative_to(PACKAGE) for path in (PACKAGE / folder).rglob("*.py") if path.name not in CLI_ONLY)
-        names += sorted(map(str, found))
+        names += sorted(str(path.relative_to(PACKAGE)) for path in (PACKAGE / folder).rglob("*.py"))
     kept = {target / PACKAGE.name / name for name in names}
     for name in names:
         file = target / PACKAGE.name / name

@@ -19,22 +19,31 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "flat_yaml.h"
+
+#if !defined(ASKS) || !defined(RUNTIME) || !defined(PYTHON)
+#error "build.py defines ASKS, RUNTIME and PYTHON from the Python code"
+#endif
+
 #ifdef HOOK
 #define START "lib/gpu-hook/hook.py"
 #else
 #define START "lib/gpu-hook/runtime.py"
 #endif
 #define START_END "# end\n" /* the last line of launcher/start.py */
-#define CONF "etc/launcher.conf"
+#define SETTINGS "etc/settings.yaml"
 #define MAX_SPEC (16 << 20) /* oci/spec.py MAX_SIZE */
+#define MAX_PATH 1024       /* config/keys.py MAX_PATH */
 
 extern char **environ;
 
 static struct {
     char prefix[PATH_MAX];
-    char runtime[PATH_MAX]; /* the real one */
-    char python[PATH_MAX];
+    char runtime[MAX_PATH]; /* the real one */
+    char python[MAX_PATH];
     bool standalone;
+    bool understood; /* settings.yaml is within the subset of flat_yaml.h, and its mode, runtime and python are valid */
+    bool runtime_known; /* `runtime` is what settings.yaml says, whatever is wrong in its other lines */
     struct stat self;
     const char *log; /* --log, --log-format: where the runtime's caller looks for errors */
     bool log_json;
@@ -99,71 +108,96 @@ static void find_prefix(void) {
         refuse("GH-504: /proc/self/exe: %s", strerror(errno));
 }
 
-static void set_path(char *to, const char *key, const char *value) {
-    if (value[0] != '/' || strlen(value) >= PATH_MAX)
-        refuse("GH-504: %s/" CONF ": %s must be an absolute path, not '%s'; run `gpu-hook install` again", g.prefix,
-               key, value);
-    strcpy(to, value);
+/* Whether the path has this component, given with the slash before it. */
+static bool has_component(const char *path, const char *component) {
+    size_t size = strlen(component);
+    for (; (path = strstr(path, component)); path++)
+        if (!path[size] || path[size] == '/')
+            return true;
+    return false;
 }
 
-/* PREFIX/etc/launcher.conf: lines of key=value, written by `gpu-hook install`. Only root may have written it. */
-static void read_conf(void) {
-    char path[PATH_MAX + sizeof CONF + 1], text[3 * PATH_MAX], mode[16] = "";
-    struct stat st;
-    snprintf(path, sizeof path, "%s/" CONF, g.prefix);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st))
-        refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
-    if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
-        refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (n < 0 || n == sizeof text - 1)
-        refuse("GH-504: %s cannot be read or is too long; run `gpu-hook install` again", path);
-    text[n] = 0;
-    if (strlen(text) != (size_t)n)
-        refuse("GH-504: %s has a NUL byte; run `gpu-hook install` again", path);
-    for (char *save, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        char *value = strchr(line, '=');
-        if (line[0] == '#')
-            continue;
-        if (!value)
-            refuse("GH-504: %s: a line without '=': '%s'; run `gpu-hook install` again", path, line);
-        *value++ = 0;
-        if (!strcmp(line, "runtime"))
-            set_path(g.runtime, line, value);
-        else if (!strcmp(line, "python"))
-            set_path(g.python, line, value);
-        else if (!strcmp(line, "mode"))
-            snprintf(mode, sizeof mode, "%s", value);
-        else
-            refuse("GH-504: %s: unknown key '%s'; run `gpu-hook install` again", path, line);
+/* Copies a path of settings.yaml, if it is one: absolute and in its shortest form, as config/keys.py checks it. */
+static bool set_path(char *to, struct text value) {
+    char path[MAX_PATH];
+    if (!value.size || value.size >= sizeof path || value.at[0] != '/')
+        return false;
+    memcpy(path, value.at, value.size);
+    path[value.size] = 0;
+    if (strstr(path, "//") || has_component(path, "/.") || has_component(path, "/..") ||
+        (value.size > 1 && path[value.size - 1] == '/'))
+        return false;
+    strcpy(to, path);
+    return true;
+}
+
+static bool is(struct text t, const char *word) { return t.size == strlen(word) && !memcmp(t.at, word, t.size); }
+
+static void read_settings_text(struct text rest) {
+    bool good = true, runtime_good = true;
+    int modes = 0, runtimes = 0, pythons = 0;
+    struct setting s;
+    for (enum flat_yaml what; (what = flat_yaml_next(&rest, &s)) != FLAT_YAML_END;) {
+        if (what == FLAT_YAML_OUTSIDE) {
+            good = false;
+        } else if (is(s.key, "runtime")) {
+            runtime_good = !runtimes++ && !s.list && set_path(g.runtime, s.value);
+        } else if (is(s.key, "python")) {
+            good &= !pythons++ && !s.list && set_path(g.python, s.value);
+        } else if (is(s.key, "mode")) {
+            g.standalone = is(s.value, "standalone");
+            good &= !modes++ && (g.standalone || is(s.value, "on-top") || is(s.value, "below"));
+        }
     }
-    g.standalone = !strcmp(mode, "standalone");
-    if (!g.standalone && strcmp(mode, "on-top") && strcmp(mode, "below"))
-        refuse("GH-504: %s: mode must be standalone, on-top or below, not '%s'", path, mode);
-    if (!g.runtime[0] || !g.python[0])
-        refuse("GH-504: %s: runtime or python is missing; run `gpu-hook install` again", path);
+    g.understood = good && runtime_good;
+    g.runtime_known = g.understood || (runtimes == 1 && runtime_good);
+}
+
+/* PREFIX/etc/settings.yaml. Only root may have written it; otherwise none of it is believed. */
+static void read_settings(void) {
+    static char path[PATH_MAX + sizeof SETTINGS + 1], text[FLAT_YAML_MAX + 1];
+    struct stat st;
+    strcpy(g.runtime, RUNTIME);
+    strcpy(g.python, PYTHON);
+    g.standalone = true;
+    snprintf(path, sizeof path, "%s/" SETTINGS, g.prefix);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return;
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == 0 && !(st.st_mode & 022)) {
+        ssize_t n = read(fd, text, sizeof text);
+        if (n >= 0 && n <= FLAT_YAML_MAX)
+            read_settings_text((struct text){text, (size_t)n});
+    }
+    close(fd);
 }
 
 /* ---- the two ways out ------------------------------------------------------------------------------------------ */
 
+/* What is run as root: nobody else may be able to change it. `key` is its setting. */
+static void check_program(const char *code, const char *key, const char *path, struct stat *st) {
+    if (stat(path, st))
+        refuse("%s: %s %s: %s; set `%s` in settings.yaml", code, key, path, strerror(errno), key);
+    if (!S_ISREG(st->st_mode) || st->st_uid != 0 || (st->st_mode & 022))
+        refuse("%s: %s %s must be a program of root that nobody else can write; set `%s` in settings.yaml", code, key,
+               path, key);
+}
+
 #ifndef HOOK
 __attribute__((noreturn)) static void exec_runtime(char **argv) {
     struct stat st;
-    if (stat(g.runtime, &st))
-        refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
+    check_program("GH-503", "runtime", g.runtime, &st);
     if (st.st_dev == g.self.st_dev && st.st_ino == g.self.st_ino)
         refuse("GH-503: runtime %s is gpu-hook-runtime itself; set `runtime` in settings.yaml to the real one",
                g.runtime);
     argv[0] = g.runtime;
     execve(g.runtime, argv, environ);
-    refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
+    refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml", g.runtime, strerror(errno));
 }
 #endif
 
-/* The file that Python is to run: root's alone, and all of it. Of one that is empty, or was cut short between two lines,
- * Python makes a success; and of one that is missing, an error without a code that is in no log. */
+/* The file that Python is to run must be root's alone, and whole. Python would end with success for an empty file, or one
+ * that was cut short between two lines; for a missing file its error has no code and is in no log. */
 static void check_start(const char *path) {
     char end[sizeof START_END - 1];
     const off_t size = sizeof end;
@@ -190,6 +224,8 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
         refuse("GH-504: out of memory");
     snprintf(start, sizeof start, "%s/" START, g.prefix);
     check_start(start);
+    struct stat st;
+    check_program("GH-504", "python", g.python, &st);
     args[0] = g.python;
     args[1] = "-I";
     args[2] = "-S";
@@ -201,7 +237,7 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
     static char *environ[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL};
 #endif
     execve(g.python, args, environ);
-    refuse("GH-504: python %s: %s; set `python` in settings.yaml and install again", g.python, strerror(errno));
+    refuse("GH-504: python %s: %s; set `python` in settings.yaml", g.python, strerror(errno));
 }
 
 #ifndef HOOK
@@ -342,29 +378,10 @@ static struct call read_call(char **argv) {
 
 /* ---- config.json ----------------------------------------------------------------------------------------------- */
 
-struct text {
-    const char *at;
-    size_t size;
-};
-
 static const char *find(struct text t, const char *needle) { return memmem(t.at, t.size, needle, strlen(needle)); }
 
-/* Bytes that a container that wants something from us must have in its config.json (core/request.py reads them). */
-static const char *const asks[] = {
-    "gpu-hook.io/",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_IMEX_CHANNELS",
-    "T9K_GPU",
-    "GPU_HOOK_",
-    "tensorstack.dev/",
-    "tke.cloud.tencent.com/",
-    "tencent.com/vcuda-",
-    "nvidia.com/vcuda-",
-    "nvidia.com/gpu",
-    "nvidia.com/priority",
-    "nvidia-container-devices",
-    0,
-};
+/* A config.json without any of these bytes asks for nothing (core/dialects/__init__.py: triggers). */
+static const char *const asks[] = {ASKS, 0};
 /* On top of or below the NVIDIA runtime: whatever that one would act on, or has left in the spec. */
 static const char *const nvidia_asks[] = {
     "NVIDIA_", "nvidia", "libcuda", "CUDA_VERSION", "cdi.k8s.io/", "DOCKER_RESOURCE_", 0,
@@ -465,13 +482,15 @@ int main(int argc, char **argv) {
         refuse("GH-504: called without arguments");
 #ifdef HOOK
     find_prefix();
-    read_conf();
+    read_settings();
     exec_python(argc, argv);
 #else
     struct call call = read_call(argv); /* first, since it knows where errors go */
     find_prefix();
-    read_conf();
-    if (call.what == PASS || (call.what == CREATE && !wanted(call.bundle)))
+    read_settings();
+    /* A container can be stopped and removed whatever is wrong in settings.yaml, as long as its `runtime` is known. None
+     * is started then: Python says what is wrong. */
+    if (call.what == PASS ? g.runtime_known : call.what == CREATE && g.understood && !wanted(call.bundle))
         exec_runtime(argv);
     exec_python(argc, argv);
 #endif

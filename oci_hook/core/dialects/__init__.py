@@ -6,8 +6,12 @@ A table module has
   ENV   environment variable -> key, for nodes that trust the environment
   SAME  pairs of keys whose system writes both for one share: in the environment the second is not read beside the first
 and where the node's rules decide what a key means, `rows(rules)`, which is then read instead of KEYS.
-To add a dialect, write its file and put its name into NAMES and what its keys begin with into BEGIN.
+To add a dialect, write its file and put its name into NAMES and what its keys begin with into BEGIN. The launcher,
+which decides without Python whether a container asks for anything, is compiled with the words of BEGIN (`triggers`):
+run scripts/build after a change. A dialect that asks by mounts needs its words in ASK_BY_MOUNT.
 """
+
+from oci_hook.core.layout import PREFIX_KEY, VISIBLE_DIR
 
 NATIVE = "native"
 NAMES = ("t9k", "qgpu", "gpu-manager", "hami", "nvidia-volumes")
@@ -20,6 +24,8 @@ BEGIN = {
     "hami": ("nvidia.com/gpu", "nvidia.com/priority"),
     "nvidia-volumes": (),  # mounts, which core/collect.py reads
 }
+OUR_WORDS = (PREFIX_KEY, "GPU_HOOK_", "NVIDIA_IMEX_CHANNELS")
+ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,3 +57,8 @@ def spoken(names: "Iterable[str]", keys: "Iterable[str]") -> list[str]:
     """Those of the dialects that some of these keys may be words of."""
     keys = tuple(keys)
     return [name for name in names if BEGIN[name] and any(key.startswith(BEGIN[name]) for key in keys)]
+
+
+def triggers() -> tuple[str, ...]:
+    """A config.json that has none of these words asks for nothing: the launcher passes it on to the real runtime."""
+    return (*OUR_WORDS, *ASK_BY_MOUNT, *(word for name in NAMES for word in BEGIN[name]))
