@@ -1,67 +1,67 @@
-"""What can go wrong, as coded one-line messages; the lowest floor, imported by all.
+"""Error codes and the exceptions that carry them. The lowest layer: everything may import it, it imports nothing.
 
-GhError                one or more problems; the program ends, nothing was granted, nothing was changed
-  RequestError  GH-1xx what the container asks for is not valid
-  NoRoomError   GH-2xx the request is valid, the node's GPUs cannot serve it
-  NodeError     GH-3xx the node is not fit: driver, inventory, ledger, shim
+GhError                one or more problems; the program ends, and nothing was granted or changed
+  RequestError  GH-1xx the container's request is not valid
+  NoRoomError   GH-2xx the request is valid, but the node's GPUs cannot serve it
+  NodeError     GH-3xx the node is not ready: driver, inventory, ledger, shim
   ApplyError    GH-4xx the container cannot be changed as planned
-  SettingsError GH-5xx settings or registration
+  SettingsError GH-5xx settings, install, or registration with an engine
 
-A message is: what, which value, why, what to do next; under 300 characters with its code.
+A message names the act, the object, the value and the next step, on one line of at most 300 characters with its code.
 """
 
 CODES = {
-    "GH-101": "a value does not parse or is out of bounds",
-    "GH-102": "an unknown or misplaced key under our prefix",
+    "GH-101": "a value cannot be parsed or is out of bounds",
+    "GH-102": "an unknown or misplaced key that begins with gpu-hook.io/",
     "GH-103": "two keys contradict each other",
     "GH-104": "two dialects disagree about one container",
     "GH-105": "the input is too large or has forbidden characters",
-    "GH-106": "a driver capability or an IMEX channel, which are not offered with a share",
-    "GH-107": "a manifest that cannot be read or rewritten",
+    "GH-106": "a driver capability or an IMEX channel that containers with a share cannot have",
+    "GH-107": "a manifest cannot be read or rewritten",
     "GH-201": "no GPU has room for the request",
-    "GH-202": "a GPU or an IMEX channel that this node does not have",
-    "GH-203": "more GPUs asked than the node has",
+    "GH-202": "the request names a GPU or an IMEX channel that this node does not have",
+    "GH-203": "the request is for more GPUs than the node has",
     "GH-301": "the inventory is missing or stale",
     "GH-302": "driver files are missing or of another version",
     "GH-303": "the ledger cannot be read or written",
     "GH-304": "the GPU is claimed by another gpu-hook install",
     "GH-305": "the shim library is missing or not safe to use",
     "GH-306": "the simulated driver is missing or damaged",
-    "GH-307": "a container's policy page is missing or damaged (said by the shim)",
-    "GH-308": "a container's account page cannot be used or is full (said by the shim)",
-    "GH-309": "a program uses a GPU that its container's policy page does not name (said by the shim)",
-    "GH-310": "a GPU with containers is not probed (a warning)",
-    "GH-320": "another agent runs for this state directory",
+    "GH-307": "a container's policy page is missing or damaged (reported by the shim)",
+    "GH-308": "a container's account page is full or cannot be used (reported by the shim)",
+    "GH-309": "a program uses a GPU that its container's policy page does not name (reported by the shim)",
+    "GH-310": "a GPU was not probed because containers use it (a warning)",
+    "GH-320": "another agent already runs for this state directory",
     "GH-321": "the agent's address cannot be used",
     "GH-401": "config.json cannot be read, parsed or written",
     "GH-402": "paths in the image or its mounts collide with the plan",
-    "GH-403": "the container would reach a GPU that it is not granted",
-    "GH-404": "the kernel lacks an interface that is needed here",
-    "GH-405": "a change of the container failed, or took too long",
+    "GH-403": "the container would reach a GPU that it was not granted",
+    "GH-404": "the kernel lacks an interface that gpu-hook needs",
+    "GH-405": "changing the container failed or took too long",
     "GH-406": "the container state on standard input is not valid",
-    "GH-407": "a living container already holds this id's grant",
-    "GH-408": "the image cannot use what it is given (a warning)",
-    "GH-409": "another program would put the driver into the same container",
-    "GH-410": "no living container, or more than one, goes by this name",
+    "GH-407": "a living container already holds the grant of this id",
+    "GH-408": "the image cannot use what the container is given (a warning)",
+    "GH-409": "another program would mount the driver into the same container",
+    "GH-410": "no living container has this name, or more than one has it",
     "GH-411": "the container's share cannot be changed in this way",
-    "GH-412": "the container's config.json or image takes more memory than it may",
+    "GH-412": "the container's config.json or image needs more memory than gpu-hook may use",
     "GH-413": "a container with a share cannot be restored from a checkpoint",
     "GH-501": "settings are missing or not valid",
     "GH-503": "the real runtime is missing or is gpu-hook itself",
-    "GH-504": "the install prefix, or its state directory, is not usable",
-    "GH-505": "an engine is not on this machine",
-    "GH-506": "an engine's configuration is not valid, or not one that can be changed safely",
+    "GH-504": "the install prefix or its state directory is not usable",
+    "GH-505": "an engine is not installed on this machine",
+    "GH-506": "an engine's configuration is not valid or cannot be changed safely",
     "GH-507": "an engine's configuration cannot be read or written",
-    "GH-508": "the name gpu-hook is taken in an engine's configuration",
-    "GH-509": "an engine did not take its new configuration",
-    "GH-510": "an engine is registered incompletely (said by doctor)",
+    "GH-508": "an engine's configuration already uses the name gpu-hook",
+    "GH-509": "an engine did not accept its new configuration",
+    "GH-510": "an engine is registered incompletely (reported by doctor)",
 }
 
 MAX_LINE = 300
 
 
 class Problem:
-    """One coded message; `str()` is the line that users see."""
+    """A coded message; `str()` is the line that users see."""
 
     __slots__ = ("code", "message")
 
@@ -72,7 +72,7 @@ class Problem:
         self.message = message
 
     def __str__(self) -> str:
-        # Values inside may be hostile: one line, printable, bounded.
+        # A message may quote hostile input: keep it on one line, printable and bounded.
         text = "".join(c if c.isprintable() else "?" for c in f"{self.code}: {self.message}")
         return text if len(text) < MAX_LINE else text[: MAX_LINE - 4] + " ..."
 
@@ -87,7 +87,7 @@ class Problem:
 
 
 class GhError(Exception):
-    """A refusal with all its problems, each with its own line."""
+    """A refusal with all its problems, one line each."""
 
     exit_status = 1
 
@@ -123,5 +123,5 @@ _BY_HUNDRED = {"1": RequestError, "2": NoRoomError, "3": NodeError, "4": ApplyEr
 
 
 def refuse(code: str, message: str) -> GhError:
-    """The exception for one problem, of the class its code says; the caller raises it."""
+    """The exception for one problem, of the class that belongs to its code. The caller raises it."""
     return _BY_HUNDRED[code[3]](Problem(code, message))

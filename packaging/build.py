@@ -1,4 +1,4 @@
-"""scripts/package: builds what is asked and prints its path."""
+"""scripts/package: builds a package and prints its path."""
 
 import argparse
 import os
@@ -14,8 +14,8 @@ from payload import ROOT, VERSION, epoch
 
 
 def wheel(out: Path, arch: str) -> Path:
-    """By pip, as anybody's `pip install .`, with a tag that package indexes take."""
-    tag = f"manylinux2014_{arch}"  # the C library that the libraries ask for is 2.17, or none
+    """OUT/gpu_hook-VERSION-py3-none-TAG.whl by pip, like `pip install .`, with a tag that package indexes accept."""
+    tag = f"manylinux2014_{arch}"  # the libraries need glibc 2.17, or none
     option = f"--config-settings=--build-option=--plat-name={tag}"
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", option]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--arch", default=platform.machine(), choices=list(deb.ARCHITECTURES), help="deb and rpm only")
     args = parser.parse_args()
     if args.kind not in ("deb", "rpm") and args.arch != platform.machine():
-        parser.error(f"{args.kind}: --arch {args.arch} is not this machine's; build it on such a machine")
+        parser.error(f"{args.kind}: --arch {args.arch} is not this machine's architecture; build it on such a machine")
     os.umask(0o022)
     args.out.mkdir(parents=True, exist_ok=True)
     print(KINDS[args.kind](args.out.resolve(), args.arch))

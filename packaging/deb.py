@@ -12,7 +12,7 @@ from payload import COMMAND, ROOT, VERSION, Files, below, epoch, lay, package, r
 HERE = ROOT / "packaging"
 HOME = "usr/lib/gpu-hook"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# nvidia-ml-py is not in Debian's main; it is one file, BSD-licensed, and comes with the package. The rest is Debian's.
+# nvidia-ml-py is not in Debian's main section, so its one file (BSD licence) is part of the package.
 VENDORED = ("nvidia-ml-py",)
 CONTROL = """\
 Package: gpu-hook
@@ -52,7 +52,7 @@ def build(out: Path, arch: str) -> Path:
 
 
 def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
-    """All files but dpkg's own, with these Python packages among them."""
+    """All files except dpkg's own. packages: Python packages to include."""
     files = below(HOME, {**package(arch), **vendored(*packages)})
     files["usr/bin/gpu-hook"] = (COMMAND.format(folder=f"/{HOME}").encode(), 0o755)
     files["etc/default/gpu-hook"] = read(HERE / "deb/default")

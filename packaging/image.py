@@ -1,6 +1,6 @@
-"""The image that installs gpu-hook onto the machine it runs on: a static busybox, the package, and image/install.
+"""The image that installs gpu-hook onto the machine on which it runs: a static busybox, the package, and image/install.
 
-Written without an engine: an archive that is both an OCI layout and what `docker load` reads.
+It is built without an engine: an archive that is both an OCI layout and an archive for `docker load`.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from payload import COMMAND, ROOT, VERSION, Files, below, epoch, package, read, 
 NAME = f"gpu-hook/install:{VERSION}"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 APPLETS = ("sh", "chroot", "cp", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
-# The machine's Python may have none of these. PyYAML works without its compiled part.
+# The machine's Python may lack these. PyYAML works without its compiled part.
 VENDORED = ("click", "PyYAML", "tomlkit", "nvidia-ml-py")
 
 
@@ -63,7 +63,7 @@ def build(out: Path, arch: str) -> Path:
 
 def contents(arch: str) -> Files:
     files = below("gpu-hook", {**package(arch), **vendored(*VENDORED)})
-    # image/install knows where on the machine this will be.
+    # image/install puts in the path at which the machine will have this.
     files["gpu-hook/gpu-hook"] = (COMMAND.format(folder="@TOOLS@").encode(), 0o755)
     files["install"] = read(ROOT / "packaging/image/install", 0o755)
     files["bin/busybox"] = read(busybox(), 0o755)
@@ -74,7 +74,7 @@ def contents(arch: str) -> Files:
 
 
 def busybox() -> Path:
-    """This machine's, which must be static: nothing else is in the image."""
+    """This machine's busybox, which must be static: the image has no libraries."""
     for path in map(Path, ("/bin/busybox", "/usr/bin/busybox", "/usr/sbin/busybox")):
         if path.exists() and subprocess.run(["ldd", path], capture_output=True).returncode != 0:
             return path
@@ -82,7 +82,7 @@ def busybox() -> Path:
 
 
 def archive(files: Files, links: dict[str, str]) -> bytes:
-    """A tar of files, their folders, and symbolic links; all root's and of the same time."""
+    """A tar of files, their folders, and symbolic links; all owned by root and with the same time."""
     folders = {str(folder) for name in (*files, *links) for folder in Path(name).parents} - {"."}
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:

@@ -1,4 +1,4 @@
-"""Man pages and shell completions of `gpu-hook`, from the commands themselves; the two programs' pages are in man/."""
+"""Man page and shell completions of `gpu-hook`, made from its commands; the other programs' man pages are in man/."""
 
 import datetime
 from collections.abc import Iterator
@@ -12,16 +12,20 @@ from oci_hook.cli.main import SUMMARIES, cli
 
 ABOUT = """\
 .SH EXIT STATUS
-0: done. 1: refused, with GH\\-xxx and what to do on standard error. 2: wrong usage.
+0: done. 1: refused; standard error has a line with a code GH\\-xxx and what to do. 2: wrong usage.
+3: recorded, but not yet in effect in the container
+.RB ( set ,
+.BR freeze ,
+.BR resume ).
 .B doctor
-answers 0 when all is well, 1 for warnings, 2 for errors.
+exits with 0 if all is well, 1 if there are warnings, 2 if containers will not start or not as they should.
 .SH FILES
 .TP
 .I /opt/gpu\\-hook/etc/settings.yaml
-the settings of the default install; every one is explained there
+the settings of the default install, each with an explanation
 .TP
 .I /run/gpu\\-hook
-ledger and inventory; emptied by a reboot
+ledger and inventory; empty after a reboot
 .SH SEE ALSO
 .BR gpu\\-hook\\-runtime (8),
 .BR oci\\-gpu\\-hook (8)
@@ -47,7 +51,7 @@ def _cli() -> str:
     lines = [
         '.TH GPU\\-HOOK 1 "@DATE@" "gpu\\-hook @VERSION@"',
         ".SH NAME",
-        "gpu\\-hook \\- containers share one NVIDIA GPU by annotations",
+        "gpu\\-hook \\- share one NVIDIA GPU among containers by annotations",
         ".SH SYNOPSIS",
         ".B gpu\\-hook",
         ".I COMMAND",
@@ -84,6 +88,6 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def roff(text: str) -> str:
-    """Text as it is: no character of it is an instruction."""
+    """Text in roff form, in which no character is a request."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in text.splitlines())

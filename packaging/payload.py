@@ -1,4 +1,4 @@
-"""What is in the packages: files as bytes with their mode, the same bytes whoever builds them and when."""
+"""The contents of the packages: files as bytes with their mode, the same for every builder and at any time."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from oci_hook import __version__ as VERSION  # noqa: F401
 
 Files = dict[str, tuple[bytes, int]]  # relative path -> contents, permissions
 
-# The command line, whatever its user's environment says; what lies beside it counts first.
+# The command line. -I: independent of the user's environment; packages in `folder` come first.
 COMMAND = """#!/usr/bin/python3 -I
 import sys
 
@@ -27,7 +27,7 @@ main()
 
 
 def epoch() -> int:
-    """SOURCE_DATE_EPOCH, else when the checkout's last commit was made; seconds."""
+    """SOURCE_DATE_EPOCH, else the time of the checkout's last commit; seconds since 1970."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(given)
     git = subprocess.run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"], capture_output=True, text=True)
@@ -38,21 +38,21 @@ def read(path: Path, mode: int = 0o644) -> tuple[bytes, int]:
     return path.read_bytes(), mode
 
 
-def package(arch: str) -> Files:
-    """oci_hook with its compiled parts, without what only compiles them."""
+def package(arch: str, name: str = "oci_hook", folder: Path = ROOT) -> Files:
+    """The Python package in this folder with its compiled parts, without what only compiles them."""
     files = {}
-    for path in (ROOT / "oci_hook").rglob("*"):
+    for path in (folder / name).rglob("*"):
         if path.suffix in (".py", ".json", ".html") and path.name != "build.py":
-            files[str(path.relative_to(ROOT))] = read(path)
-    for name, path in compiled.parts(arch).items():
-        files[name] = read(path, compiled.mode(name))
+            files[str(path.relative_to(folder))] = read(path)
+    for place, path in compiled.parts(name, arch).items():
+        files[place] = read(path, compiled.mode(place))
     return files
 
 
 def vendored(*names: str) -> Files:
-    """These distributions of the building Python, pure Python only, with their licences.
+    """These distributions of the Python that builds, pure Python only, with their licences.
 
-    They lie beside oci_hook, where the processes that it starts look for them, too.
+    They go beside oci_hook, where the processes that it starts find them, too.
     """
     files = {}
     for name in names:
@@ -70,7 +70,7 @@ def below(folder: str, files: Files) -> Files:
 
 
 def lay(root: Path, files: Files) -> None:
-    """Files and folders, all of the same time, whatever the umask."""
+    """Write files and folders below `root`, all with the same time, whatever the umask is."""
     for name, (data, mode) in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""The RPM package, by rpmbuild alone, with everything the command line imports: names of Python packages differ among
-the distributions, and not all have them."""
+"""The RPM package, by rpmbuild alone. It includes the Python packages that the command line imports, since their names
+differ among distributions and some distributions lack them."""
 
 import os
 import subprocess
@@ -11,8 +11,8 @@ from payload import ROOT, VERSION, Files, epoch, lay, read
 
 HERE = ROOT / "packaging/rpm"
 VENDORED = ("click", "PyYAML", "tomlkit", "nvidia-ml-py")
-OWN = ("usr/lib/gpu-hook", "usr/share/doc/gpu-hook")  # folders that go with the package
-PLACES = {  # Debian's -> others'
+OWN = ("usr/lib/gpu-hook", "usr/share/doc/gpu-hook")  # folders that the package owns
+PLACES = {  # Debian's path -> that of RPM distributions
     "etc/default/gpu-hook": "etc/sysconfig/gpu-hook",
     "usr/share/zsh/vendor-completions/_gpu-hook": "usr/share/zsh/site-functions/_gpu-hook",
 }

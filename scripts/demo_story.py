@@ -204,7 +204,7 @@ def story(stage: Stage) -> None:
     stage.ids.clear()
     listing = stage.cli("ps")
     show(listing)
-    expect("no grant is left", json.loads(stage.cli("ps", "--json"))["grants"] == [])
+    expect("no grant is left", json.loads(stage.cli("ps", "--json"))["containers"] == [])
 
 
 def main() -> int:

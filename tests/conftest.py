@@ -42,7 +42,7 @@ _ids = itertools.count()
 
 # Folders whose files share what takes long to make; of every other one, a file stays in one worker of pytest-xdist.
 TOGETHER = ("packaging",)
-LONGEST_FIRST = ("packaging", "engines", "sim_model", "shim", "e2e")
+LONGEST_FIRST = ("packaging", "engines", "model", "shim", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def folder_of(nodeid: str) -> str:
-    return nodeid.partition("/")[2].partition("/")[0]
+    return Path(nodeid.partition("::")[0]).parent.name
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +128,8 @@ def make_inventory(driver: Path, state: Path) -> Inventory:
     gpus = []
     for i, uuid in enumerate(UUIDS):
         (state / f"sim/gpus/{i}").write_bytes(bytes(4096))
-        gpus.append(Gpu(uuid, i, i, MEMORY_MIB, "Simulated GPU", simulated=True))
+        file = str(state / f"sim/gpus/{i}")
+        gpus.append(Gpu(uuid, i, i, MEMORY_MIB, "Simulated GPU", simulated=True, file=file))
     return Inventory(
         boot_id=boot_id(),
         driver_version=DRIVER,

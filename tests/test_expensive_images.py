@@ -1,8 +1,8 @@
-"""Images, volumes and mounts that are made to be expensive: a look at them costs the node what an ordinary one does.
+"""Images, volumes and mounts that are made to be expensive to look at must cost about what ordinary ones do.
 
-Measured is the whole of `create`, our part before the exec (or in the hook) with runc's after it, against an ordinary
-image beside it: by wait4(2), the greatest resident set and the processor time. What is asserted is some times the
-budget (64 MB and 100 ms), so that a busy machine passes; what it is there for took gigabytes or minutes.
+The whole of `create` is measured, our part and runc's, and compared with an ordinary image: greatest resident set and
+processor time, by wait4(2). The bounds are some times the budget (64 MB and 100 ms), so that a busy machine passes;
+the attacks took gigabytes or minutes before they were bounded.
 """
 
 import json
@@ -47,7 +47,7 @@ def folder(root: Path, path: str) -> Path:
 
 
 def fill(place: Path, count: int, name: str = "f{}") -> None:
-    """So many names in a folder, quickly: links to one file."""
+    """Many names in a folder, made quickly: hard links to one file."""
     (place / "one").touch()
     for n in range(count):
         if n % 30000 == 0:  # ext4 has 65000 links to a file at the most
@@ -62,7 +62,7 @@ def cache(root: Path, data: bytes) -> None:
 
 @shape
 def a_cache_of_library_names(root: Path) -> None:
-    """Every name is a path of its own, up to the whole file long."""
+    """A loader cache with one name as long as the file, each part of which looks like a library of its own."""
     cache(root, b"/libcuda.so" * (4 * 1024 * 1024 // 11))
 
 
@@ -109,7 +109,7 @@ def many_compat_folders(root: Path) -> None:
 
 @shape
 def compat_folders_of_many_names(root: Path) -> None:
-    """Each name was compared with each folder."""
+    """Many names times many folders: once each name was compared with each folder."""
     for n in range(3000):
         folder(root, f"usr/local/cuda-{n}/compat")
     fill(folder(root, "usr/lib64"), 40_000)
@@ -137,7 +137,7 @@ def preferred_folders_in_each_other(root: Path) -> None:
 
 @shape
 def links_that_go_to_and_fro(root: Path) -> None:
-    """Every place is forty links away, each by eight hundred times into a folder and back."""
+    """Every place is forty links away, and each link goes into a folder and back eight hundred times."""
     folder(root, "a")
     for n in range(38):
         (root / f"c{n}").symlink_to("/" + "a/../" * 800 + f"c{n + 1}")
@@ -163,7 +163,7 @@ def links_of_long_names(root: Path) -> None:
 
 @shape
 def a_library_that_is_far_away(root: Path) -> None:
-    """Each name of each library lies in a folder of a path of four thousand bytes."""
+    """Every library lies in a folder whose path has four thousand bytes."""
     (root / "usr/lib64").rmdir()
     (root / "usr/lib64").symlink_to("/none/" + "z/" * 1900)
 
@@ -216,7 +216,7 @@ def a_volume_of_links(root: Path) -> Edit:
     return lambda s: s["mounts"].append(mount)
 
 
-# With the others runc itself does not come as far as to the hook.
+# With the other images runc fails before it calls the hook.
 BEFORE_HOOKS = [name for name in SHAPES if not name.startswith(("thousands", "a_search_path_of_megabytes"))]
 
 # A process of its own: what it starts begins with the greatest resident set of the one that starts it.
@@ -245,7 +245,7 @@ def hooks(install: Install) -> dict[str, Any]:
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Iterator[Path]:
-    """An image, and a volume beside it; away again before pytest tries, for which some are too deep."""
+    """An image, and a volume beside it. Removed here, since some are too deep for pytest to remove."""
     yield tiny_image.busybox(tmp_path / "hostile/image")
     subprocess.run(["rm", "-rf", tmp_path / "hostile"], check=True)
 
@@ -255,7 +255,7 @@ def hostile(tmp_path: Path) -> Iterator[Path]:
 def test_costs_what_an_ordinary_one_does(
     prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path, rootfs: Path, hostile: Path, name: str, front: str
 ) -> None:
-    """And is refused with one line, or gets its share."""
+    """The container is refused with one line, or gets its share."""
     change = SHAPES[name](hostile)
 
     def create(image: Path, edit: "Edit | None") -> tuple[int, float, float]:
@@ -299,7 +299,7 @@ places = st.sampled_from(
 def test_any_image_of_links(
     tmp_path_factory: pytest.TempPathFactory, links: dict[str, str], path: str, seed: int
 ) -> None:
-    """Refused, or looked through; soon."""
+    """The image is refused, or looked through, within the bounds."""
     base = tmp_path_factory.mktemp("image")
     root = folder(base, "root")
     folder(root, "usr/lib64")

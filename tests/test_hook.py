@@ -35,7 +35,7 @@ def install(prefix: Install) -> Install:
 
 
 def hooks(install: Install, *stages: str) -> dict[str, Any]:
-    """The snippet that users copy, with this install's prefix; only these stages if any are named."""
+    """The snippet that users copy, with this install's prefix. stages: keep only these."""
     text = SNIPPET.read_text().replace("/opt/gpu-hook", str(install.prefix))
     return {k: v for k, v in json.loads(text)["hooks"].items() if not stages or k in stages}
 
@@ -79,7 +79,7 @@ def started(runc: Runc, folder: Path) -> str:
 
 
 def refused(runc: Runc, folder: Path, code: str, install: Install) -> str:
-    """The message of a container that must not come into being; nothing may be booked."""
+    """The message when the container is refused, as it must be; nothing may be booked then."""
     log = folder / "log.json"
     done = runc.create(folder, flags=("--log", str(log), "--log-format", "json"))
     assert done.returncode == 1
@@ -91,7 +91,7 @@ def refused(runc: Runc, folder: Path, code: str, install: Install) -> str:
 
 
 def nothing_is_booked(install: Install) -> None:
-    """On disk, not only for readers that sweep. (Where poststop is hooked too, it may be that which did it.)"""
+    """No grant is left, on disk as well. (If poststop is hooked too, that may have released it.)"""
     assert list((install.state / "ledger").glob("*.json")) == []
     assert list((install.state / "pages").glob("*")) == []
 
@@ -152,13 +152,13 @@ def test_a_container_gets_its_share_and_nothing_else(install, bundle, runc, tmp_
 
     runc("delete", "--force", id)
     if "prestart" not in stages:
-        nothing_is_booked(install)  # poststop did it
+        nothing_is_booked(install)  # released by poststop
     assert install.grants() == ()
 
 
 def test_other_gpus_stay_closed(install, bundle, runc):
     id = started(runc, bundle(ASK, edit=hooked(install, "prestart")))
-    # A granted node is let through by the cgroup, to find no driver: ENXIO. Another GPU's is not: EPERM.
+    # The cgroup permits a granted node, and the kernel then finds no driver: ENXIO. It denies another GPU's: EPERM.
     for _ in ("before", "after update"):
         assert "No such device or address" in runc.exec(id, "cat", "/dev/nvidia0").stderr
         runc.exec(id, "mknod", "/dev/stolen", "c", "195", "1")
@@ -292,7 +292,7 @@ def test_a_container_that_reaches_other_gpus(install, bundle, runc, edit):
 
 
 def test_a_cgroup_that_is_shared(install, bundle, runc, tmp_path):
-    """What is allowed for one would be allowed for all of them."""
+    """In a cgroup with other processes a device rule would open the GPU to all of them: refused."""
 
     def shared(spec: dict[str, Any]) -> None:
         spec["linux"]["cgroupsPath"] = f"/gh-test-shared-{os.getpid()}"
@@ -315,7 +315,7 @@ def test_a_volume_at_the_libraries(install, bundle, runc, tmp_path):
 
 
 def test_an_empty_tmpfs_at_run_is_fine(install, bundle, runc):
-    """As docker --tmpfs, podman and systemd images have it."""
+    """A tmpfs on /run, as docker --tmpfs, podman and systemd images have it."""
 
     def tmpfs(spec: dict[str, Any]) -> None:
         spec["mounts"].append({"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]})
@@ -325,9 +325,9 @@ def test_an_empty_tmpfs_at_run_is_fine(install, bundle, runc):
 
 
 def on_cgroup_v2(command: str, out: Path) -> "tuple[int, str]":
-    """Status and output of a shell command where only version 2 is mounted."""
+    """(exit status, output) of a shell command where only cgroup v2 is mounted."""
     script = f"umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && {command}"
-    # A file, since a container that comes into being would keep a pipe open.
+    # A file, since a container that starts would keep a pipe open.
     with open(out, "w+") as file:
         enter = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
         status = subprocess.run(enter, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
@@ -346,7 +346,7 @@ def test_the_wrappers_work_is_found_on_cgroup_v2(install, bundle, runc, tmp_path
 
 
 def test_user_namespace_without_a_driver(install, bundle, runc):
-    """Nodes that a hook makes there cannot be opened, and without a real driver the host has none to lend."""
+    """In a user namespace the host's nodes are mounted, and without a real driver the host has none: refused."""
 
     def edit(spec: dict[str, Any]) -> None:
         spec["linux"]["namespaces"].append({"type": "user"})
@@ -369,7 +369,7 @@ def test_user_namespace_without_a_driver(install, bundle, runc):
 
 @pytest.mark.skipif(not shutil.which("crun"), reason="crun is not installed")
 def test_crun(install, bundle, tmp_path):
-    """The same hooks in crun, which calls them at a moment of its own."""
+    """crun calls the same hooks at another moment than runc."""
     folder = bundle(ASK, edit=hooked(install))
     crun = f"crun --root {tmp_path}/crun"
     script = f"""
@@ -434,7 +434,7 @@ def test_bad_states(install, state, runc, bundle, tmp_path):
 
 
 def test_a_container_of_another_runtime(install, state, rootfs):
-    """Its process and root directory fit, but the one who calls the hook did not make it."""
+    """The pid and root directory are right, but the caller of the hook is not the parent of that process."""
     with Box(rootfs) as box:
         document = {**state, "pid": box.pid}
         ours = call(install, "prestart", document)
@@ -484,7 +484,7 @@ def test_the_wrappers_work_is_found(install, bundle, runc):
 @pytest.mark.parametrize("path", [f"{LIBDIR}/libcuda.so.1", f"{LIBDIR}/libnvidia-ml.so", "/run/gpu-hook/policy"])
 @pytest.mark.parametrize("how", ["umount {}", "mount --bind /etc/hostname {}"])
 def test_the_wrappers_work_is_undone(install, bundle, runc, tmp_path, path, how):
-    """Something between wrapper and hook (another hook, here) took the shim or the limits away."""
+    """Between wrapper and hook another hook unmounts a shim or the policy page, or mounts over it."""
     rootfs = tiny_image.busybox(tmp_path / "image")
     vandal = tmp_path / "vandal"
     command = how.format(f"{rootfs}{path}")
@@ -501,7 +501,7 @@ def test_the_wrappers_work_is_undone(install, bundle, runc, tmp_path, path, how)
 
 @pytest.mark.parametrize("ask", [{"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"}, {}], ids=["keys", "env"])
 def test_the_wrappers_work_where_env_is_trusted(install, bundle, runc, ask):
-    """The env that the wrapper wrote is its answer, not another request."""
+    """The variables that the wrapper wrote into the environment are not taken for another request."""
     install.set(trust_env=True)
     env = () if ask else ("NVIDIA_VISIBLE_DEVICES=0", "T9K_GPU_PERCENT=30")
     done = runc.create(bundle(ask, env, edit=hooked(install)), install)
@@ -561,7 +561,7 @@ def hostile(folder: Path) -> dict[str, str]:
 
 
 def test_hostile_environment_of_the_hook(install, bundle, runc, evil, state):
-    """As a runtime that gives hooks the image's environment would start us, in a directory of the image."""
+    """A runtime may start the hook with the image's environment, in a directory of the image."""
     assert subprocess.run(["/bin/true"], env=hostile(evil)).returncode == 0
     assert (evil / "pwned").exists()  # the trap works
     (evil / "pwned").unlink()
@@ -625,7 +625,7 @@ def md5(path: Path) -> str:
 
 
 def host_view(install: Install, tmp_path: Path) -> set[object]:
-    """What an escape would change: mounts, names in directories, files of the install and the driver."""
+    """What an escape would change on the host: mounts, names in directories, files of the install and the driver."""
     view: set[object] = {
         (str(path), path.lstat().st_ino, path.lstat().st_mode, path.lstat().st_mtime_ns)
         for top in (install.prefix, install.driver)
@@ -690,7 +690,7 @@ while not select.select([0], [], [], rng.random() * pace)[0]:
 
 
 def killed_at(install: Install, folder: Path, limit: int) -> Edit:
-    """Our hook, killed at this step: a call or return of a function of ours, or of C from ours."""
+    """Our hook, killed at this step. A step: a call or return of one of our functions, or of a C function by ours."""
     script = folder / "killer.py"
     script.write_text(KILLER)
 
@@ -775,7 +775,7 @@ def test_swapped_while_the_hook_runs(install, bundle, runc, tmp_path):
 
 @pytest.mark.slow
 def test_a_ledger_that_is_busy(install, bundle, runc):
-    """The wait for the lock ends before the hook's time, and that before the runtime's: who is in the way is named."""
+    """The wait for the lock ends before the hook's deadline, which is before the runtime's; the holder is named."""
     import fcntl
 
     with open(install.state / "ledger/lock", "w") as lock:
@@ -791,16 +791,17 @@ def test_a_ledger_that_is_busy(install, bundle, runc):
 
 @pytest.mark.parametrize("left", [1.0, 2.0])
 def test_a_lock_is_waited_for_no_longer_than_there_is_time(tmp_path, left):
-    """However much of its time the program has spent, the lock's own message comes first."""
+    """The lock's message comes before the program's deadline, however much of its time the program has spent."""
     import fcntl
 
     code = f"""
 import fcntl, sys, time
 sys.path.insert(0, {str(REPO)!r})
 from oci_hook.errors import GhError
-from oci_hook.hook import late
 from oci_hook.linux import limits
 from oci_hook.linux.lock import lock_file
+def late(*_: object) -> None:
+    raise TimeoutError
 limits.limit({left}, late)
 try:
     lock_file({str(tmp_path / "lock")!r}, fcntl.LOCK_EX)
@@ -823,7 +824,7 @@ def test_a_state_that_never_ends(install, bundle):
 
 
 def test_the_containers_init_dies_meanwhile(install, bundle, runc, tmp_path):
-    """A hook before ours kills it: our hook refuses, and books nothing that lives."""
+    """A hook before ours kills the container's init: our hook refuses, and no grant is left."""
     vandal = tmp_path / "vandal"
     vandal.write_text("#!/bin/sh\nread state\npid=${state#*'\"pid\":'}\nkill -9 ${pid%%,*}\n")
     vandal.chmod(0o755)

@@ -22,14 +22,14 @@ def install(prefix: Install) -> Install:
 
 
 class OnVersion2:
-    """runc where version 2 alone is mounted; its words go to a file, since a container would keep a pipe open."""
+    """runc where only cgroup v2 is mounted. Its output goes to a file, since a container would keep a pipe open."""
 
     def __init__(self, runc: Runc, folder: Path) -> None:
         self.runc = runc
         self.out = folder / "v2-out"
 
     def __call__(self, *args: str, setup: str = "true", way: str = "") -> tuple[int, str]:
-        """(exit status, what was said). setup: done before; way: a command that runs it."""
+        """(exit status, output). setup: shell code that is run before. way: a command to run it by."""
         script = (
             "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && "
             f"{setup} && exec {way} runc --root {self.runc.root} {' '.join(args)}"
@@ -58,8 +58,8 @@ def on_v2(runc: Runc, tmp_path: Path) -> Iterator[OnVersion2]:
 @pytest.mark.parametrize("stages", [("prestart",), ()], ids=["prestart", "all"])
 def test_cgroup_v2(install, bundle, on_v2, tmp_path, stages):
     """The runtime's device program is extended: the granted GPU opens, another does not, also after an update."""
-    nothing = tmp_path / "resources.json"  # controllers of version 1 cannot be set here; the program may be made anew
-    nothing.write_text("{}")
+    nothing = tmp_path / "resources.json"
+    nothing.write_text("{}")  # runc cannot set controllers of version 1 here, but may replace the device program
     id = on_v2.start(bundle(ASK, edit=hooked(install, *stages)))
     [grant] = install.grants()
     assert grant.who.id == id

@@ -35,7 +35,7 @@ def until(condition: Callable[[], object], seconds: float = 10) -> None:
 
 @pytest.fixture
 def hidden(prefix: Install, tmp_path: Path, runc: Runc) -> Iterator[Runc]:
-    """The real runtime keeps its containers elsewhere than the wrapper is told; calls go there."""
+    """The real runtime keeps its containers in another directory than --root says."""
     elsewhere = Runc(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
     script = tmp_path / "other-runc"
@@ -73,7 +73,7 @@ exec /bin/sleep 300
 def test_a_tenant_that_leaves_its_mounts_behind_keeps_what_it_was_given(
     prefix: Install, bundle: Bundle, runc: Runc, hidden: Runc
 ) -> None:
-    """In a user namespace of its own any user may: no process sees the page any more, and no state file is there."""
+    """A process may hide the policy page in a user namespace of its own; no state file shows the container either."""
     if shutil.which("busybox") is None:
         pytest.fail("busybox is not installed")
 
@@ -100,7 +100,7 @@ def test_a_tenant_that_leaves_its_mounts_behind_keeps_what_it_was_given(
 def test_an_id_made_again_without_a_request_holds_nothing(
     prefix: Install, bundle: Bundle, runc: Runc, seen: bool
 ) -> None:
-    """Whether or not anybody looked while the first one lived."""
+    """The grant ends, whether or not the ledger was read while the first container lived."""
     assert runc.create(bundle(MOST), prefix).returncode == 0
     (id,) = runc.ids
     if seen:
@@ -115,7 +115,7 @@ def test_an_id_made_again_without_a_request_holds_nothing(
 
 
 def test_two_creates_on_one_bundle_at_once(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
-    """The second one would write over what the first one's runtime is about to read: it is told to wait."""
+    """A second create from a bundle whose config.json the first one's runtime has not read yet is refused."""
     slow = tmp_path / "slow-runc"
     slow.write_text(f'#!/bin/sh\nwhile [ -e {tmp_path}/hold ]; do sleep 0.05; done\nexec runc "$@"\n')
     slow.chmod(0o755)
@@ -152,7 +152,7 @@ with store.open_ledger(sys.argv[1]) as ledger:
 
 
 def test_who_sees_other_pids_ends_no_grant(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """As a wrapper in a container with an engine of its own, which has our state directory."""
+    """A wrapper in a container (docker in docker) that shares our state directory."""
     assert runc.create(bundle(MOST), prefix).returncode == 0
     assert len(prefix.grants()) == 1
     command = ["unshare", "-pf", "--mount-proc", sys.executable, "-c", LOOK.format(repo=str(REPO)), str(prefix.state)]
@@ -173,8 +173,8 @@ def test_who_sees_other_pids_ends_no_grant(prefix: Install, bundle: Bundle, runc
 def test_more_processes_than_can_be_looked_at(
     prefix: Install, bundle: Bundle, runc: Runc, hidden: Runc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenant that forks without end: what cannot be seen quickly counts; before anybody is refused, it is looked at
-    for longer, and never under the ledger's lock."""
+    """A tenant forks without end. A grant whose processes cannot be seen quickly counts; before a container is refused
+    for it, the search takes longer, and never under the ledger's lock."""
     assert runc.create(bundle(MOST), prefix).returncode == 0
     assert hidden("delete", "--force", runc.ids[0]).returncode == 0  # nobody has seen its init
     asked: list[float] = []
@@ -199,7 +199,7 @@ def test_more_processes_than_can_be_looked_at(
 
 
 def test_holders_by_the_thousand(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """The container's first process is found among many, and a look has an end."""
+    """The container's first process is found among many, and the search is bounded."""
     many = "i=0; while [ $i -lt 2000 ]; do sleep 300 & i=$((i+1)); done; wait"
     assert runc.create(bundle(MOST, args=["sh", "-c", many]), prefix).returncode == 0
     (id,) = runc.ids

@@ -1,4 +1,4 @@
-"""The wrapper's bounds in time and memory: kept by it, told with a code, and gone when the real runtime begins."""
+"""The wrapper's limits of time and memory: kept, reported with a code, and lifted when the real runtime begins."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def from_source(install: Install, file: str, more: str) -> None:
-    """The install runs from its sources, and this is at the end of one."""
+    """Make the install run from its sources, with `more` appended to one of them."""
     lib = install.prefix / "lib/gpu-hook"
     for pack in lib.glob("*.pack"):
         pack.unlink()
@@ -35,16 +35,16 @@ def from_source(install: Install, file: str, more: str) -> None:
     "never", ["while True: pass", "import time; time.sleep(1000)", "x = [0]\n    while True: x += x"]
 )
 def test_a_look_that_never_ends(prefix: Install, bundle: Bundle, runc: Runc, never: str) -> None:
-    """By a mistake of ours, or a file system that does not answer: refused, nothing booked, nothing changed."""
+    """By a mistake of ours, or a hanging file system, the look at the image never ends: refused, nothing changed."""
     from_source(prefix, "runtime.py", "DEADLINE = 1.5\n")
-    from_source(prefix, "runtime.py", f"def look(*_):\n    {never}\n")
+    from_source(prefix, "apply/bundle_plan.py", f"def look(*_):\n    {never}\n")
     said = refused(runc, prefix, bundle(ASK), "GH-412" if "+=" in never else "GH-405")
     assert "MiB" in said if "+=" in never else "after 2 s" in said
     assert prefix.grants() == ()
 
 
 def test_late_when_all_is_written(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """The last moment: config.json is as it was, and nothing stays booked."""
+    """The deadline passes just before the exec: config.json is as it was, and nothing stays booked."""
     from_source(prefix, "runtime.py", "DEADLINE = 1.5\ndef run_real(*_):\n    while True: pass\n")
     refused(runc, prefix, bundle(ASK), "GH-405")
     assert prefix.grants() == ()
@@ -77,7 +77,7 @@ HEAVY = [
 
 @pytest.mark.parametrize("what", HEAVY)
 def test_a_config_json_that_is_heavy(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path, what: str) -> None:
-    """16 MiB of it, of which Python may make fifty times as much: within the memory, or refused with a code."""
+    """16 MiB of JSON, which may take fifty times as much in Python: it fits in the memory limit, or is refused."""
     b = bundle(ASK)
     text = (b / "config.json").read_text().rstrip()[:-1] + ', "x-new": [' + what * (SIZE // len(what)) + "0]}"
     (b / "config.json").write_text(text)
@@ -114,7 +114,9 @@ def test_the_runtime_has_what_the_engine_gave(
 ) -> None:
     seen = prefix.prefix.parent / "seen"
     script = prefix.prefix.parent / "runtime"
-    script.write_text(f"#!/bin/sh\ngrep Max.address /proc/self/limits > {seen}\ngrep Sig /proc/self/status >> {seen}\n")
+    script.write_text(
+        f"#!/bin/sh\ngrep Max.address /proc/self/limits > {seen}\ngrep Sig[^Q] /proc/self/status >> {seen}\n"
+    )
     script.chmod(0o755)
     prefix.set(runtime=str(script))
 
@@ -133,7 +135,7 @@ def test_the_runtime_has_what_the_engine_gave(
 
 
 def test_the_alarm_is_not_the_runtimes(prefix: Install, bundle: Bundle) -> None:
-    """A timer outlives execve(2); it would end the runtime with its first container half made."""
+    """A timer outlives execve(2): left on, it would kill the runtime in the middle of its work."""
     script = prefix.prefix.parent / "runtime"
     script.write_text("#!/bin/sh\nsleep 2\necho done\n")
     script.chmod(0o755)

@@ -21,7 +21,7 @@ def null(*destinations: str, source: str = "/dev/null") -> list[dict[str, Any]]:
 
 
 class Start:
-    """Creates containers in one of the ways."""
+    """Creates containers by the wrapper or by the hook."""
 
     def __init__(self, way: str, install: Install, bundle: Bundle, runc: Runc) -> None:
         self.way, self.install, self.bundle, self.runc = way, install, bundle, runc
@@ -63,7 +63,7 @@ def test_mounts_of_dev_null_ask(create: Start, runc: Runc) -> None:
     assert create.shares() == [(UUIDS[1], 4096, 30, False)]
     id = runc.ids[-1]
     assert runc("start", id).returncode == 0
-    # They are out of sight, and where the wrapper is called were never made.
+    # The mounts that asked are hidden by our directory; by the wrapper they were never made.
     assert "request" not in runc.exec(id, "ls", "/run/gpu-hook").stdout
     lines = Path(f"/proc/{runc.pid(id)}/mountinfo").read_text().splitlines()
     assert any(REQUEST_DIR in line for line in lines) == (create.way == "hook")

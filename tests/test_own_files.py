@@ -1,4 +1,4 @@
-"""Files of an install that others than root could change are not used: each start looks at what it loads."""
+"""An install whose files others than root could change is not used: each start checks what it loads."""
 
 import json
 import os

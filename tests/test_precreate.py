@@ -1,4 +1,4 @@
-"""oci-gpu-hook precreate: the spec that goes out, the grant that waits for its container, and who may have it."""
+"""oci-gpu-hook precreate: the spec that it writes, the grant that waits for its container, and who may adopt it."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def filtered(install: Install, folder: Path) -> dict[str, Any]:
-    """As podman does it: the bundle's config.json is what the filter says."""
+    """As podman does it: what the filter writes becomes the bundle's config.json."""
     done = precreate(install, config(folder))
     assert (done.returncode, done.stderr) == (0, b""), done
     (folder / "config.json").write_bytes(done.stdout)
@@ -97,7 +97,7 @@ def test_the_hook_makes_it_the_containers(install, bundle, runc):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert f"GPU_HOOK_MEMORY_MIB={MEMORY_MIB * 60 // 100}\n" in environ.read_text()
-    # What fits beside it, and what does not.
+    # A container that has room beside it, and one that has not.
     full = precreate(install, config(bundle(ASK)))
     assert full.returncode == 1 and full.stdout == b"" and full.stderr.startswith(b"GH-201: "), full
     runc("delete", "--force", runc.ids[-1])
@@ -106,7 +106,7 @@ def test_the_hook_makes_it_the_containers(install, bundle, runc):
 
 @pytest.mark.parametrize("stages", [("createRuntime", "poststop"), ("prestart", "createRuntime", "poststop")])
 def test_hooks_that_are_there_already(install, bundle, runc, stages):
-    """Registered by hooks.d: ours is not put in twice, and each stage finds the container served."""
+    """With our hook in hooks.d it is not added again, and each stage finds that the container has its share."""
     folder = bundle(ASK, edit=hooked(install, *stages))
     before = config(folder)["hooks"]
     assert filtered(install, folder)["hooks"] == before
@@ -116,7 +116,7 @@ def test_hooks_that_are_there_already(install, bundle, runc, stages):
 
 
 def test_gpu_hook_runtime_gives_its_own_instead(install, bundle, runc):
-    """Both are registered: the container has one grant, though a GPU has no room for two."""
+    """Runtime and hooks are registered: the container has one grant, and a GPU has no room for two."""
     folder = bundle(ASK)
     filtered(install, folder)
     key = waiting(install)
@@ -138,7 +138,7 @@ def test_one_grant_is_one_containers(install, bundle, runc):
 
 
 def test_a_marker_of_somebody_else(install, bundle, runc):
-    """Naming a living container's key in one's own annotation gives nothing."""
+    """A forged marker with a living container's key gives nothing."""
     first = bundle({**ASK, "gpu-hook.io/memory": "20%"})
     filtered(install, first)
     assert runc.create(first).returncode == 0
@@ -151,7 +151,7 @@ def test_a_marker_of_somebody_else(install, bundle, runc):
 
 
 def test_asked_again(install, bundle):
-    """podman filters a spec of its own each time; one that is edited already takes the place of its first grant."""
+    """Filtering a spec a second time replaces its first grant. (podman itself filters a new spec each time.)"""
     folder = bundle(ASK)
     once = filtered(install, folder)
     first = waiting(install)
@@ -161,7 +161,7 @@ def test_asked_again(install, bundle):
 
 
 def test_nobody_comes(install, bundle):
-    """After its time the grant counts no more, and the next use of the ledger removes it."""
+    """After its deadline the grant does not count any more, and the next transaction removes it."""
     filtered(install, bundle(ASK))
     key = waiting(install)
     with store.open_ledger(str(install.state)) as ledger:

@@ -39,7 +39,7 @@ def sums(output: str) -> dict[str, str]:
 
 
 def start(runc: Runc, install: Install, bundle: Path) -> str:
-    """Create and start; the id."""
+    """Create and start a container; its id."""
     r = runc.create(bundle, install)
     assert r.returncode == 0, r.stderr
     assert runc("start", runc.ids[-1]).returncode == 0
@@ -63,7 +63,7 @@ def refused(runc: Runc, install: Install, bundle: Path, *codes: str, flags: tupl
 
 
 def consistent(install: Install) -> None:
-    """The ledger and its pages agree, once swept."""
+    """After a sweep the ledger and its pages agree."""
     with store.open_ledger(str(install.state)) as ledger:
         held = sorted(g.key for g in ledger.grants)
     assert sorted(os.listdir(install.state / PAGES_DIR)) == held
@@ -176,7 +176,7 @@ def test_who_is_who_in_kubernetes(prefix: Install, bundle: Bundle, runc: Runc) -
     before = config(sandbox)
     assert runc.create(sandbox, prefix).returncode == 0
     assert config(sandbox) == before and len(prefix.grants()) == 1
-    # the same where the launcher leaves the judgement to Python
+    # the same where the launcher leaves the decision to Python
     odd = bundle({**ASK, cri + "container-type": "sandbox"})
     assert runc("create", "--bundle", str(odd), "--", runc.new_id(), program=prefix.program).returncode == 0
     assert len(prefix.grants()) == 1
@@ -260,12 +260,13 @@ def test_a_broken_config_without_our_keys_is_runcs_business(
     assert ours.returncode != 0 and "GH-" not in ours.stderr
     (b / "config.json").unlink()
     assert "GH-" not in runc.create(b, prefix).stderr
-    odd = runc("create", "--unknown", "--bundle", str(b), runc.new_id(), program=prefix.program)  # by way of Python
+    # The launcher leaves an unknown flag to Python.
+    odd = runc("create", "--unknown", "--bundle", str(b), runc.new_id(), program=prefix.program)
     assert odd.returncode != 0 and "GH-" not in odd.stderr and "flag provided but not defined" in odd.stderr
 
 
 def test_the_runtime_gets_signals_and_environment_as_given(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Python ignores SIGPIPE and may add LC_CTYPE; neither reaches the runtime."""
+    """Python ignores SIGPIPE and may add LC_CTYPE to its environment; the runtime gets neither."""
     seen = prefix.prefix.parent / "seen"
     script = prefix.prefix.parent / "runtime"
     script.write_text(
@@ -381,7 +382,7 @@ OPEN = '{"resources": {"devices": [{"allow": true, "access": "rwm"}]}}'
 
 @pytest.mark.parametrize("name", ["Linux", "LINUX", "linux", "lin\\u0075x"])
 def test_what_runc_would_read_beside_us(prefix: Install, bundle: Bundle, runc: Runc, name: str) -> None:
-    """Go takes a name in any case, and of two the last: plain runc opens every GPU to this container."""
+    """Go matches names in any case, and the last of two counts: plain runc opens every GPU to this container."""
 
     def twice(b: Path) -> Path:
         text = (b / "config.json").read_text().rstrip()
@@ -397,7 +398,7 @@ def test_what_runc_would_read_beside_us(prefix: Install, bundle: Bundle, runc: R
 
 @pytest.mark.parametrize("name", ["RESOURCES", "re\u017fources", "re\\u017fources"])
 def test_what_runc_folds(prefix: Install, bundle: Bundle, runc: Runc, name: str) -> None:
-    """A long s is an s to Go's decoder, raw and escaped: all of the rules were in an object that only runc saw."""
+    """Go's decoder takes a long s for an s, raw and escaped: only runc would see the rules in this object."""
 
     def renamed(b: Path) -> Path:
         text = (b / "config.json").read_text()
@@ -425,7 +426,7 @@ def test_what_runc_folds(prefix: Install, bundle: Bundle, runc: Runc, name: str)
     ],
 )
 def test_a_request_by_mount_however_it_is_written(prefix: Install, bundle: Bundle, runc: Runc, path: str) -> None:
-    """Not a container without a GPU, and no word about it."""
+    """A message, and not a container that silently has no GPU."""
     mount = {"destination": path, "source": "/dev/null", "type": "bind", "options": ["bind", "ro"]}
     assert runc.create(bundle(edit=lambda s: s["mounts"].append(mount)), prefix).returncode == 0
     assert [g.shares[0].memory_mib for g in prefix.grants()] == [4096]
@@ -458,7 +459,7 @@ def test_privileged_containers_are_refused(prefix: Install, bundle: Bundle, runc
 
 
 def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Each: the container does not start, with the code of what is wrong; when it is fixed, it does."""
+    """In each case the container is refused with the code of what is wrong, and starts once that is fixed."""
     shim = prefix.prefix / "lib/shim/libcuda.so.1"
     driver = prefix.driver / "usr/lib64" / f"libnvidia-cfg.so.{DRIVER}"
     inventory = prefix.state / "inventory.json"
@@ -470,7 +471,7 @@ def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     shim.chmod(0o666)
     refused(runc, prefix, bundle(ASK), "GH-305")
     shim.chmod(0o644)
-    settings = prefix.prefix / "etc/settings.json"
+    settings = prefix.prefix / "etc/settings.yaml"
     text = settings.read_text()
     settings.write_text("{")
     refused(runc, prefix, bundle(ASK), "GH-501")
@@ -479,7 +480,7 @@ def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
 
 
 def test_places_to_mount_on_that_the_install_lacks(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """They are seen before config.json is touched, not by runc in the middle of its work."""
+    """Missing mount points are noticed before config.json is edited, and not first by runc."""
     skeleton = prefix.prefix / "lib/private/container"
     for name in ("driver/cuda", "driver/ml", "policy", "account", "share/0", "slot/0"):
         place = skeleton / name
@@ -500,7 +501,7 @@ def test_places_to_mount_on_that_the_install_lacks(prefix: Install, bundle: Bund
 
 
 def test_an_install_without_its_programs(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
-    """The launcher says so, in the log: nothing of ours is left that could."""
+    """The launcher reports it in the log, since no Python code of ours is left that could."""
     lib = prefix.prefix / "lib/gpu-hook"
     log = tmp_path / "log"
     flags = ("--log", str(log), "--log-format", "json")
@@ -510,7 +511,7 @@ def test_an_install_without_its_programs(prefix: Install, bundle: Bundle, runc: 
     lib.rename(tmp_path / "away")
     refused(runc, prefix, bundle(ASK), "GH-504", flags=flags)
     assert [json.loads(line)["msg"][:7] for line in log.read_text().splitlines()] == ["GH-504:"] * 2
-    assert runc.create(bundle(), prefix).returncode == 0  # who asks for nothing is not concerned
+    assert runc.create(bundle(), prefix).returncode == 0  # a container that asks for nothing starts
 
 
 def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
@@ -534,27 +535,38 @@ def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
         subprocess.run(["umount", "-l", str(state)], check=True)
 
 
-def test_the_real_runtime_is_missing_or_ourselves(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Also where only Python sees it: the launcher's conf is right, the compiled settings are not."""
-    settings = prefix.prefix / "etc/settings.json"
-    data = json.loads(settings.read_text())
-    for runtime in ("/nowhere/runc", prefix.program, "/etc/passwd"):
-        settings.write_text(json.dumps({**data, "runtime": runtime}))
+def test_the_real_runtime_is_missing_or_not_to_be_used(
+    prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path
+) -> None:
+    settings = prefix.prefix / "etc/settings.yaml"
+    text = settings.read_text()
+    loose = tmp_path / "loose"
+    shutil.copy("/bin/true", loose)
+    loose.chmod(0o757)
+    for runtime in ("/nowhere/runc", prefix.program, "/etc/passwd", loose):
+        settings.write_text(text.replace(f"runtime: {prefix.settings.runtime}", f"runtime: {runtime}"))
         refused(runc, prefix, bundle(ASK), "GH-503")
         assert prefix.grants() == ()
 
 
-def test_changed_settings_are_one_warning(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+def test_changed_settings_are_in_effect_at_the_next_start(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     yaml = prefix.prefix / "etc/settings.yaml"
-    yaml.write_text(yaml.read_text() + "# changed\n")
+    text = yaml.read_text()
+    yaml.write_text(text.replace("memory_step: 1 ", "memory_step: 1000 "))
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+    assert [grant.shares[0].memory_mib % 1000 for grant in prefix.grants()] == [0]
+    yaml.write_text(text.replace("memory_step: 1 ", "memory_stop: 1 "))
     r = runc.create(bundle(ASK), prefix)
-    assert r.returncode == 0 and r.stderr.count("GH-502") == 1 and "level=warning" in r.stderr
+    line = text[: text.index("memory_step")].count("\n") + 1
+    assert r.returncode == 1 and r.stderr.count("GH-501") == 1 and f"etc/settings.yaml:{line}: " in r.stderr
+    assert "did you mean memory_step?" in r.stderr
+    assert runc.create(bundle(), prefix).returncode == 0 and runc("delete", "--force", runc.ids[0]).returncode == 0
 
 
 def test_an_unexpected_exception_is_one_line(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     lib = prefix.prefix / "lib/gpu-hook"
     (pack,) = lib.glob("*.pack")
-    pack.unlink()  # now the sources are run: slower, and this test can break one
+    pack.unlink()  # now the sources are run, and this test can break one
     assert runc.create(bundle(ASK), prefix).returncode == 0
     file = lib / "oci_hook/core/plan.py"
     file.write_text(file.read_text() + "\ndef make_plan(*_):\n    raise RuntimeError('secret\\nplan')\n")
@@ -565,7 +577,7 @@ def test_an_unexpected_exception_is_one_line(prefix: Install, bundle: Bundle, ru
 
 
 def test_a_checkpoint_of_a_container_with_a_share(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Its grant and pages are gone, and what it had on the GPU: it is not restored past admission."""
+    """The grant, the pages and the GPU's contents are gone: a container with a share is not restored."""
 
     def restore(b: Path) -> "subprocess.CompletedProcess[str]":
         args = ("restore", "--image-path", str(b), "--work-path", str(b), "--bundle", str(b), runc.new_id())
@@ -577,7 +589,7 @@ def test_a_checkpoint_of_a_container_with_a_share(prefix: Install, bundle: Bundl
     edited = bundle(ASK)
     assert runc.create(edited, prefix).returncode == 0
     runc("delete", "--force", runc.ids[-1])
-    prefix.set(dialects=[])  # nobody reads its words any more; the marker is there
+    prefix.set(dialects=[])  # even if its annotations ask no more, the marker shows that it had a share
     before = (edited / "config.json").read_bytes()
     assert "GH-413" in restore(edited).stderr and (edited / "config.json").read_bytes() == before
     prefix.set(dialects=["t9k"])
@@ -590,12 +602,12 @@ def test_a_checkpoint_of_a_container_with_a_share(prefix: Install, bundle: Bundl
 
 @pytest.mark.parametrize("word", ["/a\0b", "/a\ud800b", "/" + "x" * 300, "/" + "x/" * 3000])
 def test_paths_that_are_none(prefix: Install, bundle: Bundle, runc: Runc, word: str) -> None:
-    """Of a mount, of the root, in a search path."""
+    """Such a path in a mount, as the root, in LD_LIBRARY_PATH."""
     mount = {"destination": word, "source": "tmpfs", "type": "tmpfs"}
     refused(runc, prefix, bundle(ASK, edit=lambda s: s["mounts"].append(mount)), "GH-402")
     refused(runc, prefix, bundle(ASK, edit=lambda s: s["root"].update(path=word)), "GH-402")
     b = bundle(ASK, env=[f"LD_LIBRARY_PATH={word}:/usr/lib64"])
-    if len(word) > 4095:  # the loader passes it over, and so do we
+    if len(word) > 4095:  # the loader ignores it, and so do we
         assert runc.create(b, prefix).returncode == 0
     else:
         refused(runc, prefix, b, "GH-402")
@@ -689,7 +701,7 @@ def test_copies_in_the_image_are_covered(prefix: Install, bundle: Bundle, runc: 
 
 
 def reach(runc: Runc, id: str, program: str = "runc") -> list[bool]:
-    """For GPUs 0, 1 and the control node: whether the kernel let the open reach the (missing) driver."""
+    """For GPUs 0, 1 and the control node: whether the device rules permit it, so that open finds no driver."""
     script = """
     for n in 0 1 255; do
         [ -e /probe$n ] || mknod /probe$n c 195 $n || echo no mknod
@@ -732,7 +744,7 @@ def in_namespace(script: str, code: str, *args: object) -> list[str]:
     return r.stdout.splitlines()
 
 
-# Starts a container, and says what it reaches, before and after an update.
+# Starts a container, and prints which devices it can open, before and after an update.
 THERE = """
 runc, program, b = Runc(pathlib.Path(sys.argv[2])), sys.argv[3], sys.argv[4]
 id = runc.new_id()
@@ -869,7 +881,7 @@ def test_killed_at_any_step(prefix: Install, bundle: Bundle, runc: Runc) -> None
 
 @pytest.mark.slow
 def test_runc_killed_after_the_exec(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """kill -9 of the process a while into runc's own work: the ledger is what lives, and a second create works."""
+    """kill -9 of the process during runc's own work: no grant outlives its container, and a second create works."""
     for n in range(12):
         b = bundle(ASK)
         p = runc.popen("create", "--bundle", str(b), runc.new_id(), program=prefix.program, stdout=subprocess.DEVNULL)
@@ -878,7 +890,7 @@ def test_runc_killed_after_the_exec(prefix: Install, bundle: Bundle, runc: Runc)
         p.wait()
 
         def settled(n: int = n) -> bool:
-            """What is left of the container dies without its runtime, and counts until it has."""
+            """What runc had made of the container ends without runc. Its grant counts until then."""
             held = {g.who.id for g in prefix.grants()}
             alive = {id for id in runc.ids if (runc.root / id / "state.json").exists() and _runs(runc.pid(id))}
             assert held >= alive, n

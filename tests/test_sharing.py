@@ -59,7 +59,7 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
     grants = {g.who.id: g for g in prefix.grants()}
     assert [s.slot for s in grants[one].shares] == [1] and [s.slot for s in grants[two].shares] == [1, 2]
 
-    # The second's GPUs in its own order; the page is the host's.
+    # The second container has the GPUs in its own order; the page is the host's.
     host = Path(slot_files.folder(str(prefix.state), UUIDS[0]))
     page = slot_files.page(str(prefix.state), UUIDS[0])
     assert page == gpu_page(UUIDS[0], (grants[one], grants[two]), *head(page)[1:], head(page)[0])
@@ -77,14 +77,14 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
     for place, found in flags.items():
         assert found >= {"rw" if place.startswith("slot") else "ro", "nosuid", "nodev", "noexec"}
 
-    # Own: written, and seen by the other; by any user.
+    # Its own slot file: any user in the container can write it, and the other container sees that.
     assert sh(runc, two, "printf hello | dd of=/run/gpu-hook/slot/1 conv=notrunc").returncode == 0
     assert sh(runc, one, "head -c5 /run/gpu-hook/share/0/slot/01").stdout == "hello"
     assert runc("exec", "--user", "1000:1000", two, "sh", "-c", "printf x >> /run/gpu-hook/slot/1").returncode == 0
     own = runc("exec", "--user", "1000", one, "sh", "-c", "head -c5 /run/gpu-hook/share/0/slot/01")
     assert own.stdout == "hello"
 
-    # Not own: nothing of it can be changed, by root with docker's capabilities.
+    # Other files: root with docker's capabilities cannot change them.
     before = {p: p.read_bytes() for p in host.rglob("*") if p.is_file()}
     for attack in (
         *("echo x >> policy", ": > share/1/slot/00", "echo x >> share/1/slot/00", "truncate -s0 share/1/slot/00"),
@@ -97,7 +97,7 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
         assert tried.returncode != 0, attack
     assert {p: p.read_bytes() for p in host.rglob("*") if p.is_file()} == before
 
-    # It may ruin its own; the others' pages stay readable, and the next container gets its slot.
+    # A container may fill its own slot file; the others' stay readable, and the next container gets a slot.
     sh(runc, two, "dd if=/dev/zero of=/run/gpu-hook/slot/1 bs=64k conv=notrunc; true")
     assert (host / "slot/01").stat().st_size == slot_files.TMPFS_SIZE - SLOT_FILE_SIZE
     three = start()
@@ -106,7 +106,7 @@ def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: R
     sh(runc, two, ": > /run/gpu-hook/slot/1")
     assert sh(runc, one, "wc -c < /run/gpu-hook/share/0/slot/01").stdout.strip() == "0"
 
-    # Gone with its container, for the others as well.
+    # The slot file goes with its container, for the others as well.
     runc("delete", "--force", two)
     four = start()
     assert sh(runc, four, "wc -c < /run/gpu-hook/share/0/slot/01; ls /run/gpu-hook/share/0/slot").stdout.split() == [
@@ -126,7 +126,7 @@ def test_a_whole_gpu_shares_nothing(prefix: Install, bundle: Bundle, runc: Runc)
 
 
 def test_a_refused_container_leaves_no_slot(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Its grant is made, then its plan cannot be: the GPU is as before."""
+    """The grant is made, then the plan is refused: the GPU is as before."""
 
     def in_the_way(spec: dict[str, Any]) -> None:
         spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 PYTHON = ["/usr/bin/python3", "-X", "importtime", "-I", "-S"]
 ASK = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}
 
-# Of the standard library, beside what the interpreter loads for an empty program.
+# Modules of the standard library, less those that the interpreter loads for an empty program.
 STANDARD = {
     "_blake2",
     "_collections_abc",
@@ -38,6 +38,7 @@ STANDARD = {
 OURS = {
     "",
     "apply",
+    "apply.bundle_plan",
     "apply.to_spec",
     "core",
     "core.allocate",
@@ -71,6 +72,7 @@ OURS = {
     "ledger.grant_file",
     "apply.image",
     "ledger.inventory",
+    "linux.cgroup_tree",
     "linux.proc",
     "ledger.proof",
     "ledger.life",
@@ -79,7 +81,6 @@ OURS = {
     "config.keys",
     "config.settings",
     "ledger.slot_files",
-    "apply.skeleton",
     "apply.sources",
     "ledger.store",
     "ledger.tell",
@@ -91,6 +92,7 @@ OURS = {
     "oci.log",
     "oci.nvidia_hooks",
     "oci.spec",
+    "program",
     "runtime",
 }
 NEVER = {"argparse", "collections", "ctypes", "dataclasses", "enum", "importlib", "json", "logging", "pathlib", "re"}
@@ -145,7 +147,7 @@ def test_the_pack_is_used_and_does_without(install: Install, bundle: Bundle) -> 
     with_pack = loaded(install, "create", "--bundle", str(bundle(ASK)), "x")
     (lib / "away").rename(sources)
     pack.rename(lib / "cpython-00.pack")
-    with_pack |= {"oci_hook.ledger.holders"}  # from now on there is a container before it, which nobody has seen
+    with_pack |= {"oci_hook.ledger.holders"}  # loaded to see whether the container before it still lives
     assert with_pack == loaded(install, "create", "--bundle", str(bundle(ASK)), "y")
     (lib / "cpython-00.pack").rename(pack)
     pack.write_bytes(b"\0\0\0\0" + pack.read_bytes()[4:])  # of another Python
@@ -183,7 +185,7 @@ def test_a_damaged_install_is_one_line(install: Install, bundle: Bundle, tmp_pat
 
 
 def test_closed_standard_files(install: Install, bundle: Bundle) -> None:
-    """Messages must not land in the first file that happens to be opened."""
+    """With standard files closed, no message is written into a file that got their descriptor."""
     b = bundle({"gpu-hook.io/memory": "x"})
     before = (b / "config.json").read_bytes()
     for closed in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"):
@@ -195,7 +197,7 @@ def test_closed_standard_files(install: Install, bundle: Bundle) -> None:
 
 
 def test_the_launcher_alone_handles_the_rest(install: Install, bundle: Bundle) -> None:
-    """No Python is started for what asks for nothing: it would fail here."""
+    """A container that asks for nothing starts no Python, which would fail here."""
     file = install.prefix / "etc/settings.yaml"
     text = file.read_text().replace("python: /usr/bin/python3", "python: /bin/false")
     assert "/bin/false" in text
@@ -215,7 +217,7 @@ def pythons() -> list[str]:
 
 @pytest.mark.parametrize("python", pythons())
 def test_every_supported_python(install: Install, bundle: Bundle, python: str) -> None:
-    """Laid for it, with a pack of its own; and laid for another, from the sources."""
+    """An install made for this Python has a pack for it; one made for another runs from the sources."""
     docs = []
     for laid in (True, False):
         if laid:
@@ -240,7 +242,7 @@ def test_every_supported_python(install: Install, bundle: Bundle, python: str) -
 
 
 def test_a_newer_python_without_its_json_core(install: Install, bundle: Bundle, tmp_path: Path) -> None:
-    """`_json` is CPython's own affair; the fallback gives the same document."""
+    """Without `_json`, which is no API of CPython's, the fallback gives the same document."""
     hide = "import sys; sys.modules['_json'] = None; sys.argv[0] = sys.argv[1]; del sys.argv[1]; "
     hide += "exec(compile(open(sys.argv[0]).read(), sys.argv[0], 'exec'), {'__name__': '__main__'})"
     docs = []

@@ -102,7 +102,7 @@ def test_graphics_and_display(install, bundle, runc, way, again):
 
 
 def test_an_edited_bundle_again(install, bundle, runc):
-    """As an engine restarts a container: what was put in is taken out first, and put in once."""
+    """When an engine restarts a container, our earlier edit is taken out first, and made once."""
     folder = bundle(ASK)
     assert runc.create(folder, install).returncode == 0
     first = json.loads((folder / "config.json").read_text())

@@ -35,7 +35,7 @@ from oci_hook.agent.audit import Auditor, Finding, Process, Verdict
 from oci_hook.agent.http import Server
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.notify import Notifier
-from oci_hook.agent.process_owner import Members
+from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.agent.view import Watched, view
 from oci_hook.config import settings as node_settings
 from oci_hook.core.gpu_page import guaranteed
@@ -94,7 +94,7 @@ class Agent:
         self._kept: tuple[float, Inventory | None] = (-KEEP_SECONDS, None)
         self._locks_at = 0.0
         self._leases: dict[tuple[str, str, str, int, int], Finding] = {}
-        self._members = Members()
+        self._members = ProcessOwners()
         self._sampler = sampler.Sampler()
         self._sampler_fd = -1
         self._accounts: dict[str, tuple[tuple[int, int], account.Account]] = {}

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Gpu
+from oci_hook.core.layout import SIM_GPUS
 from oci_hook.linux.proc import read_file
 from oci_hook.observe import inside
 
@@ -22,7 +23,8 @@ def able(gpu: Gpu, grants: dict[str, Grant]) -> set[str]:
         members.update(dict.fromkeys(pids, key))
     names: tuple[str, ...] = (UVM,)
     if gpu.simulated:
-        names = (f"/nvidia-sim/{gpu.simulated_file}", f"/sim/gpus/{gpu.simulated_file}")
+        parts = gpu.file.split("/")  # a path of another mount namespace may lack its beginning
+        names = ("/".join(("", *parts[-3:])), f"{SIM_GPUS.removeprefix('/dev')}/{parts[-1]}")
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         key = members.get(pid, "")
         if key not in found and any(link.endswith(names) for link in _open(pid, gpu.simulated)):

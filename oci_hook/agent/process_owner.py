@@ -4,20 +4,22 @@ import os
 
 from oci_hook.agent.audit import Process
 from oci_hook.core.grant import Grant
-from oci_hook.linux.proc import read_file, start_time
+from oci_hook.linux.proc import cgroups, inner_pid, pid_namespace, read_file, start_time
 from oci_hook.observe import inside
 
+Cgroup = tuple[str, str]  # (controllers, path), as linux.proc.cgroups gives it
 
-class Members:
+
+class ProcessOwners:
     """`update` with the living grants, then `find` pids. What is known of a container's init is remembered."""
 
     def __init__(self) -> None:
-        self._inits: dict[str, tuple[tuple[int, int], tuple[str, ...], int]] = {}
-        self._paths: dict[str, str] = {}
-        self._spaces: dict[int, str] = {}
+        self._inits: dict[str, tuple[tuple[int, int], tuple[Cgroup, ...], int]] = {}
+        self._by_cgroup: dict[Cgroup, str] = {}
+        self._by_namespace: dict[int, str] = {}
         self._known: dict[tuple[int, int], tuple[str, Process]] = {}
-        self._own = set(cgroup_lines(os.getpid()))
-        self._own_space = pid_namespace(os.getpid())
+        self._own = set(cgroups(os.getpid()))
+        self._own_namespace = pid_namespace(os.getpid())
 
     def update(self, grants: dict[str, Grant]) -> None:
         inits = {}
@@ -30,20 +32,21 @@ class Members:
         if inits == self._inits:
             return
         self._inits = inits
-        claimed: dict[str, list[str]] = {}
-        spaces: dict[int, list[str]] = {}
-        for key, (_, lines, space) in inits.items():
-            for line in lines:
-                claimed.setdefault(line, []).append(key)
-            spaces.setdefault(space, []).append(key)
-        # What two containers share (a pod's pid namespace, a cgroup that is not its alone) tells nothing.
-        self._paths = {line: keys[0] for line, keys in claimed.items() if len(keys) == 1}
-        self._spaces = {n: keys[0] for n, keys in spaces.items() if len(keys) == 1 and n not in (0, self._own_space)}
+        by_cgroup: dict[Cgroup, list[str]] = {}
+        by_namespace: dict[int, list[str]] = {}
+        for key, (_, own, namespace) in inits.items():
+            for cgroup in own:
+                by_cgroup.setdefault(cgroup, []).append(key)
+            by_namespace.setdefault(namespace, []).append(key)
+        # What two containers have in common (a pod's pid namespace, a cgroup) does not tell whose a process is.
+        self._by_cgroup = {cgroup: keys[0] for cgroup, keys in by_cgroup.items() if len(keys) == 1}
+        ours = (0, self._own_namespace)
+        self._by_namespace = {n: keys[0] for n, keys in by_namespace.items() if len(keys) == 1 and n not in ours}
         self._known = {}
 
     def find(self, pids: set[int], all: bool = True) -> dict[int, tuple[str, Process]]:
-        """(the grant's key, the process) by pid, for those that are in a container of ours. all: what is remembered of
-        others is not needed any more."""
+        """(the grant's key, the process) by pid, for those that are in a container with a grant. all: these are all
+        pids that matter, so what is remembered of others is dropped."""
         found, known = {}, {}
         for pid in pids:
             try:
@@ -56,54 +59,47 @@ class Members:
         self._known = known if all else {**self._known, **known}
         return found
 
-    def _look(self, grant: Grant, init: tuple[int, int]) -> tuple[tuple[int, int], tuple[str, ...], int]:
+    def _look(self, grant: Grant, init: tuple[int, int]) -> tuple[tuple[int, int], tuple[Cgroup, ...], int]:
+        """(init, the cgroups that are the container's alone, its pid namespace)"""
         try:
             if start_time(init[0]) != init[1]:
                 return init, (), 0
-            lines, own = [], []
-            for line in cgroup_lines(init[0]):
-                head, _, path = line.rpartition(":")
-                if path == "/" or self._ours(line):
+            of_init, own = [], []
+            for controllers, path in cgroups(init[0]):
+                if path == "/" or self._is_ours((controllers, path)):
                     continue
-                lines.append(line)
-                # The cgroup itself: its init may be in one below by now.
-                if (path := inside.ancestor(path, grant.life.cgroup)) and not self._ours(f"{head}:{path}"):
-                    own.append(f"{head}:{path}")
-            return init, tuple(own or lines), pid_namespace(init[0])
+                of_init.append((controllers, path))
+                # The container's own cgroup: its init may have moved to one below.
+                top = inside.ancestor(path, grant.life.cgroup)
+                if top and not self._is_ours((controllers, top)):
+                    own.append((controllers, top))
+            return init, tuple(own or of_init), pid_namespace(init[0])
         except OSError:
             return init, (), 0
 
-    def _ours(self, line: str) -> bool:
-        """Whether we are in this cgroup or below: then it is no container's alone."""
-        return any(own == line or own.startswith(line + "/") for own in self._own)
+    def _is_ours(self, cgroup: Cgroup) -> bool:
+        """Whether the agent is in this cgroup or below: then the cgroup is no container's alone."""
+        return any(is_below(own, cgroup) for own in self._own)
 
     def _find(self, pid: int, start: int) -> tuple[str, Process] | None:
         if not start:
             return None
         key = ""
-        for line in cgroup_lines(pid):
-            head, _, path = line.rpartition(":")
+        for controllers, path in cgroups(pid):
             while path and not key:
-                key = self._paths.get(f"{head}:{path}", "")
+                key = self._by_cgroup.get((controllers, path), "")
                 path = path.rpartition("/")[0]
             if key:
                 break
-        key = key or self._spaces.get(pid_namespace(pid), "")
+        namespace = pid_namespace(pid)
+        key = key or self._by_namespace.get(namespace, "")
         if not key:
             return None
-        status = read_file(f"/proc/{pid}/status").decode("utf-8", "replace")
-        fields = dict(line.partition(":\t")[::2] for line in status.splitlines())
-        inner = int((fields.get("NSpid") or str(pid)).split()[-1])
-        name = "".join(c if c.isprintable() else "?" for c in fields.get("Name", "?"))[:32]
-        return key, Process(pid, start, name, inner, pid_namespace(pid))
+        name = read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").rstrip("\n")
+        name = "".join(c if c.isprintable() else "?" for c in name)[:32]
+        return key, Process(pid, start, name, inner_pid(pid), namespace)
 
 
-def cgroup_lines(pid: int) -> list[str]:
-    """ "controllers:path" of each hierarchy (cgroups(7)); a hierarchy's number says nothing. Raises OSError."""
-    text = read_file(f"/proc/{pid}/cgroup", 1 << 18).decode("utf-8", "surrogateescape")
-    return [line.split(":", 1)[1] for line in text.splitlines() if line.count(":") >= 2]
-
-
-def pid_namespace(pid: int) -> int:
-    """Its inode number. Raises OSError."""
-    return os.stat(f"/proc/{pid}/ns/pid").st_ino
+def is_below(cgroup: Cgroup, top: Cgroup) -> bool:
+    """Whether `cgroup` is `top` or below it, in the same hierarchy."""
+    return cgroup[0] == top[0] and (cgroup[1] + "/").startswith(top[1] + "/")

@@ -13,6 +13,7 @@ from typing import Any
 
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.value import Value
+from oci_hook.errors import GhError
 
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS = 5.0  # doubled with each failure
@@ -213,14 +214,14 @@ class Sampler:
 
 
 def simulated(driver_root: str) -> dict[str, str]:
-    """The variable by which the simulated driver finds its GPUs."""
-    from oci_hook.discovery.discover import SIMULATED_MARK
+    """The environment by which a simulated driver finds its GPUs; {} while its mark is damaged."""
+    from oci_hook.discovery import mark
 
     try:
-        mark = json.loads((Path(driver_root) / SIMULATED_MARK).read_text())
-        return {"GPU_HOOK_SIM_GPUS": str(mark["gpus"])}
-    except (OSError, ValueError, KeyError, TypeError):
+        found = mark.read(driver_root)
+    except GhError:
         return {}
+    return found.environment if found else {}
 
 
 def lost(error: str) -> bool:

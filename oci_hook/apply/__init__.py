@@ -1,1 +1,1 @@
-"""The hands: a Plan in, a container changed."""
+"""Plans, carried out: edits of a config.json (to_spec) or changes of a live container (to_container, to_cgroup)."""

@@ -1,4 +1,4 @@
-"""What an image brings and where the plan's destinations lead in it. The image is hostile: everything by descriptor."""
+"""What an image brings, and where the plan's destinations lead in it. It is hostile: all is done by descriptor."""
 
 import os
 from errno import ELOOP, ENOTDIR
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 MAX_COPIES = 64
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
-MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH
+MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH that are looked at
 MAX_VARIABLE = 1 << 17  # execve(2), MAX_ARG_STRLEN: no program starts with a longer one
-CACHE = "/etc/ld.so.cache"  # the loader asks it before its own folders
+CACHE = "/etc/ld.so.cache"  # where the loader looks before its default folders
 MAX_CACHE = 4 << 20
 MAX_CACHED = 64  # folders in it that have a driver library
-MAX_DEPTH = 128  # folders above a place to mount on; of each, something may be mounted there
-# In each folder the loader prefers these for the processor that it runs on; all but the first before glibc 2.37.
+MAX_DEPTH = 128  # folders above a place to mount on, each of which is looked up among the mounts
+# Subfolders with libraries for a certain processor, which the loader prefers; since glibc 2.37 only the first.
 PREFERRED = ("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics")
 NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -50,7 +50,8 @@ def _library_places(multiarch: str) -> tuple[str, ...]:
 
 
 def look(rootfs: str, mounts: "Sequence[dict[str, Any]]", env: "Mapping[str, str] | None" = None) -> ImageFacts:
-    """Facts of the image at host path `rootfs`, below the spec's `mounts`; `env`: the container's, for its search path.
+    """Facts of the image at host path `rootfs`. mounts: the spec's; what they hide is not looked at. env: the
+    container's, for LD_LIBRARY_PATH.
 
     Raises ApplyError GH-402.
     """
@@ -74,15 +75,15 @@ def look(rootfs: str, mounts: "Sequence[dict[str, Any]]", env: "Mapping[str, str
 
 
 def _searched(env: "Mapping[str, str]") -> list[str]:
-    """The absolute folders of the container's LD_LIBRARY_PATH; longer than a path can be, the loader finds none."""
+    """The absolute folders of the container's LD_LIBRARY_PATH, less those with a longer name than any path can have."""
     found = env.get("LD_LIBRARY_PATH", "")[:MAX_VARIABLE]
     places = found.replace(";", ":").split(":", MAX_SEARCHED)[:MAX_SEARCHED]
     return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
 
 
 def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str], list[str], list[str]]:
-    """What these folders, and those that the loader prefers below them, have of libcuda, of libnvidia-ml, and (the
-    compat folders) of other libraries."""
+    """The paths of libcuda, of libnvidia-ml, and of other libraries (in the compat folders alone) in these folders and
+    in those below them that the loader prefers."""
     cuda: list[str] = []
     nvml: list[str] = []
     other: list[str] = []
@@ -106,12 +107,15 @@ def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str],
             else:
                 continue
             if len(cuda) + len(nvml) + len(other) > MAX_COPIES:
-                raise refuse("GH-402", f"the image has more than {MAX_COPIES} copies of driver libraries")
+                raise refuse(
+                    "GH-402",
+                    f"the image has more than {MAX_COPIES} copies of driver libraries; remove some",
+                )
     return cuda, nvml, other
 
 
 def warnings(facts: ImageFacts) -> list[Problem]:
-    """What the container's owner should know of the image; it starts nevertheless."""
+    """What the container's owner should know of the image; the container starts nevertheless."""
     if facts.c_library != "musl":
         return []
     text = "the image's only C library is musl: no program in it can load the driver's libraries; use a glibc image"
@@ -119,11 +123,11 @@ def warnings(facts: ImageFacts) -> list[Problem]:
 
 
 def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "Sequence[Step]") -> "tuple[Step, ...]":
-    """The steps with every destination as it is after all links, and each only once.
+    """The steps with every destination resolved, and each destination only once.
 
-    Raises ApplyError GH-402 where two steps of different sources meet, where a destination lies in a mount of the spec
-    (a tmpfs is fine: it is empty), is something else than a file, where the image has put something at PRIVATE, or a
-    volume brings a driver library to a usual place.
+    Raises ApplyError GH-402 where two steps with different sources have one destination; where a destination is not a
+    file, or lies in a mount of the spec (a tmpfs is fine: it is empty); where the image has something at PRIVATE; and
+    where a volume brings a driver library to a usual place.
     """
     with _open(rootfs) as tree:
         kinds = _mounted(tree, mounts)
@@ -156,7 +160,8 @@ def _open(rootfs: str) -> Tree:
     try:
         return Tree(rootfs, Work(STEPS, "the image with its mounts"))
     except (OSError, ValueError) as e:  # ValueError: a NUL in it
-        raise refuse("GH-402", f"root file system {rootfs}: {getattr(e, 'strerror', e)}") from None
+        why = getattr(e, "strerror", e)
+        raise refuse("GH-402", f"root file system {rootfs}: {why}; check root.path in config.json") from None
 
 
 def _collision(path: str, why: str) -> GhError:
@@ -164,7 +169,7 @@ def _collision(path: str, why: str) -> GhError:
 
 
 def _is(tree: Tree, path: str) -> int:
-    """st_mode of what is at this path, 0 for nothing."""
+    """st_mode of the file at this path, 0 where there is none."""
     try:
         return tree.resolve(path)[1]
     except OSError:
@@ -172,10 +177,10 @@ def _is(tree: Tree, path: str) -> int:
 
 
 def _libdir(tree: Tree, multiarch: str) -> str:
-    """The folder of 64-bit libraries that the image's loader searches by itself: it has the C library. "" for none.
+    """The folder of 64-bit libraries that the image's loader searches by default, known by its C library; "" for none.
 
-    The 64-bit folders come first: /usr/lib may hold 32-bit libraries. Where /lib and /usr/lib are two folders, both
-    are searched, and ours go below /usr.
+    The 64-bit folders come first: /usr/lib may hold 32-bit libraries. Where /lib and /usr/lib are two folders, the
+    loader searches both, and our files go below /usr.
     """
     for folder in (f"/usr/lib/{multiarch}", f"/lib/{multiarch}", "/usr/lib64", "/lib64", "/usr/lib", "/lib"):
         if S_ISREG(_is(tree, f"{folder}/libc.so.6")):
@@ -184,8 +189,8 @@ def _libdir(tree: Tree, multiarch: str) -> str:
 
 
 def _cached(tree: Tree) -> list[str]:
-    """The folders in which the image's loader cache knows a driver library. It is a table of offsets into strings that
-    end with a NUL; the strings alone are looked at."""
+    """The folders in which the image's loader cache names a driver library. The cache is a table of offsets into
+    strings that end with a NUL; only the strings are read here."""
     try:
         path, mode = tree.resolve(CACHE)
         data = tree.read(path, MAX_CACHE + 1) if S_ISREG(mode) else b""
@@ -202,7 +207,7 @@ def _cached(tree: Tree) -> list[str]:
         while at >= 0:
             tree.work.spend(LOOK)
             start = data.rfind(b"\0", max(0, at - MAX_PATH - 1), at) + 1
-            folder = data[start:at] if start or at <= MAX_PATH else b"."  # too long to be one
+            folder = data[start:at] if start or at <= MAX_PATH else b"."  # longer than any path: not one
             if not folder or folder.startswith(b"/"):
                 found[os.fsdecode(folder or b"/")] = None
                 if len(found) > MAX_CACHED:
@@ -232,10 +237,11 @@ def _canonical(tree: Tree, path: str) -> str:
 
 
 def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
-    """Canonical mount points of the spec and what is on top there; the tree then does not look below them."""
+    """The kind of mount (bind, or a file system's type) by canonical mount point of the spec. What the image has below
+    these points is hidden from the tree, as it will be in the container."""
     kinds: dict[str, str] = {}
     for mount in mounts:
-        if is_request(mount):  # not made, or (for the hook) under what we put on PRIVATE
+        if is_request(mount):  # the wrapper takes it out of the spec; after the hook our private directory covers it
             continue
         path = mount.get("destination") or "/"
         try:
@@ -245,13 +251,14 @@ def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
         kind = mount.get("type") or "bind"
         options = mount.get("options") or ()
         kinds[path] = "bind" if "bind" in options or "rbind" in options else kind
-        if "tmpcopyup" not in options:  # runc and crun copy what the image has there into the tmpfs, links and all
+        if "tmpcopyup" not in options:  # with it runc and crun copy the image's files there into the tmpfs
             tree.hide(path)
     return kinds
 
 
 def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> None:
-    """Driver libraries in a volume are refused, not covered: its owner may exchange them while the container runs."""
+    """Raises ApplyError GH-402 for a driver library in a volume. It is not covered by a mount, as the image's copies
+    are, since the volume's owner may replace it while the container runs."""
     sources = {_canonical(tree, mount.get("destination") or "/"): mount.get("source") or "" for mount in mounts}
     binds = {path: source for path, source in sources.items() if kinds.get(path) == "bind" and source.startswith("/")}
     for path in binds:
@@ -266,7 +273,7 @@ def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]
         try:
             with Tree(binds[where], tree.work) as volume:
                 names = volume.names(volume.resolve(place[len(where) :])[0])
-        except (OSError, ValueError):  # not a folder, or nothing there, or no path
+        except (OSError, ValueError):  # not a folder, nothing there, or a NUL in the path
             continue
         for name in names:
             if name.startswith(LIBRARIES):
@@ -285,6 +292,7 @@ def _on_top(kinds: dict[str, str], path: str) -> tuple[str, str]:
 
 
 def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> str:
+    """Where PRIVATE is after all links. Raises ApplyError GH-402 where it cannot be ours."""
     try:
         path, mode = tree.resolve(PRIVATE)
     except OSError as e:
@@ -296,7 +304,7 @@ def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]
     if path.split("/")[1] in ("", "dev", "proc", "sys"):
         raise _collision(PRIVATE, f"leads to {path}")
     left = set(_names(tree, path))
-    if any(is_request(mount) for mount in mounts):  # the runtime made their mount points before the hook came
+    if any(is_request(mount) for mount in mounts):  # the hook's case: the runtime has made their mount points already
         left.discard(REQUEST_DIR.rpartition("/")[2])
     if mode and (not S_ISDIR(mode) or left):
         raise _collision(PRIVATE, "exists already")
@@ -311,7 +319,7 @@ def _check_name(destination: str, path: str) -> None:
 
 
 def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> str:
-    """Where a file will be bound."""
+    """Where a file will be mounted, after all links. Raises ApplyError GH-402."""
     try:
         path, mode = tree.resolve(destination)
     except OSError as e:
@@ -330,13 +338,15 @@ def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> 
 
 
 def _exists(tree: Tree, kinds: dict[str, str], path: str) -> None:
-    """What is missing, the runtime makes, empty, to mount on; in a read-only file system it cannot."""
+    """Raises ApplyError GH-402 where there is nothing to mount on. A runtime would make an empty file, which it cannot
+    in a read-only file system."""
     if not tree.resolve(path)[1] and not _on_top(kinds, path)[0]:
         raise refuse("GH-402", f"{path} is missing in the image, whose file system is read-only; add it, empty")
 
 
 def _node(tree: Tree, node: DeviceNode) -> None:
-    """A device node must come to lie where it is named: engines and programs find it by that path."""
+    """Raises ApplyError GH-402 unless the node will be at its own path, which programs use: not behind a link, and not
+    where the image has something else."""
     try:
         path, mode = tree.resolve(node.path)
     except OSError as e:
@@ -348,7 +358,11 @@ def _node(tree: Tree, node: DeviceNode) -> None:
 
 
 def _take(taken: dict[str, str], private: str, path: str, source: str, named: str) -> bool:
-    """Book a destination; False when the same source is there already."""
+    """Take a destination; False where the same source has it already. named: the destination before links were
+    followed.
+
+    Raises ApplyError GH-402 where another source has it, or a destination above it.
+    """
     above = path.rpartition("/")[0]
     while above and above != private:
         if above in taken:

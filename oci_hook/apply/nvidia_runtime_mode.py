@@ -1,44 +1,117 @@
-"""The shims over the driver libraries that the NVIDIA runtime has put into a made container.
+"""gpu-hook together with the NVIDIA runtime, which brings the driver's files (settings mode: below or on-top).
 
-Its copies are found by what they are, not only by their names: a link in the image may have led its mount elsewhere.
+below: the NVIDIA runtime edits the spec before us. on-top: it comes after us and edits, or mounts, on its own. Either
+way its part is narrowed to the grant, ours loses the driver's files, and a library that arrives after the spec is
+edited gets its shim from our createRuntime hook. Where what lies: oci/nvidia_hooks.py knows the NVIDIA toolkit's hooks,
+oci/nvidia_edits.py its edits of a spec, core/nvidia_runtime_mode.py which steps of a plan stay ours, and this file does
+the rest: `narrow` to `own_part` for a bundle, `cover` and `check_covered` for a made container.
 """
 
 import os
 
+from oci_hook.apply import to_spec
 from oci_hook.core.layout import CONTAINER_DIR, PRIVATE, SHIM_DIR
-from oci_hook.core.plan import DATA, Bind
+from oci_hook.core.nvidia_runtime_mode import own_steps
+from oci_hook.core.plan import DATA, Bind, device_nodes
 from oci_hook.errors import refuse
 from oci_hook.linux import mount
 from oci_hook.linux.walk import Tree
+from oci_hook.oci import nvidia_edits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import Any
 
     from oci_hook.apply.to_container import Container
+    from oci_hook.config.settings import Settings
+    from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
-    from oci_hook.core.plan import ImageFacts
+    from oci_hook.core.plan import ImageFacts, Step
+    from oci_hook.oci.nvidia_edits import Narrowed
 
-NAMES = {"libcuda": "libcuda.so", "libnvidia-ml": "libnvidia-ml.so"}
+LIBRARIES = ("libcuda", "libnvidia-ml")
 
 
-def nothing(prefix: str) -> str:
-    """An empty file, for what is not to be loaded at all."""
-    return f"{prefix}/{CONTAINER_DIR}/policy"
+# --- a bundle ---
+
+
+def narrow(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory", settings: "Settings") -> "Narrowed":
+    """The spec with the NVIDIA runtime's edits narrowed to the grant, and the grant as all that it will be asked for.
+
+    Raises NodeError GH-302, ApplyError GH-409.
+    """
+    on_top = settings.mode == "on-top"
+    if on_top and (what := nvidia_edits.injected(doc)):
+        raise refuse(
+            "GH-409",
+            f"mode is on-top, and {what} is in the container already: another program put the driver there before us; "
+            "leave out CDI devices, or set `mode: below`",
+        )
+    found = nvidia_edits.narrow(doc, grant, inventory, device_nodes(grant, inventory), _same_file)
+    spec = nvidia_edits.ask(found.spec, "", shared(grant))
+    return found.replace(spec=spec, late=found.late or on_top)
+
+
+def with_copies(image: "ImageFacts", beside: "Narrowed") -> "ImageFacts":
+    """The image's facts with the copies of libcuda and libnvidia-ml that the NVIDIA runtime's edits mount into it."""
+    return image.replace(
+        cover_cuda=tuple(dict.fromkeys([*image.cover_cuda, *_with_links("libcuda", beside.cuda)])),
+        cover_nvml=tuple(dict.fromkeys([*image.cover_nvml, *_with_links("libnvidia-ml", beside.nvml)])),
+    )
+
+
+def _with_links(library: str, places: "tuple[str, ...]") -> list[str]:
+    """These paths of a library, and those of the links beside it by which programs look for it."""
+    folders = dict.fromkeys(place.rpartition("/")[0] for place in places)
+    return [*places, *(f"{folder}/{library}.so{end}" for folder in folders for end in ("", ".1"))]
+
+
+def own_part(
+    doc: "dict[str, Any]",
+    steps: "tuple[Step, ...]",
+    beside: "Narrowed",
+    inventory: "Inventory",
+    image: "ImageFacts",
+    settings: "Settings",
+) -> "tuple[dict[str, Any], tuple[Step, ...]]":
+    """The spec with our createRuntime hook, where it has to act, and the steps less what the NVIDIA runtime brings."""
+    if beside.late or beside.files:
+        steps = own_steps(steps, inventory, image, settings.prefix, beside.late)
+    if beside.late:
+        doc = to_spec.with_hook(doc, settings.prefix)
+    return doc, steps
+
+
+def shared(grant: "Grant") -> bool:
+    """Whether the container may have only what a shim governs: it is not given GPUs, and all of them whole."""
+    return not grant.shares or not all(share.whole for share in grant.shares)
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
+# --- a made container ---
 
 
 def covers(
-    container: "Container", image: "ImageFacts", inventory: "Inventory", past: "Iterable[str]", prefix: str
+    container: "Container", image: "ImageFacts", inventory: "Inventory", past: "Iterable[str]", settings: "Settings"
 ) -> tuple[Bind, ...]:
-    """What to mount over every copy of libcuda and libnvidia-ml that is there now, and over `past`, the driver's
-    libraries that reach a GPU past them. Nothing that is missing is made.
+    """What to mount over every copy of libcuda and libnvidia-ml that is in the container now, and over `past`, the
+    driver's other libraries that would reach a GPU past the shims.
 
-    Raises ApplyError GH-402 where two of them are one file.
+    A copy is found by its name, or by being the host's file: a link in the image may have led its mount elsewhere. No
+    path is created. Raises ApplyError GH-402 where two libraries are one file, GH-409 where no copy is there.
     """
     wanted = [("libcuda", path) for path in image.cover_cuda] + [("libnvidia-ml", path) for path in image.cover_nvml]
-    for library, path in _mounted(container, inventory):
-        wanted.append((library, path))
+    wanted += _mounted(container, inventory)
     wanted += [("", path) for path in past]
+    shims = f"{settings.prefix}/{SHIM_DIR}"
+    nothing = f"{settings.prefix}/{CONTAINER_DIR}/policy"  # an empty file, over what is not to be loaded at all
     out: dict[str, Bind] = {}
     with Tree(container.path()) as tree:
         for library, path in wanted:
@@ -48,10 +121,15 @@ def covers(
                 continue
             if not mode or place.startswith(PRIVATE + "/"):
                 continue
-            source = f"{prefix}/{SHIM_DIR}/{library}.so.1" if library else nothing(prefix)
-            step = Bind(source, place) if library else Bind(source, place, DATA)
-            if out.setdefault(place, step).source != source:
+            step = Bind(f"{shims}/{library}.so.1", place) if library else Bind(nothing, place, DATA)
+            if out.setdefault(place, step).source != step.source:
                 raise refuse("GH-402", f"{path} in the container is {place}, where another library is; fix the image")
+    if not any(step.source != nothing for step in out.values()):
+        raise refuse(
+            "GH-409",
+            f"mode is {settings.mode}, and {settings.runtime[:80]} has put no driver into the container; set "
+            "`runtime` to the NVIDIA runtime, or `mode: standalone`",
+        )
     return tuple(out.values())
 
 
@@ -59,8 +137,7 @@ def check_covered(container: "Container", inventory: "Inventory") -> None:
     """Raises ApplyError GH-405 when a program could still open one of the real libraries."""
     real = _identities(inventory)
     for _, path in _mounted(container, inventory):
-        found = _identity(container, path)
-        if found in real:
+        if _identity(container, path) in real:
             raise refuse("GH-405", f"{path} is still the driver's own library; the image or a mount is in the way")
 
 
@@ -74,20 +151,21 @@ def _mounted(container: "Container", inventory: "Inventory") -> "Iterator[tuple[
         path = entry.point[len(top) :]
         if path == PRIVATE or path.startswith(PRIVATE + "/"):
             continue
-        library = real.get(_identity(container, path), "")
-        for name, start in NAMES.items():
-            if not library and start in (
-                path.rpartition("/")[2][: len(start)],
-                entry.root.rpartition("/")[2][: len(start)],
-            ):
-                library = name
+        library = real.get(_identity(container, path)) or _named(path) or _named(entry.root)
         if library:
             yield library, path
 
 
+def _named(path: str) -> str:
+    """Which of LIBRARIES a file with this path is by its name; "" for none."""
+    name = path.rpartition("/")[2]
+    return next((library for library in LIBRARIES if name.startswith(library + ".so")), "")
+
+
 def _identities(inventory: "Inventory") -> dict[tuple[int, int], str]:
+    """The driver's own two libraries by (device, inode)."""
     found = {}
-    for library, path in (("libcuda", inventory.libcuda), ("libnvidia-ml", inventory.libnvml)):
+    for library, path in zip(LIBRARIES, (inventory.libcuda, inventory.libnvml), strict=True):
         st = os.stat(path)
         found[st.st_dev, st.st_ino] = library
     return found

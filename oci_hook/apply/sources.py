@@ -1,10 +1,10 @@
-"""The host files that a plan mounts into a container: each must be there, be root's alone, and have something in it."""
+"""The host files of a plan, looked at before anything is changed: those that it mounts, and those that it mounts on."""
 
 import os
-from stat import S_IMODE, S_ISLNK, S_ISREG, S_ISSOCK
+from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
 
-from oci_hook.core.layout import PAGE_UID
-from oci_hook.core.plan import DATA, Bind
+from oci_hook.core.layout import CONTAINER_DIR, PAGE_UID
+from oci_hook.core.plan import DATA, Bind, Tmpfs
 from oci_hook.errors import refuse
 
 TYPE_CHECKING = False
@@ -22,7 +22,10 @@ ADVICE = {
 
 
 def check_sources(plan: "Iterable[Step]", settings: "Settings") -> None:
-    """Raises NodeError with the code of the place that is not fit: GH-302 driver root, GH-303 state, GH-305 install."""
+    """Each file that is mounted must be there, be writable by root alone, and have something in it.
+
+    Raises NodeError with the code of the place that is not fit: GH-302 driver root, GH-303 state, GH-305 install.
+    """
     seen: set[str] = set()
     for step in plan:
         if not isinstance(step, Bind) or step.source in seen:
@@ -42,7 +45,7 @@ def check_sources(plan: "Iterable[Step]", settings: "Settings") -> None:
 
 
 def may_be_empty(step: Bind, settings: "Settings") -> bool:
-    """A driver's data file; and of the install, what beside.py mounts over libraries that are not to be loaded."""
+    """A driver's data file, or the install's file that is mounted over libraries that are not to be loaded."""
     return step.options == DATA and not step.source.startswith(settings.state_dir + "/")
 
 
@@ -51,3 +54,30 @@ def _code(path: str, settings: "Settings") -> str:
         if path.startswith(folder + "/"):
             return code
     return "GH-302"
+
+
+def check_mount_points(plan: "Iterable[Step]", settings: "Settings") -> None:
+    """Each place to mount on in the private directory must be there: PREFIX/lib/private/container, read-only in the
+    container. A runtime would notice a missing place only after config.json was edited.
+
+    Raises NodeError GH-305 where one is missing or of another kind.
+    """
+    skeleton = f"{settings.prefix}/{CONTAINER_DIR}"
+    private = ""
+    for step in plan:
+        if isinstance(step, Bind) and step.source == skeleton:
+            private = step.destination + "/"
+        elif private and isinstance(step, (Bind, Tmpfs)) and step.destination.startswith(private):
+            path = f"{skeleton}/{step.destination[len(private) :]}"
+            mode = _mode(path)
+            folder = isinstance(step, Tmpfs) or S_ISDIR(_mode(step.source))
+            if not (S_ISDIR if folder else S_ISREG)(mode):
+                kind = "directory" if folder else "file"
+                raise refuse("GH-305", f"{path}, to mount on, is missing or no {kind}; run `gpu-hook install` again")
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_mode
+    except OSError:
+        return 0

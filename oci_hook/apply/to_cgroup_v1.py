@@ -1,4 +1,4 @@
-"""DeviceRule -> the devices controller of a live container (Documentation/admin-guide/cgroup-v1/devices.rst).
+"""DeviceRule -> the devices controller of a live container's cgroup, version 1 (cgroup-v1/devices.rst of the kernel).
 
 Rules added here are unknown to the runtime and to systemd: `runc update` keeps them, a `systemctl daemon-reload` with
 systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
@@ -9,12 +9,14 @@ from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import refuse
 from oci_hook.linux import cgroup
 
+USE_RUNTIME = "start the container through gpu-hook-runtime instead"
+
 
 def open_devices(pid: int) -> int | None:
-    """The container's cgroup of the devices controller, opened; None where that is not mounted, since the node has
-    cgroup v2. Raises ApplyError GH-403, GH-405.
+    """A descriptor of the container's cgroup of the devices controller; None where no such controller is mounted, since
+    the node has cgroup v2. Raises ApplyError GH-403, GH-405.
 
-    It must be the container's alone: a rule added here opens the GPU to every process in it.
+    The cgroup must hold the container's init alone: a rule added here opens the GPU to every process in the cgroup.
     """
     try:
         directory = cgroup.open_v1(pid, "devices")
@@ -22,7 +24,7 @@ def open_devices(pid: int) -> int | None:
             return None
         others = set(cgroup.read(directory, "cgroup.procs").split()) - {str(pid)}
     except OSError as e:
-        raise refuse("GH-405", f"devices cgroup of process {pid}: {e}") from None
+        raise refuse("GH-405", f"devices cgroup of process {pid}: {e}; {USE_RUNTIME}") from None
     if others:
         raise refuse(
             "GH-403", f"the container's devices cgroup also holds process {min(others)}; give it a cgroup of its own"
@@ -31,7 +33,10 @@ def open_devices(pid: int) -> int | None:
 
 
 def check(directory: int, granted: tuple[int, ...]) -> None:
-    """Raise ApplyError GH-403 when the container could already open a GPU; granted: minors of those that it may."""
+    """Raises ApplyError GH-403 when the container could open a GPU other than the granted ones already.
+
+    granted: the minor numbers of the GPUs that it may open.
+    """
     rules = [
         {"allow": True, "type": kind, "access": access}
         | {key: int(n) for key, n in (("major", major), ("minor", minor)) if n != "*"}
@@ -47,7 +52,7 @@ def check(directory: int, granted: tuple[int, ...]) -> None:
 
 
 def apply(plan: tuple[Step, ...], directory: int) -> None:
-    """Allow the plan's devices and check that the kernel did. Raises ApplyError GH-405."""
+    """Allow the plan's devices, and check that the kernel has taken the rules. Raises ApplyError GH-405."""
     rules = _rules(directory)
     wanted = [
         step
@@ -58,14 +63,18 @@ def apply(plan: tuple[Step, ...], directory: int) -> None:
         for step in wanted:
             cgroup.write(directory, "devices.allow", f"c {step.major}:{step.minor} {step.access}")
     except OSError as e:
-        raise refuse("GH-405", f"{e}; a cgroup above the container's forbids this device") from None
+        raise refuse("GH-405", f"{e}; a cgroup above the container's forbids this device: allow it there") from None
     rules = _rules(directory) if wanted else rules
     for step in wanted:
         if not _covered(rules, step.major, step.minor, step.access):
-            raise refuse("GH-405", f"the devices cgroup did not take the rule c {step.major}:{step.minor}")
+            raise refuse(
+                "GH-405",
+                f"the devices cgroup did not take the rule c {step.major}:{step.minor} {step.access}; {USE_RUNTIME}",
+            )
 
 
 def _rules(directory: int) -> list[tuple[str, str, str, str]]:
+    """(type, major, minor, access) of each rule in devices.list; "*" stands for any number, type "a" for any device."""
     rules = []
     try:
         for line in cgroup.read(directory, "devices.list").splitlines():
@@ -73,12 +82,12 @@ def _rules(directory: int) -> list[tuple[str, str, str, str]]:
             major, minor = numbers.split(":")
             rules.append((kind, major, minor, access))
     except (OSError, ValueError) as e:
-        raise refuse("GH-405", f"devices.list of the container: {e}") from None
+        raise refuse("GH-405", f"devices.list of the container's cgroup: {e}; {USE_RUNTIME}") from None
     return rules
 
 
 def _covered(rules: list[tuple[str, str, str, str]], major: int, minor: int, access: str) -> bool:
-    """Whether the rules let a character device be used so. The kernel lists only what is allowed."""
+    """Whether the rules permit all of `access` for a character device. The kernel lists only what is allowed."""
     for kind, its_major, its_minor, its_access in rules:
         if (
             kind in ("a", "c")

@@ -1,9 +1,9 @@
 """DeviceRule -> the device programs of a live container's version 2 cgroup.
 
-A runtime attaches one eBPF program that permits what the spec lists. It is read back, our rules are put before it, and
-the result takes its place in one step (BPF_F_REPLACE), so that the container is never without a filter. Rules added
-here are unknown to the runtime and to systemd: `runc update` keeps them, a `systemctl daemon-reload` with systemd's
-cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
+A runtime attaches one eBPF program that permits what the spec lists. We read that program back, put our rules before
+its instructions, and replace it in one step (BPF_F_REPLACE), so that the container is never without a filter. Rules
+added here are unknown to the runtime and to systemd: `runc update` keeps them, a `systemctl daemon-reload` with
+systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
 """
 
 import os
@@ -15,15 +15,15 @@ from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux import bpf, cgroup
 
-Rule = tuple[int, int, str]
-TRIES = 8  # somebody else may replace the program between our reading and our writing
-USE_RUNTIME = "use gpu-hook-runtime instead"
+Rule = tuple[int, int, str]  # major, minor, access
+TRIES = 8  # the runtime or systemd may replace the program after we read it
+USE_RUNTIME = "start the container through gpu-hook-runtime instead"
 
 
 def open_devices(pid: int) -> int:
-    """The container's cgroup, opened. Raises ApplyError GH-403, GH-404, GH-405.
+    """A descriptor of the container's cgroup. Raises ApplyError GH-403, GH-404, GH-405.
 
-    It must be the container's alone: a rule added here opens the GPU to every process in it.
+    The cgroup must hold the container's init alone: a rule added here opens the GPU to every process in the cgroup.
     """
     try:
         directory = cgroup.open_v2(pid)
@@ -31,14 +31,17 @@ def open_devices(pid: int) -> int:
             raise refuse("GH-404", f"neither the devices controller nor cgroup v2 is mounted here; {USE_RUNTIME}")
         others = set(cgroup.read(directory, "cgroup.procs").split()) - {str(pid)}
     except OSError as e:
-        raise refuse("GH-405", f"cgroup of process {pid}: {e}") from None
+        raise refuse("GH-405", f"cgroup of process {pid}: {e}; {USE_RUNTIME}") from None
     if others:
         raise refuse("GH-403", f"the container's cgroup also holds process {min(others)}; give it a cgroup of its own")
     return directory
 
 
 def check(directory: int, granted: tuple[int, ...]) -> None:
-    """Raise ApplyError GH-403 when the container could already open a GPU; granted: minors of those that it may."""
+    """Raises ApplyError GH-403 when the container could open a GPU other than the granted ones already.
+
+    granted: the minor numbers of the GPUs that it may open.
+    """
     found = device_program.reachable_gpus(_effective(directory), granted)
     if found:
         raise refuse(
@@ -49,7 +52,10 @@ def check(directory: int, granted: tuple[int, ...]) -> None:
 
 
 def apply(plan: tuple[Step, ...], directory: int) -> None:
-    """Permit the plan's devices and check that the kernel will. Raises ApplyError GH-404, GH-405."""
+    """Permit the plan's devices, and check that no program of a cgroup above denies them.
+
+    Raises ApplyError GH-404, GH-405.
+    """
     wanted = [(step.major, step.minor, step.access) for step in plan if isinstance(step, DeviceRule)]
     for left in reversed(range(TRIES)):
         try:
@@ -60,11 +66,16 @@ def apply(plan: tuple[Step, ...], directory: int) -> None:
                 raise _refused(e) from None
     for program in _effective(directory):
         for major, minor, access in _missing(program, wanted, unreadable=True):
-            raise refuse("GH-405", f"a cgroup above the container's forbids c {major}:{minor} {access}")
+            raise refuse(
+                "GH-405",
+                f"a cgroup above the container's forbids c {major}:{minor} {access}; allow it there (systemd: "
+                "DeviceAllow= of the slice)",
+            )
 
 
 def _extend(directory: int, wanted: list[Rule]) -> None:
-    """Each program of the cgroup itself permits what is wanted. Raises OSError; ENOENT: try again."""
+    """Make each program of the cgroup itself permit what is wanted. Raises OSError; ENOENT when a program was replaced
+    meanwhile, and then the caller tries again."""
     ids, flags = bpf.attached(directory)
     for id in ids:
         old = bpf.open_program(id)
@@ -86,7 +97,8 @@ def _extend(directory: int, wanted: list[Rule]) -> None:
 
 
 def _missing(program: tuple[int, ...], wanted: list[Rule], unreadable: bool = False) -> list[Rule]:
-    """What the program denies. Raises Unreadable; unreadable: what to take for its answer instead, if that is true."""
+    """Which of the wanted rules the program denies. A program that cannot be interpreted raises Unreadable, or with
+    `unreadable` counts as one that permits everything."""
     missing = []
     for major, minor, access in wanted:
         try:
@@ -99,7 +111,7 @@ def _missing(program: tuple[int, ...], wanted: list[Rule], unreadable: bool = Fa
 
 
 def _effective(directory: int) -> list[tuple[int, ...]]:
-    """The programs that are asked when a process of the cgroup opens a device: its own and those of cgroups above."""
+    """The programs asked when a process of the cgroup opens a device: the cgroup's own and those of cgroups above."""
     programs = []
     try:
         for id in bpf.attached(directory, effective=True)[0]:

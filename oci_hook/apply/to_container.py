@@ -1,18 +1,20 @@
-"""Plan -> a container that its runtime has made but not started: mounts and device nodes, by descriptor on both sides.
+"""Plan -> mounts and device nodes in a container that its runtime has made but not started.
 
-The image is hostile and may change while we work. So a path below the rootfs is resolved by openat2(2) with
-RESOLVE_IN_ROOT and only the descriptor is acted upon; a mount's source is a file of the host that root owns, opened in
-the host's mount namespace; nothing of the image is read, run or used as a source. Kernels without these calls: GH-404.
+The image is hostile and may change while we work. So a path below the rootfs is resolved once, by openat2(2) with
+RESOLVE_IN_ROOT, and we act on the descriptor that it gives. A mount's source is a file of the host that root owns,
+opened in the host's mount namespace. Nothing of the image is read, run or used as a source. A kernel without these
+calls is refused with GH-404.
 """
 
 import os
 import stat
 from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EOVERFLOW, EXDEV
 
+from oci_hook.apply.sources import ADVICE
 from oci_hook.core.layout import PAGE_UID, PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
-from oci_hook.linux import device, mount, namespace, process
+from oci_hook.linux import device, mount, namespace, proc, process
 from oci_hook.linux.libc import AT_FDCWD, SyscallError
 from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
 
@@ -24,14 +26,15 @@ if TYPE_CHECKING:
     Made = TypeVar("Made")
 
 INSIDE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
-FORBIDDEN = (ELOOP, ENOTDIR, EXDEV)  # what a path that is not as it should be gives
+FORBIDDEN = (ELOOP, ENOTDIR, EXDEV)  # openat2(2) on a path that leads through a link, a file or out of the rootfs
 USE_RUNTIME = "start it through gpu-hook-runtime instead"
 
 
 class Container:
     """A container's process and root file system, held by descriptors so that neither can be exchanged.
 
-    root: O_PATH descriptor of the rootfs as the container's mount namespace has it; look(): a path to it.
+    root: O_PATH descriptor of the rootfs as the container's mount namespace has it. root_mount: the id of the mount it
+    is on. rootfs: what the host calls it.
     """
 
     __slots__ = ("pid", "pidfd", "root", "root_mount", "rootfs")
@@ -44,7 +47,7 @@ class Container:
         self.rootfs = rootfs
 
     def path(self) -> str:
-        """A path of the root directory for code that takes paths; it stays good when the container dies."""
+        """A path of the root directory for code that takes paths; it stays valid when the container exits."""
         return f"/proc/self/fd/{self.root}"
 
 
@@ -75,26 +78,27 @@ def open_container(pid: int, rootfs: str) -> Container:
 
 
 def check_child_of(container: Container, parent: int) -> None:
-    """Raise ApplyError GH-406 unless parent is the init's parent: the runtime makes the container and calls the hook.
-
-    So the pid of another container, of a process that is not a container, or of ourselves is never changed.
+    """Raises ApplyError GH-406 unless parent is the init's parent, as it is where a runtime makes a container and calls
+    the hook. A wrong pid in the state document (of another container, of any other process, our own) is thus refused.
     """
-    if process.parent(container.pid) != parent:
+    if proc.parent(container.pid) != parent:
         raise _not_ours(container.pid, "is not a child of the runtime that called this hook")
 
 
 def apply(
     plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str, str], ...], over: bool = False
 ) -> None:
-    """Make the plan's mounts and nodes, in its order; rules and env are not this file's.
+    """Make the plan's mounts and nodes, in its order. Its device rules and variables are left to others.
 
-    over: a destination may be a file that somebody else has mounted; else such a place is refused.
+    over: whether a destination may be a file that somebody else has mounted. Without it such a place is refused.
+    sources: (host directory, code) pairs. The source of a bind must lie below one of these directories; what is wrong
+    with it is refused with that directory's code.
 
-    sources: (host directory, code) pairs; a bind's source lies below one of them, or is refused with that code.
-    Raises ApplyError GH-402, GH-404, GH-405 or the source's code. What was mounted goes with the container, which its
-    runtime kills when the hook fails; empty files that were made to mount on stay in the image's writable layer.
+    Raises ApplyError GH-402, GH-404, GH-405 or the source's code. Nothing is undone then: the runtime kills the
+    container when the hook fails, and its mounts go with it. Empty files that were made to mount on stay in the image's
+    writable layer.
     """
-    owner_of_nodes = namespace.same("user", container.pid)
+    same_user_namespace = namespace.same("user", container.pid)
     work: list[tuple[Step, int]] = []
     try:
         for step in plan:
@@ -103,7 +107,7 @@ def apply(
             elif isinstance(step, Tmpfs):
                 work.append((step, _tmpfs_tree(step)))
             elif isinstance(step, DeviceNode):
-                work.append((step, -1 if owner_of_nodes else _node_tree(step)))
+                work.append((step, -1 if same_user_namespace else _node_tree(step)))
         _in_mount_namespace(container, work, over)
     except OSError as e:
         raise _failed(e) from None
@@ -114,7 +118,7 @@ def apply(
 
 
 def verify(plan: tuple[Step, ...], container: Container) -> None:
-    """Check that every path of the plan, resolved as a program would, leads to what the plan put there.
+    """Check that each path of the plan, resolved as a program in the container would, leads to the plan's file or node.
 
     Raises ApplyError GH-405 for the first that does not.
     """
@@ -126,7 +130,7 @@ def verify(plan: tuple[Step, ...], container: Container) -> None:
         else:
             continue
         if wrong:
-            raise refuse("GH-405", f"{wrong}; the image or a mount of the container is in the way")
+            raise refuse("GH-405", f"{wrong}; the image or a mount of the container is in the way: leave it out")
 
 
 # --- sources, in the host's mount namespace ---
@@ -139,12 +143,12 @@ def _bind_tree(step: Bind, sources: tuple[tuple[str, str], ...]) -> int:
     except SyscallError as e:
         if e.errno == ENOSYS:
             raise
-        raise refuse(code, f"cannot open {step.source}: {e.strerror}") from None
+        raise refuse(code, f"cannot open {step.source}: {e.strerror}; {ADVICE[code]}") from None
     try:
         st = os.fstat(fd)
-        shared = stat.S_ISSOCK(st.st_mode) or "rw" in step.options  # its mode says who may use it
+        shared = stat.S_ISSOCK(st.st_mode) or "rw" in step.options  # meant to be used by others
         if stat.S_ISLNK(st.st_mode) or st.st_uid not in (0, PAGE_UID) or (st.st_mode & 0o022 and not shared):
-            raise refuse(code, f"{step.source} must be no link, root's, and writable by root alone; it is not")
+            raise refuse(code, f"{step.source} must be no link, root's, and writable by root alone; {ADVICE[code]}")
         tree = mount.open_tree(fd, step.source)
     finally:
         os.close(fd)
@@ -157,7 +161,11 @@ def _source_code(source: str, sources: tuple[tuple[str, str], ...]) -> str:
         for directory, code in sources:
             if source.startswith(directory.rstrip("/") + "/"):
                 return code
-    raise refuse("GH-405", f"{source} is none of the places that gpu-hook mounts from")
+    raise refuse(
+        "GH-405",
+        f"{source} lies in no directory that gpu-hook mounts from; check `driver_root` in settings.yaml and run "
+        "`gpu-hook gpus --refresh`",
+    )
 
 
 def _tmpfs_tree(step: Tmpfs) -> int:
@@ -166,7 +174,8 @@ def _tmpfs_tree(step: Tmpfs) -> int:
 
 
 def _node_tree(step: DeviceNode) -> int:
-    # A node made in a user namespace's file system cannot be opened (user_namespaces(7)): bind the host's.
+    """For a container with a user namespace: a node made in one of its file systems cannot be opened
+    (user_namespaces(7)), so the host's node is mounted."""
     try:
         fd = os.open(step.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
@@ -175,7 +184,9 @@ def _node_tree(step: DeviceNode) -> int:
         ) from None
     try:
         if device.numbers(fd) != (step.major, step.minor):
-            raise refuse("GH-405", f"the host's {step.path} is not c {step.major}:{step.minor}")
+            raise refuse(
+                "GH-405", f"the host's {step.path} is not c {step.major}:{step.minor}; run `gpu-hook gpus --refresh`"
+            )
         tree = mount.open_tree(fd, step.path)
     finally:
         os.close(fd)
@@ -187,7 +198,7 @@ def _node_tree(step: DeviceNode) -> int:
 
 
 def _in_mount_namespace(container: Container, work: list[tuple[Step, int]], over: bool) -> None:
-    """Run `_attach_all` in a forked child; only there can mounts be attached to the container's namespace."""
+    """Run `_attach_all` in a forked child, which enters the container's mount namespace; we stay in the host's."""
     place = _Place(container, over)
     reader, writer = os.pipe()
     parent = os.getpid()
@@ -216,7 +227,13 @@ def _in_mount_namespace(container: Container, work: list[tuple[Step, int]], over
         raise
     if os.waitpid(child, 0)[1]:
         code, _, text = message.partition(": ")
-        raise refuse(code, text) if code in CODES else refuse("GH-405", "the process that mounts died")
+        if code in CODES:
+            raise refuse(code, text)
+        raise refuse(
+            "GH-405",
+            "the process that makes the mounts was killed; see the kernel's log (dmesg) for why, and start the "
+            "container again",
+        )
 
 
 def _attach_all(place: "_Place", work: list[tuple[Step, int]]) -> None:
@@ -232,7 +249,12 @@ def _attach_all(place: "_Place", work: list[tuple[Step, int]]) -> None:
 
 
 class _Place:
-    """Where in the container we may create and mount: its root mount, a tmpfs of its own, and what we mounted."""
+    """Where in the container we may create files and mount: on its root mount, on a tmpfs of its own, and on what we
+    have mounted.
+
+    mounts: the container's, by id. host_devices: of the file systems that are mounted on the host. ours: mount id ->
+    source of what we have mounted. over: see `apply`. owner: (uid, gid) of the container's root.
+    """
 
     __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours", "over", "owner")
 
@@ -243,11 +265,12 @@ class _Place:
         self.root_mount = container.root_mount
         self.mounts = {m.id: m for m in mount.mountinfo(str(container.pid))}
         self.host_devices = {m.device for m in mount.mountinfo()}
-        self.ours: dict[int, str] = {}  # mount id -> source
+        self.ours: dict[int, str] = {}
         if self.mounts[self.root_mount].shared:
             raise refuse("GH-402", f"what is mounted in {container.rootfs} would show on the host; {USE_RUNTIME}")
 
     def attach(self, tree: int, destination: str, source: str) -> None:
+        """Mount a detached tree."""
         is_directory = stat.S_ISDIR(os.fstat(tree).st_mode)
         target = self.target(destination, is_directory)
         try:
@@ -259,7 +282,8 @@ class _Place:
         self.ours[mount.statx_mount(tree)[0]] = source
 
     def already(self, target: int, destination: str, source: str) -> bool:
-        """Whether two destinations of the plan met at one path: fine for one source, else refused."""
+        """Whether this source is mounted there: two destinations of the plan have met at one path. Raises ApplyError
+        GH-402 where the other one has another source."""
         mount_id, is_root = mount.statx_mount(target)
         if mount_id not in self.ours or not is_root:
             return False
@@ -268,8 +292,9 @@ class _Place:
         return True
 
     def target(self, destination: str, is_directory: bool) -> int:
+        """A descriptor of the place to mount on, which is made where it is missing."""
         try:
-            # A file's last component may be a link, as libcuda.so usually is; our directory must be itself.
+            # The last component may be a link for a file, as libcuda.so usually is, but not for our directory.
             fd = openat2(self.root, destination, os.O_PATH | (os.O_NOFOLLOW if is_directory else 0), INSIDE)
         except SyscallError as e:
             if e.errno != ENOENT:
@@ -284,11 +309,11 @@ class _Place:
         return fd
 
     def is_empty(self, directory: int) -> bool:
-        """But for requests by mount, which the runtime has made and our directory will cover; apply/image.py has seen
-        whether there may be any."""
+        """Whether it holds nothing but requests by mount. The runtime has made those, our directory will cover them,
+        and apply/image.py has seen that the spec has some."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
         try:
-            with os.scandir(fd) as entries:  # the first one tells; there may be millions
+            with os.scandir(fd) as entries:  # stops at the first other entry; there may be millions
                 return all(entry.name == os.path.basename(REQUEST_DIR) for entry in entries)
         finally:
             os.close(fd)
@@ -308,8 +333,8 @@ class _Place:
             os.close(parent)
 
     def made(self, make: "Callable[[], Made]") -> "Made":
-        """What `make` makes: root's; on a file system of the container's user namespace, such as the /dev that runtimes
-        make, its own root's, since no other owner can be said there."""
+        """The result of `make`, which makes a file. Its owner is root, or the container's root on a file system of the
+        container's user namespace (such as the /dev that runtimes make), which can express no other owner."""
         try:
             return make()
         except OSError as e:
@@ -335,7 +360,7 @@ class _Place:
             try:
                 self.made(lambda: os.mkdir(name, 0o755, dir_fd=parent))
             except FileExistsError:
-                pass  # a link to nothing, or made meanwhile: the next line tells
+                pass  # a link to nothing is refused by the next line; a directory made meanwhile is fine
             return openat2(parent, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
         except SyscallError as e:
             raise _collision(path, e) from None
@@ -343,7 +368,8 @@ class _Place:
             os.close(parent)
 
     def check(self, fd: int, destination: str) -> None:
-        """Refuse a place that is not the container's own: a bind of the host's files, a kernel file system."""
+        """Raises ApplyError GH-402 for a place that is not the container's own: in a bind of the host's files, or in a
+        kernel file system."""
         mount_id, is_root = mount.statx_mount(fd)
         private = destination.startswith(PRIVATE + "/")
         if mount_id in self.ours:
@@ -424,12 +450,18 @@ def _collision(destination: str, e: SyscallError) -> GhError:
     if e.errno == ENOSYS:
         return _too_old(e)
     if e.errno in FORBIDDEN:
-        return refuse("GH-402", f"{destination} leads through a link or file that cannot be followed: {e.strerror}")
+        return refuse(
+            "GH-402",
+            f"{destination} leads through a link or file that cannot be followed ({e.strerror}); remove that from the "
+            "image",
+        )
     return _failed(e)
 
 
 def _failed(e: OSError) -> GhError:
-    return _too_old(e) if e.errno == ENOSYS else refuse("GH-405", f"the container could not be changed: {e}")
+    if e.errno == ENOSYS:
+        return _too_old(e)
+    return refuse("GH-405", f"the container could not be changed: {e}; try again, or {USE_RUNTIME}")
 
 
 def _too_old(e: OSError) -> GhError:
@@ -437,4 +469,4 @@ def _too_old(e: OSError) -> GhError:
 
 
 def _not_ours(pid: int, what: str) -> GhError:
-    return refuse("GH-406", f"process {pid} {what}: it is not this container's init")
+    return refuse("GH-406", f"process {pid} {what}: it is not this container's init; only a runtime can call this hook")

@@ -1,5 +1,5 @@
-"""Plan -> edits of config.json, so that the runtime itself makes them: the only way that reaches a process's
-environment, and that no `systemctl daemon-reload` takes back. Pure: dicts in, a dict out."""
+"""Plan -> edits of config.json, so that the runtime itself makes the changes: the only way that reaches a process's
+environment, and that no `systemctl daemon-reload` undoes. Pure: dicts in, a dict out."""
 
 from oci_hook.core.device_rules import starts_closed
 from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_GPUS, VISIBLE_DIR
@@ -21,24 +21,7 @@ GPU_NAMES = (
     *("nvidia-", "nvidia_", "nvidia.icd", "nvoptix.bin", "gsp_", "gsp.bin"),
 )
 HOOK_TIMEOUT = 10  # seconds, as in runtime-config
-DRI = "/dev/dri/"  # may hold other makers' nodes too: which ones are ours, the marker says
-
-
-def _gpu_mount(mount: "dict[str, Any]") -> bool:
-    path = mount.get("destination") or ""
-    inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_GPUS + "/"))
-    name = path.rpartition("/")[2]
-    return inside or name.startswith(GPU_NAMES) or "_nvidia" in name
-
-
-def _remembered(marker: str) -> list[str]:
-    """What we took out: the container's own env where we wrote over it, and requests by mount, by destination. And
-    nodes that we put where others' may be."""
-    try:
-        entries = fastjson.loads(marker.partition(" ")[2].encode())
-    except ValueError:
-        return []
-    return [e for e in entries if isinstance(e, str)] if isinstance(entries, list) else []
+DRI = "/dev/dri/"  # may hold nodes of other makers too; the marker remembers which ones are ours
 
 
 def marked(spec: "dict[str, Any]") -> str:
@@ -47,6 +30,7 @@ def marked(spec: "dict[str, Any]") -> str:
 
 
 def own_hook(prefix: str) -> str:
+    """The path of our hook's program, by which it is known in a spec."""
     return f"{prefix}/bin/oci-gpu-hook"
 
 
@@ -65,19 +49,43 @@ def with_hook(spec: "dict[str, Any]", prefix: str) -> "dict[str, Any]":
     return {**spec, "hooks": {**hooks, "createRuntime": [*there, entry]}}
 
 
-def _request_mount(destination: str) -> "dict[str, Any]":
-    return {"destination": destination, "type": "bind", "source": "/dev/null", "options": ["bind", "ro"]}
-
-
 def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
-    """The spec as it was before our edit, if it carries our marker. A forged marker can only take GPU things away, and
-    ask, as its author could in any annotation."""
+    """The spec as it was before our edit, if it carries our marker; else `spec` itself.
+
+    A forged marker can only take GPU things away, and ask for a share, which its author could do in any annotation.
+    """
     annotations = spec.get("annotations") or {}
     if MARKER not in annotations:
         return spec
-    linux = dict(spec.get("linux") or {})
-    resources = dict(linux.get("resources") or {})
     remembered = _remembered(annotations[MARKER])
+    process = dict(spec.get("process") or {})
+    env = [entry for entry in process.get("env") or () if _name(entry) not in ENV_SET]
+    process["env"] = env + [entry for entry in remembered if _name(entry) in ENV_SET]
+    mounts = [m for m in spec.get("mounts") or () if request_mounts.is_request(m) or not _is_gpu_mount(m)]
+    requests = (REQUEST_DIR + "/", VISIBLE_DIR + "/")
+    mounts += [_request_mount(e) for e in remembered if e.startswith(requests) and request_mounts.plain(e) == e]
+    return {
+        **spec,
+        "annotations": {k: v for k, v in annotations.items() if k != MARKER},
+        "mounts": mounts,
+        "process": process,
+        "linux": _without_gpus(dict(spec.get("linux") or {}), remembered),
+    }
+
+
+def _remembered(marker: str) -> list[str]:
+    """What `apply` wrote into the marker: variables of the container that it replaced, destinations of the requests by
+    mount that it took out, and nodes that it added in a folder where nodes of other makers may be."""
+    try:
+        entries = fastjson.loads(marker.partition(" ")[2].encode())
+    except ValueError:
+        return []
+    return [e for e in entries if isinstance(e, str)] if isinstance(entries, list) else []
+
+
+def _without_gpus(linux: "dict[str, Any]", remembered: list[str]) -> "dict[str, Any]":
+    """Less the GPUs' device nodes, and the rules that permit those or any NVIDIA GPU."""
+    resources = dict(linux.get("resources") or {})
     ours = ("/dev/nvidia", *(e for e in remembered if e.startswith(DRI)))
     nodes = [d for d in linux.get("devices") or () if str(d.get("path")).startswith(ours)]
     numbers = {(d.get("major"), d.get("minor")) for d in nodes}
@@ -89,19 +97,18 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
         or (r.get("major") != NVIDIA_MAJOR and (r.get("major"), r.get("minor")) not in numbers)
     ]
     linux["resources"] = resources
-    process = dict(spec.get("process") or {})
-    ours_out = [e for e in process.get("env") or () if e.partition("=")[0] not in ENV_SET]
-    process["env"] = ours_out + [e for e in remembered if e.partition("=")[0] in ENV_SET]
-    mounts = [m for m in spec.get("mounts") or () if request_mounts.is_request(m) or not _gpu_mount(m)]
-    requests = (REQUEST_DIR + "/", VISIBLE_DIR + "/")
-    mounts += [_request_mount(e) for e in remembered if e.startswith(requests) and request_mounts.plain(e) == e]
-    return {
-        **spec,
-        "annotations": {k: v for k, v in annotations.items() if k != MARKER},
-        "mounts": mounts,
-        "process": process,
-        "linux": linux,
-    }
+    return linux
+
+
+def _is_gpu_mount(mount: "dict[str, Any]") -> bool:
+    path = mount.get("destination") or ""
+    inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_GPUS + "/"))
+    name = path.rpartition("/")[2]
+    return inside or name.startswith(GPU_NAMES) or "_nvidia" in name
+
+
+def _request_mount(destination: str) -> "dict[str, Any]":
+    return {"destination": destination, "type": "bind", "source": "/dev/null", "options": ["bind", "ro"]}
 
 
 def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant", beside: bool = False) -> "dict[str, Any]":
@@ -112,48 +119,66 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant", beside
     process = dict(spec.get("process") or {})
     linux = dict(spec.get("linux") or {})
     resources = dict(linux.get("resources") or {})
-    replaced = [e for e in process.get("env") or () if e.partition("=")[0] in ENV_SET]
     env: list[str] = list(process.get("env") or ())
-    mounts: list[dict[str, Any]] = []
-    for mount in spec.get("mounts") or ():
-        if request_mounts.is_request(mount) or (
-            beside and request_mounts.is_visible(mount)
-        ):  # all that it has to say is said
-            replaced.append(request_mounts.plain(mount["destination"]))
-        else:
-            mounts.append(mount)
     devices: list[dict[str, Any]] = list(linux.get("devices") or ())
     rules: list[dict[str, Any]] = list(resources.get("devices") or ())
+    mounts, requests = _split_requests(spec, beside)
+    remembered = [entry for entry in env if _name(entry) in ENV_SET] + requests
     if not starts_closed(rules):
         rules.insert(0, DENY_ALL)  # what runc means by an empty list; said, so that every runtime means it
     for step in plan:
-        if isinstance(step, Bind):
-            options = ["bind", "rprivate", *step.options]
-            mounts.append({"destination": step.destination, "type": "bind", "source": step.source, "options": options})
-        elif isinstance(step, Tmpfs):
-            limits = [f"size={step.size}", f"nr_inodes={step.inodes}", f"mode={step.mode:o}"]
-            options = ["nosuid", "nodev", "noexec", *limits]
-            mounts.append({"destination": step.destination, "type": "tmpfs", "source": "tmpfs", "options": options})
+        if isinstance(step, (Bind, Tmpfs)):
+            mounts.append(_mount(step))
         elif isinstance(step, DeviceNode):
             if step.path.startswith(DRI):
-                replaced.append(step.path)
-            devices = [d for d in devices if d.get("path") != step.path]
-            number = {"type": "c", "major": step.major, "minor": step.minor}
-            devices.append({"path": step.path, **number, "fileMode": 0o666, "uid": 0, "gid": 0})
+                remembered.append(step.path)
+            devices = [d for d in devices if d.get("path") != step.path] + [_device(step)]
         elif isinstance(step, DeviceRule):
             rules.append({"allow": True, "type": "c", "major": step.major, "minor": step.minor, "access": step.access})
         elif isinstance(step, EnvVar):
-            env = [e for e in env if e.partition("=")[0] != step.name]
+            env = [entry for entry in env if _name(entry) != step.name]
             if step.value is not None:
                 env.append(f"{step.name}={step.value}")
     process["env"] = env
     resources["devices"] = rules
     linux["devices"] = devices
     linux["resources"] = resources
+    marker = f"{grant.key} {fastjson.dumps(remembered)}"
     return {
         **spec,
-        "annotations": {**(spec.get("annotations") or {}), MARKER: f"{grant.key} {fastjson.dumps(replaced)}"},
+        "annotations": {**(spec.get("annotations") or {}), MARKER: marker},
         "process": process,
         "mounts": mounts,
         "linux": linux,
     }
+
+
+def _split_requests(spec: "dict[str, Any]", beside: bool) -> "tuple[list[dict[str, Any]], list[str]]":
+    """(the spec's mounts that stay, the destinations of those that were requests and are served now)."""
+    stay: list[dict[str, Any]] = []
+    requests: list[str] = []
+    for mount in spec.get("mounts") or ():
+        if request_mounts.is_request(mount) or (beside and request_mounts.is_visible(mount)):
+            requests.append(request_mounts.plain(mount["destination"]))
+        else:
+            stay.append(mount)
+    return stay, requests
+
+
+def _mount(step: "Bind | Tmpfs") -> "dict[str, Any]":
+    if isinstance(step, Bind):
+        options = ["bind", "rprivate", *step.options]
+        return {"destination": step.destination, "type": "bind", "source": step.source, "options": options}
+    limits = [f"size={step.size}", f"nr_inodes={step.inodes}", f"mode={step.mode:o}"]
+    options = ["nosuid", "nodev", "noexec", *limits]
+    return {"destination": step.destination, "type": "tmpfs", "source": "tmpfs", "options": options}
+
+
+def _device(step: DeviceNode) -> "dict[str, Any]":
+    number = {"type": "c", "major": step.major, "minor": step.minor}
+    return {"path": step.path, **number, "fileMode": 0o666, "uid": 0, "gid": 0}
+
+
+def _name(entry: str) -> str:
+    """Of an entry of process.env, the variable's name."""
+    return entry.partition("=")[0]

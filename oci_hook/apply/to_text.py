@@ -6,7 +6,10 @@ if TYPE_CHECKING:
 
     from oci_hook.core.plan import Step
 
+LATE = "in the made container: the hook mounts the shims over each libcuda and libnvidia-ml of the NVIDIA runtime"
 
-def lines(plan: "Iterable[Step]") -> tuple[str, ...]:
-    """Each step's own description."""
-    return tuple(step.describe() for step in plan)
+
+def lines(plan: "Iterable[Step]", late: bool = False) -> tuple[str, ...]:
+    """Each step's own description. late: steps follow that only the made container shows; see BundlePlan."""
+    found = tuple(step.describe() for step in plan)
+    return (*found, LATE) if late else found

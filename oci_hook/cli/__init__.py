@@ -1,1 +1,1 @@
-"""The command line: click, a file per command, loaded lazily. The only floor that prints."""
+"""The command line: a file per command, loaded when it is called. The only layer that prints and uses click."""

@@ -1,4 +1,4 @@
-"""`gpu-hook agent`: the node agent, in the foreground; systemd's or a person's."""
+"""`gpu-hook agent`: the node agent, in the foreground, started by systemd or by hand."""
 
 import os
 from typing import Any
@@ -11,23 +11,25 @@ from oci_hook.errors import GhError
 
 @click.command()
 @output.prefix_option
-@click.option("--address", metavar="HOST:PORT", help="Where the web page and the metrics are; none: nowhere.")
-@click.option("--token-file", metavar="FILE", help="Its first line must come with every request.")
-@click.option("--textfile", metavar="FILE.prom", help="Write the metrics there as well.")
+@click.option("--address", metavar="HOST:PORT", help="Address of the web page and the metrics; none: do not listen.")
+@click.option("--token-file", metavar="FILE", help="Require the first line of FILE as a token with every request.")
+@click.option("--textfile", metavar="FILE.prom", help="Also write the metrics to this file.")
 @click.option(
-    "--policy", type=click.Choice(["protect", "report", "freeze", "kill"]), help="What a cheat is answered with."
+    "--policy",
+    type=click.Choice(["protect", "report", "freeze", "kill"]),
+    help="What to do about containers that take more than their share.",
 )
-@click.option("--tolerance", metavar="SIZE", help="What a container may be above its limit.")
+@click.option("--tolerance", metavar="SIZE", help="Memory that a container may use above its limit.")
+@click.option("--compute-tolerance", type=int, metavar="POINTS", help="Compute that it may use above its ceiling.")
 @click.option(
-    "--compute-tolerance", type=int, metavar="POINTS", help="By how much of a GPU it may be above its ceiling."
+    "--interval", type=click.FloatRange(0.1, 60), metavar="SECONDS", help="Time between two samples of the GPUs."
 )
-@click.option("--interval", type=click.FloatRange(0.1, 60), metavar="SECONDS", help="Between two looks at the GPUs.")
 def agent(prefix: str, **flags: Any) -> None:
-    """Watch this node: keep the ledger tidy, audit the GPUs, serve metrics.
+    """Run the node agent: release exited containers' shares, audit the GPUs, serve metrics and a web page.
 
-    Containers do not need it. Flags win over the `agent.` lines of settings.yaml.
+    Containers do not need it. Options override the agent's settings in settings.yaml.
     """
-    from oci_hook.agent import options  # not for every command
+    from oci_hook.agent import options  # only here: other commands need not load it
     from oci_hook.agent.agent import Agent
     from oci_hook.install import agent_settings
 
@@ -41,7 +43,7 @@ def agent(prefix: str, **flags: Any) -> None:
                 except ValueError as e:
                     raise click.UsageError(f"--{name.replace('_', '-')} {value}: {e}") from None
         if os.geteuid() != 0:
-            raise click.UsageError("the agent looks into other users' containers: run it as root")
+            raise click.UsageError("the agent reads other users' containers: run it as root")
         raise SystemExit(Agent(prefix, options.load(prefix).replace(**given)).run())
     except GhError as e:
         output.fail(e, as_json=False)

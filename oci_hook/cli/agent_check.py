@@ -1,4 +1,4 @@
-"""What `doctor` says of the node agent: whether it runs, answers, is of this version, and of what it complains."""
+"""`doctor`'s findings on the node agent: whether it runs, answers, has this version, and which problems it reports."""
 
 import os
 import shutil
@@ -14,8 +14,8 @@ from oci_hook.errors import GhError
 
 UNIT = "gpu-hook-agent"
 UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-# By the agent's problem: what fixes it.
-MENDS = {
+# The agent's problem -> the command that fixes it or shows more.
+FIXES = {
     "settings": "gpu-hook settings check{option}",
     "disk": "du -ah {state_dir} | sort -h | tail",
     "ledger": "gpu-hook ps{option}",
@@ -35,36 +35,44 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
     managed = here and shutil.which("systemctl") is not None
     if not pid and node is None:
         start = f"systemctl enable --now {UNIT}" if managed else f"gpu-hook agent{option}"
-        yield Finding("agent", NOTE, "does not run: nobody looks for cheats; containers do not need it", "", start)
+        yield Finding(
+            "agent",
+            NOTE,
+            "does not run: nothing detects containers that bypass their limits; containers do not need it",
+            "",
+            start,
+        )
         return
     restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
-    of = f" (process {pid})" if pid else ""  # who is not root does not see the lock
+    of = f" (process {pid})" if pid else ""  # only root can see who holds the lock
     if not pid and not managed:
-        restart = f"sudo gpu-hook doctor{option}"  # `kill 0` would end whoever pastes it
+        restart = f"sudo gpu-hook doctor{option}"  # `kill 0` would end the shell that it is pasted into
     try:
         address = options.load(prefix).address
     except GhError:
-        return  # said by another check
+        return  # reported by another check
     if address == "none":
-        yield Finding("agent", OK, f"runs{of}; what it sees is not known: agent.address is none")
+        yield Finding("agent", OK, f"runs{of}; it cannot be asked, since its address is set to none")
         return
     if node is None:
-        message = f"runs{of} and does not answer on {address}"
+        message = f"runs{of}, but does not answer on {address}"
         yield Finding("agent", WARN, message, "", restart)
         return
     agent = node["agent"]
     version = str(agent.get("version", "an older version"))
     if version != __version__:
-        yield Finding("agent", WARN, f"is of {output.printable(version)}, this is {__version__}", "", restart)
+        yield Finding(
+            "agent", WARN, f"is version {output.printable(version)}, the install is {__version__}", "", restart
+        )
     for name, what in agent["problems"].items():
-        fix = MENDS.get(name, restart).format(option=option, state_dir=settings.state_dir)
+        fix = FIXES.get(name, restart).format(option=option, state_dir=settings.state_dir)
         yield Finding("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", fix)
     if not agent["problems"]:
         yield Finding("agent", OK, f"{output.printable(version)} runs{of} on {address}")
 
 
 def holder(path: str) -> int:
-    """The process that has this file locked, 0 for none. By /proc/locks: a try of our own could keep an agent out."""
+    """The process that holds this lock file, or 0. Read from /proc/locks, since trying it could keep an agent out."""
     try:
         st = os.stat(path)
         place = f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:{st.st_ino}"

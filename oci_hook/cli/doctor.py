@@ -1,4 +1,4 @@
-"""`gpu-hook doctor`: what is wrong on this node, in one screen."""
+"""`gpu-hook doctor`: what is wrong on this node, on one screen."""
 
 from shlex import quote
 
@@ -15,15 +15,15 @@ from oci_hook.errors import GhError
 @registration.host_root
 @output.answers
 def doctor(prefix: str, host_root: str) -> output.Report:
-    """Say what is wrong on this node, and the command that fixes it.
+    """List what is wrong on this node, with the command that fixes it.
 
-    Exit status 0: all is well. 1: something to look at. 2: containers will not start, or not as they should.
+    Exit status 0: all is well. 1: there are warnings. 2: containers will not start, or not as they should.
     """
     findings = examine(prefix, host_root)
     try:
         settings = node_settings.load(prefix)
     except GhError:
-        pass  # among the findings
+        pass  # one of the findings says so
     else:
         findings += check_agent(
             settings, prefix, "" if prefix == output.DEFAULT_PREFIX else f" --prefix {quote(prefix)}"
@@ -33,7 +33,7 @@ def doctor(prefix: str, host_root: str) -> output.Report:
     width = max(len(f.check) for f in findings)
     lines = [line for finding in findings for line in as_lines(finding, width)]
     count = sum(f.state in (WARN, FAIL) for f in findings)
-    lines.append(f"{count} thing(s) to fix" if count else "all is well")
+    lines.append(f"{output.count(count, 'thing')} to fix" if count else "all is well")
     data = {"state": worst, "findings": [vars(f) for f in findings]}
     return output.Report(data, lines, exit_status=status)
 

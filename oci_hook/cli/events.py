@@ -1,4 +1,4 @@
-"""`gpu-hook events`: what happened on this node: grants, refusals, ends, findings."""
+"""`gpu-hook events`: the node's event log: grants, refusals, ends, findings."""
 
 import json
 import time
@@ -11,20 +11,24 @@ from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError
 
-EVERY = 0.5  # seconds between two looks with --follow
+EVERY = 0.5  # seconds between two reads with --follow
 
 
 @click.command()
 @output.prefix_option
-@click.option("--follow", "-f", is_flag=True, help="Wait for more; end with Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for further events; end with Ctrl-C.")
 @click.option(
-    "--container", "-c", default="", metavar="CONTAINER", help="Only this one: its id's beginning, or a name."
+    "--container",
+    "-c",
+    default="",
+    metavar="CONTAINER",
+    help="Only events of this container: the beginning of its id, or a name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
-    """Say what happened on this node: grants, refusals, findings.
+    """List what happened on this node: grants, refusals, findings.
 
-    The agent adds ends and findings; the others are there without it.
+    Grants, refusals and changes are always recorded; ends and findings only while the agent runs.
     """
     try:
         log = Follower(node_settings.load(prefix).state_dir, old=True)
@@ -44,7 +48,7 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
     except KeyboardInterrupt:
         return
     if not shown:
-        click.echo(f"no event tells of {container}" if container else "no events yet", err=True)
+        click.echo(f"no event is about {container}" if container else "no events yet", err=True)
 
 
 def concerns(event: dict[str, Any], container: str) -> bool:
@@ -64,7 +68,8 @@ def line(event: dict[str, Any]) -> str:
 def granted(event: dict[str, Any]) -> str:
     shares = event.get("shares") or ()
     words = [
-        f"{gpu(uuid)}: {output.size(int(mib))}" + (f", {compute}%" if compute else "") for uuid, mib, compute in shares
+        f"{gpu(uuid)}: {output.size(int(mib))}" + (f", compute {compute}%" if compute else "")
+        for uuid, mib, compute in shares
     ]
     return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
 
@@ -74,15 +79,13 @@ def refused(event: dict[str, Any]) -> str:
 
 
 def gpu(uuid: object) -> str:
-    """Enough of it to tell one from another; --json has all."""
+    """A UUID, shortened for people; --json has all of it."""
     return output.cut(str(uuid))
 
 
 def ended(event: dict[str, Any]) -> str:
     peak = event.get("peak_mib")
-    return (
-        f"its share is free; at most {output.size(peak)} were in use" if isinstance(peak, int) else "its share is free"
-    )
+    return "its share was released" + (f"; it used at most {output.size(peak)}" if isinstance(peak, int) else "")
 
 
 def finding(event: dict[str, Any]) -> str:
@@ -95,7 +98,7 @@ def rest(event: dict[str, Any]) -> str:
 
 
 def changed(event: dict[str, Any]) -> str:
-    """Events of 0.1.0 have no `changes`."""
+    """An event that was cut short has no `changes`."""
     return "; ".join(map(str, event["changes"])) if isinstance(event.get("changes"), list) else rest(event)
 
 

@@ -1,12 +1,11 @@
-"""`gpu-hook explain`: what a container would get and why, by the same functions that give it; nothing is changed."""
+"""`gpu-hook explain`: what a container would get and why, by the functions that would grant it; changes nothing."""
 
 import os
 from typing import Any
 
 import click
 
-from oci_hook import runtime
-from oci_hook.apply import to_spec, to_text
+from oci_hook.apply import bundle_plan, to_spec, to_text
 from oci_hook.apply.sources import check_sources
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
@@ -27,12 +26,12 @@ from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import request_mounts
 from oci_hook.oci import spec as oci_spec
 
-KEY = "KEY"  # stands in paths for the key that a real grant has
+KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
 
 class Container:
-    """What is known of the container that is explained. doc: its config.json, or None when options describe it.
-    mounts: (destination, source) of those that may ask."""
+    """The container to explain. doc: its config.json, or None if only options describe it. mounts: (destination,
+    source) of the mounts that may carry a request."""
 
     def __init__(
         self,
@@ -57,12 +56,23 @@ class Container:
 
 @click.command()
 @click.option(
-    "--spec", metavar="CONFIG.JSON", type=click.Path(dir_okay=False), help="Explain the container of a bundle."
+    "--spec",
+    metavar="CONFIG.JSON",
+    type=click.Path(dir_okay=False),
+    help="Explain the container of this config.json and its bundle.",
 )
 @click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Explain a container with this annotation.")
 @click.option("--env", "-e", multiple=True, metavar="K=V", help="... and with this environment variable.")
-@click.option("--volume", "-v", multiple=True, metavar="/dev/null:PATH", help="... and with this mount, which may ask.")
-@click.option("--container", default="", metavar="NAME", help="... called so in its pod. [default: what the spec says]")
+@click.option(
+    "--volume",
+    "-v",
+    multiple=True,
+    metavar="/dev/null:PATH",
+    help="... and with this mount, which may carry a request.",
+)
+@click.option(
+    "--container", default="", metavar="NAME", help="... with this name in its pod. [default: the name in the spec]"
+)
 @output.answers
 def explain(
     prefix: str,
@@ -72,32 +82,36 @@ def explain(
     volume: tuple[str, ...],
     container: str,
 ) -> output.Report:
-    """Show what a container would get and why; change nothing.
+    """Show what a container would get, and why; change nothing.
 
-    With --spec the image is looked at as well; without, the plan is that for an image without links and CUDA libraries.
-    Options add to what the spec says. Exit status 1 when the container would be refused.
+    With --spec, the image is examined as well. Without it, the plan assumes an image without symbolic links and CUDA
+    libraries. The other options add to the spec. Exit status 1: the container would be refused.
     """
     settings = node_settings.load(prefix)
     given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     grants = store.snapshot(settings.state_dir)
     named = container_names(given.annotations, request_mounts.decode)
-    warnings = strangers(given, named, grants)
-    data: dict[str, Any] = {"container": given.name, "containers": {name: list(keys) for name, keys in named.items()}}
+    warnings = unseen_names(given, named, grants)
+    data: dict[str, Any] = {
+        "name": given.name,
+        "annotated_containers": {name: list(keys) for name, keys in named.items()},
+    }
 
     request = None
     if not oci_annotations.is_sandbox(given.annotations):
         request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, request_mounts.decode)
     if request is None:
-        warnings += bare(given)
+        warnings += keys_without_prefix(given)
         return output.Report(
-            {**data, "request": None, "gpus": [], "plan": []}, [*heading(given, named), "asks for nothing"], warnings
+            {**data, "request": None, "gpus": [], "plan": []}, [*heading(given, named), "requests nothing"], warnings
         )
     inventory = node_inventory.load(settings)
     bounds = slot_files.preempt_bounds(settings.state_dir, grants) if request.preempt_tolerance is not None else ()
     found = allocate(request, inventory, grants, settings.rules, bounds)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
-    plan = to_text.lines(plan_for(given, request, found, inventory, settings, warnings))
+    steps, late = plan_for(given, request, found, inventory, settings, warnings)
+    plan = to_text.lines(steps, late)
     gpus = [gpu_data(uuid, why, inventory, found) for uuid, why in found.notes]
     lines = [
         *heading(given, named),
@@ -119,7 +133,7 @@ def describe(
     mounts: list[dict[str, str]],
     container: str,
 ) -> Container:
-    """The container of the options; those win over the spec. Raises ApplyError GH-401."""
+    """The container that the options describe; they override the spec. Raises ApplyError GH-401."""
     if spec is None:
         name = container or oci_annotations.container_name(annotations)
         return Container(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None)
@@ -132,7 +146,7 @@ def describe(
 
 
 def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
-    """K=V of an option; the last of two for one K counts."""
+    """The K=V of an option that may be given several times; the last value of a K counts."""
     for pair in given:
         if "=" not in pair:
             raise click.UsageError(f"{option} {pair}: write it as K=V")
@@ -140,7 +154,7 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
 
 
 def volumes(given: tuple[str, ...]) -> list[dict[str, str]]:
-    """Mounts as docker's -v has them."""
+    """Mounts in the form of docker's -v."""
     found = []
     for text in given:
         source, _, destination = text.partition(":")
@@ -157,8 +171,9 @@ def plan_for(
     inventory: Inventory,
     settings: node_settings.Settings,
     warnings: list[Problem],
-) -> tuple[Step, ...]:
-    """The steps as the runtime would take them; warnings grows by what it would warn of.
+) -> tuple[tuple[Step, ...], bool]:
+    """The steps that the runtime would take, and whether the hook adds some in the made container; the runtime's
+    warnings are appended to `warnings`.
 
     Raises ApplyError GH-402, GH-403, NodeError GH-302, GH-305.
     """
@@ -176,49 +191,53 @@ def plan_for(
     )
     if given.doc is None:
         plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
+        late = settings.mode == "on-top"
     else:
-        _, plan, more = runtime.plan_for(given.doc, given.bundle, grant, inventory, settings)
-        warnings += more
-    made = (f"{settings.state_dir}/{PAGES_DIR}/", f"{settings.state_dir}/{SHARE_STATE}/")  # with the grant
+        found_plan = bundle_plan.plan_for(given.doc, given.bundle, grant, inventory, settings)
+        plan, late = found_plan.steps, found_plan.late
+        warnings += found_plan.warnings
+    made = (f"{settings.state_dir}/{PAGES_DIR}/", f"{settings.state_dir}/{SHARE_STATE}/")  # created with the grant
     check_sources([step for step in plan if not (isinstance(step, Bind) and step.source.startswith(made))], settings)
-    return plan
+    return plan, late
 
 
-def strangers(given: Container, named: dict[str, tuple[str, ...]], grants: tuple[Grant, ...]) -> list[Problem]:
-    """A warning for each name that keys speak of and that neither this container nor a living one of its pod has."""
+def unseen_names(given: Container, named: dict[str, tuple[str, ...]], grants: tuple[Grant, ...]) -> list[Problem]:
+    """A warning for each container name in a key that neither this container nor a living one of its pod has."""
     pod = (given.who.namespace, given.who.pod)
     seen = {grant.who.container for grant in grants if (grant.who.namespace, grant.who.pod) == pod} | {given.name}
     return [
-        Problem("GH-102", f"{keys[0]} speaks of container {show(name)}, which was not seen in this pod; check the name")
+        Problem("GH-102", f"{keys[0]} is for container {show(name)}, which was not seen in this pod; check the name")
         for name, keys in named.items()
         if name not in seen
     ]
 
 
-def bare(given: Container) -> list[Problem]:
-    """A warning for each of our keys that is there without its prefix: then it is somebody else's."""
+def keys_without_prefix(given: Container) -> list[Problem]:
+    """A warning for each key that gpu-hook would know if it had its prefix."""
     keys = [key for key in given.annotations if key.partition(".")[0] in (*native.KEYS, "containers", "request")]
-    return [Problem("GH-102", f"{show(key)} without {PREFIX_KEY} before it is no key of gpu-hook") for key in keys]
+    return [
+        Problem("GH-102", f"{show(key)} is no key of gpu-hook without the prefix {PREFIX_KEY}; add it") for key in keys
+    ]
 
 
 def heading(given: Container, named: dict[str, tuple[str, ...]]) -> list[str]:
     lines = [f"container {given.name or '(the engine gives no name)'}"]
     if named:
-        lines.append(f"annotations speak of {', '.join(map(output.printable, named))}")
+        lines.append(f"annotations name {', '.join(map(output.printable, named))}")
     return lines
 
 
 def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
-    """The request as it was understood, with what was not said."""
+    """(label, value) of the request as it was understood, with the defaults filled in."""
     gpus = request.gpus
     names = [gpu.device or "any" for gpu in gpus]
     if not gpus:
-        asked = "none: driver files only"
+        wanted = "none: driver files only"
     elif request.every_gpu:
-        asked = "every GPU of the node"
+        wanted = "every GPU of the node"
     else:
-        asked = f"{len(gpus)}: {each(names)}"
-    lines = [("GPUs", asked)]
+        wanted = f"{len(gpus)}: {each(names)}"
+    lines = [("GPUs", wanted)]
     if gpus:
         memory = each([memory_words(gpu) for gpu in gpus])
         compute = each([compute_words(gpu) for gpu in gpus])
@@ -229,10 +248,10 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
             ("policy", request.policy),
             ("class", request.priority_class),
             ("exclusive", "yes" if request.exclusive else "no"),
-            ("placement", request.placement or f"{placement_of(request, rules)} (the node's)"),
+            ("placement", request.placement or f"{placement_of(request, rules)} (the node's setting)"),
         ]
     if request.preempt_tolerance is not None:
-        lines.append(("tolerance", f"{request.preempt_tolerance} us until lower classes let go"))
+        lines.append(("tolerance", f"{request.preempt_tolerance} us until lower classes release the GPU"))
     lines.append(("capabilities", ", ".join(request.capabilities)))
     if request.imex_channels:
         lines.append(("IMEX", "channels " + ", ".join(map(str, request.imex_channels))))
@@ -254,7 +273,7 @@ def compute_words(gpu: GpuRequest) -> str:
 
 
 def each(words: list[str]) -> str:
-    """Once where it is the same for every GPU."""
+    """A value per GPU; only once if it is the same for every GPU."""
     return words[0] if len(set(words)) == 1 else ", ".join(words)
 
 

@@ -1,11 +1,11 @@
-"""`gpu-hook freeze|resume`: stop a container's work on its GPUs, and let it go on from where it was."""
+"""`gpu-hook freeze|resume`: stop a container's work on its GPUs, and continue it where it stopped."""
 
 import time
 
 import click
 
 from oci_hook.cli import output
-from oci_hook.cli.set import UNTOLD
+from oci_hook.cli.set import PENDING, PENDING_STATUS
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
@@ -18,8 +18,10 @@ from oci_hook.ledger import admit
 def freeze(prefix: str, container: str) -> output.Report:
     """Stop CONTAINER's work on its GPUs until `gpu-hook resume`.
 
-    Its processes run on and keep their memory; what they submit waits. What is on the GPU already runs to its end.
-    CONTAINER is an id or its beginning, a name, or namespace/pod/container.
+    Its processes keep running and keep their GPU memory; GPU work that they submit waits. Kernels that are already on
+    the GPU run to their end. CONTAINER is an id or its beginning, a name, or namespace/pod/container.
+
+    Exit status 3: the ledger has the change, but it is not in effect in the container yet.
     """
     return answer(*admit.alter(node_settings.load(prefix), container, frozen(int(time.time()))), "frozen")
 
@@ -28,22 +30,37 @@ def freeze(prefix: str, container: str) -> output.Report:
 @click.argument("container")
 @output.answers
 def resume(prefix: str, container: str) -> output.Report:
-    """Let CONTAINER go on that `gpu-hook freeze` stopped."""
+    """Continue CONTAINER, which `gpu-hook freeze` stopped.
+
+    Exit status 3: the ledger has the change, but it is not in effect in the container yet.
+    """
     return answer(*admit.alter(node_settings.load(prefix), container, frozen(0)), "resumed")
 
 
 def frozen(since: int) -> "admit.Alteration":
+    """For admit.alter: freezes a grant since that time (seconds since 1970); 0 resumes it. Raises GH-411."""
+
     def change(grant: Grant, _: tuple[Grant, ...]) -> Grant:
         if not any(share.slot for share in grant.shares):
-            what = "has its GPUs alone" if grant.shares else "has no GPU"
-            raise refuse("GH-411", f"container {grant.who.id[:64]} {what}, and so nothing that could be stopped")
+            what = "has its GPUs alone, without a gate" if grant.shares else "has no GPU"
+            advice = "stop the container itself, for example by `docker pause`"
+            raise refuse("GH-411", f"container {grant.who.id[:64]} {what}: there is nothing to freeze; {advice}")
         return grant.replace(frozen=grant.frozen if grant.frozen and since else since)
 
     return change
 
 
-def answer(before: Grant, after: Grant, told: bool, what: str) -> output.Report:
+def answer(before: Grant, after: Grant, delivered: bool, what: str) -> output.Report:
+    """delivered: the container's policy page has been changed."""
     done = before != after
-    data = {"container": after.who.id, "key": after.key, "frozen": after.frozen, "changed": done, "told": told}
+    data = {
+        "id": after.who.id,
+        "key": after.key,
+        "frozen_since": after.frozen or None,
+        "changed": done,
+        "in_effect": delivered,
+    }
     lines = [f"container {after.who.id} {what if done else f'was {what} already'}"]
-    return output.Report(data, lines if told else [*lines, UNTOLD])
+    if delivered:
+        return output.Report(data, lines)
+    return output.Report(data, [*lines, PENDING.format(old="the former state")], exit_status=PENDING_STATUS)

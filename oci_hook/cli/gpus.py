@@ -1,4 +1,4 @@
-"""`gpu-hook gpus`: the node's GPUs and what of them is granted; --refresh asks the driver anew, --probe tries it."""
+"""`gpu-hook gpus`: the node's GPUs and how much of each is granted."""
 
 from typing import Any
 
@@ -21,14 +21,18 @@ SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
 
 
 @click.command()
-@click.option("--refresh", is_flag=True, help="Ask the driver, and remember its answer for the containers to come.")
-@click.option("--probe", is_flag=True, help="Try what GPUs without containers can do for preemption; seconds each.")
+@click.option(
+    "--refresh", is_flag=True, help="Ask the driver again, and write the inventory that later containers use."
+)
+@click.option(
+    "--probe", is_flag=True, help="Test what the GPUs without containers can do for preemption; takes seconds for each."
+)
 @output.answers
 def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
-    """List the node's GPUs; --refresh looks for them anew.
+    """List the node's GPUs; --refresh detects them again.
 
-    TIER is how online work gets a GPU back from offline work: 0 between launches, 0.5 also between what is launched,
-    1 by time slices, 2 in the middle of a kernel; "-" is not probed. docs/guide/compute-sharing.md
+    TIER is how online work gets a GPU back from offline work: 0 before launches, 0.5 also before a kernel that is
+    launched already; "-" is not probed. docs/guide/compute-sharing.md
     """
     settings = load_settings(prefix)
     if refresh:
@@ -43,40 +47,41 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     if probe:
         held = {share.uuid for grant in store.snapshot(settings.state_dir) for share in grant.shares}
         for gpu in inventory.gpus:
-            if gpu.uuid in held:  # they would spoil each other's times
-                left = f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when it is free"
+            if gpu.uuid in held:  # the probe and the containers' work would distort each other's times
+                left = (
+                    f"GPU {gpu.address} ({gpu.uuid}) has containers and was not probed; probe it when they have ended"
+                )
                 warnings.append(Problem("GH-310", left))
             else:
                 probed.save(settings, inventory, {gpu.uuid: probed.probe(inventory, gpu)})
-    let = tiers.LET[settings.rules.channel_groups]
-    return report(inventory, store.snapshot(settings.state_dir), tiers_seen.load(settings, inventory), let, warnings)
+    return report(inventory, store.snapshot(settings.state_dir), tiers_seen.load(settings, inventory), warnings)
 
 
 def report(
     inventory: Inventory,
     grants: tuple[Grant, ...],
     seen: dict[str, dict[str, Any]] | None = None,
-    let: int = 0,
     warnings: list[Problem] | None = None,
 ) -> output.Report:
-    """seen: what probes found, by UUID. let: the tiers' bits that the settings let containers use."""
+    """seen: what probes found, by UUID."""
     gpus, rows = [], []
     for gpu in inventory.gpus:
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
         memory, compute = sum(s.memory_mib for s in shares), sum(s.compute for s in shares)
-        tier = tier_of((seen or {}).get(gpu.uuid), let)
+        tier = tier_of((seen or {}).get(gpu.uuid))
         gpus.append(
             {
                 **gpu.fields(),
                 "tier": tier,
-                "granted_memory_mib": memory,
+                "granted_mib": memory,
                 "granted_compute": compute,
                 "containers": len(shares),
             }
         )
         name = gpu.name + (" (simulated)" if gpu.simulated and "imulated" not in gpu.name else "")
         granted = (output.size(memory), f"{compute}%", len(shares))
-        rows.append((gpu.address, gpu.uuid, name, output.size(gpu.memory_mib), gpu.minor, shown(tier), *granted))
+        shown = tier["name"] if tier else "-"
+        rows.append((gpu.address, gpu.uuid, name, output.size(gpu.memory_mib), gpu.minor, shown, *granted))
     simulated = ", simulated" if inventory.simulated else ""
     where = f"driver {inventory.driver_version} in {inventory.driver_root}{simulated}"
     data = {
@@ -88,18 +93,11 @@ def report(
     return output.Report(data, [where, *output.table(HEADER, rows, SPARE)], warnings or ())
 
 
-def tier_of(seen: dict[str, Any] | None, let: int) -> dict[str, Any] | None:
-    """What a probe saw, the highest tier that it bears out, and the highest that containers use; None: not probed."""
+def tier_of(seen: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The GPU's tier, and what the probe measured; None: not probed."""
     if seen is None:
         return None
     return {
-        "found": tiers.name(seen["bits"]),
-        "used": tiers.name(seen["bits"] & let),
-        **{part: seen[part] for part in ("memops", "groups", "error") if part in seen},
+        "name": tiers.name(seen["bits"]),
+        **{part: seen[part] for part in ("memops", "error") if part in seen},
     }
-
-
-def shown(tier: dict[str, Any] | None) -> str:
-    if tier is None:
-        return "-"
-    return tier["found"] if tier["found"] == tier["used"] else f"{tier['found']} (uses {tier['used']})"

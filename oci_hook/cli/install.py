@@ -1,22 +1,25 @@
-"""`gpu-hook install|uninstall`: the install under a prefix, and the container engines that are told of it."""
+"""`gpu-hook install|uninstall`: the install under a prefix, and its registration with container engines."""
+
+from pathlib import Path
 
 import click
 
 from oci_hook.cli import agent_check, output, registration
 from oci_hook.config.settings import state_in_use
-from oci_hook.core.layout import AGENT_LOCK, STATE_IN_USE
+from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT, STATE_IN_USE
+from oci_hook.discovery import mark
 from oci_hook.engines import prefix as installs
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
+from oci_hook.errors import GhError
 from oci_hook.install import state_owner
-from oci_hook.sim import driver_root
 
 
 @click.command()
 @click.option("--runtime", metavar="PATH", help="The real runtime. [default: this machine's runc, else crun]")
 @click.option("--python", metavar="PATH", help="Python 3.10 or newer. [default: /usr/bin/python3]")
 @click.option("--state-dir", metavar="DIR", help="Ledger and inventory, on tmpfs. [default: /run/gpu-hook]")
-@click.option("--no-engines", is_flag=True, help="Change no engine's configuration.")
+@click.option("--no-engines", is_flag=True, help="Register with no engine.")
 @registration.options(registration.default, registration.printing)
 @output.answers
 def install(
@@ -33,43 +36,53 @@ def install(
     set_default: bool,
     printing: bool,
 ) -> output.Report:
-    """Put gpu-hook under a prefix and tell the container engines.
+    """Install under a prefix and register with the container engines.
 
-    Programs, libraries and settings go into one directory; an existing settings.yaml is kept. Each engine's
-    configuration gets what it needs to know, printed as a diff, and nothing else in it changes. A second run changes
-    nothing.
+    Programs, libraries and settings go into one directory; an existing settings.yaml is kept. The lines that register
+    gpu-hook are added to each engine's configuration and printed as a diff; everything else in it stays as it is. A
+    second run changes nothing.
     """
     wanted = Registration(prefix, set_default, host_root, config)
     if printing:
-        data, lines = registration.pages(names, wanted)
+        data, lines = registration.printed(names, wanted)
         return output.Report({"prefix": prefix, "engines": data}, lines)
     head, lines = {"prefix": prefix, "dry_run": dry_run}, []
     if not dry_run:
         settings = installs.lay(prefix, runtime, python, state_dir)
         head.update(runtime=settings.runtime, state_dir=settings.state_dir)
         lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")
-    results = [] if no_engines else register.install(names, wanted, dry_run, restart)
-    data, told = registration.told(results, dry_run)
-    return output.Report({**head, "engines": data}, [*lines, *([] if no_engines else told)])
+    results = [] if no_engines else register.register(names, wanted, dry_run, restart)
+    data, engines = registration.as_report(results, dry_run)
+    return output.Report({**head, "engines": data}, [*lines, *([] if no_engines else engines)])
 
 
 def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
-    """The install with its simulated GPUs: what stays because it is not ours, and what is left to do."""
+    """Remove the install with its simulated GPUs: (files that stay because they are not ours, notes for the user)."""
     state_dir = state_in_use(prefix)
     if not state_dir:
-        left = installs.remove(prefix, force, [driver_root.root_of(prefix)])
+        left = installs.remove(prefix, force, [Path(prefix, SIM_ROOT)])
         why = f"{prefix}/{STATE_IN_USE} cannot be read"
-        return left, [f"{why}: its state directory stays (/run/gpu-hook, unless another one was chosen)"]
+        return left, [f"{why}, so its state directory stays (/run/gpu-hook unless another was chosen)"]
     other = state_owner.other(prefix, state_dir)
-    left = installs.remove(prefix, force, [driver_root.root_of(prefix), driver_root.gpus_of(state_dir)])
+    left = installs.remove(prefix, force, [Path(prefix, SIM_ROOT), *simulated_folders(prefix, state_dir)])
     if other:
-        return left, [f"state directory {state_dir} is that of the install in {other}: left as it is"]
+        return left, [f"state directory {state_dir} belongs to the install in {other} and stays"]
     agent = agent_check.holder(f"{state_dir}/{AGENT_LOCK}")
-    return left, [f"its agent still runs: `kill {agent}`, then `rm -r {state_dir}`"] if agent else []
+    return left, [f"its agent still runs; stop it by `kill {agent}`, then `rm -r {state_dir}`"] if agent else []
+
+
+def simulated_folders(prefix: str, state_dir: str) -> list[Path]:
+    """What the mark of the install's simulated driver names, as far as it is the install's."""
+    try:
+        found = mark.read(str(Path(prefix, SIM_ROOT)))
+    except GhError:
+        return []
+    named = found.folders if found else ()
+    return [path for path in named if path.is_relative_to(prefix) or path.is_relative_to(state_dir)]
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Even while containers hold shares; they run on, unaccounted.")
+@click.option("--force", is_flag=True, help="Even while containers hold shares; they keep running, unaccounted.")
 @registration.options()
 @output.answers
 def uninstall(
@@ -81,18 +94,23 @@ def uninstall(
     config: str | None,
     host_root: str,
 ) -> output.Report:
-    """Remove an install with its settings and ledger.
+    """Unregister from the engines and remove an install with its settings and ledger.
 
-    Takes out of the engines' configuration what `install` put there, and then the install itself. With --engine only
-    that engine forgets it.
+    Removes from each engine's configuration the lines that `install` added, and then the install itself. With --engine,
+    only unregisters from that engine.
     """
     wanted = Registration(prefix, False, host_root, config)
     if not names:
         registration.refuse_while_held(prefix, force)
-    results = register.uninstall(names, wanted, dry_run, restart)
-    data, lines = registration.told(results, dry_run, remove=True)
+    results = register.unregister(names, wanted, dry_run, restart)
+    data, lines = registration.as_report(results, dry_run, remove=True)
     left: list[str] = []
     if not names and not dry_run:
         left, notes = take_away(prefix, force)
-        lines = [*lines, f"removed {prefix}", *(f"not ours, left: {path}" for path in left), *notes]
+        lines = [
+            *lines,
+            f"removed {prefix}",
+            *(f"stays, since it is not part of the install: {path}" for path in left),
+            *notes,
+        ]
     return output.Report({"prefix": prefix, "dry_run": dry_run, "left": left, "engines": data}, lines)

@@ -1,4 +1,4 @@
-"""The node as it is now, for `top` and `why`: what a running agent tells, else what the ledger and the books say."""
+"""The node's current state for `top` and `why`: from the agent if one runs, else from the ledger and account pages."""
 
 import base64
 import http.client
@@ -15,17 +15,17 @@ from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
 
-SECONDS = 2.0
-MAX = 16 << 20
+SECONDS = 2.0  # to wait for the agent's answer
+MAX = 16 << 20  # bytes of its answer
 
 
 def node(settings: Settings, prefix: str) -> dict[str, Any]:
-    """view.view(); its "agent" has the state "none" where no agent of this install answers. Raises NodeError GH-303."""
+    """As agent.view.view(); agent.state is "none" if no agent of this install answers. Raises NodeError GH-303."""
     return ask(settings, prefix) or alone(settings)
 
 
 def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
-    """What the agent says."""
+    """The answer of this install's agent; None if there is none."""
     try:
         given = options.load(prefix)
         if given.address == "none":
@@ -43,13 +43,14 @@ def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException, GhError):
         return None
-    # Another program may have the port, and another install's agent speaks of other containers.
+    # Another program may use the port, or the agent may be that of another install.
     if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
         return None
     return data if data["agent"].get("state_dir") == settings.state_dir else None
 
 
 def alone(settings: Settings) -> dict[str, Any]:
+    """The same without an agent: no use of the GPUs as NVML sees it, and no findings."""
     inventory: Inventory | None = None
     problems = {}
     try:

@@ -1,4 +1,4 @@
-"""`gpu-hook`: the table of commands; each lives in its own file, imported only when it is called."""
+"""`gpu-hook`: the table of commands. Each command has its own file, which is imported only when it is called."""
 
 import os
 import sys
@@ -20,37 +20,55 @@ COMMANDS = {
     "resume": "oci_hook.cli.freeze:resume",
     "set": "oci_hook.cli.set:set_",
     "settings": "oci_hook.cli.settings:settings",
-    "sim": "oci_hook.cli.sim:sim",
+    "sim": "gpu_hook_simulator.cli:sim",
     "top": "oci_hook.cli.top:top",
     "translate": "oci_hook.cli.translate:translate",
     "uninstall": "oci_hook.cli.install:uninstall",
     "why": "oci_hook.cli.why:why",
 }
 
-# Beside the table, so that --help imports no command.
+# Stands here and not in the commands, so that --help imports none of them.
 SUMMARIES = {
-    "agent": "Watch this node: ledger, audit, metrics, web page.",
-    "doctor": "Say what is wrong on this node, and the command that fixes it.",
-    "events": "Say what happened: grants, refusals, findings.",
-    "explain": "Show what a container would get and why; change nothing.",
-    "freeze": "Stop a container's work on its GPUs until `resume`.",
-    "gpus": "List the node's GPUs; --refresh looks for them anew.",
-    "install": "Put gpu-hook under a prefix and tell the container engines.",
-    "ps": "List the containers that hold a share now.",
-    "release": "Take back the share of a container that is gone.",
-    "resume": "Let a container go on that `freeze` stopped.",
-    "set": "Change a running container's share.",
+    "agent": "Run the node agent: ledger, audit, metrics, web page.",
+    "doctor": "List what is wrong on this node, with the command that fixes it.",
+    "events": "List what happened: grants, refusals, findings.",
+    "explain": "Show what a container would get, and why; change nothing.",
+    "freeze": "Stop a container's GPU work until `resume`.",
+    "gpus": "List the node's GPUs; --refresh detects them again.",
+    "install": "Install under a prefix and register with the container engines.",
+    "ps": "List the containers that hold a share.",
+    "release": "Release the share of a container that is gone.",
+    "resume": "Continue a container that `freeze` stopped.",
+    "set": "Change the share of a running container.",
     "settings": "Check or compile the settings of an install.",
     "sim": "Start or stop simulated GPUs.",
     "top": "Show GPUs and containers live.",
-    "translate": "Rewrite a manifest from other systems' words.",
-    "uninstall": "Remove an install, also from the engines.",
-    "why": "Say why a container was refused or is slow, and what would help.",
+    "translate": "Rewrite a manifest of another sharing system.",
+    "uninstall": "Unregister from the engines and remove an install.",
+    "why": "Explain why a container was refused or is slow, and what helps.",
 }
 
 
+# Commands that packages of their own bring, and how to get them.
+ELSEWHERE = {
+    "sim": "the simulator is not installed: install the package gpu-hook-simulator, or `pip install 'gpu-hook[sim]'`;"
+    " in a checkout run scripts/setup",
+}
+
+
+class Absent(click.Command):
+    """Stands for a command of ELSEWHERE that is not installed: whatever follows it, the answer is how to get it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, help=SUMMARIES[name], add_help_option=False)
+        self.context_settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    def invoke(self, ctx: click.Context) -> None:
+        raise click.UsageError(ELSEWHERE[self.name or ""])
+
+
 class LazyGroup(click.Group):
-    """A group whose commands are imported by name."""
+    """A group that imports a command when it is asked for by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -60,7 +78,12 @@ class LazyGroup(click.Group):
         if where is None:
             return None
         module, _, attribute = where.partition(":")
-        command = getattr(__import__(module, fromlist=[attribute]), attribute)
+        try:
+            command = getattr(__import__(module, fromlist=[attribute]), attribute)
+        except ModuleNotFoundError as e:
+            if cmd_name not in ELSEWHERE or e.name != module.partition(".")[0]:
+                raise
+            return Absent(cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -72,13 +95,13 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="gpu-hook", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Containers share one NVIDIA GPU: memory limits and compute shares by annotations."""
+    """Share one NVIDIA GPU among containers: memory limits and compute shares by annotations."""
 
 
 def main() -> None:
     try:
         cli(prog_name="gpu-hook")
     except BrokenPipeError:
-        # The reader (`head`) has had enough; Python would complain again when it flushes at exit.
+        # The reader (such as `head`) closed the pipe. Without this, Python complains again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

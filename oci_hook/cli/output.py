@@ -1,6 +1,6 @@
-"""How commands answer: --prefix and --json for all, one place that prints and one that exits.
+"""How commands answer: the options --prefix and --json, one place that prints and one that exits.
 
-A command returns a Report and raises GhError; it neither prints nor exits:
+A command returns a Report or raises GhError; it neither prints nor exits itself:
 
     @click.command()
     @output.answers
@@ -22,12 +22,18 @@ from oci_hook.errors import GhError, Problem
 from oci_hook.ledger.events import short as short
 
 DEFAULT_PREFIX = "/opt/gpu-hook"
-CUT = 12  # characters that tell one UUID or id from another
+CUT = 12  # characters that are enough to tell one UUID or id from another
 
 
 class Report:
-    """data: the --json document, an object. lines: the same for people. warnings: go to standard error, and into
-    the document as "warnings" when there are any."""
+    """What a command found.
+
+    data: the object that --json prints. lines: the same for people. warnings: printed on standard error, and under
+    the key "warnings" of the object if there are any. exit_status: of the process.
+
+    The same thing has the same key in every command's object: a container's `id`, grant `key`, `namespace`, `pod` and
+    `name`; a GPU's `index` and `uuid`; sizes in MiB (`..._mib`), compute in per cent, times in seconds since 1970.
+    """
 
     def __init__(
         self, data: dict[str, Any], lines: Iterable[str], warnings: Sequence[Problem] = (), exit_status: int = 0
@@ -46,13 +52,13 @@ prefix_option = click.option(
     show_envvar=True,
     metavar="DIR",
     type=click.Path(resolve_path=True),
-    help="The install to work on.",
+    help="Prefix of the install to work on.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def answers(command: Callable[..., Report]) -> Callable[..., None]:
-    """Give a command --prefix and --json, print what it returns, or its problems, and exit."""
+    """Decorate a command: add --prefix and --json, print its report or its problems, and exit."""
 
     @prefix_option
     @json_option
@@ -93,12 +99,12 @@ def as_data(problem: Problem) -> dict[str, str]:
 
 
 def columns() -> int:
-    """Of the terminal; 0: what is printed goes elsewhere, and is not to be shortened."""
+    """The terminal's width; 0 if standard output is no terminal, where nothing is to be shortened."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def folded(line: str, width: int) -> list[str]:
-    """Prose at blanks, what follows a little further in. Not for what is copied from the screen: commands, files."""
+    """A line of prose, wrapped at blanks with an indent. Not for text that users copy, such as commands and paths."""
     if not width or len(line) <= width:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
@@ -108,10 +114,11 @@ def folded(line: str, width: int) -> list[str]:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = (), width: int | None = None
 ) -> list[str]:
-    """Columns as wide as their widest cell, two blanks between, no rule lines: fit for eyes, grep and awk.
+    """A table for eyes, grep and awk: columns as wide as their widest cell, two blanks between, no rule lines.
 
-    spare: columns that a terminal without room for all (width; None: as it is) does without, one after the other;
-    before one goes, its cells are cut to CUT characters where that is enough. What is last then may be cut as well.
+    spare: columns to shorten or leave out, in this order, until the table fits into `width` columns (None: the
+    terminal's). A column's cells are first cut to CUT characters, and then the column goes. If that is not enough, the
+    end of each line is cut.
     """
     cells = [tuple(header), *(tuple(printable(c) for c in row) for row in rows)]
     width = columns() if width is None else width
@@ -127,12 +134,12 @@ def table(
 
 
 def cut(text: str) -> str:
-    """Enough of an id to tell it from others."""
+    """The beginning of an id, enough to tell it from others."""
     return text if len(text) <= CUT else text[:CUT] + "…"
 
 
 def least(cells: Sequence[Sequence[str]], spare: Sequence[str]) -> int:
-    """The columns that these cells need, the last one but CUT where it cannot be spared."""
+    """The width that these cells need; CUT counts for the last column if it is not spare, since it can be cut."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if cells[0][-1] not in spare:
         widths[-1] = min(widths[-1], CUT)
@@ -145,10 +152,15 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def printable(value: object) -> str:
-    """A cell: names come from tenants, and a terminal obeys escape sequences. Empty is "-"."""
+    """A table's cell; "-" if it is empty. Names come from tenants, so escape sequences are not passed on."""
     return "".join(c if c.isprintable() else "?" for c in str(value)) or "-"
 
 
 def size(mib: int) -> str:
-    """MiB for people: 4Gi, 512Mi; exact, so a number may stay in Mi."""
+    """A size in MiB for people: 4Gi, 512Mi. Never rounded: 1025 MiB is 1025Mi."""
     return f"{mib // 1024}Gi" if mib and mib % 1024 == 0 else f"{mib}Mi"
+
+
+def count(n: int, noun: str, plural: str = "") -> str:
+    """1 container, 2 containers."""
+    return f"{n} {noun if n == 1 else plural or noun + 's'}"

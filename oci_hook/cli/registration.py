@@ -1,4 +1,4 @@
-"""What `install` and `uninstall` say about engines: their options, and the lines of what was changed."""
+"""The options of `install` and `uninstall` about engines, and the lines that report what was changed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,16 +15,22 @@ engines = click.option(
     "names",
     multiple=True,
     type=click.Choice(NAMES),
-    help="Only this engine; may be given several times. [default: every one that is found]",
+    help="Only this engine; may be given several times. [default: every engine that is found]",
 )
-dry_run = click.option("--dry-run", is_flag=True, help="Print the changes, and change nothing.")
-restart = click.option("--restart", is_flag=True, help="Let engines whose files changed read them; containers run on.")
-config = click.option("--config", metavar="FILE", help="The engine's file, where it is not the usual one.")
+dry_run = click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
+restart = click.option(
+    "--restart", is_flag=True, help="Reload or restart engines whose files changed; containers keep running."
+)
+config = click.option("--config", metavar="FILE", help="The engine's configuration file, if not the usual one.")
 host_root = click.option(
-    "--host-root", metavar="DIR", default="/", help="Where the machine's / is, for an install from a container."
+    "--host-root", metavar="DIR", default="/", help="Where the machine's / is mounted, for an install from a container."
 )
-default = click.option("--set-default", is_flag=True, help="Also for containers that name no runtime.")
-printing = click.option("--print", "printing", is_flag=True, help="Only print what each engine needs to be told.")
+default = click.option(
+    "--set-default", is_flag=True, help="Make gpu-hook the engine's default runtime, for containers that name none."
+)
+printing = click.option(
+    "--print", "printing", is_flag=True, help="Print the configuration that each engine needs, and do nothing."
+)
 
 
 def options(*more: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,34 +42,39 @@ def options(*more: Callable[..., Any]) -> Callable[..., Any]:
     return add
 
 
-def told(results: Sequence[register.Result], dry_run: bool, remove: bool = False) -> tuple[list[Any], list[str]]:
-    """(the "engines" part of the document, the lines)."""
+def as_report(results: Sequence[register.Result], dry_run: bool, remove: bool = False) -> tuple[list[Any], list[str]]:
+    """(the "engines" part of the --json document, the lines)."""
     data, lines = [], []
     for result in results:
         lines += _lines(result, dry_run, remove)
         files = [{"path": str(c.path), "change": c.what, "diff": c.diff()} for c in result.changes]
         data.append({"engine": result.engine, "files": files, "command": result.command, "restarted": result.restarted})
     if not results:
-        lines.append("no engine was registered" if remove else "no engine was found; --print shows what one needs")
+        lines.append(
+            "registered with no engine"
+            if remove
+            else "no engine was found; --print shows the configuration that an engine needs"
+        )
     return data, lines
 
 
 def _lines(result: register.Result, dry_run: bool, remove: bool) -> list[str]:
     if not result.changes:
-        return [f"{result.engine}: nothing to change; see `gpu-hook install --print --engine {result.engine}`"]
+        return [f"{result.engine}: has no file to change; see `gpu-hook install --print --engine {result.engine}`"]
     lines = []
     for change in result.changes:
         word = {"created": "create", "changed": "change", "removed": "remove"}.get(change.what, "")
         what = f"would {word}" if dry_run and word else change.what
         lines += [f"{result.engine}: {what} {change.path}", *change.diff()]
     if result.restarted:
-        lines.append(f"{result.engine}: has read its new configuration")
+        lines.append(f"{result.engine}: reloaded with its new configuration")
     elif result.command:
-        lines.append(f"{result.engine}: takes effect with `{result.command}`")
+        lines.append(f"{result.engine}: takes effect after `{result.command}`")
     return lines
 
 
-def pages(names: Sequence[str], registration: Registration) -> tuple[list[Any], list[str]]:
+def printed(names: Sequence[str], registration: Registration) -> tuple[list[Any], list[str]]:
+    """The same for `--print`."""
     data, lines = [], []
     for name, place, files in register.printed(names, registration):
         data.append({"engine": name, "place": place, "files": [{"path": p, "text": t} for p, t in files]})
@@ -74,6 +85,6 @@ def pages(names: Sequence[str], registration: Registration) -> tuple[list[Any], 
 
 
 def refuse_while_held(prefix: str, force: bool) -> None:
-    """Before any engine is told: the install will not go away under living containers."""
-    if state_dir := state_in_use(prefix):  # else removing the install says it
+    """Refuse to uninstall while containers hold shares, before any engine is unregistered. Raises GH-504."""
+    if state_dir := state_in_use(prefix):  # otherwise removing the install reports it
         installs.refuse_while_held(state_dir, force)

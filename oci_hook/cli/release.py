@@ -1,4 +1,4 @@
-"""`gpu-hook release`: take back the grant of a container that is gone."""
+"""`gpu-hook release`: release the grant of a container that is gone."""
 
 import click
 
@@ -14,17 +14,19 @@ MIN_PREFIX = 6
 @click.command()
 @click.argument("container", default="")
 @click.option(
-    "--key", default="", metavar="KEY", help="The grant's key, as `ps --json` and the ledger's files name it."
+    "--key", default="", metavar="KEY", help="The grant's key, as shown by `ps --json` and by the ledger's file names."
 )
 @click.option(
-    "--force", is_flag=True, help="Even if its container lives (it runs on, unaccounted) or its file is damaged."
+    "--force",
+    is_flag=True,
+    help="Even if the container is alive (it keeps running, unaccounted) or its grant file is damaged.",
 )
 @output.answers
 def release(prefix: str, container: str, key: str, force: bool) -> output.Report:
-    """Take back the share of CONTAINER, which must be gone.
+    """Release the share of CONTAINER, which must be gone.
 
-    CONTAINER is the id, or at least six characters of its beginning. Dead containers' shares are taken back by
-    themselves whenever anybody looks; this says so, and --force is for what that cannot settle.
+    CONTAINER is the id, or at least six characters of its beginning. Shares of exited containers are released
+    automatically whenever the ledger is read, so this command is rarely needed; --force is for grants that remain.
     """
     if bool(container) == bool(key):
         raise click.UsageError("name a CONTAINER or give --key, not both")
@@ -37,17 +39,17 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     for grant in living:
         if not force:
             raise refuse(
-                "GH-407", f"container {grant.who.id} lives and holds grant {grant.key}; stop it, or use --force"
+                "GH-407", f"container {grant.who.id} is alive and holds grant {grant.key}; stop it, or use --force"
             )
         if len(living) > 1:
             keys = ", ".join(g.key for g in living)
-            raise refuse("GH-407", f"{len(living)} living containers match {container}; choose one with --key: {keys}")
+            raise refuse("GH-407", f"{len(living)} living containers match {container}; choose one by --key: {keys}")
         admit.release(grant.key, settings, force=True)
     return answer([grant.key for grant in (*gone, *living)], f"container {container}")
 
 
 def match(grants: tuple[Grant, ...], container: str) -> list[Grant]:
-    """Those with this id, or else those whose ids begin so."""
+    """The grants with this container id; if there is none, those whose ids begin with it."""
     exact = [grant for grant in grants if grant.who.id == container]
     if exact or len(container) < MIN_PREFIX:
         return exact
@@ -55,4 +57,4 @@ def match(grants: tuple[Grant, ...], container: str) -> list[Grant]:
 
 
 def answer(keys: list[str], what: str) -> output.Report:
-    return output.Report({"released": keys}, [f"released {key}" for key in keys] or [f"{what} holds nothing"])
+    return output.Report({"released": keys}, [f"released {key}" for key in keys] or [f"{what} holds no share"])

@@ -1,4 +1,4 @@
-"""`gpu-hook set`: another share for a container that runs."""
+"""`gpu-hook set`: change the share of a running container."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,9 +21,9 @@ T = TypeVar("T")
 @click.command(name="set")
 @click.argument("container")
 @click.option("--memory", metavar="SIZE", help="Memory limit on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
-@click.option("--compute", metavar="N", help="Guaranteed compute on each GPU, 1 to 100 per cent.")
-@click.option("--compute-limit", metavar="N", help="With burst-share: a ceiling; 100 for none.")
-@click.option("--policy", metavar="P", help="best-effort, fixed-share or burst-share (be, fs, bs).")
+@click.option("--compute", metavar="N", help="Guaranteed compute on each of its GPUs, 1 to 100 per cent.")
+@click.option("--compute-limit", metavar="N", help="Ceiling of the policy burst-share, in per cent; 100 for none.")
+@click.option("--policy", metavar="P", help="best-effort, fixed-share or burst-share (or be, fs, bs).")
 @click.option("--class", "class_", metavar="C", help="online, default or offline.")
 @output.answers
 def set_(
@@ -37,9 +37,12 @@ def set_(
 ) -> output.Report:
     """Change the share of CONTAINER while it runs.
 
-    CONTAINER is an id or its beginning, a name, or namespace/pod/container. What is not named stays. The new share must
-    fit beside the other containers on the GPU, or nothing is changed. Less memory than the container uses takes
-    nothing from it: it gets no more until it has freed enough. Its environment still says what it was given at first.
+    CONTAINER is an id or its beginning, a name, or namespace/pod/container. Options that are not given leave their part
+    of the share as it is. The new share must fit beside the other containers on the GPU, or nothing is changed. If the
+    new memory limit is below what the container uses, it keeps its memory and gets no more until it has freed enough.
+    Its environment variables still show the first share.
+
+    Exit status 3: the ledger has the new share, but it is not in effect in the container yet.
     """
     problems: list[Problem] = []
 
@@ -66,24 +69,28 @@ def set_(
 
     def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
         new = changed(grant, wish, inventory, others, settings.rules)
-        if new != grant:  # before it counts: the agent must know that what is used was allowed
+        if new != grant:  # before the change counts, so that the agent knows what was allowed until now
             events.changed(settings.state_dir, grant, new)
         return new
 
     return report(*admit.alter(settings, container, change))
 
 
-UNTOLD = "  it is not told yet: a lease of its own keeps its pages closed; it will be as soon as it lets go"
+PENDING_STATUS = 3
+PENDING = (
+    "  not in effect yet: the container blocks its policy page by a file lease, so {old} still applies in it; the"
+    " change takes effect when the lease ends"
+)
 
 
-def report(before: Grant, after: Grant, told: bool) -> output.Report:
-    """What it was and is."""
+def report(before: Grant, after: Grant, delivered: bool) -> output.Report:
+    """The share as it is and as it was. delivered: the container's policy page has been changed."""
     old, new = as_data(before), as_data(after)
-    lines = [f"container {after.who.id}: {said(after)}" + ("" if new != old else " (as before)")]
-    lines += [f"  was: {said(before)}"] if new != old else []
-    lines += [] if told else [UNTOLD]
-    data = {"container": after.who.id, "key": after.key, "before": old, "after": new, "told": told}
-    return output.Report(data, lines)
+    lines = [f"container {after.who.id}: {in_words(after)}" + ("" if new != old else " (as before)")]
+    lines += [f"  was: {in_words(before)}"] if new != old else []
+    lines += [] if delivered else [PENDING.format(old="the former share")]
+    data = {"id": after.who.id, "key": after.key, "before": old, "after": new, "in_effect": delivered}
+    return output.Report(data, lines, exit_status=0 if delivered else PENDING_STATUS)
 
 
 def as_data(grant: Grant) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def as_data(grant: Grant) -> dict[str, Any]:
     return {"policy": grant.policy, "class": grant.priority_class, "frozen": grant.frozen, "gpus": gpus}
 
 
-def said(grant: Grant) -> str:
+def in_words(grant: Grant) -> str:
     gpus = dict.fromkeys(gpu_words(share) for share in grant.shares)
     return "; ".join([*gpus, grant.policy, f"class {grant.priority_class}"])
 

@@ -1,4 +1,4 @@
-"""`gpu-hook top`: the node, live: GPUs as bars, containers as rows."""
+"""`gpu-hook top`: the node, live; a bar per GPU and a row per container."""
 
 import json
 import os
@@ -26,22 +26,22 @@ from oci_hook.ledger import admit
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue", "bright_cyan", "bright_yellow")
 SORTS = ("memory", "busy", "compute", "name", "age")
-SHORT = 5  # points below its guarantee: worth a look
-WIDER, WIDE, NARROW = 110, 100, 64  # columns; below the share error is left out, policy and class, and then more
+SHORT = 5  # points below its guarantee from which on the error is shown in red
+WIDER, WIDE, NARROW = 110, 100, 64  # below that width: no ERROR; no POLICY and CLASS; no LIMIT and COMPUTE
 NUMBERED = ("CONTAINER", "GPU", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
 ERROR = ("ERROR",)
 GRANTED = ("POLICY", "CLASS")
 ALL = (*NUMBERED, *ERROR, *GRANTED, "STATE")
-ROOMY = ("LIMIT", "COMPUTE")  # only where there is room
-CUT = ("CONTAINER", "STATE")
-TABLE = 8  # lines for the containers, with what is around them
+ROOMY = ("LIMIT", "COMPUTE")
+CUT = ("CONTAINER", "STATE")  # columns whose cells may be cut
+TABLE = 8  # lines for the containers' table with the lines around it
 KEYS = "q quit   s sort   ↑↓ select   f freeze   r resume"
 Part = tuple[float, str, str]  # of a bar: fraction, colour, name
-STATES = {"running": "green", "starting": "yellow", "frozen": "cyan", "killed": "red"}
+STATES = {"running": "green", "starting": "yellow", "frozen": "cyan", "paused": "cyan", "killed": "red"}
 
 
 class Screen:
-    """What is shown and chosen. `node` is view.view()."""
+    """The screen: what it shows and what is selected. node: as agent.view.view() returns it."""
 
     def __init__(self, node: dict[str, Any], settings: Settings | None = None) -> None:
         self.node = node
@@ -49,7 +49,7 @@ class Screen:
         self.sort = 0
         self.selected = ""
         self.message = ""
-        self.keys = True  # they work, and are named
+        self.keys = True  # they work, and the last line names them
         self._colours: dict[str, str] = {}
 
     def colour(self, key: str) -> str:
@@ -69,12 +69,12 @@ class Screen:
         return sorted(self.node["containers"], key=rank)
 
     def chosen(self) -> dict[str, Any] | None:
-        """The selected container; the first where that one is gone."""
+        """The selected container; the first one if that is gone."""
         order = self.containers()
         return next((c for c in order if c["key"] == self.selected), order[0] if order else None)
 
     def press(self, key: str) -> bool:
-        """False: it is over."""
+        """Handle a key. False: quit."""
         order = [c["key"] for c in self.containers()]
         if key in ("q", "\x03", "\x04"):
             return False
@@ -88,18 +88,19 @@ class Screen:
         return True
 
     def act(self, key: str) -> str:
-        """Freeze or resume the selected container; what to say of it."""
+        """Freeze or resume the selected container; the message to show."""
         chosen = self.chosen()
         if chosen is None or self.settings is None:
             return ""
         try:
-            admit.alter(self.settings, chosen["id"], frozen(int(time.time()) if key == "f" else 0))
+            _, _, delivered = admit.alter(self.settings, chosen["id"], frozen(int(time.time()) if key == "f" else 0))
         except GhError as e:
             return str(e.problems[0])
-        return f"{'froze' if key == 'f' else 'resumed'} {output.printable(name(chosen))}"
+        done = f"{'froze' if key == 'f' else 'resumed'} {output.printable(name(chosen))}"
+        return done if delivered else f"{done}; not in effect yet"
 
     def draw(self, width: int, height: int) -> RenderableType:
-        """As much of it as has room: a GPU takes four lines, or one where there are many."""
+        """As much as has room: four lines per GPU, or one line per GPU if there are many."""
         gpus, head = self.node["gpus"], self.head(width)
         tall = len(head) + 4 * len(gpus) + TABLE <= height
         seen = gpus if tall else gpus[: max(1, height - len(head) - TABLE)]
@@ -119,18 +120,18 @@ class Screen:
         if self.node["simulated"]:
             lines[0].append("  simulated GPUs", "yellow")
         words = {"ok": ("agent ok", "green"), "degraded": ("agent degraded", "red")}
-        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of GPUs not known", "yellow")))
+        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of the GPUs is unknown", "yellow")))
         if width >= NARROW:
             lines[0].append(said)
         else:
             lines.append(said)
         lines += [fit(f"  {what}: {output.printable(why)}", "red") for what, why in agent["problems"].items()]
         if not self.node["gpus"]:
-            lines.append(fit("  no GPUs are known: `gpu-hook doctor` says why", "yellow"))
+            lines.append(fit("  no GPUs found: `gpu-hook doctor` says why", "yellow"))
         return lines
 
     def shares(self, gpu: dict[str, Any]) -> tuple[list[Part], list[Part]]:
-        """(of its memory, of its compute)"""
+        """(the parts of its memory bar, those of its compute bar)"""
         on = [(c, s) for c in self.node["containers"] for s in c["gpus"] if s["uuid"] == gpu["uuid"]]
         total = max(1, gpu["memory_mib"])
         memory = [(s["memory_mib"] / total, self.colour(c["key"]), label(c)) for c, s in on]
@@ -168,7 +169,7 @@ class Screen:
             return fit("no container holds a share", "dim")
         table = Table(box=None, pad_edge=False, header_style="dim", expand=width >= NARROW)
         for title in self.titles(width):
-            # What may be cut gives way before any number does.
+            # Columns that may be cut shrink before any number does.
             table.add_column(
                 title, justify="right" if title in (*NUMBERED[1:], *ERROR) else "left", no_wrap=title not in CUT
             )
@@ -195,7 +196,7 @@ class Screen:
         return [t for t in ALL if t not in out]
 
     def row(self, c: dict[str, Any], share: dict[str, Any] | None, first: bool) -> list[Text]:
-        """The cells, as ALL has them."""
+        """The cells, in the order of ALL."""
         who = fit("■ ", self.colour(c["key"])).append(output.printable(name(c)), "default") if first else Text()
         waits = c.get("waits_seconds")
         state = fit(c["state"] if waits is None else f"{c['state']} {waits}s", STATES.get(c["state"], ""))
@@ -223,7 +224,7 @@ class Screen:
 
 
 def fit(text: str, style: str = "") -> Text:
-    """A text that stays on its line, cut where it must be."""
+    """A text that stays on one line, cut if it is too long."""
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
@@ -236,7 +237,7 @@ def label(c: dict[str, Any]) -> str:
 
 
 def bar(parts: list[Part], width: int) -> Text:
-    """Parts as (fraction of the whole, colour, name), each at least one column; what is left is drawn dim."""
+    """A bar of these parts, each at least one column wide; the rest is drawn as dim dots."""
     text = Text()
     for fraction, colour, word in parts:
         columns = min(max(1, round(fraction * width)), width - text.cell_len)
@@ -246,7 +247,7 @@ def bar(parts: list[Part], width: int) -> Text:
 
 @contextmanager
 def raw() -> Iterator[None]:
-    """Keys one by one, unseen."""
+    """Read keys one by one, without echo."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
@@ -257,7 +258,7 @@ def raw() -> Iterator[None]:
 
 
 def keys(seconds: float) -> list[str]:
-    """What was pressed meanwhile; returns with the first."""
+    """The keys pressed within this time; returns as soon as there is one."""
     if not select.select([sys.stdin], [], [], seconds)[0]:
         return []
     data = os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")
@@ -266,19 +267,22 @@ def keys(seconds: float) -> list[str]:
         n = 3 if data.startswith("\x1b[") else 1
         found.append(data[:n])
         data = data[n:]
-    return found or ["q"]  # the terminal is gone
+    return found or ["q"]  # end of file: the terminal is gone
 
 
 @click.command()
 @output.prefix_option
-@click.option("--interval", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Seconds.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Seconds between two updates."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, once.")
 @click.option("--once", is_flag=True, help="Print the screen once, without keys.")
 def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
-    """Show GPUs and containers as they are now; sort by key.
+    """Show GPUs and containers live.
 
-    With an agent the figures are the driver's; without one, memory is what the containers themselves account.
-    ERROR: guarantee less what the container had while it wanted work, in points of the GPU over the last minute.
+    If the agent runs, memory and busy are the driver's figures; without it, memory is what the containers' account
+    pages show. ERROR is the compute guarantee minus the compute that the container got while it had work, in points of
+    the GPU over the last minute.
     """
     try:
         settings = node_settings.load(prefix)

@@ -1,4 +1,4 @@
-"""`gpu-hook translate`: a Kubernetes manifest in other systems' words -> the same in gpu-hook's."""
+"""`gpu-hook translate`: rewrite a Kubernetes manifest of another sharing system for gpu-hook."""
 
 from typing import IO, Any
 
@@ -18,18 +18,16 @@ from oci_hook.kube import translate as kube
     "--dialect",
     multiple=True,
     type=click.Choice(dialects.NAMES),
-    help="Translate the words of this system only; may be given again. [default: all]",
+    help="Translate only this system's words; may be given several times. [default: all]",
 )
-@click.option(
-    "--qgpu-memory-unit", type=click.Choice(tuple(qgpu.UNITS)), help="What qgpu-memory counts in this manifest."
-)
+@click.option("--qgpu-memory-unit", type=click.Choice(tuple(qgpu.UNITS)), help="Unit of qgpu-memory in this manifest.")
 @output.json_option
 def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str | None, as_json: bool) -> None:
-    """Rewrite a manifest from other systems' words into gpu-hook's annotations and runtime class.
+    """Rewrite a manifest of another sharing system to gpu-hook's annotations and runtime class.
 
-    The new manifest goes to standard output, with comments and order as they were; what has no equivalent is said on
-    standard error. With --json one object has both. Needs no install. Exit status 1 when the manifest cannot be
-    translated, and then nothing is printed but why.
+    The new manifest goes to standard output, with its comments and order unchanged; a note on standard error names
+    each part that has no equivalent. With --json, one object holds both. Needs no install. Exit status 1: the manifest
+    cannot be translated; only the reason is printed.
     """
     rules = Rules(dialects=dialect or dialects.NAMES, qgpu_memory_unit=qgpu_memory_unit or "none")
     try:
@@ -41,14 +39,14 @@ def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str |
         output.show(output.Report({"manifest": done.text, "objects": as_data(done.pods), "notes": notes}, []), True)
         return
     if not any(pod.annotations for pod in done.pods):
-        notes.append("nothing asks for a GPU in the words of " + ", ".join(rules.dialects))
+        notes.append("nothing requests a GPU in the words of " + ", ".join(rules.dialects))
     for note in notes:
         click.echo(f"note: {output.printable(note)}", err=True)
     click.echo(done.text, nl=False)
 
 
 def text_of(file: IO[bytes]) -> str:
-    """Raises GH-107 for what is no text, before a large file is in memory."""
+    """The manifest, read at most a little beyond its maximum size. Raises GH-107 if it is not UTF-8."""
     try:
         return file.read(4 * kube.MAX_SIZE + 1).decode()
     except UnicodeDecodeError as e:

@@ -1,4 +1,4 @@
-"""`gpu-hook why`: why a container was refused or is slow, with numbers, and the smallest change that would help."""
+"""`gpu-hook why`: why a container was refused or is slow, with figures, and the smallest change that would help."""
 
 import time
 from typing import Any
@@ -18,22 +18,24 @@ from oci_hook.ledger import store
 from oci_hook.oci import request_mounts
 
 MIN_PREFIX = 6
-WAITS = {
-    "rotate": "take turns with those of others who want the GPU as well",
-    "frozen": "wait for a higher class, or are frozen",
-    "capped": "wait because its cap is used up",
-    "drain": "wait for a lower class to leave the GPU",
+NEARLY_FULL = 0.95  # of the memory limit
+WAITS = {  # by the gate's mode: what the container's launches do
+    "rotate": "take turns with those of other containers that want the GPU",
+    "frozen": "wait for a container of a higher class, or until the container is resumed",
+    "capped": "wait because the container has used up its compute ceiling",
+    "drain": "wait until work of a lower class has left the GPU",
 }
 
 
 @click.command()
 @click.argument("container", default="")
-@click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Ask of a container with this annotation.")
+@click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Ask about a container with this annotation.")
 @output.answers
 def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Report:
-    """Why was CONTAINER refused, or why is it slow?
+    """Explain why CONTAINER was refused or is slow, and what would help.
 
-    CONTAINER is an id, its beginning, or a name; or describe a container that does not exist by its annotations.
+    CONTAINER is an id, the beginning of an id, or a name. To ask about a container that does not exist yet, describe it
+    by its annotations.
     """
     if bool(container) == bool(annotation):
         raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
@@ -41,46 +43,17 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
     if annotation:
         request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), request_mounts.decode)
         if request is None:
-            return output.Report({"fits": True, "changes": []}, ["these annotations ask for no GPU"])
+            return output.Report({"fits": True, "changes": []}, ["these annotations request no GPU"])
         return room(settings, request, [])
     node = live.node(settings, prefix)
     living = [
         c for c in node["containers"] if matches(c["id"], "/".join((c["namespace"], c["pod"], c["name"])), container)
     ]
     if len(living) > 1:
-        raise refuse(
-            "GH-410", f"{len(living)} containers match {container}: {', '.join(c['id'][:20] for c in living[:5])}"
-        )
-    if living:
-        return running(living[0], node)
+        ids = ", ".join(c["id"][:20] for c in living[:5])
+        raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
     log = Follower(settings.state_dir, old=True).read()
-    told = [
-        e
-        for e in log
-        if e["event"] in ("granted", "refused", "ended") and matches(str(e.get("id")), str(e.get("name")), container)
-    ]
-    if not told:
-        raise refuse(
-            "GH-410", f"no container {container} holds a share, and no event tells of one; see `gpu-hook events`"
-        )
-    last = told[-1]
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
-    if last["event"] != "refused":
-        ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
-        line = f"{last.get('id')} {ended}; nothing keeps it waiting"
-        return output.Report({"container": last.get("id"), "state": "ended"}, [output.printable(line)])
-    head = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in last.get("lines") or ())]
-    head = [output.printable(text) for text in head]
-    request = request_of(last.get("request"))
-    if request is None:
-        return output.Report({"container": last.get("id"), "state": "refused", "lines": last.get("lines")}, head)
-    return room(settings, request, head)
-
-
-def told(lines: list[str]) -> list[str]:
-    """As the terminal has room for it."""
-    safe = [output.printable(text) if text else "" for text in lines]
-    return [part for text in safe for part in output.folded(text, output.columns())]
+    return running(living[0], node) if living else past(settings, container, log)
 
 
 def matches(id: str, name: str, container: str) -> bool:
@@ -90,8 +63,44 @@ def matches(id: str, name: str, container: str) -> bool:
     )
 
 
+def fold_lines(lines: list[str]) -> list[str]:
+    """Printable, and wrapped for the terminal."""
+    safe = [output.printable(text) if text else "" for text in lines]
+    return [part for text in safe for part in output.folded(text, output.columns())]
+
+
+# A container that does not run
+
+
+def past(settings: node_settings.Settings, container: str, log: list[dict[str, Any]]) -> output.Report:
+    """A container that was refused or has ended, by the last event about it. Raises GH-410 if there is none."""
+    found = [
+        e
+        for e in log
+        if e["event"] in ("granted", "refused", "ended") and matches(str(e.get("id")), str(e.get("name")), container)
+    ]
+    if not found:
+        raise refuse(
+            "GH-410", f"no container {container} holds a share, and no event is about it; see `gpu-hook events`"
+        )
+    last = found[-1]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
+    if last["event"] != "refused":
+        ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
+        return output.Report({"id": last.get("id"), "state": "ended"}, [output.printable(f"{last.get('id')} {ended}")])
+    lines = [
+        f"{last.get('id') or container} was refused at {when}:",
+        *(f"  {text}" for text in last.get("lines") or ()),
+    ]
+    lines = [output.printable(text) for text in lines]
+    request = request_of(last.get("request"))
+    if request is None:
+        return output.Report({"id": last.get("id"), "state": "refused", "lines": last.get("lines")}, lines)
+    return room(settings, request, lines)
+
+
 def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
-    """Does it fit now; if not, why on each GPU, and what would."""
+    """Whether the request fits now; if not, why not on each GPU, and what would make it fit."""
     inventory, grants = cache.load(settings), store.snapshot(settings.state_dir)
     found = allocate(request, inventory, grants, settings.rules)
     lines = list(head)
@@ -103,7 +112,7 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
     lines.append("now:" if head else "it would be refused:")
     lines += [f"  {note if note.startswith('GPU ') else f'GPU {index[uuid]} {note}'}" for uuid, note in found.notes]
     lines += [f"  {p.message}" for p in found.problems if not found.notes]
-    lines.append("any one of these would make it fit:" if ways else "nothing short of other GPUs would make it fit")
+    lines.append("any one of these would make it fit:" if ways else "only other GPUs would make it fit")
     lines += [f"  {output.printable(way.text)}" for way in ways]
     data = {
         "fits": False,
@@ -111,72 +120,106 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
         "gpus": [{"uuid": uuid, "reason": note} for uuid, note in found.notes],
         "changes": [{"kind": w.kind, "text": w.text, "waits_for": list(w.gone)} for w in ways],
     }
-    return output.Report(data, told(lines))
+    return output.Report(data, fold_lines(lines))
+
+
+# A running container
+
+Reasons = list[str]
 
 
 def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
-    """What holds a running container up, from its share, its neighbours and what the GPUs say."""
-    reasons: list[str] = []
-    if c["state"] == "starting":
-        waits = c.get("waits_seconds")
-        made = "it is being made: its runtime has not started its process yet"
-        none = f"nobody has begun to make it: its share is kept for {waits} s more"
-        reasons.append(made if waits is None else none)
+    """What slows a running container down: its state, its share, its neighbours, and what the GPUs report."""
+    reasons = by_state(c)
     if c.get("account"):
-        reasons.append(f"account page: {c['account']}; what it uses is not known")
-    if c["state"] == "frozen":
-        since = (
-            f" since {time.strftime('%H:%M:%S', time.localtime(c['frozen_since']))}" if c.get("frozen_since") else ""
-        )
-        reasons.append(f"it is frozen{since}; `gpu-hook resume` lets it go on (after a finding: `runc resume`)")
+        reasons.append(f"its account page cannot be read ({c['account']}), so its memory use is unknown")
     for share in c["gpus"]:
-        reasons += on_gpu(c, share, node)
+        where = f"GPU {share['index']}" if share["index"] is not None else f"GPU {share['uuid']}"
+        reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
-    name = output.short(c["id"])
-    verb = "is to run" if c["state"] == "starting" else "runs"
-    lines = [f"{name} {verb} with {c['policy']}, class {c['class']}"]
-    lines += [f"  {text}" for text in reasons] or ["  nothing that gpu-hook knows of holds it up"]
+    verb = "starts" if c["state"] == "starting" else "runs"
+    lines = [f"{output.short(c['id'])} {verb} with policy {c['policy']}, class {c['class']}"]
+    lines += [f"  {text}" for text in reasons] or ["  gpu-hook knows of nothing that slows it down"]
     if node["agent"]["state"] == "none":
-        lines.append("(no agent runs: use of the GPUs is not known, `gpu-hook agent`)")
-    data = {"container": c["id"], "state": c["state"], "reasons": reasons}
-    return output.Report(data, told(lines))
+        lines.append("(no agent runs, so the use of the GPUs is unknown; start one by `gpu-hook agent`)")
+    return output.Report({"id": c["id"], "state": c["state"], "reasons": reasons}, fold_lines(lines))
 
 
-def on_gpu(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> list[str]:
-    where = f"GPU {share['index']}" if share["index"] is not None else f"GPU {share['uuid']}"
-    found = []
-    gpu = next((x for x in node["gpus"] if x["uuid"] == share["uuid"]), None)
-    if gpu is None or gpu["error"]:
-        found.append(f"{where}: {gpu['error'] if gpu else 'is not among the GPUs of this node any more'}")
+def by_state(c: dict[str, Any]) -> Reasons:
+    if c["state"] == "starting":
+        seconds = c.get("waits_seconds")
+        if seconds is None:
+            return ["its runtime is creating it and has not started its process yet"]
+        return [f"no runtime has begun to create it; its share is kept for another {seconds} s"]
+    if c["state"] == "frozen":
+        since = c.get("frozen_since")
+        at = f" since {time.strftime('%H:%M:%S', time.localtime(since))}" if since else ""
+        return [f"it is frozen{at}; `gpu-hook resume` continues it (after a finding: `runc resume`)"]
+    if c["state"] == "paused":
+        return ["it is paused by its engine or runtime; unpause it there, for example by `docker unpause`"]
+    return []
+
+
+def gpu_of(share: dict[str, Any], node: dict[str, Any]) -> dict[str, Any] | None:
+    return next((gpu for gpu in node["gpus"] if gpu["uuid"] == share["uuid"]), None)
+
+
+def gpu_problem(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
+    gpu = gpu_of(share, node)
+    if gpu is None:
+        return ["this node does not have the GPU any more"]
+    return [gpu["error"]] if gpu["error"] else []
+
+
+def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     used, limit = share["used_mib"], share["memory_mib"]
-    if used is not None and not share["whole"] and used * 20 >= limit * 19:
-        over = f", {share['surcharge_mib']} MiB of it by contexts and modules" if share["surcharge_mib"] else ""
-        found.append(f"{where}: memory is nearly used up: {used} of {limit} MiB{over}; allocations beyond are refused")
+    if used is None or share["whole"] or used < limit * NEARLY_FULL:
+        return []
+    contexts = f", {share['surcharge_mib']} MiB of it by contexts and modules" if share["surcharge_mib"] else ""
+    return [f"memory is nearly used up: {used} of {limit} MiB{contexts}; allocations beyond the limit are refused"]
+
+
+def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     others = [
         (o, s) for o in node["containers"] if o["key"] != c["key"] for s in o["gpus"] if s["uuid"] == share["uuid"]
     ]
-    if others and not share["whole"]:
-        guaranteed = sum(s["compute"] for _, s in others)
-        also = f"{len(others)} others share" if len(others) > 1 else "another shares"
-        own = f"{share['compute']} % compute is guaranteed" if share["compute"] else "no compute is guaranteed"
-        found.append(f"{where}: {own}; {also} it, with {guaranteed} % guaranteed")
-        higher = [o for o, _ in others if rank(o["class"]) > rank(c["class"])]
-        if higher:
-            names = ", ".join(output.short(o["id"]) for o in higher[:3])
-            found.append(f"{where}: of a higher class, and first: {names}")
-    if share["compute"] and share["compute_limit"] < 100:
-        found.append(
-            f"{where}: its compute ends at {share['compute_limit']} %, also when the GPU is idle ({c['policy']})"
-        )
-    gate = share.get("gate")
-    if gate and gate["mode"] in WAITS:
-        behind = f" (container {output.short(share['waits_for'])})" if share.get("waits_for") else ""
-        found.append(f"{where}: its launches {WAITS[gate['mode']]}{behind}; threads that wait now: {gate['waiting']}")
-    if share.get("share") is not None:
-        found.append(f"{where}: it had {share['share']:.0f} % of the GPU since the look before")
-    if gpu and gpu["busy"] is not None and share["busy"] is not None:
-        found.append(f"{where}: NVML sees it busy {share['busy']} %, the GPU {gpu['busy']} %")
+    if not others or share["whole"]:
+        return []
+    own = f"{share['compute']} % compute is guaranteed" if share["compute"] else "no compute is guaranteed"
+    verb = "shares" if len(others) == 1 else "share"
+    beside = f"{output.count(len(others), 'other container')} {verb} the GPU"
+    found = [f"{own}; {beside}, with {sum(s['compute'] for _, s in others)} % guaranteed"]
+    higher = [output.short(o["id"]) for o, _ in others if rank(o["class"]) > rank(c["class"])]
+    if higher:
+        found.append(f"containers of a higher class come first: {', '.join(higher[:3])}")
     return found
+
+
+def ceiling(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
+    if not share["compute"] or share["compute_limit"] >= 100:
+        return []
+    return [f"its compute ceiling is {share['compute_limit']} %, also when the GPU is idle (policy {c['policy']})"]
+
+
+def at_the_gate(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
+    gate = share.get("gate")
+    if not gate or gate["mode"] not in WAITS:
+        return []
+    behind = f" (container {output.short(share['waits_for'])})" if share.get("waits_for") else ""
+    return [f"its launches {WAITS[gate['mode']]}{behind}; threads that wait now: {gate['waiting']}"]
+
+
+def compute(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
+    found = []
+    if share.get("share") is not None:
+        found.append(f"it had {share['share']:.0f} % of the GPU since the last sample")
+    gpu = gpu_of(share, node)
+    if gpu and gpu["busy"] is not None and share["busy"] is not None:
+        found.append(f"NVML reports {share['busy']} % utilization by it, {gpu['busy']} % of the whole GPU")
+    return found
+
+
+ON_GPU = (gpu_problem, memory, neighbours, ceiling, at_the_gate, compute)  # in the order of their lines
 
 
 def rank(word: str) -> int:
@@ -184,7 +227,7 @@ def rank(word: str) -> int:
 
 
 def request_of(data: Any) -> Request | None:
-    """The request that a refusal's event carries; None where it carries none that this version understands."""
+    """The request in a refusal's event; None if there is none that this version can read."""
     try:
         fields = dict(data)
         gpus = tuple(GpuRequest(**gpu) for gpu in fields.pop("gpus"))

@@ -116,7 +116,6 @@ RULES: "dict[str, Reader]" = {
     "dialects": dialect_names,
     "qgpu_memory_unit": one_of(*UNITS),
     "linger": linger,
-    "channel_groups": one_of("none", "slice", "stop"),
 }
 
 # The agent's. Only their names are checked here; their values are read by install/agent_settings.py.

@@ -1,4 +1,4 @@
-"""The GPU page: who shares a GPU, and how. Twin of shim/gpu_page.h.
+"""The GPU page: who shares a GPU, and how. Twin of shim/pages/gpu_page.h.
 
 Weights are parts of the GPU in hundredths of a percent. A guarantee is its per cent; containers without one share what
 the guarantees of the whole GPU leave, in equal parts, and at least one per cent together: none is ever starved.
@@ -50,7 +50,7 @@ def cap(grant: Grant, share: Share) -> int:
 def gpu_page(
     uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0, tiers: int = 0
 ) -> bytes:
-    """The whole page of a GPU from all living grants of the node. tiers: bits of core/tiers.py that they may use."""
+    """The whole page of a GPU from all living grants of the node. tiers: the GPU's bits of core/tiers.py."""
     there = [(grant, share, guaranteed(grant, share)) for grant, share in on_gpu(uuid, grants)]
     firm = [percent for _, _, percent in there if percent]
     left = max(1, 100 - sum(firm))

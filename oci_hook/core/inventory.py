@@ -12,7 +12,8 @@ class Gpu(Value):
     context_mib: what one process's context takes of it in MiB, rounded up; 0 not known. time_scale: how many times as
     long as it says a simulated GPU takes for everything; 1 for real ones.
     A MIG device is a GPU as well: parent is the UUID of the GPU that it is part of, "" for a GPU; index, minor, pci
-    and numa are the parent's, instance its number there, -1 for a GPU.
+    and numa are the parent's, instance its number there, -1 for a GPU. file: the host file that is a simulated GPU,
+    which containers get at layout.SIM_GPUS/<its name>; "" for real ones.
     """
 
     uuid: str
@@ -27,16 +28,12 @@ class Gpu(Value):
     time_scale: int = 1
     parent: str = ""
     instance: int = -1
+    file: str = ""
 
     @property
     def address(self) -> str:
         """As people name it: 0, or 0:1 for a MIG device."""
         return f"{self.index}:{self.instance}" if self.parent else str(self.index)
-
-    @property
-    def simulated_file(self) -> int:
-        """The name of a simulated GPU's file; sim/gpu.h GPU_MIG."""
-        return 100 + 8 * self.minor + self.instance if self.parent else self.minor
 
 
 class DriverFile(Value):

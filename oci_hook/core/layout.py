@@ -16,7 +16,8 @@ SLOT_FILE = PRIVATE + "/slot"  # N: the container's own slot file on that GPU, r
 SLOT_DIR = "slot"  # in a GPU's folder: the slot files
 REQUEST_DIR = PRIVATE + "/request"  # /dev/null mounted at KEY=VALUE in it asks as an annotation does
 VISIBLE_DIR = "/var/run/nvidia-container-devices"  # the NVIDIA runtime's: /dev/null at a GPU's name asks for the GPU
-SIM_GPUS = "/dev/nvidia-sim"  # the simulated GPUs' memory files, by minor number
+SIM_GPUS = "/dev/nvidia-sim"  # the files that are simulated GPUs (discovery/mark.py)
+SIM_ROOT = "sim/root"  # below a prefix: where a simulator puts its driver root
 
 # In an install prefix.
 LIB_DIR = "lib/gpu-hook"  # byte-compiled oci_hook, started as /usr/bin/python3 -I -S PREFIX/lib/gpu-hook/...

@@ -1,4 +1,4 @@
-"""The policy page: packs a grant into the 4096 bytes that the shim reads. Twin of shim/policy_page.h."""
+"""The policy page: packs a grant into the 4096 bytes that the shim reads. Twin of shim/pages/policy_page.h."""
 
 from struct import Struct
 

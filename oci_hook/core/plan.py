@@ -117,21 +117,24 @@ def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str
         *_sharing(grant, state_dir),
     ]
     steps += _driver_files(grant, inventory, image)
-    minors = dict.fromkeys(gpu.minor for gpu in gpus)  # once, for several MIG devices of one GPU
-    nodes = [DeviceNode(f"/dev/nvidia{minor}", NVIDIA_MAJOR, minor) for minor in minors]
-    if gpus:
-        nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
-        nodes += _nodes_of_gpus(grant, inventory)
+    nodes = device_nodes(grant, inventory)
     steps += nodes
     steps += [DeviceRule(node.major, node.minor) for node in nodes]
-    steps += [
-        Bind(f"{state_dir}/sim/gpus/{n}", f"{SIM_GPUS}/{n}", OWN)
-        for n in (gpu.simulated_file for gpu in gpus if gpu.simulated)
-    ]
+    steps += [Bind(gpu.file, f"{SIM_GPUS}/{gpu.file.rpartition('/')[2]}", OWN) for gpu in gpus if gpu.file]
     steps += _environment(grant, inventory, image.libdir)
     steps += _shim("libcuda", inventory, image.libdir, image.cover_cuda, prefix)
     steps += _shim("libnvidia-ml", inventory, image.libdir, image.cover_nvml, prefix)
     return tuple(steps)
+
+
+def device_nodes(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
+    """Every device node that this grant gives."""
+    if not grant.shares:
+        return []
+    minors = dict.fromkeys(inventory.gpu(share.uuid).minor for share in grant.shares)  # MIG devices: once for their GPU
+    nodes = [DeviceNode(f"/dev/nvidia{minor}", NVIDIA_MAJOR, minor) for minor in minors]
+    nodes += [DeviceNode(file.path, file.major, file.minor) for file in inventory.control]
+    return nodes + _nodes_of_gpus(grant, inventory)
 
 
 def _sharing(grant: Grant, state_dir: str) -> list[Step]:

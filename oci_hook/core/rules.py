@@ -11,8 +11,7 @@ class Rules(Value):
     memory for each container that may share it, 0: no such bound. whole_gpus: "exclusive" or "shared", what a request
     without memory and compute means. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB", or
     "none" where the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
-    nanoseconds, 0: as long as suits it. channel_groups: "none", "slice" or "stop", what of a channel group's controls
-    containers may use where they were found to work.
+    nanoseconds, 0: as long as suits it.
     """
 
     default_policy: str = "burst-share"
@@ -28,4 +27,3 @@ class Rules(Value):
     dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes")
     qgpu_memory_unit: str = "none"
     linger: int = 0
-    channel_groups: str = "none"

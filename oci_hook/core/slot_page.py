@@ -1,5 +1,5 @@
-"""What a container's slot file says of its compute (docs/internals/compute-gate.md). Twin of shim/slot_page.h; a test
-compares.
+"""What a container's slot file says of its compute (docs/internals/compute-gate.md). Twin of
+shim/pages/slot_page.h; a test compares.
 
 A tenant wrote it: shown, compared with the driver's figures, never relied on. Any bytes give bounded figures, or None.
 """
@@ -21,7 +21,7 @@ SUB_OFFSET = 512
 SUBS = 120
 WAITS = 16
 WAIT_BOUNDS = tuple(64e-6 * (1 << i) for i in range(WAITS - 1))  # seconds; the last bin has none
-MODES = ("open", "guarded", "rotate", "mix", "frozen", "capped", "drain")  # enum gh_mode of shim/decide.h
+MODES = ("open", "guarded", "rotate", "mix", "frozen", "capped", "drain")  # enum gh_mode of shim/gate/decide.h
 SANE = 1 << 62  # no counter of nanoseconds or commands gets there
 BOUND_MAX = 1 << 42  # more than an hour: nobody's longest command
 THREADS_MAX = 1024  # of one process at the gate

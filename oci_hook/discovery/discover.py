@@ -11,13 +11,11 @@ from typing import Any
 from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.discovery import driver_files
+from oci_hook.discovery import mark as marks
 from oci_hook.errors import refuse
 from oci_hook.ledger.inventory import stamp
 from oci_hook.linux.proc import boot_id
 
-SIMULATED_MARK = (
-    "gpu-hook-simulated.json"  # at the top of a simulated driver root: {"version", "gpus": directory, "time_scale"}
-)
 NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every GPU, about 2 s each
 LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
 PROC = "/proc"
@@ -30,9 +28,8 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
     Raises NodeError GH-302 when the driver's files or its answers do not fit together, GH-301 when there is no GPU,
     GH-306 when the simulated driver is damaged.
     """
-    env, time_scale = environment(driver_root)
-    mark = Path(driver_root) / SIMULATED_MARK
-    simulated = time_scale > 0
+    env, mark = environment(driver_root)
+    simulated = mark is not None
     loaded = "" if simulated else kernel_version(proc)
     files = driver_files.find(driver_root, loaded)
     if not simulated and not loaded:
@@ -56,7 +53,8 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 numa=numa_node(gpu["pci"], f"{driver_root.rstrip('/')}/sys" if simulated else "/sys"),
                 simulated=simulated,
                 context_mib=contexts.get(gpu["uuid"], 0),
-                time_scale=max(1, time_scale),
+                time_scale=mark.time_scale if mark else 1,
+                file=mark.files.get(gpu["uuid"], "") if mark else "",
             )
             for gpu in answer["gpus"]
         )
@@ -70,8 +68,8 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         gpus, links = gpus_from_proc(proc, files.libcuda, env, nvml_seconds, answer["error"]), ()
     if not gpus:
         raise refuse("GH-301", "the driver lists no GPU; look at `dmesg` and `nvidia-smi`, or try `gpu-hook sim up`")
-    marks = [files.libcuda, files.libnvml]
-    marks.append(str(mark) if simulated else f"{proc}/driver/nvidia/version")
+    witnesses = [files.libcuda, files.libnvml]
+    witnesses.append(str(Path(driver_root) / marks.MARK) if simulated else f"{proc}/driver/nvidia/version")
     return Inventory(
         boot_id=boot_id(),
         driver_version=files.version,
@@ -83,26 +81,18 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         libcuda=files.libcuda,
         libnvml=files.libnvml,
         links=links,
-        stamp=tuple(stamp(path) for path in marks),
+        stamp=tuple(stamp(path) for path in witnesses),
         nodes=(() if simulated else nodes_of_whole_gpus(gpus))
         + nodes_of_mig(gpus, instances, f"{driver_root.rstrip('/')}/proc" if simulated else proc),
         imex_major=-1 if simulated else dynamic_major("nvidia-caps-imex-channels", proc),
     )
 
 
-def environment(driver_root: str) -> tuple[dict[str, str], int]:
-    """What a program that asks the driver below that root must have in its environment, and the time scale of its
-    simulated GPUs, 0 for real ones. Raises NodeError GH-306."""
-    env = dict(os.environ)
-    mark = Path(driver_root) / SIMULATED_MARK
-    if not mark.exists():
-        return env, 0
-    try:
-        said = json.loads(mark.read_text())
-        env["GPU_HOOK_SIM_GPUS"] = str(said["gpus"])
-        return env, max(1, int(said.get("time_scale", 1)))
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise refuse("GH-306", f"{mark} is damaged ({e}); run `gpu-hook sim down` and `sim up`") from None
+def environment(driver_root: str) -> tuple[dict[str, str], marks.Mark | None]:
+    """The environment for a program that asks the driver below that root, and the mark of a simulated one. Raises
+    NodeError GH-306."""
+    mark = marks.read(driver_root)
+    return {**os.environ, **(mark.environment if mark else {})}, mark
 
 
 def kernel_version(proc: str = PROC) -> str:

@@ -1,12 +1,11 @@
-"""Tries what a GPU's driver offers for preemption and prints what happens; a program of its own: drivers hang.
+"""Tries what a GPU's driver offers for preemption and prints what happens. A program of its own, since drivers hang.
 
-usage: python -m oci_hook.discovery.tier_probe LIBCUDA       one line of JSON per part: {"memops": ...}, {"groups": ...}
-       python -m oci_hook.discovery.tier_probe LIBCUDA load  a program that keeps the GPU busy; told what to do on
-                                                         standard input (see `load`)
+usage: python -m oci_hook.discovery.tier_probe LIBCUDA SCALE  one line of JSON: {"memops": ...} or {"error": ...}
+       python -m oci_hook.discovery.tier_probe LIBCUDA load   keeps the GPU busy and answers on standard input (`load`)
 
-The GPU is the first of CUDA_VISIBLE_DEVICES. Only streams and channel groups of its own are held or changed.
-core/tiers.py says what the answers mean. Numbers and names are the CUDA driver API's. Times are the GPU's: a simulated
-one may be slowed down.
+The GPU is the first of CUDA_VISIBLE_DEVICES. The probe holds only streams of its own. core/tiers.py says what the
+answers mean. Numbers and names are the CUDA driver API's. Times are the GPU's own: SCALE says how many times slower
+than real time a simulated GPU runs, 1 on a real one.
 """
 
 import ctypes
@@ -25,11 +24,9 @@ from typing import IO, Any
 NOT_READY = 600
 ATTRIBUTES = (92, 122)  # CAN_USE_STREAM_MEM_OPS before CUDA 12, CAN_USE_64_BIT_STREAM_MEM_OPS since
 ROUNDS = 15
-PATIENCE = 10.0  # seconds for anything that should take milliseconds
+PATIENCE = 10.0  # seconds to wait for what should take milliseconds
 KERNEL_NS, QUEUED = 500_000, 8
-WINDOW, WINDOW_OF_GPU = 0.3, 0.06  # seconds of a throughput, at least; and of GPU time
-SHORT_US, LONG_US = 256, 4096
-SLICE_US, OFF = 1, 2  # of gpuHookSimulatedTsgControl
+WINDOW, WINDOW_OF_GPU = 0.3, 0.06  # a throughput is measured over at least so many seconds, and so much GPU time
 # Spins until the GPU's clock has moved on by its parameter; a simulated driver reads the comment instead.
 KERNEL = b""".version 6.3
 .target %s
@@ -107,13 +104,6 @@ class Cuda:
             raise Failed(f"cuEventQuery: CUDA error {code}")
         return not code
 
-    def scale(self) -> int:
-        """How many times as long as it says this GPU takes for everything."""
-        value = c_uint(1)
-        if hasattr(self.api, "gpuHookSimulatedTimeScale"):
-            self.call("gpuHookSimulatedTimeScale", self.device, byref(value))
-        return max(1, value.value)
-
 
 class Words:
     """Host memory that the GPU can read and write: 32-bit words."""
@@ -138,18 +128,19 @@ class Neighbour:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "oci_hook.discovery.tier_probe", sys.argv[1], "load"], stdin=pipe, stdout=pipe
         )
-        self.tell("count")
+        self.count()
 
-    def tell(self, what: str) -> list[int]:
+    def count(self) -> tuple[int, int]:
+        """The clock in ns, and how many kernels are done."""
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(what.encode() + b"\n")
+        self.process.stdin.write(b"\n")
         self.process.stdin.flush()
         if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
-            raise Failed(f"a program that keeps the GPU busy does not answer {what}")
+            raise Failed("a program that keeps the GPU busy does not answer")
         words = self.process.stdout.readline().split()
         if not words:
             raise Failed("a program that keeps the GPU busy ended")
-        return [int(word) for word in words]
+        return int(words[0]), int(words[1])
 
     def end(self) -> None:
         self.process.kill()
@@ -157,8 +148,7 @@ class Neighbour:
 
 
 def load(cuda: Cuda, commands: IO[str]) -> None:
-    """Keeps QUEUED kernels on their way and answers lines: `count` (time in ns, kernels done), `slice US` and `off N`
-    (the status). In a thread, since a control may stop the work that it waits for."""
+    """Keeps QUEUED kernels in flight, and answers each line of `commands` by the clock in ns and how many are done."""
     done = 0
 
     def work() -> None:
@@ -173,32 +163,26 @@ def load(cuda: Cuda, commands: IO[str]) -> None:
             cuda.call("cuEventRecord", events[i % QUEUED], stream)
 
     threading.Thread(target=work, daemon=True).start()
-    for line in commands:
-        what, _, value = line.strip().partition(" ")
-        if what == "count":
-            answer(f"{time.monotonic_ns()} {done}")
-        else:
-            control = getattr(cuda.api, "gpuHookSimulatedTsgControl", None)
-            number = SLICE_US if what == "slice" else OFF
-            answer(str(control(cuda.context, number, c_uint64(int(value))) if control else -1))
+    for _ in commands:
+        answer(f"{time.monotonic_ns()} {done}")
 
 
-def rates(loads: "list[Neighbour]", scale: int) -> list[float]:
-    """Kernels a second of each during the same while, once things have settled."""
+def rate(neighbour: Neighbour, scale: int) -> float:
+    """Its kernels a second, once it has settled."""
     window = max(WINDOW, WINDOW_OF_GPU * scale)
     time.sleep(window / 2)
-    before = [one.tell("count") for one in loads]
+    before = neighbour.count()
     time.sleep(window)
-    after = [one.tell("count") for one in loads]
-    return [(b[1] - a[1]) * 1e9 / (b[0] - a[0]) for a, b in zip(before, after, strict=True)]
+    after = neighbour.count()
+    return (after[1] - before[1]) * 1e9 / (after[0] - before[0])
 
 
-def memops(cuda: Cuda) -> dict[str, Any]:
+def memops(cuda: Cuda, scale: int) -> dict[str, Any]:
     """A stream that waits for a word in host memory: is it held, how soon after a store does it go on, and what does a
     neighbour lose meanwhile?"""
     if not any(cuda.attribute(number) for number in ATTRIBUTES):
         return {"error": "the driver says that it has none"}
-    scale, words, stream, event, function = cuda.scale(), Words(cuda), cuda.stream(), cuda.event(), cuda.kernel()
+    words, stream, event, function = Words(cuda), cuda.stream(), cuda.event(), cuda.kernel()
     neighbour = None
 
     def hold(n: int) -> None:
@@ -227,44 +211,15 @@ def memops(cuda: Cuda) -> dict[str, Any]:
         if not (held and resumed):
             return found
         neighbour = Neighbour()
-        alone = rates([neighbour], scale)[0]
+        alone = rate(neighbour, scale)
         hold(ROUNDS + 1)
         cuda.launch(function, stream)
-        found["beside"] = round(rates([neighbour], scale)[0] / alone, 3) if alone else 0.0
+        found["beside"] = round(rate(neighbour, scale) / alone, 3) if alone else 0.0
         return found
     finally:
         words.word[0] = ROUNDS + 1
         if neighbour:
             neighbour.end()
-
-
-def groups(scale: int) -> dict[str, Any]:
-    """Two programs with as much work as they can have: one's part of what both get, as its controls are used."""
-    one, two = loads = [Neighbour(), Neighbour()]
-    found: dict[str, Any] = {}
-
-    def part(name: str) -> None:
-        mine, other = rates(loads, scale)
-        found[name] = round(mine / (mine + other), 3) if mine + other else 0.0
-
-    try:
-        codes = [one.tell(f"slice {LONG_US}"), two.tell(f"slice {SHORT_US}")]
-        if any(code != [0] for code in codes):
-            return {"error": f"refused with CUDA error {codes[0][0]}"}
-        part("favoured")
-        one.tell("slice 0")
-        two.tell("slice 0")
-        part("even")
-        before = rates([two], scale)[0]
-        two.tell("off 1")
-        stopped = rates([two], scale)[0]
-        found["stopped"] = round(stopped / before, 3) if before else 1.0
-        two.tell("off 0")
-        part("resumed")
-        return found
-    finally:
-        one.end()
-        two.end()
 
 
 def answer(line: str) -> None:
@@ -276,22 +231,15 @@ def say(name: str, seen: dict[str, Any]) -> None:
     answer(json.dumps({name: seen}))
 
 
-def main(library: str, *more: str) -> None:
+def main(library: str, how: str) -> None:
     cuda = Cuda(library)
-    if more == ("load",):
+    if how == "load":
         load(cuda, sys.stdin)
         return
     try:
-        say("memops", memops(cuda))
+        say("memops", memops(cuda, max(1, int(how))))
     except (Failed, OSError, AttributeError) as e:
         say("memops", {"error": str(e)})
-    if not hasattr(cuda.api, "gpuHookSimulatedTsgControl"):
-        say("groups", {"error": "not tried: the driver offers programs no such controls"})
-        return
-    try:
-        say("groups", groups(cuda.scale()))
-    except (Failed, OSError) as e:
-        say("groups", {"error": str(e)})
 
 
 if __name__ == "__main__":
@@ -299,4 +247,4 @@ if __name__ == "__main__":
         main(*sys.argv[1:])
     except (Failed, OSError, AttributeError) as e:
         say("error", {"error": str(e)})
-    os._exit(0)  # a thread may be in the driver, waiting for what never ends
+    os._exit(0)  # a thread may wait in the driver for ever

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from oci_hook.config.settings import Settings
     from oci_hook.core.inventory import Gpu, Inventory
 
-SECONDS = 90.0  # of a GPU's probe: two programs that start on it, and half a dozen measurements of a second
+SECONDS = 90.0  # for one GPU's probe: two programs start on it and take some measurements of a second each
 
 
 def save(settings: "Settings", inventory: "Inventory", seen: "dict[str, dict[str, Any]]") -> None:
-    """Add these findings to those that still hold. Raises NodeError GH-303."""
+    """Add these findings, by UUID, to those that still hold. Raises NodeError GH-303."""
     gpus = {uuid: {k: v for k, v in gpu.items() if k != "bits"} for uuid, gpu in load(settings, inventory).items()}
     gpus.update({uuid: {**what, "driver": inventory.driver_version} for uuid, what in seen.items()})
     put_file(settings, TIERS, {"format": FORMAT, "boot_id": inventory.boot_id, "gpus": gpus})
 
 
 def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict[str, Any]":
-    """Try the GPU, in programs that are killed after that time; what they did not come to say is missing."""
+    """Probe the GPU in programs that are killed after `seconds`; parts that they did not finish are missing."""
     import signal
     import subprocess
     import sys
@@ -41,7 +41,7 @@ def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict
     env = {**environment(inventory.driver_root)[0], "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
     env["CUDA_VISIBLE_DEVICES"] = gpu.uuid
     process = subprocess.Popen(
-        [sys.executable, "-m", "oci_hook.discovery.tier_probe", inventory.libcuda],
+        [sys.executable, "-m", "oci_hook.discovery.tier_probe", inventory.libcuda, str(gpu.time_scale)],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -56,7 +56,7 @@ def probe(inventory: "Inventory", gpu: "Gpu", seconds: float = SECONDS) -> "dict
         seen["error"] = f"no answer within {seconds:.0f} s"
     finally:
         try:
-            os.killpg(process.pid, signal.SIGKILL)  # the loads that it started as well
+            os.killpg(process.pid, signal.SIGKILL)  # the group: also the load that it started
         except ProcessLookupError:
             pass
         process.communicate()

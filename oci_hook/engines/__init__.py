@@ -1,12 +1,12 @@
-"""Registration: the install prefix and, one file each, the container engines.
+"""The install prefix, and registration with container engines: one module per engine.
 
 An engine's module is named after it and has
-  PROGRAMS  what it is found by, in the host's program directories
-  RELOAD    (systemd unit, verb) that makes a running engine read its configuration; None where none is needed
+  PROGRAMS  the engine's programs; it is on the machine if a program directory has one of them
+  RELOAD    (systemd unit, verb) that makes a running engine read its configuration; None if it needs no such command
   paths(registration) -> the files to change
-  target(path, registration) -> one of them as edits.Target, also for a file that `paths` would not name any more
+  target(path, registration) -> one of them as edits.Target, also for a file that `paths` does not return any more
   place(registration) -> where the text of `--print` belongs on systems that generate their configuration
-  templates(registration) -> (path, text) of such systems' own files, where an engine has any
+  templates(registration) -> (path, text) of files for such systems; only if the engine has any
 """
 
 TYPE_CHECKING = False

@@ -1,8 +1,9 @@
-"""containerd: a runtime handler of the CRI plugin, with the list of annotations that it must let through.
+"""containerd: a runtime handler of the CRI plugin, with the list of annotations that the plugin must pass on.
 
-The tables' names follow from the version that the root file states, never from `containerd config dump`, which prints
-another. containerd 1.x replaces a plugin's whole table by that of a later imported file (containerd issue 5837): there
-the file that counts is changed in place. containerd 2.x merges: a drop-in file is used where the root file imports any.
+The names of the tables depend on the version that the root file states; `containerd config dump` may print another one.
+containerd 1.x replaces a plugin's whole table by that of a later imported file (containerd issue 5837), so there the
+last file that has the table is changed in place. containerd 2.x merges tables, so a drop-in file is used if the root
+file imports its directory.
 """
 
 import glob
@@ -31,9 +32,9 @@ FILE = "/etc/containerd/config.toml"
 DROP_INS = "/etc/containerd/conf.d"
 DROP_IN = DROP_INS + "/99-gpu-hook.toml"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
-RELOAD = ("containerd", "restart")  # containers run on
+RELOAD = ("containerd", "restart")  # containers keep running
 RUNC = "io.containerd.runc.v2"
-USUAL = {"runtime_type": RUNC}  # what containerd has for runc where the file has no runtimes at all
+USUAL = {"runtime_type": RUNC}  # containerd's own runc entry, which it has if the file lists no runtimes
 
 # Config version -> the table of the CRI plugin's runtime part.
 PLUGIN: dict[int, Keys] = {
@@ -45,6 +46,8 @@ PLUGIN: dict[int, Keys] = {
 
 
 class File:
+    """A configuration file. text: None if there is no such file. data: its parsed contents."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         real, data = read(path)
@@ -68,25 +71,25 @@ def target(path: Path, registration: Registration) -> Target:
 
 def place(registration: Registration) -> str:
     return (
-        "the first file as it is, or its tables at the end of yours; k0s: as a file of /etc/k0s/containerd.d. k3s and "
-        "rke2 write their own: give them a template, config-v3.toml.tmpl for containerd 2; rke2's are below "
-        "/var/lib/rancher/rke2"
+        "write the first file as it is, or add its tables at the end of yours; on k0s, make it a file of "
+        "/etc/k0s/containerd.d. k3s and rke2 generate their configuration from a template: config.toml.tmpl, or "
+        "config-v3.toml.tmpl for containerd 2; rke2's are below /var/lib/rancher/rke2"
     )
 
 
 def templates(registration: Registration) -> list[tuple[str, str]]:
-    """(path, text) for k3s: its own configuration, whose version line comes with it, and our handler behind it."""
+    """(path, text) of k3s's templates: its own configuration, which brings the version line, then our handler."""
     pages = []
     for version, name in ((2, "config.toml.tmpl"), (3, "config-v3.toml.tmpl")):
         keys = (*PLUGIN[version], "containerd", "runtimes", NAME)
         lines = toml_text.table_lines(keys, wanted([], version, registration))
-        lines.append("    SystemdCgroup = {{ .SystemdCgroup }}")  # into our options, which come last
+        lines.append("    SystemdCgroup = {{ .SystemdCgroup }}")  # belongs to our options table, the last one
         pages.append((f"{K3S}/{name}", '{{ template "base" . }}\n\n' + fenced(lines)))
     return pages
 
 
 def load(registration: Registration) -> list[File]:
-    """The root file, then what it imports, in the order in which containerd reads them."""
+    """The root file, then the files that it imports, in the order in which containerd reads them."""
     root = registration.main(FILE)
     files = [File(root)]
     imports = files[0].data.get("imports", [])
@@ -104,21 +107,24 @@ def located(pattern: str, root: Path, registration: Registration) -> Path:
 
 
 def version_of(root: File, registration: Registration) -> int:
+    """The configuration version of the root file, or for a new file. Raises SettingsError GH-506."""
     if root.text is None:
         return 3 if major(registration) >= 2 else 2
     version = root.data.get("version", 1)
     if type(version) is not int or version not in PLUGIN:
-        raise refuse("GH-506", f"{root.path}: version = {version!r:.40} is not one of 1 to 4; gpu-hook may be too old")
+        raise refuse(
+            "GH-506", f"{root.path}: version = {version!r:.40} is not one of 1 to 4; a newer gpu-hook may know it"
+        )
     if version == 1 and major(registration) >= 2:
         raise refuse(
             "GH-506",
-            f"{root.path} is of version 1, whose plugins containerd 2 ignores; see `containerd config migrate`",
+            f"{root.path} has version 1, whose plugins containerd 2 ignores; run `containerd config migrate` first",
         )
     return version
 
 
 def major(registration: Registration) -> int:
-    """Of the containerd on this machine: 1 where it cannot be asked, since 2.x reads its files too."""
+    """The major version of this machine's containerd; 1 if it cannot be run, since 2.x reads files for 1.x too."""
     if registration.host_root != "/":
         return 1
     try:
@@ -129,6 +135,7 @@ def major(registration: Registration) -> int:
 
 
 def where(files: list[File], version: int, registration: Registration) -> Path:
+    """The file to put our handler into (see the module's docstring)."""
     drop_in = registration.host(DROP_IN)
     root = files[0]
     if version >= 3:
@@ -139,8 +146,8 @@ def where(files: list[File], version: int, registration: Registration) -> Path:
 
 
 def tables(files: list[File], version: int, registration: Registration) -> dict[str, dict[str, Any]]:
-    """The runtimes to add. Any table of runtimes replaces containerd's own, so runc's comes with ours if it is missing:
-    else the CRI plugin does not start."""
+    """The runtime tables to add. If the files configure any runtime, containerd's built-in entry for runc is gone, and
+    the CRI plugin does not start: so runc is added if the files list no other runtime."""
     keys = (*PLUGIN[version], "containerd", "runtimes")
     configured = {name for file in files for name in toml_text.get(file.data, keys) or ()}
     usual = {} if configured - {NAME} else {"runc": USUAL}
@@ -148,7 +155,7 @@ def tables(files: list[File], version: int, registration: Registration) -> dict[
 
 
 def wanted(files: list[File], version: int, registration: Registration) -> dict[str, Any]:
-    """Our handler: as the one that is now the default, but with our program and the annotations that we read."""
+    """Our handler: the options of runc (or of the default runtime), our program, and the annotations that we read."""
     table: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for file in files:
@@ -178,84 +185,99 @@ def wanted(files: list[File], version: int, registration: Registration) -> dict[
 
 
 def handlers(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Our handler's table, wherever a file has one."""
+    """The tables of our handler in a file, under any version's plugin name."""
     found = [toml_text.get(data, (*plugin, "containerd", "runtimes", NAME)) for plugin in {*PLUGIN.values()}]
     return [table for table in found if isinstance(table, dict)]
 
 
 def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:
+    """The file's text with our handler. Raises SettingsError GH-506, GH-508."""
     files = load(registration)
     for file in files:
-        if file.path.resolve() == path.resolve():  # without us, whatever it says on the disk
+        if file.path.resolve() == path.resolve():  # `text` is this file without our lines; the disk may have them
             file.text, file.data = text, toml_text.parse(text or "", path)
     version = version_of(files[0], registration)
-    added = tables(files, version, registration)
     text = text or ""
     data = toml_text.parse(text, path)
-    containerd = (*PLUGIN[version], "containerd")
-    keys = (*containerd, "runtimes", NAME)
-    there = toml_text.get(data, keys)
-    if there is not None:
-        whose = toml_text.get(there, ("options", "BinaryName"))
-        raise refuse("GH-508", f"{path} has a runtime {NAME} already, which is {whose!r:.100}; remove it first")
+    refuse_if_taken(data, version, path)
     expected = data
+    runtimes = (*PLUGIN[version], "containerd", "runtimes")
+    added = tables(files, version, registration)
     for name, table in added.items():
-        expected = toml_text.put(expected, (*keys[:-1], name), table)
-    lines = []
+        expected = toml_text.put(expected, (*runtimes, name), table)
     if not text.strip():
-        text = f"version = {version}\n"  # outside of the fence: the administrator's later lines are of that version
+        text = f"version = {version}\n"  # outside of the fence: it also holds for lines that are added later
         expected = {**expected, "version": version}
+    lines: list[str] = []
     if registration.default or "default" in notes:
-        former = toml_text.get(data, (*containerd, "default_runtime_name"))
-        notes["default"] = former
-        expected = toml_text.put(expected, (*containerd, "default_runtime_name"), NAME)
-        if toml_text.has_header(text, containerd):
-            text = toml_text.set_string(text, containerd, "default_runtime_name", NAME)
-        else:
-            lines += [toml_text.header(containerd), f'  default_runtime_name = "{NAME}"']
+        text, expected, lines = with_default(text, data, expected, version, notes)
     if text and not text.endswith("\n"):
         notes["newline"] = True
         text += "\n"
     for name, table in added.items():
-        lines += toml_text.table_lines((*keys[:-1], name), table)
+        lines += toml_text.table_lines((*runtimes, name), table)
     new = text + ("\n" if text else "") + fenced(lines)
     try:
         right = toml_text.parse(new, path) == expected
     except Exception:
         right = False
     if not right:
-        raise refuse(
-            "GH-506", f"{path} is written in a way (inline tables?) that cannot be added to safely; see --print"
-        )
+        why = "is written in a form (inline tables?) that cannot be added to safely"
+        raise refuse("GH-506", f"{path} {why}; add the lines of `gpu-hook install --print` by hand")
     return new
 
 
+def refuse_if_taken(data: dict[str, Any], version: int, path: Path) -> None:
+    there = toml_text.get(data, (*PLUGIN[version], "containerd", "runtimes", NAME))
+    if there is not None:
+        whose = toml_text.get(there, ("options", "BinaryName"))
+        raise refuse("GH-508", f"{path} already has a runtime {NAME}, which is {whose!r:.100}; remove it first")
+
+
+def with_default(
+    text: str, data: dict[str, Any], expected: dict[str, Any], version: int, notes: Notes
+) -> tuple[str, dict[str, Any], list[str]]:
+    """Make our handler the default: (text, what it is expected to say then, lines for our fence)."""
+    containerd = (*PLUGIN[version], "containerd")
+    key = (*containerd, "default_runtime_name")
+    notes["default"] = toml_text.get(data, key)
+    expected = toml_text.put(expected, key, NAME)
+    if toml_text.has_header(text, containerd):
+        return toml_text.set_string(text, containerd, key[-1], NAME), expected, []
+    return text, expected, [toml_text.header(containerd), f'  default_runtime_name = "{NAME}"']
+
+
 def strip(text: str, notes: Notes, registration: Registration, path: Path) -> str | None:
-    """Whatever the version now is, and also where the administrator took the comments of our fence away."""
+    """The text without our handler, under any version's plugin name, also if the administrator removed the comments of
+    our fence. Raises SettingsError GH-506."""
     data = toml_text.parse(text, path)
     for plugin in dict.fromkeys(PLUGIN.values()):
-        containerd = (*plugin, "containerd")
-        keys = (*containerd, "runtimes", NAME)
-        if toml_text.get(data, (*keys, "options", "BinaryName")) != registration.program:
-            continue
-        text = toml_text.drop_table(without_fences(text), keys)
-        default = (*containerd, "default_runtime_name")
-        expected = toml_text.put(data, keys, None)
-        if toml_text.get(data, default) == NAME:
-            former = notes.get("default")
-            expected = toml_text.put(expected, default, former)
-            if former is None:
-                text = toml_text.drop_key(text, containerd, default[-1])
-            elif toml_text.has_header(text, containerd):
-                text = toml_text.set_string(text, containerd, default[-1], former)
-        rest = toml_text.parse(text, path)
-        runc = (*keys[:-1], "runc")
-        if toml_text.get(rest, runc) is None and toml_text.get(data, runc) == USUAL:
-            expected = toml_text.put(expected, runc, None)
-        if toml_text.pruned(rest) != toml_text.pruned(expected):
-            raise refuse("GH-506", f"{path} was changed around the table of {NAME}; remove that table by hand")
-        if notes.get("newline") and text.endswith("\n"):
-            text = text[:-1]
-        nothing = not set(rest) - {"version"}
-        return None if nothing and not notes.get("file") and "#" not in text else text
+        program = toml_text.get(data, (*plugin, "containerd", "runtimes", NAME, "options", "BinaryName"))
+        if program == registration.program:
+            return strip_plugin(text, data, (*plugin, "containerd"), notes, path)
     return text
+
+
+def strip_plugin(text: str, data: dict[str, Any], containerd: Keys, notes: Notes, path: Path) -> str | None:
+    """The same for the one plugin whose table `containerd` has our handler; None if nothing else is in the file."""
+    keys = (*containerd, "runtimes", NAME)
+    text = toml_text.drop_table(without_fences(text), keys)
+    default = (*containerd, "default_runtime_name")
+    expected = toml_text.put(data, keys, None)
+    if toml_text.get(data, default) == NAME:
+        former = notes.get("default")
+        expected = toml_text.put(expected, default, former)
+        if former is None:
+            text = toml_text.drop_key(text, containerd, default[-1])
+        elif toml_text.has_header(text, containerd):
+            text = toml_text.set_string(text, containerd, default[-1], former)
+    rest = toml_text.parse(text, path)
+    runc = (*keys[:-1], "runc")
+    if toml_text.get(rest, runc) is None and toml_text.get(data, runc) == USUAL:
+        expected = toml_text.put(expected, runc, None)
+    if toml_text.pruned(rest) != toml_text.pruned(expected):
+        raise refuse("GH-506", f"{path} was changed around the table of {NAME}; remove that table by hand")
+    if notes.get("newline") and text.endswith("\n"):
+        text = text[:-1]
+    empty = not set(rest) - {"version"}
+    return None if empty and not notes.get("file") and "#" not in text else text

@@ -1,4 +1,4 @@
-"""CRI-O: a runtime handler in crio.conf.d, and the hooks in hooks.d, which serve pods of the usual handler."""
+"""CRI-O: a runtime handler in crio.conf.d, and hooks in hooks.d for pods of the default handler."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ PROGRAMS = ("crio",)
 MAIN = "/etc/crio/crio.conf"
 DROP_INS = "/etc/crio/crio.conf.d"
 FILE = DROP_INS + "/99-gpu-hook.conf"
-HOOKS = "/usr/share/containers/oci/hooks.d"  # what CRI-O reads unless it is told otherwise
-RELOAD = ("crio", "restart")  # containers run on
+HOOKS = "/usr/share/containers/oci/hooks.d"  # CRI-O's default
+RELOAD = ("crio", "restart")  # containers keep running
 
 
 def paths(registration: Registration) -> list[Path]:
@@ -19,7 +19,7 @@ def paths(registration: Registration) -> list[Path]:
 
 
 def hooks(registration: Registration) -> str:
-    """The last directory of hooks_dir, whose files win; where / is an image, /usr cannot be written to."""
+    """The last directory of hooks_dir: its files win, and it is writable even if /usr is read-only."""
     found: list[str] = [HOOKS]
     for file in (registration.host(MAIN), *sorted(registration.host(DROP_INS).glob("*"))):
         real, data = read(file)

@@ -1,4 +1,4 @@
-"""Which engines a machine has, and whether an install may be registered with them."""
+"""Which engines a machine has, and whether an install is safe to register with them."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ FOLDERS = (
 
 
 def found(registration: Registration) -> dict[str, str]:
-    """Engine -> what it was found by, in the order of NAMES."""
+    """Engine -> the program by which it was found, in the order of NAMES."""
     return {name: path for name in NAMES if (path := where(name, registration))}
 
 
@@ -30,25 +30,27 @@ def where(name: str, registration: Registration) -> str | None:
     for folder in FOLDERS:
         for program in module.PROGRAMS:
             path = registration.host(f"{folder}/{program}")
-            if os.path.lexists(path):  # a link may lead nowhere when seen from a container
+            if os.path.lexists(path):  # not exists(): seen from a container, an absolute link may lead nowhere
                 return f"{folder}/{program}"
     return None
 
 
 def require(name: str, registration: Registration) -> None:
-    """Raises SettingsError GH-505 for an engine that is not here, unless its file was named."""
+    """Raises SettingsError GH-505 if the engine is not on this machine, unless --config names its file."""
     if registration.config is None and where(name, registration) is None:
         programs = " or ".join(engine(name).PROGRAMS)
-        raise refuse("GH-505", f"{name} is not on this machine: no {programs} in {', '.join(FOLDERS)}; see --print")
+        raise refuse(
+            "GH-505", f"{name} is not on this machine: no {programs} in {', '.join(FOLDERS)}; `--print` shows its lines"
+        )
 
 
 def check_prefix(prefix: str) -> None:
-    """An engine will run PREFIX's programs as root: nobody else may be able to change them. Raises GH-504."""
+    """Engines run PREFIX's programs as root, so only root may be able to change them. Raises SettingsError GH-504."""
     for program in ("gpu-hook-runtime", "oci-gpu-hook"):
         path = Path(prefix, "bin", program)
         if not path.is_file():
-            raise refuse("GH-504", f"{path} does not exist; `gpu-hook install --prefix {prefix}` first")
+            raise refuse("GH-504", f"{path} does not exist; run `gpu-hook install --prefix {prefix}` first")
         if (part := own_path.changeable(str(path))) is not None:
-            raise refuse("GH-504", f"{part} can be changed by others than root; chmod go-w, chown root")
+            raise refuse("GH-504", f"{part} can be changed by others than root; run chown root and chmod go-w on it")
     if os.statvfs(prefix).f_flag & os.ST_NOEXEC:
-        raise refuse("GH-504", f"{prefix} is on a file system without execution; choose another --prefix")
+        raise refuse("GH-504", f"{prefix} is on a file system mounted noexec; choose another --prefix")

@@ -1,4 +1,4 @@
-"""docker: `runtimes` and, on request, `default-runtime` in daemon.json. dockerd reads no drop-in files."""
+"""docker: `runtimes`, and if requested `default-runtime`, in daemon.json. dockerd reads no drop-in files."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from oci_hook.errors import refuse
 
 PROGRAMS = ("dockerd",)
 FILE = "/etc/docker/daemon.json"
-RELOAD = ("docker", "reload")  # dockerd reads both keys anew on SIGHUP; containers run on
+RELOAD = ("docker", "reload")  # dockerd reads both keys again on SIGHUP; containers keep running
 
 
 def paths(registration: Registration) -> list[Path]:
@@ -34,11 +34,11 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
     data = json_text.parse(text, path)
     runtimes = data.get("runtimes", {})
     if not isinstance(runtimes, dict):
-        raise refuse("GH-506", f'{path}: "runtimes" is not an object in braces; correct it first')
+        raise refuse("GH-506", f'{path}: "runtimes" is not a JSON object; correct it first')
     there = runtimes.get(NAME)
     if there is not None:
         whose = there.get("path") if isinstance(there, dict) else there
-        raise refuse("GH-508", f'{path}: "runtimes" has {NAME} already, which is {whose!r:.100}; remove it first')
+        raise refuse("GH-508", f'{path}: "runtimes" already has {NAME}, which is {whose!r:.100}; remove it first')
     notes["runtimes"] = "runtimes" in data
     text = json_text.put(text, ("runtimes", NAME), {"path": registration.program})
     if registration.default or "default" in notes:
@@ -49,7 +49,7 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
 
 
 def strip(text: str, notes: Notes, registration: Registration, path: Path) -> str | None:
-    """Also without notes: a runtime of that name whose program is ours is ours."""
+    """Works without notes too: a runtime of our name with our program is ours."""
     if not text.strip():
         return text
     data = json_text.parse(text, path)

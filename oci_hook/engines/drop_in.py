@@ -1,4 +1,4 @@
-"""A TOML drop-in file of our own, in a directory that the engine reads whole."""
+"""Our own TOML drop-in file, in a directory of which the engine reads every file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from oci_hook.errors import GhError, refuse
 
 
 def target(path: Path, lines: Callable[[bool], list[str]], registration: Registration) -> Target:
-    """What `lines` gives for a runtime that is the default (shall be, or already is), or not."""
+    """The file with the lines that `lines(default)` returns; default: gpu-hook is, or becomes, the default runtime."""
 
     def add(text: str | None, notes: Notes) -> str:
         default = registration.default or "default" in notes
@@ -23,16 +23,16 @@ def target(path: Path, lines: Callable[[bool], list[str]], registration: Registr
             if BEGIN in text:
                 raise ValueError
             toml_text.parse(new, path)
-        except (GhError, ValueError):  # of another install, or with the same tables
+        except (GhError, ValueError):  # another install's lines, or the same tables twice
             raise refuse(
-                "GH-508", f"{path} is there already, with lines that contradict ours; remove it first"
+                "GH-508", f"{path} already exists, with lines that contradict gpu-hook's; remove it first"
             ) from None
         return new
 
     def strip(text: str, notes: Notes) -> str | None:
         toml_text.parse(text, path)
         if registration.program not in text:
-            return text  # of another install
+            return text  # the lines are another install's
         rest = without_fences(text)
         return rest if rest.strip() or notes.get("file") else None
 

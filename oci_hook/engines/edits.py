@@ -1,8 +1,8 @@
-"""Changes to configuration files that belong to others: shown as a diff, kept beside a backup, taken back exactly.
+"""Changes configuration files of other programs: shows a diff, keeps a backup, and can undo the change exactly.
 
-Every engine's change is a Target: a file and two pure functions, `add` and `strip`. `strip(add(text))` is `text`, also
-when the administrator changed other parts in between. What was written is remembered in PREFIX/etc/engines.json, the
-bytes from before in PREFIX/etc/before/; an untouched file is given back from there.
+Each file is a Target: its path and two pure functions, `add` and `strip`. `strip(add(text))` is `text`, even if the
+administrator changed other parts in between. PREFIX/etc/engines.json records each change, and PREFIX/etc/before/ keeps
+the former bytes; a file that nobody changed since is restored from there.
 """
 
 import difflib
@@ -23,10 +23,10 @@ from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.errors import NodeError, refuse
 from oci_hook.linux.lock import lock_file
 
-NAME = "gpu-hook"  # of the runtime, in every engine
+NAME = "gpu-hook"  # of our runtime in every engine's configuration
 RECORD = "etc/engines.json"
 BACKUPS = "etc/before"
-LOCK = "/run/gpu-hook-engines.lock"  # root's alone to make: who may open it can hold it for ever
+LOCK = "/run/gpu-hook-engines.lock"  # where only root can open it: whoever can open a lock file can hold it forever
 LOCK_SECONDS = 60.0
 MAX_SIZE = 4 << 20
 BEGIN = "# gpu-hook: begin (written by `gpu-hook install`, removed by `gpu-hook uninstall`)"
@@ -37,8 +37,8 @@ Notes = dict[str, Any]
 
 @dataclass(frozen=True)
 class Registration:
-    """What an engine is to be told. host_root: where the machine's / is seen. config: a file of its own instead of the
-    engine's usual one. default: the runtime becomes the one for containers that name none."""
+    """What to register. prefix: of the install. default: gpu-hook becomes the engine's default runtime. host_root:
+    where the machine's / is mounted. config: the engine's configuration file, None for the usual one."""
 
     prefix: str
     default: bool = False
@@ -57,16 +57,17 @@ class Registration:
         return Path(self.host_root, path.lstrip("/"))
 
     def main(self, path: str) -> Path:
-        """The engine's main file: the one that was named, or its usual one."""
+        """The engine's main file: `config`, or the usual one."""
         return Path(self.config) if self.config else self.host(path)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One file, which `parse` reads.
+    """One file to change.
 
-    add(text or None, notes) -> text: None when there is no file yet; it may leave notes for strip.
-    strip(text, notes) -> text, or None when nothing of the administrator's is in the file.
+    add(text, notes) -> the text with our lines. text: None if there is no file yet. It may leave notes for strip.
+    strip(text, notes) -> the text without our lines; None if nothing else is in the file, which then goes.
+    parse(text, path) -> the contents as data. Raises SettingsError GH-506.
     notes["file"]: whether there was a file before.
     """
 
@@ -78,9 +79,9 @@ class Target:
 
 @dataclass
 class Change:
-    """A file as it is (`old`), without us (`before`) and as it shall be (`new`); None: no such file."""
+    """A file's bytes now (`old`), without our lines (`before`) and after the change (`new`); None: no such file."""
 
-    path: Path  # with links followed: the file that is replaced
+    path: Path  # the file that is replaced, with symbolic links followed
     old: bytes | None
     before: bytes | None
     new: bytes | None
@@ -100,7 +101,7 @@ class Change:
 
 class Record:
     """PREFIX/etc/engines.json: engine -> {file: {"before": sha256 or None, "after": sha256, "notes": {...}}}, and the
-    folders that were made for the files."""
+    folders that were created for the files."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = Path(prefix)
@@ -113,7 +114,9 @@ class Record:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise refuse("GH-506", f"{self.path}: {e}; remove it, then gpu-hook knows no backups") from None
+            raise refuse(
+                "GH-506", f"{self.path}: {e}; repair it, or remove it and with it the record of backups"
+            ) from None
 
     def entry(self, engine: str, path: Path) -> dict[str, Any]:
         return self.engines.get(engine, {}).get(str(path), {})
@@ -122,11 +125,11 @@ class Record:
         return self.prefix / BACKUPS / engine / str(path).strip("/").replace("/", "%")
 
     def shared(self, engine: str, path: Path) -> bool:
-        """Whether another engine needs this file as well."""
+        """Whether another engine uses this file as well."""
         return any(str(path) in files for name, files in self.engines.items() if name != engine)
 
     def keep(self, engine: str, change: Change) -> None:
-        """Remember a change that is about to be made; its backup comes first."""
+        """Record a change that is about to be made, and before that write its backup."""
         backup = self.backup(engine, change.path)
         if change.before is not None:
             backup.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -152,7 +155,7 @@ class Record:
         return {path: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
     def restore(self, engine: str, files: dict[str, dict[str, Any]], backups: dict[Path, bytes]) -> None:
-        """Remember of an engine what was remembered before its change, which was taken back."""
+        """Put back an engine's record and backups from before a change that was reverted."""
         for path, data in backups.items():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write(path, data, mode=0o600)
@@ -169,7 +172,7 @@ class Record:
 
 
 def plan(target: Target, record: Record, engine: str, remove: bool = False) -> Change:
-    """What install (or uninstall) would do to one file; changes nothing. Raises SettingsError GH-50x."""
+    """The change of one file that registers (or unregisters); writes nothing. Raises SettingsError GH-506 to GH-508."""
     path, old = read(target.path)
     if remove and record.shared(engine, path):
         return Change(path, old, old, old)
@@ -184,12 +187,12 @@ def plan(target: Target, record: Record, engine: str, remove: bool = False) -> C
         before = None if stripped is None else stripped.encode()
     if remove:
         return Change(path, old, before, before, notes)
-    # Only the choice to be the default outlives a second install; what was found at the first try may have changed.
+    # From an earlier install, only the choice to be the default runtime stays; the other notes are taken again.
     notes = {"default": notes["default"]} if "default" in notes else {}
     notes["file"] = before is not None
     new = target.add(None if before is None else text_of(path, before), notes)
     if old is not None and old.strip() and target.parse(text_of(path, old), path) == target.parse(new, path):
-        return Change(path, old, before, old, notes)  # the administrator put it into another order
+        return Change(path, old, before, old, notes)  # equal as data: the administrator only reordered it
     return Change(path, old, before, new.encode(), notes)
 
 
@@ -207,7 +210,7 @@ def saved(record: Record, engine: str, path: Path, entry: dict[str, Any]) -> byt
 
 
 def carry_out(changes: list[Change], record: Record, engine: str, remove: bool = False) -> None:
-    """Write what `plan` said. Raises SettingsError GH-507; files that were not reached are as they were."""
+    """Write planned changes, in order. Raises SettingsError GH-507; the files after the failed one are unchanged."""
     for change in changes:
         if change.old != change.new:
             writable(change.path)
@@ -231,15 +234,15 @@ def put_in_place(change: Change) -> None:
         raise refuse("GH-507", f"{change.path}: {e.strerror}; remove it by hand") from None
 
 
-def undone(change: Change) -> Change:
-    """The change that takes this one back."""
+def reverted(change: Change) -> Change:
+    """The change that reverts this one."""
     return replace(change, old=change.new, new=change.old)
 
 
 @contextmanager
 def lock() -> Iterator[None]:
-    """One install or uninstall at a time on this machine: waits for the other. The file goes with each. Raises
-    SettingsError GH-507, after LOCK_SECONDS with who holds it."""
+    """Let only one install or uninstall run on this machine; the lock file is removed afterwards. Raises SettingsError
+    GH-507, which names the holder if it keeps the lock for LOCK_SECONDS."""
     try:
         os.makedirs(os.path.dirname(LOCK), exist_ok=True)
         fd = locked(LOCK, "GH-507")
@@ -254,8 +257,8 @@ def lock() -> Iterator[None]:
 
 
 def locked(path: str, code: str) -> int:
-    """A descriptor that holds this lock file, which only root may open. Raises OSError, and after LOCK_SECONDS a
-    SettingsError with this code that names the holder."""
+    """A descriptor that holds this lock file. Raises OSError, and a SettingsError with `code` that names the holder if
+    it keeps the lock for LOCK_SECONDS."""
     end = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -266,18 +269,23 @@ def locked(path: str, code: str) -> int:
 
 
 def read(path: Path) -> tuple[Path, bytes | None]:
-    """(the file with links followed, its bytes or None). A link is kept: the file that it names is what changes."""
+    """(the file with symbolic links followed, its bytes or None). Raises SettingsError GH-506, GH-507."""
     try:
         real = path.resolve()
         st = os.stat(real)
         if not stat.S_ISREG(st.st_mode):
             raise refuse("GH-507", f"{path} is not a regular file; name the right one with --config")
         if st.st_size > MAX_SIZE:
-            raise refuse("GH-506", f"{path} has {st.st_size} bytes; this is not a configuration file")
+            raise refuse(
+                "GH-506",
+                f"{path} has {st.st_size} bytes, too many for a configuration file; name the right one with --config",
+            )
         return real, real.read_bytes()
     except FileNotFoundError:
         if path.is_symlink():
-            raise refuse("GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; fix it") from None
+            raise refuse(
+                "GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; correct the link"
+            ) from None
         return real, None
     except (OSError, RuntimeError) as e:  # RuntimeError: a loop of links
         raise refuse("GH-507", f"{path}: {getattr(e, 'strerror', None) or e}") from None
@@ -295,11 +303,11 @@ def writable(path: Path) -> None:
     folder = next(folder for folder in path.parents if folder.exists())
     if not os.access(folder, os.W_OK):
         why = "is read-only" if os.statvfs(folder).f_flag & os.ST_RDONLY else "cannot be written to"
-        raise refuse("GH-507", f"{folder} {why}, so {path.name} stays as it is; run as root, or use --print")
+        raise refuse("GH-507", f"{folder} {why}, so {path.name} is unchanged; run as root, or use --print")
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file in one step, with the owner and mode that it has. Raises SettingsError GH-507."""
+    """Replace a file in one step; owner and mode stay. Raises SettingsError GH-507."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -308,17 +316,17 @@ def replace_file(path: Path, data: bytes) -> None:
         except FileNotFoundError:
             write(path, data, 0o644)
     except OSError as e:
-        raise refuse("GH-507", f"{path}: {e.strerror}; nothing was changed in it") from None
+        raise refuse("GH-507", f"{path}: {e.strerror}; it is unchanged") from None
 
 
 def write(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
-    """Write beside the file and rename. The new file never has a name that an engine reads: drop-in directories are
-    read whole by some, so there it is made one directory up."""
+    """Write a temporary file and rename it. Some engines read every file of a drop-in directory, so the temporary file
+    is made one directory above it, if that is on the same file system."""
     folder = path.parent.parent if path.parent.name.endswith(".d") else path.parent
     if os.stat(folder).st_dev != os.stat(path.parent).st_dev:
         folder = path.parent
     temporary = folder / f".{path.name}.gpu-hook-new"
-    temporary.unlink(missing_ok=True)  # of an install that was killed; the lock is ours
+    temporary.unlink(missing_ok=True)  # left by an install that was killed; we hold the lock
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as f:
@@ -346,7 +354,7 @@ def digest(data: bytes | None) -> str | None:
 
 
 def annotation_patterns() -> list[str]:
-    """What an engine must let through for every dialect, in Go's path.Match form, where * does not cross a slash."""
+    """The annotations of all dialects, which engines must pass on: patterns of Go's path.Match (* matches no slash)."""
     patterns = [PREFIX_KEY + "*"]
     for name in dialects.NAMES:
         for key in dialects.table(name).KEYS:
@@ -356,6 +364,7 @@ def annotation_patterns() -> list[str]:
 
 
 def fenced(lines: list[str]) -> str:
+    """Our lines as a block between comments that mark it as ours."""
     return "\n".join((BEGIN, *lines, END)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""hooks.d of podman and CRI-O: a hook that the engine puts into every container whose annotations match."""
+"""hooks.d of podman and CRI-O: hooks that the engine adds to every container whose annotations match."""
 
 import json
 import re
@@ -9,11 +9,11 @@ from oci_hook.engines.edits import Notes, Registration, Target, annotation_patte
 from oci_hook.errors import refuse
 
 STAGES = ("createRuntime", "poststop")
-TIMEOUT = 10  # seconds; the hook's own deadline is shorter
+TIMEOUT = 10  # seconds; the hook gives up earlier by itself
 
 
 def paths(folder: Path, stages: tuple[str, ...] = STAGES) -> list[Path]:
-    """A file for each stage: a file's hook has the same arguments at each of its stages, and ours says which it is."""
+    """One file per stage, because a file's hook has the same arguments at all its stages and ours needs the stage."""
     return [folder / f"gpu-hook-{stage}.json" for stage in stages]
 
 
@@ -22,7 +22,9 @@ def target(path: Path, registration: Registration) -> Target:
 
     def add(text: str | None, notes: Notes) -> str:
         if text is not None:
-            raise refuse("GH-508", f"{path} is there already, and not of {registration.prefix}; remove it first")
+            raise refuse(
+                "GH-508", f"{path} already exists and does not belong to {registration.prefix}; remove it first"
+            )
         return document(stage, registration)
 
     def strip(text: str, notes: Notes) -> str | None:
@@ -40,7 +42,7 @@ def document(stage: str, registration: Registration) -> str:
         "hook": {
             "path": registration.hook,
             "args": ["oci-gpu-hook", stage],
-            "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],  # without any, a runtime may pass on the container's own
+            "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],  # without env, some runtimes pass the container's own
             "timeout": TIMEOUT,
         },
         "when": {"annotations": {matching(): ".*"}},
@@ -50,7 +52,7 @@ def document(stage: str, registration: Registration) -> str:
 
 
 def matching() -> str:
-    """One regular expression for every annotation that we read; several would all have to match."""
+    """One regular expression for all annotations that we read: of several, every one would have to match."""
     words = []
     for pattern in annotation_patterns():
         words.append(re.escape(pattern[:-1]) if pattern.endswith("*") else re.escape(pattern) + "$")

@@ -1,4 +1,4 @@
-"""Single members of a JSON text, put in, replaced and taken out; every other byte stays as it was written."""
+"""Inserts, replaces and removes single members of a JSON text; every other byte stays as it was written."""
 
 import json
 from pathlib import Path
@@ -24,11 +24,11 @@ def parse(text: str, path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as e:
         raise refuse("GH-506", f"{path}:{e.lineno}:{e.colno}: not JSON: {e.msg}; correct it first") from None
     except RecursionError:
-        raise refuse("GH-506", f"{path}: nested too deeply") from None
+        raise refuse("GH-506", f"{path}: nested too deeply; correct it first") from None
     except ValueError as e:
-        raise refuse("GH-506", f"{path}: {e}; which one counts? Remove the other") from None
+        raise refuse("GH-506", f"{path}: {e}; remove one of the two") from None
     if not isinstance(data, dict):
-        raise refuse("GH-506", f"{path}:1:1: not an object in braces; correct it first")
+        raise refuse("GH-506", f"{path}:1:1: not a JSON object; correct it first")
     return data
 
 
@@ -36,12 +36,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) != len(pairs):
         names = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in names if names.count(key) > 1)!r} is there twice")
+        raise ValueError(f"{next(key for key in names if names.count(key) > 1)!r} appears twice")
     return data
 
 
 def put(text: str, keys: tuple[str, ...], value: object) -> str:
-    """Set the member at `keys`; objects on the way are made."""
+    """Set the member at `keys`; missing objects on the way are created."""
     start = _skip(text, 0)
     outer = ""  # the indentation of the object that `start` is in
     for depth, key in enumerate(keys):
@@ -59,7 +59,7 @@ def put(text: str, keys: tuple[str, ...], value: object) -> str:
 
 
 def take(text: str, keys: tuple[str, ...]) -> str:
-    """Remove the member at `keys`, which is there."""
+    """Remove the member at `keys`, which must exist."""
     start = _skip(text, 0)
     for key in keys[:-1]:
         start = next(m.value for m in _members(text, start)[0] if m.key == key)
@@ -87,7 +87,7 @@ def _insert(
 
 
 def _indent(text: str, start: int, members: list[Member], outer: str) -> str | None:
-    """The indentation of this object's members; None where they share the brace's line."""
+    """The indentation of this object's members; None if they are on the line of the brace."""
     if not members:
         return outer + ("\t" if outer.startswith("\t") else outer or "  ")
     before = text[start + 1 : members[0].start]
@@ -102,7 +102,7 @@ def _dump(value: object, indent: str | None, outer: str) -> str:
 
 
 def _members(text: str, start: int) -> tuple[list[Member], int]:
-    """The members of the object that begins at `start`, and where its closing brace is. The text is valid JSON."""
+    """The members of the object that begins at `start`, and the place of its closing brace. The text is valid JSON."""
     members: list[Member] = []
     i = _skip(text, start + 1)
     while text[i] != "}":

@@ -1,5 +1,5 @@
-"""podman: a runtime for `--runtime gpu-hook` in a drop-in file of containers.conf, and the hooks in hooks.d, which
-serve containers that run with the usual runtime. podman has no daemon: the next container finds both."""
+"""podman: a runtime for `--runtime gpu-hook` in a drop-in file of containers.conf, and hooks in hooks.d for containers
+of the default runtime. podman has no daemon, so both are in effect for the next container."""
 
 from pathlib import Path
 
@@ -11,9 +11,10 @@ PROGRAMS = ("podman",)
 MAIN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
 DROP_INS = "/etc/containers/containers.conf.d"
 FILE = DROP_INS + "/gpu-hook.conf"
-USUAL_HOOKS = "/usr/share/containers/oci/hooks.d"  # what podman reads unless it is told otherwise
+USUAL_HOOKS = "/usr/share/containers/oci/hooks.d"  # podman's default
 HOOKS = "/etc/containers/oci/hooks.d"
-# precreate is podman's own stage: `podman build` and CRI-O, which read the two above, fail where a file names it.
+# precreate is a stage of podman alone. It needs a directory of its own: `podman build` and CRI-O read the two above and
+# fail on a hook file that names it.
 PRECREATE_HOOKS = "/etc/containers/oci/podman-hooks.d"
 RELOAD = None
 
@@ -28,7 +29,7 @@ def paths(registration: Registration) -> list[Path]:
 
 
 def configured_hooks(registration: Registration) -> list[str] | None:
-    """The administrator's hooks_dir: the files' own, the last one wins. None: podman's default holds."""
+    """The administrator's hooks_dir, from the last file that sets it; None if podman's default applies."""
     found = None
     drop_ins = sorted(registration.host(DROP_INS).glob("*.conf"))
     for file in (*map(registration.host, MAIN), *(f for f in drop_ins if f != registration.host(FILE))):

@@ -1,4 +1,4 @@
-"""Telling engines of an install, and taking it back: all of them are planned before the first file changes."""
+"""Registers an install with container engines, and unregisters it. All changes are planned before the first is made."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from oci_hook.engines.edits import (
     lock,
     plan,
     put_in_place,
-    undone,
+    reverted,
 )
 from oci_hook.errors import GhError, refuse
 
@@ -28,8 +28,10 @@ SYSTEMD = "/run/systemd/system"
 
 @dataclass
 class Result:
-    """What happened, or with dry_run would happen, to one engine's files. command: what makes the running engine take
-    it, "" where nothing needs to. restarted: that this was done."""
+    """The changes made, or with dry_run planned, to one engine's files.
+
+    command: makes the running engine read them; "" if none is needed. restarted: the command was run.
+    """
 
     engine: str
     changes: list[Change]
@@ -41,14 +43,14 @@ class Result:
         return any(change.old != change.new for change in self.changes)
 
 
-def install(
+def register(
     names: Sequence[str], registration: Registration, dry_run: bool = False, restart: bool = False
 ) -> list[Result]:
-    """Register with these engines, or with every one that is found. Raises SettingsError GH-50x."""
+    """Register with these engines, or with every engine that is found. Raises SettingsError GH-504 to GH-509."""
     if not dry_run:
         detect.check_prefix(registration.prefix)
     if registration.config and len(names) != 1:
-        raise refuse("GH-506", "--config names one engine's file; name that engine with --engine, and only it")
+        raise refuse("GH-506", "--config is the file of one engine; name exactly one by --engine")
     for name in names:
         detect.require(name, registration)
     with lock():
@@ -62,10 +64,10 @@ def install(
     return results
 
 
-def uninstall(
+def unregister(
     names: Sequence[str], registration: Registration, dry_run: bool = False, restart: bool = False
 ) -> list[Result]:
-    """Take back what was written for these engines, or for all. Files without anything of ours are left alone."""
+    """Unregister from these engines, or from all. Files without any line of ours are left alone. Raises as register."""
     with lock():
         record = Record(registration.prefix)
         results = []
@@ -76,7 +78,7 @@ def uninstall(
             except GhError:
                 if names or recorded:
                     raise
-                continue  # never registered there, and what is wrong with that engine is not ours to judge
+                continue  # we never registered with this engine, so its errors are not ours to report
             if changes:
                 results.append(Result(name, changes))
         _finish(results, record, dry_run, restart, remove=True)
@@ -84,19 +86,21 @@ def uninstall(
 
 
 def _removal(name: str, recorded: list[Path], registration: Registration, record: Record) -> list[Change]:
+    """The changes that unregister from one engine: in the recorded files and in those that it reads now."""
     module = engine(name)
     try:
         usual = module.paths(registration)
     except GhError:
         if not recorded:
             raise
-        usual = []  # the file that says which one counts is broken: what was written is known all the same
+        usual = []  # the engine's main file is broken, but the record still names the files that we wrote
     paths = dict.fromkeys([*recorded, *(path.resolve() for path in usual)])
     changes = [plan(module.target(path, registration), record, name, remove=True) for path in paths]
     return [c for c in changes if c.old != c.new or c.path in recorded]
 
 
 def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool, remove: bool) -> None:
+    """Make the planned changes unless this is a dry run, and let the engines read them if `restart` says so."""
     for result in results:
         reload = engine(result.engine).RELOAD
         if result.changed and reload is not None:
@@ -113,15 +117,15 @@ def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool,
 
 
 def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], backups: dict[Path, bytes]) -> None:
-    """Raises SettingsError GH-509 when the engine does not come back; its files are as they were then, and so is what
-    is remembered of them: former and backups."""
+    """Let the engine read its files. If it fails, the files and their record (former, backups) are put back and the
+    engine is restarted with them. Raises SettingsError GH-509."""
     unit, verb = engine(result.engine).RELOAD
     try:
         result.restarted = _take_effect(unit, verb)
     except OSError as e:
         for change in result.changes:
             if change.old != change.new:
-                put_in_place(undone(change))
+                put_in_place(reverted(change))
         for path in [path for path in record.engines.get(result.engine, {}) if path not in former]:
             record.forget(result.engine, Path(path))
         record.restore(result.engine, former, backups)
@@ -129,13 +133,15 @@ def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], 
             _take_effect(unit, verb)
         except OSError as again:
             raise refuse(
-                "GH-509", f"{result.command}: {e}; its files are as before, and still: {again}; see its log"
+                "GH-509", f"{result.command}: {e}; its files were put back, and it still fails: {again}; see its log"
             ) from None
-        raise refuse("GH-509", f"{result.command}: {e}; its files are as before and it runs; see its log") from None
+        raise refuse(
+            "GH-509", f"{result.command}: {e}; its files were put back and it runs again; see its log"
+        ) from None
 
 
 def _take_effect(unit: str, verb: str) -> bool:
-    """Whether a running engine was told. Raises OSError with what it said."""
+    """Make a running engine read its configuration; False if none runs. Raises OSError with systemctl's message."""
     systemctl = shutil.which("systemctl")
     if systemctl is None or not os.path.isdir(SYSTEMD):
         return unit == "docker" and _hang_up(DOCKER_PID)
@@ -149,7 +155,7 @@ def _take_effect(unit: str, verb: str) -> bool:
 
 
 def _hang_up(pid_file: str) -> bool:
-    """SIGHUP, by which dockerd reads daemon.json anew."""
+    """Send dockerd SIGHUP, on which it reads daemon.json again; False if none runs."""
     try:
         pid = int(Path(pid_file).read_text())
         if Path(f"/proc/{pid}/comm").read_text().strip() != "dockerd":
@@ -161,7 +167,7 @@ def _hang_up(pid_file: str) -> bool:
 
 
 def printed(names: Sequence[str], registration: Registration) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """(engine, where it belongs, [(file, text)]) as it would be on a machine without any configuration."""
+    """(engine, where the text belongs, [(file, text)]), as for a machine on which the engine has no configuration."""
     empty = replace(registration, host_root="/nonexistent", config=None)
     pages = []
     for name in names or NAMES:

@@ -1,5 +1,5 @@
-"""runc and crun called directly: they have no configuration. gpu-hook-runtime is called in their place, or the hooks
-are in the bundle's own config.json (runtime-config/runc)."""
+"""runc and crun called directly. They have no configuration to register with: call gpu-hook-runtime in their place, or
+name the hooks in the bundle's config.json (runtime-config/runc)."""
 
 from pathlib import Path
 

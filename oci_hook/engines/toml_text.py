@@ -1,6 +1,6 @@
-"""Single keys and tables of a TOML text, put in and taken out; every other byte stays as it was written.
+"""Inserts and removes single keys and tables of a TOML text; every other byte stays as it was written.
 
-The text is searched line by line, so what comes out is parsed and compared with what was meant before it counts.
+The text is searched line by line, which can go wrong; callers parse the result and compare it with what they expect.
 """
 
 import json
@@ -36,7 +36,7 @@ def header(keys: Keys) -> str:
 
 
 def value(item: Any) -> str:
-    """A value as TOML writes it; JSON's strings are TOML's as well."""
+    """A value in TOML's syntax, whose strings have the form of JSON's."""
     if isinstance(item, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {value(v)}" for key, v in item.items()) + "}"
     if isinstance(item, list):
@@ -45,7 +45,7 @@ def value(item: Any) -> str:
 
 
 def table_lines(keys: Keys, table: dict[str, Any], indent: str = "") -> list[str]:
-    """A table with its sub-tables, indented as containerd's own files are."""
+    """The lines of a table and its sub-tables, indented like containerd's own files."""
     lines = [indent + header(keys)]
     lines += [f"{indent}  {key} = {value(item)}" for key, item in table.items() if not isinstance(item, dict)]
     for key, item in table.items():
@@ -55,7 +55,7 @@ def table_lines(keys: Keys, table: dict[str, Any], indent: str = "") -> list[str
 
 
 def get(data: Any, keys: Keys) -> Any:
-    """What is at `keys`, or None."""
+    """The value at `keys`, or None."""
     for key in keys:
         if not isinstance(data, dict):
             return None
@@ -64,7 +64,7 @@ def get(data: Any, keys: Keys) -> Any:
 
 
 def put(data: dict[str, Any], keys: Keys, item: Any) -> dict[str, Any]:
-    """A copy of plain data with `item` at `keys`; item None takes it out, and tables that become empty by it."""
+    """A copy of plain data with `item` at `keys`. Item None removes the key, and tables that become empty."""
     copy = dict(data)
     if len(keys) == 1:
         copy.pop(keys[0], None)
@@ -81,7 +81,7 @@ def put(data: dict[str, Any], keys: Keys, item: Any) -> dict[str, Any]:
 
 
 def pruned(data: Any) -> Any:
-    """Without empty tables, which mean nothing."""
+    """The data without empty tables, which have no meaning here."""
     if not isinstance(data, dict):
         return data
     inner = {key: pruned(item) for key, item in data.items()}
@@ -93,7 +93,7 @@ def has_header(text: str, table: Keys) -> bool:
 
 
 def set_string(text: str, table: Keys, key: str, item: str) -> str:
-    """Set a string in a table that has a header; a new key is marked as ours, an old one keeps its line."""
+    """Set a string in a table that has a header. A new key is marked as ours; an existing key keeps its line."""
     lines = text.splitlines(keepends=True)
     at = next(i for i, line in enumerate(lines) if _heads(line, table))
     found = _key_line(lines, at, key)
@@ -120,7 +120,7 @@ def drop_key(text: str, table: Keys, key: str) -> str:
 
 
 def drop_table(text: str, table: Keys) -> str:
-    """Without the table and its sub-tables, where they stand under headers of their own."""
+    """The text without the table and its sub-tables; only tables with headers of their own are found."""
     kept, inside = [], False
     for line in text.splitlines(keepends=True):
         if ANY_HEADER.match(line):

@@ -51,10 +51,6 @@ memory_per_share: 0       # 4Gi: at most 4 containers share a GPU of 16 GiB; 0: 
 # from its own gaps, mostly about 2ms) or a time, as 100ms. For containers that start from now on.
 linger: adaptive
 
-# Where `gpu-hook gpus --probe` found that it works: slice gives work of lower classes short time slices of the GPU,
-# stop also takes it off in the middle of a kernel while higher classes work. For containers that start from now on.
-channel_groups: none
-
 # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for GPUs as annotations do.
 # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
 trust_env: false

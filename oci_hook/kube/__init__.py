@@ -1,1 +1,1 @@
-"""Kubernetes objects as text and as data; nothing here talks to a cluster."""
+"""Rewrites Kubernetes manifests, as text. Nothing here talks to a cluster."""

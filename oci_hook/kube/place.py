@@ -1,4 +1,4 @@
-"""Where in a pod template the changes go: resources out, annotations and the runtime class in."""
+"""Makes the changes in a pod template: removes resources, adds annotations and the runtime class."""
 
 import json
 
@@ -12,7 +12,7 @@ RUNTIME_CLASS = "gpu-hook"
 
 
 def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
-    """The resources that are said in annotations now, and what they leave empty."""
+    """Remove the resources that annotations replace, and the mappings that this would leave empty."""
     found = get(container, "resources")
     if found is None:
         return
@@ -38,11 +38,11 @@ def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
 
 
 def put_annotations(edit: Edit, template: yaml.Node, new: dict[str, str], gone: list[str]) -> None:
-    """The new annotations in, those that are `gone` out, whatever of metadata and annotations is there yet."""
+    """Add the annotations `new` and remove those in `gone`; metadata and annotations may be missing, empty or null."""
     metadata, found = get(template, "metadata"), get(template, "metadata", "annotations")
     for name, node in (("metadata", metadata), ("annotations", found)):
         if node is not None and not isinstance(node, yaml.MappingNode):
-            why = f"line {node.start_mark.line + 1}: {name} is not lines of key: value"
+            why = f"line {node.start_mark.line + 1}: {name} is not a mapping; write it as lines of key: value"
             raise RequestError(Problem("GH-107", why))
     new = {key: value for key, value in new.items() if key not in yaml_edit.scalars(found)}
     if yaml_edit.entries(found):
@@ -64,7 +64,7 @@ def put_annotations(edit: Edit, template: yaml.Node, new: dict[str, str], gone: 
 
 
 def among(edit: Edit, found: yaml.Node | None, new: dict[str, str], gone: list[str]) -> None:
-    """Beside annotations that are there, some of which go."""
+    """The same if there are annotations already."""
     assert found is not None
     if is_flow(found) and len(gone) == len(yaml_edit.entries(found)):
         edit.replace(found, json.dumps(new))
@@ -74,6 +74,7 @@ def among(edit: Edit, found: yaml.Node | None, new: dict[str, str], gone: list[s
 
 
 def into_flow(edit: Edit, template: yaml.Node, new: dict[str, str]) -> None:
+    """Add annotations to a template, or metadata, in flow style ({...}) without annotations."""
     metadata = yaml_edit.value_of(template, "metadata")
     found = yaml_edit.value_of(metadata, "annotations")
     whole = json.dumps({"annotations": new})
@@ -88,14 +89,14 @@ def into_flow(edit: Edit, template: yaml.Node, new: dict[str, str]) -> None:
 
 
 def with_metadata(edit: Edit, template: yaml.Node, new: dict[str, str]) -> None:
-    """With metadata, which there are none of, or null."""
+    """Add annotations to a template in block style whose metadata is missing or null."""
     null = yaml_edit.value_of(template, "metadata")
     if null is not None:
         edit.replace(null, f" {json.dumps({'annotations': new})}")
         return
     key = next(key for key, _ in yaml_edit.entries(template) if key.value == "spec")
     if not edit.alone(key):
-        raise RequestError(Problem("GH-107", "its template has no metadata; write an empty one first"))
+        raise RequestError(Problem("GH-107", "its template has no metadata; add `metadata: {}` first"))
     indent = " " * key.start_mark.column
     lines = [f"{indent}metadata:", f"{indent}  annotations:", *in_lines(indent + "    ", new)]
     edit.insert(key.start_mark.line, lines)
@@ -106,7 +107,7 @@ def in_lines(indent: str, new: dict[str, str]) -> list[str]:
 
 
 def put_runtime_class(edit: Edit, template: yaml.Node) -> str:
-    """Right below `spec:`, or in the place of another class, which is then returned."""
+    """Add the runtime class right below `spec:`, or replace another class, which is returned ("" if there is none)."""
     key, spec = next(entry for entry in yaml_edit.entries(template) if entry[0].value == "spec")
     there = get(spec, "runtimeClassName")
     if there is not None:

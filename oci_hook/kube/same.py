@@ -1,4 +1,4 @@
-"""Whether an edited manifest says what it said before, but for what the edit is about: the proof after a text edit."""
+"""Checks after a text edit that the manifest is unchanged except for the parts that the edit was meant to change."""
 
 import copy
 from collections.abc import Collection
@@ -8,18 +8,18 @@ import yaml
 
 
 def same_elsewhere(old: str, new: str, keys: Collection[str]) -> bool:
-    """Equal as data, order included, leaving aside annotations, runtimeClassName, and resources called `keys`."""
+    """Whether both are equal as data and in order, without annotations, runtimeClassName and the resources `keys`."""
     try:
         before, after = (list(yaml.safe_load_all(text)) for text in (old, new))
     except (yaml.YAMLError, RecursionError):
         return False
-    # Sharing by aliases is kept by deepcopy and followed once, so a nest of them cannot grow.
+    # deepcopy keeps aliases shared, and strip visits each object once: nested aliases cannot make this grow.
     stripped = [strip(copy.deepcopy(documents), frozenset(keys), set()) for documents in (before, after)]
     return equal(stripped[0], stripped[1], set())
 
 
 def strip(value: Any, keys: frozenset[str], seen: set[int]) -> Any:
-    """Take the edited parts out of the data, in place; the value itself."""
+    """Remove the edited parts from the data, in place; returns the data."""
     if id(value) in seen:
         return value
     seen.add(id(value))
@@ -42,6 +42,7 @@ def strip(value: Any, keys: frozenset[str], seen: set[int]) -> Any:
 
 
 def equal(one: Any, two: Any, seen: set[tuple[int, int]]) -> bool:
+    """seen: pairs of objects that are compared already; data with aliases may refer to itself."""
     if (id(one), id(two)) in seen:
         return True
     if type(one) is not type(two):

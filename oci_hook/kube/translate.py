@@ -1,7 +1,8 @@
-"""Manifests in other systems' words -> the same in ours: annotations of the pod template, and its runtime class.
+"""Rewrites manifests of other sharing systems: their resources and annotations become gpu-hook's annotations on the pod
+template, and its runtime class is set.
 
-What the words mean is read by the dialect tables, the same that containers' annotations go through, so a translated
-container asks for exactly what its resources asked for; what could not be carried over is said in notes.
+The dialect tables that read containers' annotations also read the resources here, so a translated container requests
+exactly what it requested before. A note names each part that has no equivalent.
 """
 
 import json
@@ -22,7 +23,7 @@ from oci_hook.kube.same import same_elsewhere
 from oci_hook.kube.yaml_edit import Edit, get
 
 MAX_SIZE = 4 << 20  # characters; etcd takes no object above 1.5 MiB
-MAX_NAME = 63  # of an annotation's part after the slash
+MAX_NAME = 63  # characters of an annotation key after the slash
 TEMPLATES: dict[str, tuple[str, ...]] = {  # where a kind has its pod template
     "Pod": (),
     "PodTemplate": ("template",),
@@ -31,7 +32,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {  # where a kind has its pod template
         ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Job"), ("spec", "template")
     ),
 }
-# Names by which sharing systems are known; what remains of them in a manifest is worth a word.
+# Prefixes of other systems' names. What remains of them in a translated manifest gets a note.
 THEIRS: tuple[str, ...] = (
     *("nvidia.com/", "hami.io/", "tencent.com/", "tke.cloud.tencent.com/", "tensorstack.dev/", "volcano.sh/vgpu"),
     *("sched.tensorstack.dev/", "elasticgpu.", "aliyun.com/gpu", "gpu-fraction", "gpu-memory"),
@@ -41,8 +42,8 @@ SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai")
 
 
 class Container:
-    """One container of a template. wishes: its own and its pod's. words: what to write; None: it asks for nothing.
-    lost: some of the words found no place."""
+    """One container of a template. wishes: from its resources and its pod's annotations. words: our annotations for it;
+    None if it requests nothing. lost: some of these do not fit into annotation keys."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,7 +54,7 @@ class Container:
 
 
 class Pod:
-    """A pod template that was looked at, for the report. annotations: what was added."""
+    """A pod template, for the report. annotations: those that were added."""
 
     def __init__(self, kind: str, name: str) -> None:
         self.kind = kind
@@ -67,7 +68,7 @@ class Pod:
 
 
 class Translation:
-    """text: the new manifest. pods: every pod template of a known kind; those that ask have annotations."""
+    """text: the new manifest. pods: every pod template; those that were translated have annotations."""
 
     def __init__(self, text: str, pods: list[Pod]) -> None:
         self.text = text
@@ -75,13 +76,15 @@ class Translation:
 
 
 def translate(text: str, rules: Rules) -> Translation:
-    """The manifest in our words; rules say which dialects count and what qgpu-memory's unit is.
+    """Translate a manifest. rules: which dialects are read, and the unit of qgpu-memory.
 
-    Raises RequestError with every problem: GH-107 for what is no manifest or cannot be edited in place, GH-101 to
-    GH-106 for what the words themselves have wrong.
+    Raises RequestError with every problem: GH-107 if the text is no manifest or cannot be edited in place, GH-101 to
+    GH-106 for invalid requests in it.
     """
     if len(text) > MAX_SIZE:
-        raise RequestError(Problem("GH-107", f"the manifest has {len(text)} characters, {MAX_SIZE} are allowed"))
+        raise RequestError(
+            Problem("GH-107", f"the manifest has {len(text)} characters, {MAX_SIZE} are allowed; translate it in parts")
+        )
     edit = Edit(text)
     problems: list[Problem] = []
     pods = []
@@ -104,16 +107,16 @@ def translate(text: str, rules: Rules) -> Translation:
         raise RequestError(*problems)
     if not pods:
         kinds = ", ".join(TEMPLATES)
-        raise RequestError(Problem("GH-107", f"there is no object with pods in it; the kinds are {kinds}"))
+        raise RequestError(Problem("GH-107", f"no object in it has a pod template; such kinds are {kinds}"))
     new = edit.result()
     if not verified(text, new, pods, rules):
-        why = "it is written in a way (<<, aliases, tags, a key twice) that cannot be edited in place; write it out"
+        why = "it uses <<, aliases, tags or a key twice and cannot be edited in place; write these parts out"
         raise RequestError(Problem("GH-107", why))
     return Translation(new, pods)
 
 
 def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
-    """Whether the new text has what it was to get, asks for nothing in other words, and is the old one elsewhere."""
+    """Whether the new text has the new annotations, requests nothing in other words, and is otherwise the old text."""
     keys = {key for name in rules.dialects for key in dialects.table(name).KEYS}
     if not same_elsewhere(old, new, keys):
         return False
@@ -133,14 +136,14 @@ def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
 
 
 def containers(template: yaml.Node | None) -> list[yaml.Node]:
-    """In the order in which they start."""
+    """The containers of a template, in the order in which they start."""
     spec = get(template, "spec")
     both = (get(spec, section) for section in ("initContainers", "containers"))
     return [node for part in both for node in getattr(part, "value", ()) if isinstance(node, yaml.MappingNode)]
 
 
 def objects(document: yaml.Node) -> Iterable[yaml.Node]:
-    """The object of a document, or those of a List."""
+    """The object of a document, or the objects of a List."""
     items = get(document, "items")
     if yaml_edit.scalars(document).get("kind", "").endswith("List") and isinstance(items, yaml.SequenceNode):
         return list(items.value)
@@ -148,7 +151,7 @@ def objects(document: yaml.Node) -> Iterable[yaml.Node]:
 
 
 def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
-    """Read one template, and put its changes into `edit` if it asks for a GPU in another system's words."""
+    """Read one template; if it requests a GPU in another system's words, put its changes into `edit`."""
     rows = {key: (name, row) for name in rules.dialects for key, row in dialects.rows(name, rules).items()}
     nodes = containers(template)
     if not nodes:
@@ -164,7 +167,7 @@ def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
                 read(rows[key], key, annotations[key], container.wishes, told)
         for key, said in resources(node, rows, told).items():
             read(rows[key], key, said, container.wishes, told)
-        settle(container, pod, told, rules)
+        resolve(container, pod, told, rules)
         problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in told]
     if problems:
         raise RequestError(*problems)
@@ -187,7 +190,7 @@ def read(named: "tuple[str, Any]", key: str, text: str, found: list[Wish], probl
 
 
 def resources(container: yaml.Node, rows: dict[str, Any], problems: list[Problem]) -> dict[str, str]:
-    """What the container's resources say in words of the tables; limits and requests of one name must be equal."""
+    """The container's resources that are in `rows`; a resource's request must equal its limit."""
     limits = yaml_edit.scalars(get(container, "resources", "limits"))
     requests = yaml_edit.scalars(get(container, "resources", "requests"))
     for key in limits:
@@ -197,12 +200,12 @@ def resources(container: yaml.Node, rows: dict[str, Any], problems: list[Problem
     return {key: said for key, said in {**requests, **limits}.items() if key in rows}
 
 
-def settle(container: Container, pod: Pod, problems: list[Problem], rules: Rules) -> None:
-    """The container's request and its words, from its wishes."""
+def resolve(container: Container, pod: Pod, problems: list[Problem], rules: Rules) -> None:
+    """Set the container's request and words from its wishes."""
     names = {wish.name: wish for wish in container.wishes}
     whole, memory = names.get("exclusive"), names.get("memory")
     if whole and memory and whole.dialect == memory.dialect and whole.dialect in ("gpu-manager", "qgpu"):
-        # These give whole GPUs all of their memory, whatever is written beside.
+        # Both systems give all the memory of whole GPUs, whatever memory the manifest names.
         container.wishes.remove(memory)
         pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
     for wish in container.wishes:
@@ -218,7 +221,7 @@ def settle(container: Container, pod: Pod, problems: list[Problem], rules: Rules
 
 
 def words(given: validate.Given) -> dict[str, str]:
-    """The wishes as our annotations say them, in the order of our table."""
+    """The wishes as values of our annotations, in the order of our table."""
     found = {}
     for key in dialects.table(dialects.NATIVE).KEYS:
         value = given.value(key)
@@ -236,7 +239,7 @@ def words(given: validate.Given) -> dict[str, str]:
 
 
 def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
-    """Keys without a suffix where every container asks for the same; else one set of keys for each that asks."""
+    """Keys without a suffix if every container requests the same; else keys with the name of each that requests."""
     first = asking[0].words or {}
     if len(asking) == len(pod.containers) and all(container.words == first for container in asking):
         return {PREFIX_KEY + key: value for key, value in first.items()}
@@ -252,7 +255,7 @@ def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
                 found[f"{PREFIX_KEY}{key}.{container.name}"] = value
             else:
                 container.lost = True
-                why = f"does not fit into {MAX_NAME} characters beside that name; shorten it, or say it for the pod"
+                why = f"does not fit into {MAX_NAME} characters with that name; shorten the name, or annotate the whole pod"
                 pod.notes.append(f"container {container.name}: {key}: {value} {why}")
     if listed:
         found[collect.REQUEST] = json.dumps(listed)
@@ -264,10 +267,10 @@ def fits(key: str, container: Container) -> bool:
 
 
 def in_request(container: Container) -> list[dict[str, Any]]:
-    """A container's GPUs as `request` lists them, since its name is too long for a key."""
+    """A container's GPUs in the form of the annotation `request`, for names that are too long for a key."""
     request, said = container.request, container.words or {}
     if request is None or request.every_gpu or not request.gpus:
-        why = "its name is too long for an annotation key, and request cannot say all or none"
+        why = "its name is too long for an annotation key, and the annotation request cannot express `all` or `none`"
         shorter = f"shorten it to {MAX_NAME - len('exclusive.')} characters"
         raise RequestError(Problem("GH-107", f"container {container.name}: {why}; {shorter}"))
     return [as_entry(gpu, said) for gpu in request.gpus]
@@ -281,12 +284,17 @@ def as_entry(gpu: GpuRequest, said: dict[str, str]) -> dict[str, Any]:
 
 
 def check(pod: Pod, annotations: dict[str, str]) -> None:
-    """The new annotations, with ours that were there before, ask for what the old words asked for."""
+    """Check that the new annotations, with ours from before, request what the old words requested. Raises otherwise."""
     ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY)}
     problems = []
     for key, value in pod.annotations.items():
         if ours.get(key, value) != value:
-            problems.append(Problem("GH-103", f"{key}={show(ours[key])} is there already, {show(value)} is to be put"))
+            problems.append(
+                Problem(
+                    "GH-103",
+                    f"{key}={show(ours[key])} is there already, and the resources mean {show(value)}; remove one",
+                )
+            )
     for container in pod.containers:
         try:
             request = parse({**ours, **pod.annotations}, {}, container.name, Rules(dialects=()), decode=json.loads)
@@ -294,7 +302,7 @@ def check(pod: Pod, annotations: dict[str, str]) -> None:
             problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in e.problems]
             continue
         if not ours and not container.lost and request != container.request:
-            why = "what it asks for cannot be said in annotations"
+            why = "its request cannot be expressed in annotations; write them by hand"
             problems.append(Problem("GH-107", f"container {container.name}: {why}"))
     if problems:
         raise RequestError(*problems)
@@ -303,7 +311,7 @@ def check(pod: Pod, annotations: dict[str, str]) -> None:
 def leftovers(
     pod: Pod, template: yaml.Node, nodes: list[yaml.Node], annotations: dict[str, str], rows: dict[str, Any]
 ) -> None:
-    """Notes on what stays as it is although it belongs to a system that may be gone."""
+    """Notes on the parts of other systems that stay in the manifest."""
     for key in annotations:
         if key.startswith(THEIRS) and key not in rows:
             pod.notes.append(f"annotation {key} has no equivalent and stays")
@@ -315,8 +323,8 @@ def leftovers(
                     pod.notes.append(f"container {name}: resource {key} has no equivalent and stays")
     for key in yaml_edit.scalars(get(template, "spec", "nodeSelector")):
         if key.startswith(THEIRS):
-            pod.notes.append(f"nodeSelector {key} stays; drop it where the nodes have no such label")
+            pod.notes.append(f"nodeSelector {key} stays; remove it if the nodes have no such label")
     scheduler = yaml_edit.scalars(get(template, "spec")).get("schedulerName", "")
     if scheduler.startswith(SCHEDULERS):
-        pod.notes.append(f"schedulerName {scheduler} stays; gpu-hook needs no scheduler of its own on a node")
+        pod.notes.append(f"schedulerName {scheduler} stays; gpu-hook needs no special scheduler")
     pod.notes[:] = dict.fromkeys(pod.notes)

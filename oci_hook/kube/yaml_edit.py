@@ -1,7 +1,7 @@
-"""Small changes of a YAML text that leave every other byte as it is: comments, order, quotes, indentation.
+"""Changes small parts of a YAML text; every other byte stays: comments, order, quotes, indentation.
 
-PyYAML says where each node stands (marks); lines are taken out and put in there. Re-emitting the document, even by a
-library that keeps comments, would fold and indent lines that nobody asked to change. JSON is YAML in flow style.
+PyYAML tells the place of each node (marks), where lines are removed and inserted. Writing the document anew, even by a
+library that keeps comments, would fold and indent lines that nobody wanted to change. JSON is YAML in flow style.
 """
 
 import json
@@ -15,7 +15,7 @@ Entry = tuple[yaml.Node, yaml.Node]  # key, value
 
 
 def documents(text: str) -> list[yaml.Node]:
-    """The documents' nodes. Raises GH-107 with the line of what is no YAML."""
+    """The root node of each document. Raises RequestError GH-107 with the line that is not YAML."""
     try:
         return [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     except (yaml.YAMLError, RecursionError) as e:
@@ -25,24 +25,26 @@ def documents(text: str) -> list[yaml.Node]:
 
 
 def entries(node: yaml.Node | None) -> list[Entry]:
-    """Of a mapping; nothing of anything else. Raises GH-107 for keys that are no scalars: Kubernetes has none."""
+    """The entries of a mapping; [] for other nodes. Raises RequestError GH-107 for a key that is no scalar."""
     if not isinstance(node, yaml.MappingNode):
         return []
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise refuse("GH-107", f"line {key.start_mark.line + 1}: a key is a list or a mapping")
+            raise refuse(
+                "GH-107", f"line {key.start_mark.line + 1}: a key is a list or a mapping; Kubernetes has no such keys"
+            )
     return list(node.value)
 
 
 def get(node: yaml.Node | None, *path: str) -> yaml.Node | None:
-    """What is at a path of keys; None where there is nothing, or null."""
+    """The node at a path of keys; None if there is none or it is null."""
     for key in path:
         node = value_of(node, key)
     return None if node is None or is_null(node) else node
 
 
 def value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """The same for one key, also where it is null."""
+    """The node at one key, even if it is null; None if there is none."""
     return next((value for name, value in entries(node) if name.value == key), None)
 
 
@@ -51,12 +53,12 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def is_flow(node: yaml.Node | None) -> bool:
-    """Whether it is written as {...} or [...]."""
+    """Whether a node is written as {...} or [...]."""
     return bool(isinstance(node, yaml.CollectionNode) and node.flow_style)
 
 
 def scalars(node: yaml.Node | None) -> dict[str, str]:
-    """The text of a mapping's scalars, as written."""
+    """Key -> text, for the scalars of a mapping, as written."""
     return {k.value: v.value for k, v in entries(node) if isinstance(v, yaml.ScalarNode)}
 
 
@@ -72,11 +74,13 @@ def quoted(value: str) -> str:
 
 
 class Edit:
-    """Changes of one text, collected by place; `result` is the changed text."""
+    """Collects changes of one text; `result` returns the changed text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.changes: dict[tuple[int, int], str] = {}  # by place, so that an alias is changed once
+        self.changes: dict[
+            tuple[int, int], str
+        ] = {}  # (start, end) -> new text; by place, so that an alias is changed once
         self.lines = [0, *(i + 1 for i, c in enumerate(text) if c == "\n")]
         self.end = "\r\n" if "\r\n" in text else "\n"
 
@@ -90,15 +94,15 @@ class Edit:
         self.changes[start, stop] = new
 
     def line(self, number: int) -> int:
-        """Where a line begins; the end of the text for the one after the last."""
+        """The place where a line begins; the end of the text for the line after the last."""
         return self.lines[number] if number < len(self.lines) else len(self.text)
 
     def alone(self, node: yaml.Node) -> bool:
-        """Whether nothing but blanks stands before it on its line."""
+        """Whether only blanks precede the node on its line."""
         return not self.text[self.line(node.start_mark.line) : node.start_mark.index].strip(" ")
 
     def insert(self, number: int, lines: Iterable[str]) -> None:
-        """New lines before the line of this number."""
+        """Insert lines before the line of this number."""
         at = self.line(number)
         before = self.end if at and self.text[at - 1] != "\n" else ""
         text = before + "".join(line + self.end for line in lines)
@@ -108,8 +112,8 @@ class Edit:
         self.change(node.start_mark.index, node.end_mark.index, new)
 
     def remove(self, mapping: yaml.Node, keys: Iterable[str]) -> None:
-        """Take entries out of a mapping. Comments on lines of their own stay. A block mapping must keep an entry:
-        an empty one is no mapping any more; take it out of its parent then."""
+        """Remove entries of a mapping; comments on lines of their own stay. A block mapping must keep one entry, since
+        an empty one is no mapping: remove it from its parent instead. Raises RequestError GH-107."""
         keys = set(keys)
         found = entries(mapping)
         gone = [entry for entry in found if entry[0].value in keys]
@@ -118,7 +122,10 @@ class Edit:
             return
         for key, value in gone:
             if not self.alone(key):
-                raise refuse("GH-107", f"line {key.start_mark.line + 1}: {key.value} cannot be taken out there")
+                raise refuse(
+                    "GH-107",
+                    f"line {key.start_mark.line + 1}: {key.value} cannot be removed; write it on its own line",
+                )
             for number in range(key.start_mark.line, end_line((key, value)) + 1):
                 start, stop = self.line(number), self.line(number + 1)
                 stripped = self.text[start:stop].strip()
@@ -138,7 +145,7 @@ class Edit:
             self.change(kept[-1][1].end_mark.index, found[-1][1].end_mark.index, "")
 
     def empty(self, entry: Entry) -> None:
-        """Make the value of a block entry `{}`."""
+        """Replace the value of a block entry by `{}`."""
         key, value = entry
         if is_flow(value):
             self.replace(value, "{}")
@@ -149,7 +156,7 @@ class Edit:
             self.remove(value, [child.value])
 
     def add(self, mapping: yaml.Node, new: dict[str, str]) -> None:
-        """Put string entries at the end of a mapping that is not empty or in flow style."""
+        """Add string entries to a flow mapping, or at the end of a block mapping that is not empty."""
         if not new:
             return
         if is_flow(mapping):
@@ -160,7 +167,7 @@ class Edit:
         self.insert(end_line(found[-1]) + 1, [f"{indent}{quoted(k)}: {quoted(v)}" for k, v in new.items()])
 
     def put_flow(self, mapping: yaml.Node, said: list[str]) -> None:
-        """Put the text of entries first in a flow mapping, on lines of their own if its entries have such."""
+        """Insert entries, given as text, at the start of a flow mapping; on own lines if its entries are."""
         found = entries(mapping)
         at = self.text.index("{", mapping.start_mark.index) + 1
         separator = ", "
@@ -173,7 +180,7 @@ class Edit:
 
 
 def end_line(entry: Entry) -> int:
-    """The number of the last line of a mapping's entry. An alias (*x) has the marks of its anchor, further up."""
+    """The number of an entry's last line. The marks of an alias (*x) are those of its anchor, further up."""
     key, value = entry
     if value.start_mark.index < key.start_mark.index:
         return int(key.end_mark.line)
@@ -181,7 +188,7 @@ def end_line(entry: Entry) -> int:
 
 
 def last_line(node: yaml.Node) -> int:
-    """The number of the last line that belongs to a node: a block's end mark is where the next thing begins."""
+    """The number of the last line of a node. (The end mark of a block is where the next node begins.)"""
     if isinstance(node, yaml.ScalarNode):
         block = node.style in ("|", ">")
         return int(node.end_mark.line) - (1 if block and node.end_mark.column == 0 else 0)

@@ -1,4 +1,4 @@
-"""Request -> grant, in one transaction of the node's ledger; and back."""
+"""Admission: makes a grant from a request, changes it and releases it, each in one transaction of the ledger."""
 
 import os
 import time
@@ -40,12 +40,12 @@ def admit(
 ) -> Admission:
     """Grant the request or raise; when it raises, nothing is booked and nothing is left behind.
 
-    instead_of: key of the grant that podman's precreate stage made for the same container; it is taken back, if it
-    still waits for its container. tell: record in the node's events that there was no room; not, where another stage of
-    the same container will.
+    instead_of: key of the grant that podman's precreate stage made for the same container; that grant is released if it
+    still waits for its container. tell: record in the node's events that there was no room; False where another stage
+    of the same container records it.
 
-    GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a GPU of another install, GH-407 the key is held
-    by a living container. A grant of the same key that nothing lives by any more is replaced.
+    GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a GPU of another install, GH-407 a living container
+    has the key. A grant of the same key whose container has ended is replaced.
     """
     return admit_on(load(settings), request, who, life, settings, instead_of, tell)
 
@@ -64,7 +64,7 @@ def admit_on(
         raise refuse("GH-105", f"container id {who.id[:60]} is not valid: no runtime would take it; choose another")
     key = store.grant_key(who.root, who.id)
     scales = {gpu.uuid: gpu.time_scale for gpu in inventory.gpus}
-    tiers = _tiers(settings, inventory)  # before the node's lock, which others wait for
+    tiers = _tiers(settings, inventory)  # before the node's lock is taken, which others wait for
     bounds = _bounds(settings) if request.preempt_tolerance is not None else ()
     for seconds in (QUICK, PATIENT):
         with store.open_ledger(settings.state_dir, seconds=seconds) as ledger:
@@ -72,7 +72,7 @@ def admit_on(
             found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
             if isinstance(found, Refusal):
                 if ledger.unsure and seconds == QUICK:
-                    continue  # some of what is in the way may have ended
+                    continue  # some of the containers that need the room may have ended
                 if tell:
                     events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
                 raise NoRoomError(*found.problems)
@@ -94,21 +94,20 @@ def admit_on(
             )
             real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
             with Claims(real, settings.state_dir):
-                store.at("claimed")
                 ledger.put(grant, policy_page(grant, inventory), scales, tiers)
             break
     return Admission(grant, inventory)
 
 
 def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str) -> None:
-    """Raises GH-407 where the key, or the bundle, is a container's that lives or is being made."""
+    """Raises GH-407 where the key, or the bundle, belongs to a container that lives or is being made."""
     for held in ledger.grants:
         if held.key == key:
             raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
         if held.key == instead_of and waits(held):
             ledger.remove(held.key)
         elif _same_bundle(held.who.bundle, who.bundle) and is_being_made(held):
-            # Both would run on what the second one writes into config.json.
+            # Both containers would start with what the second one writes into config.json.
             raise refuse(
                 "GH-407",
                 f"container {held.who.id[:100]} is being made from the bundle {who.bundle[:100]}; wait until it is,"
@@ -136,12 +135,12 @@ def _tiers(settings: Settings, inventory: Inventory) -> "dict[str, int] | None":
 
 
 def waits(grant: Grant) -> bool:
-    """Whether its container is still to be made; whoever knows the key may have it."""
+    """Whether its container is still to be made. The container that shows the key becomes its owner."""
     return grant.life.deadline > 0
 
 
 def adopt(key: str, who: Identity, life: Life, settings: Settings) -> Grant | None:
-    """The grant with this key if it waits for its container, which from now on is this one; else None.
+    """Make this container the owner of the grant with this key, if the grant waits for one; the grant, else None.
 
     Raises NodeError GH-303.
     """
@@ -155,10 +154,10 @@ def adopt(key: str, who: Identity, life: Life, settings: Settings) -> Grant | No
 
 
 def release(key: str, settings: Settings, force: bool = False) -> bool:
-    """Forget the grant with this key; whether there was one.
+    """Release the grant with this key; whether there was one.
 
-    Raises GH-407, and changes nothing, while its container lives, unless forced: a front end forces it for its own
-    grant that came to nothing. A damaged grant file (GH-303) can only be forced away.
+    Raises GH-407, and changes nothing, while its container lives, unless force is set. The runtime and the hook set it
+    for a grant of their own whose container could not be made. A damaged grant file (GH-303) needs it, too.
     """
     if not store.valid_key(key):
         raise refuse("GH-407", f"{key[:60]} is no grant's key (32 hex digits); `gpu-hook ps` lists them")
@@ -168,15 +167,16 @@ def release(key: str, settings: Settings, force: bool = False) -> bool:
         for held in ledger.grants:
             if held.key == key:
                 raise refuse("GH-407", f"container {held.who.id[:100]} holds this grant and {_alive(held)}; stop it")
-        return any(dead.key == key for dead in ledger.swept)
+        return any(ended.key == key for ended in ledger.swept)
 
 
 def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Grant, Grant, bool]:
-    """Change one living container's grant in one transaction: (what it was, what it is, whether the container is told).
+    """Change one living container's grant in one transaction: (the old grant, the new one, whether the container has
+    been told).
 
-    container: see find(). change: the grant and the other living ones -> the grant as it is to be, or it raises, and
-    nothing is changed. The container's pages follow; it sees them at once, unless it keeps that from itself by a lease
-    on its pages: then as soon as it lets go. Raises also GH-303, GH-410.
+    container: see find(). change: takes the grant and all other grants, and returns the new grant, or raises; then
+    nothing is changed. The container sees its new pages at once, unless it holds a lease on them: then as soon as it
+    releases that. Raises also GH-303, GH-410.
     """
     with store.open_ledger(settings.state_dir) as ledger:
         old = find(ledger.grants, container)
@@ -187,8 +187,8 @@ def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Gra
 
 
 def find(grants: tuple[Grant, ...], name: str) -> Grant:
-    """The grant of a container by its id, its grant's key, NAMESPACE/POD/CONTAINER, POD/CONTAINER, CONTAINER or POD, or
-    the beginning of its id (six characters or more); the first of these that any container answers to counts.
+    """The grant of a container, given its id, its grant's key, NAMESPACE/POD/CONTAINER, POD/CONTAINER, CONTAINER or
+    POD, or the beginning of its id (MIN_PREFIX characters or more). An earlier form in this list wins over a later one.
 
     Raises ApplyError GH-410 for none, and for more than one.
     """

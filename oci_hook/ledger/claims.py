@@ -1,8 +1,8 @@
 """One install per real GPU: /run/gpu-hook-claims/UUID names the state directory whose ledger may book the GPU.
 
-The file's flock is held from the look at the other install's ledger until our own grant is committed: no two installs
-can both find the other one idle. A claim needs no release; it lapses when its ledger has no living grant on the GPU.
-An uninstall takes its own away.
+A transaction holds the file's flock from its look at the other install's ledger until its own grant is committed, so
+two installs cannot both find the other one idle. A claim needs no release: it lapses when its ledger has no grant of a
+living container on the GPU. An uninstall removes its own claims.
 """
 
 import fcntl
@@ -16,23 +16,23 @@ CLAIMS = "/run/gpu-hook-claims"  # not below /run/lock, where every user of the 
 
 
 class Claims:
-    """`with Claims(uuids, state_dir):` the GPUs stay ours at least until the block ends, and then while we use them.
+    """`with Claims(uuids, state_dir):` claims the GPUs for this install, until the block ends and while it has grants.
 
     Raises NodeError GH-304 when another install has living grants on one, GH-303 when that cannot be found out.
     """
 
-    __slots__ = ("_uuids", "_owner", "_held")
+    __slots__ = ("_uuids", "_owner", "_locks")
 
     def __init__(self, uuids: tuple[str, ...], state_dir: str) -> None:
-        self._uuids = sorted(uuids)  # one order for all installs, so none waits for the other in a circle
+        self._uuids = sorted(uuids)  # one order for all installs, so that they do not deadlock
         self._owner = os.path.realpath(state_dir) if uuids else ""
-        self._held: list[int] = []
+        self._locks: list[int] = []
 
     def __enter__(self) -> None:
         try:
             for uuid in self._uuids:
                 fd = _open(f"{CLAIMS}/{uuid.replace('/', '_')}")
-                self._held.append(fd)
+                self._locks.append(fd)
                 self._claim(fd, uuid)
         except BaseException as e:
             self._close()
@@ -44,15 +44,15 @@ class Claims:
         self._close()
 
     def _close(self) -> None:
-        for fd in self._held:
+        for fd in self._locks:
             os.close(fd)
-        self._held = []
+        self._locks = []
 
     def _claim(self, fd: int, uuid: str) -> None:
         owner = os.fsdecode(os.pread(fd, 4096, 0))
         if owner == self._owner:
             return
-        if owner and _books(owner, uuid):
+        if owner and _has_booked(owner, uuid):
             raise refuse(
                 "GH-304",
                 f"GPU {uuid} is in use by the install with state directory {owner[:100]}; stop its containers there,"
@@ -67,13 +67,13 @@ def _open(path: str) -> int:
         own_dir(CLAIMS)
         try:
             return lock_file(path, fcntl.LOCK_EX)
-        except FileNotFoundError:  # the last claim of an install that goes took the folder along
+        except FileNotFoundError:  # an uninstall removed the folder with its last claim
             pass
     return lock_file(path, fcntl.LOCK_EX)
 
 
 def forget(state_dir: str) -> None:
-    """Remove the claims of an install that goes, and the folder with the last one. Others' stay."""
+    """For an uninstall: remove the claims of this state directory, and the folder if no claim is left."""
     owner = os.path.realpath(state_dir)
     if not os.path.lexists(CLAIMS):
         return
@@ -85,7 +85,7 @@ def forget(state_dir: str) -> None:
     for name in names:
         try:
             fd = lock_file(f"{CLAIMS}/{name}", fcntl.LOCK_EX, wait=False)
-        except OSError:  # somebody claims it now
+        except OSError:  # another process is claiming it now
             continue
         if os.fsdecode(os.pread(fd, 4096, 0)) in (owner, ""):
             os.unlink(f"{CLAIMS}/{name}")
@@ -96,11 +96,11 @@ def forget(state_dir: str) -> None:
         pass
 
 
-def _books(state_dir: str, uuid: str) -> bool:
+def _has_booked(state_dir: str, uuid: str) -> bool:
     try:
-        # Not snapshot(): its lock may be held by a process that waits for the claim that we hold.
+        # Not snapshot(): the holder of the ledger's lock may be waiting for the claim that we hold.
         return any(s.uuid == uuid for g in store.peek(state_dir) for s in g.shares)
     except FileNotFoundError:
         return False
     except GhError:
-        return True  # a ledger that cannot be read may book anything
+        return True  # any GPU may be booked in a ledger that cannot be read

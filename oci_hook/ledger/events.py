@@ -1,8 +1,8 @@
 """What happened on this node: STATE/events, one JSON object per line; older ones in STATE/events.1.
 
-Written by the container path (refused, granted) and by the agent, read by `gpu-hook events`, `why` and the agent. An
-event is told with one write(2) to a file opened for appending, which no other writer can split. A full disk, or a line
-cut short by it, loses events and nothing else.
+The container path (refused, granted), the CLI (changed) and the agent write events; `gpu-hook events`, `why` and the
+agent read them. An event is one write(2) to a file opened for appending, so no other writer can split it. A full disk,
+or a line cut short by it, loses events and nothing else.
 """
 
 import os
@@ -25,7 +25,7 @@ LINE_MAX = 4096
 
 
 def record(state_dir: str, event: str, **what: "Any") -> None:
-    """Append one event, with the time (Unix seconds). Never fails and never waits: the caller has more to do."""
+    """Append one event with its time (Unix seconds). Never fails and never waits, so that no container does."""
     path = f"{state_dir}/{EVENTS}"
     try:
         head = {"at": round(time.time(), 3), "event": event}
@@ -36,7 +36,7 @@ def record(state_dir: str, event: str, **what: "Any") -> None:
         fd = os.open(path, flags, 0o600)
         try:
             st = os.fstat(fd)
-            if st.st_size > MAX and os.stat(path).st_ino == st.st_ino:  # nobody else has just done it
+            if st.st_size > MAX and os.stat(path).st_ino == st.st_ino:  # no other writer has just done it
                 os.rename(path, path + ".1")
             os.write(fd, (line + "\n").encode())
         finally:
@@ -48,7 +48,7 @@ def record(state_dir: str, event: str, **what: "Any") -> None:
 def refused(
     state_dir: str, id: str, problems: "Sequence[Problem]", name: str = "", request: "Request | None" = None
 ) -> None:
-    """A container was not made. request: what it asked for, where that was understood."""
+    """A container was refused. request: what it asked for, where that could be parsed."""
     more = {}
     if request is not None:
         more["request"] = {**request.fields(), "gpus": [gpu.fields() for gpu in request.gpus]}
@@ -57,7 +57,7 @@ def refused(
 
 
 def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
-    """A container got its share. seconds: that gpu-hook took for it, the interpreter's start not counted."""
+    """A container got its share. seconds: how long gpu-hook took, without the start of Python."""
     shares = [[s.uuid, s.memory_mib, s.compute] for s in grant.shares]
     name = full_name(grant.who)
     took = round(seconds, 6)
@@ -65,30 +65,31 @@ def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
 
 
 def full_name(who: "Identity") -> str:
-    """namespace/pod/container, as far as they are known."""
+    """namespace/pod/container, without the parts that are not known."""
     return "/".join([part[:64] for part in (who.namespace, who.pod, who.container) if part])
 
 
 def short(id: str) -> str:
-    """Engines name containers by 64 hex digits and show twelve."""
+    """The first twelve digits of an id of 64 hex digits, as engines show them; another id as it is."""
     return id[:12] if len(id) == 64 and all(c in "0123456789abcdef" for c in id) else id
 
 
 def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
-    """A share is changed while its container runs: MiB by GPU, as it was and is; changes: all of it, for people."""
+    """A share was changed while its container runs. Recorded are the MiB by GPU before and after, and in `changes` all
+    differences as text."""
     before, after = ([[s.uuid, s.memory_mib] for s in g.shares] for g in (grant, new))
-    told = []
+    changes = []
     for old, now in zip(grant.shares, new.shares, strict=True):
         words = (
             ("memory", f"{old.memory_mib} MiB", f"{now.memory_mib} MiB"),
             ("compute", f"{old.compute} %", f"{now.compute} %"),
             ("ceiling", f"{old.compute_limit} %", f"{now.compute_limit} %"),
         )
-        told += [f"{old.uuid[:12]}: {what} {was} -> {is_}" for what, was, is_ in words if was != is_]
+        changes += [f"{old.uuid[:12]}: {what} {was} -> {is_}" for what, was, is_ in words if was != is_]
     for what, was, is_ in (
         ("policy", grant.policy, new.policy),
         ("class", grant.priority_class, new.priority_class),
     ):
-        told += [f"{what} {was} -> {is_}"] if was != is_ else []
+        changes += [f"{what} {was} -> {is_}"] if was != is_ else []
     name, id = full_name(grant.who)[:256], grant.who.id[:256]
-    record(state_dir, "set", id=id, name=name, key=grant.key, before=before, after=after, changes=told)
+    record(state_dir, "set", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)

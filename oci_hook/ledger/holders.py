@@ -1,7 +1,7 @@
-"""Which processes hold a grant by the kernel's own word: the grant's policy page is mounted in their mount namespace.
+"""Which processes hold a grant: those that have the grant's policy page mounted in their mount namespace.
 
-No runtime's state file, no directory that a mount may hide, and nothing inside the container is asked. Who may unmount
-the page is trusted like root on the node (SECURITY.md).
+Only the kernel's lists of mounts are read: no state file of a runtime, no directory that a mount may hide, and nothing
+inside the container. Whoever may unmount the page is trusted like root on the node (SECURITY.md).
 """
 
 import os
@@ -9,12 +9,16 @@ import time
 from errno import EINVAL, ENOENT, ESRCH
 
 from oci_hook.core.layout import PAGES_DIR
-from oci_hook.ledger.life import belongs
-from oci_hook.linux.proc import read_file, start_time
+from oci_hook.linux.cgroup_tree import belongs
+from oci_hook.linux.proc import inner_pid, pids, read_file, start_time
 
-MARK = f"/{PAGES_DIR}/".encode()
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGES = f"/{PAGES_DIR}/".encode()
 KEY = 32  # hex digits of a grant's key
-END = b"/policy"
+PAGE = b"/policy"
 # Bytes of one namespace's list. The mounts that the runtime made come first in it, before what a tenant has added.
 MOUNTS_MAX = 1 << 20
 NEVER = 1 << 62
@@ -22,65 +26,66 @@ NEVER = 1 << 62
 
 def holds(pid: int, key: str) -> bool:
     """Whether the process sees this grant's page. Raises OSError where that cannot be found out."""
-    return MARK + key.encode() + END in read_file(f"/proc/{pid}/mountinfo", MOUNTS_MAX)
+    return PAGES + key.encode() + PAGE in read_file(f"/proc/{pid}/mountinfo", MOUNTS_MAX)
 
 
 def keys_of(mountinfo: bytes) -> set[str]:
-    """The grants whose page is mounted, by a namespace's list of mounts (proc_pid_mountinfo(5))."""
+    """The keys of the grants whose page is in this list of mounts (proc_pid_mountinfo(5))."""
     found = set()
-    start = mountinfo.find(MARK)
+    start = mountinfo.find(PAGES)
     while start >= 0:
-        key = start + len(MARK)
-        if mountinfo.startswith(END, key + KEY):
+        key = start + len(PAGES)
+        if mountinfo.startswith(PAGE, key + KEY):
             found.add(mountinfo[key : key + KEY].decode("ascii", "replace"))
-        start = mountinfo.find(MARK, key)
+        start = mountinfo.find(PAGES, key)
     return found
 
 
-def holders(seconds: float, apart: "tuple[str, ...]" = ()) -> tuple[dict[str, tuple[int, int]], int]:
-    """((pid, start time) of a process that holds it, by grant's key; the latest start time of a process that we could
-    not look at, 0 where there is none: it can hold no grant that was made after it).
+def holders(
+    seconds: float, living: "tuple[str, ...]" = (), keys: "Callable[[bytes], set[str]]" = keys_of
+) -> tuple[dict[str, tuple[int, int]], int]:
+    """Look at the mounts of all processes: ((pid, start time) of a process that holds the grant, by the grant's key;
+    the latest start time of a process that could not be looked at, 0 where there is none).
 
-    apart: cgroups of containers whose grants need no holder: what is in them holds no other grant, and is passed over.
-    The first process of a pid namespace is preferred: while it lives, none of the others is the last. seconds: where
-    tenants have made more processes or namespaces than can be looked at in that time, the rest was not looked at.
+    A process that could not be looked at can hold no grant that was made after it started. seconds: how long to look;
+    tenants can make more processes and namespaces than that is enough for, and then the second value is NEVER.
+    living: cgroups of containers that are known to live. Their processes hold no other container's grant and are
+    skipped. keys: which grants a list of mounts shows. The first process of a pid namespace is preferred: all others of
+    the namespace end with it.
     """
     until = time.monotonic() + seconds
-    seen: dict[str, set[str]] = {}
+    seen: dict[str, set[str]] = {}  # by mount namespace
     found: dict[str, tuple[int, int]] = {}
     first: set[str] = set()
     unseen = 0
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for pid in pids():
         if time.monotonic() > until:
             return found, NEVER
         try:
-            namespace = os.readlink(f"/proc/{name}/ns/mnt")
-            keys = seen.get(namespace)
-            if keys is None and apart and belongs(int(name), apart):
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
+            shown = seen.get(namespace)
+            if shown is None and living and belongs(pid, living):
                 continue
-            if keys is None:
-                keys = seen[namespace] = keys_of(read_file(f"/proc/{name}/mountinfo", MOUNTS_MAX))
-            if keys <= first:
+            if shown is None:
+                shown = seen[namespace] = keys(read_file(f"/proc/{pid}/mountinfo", MOUNTS_MAX))
+            if shown <= first:
                 continue
-            start, leads = start_time(int(name)), is_first(int(name))
-            for key in keys if start else ():
+            start, leads = start_time(pid), is_first(pid)
+            for key in shown if start else ():
                 if key not in found or leads:
-                    found[key] = int(name), start
+                    found[key] = pid, start
                 if leads:
                     first.add(key)
         except OSError as e:
-            # A process that ends has no mounts any more: EINVAL (fs/proc_namespace.c). Of another we know nothing.
+            # EINVAL: the process is ending and has no mounts any more (fs/proc_namespace.c).
             if e.errno not in (ENOENT, ESRCH, EINVAL):
-                unseen = max(unseen, start_time(int(name)))
+                unseen = max(unseen, start_time(pid))
     return found, unseen
 
 
 def is_first(pid: int) -> bool:
-    """Whether it is the first process of a pid namespace (proc_pid_status(5), NSpid)."""
+    """Whether it is the first process of its pid namespace."""
     try:
-        lines = read_file(f"/proc/{pid}/status").splitlines()
+        return inner_pid(pid) == 1
     except OSError:
         return False
-    return any(line.startswith(b"NSpid:") and line.split()[-1] == b"1" for line in lines)

@@ -1,34 +1,35 @@
-"""What a grant lives by, as the kernel and the runtimes say it: processes, cgroups, the runtime's state file.
+"""What a grant lives by: its creator, the container's init, its cgroup, as the kernel and the runtime's state file say.
 
-A process is named by its pid and its start time, so a reused pid is another process. The creator is the process that
-asked for the grant; launcher, Python and the runtime follow each other by exec and keep its pid. When it is gone, the
-runtime has written its state file and the container's init is found there. ledger/proof.py decides by all of it.
+The creator is the process that asked for the grant. Launcher, Python and the runtime follow each other by exec and
+keep its pid. When the creator has ended, the runtime has written its state file, and the container's init is found
+there. ledger/proof.py decides by all of it. Processes are (pid, start time), as in linux/proc.py.
 """
 
 import os
 import time
-from errno import ENODEV, ENOENT
+from errno import ENODEV
 
 from oci_hook.core.grant import Grant, Life
 from oci_hook.core.layout import MARKER
+from oci_hook.linux import cgroup_tree
+from oci_hook.linux.cgroup_tree import directory_of, is_container
 from oci_hook.linux.proc import read_file, start_time
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
 BUNDLE_ROOT = "bundle:"  # Identity.root of a grant made by an OCI hook, which cannot know the runtime's directory
-CGROUP = "/sys/fs/cgroup"
-STATE_MAX = 4 << 20
-CGROUPS_MAX = 200  # below a container's that are looked into one by one
+CGROUP = cgroup_tree.MOUNTED
+STATE_MAX = 4 << 20  # bytes of a runtime's state file
+CGROUPS_MAX = 200  # below a container's, that are looked into one by one
 SCAN_SECONDS = 0.1
 
 
 def found(grant: Grant) -> tuple[Life, bool] | None:
-    """(what the container lives by, by the runtime's state file; whether the runtime itself says that it is this
-    grant's), or None where no container of this id is known, or it is older than what the grant lived by so far."""
+    """(what the container lives by according to the runtime's state file; whether that file names this grant), or None
+    where the runtime knows no container of this id, or an older one than what the grant lived by so far."""
     who, life = grant.who, grant.life
     if who.root.startswith(BUNDLE_ROOT) or not valid_id(who.id):
         return None
@@ -47,8 +48,9 @@ def found(grant: Grant) -> tuple[Life, bool] | None:
 
 
 def planned_cgroup(path: str, id: str) -> str:
-    """The directory that a runtime will make for linux.cgroupsPath: of the devices controller, or of version 2. ""
-    where the path does not tell. A relative one, or none, which means the id, is below the runtime's own (runc).
+    """The cgroup directory that a runtime will make for linux.cgroupsPath, of the devices controller or of version 2;
+    "" where the path does not determine it. A relative path is below the runtime's own cgroup, and so is the id where
+    there is no path (runc).
 
     With the systemd driver it is SLICE:PREFIX:NAME (runc, docs/systemd.md), and a-b.slice lies in a.slice.
     """
@@ -61,7 +63,7 @@ def planned_cgroup(path: str, id: str) -> str:
         unit = name if name.endswith(".slice") else f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
         path = f"{above if slice_ != '-.slice' else ''}/{unit}"
     if not path.startswith("/"):
-        own = _cgroup_of(os.getpid())
+        own = directory_of(os.getpid())
         path = path or (id if valid_id(id) else "")
         return f"{own}/{path}" if own and path and "/../" not in f"/{path}/" else ""
     if "/../" in path + "/" or not path.strip("/"):
@@ -71,7 +73,7 @@ def planned_cgroup(path: str, id: str) -> str:
 
 
 def valid_id(id: str) -> bool:
-    """Whether a runtime would take this container id; such a name is one path component and never `.` or `..`.
+    """Whether a runtime would accept this container id; such a name is one path component and never `.` or `..`.
 
     runc: `^[\\w+-\\.]+$` over ASCII, where `+-.` is the range `+ , - .` (libcontainer/factory_linux.go).
     """
@@ -81,7 +83,7 @@ def valid_id(id: str) -> bool:
 
 
 def expected(life: Life) -> bool:
-    """Whether its container may still be made by somebody whom we cannot watch."""
+    """Whether its container may still be made by a program whose process we do not know (Life.deadline)."""
     return time.monotonic() < life.deadline
 
 
@@ -105,7 +107,7 @@ def _crun_state(folder: str) -> tuple[int, int, str, str] | None:
         path = str(status.get("cgroup-path") or "")
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    # Beside it crun keeps a copy of config.json.
+    # crun keeps a copy of config.json beside its status file.
     marker = str((_member(_load(folder + "/config.json"), "annotations") or {}).get(MARKER, ""))
     # crun stores the path below the hierarchy: the unified one, or each v1 controller's.
     for top in (CGROUP, CGROUP + "/devices") if path.strip("/") else ():
@@ -115,7 +117,7 @@ def _crun_state(folder: str) -> tuple[int, int, str, str] | None:
 
 
 def _youki_state(folder: str) -> tuple[int, int, str, str] | None:
-    """youki writes no start time: a process that started after the file was last written is somebody else's."""
+    """youki writes no start time: a process that started after the file was last written is not the container's."""
     path = folder + "/state.json"
     state = _load(path)
     try:
@@ -127,21 +129,9 @@ def _youki_state(folder: str) -> tuple[int, int, str, str] | None:
         since_written = time.time() - os.stat(path).st_mtime
         if not start or start / ticks > time.clock_gettime(time.CLOCK_BOOTTIME) - since_written + 1:
             return None
-        return pid, start, _cgroup_of(pid), str((_member(state, "annotations") or {}).get(MARKER, ""))
+        return pid, start, directory_of(pid), str((_member(state, "annotations") or {}).get(MARKER, ""))
     except (KeyError, TypeError, ValueError, OSError):
         return None
-
-
-def _cgroup_of(pid: int) -> str:
-    """Its cgroup of the devices controller, or of version 2; "" where neither is mounted in the usual place."""
-    v2 = ""
-    for line in read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if "devices" in controllers.split(","):
-            return os.path.normpath(f"{CGROUP}/devices{path}")
-        if number == "0":
-            v2 = os.path.normpath(f"{CGROUP}{path}")
-    return v2 if os.path.exists(v2 + "/cgroup.procs") else ""
 
 
 def _load(path: str) -> "Any":
@@ -158,84 +148,30 @@ def _member(document: "Any", key: str) -> "dict[str, Any] | None":
 
 
 def _cgroup_inode(path: str) -> int:
-    """The directory's inode; 0 when it is no cgroup, or the top of a hierarchy, where every process of the node is."""
+    """The directory's inode number; 0 when it is no container's cgroup."""
     try:
-        if os.path.exists(path + "/../cgroup.procs"):
-            return os.stat(path).st_ino
+        return os.stat(path).st_ino if is_container(path, 0) else 0
     except (OSError, ValueError):
-        pass
-    return 0
+        return 0
 
 
 def occupied(life: Life) -> bool:
-    """Whether a process is in its cgroup; one that cannot be read counts as occupied."""
+    """Whether a process is in its cgroup; a cgroup that cannot be read counts as occupied."""
     if not life.cgroup:
         return False
     try:
-        if not os.path.exists(life.cgroup + "/../cgroup.procs"):
-            return False  # no cgroup, or the top of a hierarchy, where every process of the node is
-        if life.cgroup_inode not in (0, os.stat(life.cgroup).st_ino):
-            return False  # removed (so it was empty) and made again
+        if not is_container(life.cgroup, life.cgroup_inode):
+            return False
         if os.path.exists(life.cgroup + "/cgroup.events"):  # cgroup v2 answers for the whole subtree
             return b"populated 0" not in read_file(life.cgroup + "/cgroup.events")
-        return _any_process(life.cgroup)
+        # 0: a process of a pid namespace that we do not see.
+        for pids in cgroup_tree.processes(life.cgroup, CGROUPS_MAX):
+            if any(not pid or start_time(pid) for pid in pids):
+                return True
+        return False
+    except cgroup_tree.TooManyCgroups:
+        return cgroup_tree.any_belongs(life.cgroup, SCAN_SECONDS)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:
-        return True  # there, but not to be read: never assume that a container is gone
-
-
-def _any_process(cgroup: str) -> bool:
-    """Whether a process is in this cgroup or below (version 1). By descriptor: a tenant that is root in a user
-    namespace can make the tree below its own as deep and as wide as it likes."""
-    todo = [os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-    left = CGROUPS_MAX
-    try:
-        while todo:
-            fd = todo.pop()
-            try:
-                for word in read_file("cgroup.procs", STATE_MAX, fd).split():
-                    if word == b"0" or start_time(int(word)):  # 0: a process of a PID namespace that we do not see
-                        return True
-                with os.scandir(fd) as entries:
-                    for name in (e.name for e in entries if e.is_dir(follow_symlinks=False)):
-                        if not left:
-                            return is_in((cgroup,), SCAN_SECONDS)
-                        todo.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
-                        left -= 1
-            except OSError as e:
-                if e.errno not in (ENOENT, ENODEV):  # removed meanwhile
-                    raise
-            finally:
-                os.close(fd)
-        return False
-    finally:
-        for fd in todo:
-            os.close(fd)
-
-
-def is_in(cgroups: "Iterable[str]", seconds: float) -> bool:
-    """Whether any process of the node is in one of these or below; in doubt, after so many seconds, yes."""
-    until = time.monotonic() + seconds
-    cgroups = tuple(cgroups)
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            if time.monotonic() > until:
-                return True
-            try:
-                if belongs(int(name), cgroups):
-                    return True
-            except (FileNotFoundError, ProcessLookupError):
-                pass  # it has just ended
-    return False
-
-
-def belongs(pid: int, cgroups: "Iterable[str]") -> bool:
-    """Whether a process is in one of these directories or below. Raises OSError."""
-    for line in read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for name in controllers.split(","):
-            place = f"{CGROUP}/{name}{path}/" if name else f"{CGROUP}{path}/"
-            if any(place.startswith(cgroup + "/") for cgroup in cgroups):
-                return True
-    return False
+    except OSError as e:
+        return e.errno != ENODEV  # removed meanwhile; anything else: never assume that a container has ended

@@ -1,8 +1,9 @@
-"""Does a grant still count? It ends only on proof: nothing that it lives by is there, and no process holds its page.
+"""Decides whether a grant's container still lives. A grant ends only on proof: all that it lives by has ended, and no
+process has its policy page mounted.
 
-Asked in this order, since the first answers cost least: the container's init, its creator; the runtime's state file;
-for a container whose init nobody has seen yet, the mounts of all processes (ledger/holders.py); at last the cgroup.
-The runtime is not believed alone: the id may be another container's by now, or its directory be out of sight.
+The cheapest evidence is asked for first: the container's init and the grant's creator; the runtime's state file; for a
+container whose init was never seen, the mounts of all processes (ledger/holders.py); at last the cgroup. The runtime's
+file is not enough: another container may have the same id by now, or the runtime's directory may not be visible here.
 """
 
 import time
@@ -16,19 +17,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-QUICK, PATIENT = 0.1, 2.0  # seconds to look at processes: for a container that starts, and for who can wait
-CREATION = 60  # seconds that a container of another pid namespace may take to be made
+QUICK, PATIENT = 0.1, 2.0  # seconds to look at processes: while a container starts, and when there is time
+CREATION = 60  # seconds that a container of another pid namespace may need until it runs
 
 
 class Judge:
-    """One look at the node: `current` for each grant. Raises OSError when /proc is not mounted.
+    """One look at the node: call `current` for each grant. Raises OSError when /proc is not mounted.
 
-    seconds: how long to look for processes that hold a grant; tenants can make more of them than can be looked at.
-    later: take a grant for which that look would be needed for living, and note it in `wanted`; after `look`, which
-    needs no lock, it is judged by what was seen then. unsure: keys of grants that count only since not all was seen.
+    seconds: how long to look for processes that hold a grant; tenants can make more processes than that is enough for.
+    later: treat a grant as living if only a look at all processes could tell, and note its key in `wanted`. Call `look`
+    then, which needs no lock, and `current` again. unsure: keys of grants that are kept only because not every process
+    could be looked at.
     """
 
-    __slots__ = ("wanted", "unsure", "_seconds", "_later", "_boot", "_space", "_held", "_apart")
+    __slots__ = ("wanted", "unsure", "_seconds", "_later", "_boot", "_space", "_held", "_living")
 
     def __init__(self, seconds: float = PATIENT, later: bool = False) -> None:
         self.wanted: set[str] = set()
@@ -38,10 +40,10 @@ class Judge:
         self._boot = ""
         self._space = 0
         self._held: tuple[dict[str, tuple[int, int]], int] | None = None
-        self._apart: set[str] = set()  # cgroups of containers that are known to live
+        self._living: set[str] = set()  # cgroups of containers that are known to live
 
     def all_of(self, grants: "Iterable[Grant]") -> list[Grant | None]:
-        """`current` of each. All are judged by what costs little, before processes are looked at for the rest."""
+        """`current` of each grant. Processes are looked at once, for the grants that cheaper evidence leaves open."""
         self._later = True
         grants = tuple(grants)
         found = [self.current(grant) for grant in grants]
@@ -52,19 +54,19 @@ class Judge:
 
     def look(self) -> None:
         """Look at all processes of the node."""
-        from oci_hook.ledger.holders import holders  # most sweeps need not ask
+        from oci_hook.ledger.holders import holders  # most sweeps do not need it
 
         self.unsure.clear()
-        self._held = holders(self._seconds, tuple(self._apart))
+        self._held = holders(self._seconds, tuple(self._living))
 
     def current(self, grant: Grant) -> Grant | None:
-        """The grant, with what it lives by brought up to date, or None if it counts no more. One that cannot be judged
-        counts, and stops nobody else."""
+        """The grant, with what it lives by brought up to date, or None if its container has ended. A grant that cannot
+        be judged is kept, and does not stop the others from being judged."""
         if not self._boot:
             self._boot, self._space = proc.boot_id(), proc.pid_space()
         try:
             return self._current(grant)
-        except (ValueError, ArithmeticError, LookupError, RecursionError):  # a file of /proc that reads like no other
+        except (ValueError, ArithmeticError, LookupError, RecursionError):  # an unknown form of a /proc file
             self.unsure.add(grant.key)
             return grant
 
@@ -76,37 +78,37 @@ class Judge:
             return self._of_another_space(grant)
         if proc.is_running(life.init) or proc.is_running(life.creator):
             if life.init is not None and life.cgroup_inode:
-                self._apart.add(life.cgroup)
+                self._living.add(life.cgroup)
             return grant
         told = lives.found(grant)
         if told is not None and told[0].init != life.init:
             new, named = told
             if (proc.is_running(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key)):
                 if new.cgroup_inode:
-                    self._apart.add(new.cgroup)
+                    self._living.add(new.cgroup)
                 return grant.replace(life=new)
         if lives.expected(life):
             return grant
         if life.cgroup_inode and lives.occupied(life):
             return grant
         if life.init is not None and life.cgroup_inode:
-            return None  # its init was seen and has ended, and so has all that was in its cgroup
+            return None  # its init has ended, and so have all processes of its cgroup
         pid, seen = self._holder(grant)
         if pid is not None:
             return grant if pid == life.init else grant.replace(life=life.replace(creator=None, init=pid, deadline=0))
         if not seen:
             self.unsure.add(grant.key)
             return grant
-        # A process may have left the mounts behind, as user namespaces allow it to; the cgroup it cannot leave. Where
-        # the runtime says that the id is another container's now, the cgroup is as well.
+        # A process may have left the mount namespace, as user namespaces allow; it cannot leave the cgroup. If the
+        # runtime's file names another container of this id, the cgroup is that container's.
         if told is None and life.init is None and lives.occupied(life):
             return grant
         return None
 
     def _holder(self, grant: Grant) -> tuple[tuple[int, int] | None, bool]:
-        """(a process that holds the grant, whether every process was looked at that may)"""
+        """(a process that holds the grant, whether every process that may hold it was looked at)"""
         if self._later and (self._held is None or grant.key not in self.wanted):
-            self.wanted.add(grant.key)  # what was seen before says nothing of one that has lost its creator since
+            self.wanted.add(grant.key)  # its creator may have ended after the last look
             return None, False
         if self._held is None:
             self.look()
@@ -115,7 +117,8 @@ class Judge:
         return self._held[0].get(grant.key), self._held[1] < (known[1] if known else proc.ticks(grant.born))
 
     def _of_another_space(self, grant: Grant) -> Grant | None:
-        """Its pids mean other processes here, or none. The first pid namespace shows all processes and their mounts."""
+        """For a grant made in another pid namespace, whose pids are other processes here, or none. Only the first pid
+        namespace shows all processes and their mounts."""
         young = time.monotonic() - grant.born / 1e9 < CREATION
         if young or self._space != INITIAL_SPACE:
             return grant

@@ -1,17 +1,18 @@
-"""The ledger on disk: who holds what on this node's GPUs.
+"""The ledger on disk: which container holds which share of this node's GPUs.
 
 STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
-STATE/ledger/KEY.json    a grant; comes into being by rename, so it is there wholly or not at all
+STATE/ledger/KEY.json    a grant; created by rename, so a reader sees all of it or none
 STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
-STATE/pages/KEY/said     its policy page as root alone sees it
-STATE/told               what containers are to be told of changes (ledger/tell.py)
+STATE/pages/KEY/said     a copy of its policy page that only root sees
+STATE/told               messages for containers about changes (ledger/tell.py)
 
-Under the lock no file is opened that a container sees: a tenant can make such an open wait. What is to be told goes out
-when the lock is let go (ledger/deliver.py).
-A crash at any instruction leaves either no grant, or one whose creator is dead, which the next sweep removes together
-with half-made files. A grant file that cannot be understood stops the node's new grants (GH-303): it may book anything.
-The state directory is root's alone (0700); page folders and pages are open (0755, 0644) for runtimes that open bind
-sources as a user namespace's root. Such a runtime must still have been handed the way there (runc >= 1.1 and crun are).
+Under the lock no file is opened that a container sees, since a tenant can make such an open wait. Messages are
+delivered after the lock is released (ledger/deliver.py).
+A crash at any instruction leaves either no grant, or one whose creator has ended; the next sweep removes that together
+with half-made files. A grant file that cannot be read stops all new grants of the node (GH-303): any GPU may be booked
+in it. The state directory is for root alone (0700). Page folders and pages are open (0755, 0644) for runtimes that open
+bind sources as the root of a user namespace; such a runtime still needs a descriptor above them (runc >= 1.1 and crun
+have one).
 """
 
 import fcntl
@@ -31,18 +32,9 @@ from oci_hook.linux.lock import lock_file, own_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
 SAID_FILE = "said"
-
-# Tests stop or kill the process at a step of a transaction: called with the step's name where it is set.
-step: "Callable[[str], None] | None" = None
-
-
-def at(name: str) -> None:
-    if step is not None:
-        step(name)
 
 
 def grant_key(root: str, id: str) -> str:
@@ -59,10 +51,9 @@ def valid_key(key: str) -> bool:
 
 
 class Ledger:
-    """An open transaction: `grants` are the living ones, ordered by key; `swept` the dead ones that it removed.
-
-    unsure: the keys of those that count only since not every process could be looked at in time. After the transaction,
-    `late` has the keys of grants whose container keeps from itself what it is to be told.
+    """An open transaction. grants: those whose containers live, ordered by key. swept: those that it removed, since
+    their containers have ended. unsure: the keys of grants that are kept only because not every process could be looked
+    at in time. late, after the transaction: the keys of grants whose container delays its own messages by a lease.
     """
 
     __slots__ = (
@@ -81,10 +72,10 @@ class Ledger:
         self._lock = -1
         self._wait = wait
         self._judge = Judge(seconds, later=True)
-        self._unclear = False
+        self._unclear = False  # STATE/told/unclear is set
         self._said: list[str] = []  # the names of its messages
         self._made: list[str] = []  # the keys of its new grants
-        self._must = False  # it fails if a message cannot go out
+        self._must = False  # the transaction fails if a message cannot be delivered
 
     def __enter__(self) -> "Ledger":
         try:
@@ -92,15 +83,13 @@ class Ledger:
                 own_dir(folder)
             self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
             judged = self._judged()
-            if self._judge.wanted:  # to look at all processes may take long: without the lock
+            if self._judge.wanted:  # a look at all processes may take long, so it is done without the lock
                 self._unlock()
                 self._judge.look()
                 self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
                 judged = self._judged()
             self.unsure = self._judge.unsure
-            at("locked")
             self._sweep(judged)
-            at("swept")
         except BaseException as e:
             self._unlock()
             if isinstance(e, OSError) and (self._wait or not isinstance(e, BlockingIOError)):
@@ -111,11 +100,11 @@ class Ledger:
     def __exit__(
         self, kind: "type[BaseException] | None", value: "BaseException | None", trace: "TracebackType | None"
     ) -> None:
-        """Let go of the lock, then tell. Raises NodeError GH-303 where that fails: then the grants that this
-        transaction has made are gone again, and what it changed is told by the next one."""
+        """Release the lock, then deliver the messages. Raises NodeError GH-303 where that fails: then the grants that
+        this transaction made are removed again, and the next transaction delivers what it changed."""
         self._unlock()
         try:
-            self.late = deliver(self._state, self._said if kind is None else (), at)
+            self.late = deliver(self._state, self._said if kind is None else ())
         except BaseException as e:
             if kind is not None or not self._must and isinstance(e, (OSError, GhError)):
                 return  # it stays pending, and the next transaction delivers it
@@ -123,7 +112,7 @@ class Ledger:
                 try:
                     forget(self._state, key)
                 except GhError:
-                    pass  # the first failure is the one to tell; its creator ends, so the next sweep takes the grant
+                    pass  # the first failure is reported; the grant's creator ends, so the next sweep removes the grant
             if isinstance(e, OSError):
                 raise unusable(self._state, e) from None
             raise
@@ -135,10 +124,10 @@ class Ledger:
         time_scales: "dict[str, int] | None" = None,
         tiers: "dict[str, int] | None" = None,
     ) -> None:
-        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is held, GH-105 too large. The
-        end of the transaction tells its containers, and may raise GH-303 as well; then it is not committed either.
+        """Commit a grant, or raise and leave nothing: GH-303 the disk, GH-407 the key is in use, GH-105 too large. The
+        end of the transaction delivers the messages about it and may raise GH-303 as well; then it is removed again.
 
-        time_scales: of simulated GPUs, by UUID; 1 for others. tiers: bits that their containers may use, likewise; 0.
+        time_scales: by UUID, of simulated GPUs; 1 for others. tiers: by UUID, the bits that containers may use; else 0.
         """
         data = encode(grant)
         if len(data) > GRANT_MAX:
@@ -148,14 +137,12 @@ class Ledger:
         folder = f"{self._pages}/{grant.key}"
         try:
             os.mkdir(folder)
-            os.chmod(folder, 0o755)  # whatever the umask: a runtime in a user namespace opens the page
-            at("page folder")
+            os.chmod(folder, 0o755)  # despite the umask: a runtime in a user namespace opens the page
             _write(f"{folder}/{SAID_FILE}", page, 0o600)
             gpus = [i for i, held in enumerate(grant.shares) if held.slot]
-            room = bytes(GPU_PAGE_SIZE * (1 + gpus[-1])) if gpus else b""  # its GPU pages are written when told
+            room = bytes(GPU_PAGE_SIZE * (1 + gpus[-1])) if gpus else b""  # the delivery fills its GPU pages
             _write(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
-            at("page")
-            self._begin()  # a creator that is killed after this may still be seen alive by the next transaction
+            self._begin()  # the next transaction may still see a creator alive that is killed after this
             self._save(grant.key, data)
             self._say((*self.grants, grant), [held.uuid for held in shared(grant)], time_scales or {}, tiers or {})
             self._done()
@@ -166,7 +153,7 @@ class Ledger:
                 _drop_folder(folder)
                 self._say(self.grants, [held.uuid for held in shared(grant)])
             except OSError:
-                pass  # the first failure is the one to tell; the next sweep removes the rest
+                pass  # the first failure is reported; the next sweep removes the rest
             if isinstance(e, OSError):
                 raise unusable(self._state, e) from None
             raise
@@ -175,7 +162,7 @@ class Ledger:
         self.grants = (*self.grants, grant)
 
     def update(self, grant: Grant) -> None:
-        """Write a grant anew that is in the ledger and differs in whose it is and what it lives by alone.
+        """Replace a grant of the ledger by one that differs only in whose it is and what it lives by.
 
         Raises NodeError GH-303 and leaves the old one.
         """
@@ -186,9 +173,9 @@ class Ledger:
         self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
 
     def change(self, grant: Grant) -> None:
-        """Write a grant anew that differs in limits, policy, class or freeze alone; the container is told by its pages.
+        """Replace a grant by one that differs only in limits, policy, class or freeze; its pages tell the container.
 
-        Raises NodeError GH-303; then the grant is the old one, or the next transaction tells the container.
+        Raises NodeError GH-303; then either the grant is unchanged, or the next transaction tells the container.
         """
         try:
             self._begin()
@@ -202,7 +189,7 @@ class Ledger:
             raise unusable(self._state, e) from None
 
     def remove(self, key: str) -> bool:
-        """Forget a grant, living or not; whether there was one. Raises NodeError GH-303."""
+        """Remove a grant, whether its container lives or not; whether there was one. Raises NodeError GH-303."""
         found = [g for g in self.grants if g.key == key]
         self.grants = tuple(g for g in self.grants if g.key != key)
         try:
@@ -215,61 +202,57 @@ class Ledger:
         return bool(found)
 
     def _judged(self) -> list[tuple[Grant, Grant | None]]:
-        """Each grant as it is on disk, and as it is now, or None."""
+        """(the grant as it is on disk, the grant as of now or None if its container has ended) for each."""
         names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
         found = (_read(self._folder, name[:-5]) for name in names)
         return [(grant, self._judge.current(grant)) for grant in found]
 
     def _sweep(self, judged: "list[tuple[Grant, Grant | None]]") -> None:
-        living, dead = [], []
+        living, ended = [], []
         there = tell.names(self._state)
         for name in os.listdir(self._folder):
             if name.endswith(".tmp"):
                 os.unlink(f"{self._folder}/{name}")
         for old, new in judged:
             if new is None:
-                dead.append(old)
+                ended.append(old)
                 continue
             living.append(new)
             if new is not old:
                 try:
                     self._save(new.key, encode(new))
-                except OSError:  # disk full: the grant counts all the same, and the next sweep learns it again
+                except OSError:  # disk full: the grant is kept all the same, and the next sweep saves this again
                     _unlink(f"{self._folder}/{new.key}.tmp")
         self.grants = tuple(living)
-        for grant in dead:
+        for grant in ended:
             self._begin()
-            at("dead")
             _remove(self._folder, self._pages, grant.key)
-            at("removed")
             self.swept = (*self.swept, grant)
         by_key = {grant.key: grant for grant in living}
         for name in os.listdir(self._pages):
             if name not in by_key:
                 _drop_folder(f"{self._pages}/{name}")
         tell.forget(self._state, there, set(by_key))
-        if tell.UNCLEAR in there:  # of a transaction before: what it came to say is not known
+        if tell.UNCLEAR in there:  # an earlier transaction crashed, and which messages it wrote is not known
             self._unclear = True
             for grant in living:
                 self._amend(grant)
             self._say(self.grants, [*tell.gpus(there), *(held.uuid for grant in living for held in shared(grant))])
         else:
-            self._say(self.grants, [held.uuid for grant in dead for held in shared(grant)])
+            self._say(self.grants, [held.uuid for grant in ended for held in shared(grant)])
         self._done()
 
     def _begin(self) -> None:
-        """Before the first change: should this process die, the next transaction says everything anew."""
+        """Before the first change: if this process is killed, the next transaction writes all messages again."""
         if not self._unclear:
             tell.set_unclear(self._state)
             self._unclear = True
-            at("unclear")
 
     def _done(self) -> None:
-        """All that was changed is said."""
+        """The messages about all changes are written."""
         if self._unclear:
             tell.set_clear(self._state)
             self._unclear = False
-            at("clear")
 
     def _say(
         self,
@@ -278,15 +261,14 @@ class Ledger:
         time_scales: "dict[str, int] | None" = None,
         tiers: "dict[str, int] | None" = None,
     ) -> None:
-        """What the containers of these GPUs are to be told. time_scales, tiers: as in `put`; None keeps them."""
+        """Write the message for all containers of these GPUs. time_scales, tiers: as in `put`; None keeps them."""
         for uuid in dict.fromkeys(uuids):
             scale = 0 if time_scales is None else time_scales.get(uuid, 1)
             slot_files.say(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
             self._said.append(tell.GPU + uuid)
-            at("GPU said")
 
     def _amend(self, grant: Grant) -> None:
-        """Bring the policy page in line with the grant, if it is not."""
+        """Make the policy page what the grant says, and write the message with it."""
         path = f"{self._pages}/{grant.key}/{SAID_FILE}"
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -295,17 +277,13 @@ class Ledger:
             os.close(fd)
         page = amended(old, grant)
         tell.replace(path, page, path + tell.TEMPORARY)
-        at("policy written")
         tell.say(self._state, f"{grant.key}-0", page)
         self._said.append(f"{grant.key}-0")
-        at("policy said")
 
     def _save(self, key: str, data: bytes) -> None:
         path = f"{self._folder}/{key}"
         _write(path + ".tmp", data, 0o600)
-        at("grant written")
         os.rename(path + ".tmp", path + ".json")
-        at("grant")
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -314,17 +292,18 @@ class Ledger:
 
 
 def open_ledger(state_dir: str, wait: bool = True, seconds: float = QUICK) -> Ledger:
-    """`with open_ledger(state_dir) as ledger:` holds the node's lock; dead grants are swept first.
+    """`with open_ledger(state_dir) as ledger:` holds the node's lock; grants of ended containers are swept first.
 
     Raises NodeError GH-303: the state directory is not safe to use, the disk fails, a grant file is damaged, or the
-    lock is held for more than LOCK_SECONDS. wait=False: raises BlockingIOError at once where another holds the lock
-    (and so has just swept). seconds: how long to look for processes that hold grants of which nothing else is known.
+    lock is held for more than LOCK_SECONDS. wait=False: raises BlockingIOError at once where another process holds the
+    lock (and so has just swept). seconds: how long to look for processes that hold a grant whose other proofs are gone.
     """
     return Ledger(state_dir, wait, seconds)
 
 
 def snapshot(state_dir: str) -> tuple[Grant, ...]:
-    """The living grants at one instant, by key; writes nothing. No ledger yet: none. Raises NodeError GH-303."""
+    """The grants of living containers at one instant, by key; () where there is no ledger yet. Writes nothing. Raises
+    NodeError GH-303."""
     folder = f"{state_dir}/{LEDGER_DIR}"
     try:
         try:
@@ -341,10 +320,11 @@ def snapshot(state_dir: str) -> tuple[Grant, ...]:
 
 
 def peek(state_dir: str) -> tuple[Grant, ...]:
-    """The living grants without taking the lock, for a caller that may not wait for it (see claims).
+    """The grants of living containers, read without the lock, for a caller that may not wait for it (see claims).
 
-    A grant that is committed before the call and lives throughout is found: its page folder stays in place while a
-    rewritten grant file may slip past a directory scan. Raises NodeError GH-303, FileNotFoundError if there is none.
+    A grant that is committed before the call and lives throughout is found: a directory scan may miss a grant file that
+    is being replaced, but its page folder stays in place. Raises NodeError GH-303, FileNotFoundError if there is no
+    ledger.
     """
     folder = f"{state_dir}/{LEDGER_DIR}"
     keys = {name[:-5] for name in os.listdir(folder) if name.endswith(".json")}
@@ -352,27 +332,27 @@ def peek(state_dir: str) -> tuple[Grant, ...]:
         try:
             keys.update(os.listdir(f"{state_dir}/{PAGES_DIR}"))
         except FileNotFoundError:
-            pass  # being made
+            pass  # the ledger is being made
         found = []
         for key in sorted(keys):
             try:
                 found.append(_read(folder, key))
             except FileNotFoundError:
-                pass  # not committed yet, or just removed
+                pass  # the grant is not committed yet, or was just removed
         return tuple(g for g in Judge().all_of(found) if g is not None)
     except OSError as e:
         raise unusable(state_dir, e) from None
 
 
 def forget(state_dir: str, key: str) -> bool:
-    """Remove one grant without looking at any, so that a damaged file can be removed too. Raises NodeError GH-303."""
+    """Remove one grant without reading any, so that a damaged file can be removed, too. Raises NodeError GH-303."""
     folder = f"{state_dir}/{LEDGER_DIR}"
     try:
         fd = lock_file(folder + "/lock", fcntl.LOCK_EX)
         try:
             found = os.path.lexists(f"{folder}/{key}.json")
             if os.path.isdir(f"{state_dir}/{TOLD_DIR}"):
-                tell.set_unclear(state_dir)  # the next transaction, ours if all else is well, says what holds now
+                tell.set_unclear(state_dir)  # the next transaction, which follows here, writes all messages again
             _remove(folder, f"{state_dir}/{PAGES_DIR}", key)
         finally:
             os.close(fd)
@@ -380,7 +360,7 @@ def forget(state_dir: str, key: str) -> bool:
             with open_ledger(state_dir):
                 pass
         except GhError:
-            pass  # another grant is damaged as well: it is for whoever opens the ledger next to say so
+            pass  # another grant is damaged as well; the next one who opens the ledger is told
         return found
     except FileNotFoundError:
         return False
@@ -389,7 +369,7 @@ def forget(state_dir: str, key: str) -> bool:
 
 
 def shared(grant: Grant) -> list[Share]:
-    """The grant's shares on GPUs that are shared out in time."""
+    """The grant's shares of GPUs that containers share in time."""
     return [held for held in grant.shares if held.slot]
 
 
@@ -413,7 +393,6 @@ def _write(path: str, data: bytes, mode: int, owner: int = 0) -> None:
 
 def _remove(folder: str, pages: str, key: str) -> None:
     _unlink(f"{folder}/{key}.json")
-    at("grant removed")
     _drop_folder(f"{pages}/{key}")
 
 
@@ -425,12 +404,12 @@ def _unlink(path: str) -> None:
 
 
 def _drop_folder(path: str) -> None:
-    """Remove a folder of files, as far as it is there; a link or file in its place is removed itself."""
+    """Remove a folder of files if it is there; a link or a file in its place is removed itself."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    except NotADirectoryError:  # also what O_DIRECTORY says of a link
+    except NotADirectoryError:  # O_DIRECTORY gives this for a link, too
         os.unlink(path)
         return
     try:

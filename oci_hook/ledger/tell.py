@@ -1,15 +1,15 @@
-"""What containers are to be told by the pages that they see, and how it gets there.
+"""Messages for containers: what their pages are to say after a transaction, kept on disk until it is delivered.
 
-A container may hold a lease on a file that it sees (fcntl(2), F_SETLEASE: container root with CAP_SETUID can be any
-user, and so the file's owner). Whoever opens that file then sleeps for fs.lease-break-time. So a transaction of the
-ledger writes what is to be said to a file that root alone sees (`say`), and what is said goes out after the ledger's
-lock is let go (ledger/deliver.py), to whoever can be told without waiting.
+A container may hold a lease on a file that it sees (fcntl(2), F_SETLEASE: container root with CAP_SETUID can become any
+user, and so the file's owner). A process that opens such a file then sleeps for fs.lease-break-time. Therefore a
+transaction of the ledger writes each message to a file that only root sees (`say`). Messages are delivered after the
+ledger's lock is released (ledger/deliver.py), to all containers that can be told without waiting.
 
-STATE/told/NAME          what was said last, and went out
-STATE/told/NAME.new      what is said now
-STATE/told/NAME.telling  what is going out; a crash leaves it, and the next delivery begins with it
-STATE/told/NAME.lock     flock of the one who delivers it; policies.lock: for all policy pages
-STATE/told/unclear       a transaction changed grants, and may not have said so: the next one says everything anew
+STATE/told/NAME          the message that was delivered last
+STATE/told/NAME.new      the message to deliver next
+STATE/told/NAME.telling  the message that is being delivered; after a crash the next delivery begins with it
+STATE/told/NAME.lock     flock of the process that delivers it; policies.lock: for all policy pages
+STATE/told/unclear       a transaction changed grants and may not have written its messages: the next one writes all
 
 NAME: GPU-UUID, for all containers on a GPU; KEY-N, for page N of one container's page file alone.
 """
@@ -31,13 +31,14 @@ def folder(state_dir: str) -> str:
 
 
 def say(state_dir: str, name: str, message: bytes) -> None:
-    """For the holder of the ledger's lock. Comes into being by rename: there wholly or not at all. Raises OSError."""
+    """Write a message. For the holder of the ledger's lock. Created by rename: a reader sees all of it or none. Raises
+    OSError."""
     path = f"{folder(state_dir)}/{name}"
     replace(path + NEW, message, path + TEMPORARY)
 
 
 def replace(path: str, data: bytes, temporary: str) -> None:
-    """Put a file of root's own in its place in one step. Raises OSError."""
+    """Replace a file that only root sees in one step. Raises OSError."""
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while data:
@@ -50,13 +51,13 @@ def replace(path: str, data: bytes, temporary: str) -> None:
 def said(state_dir: str, name: str) -> bytes:
     """The newest message of this name, delivered or not; b"" for none. Raises OSError.
 
-    A message moves on from .new to .telling to its plain name, never back: looked for in this order it is found.
+    A message moves from .new to .telling to its plain name and never back, so looking in this order finds it.
     """
     return _first(f"{folder(state_dir)}/{name}", (NEW, TELLING, ""))
 
 
 def delivered(state_dir: str, name: str) -> bytes:
-    """The message that went out last; b"" for none. Raises OSError."""
+    """The message that was delivered last; b"" for none. Raises OSError."""
     return _first(f"{folder(state_dir)}/{name}", ("",))
 
 
@@ -70,10 +71,10 @@ def _first(path: str, ends: tuple[str, ...]) -> bytes:
 
 
 def begin(state_dir: str, name: str) -> bytes | None:
-    """For the holder of NAME.lock: the message that is to go out now; None where there is none. Raises OSError."""
+    """For the holder of NAME.lock: the message to deliver now; None where there is none. Raises OSError."""
     path = f"{folder(state_dir)}/{name}"
     try:
-        os.rename(path + NEW, path + TELLING)  # over what a crash left: it is out of date
+        os.rename(path + NEW, path + TELLING)  # replaces one that a crash left, which is out of date
     except FileNotFoundError:
         pass
     try:
@@ -83,19 +84,19 @@ def begin(state_dir: str, name: str) -> bytes | None:
 
 
 def end(state_dir: str, name: str) -> None:
-    """What `begin` gave went out. A GPU's message is kept, to compare the next one with. Raises OSError."""
+    """The message that `begin` gave is delivered. A GPU's is kept, to compare the next one with. Raises OSError."""
     path = f"{folder(state_dir)}/{name}"
     try:
         if name.startswith(GPU):
             os.rename(path + TELLING, path)
         else:
             os.unlink(path + TELLING)
-    except FileNotFoundError:  # its grant ended meanwhile, and the sweep took it away
+    except FileNotFoundError:  # its grant ended meanwhile, and the sweep removed it
         pass
 
 
 def names(state_dir: str) -> list[str]:
-    """All that is in the folder; none where there is none."""
+    """The names of all files in the folder; [] where there is no folder."""
     try:
         return os.listdir(folder(state_dir))
     except FileNotFoundError:
@@ -103,13 +104,13 @@ def names(state_dir: str) -> list[str]:
 
 
 def pending(there: list[str]) -> list[str]:
-    """The names of messages that have not gone out, among the folder's files; GPUs first."""
+    """The names of the messages that are not delivered yet, given the folder's files; those of GPUs first."""
     found = {name.removesuffix(end) for name in there for end in (NEW, TELLING) if name.endswith(end)}
     return sorted(found, key=lambda name: (not name.startswith(GPU), name))
 
 
 def gpus(there: list[str]) -> list[str]:
-    """The UUIDs of all GPUs of which ever was said anything."""
+    """The UUIDs of all GPUs that ever had a message, given the folder's files."""
     ends = (NEW, TELLING, LOCK, TEMPORARY)
     plain = {next((name.removesuffix(e) for e in ends if name.endswith(e)), name) for name in there}
     return sorted(name[len(GPU) :] for name in plain if name.startswith(GPU))
@@ -130,7 +131,7 @@ def forget(state_dir: str, there: list[str], keep: "set[str] | dict[str, object]
         if half or (name not in (UNCLEAR, POLICIES + LOCK) and key != GPU[:-1] and key not in keep):
             try:
                 os.unlink(f"{folder(state_dir)}/{name}")
-            except FileNotFoundError:  # it went out just now
+            except FileNotFoundError:  # it was delivered just now
                 pass
 
 

@@ -23,7 +23,7 @@ MAX_SIZE = 1 << 20
 
 
 def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, Any]]":
-    """What was seen of each probed GPU, by UUID; with "bits", the judgement of it."""
+    """What was measured on each probed GPU, by UUID, and "bits", the judgement of it (core/tiers.py)."""
     path = f"{settings.state_dir}/{TIERS}"
     try:
         st = os.stat(path)
@@ -40,6 +40,5 @@ def load(settings: "Settings", inventory: "Inventory") -> "dict[str, dict[str, A
 
 
 def usable(settings: "Settings", inventory: "Inventory") -> dict[str, int]:
-    """Bits for the GPU page, by UUID: found to work, and not kept from containers by the settings."""
-    let = tiers.LET[settings.rules.channel_groups]
-    return {uuid: gpu["bits"] & let for uuid, gpu in load(settings, inventory).items()}
+    """Bits for the GPU page, by UUID."""
+    return {uuid: gpu["bits"] for uuid, gpu in load(settings, inventory).items()}

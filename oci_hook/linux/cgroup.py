@@ -3,15 +3,16 @@
 import os
 
 from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC, fstatfs_type, mountinfo
+from oci_hook.linux.proc import cgroups
 
 
 def v1_path(pid: int, controller: str) -> str | None:
-    """The directory of a process in this version 1 hierarchy; None where it is not mounted (version 2 alone)."""
+    """The directory of the process's cgroup in a controller's version 1 hierarchy; None where that is not mounted."""
     return _path(member(pid, controller), "cgroup", controller)
 
 
 def v2_path(pid: int) -> str | None:
-    """The directory of a process in the version 2 hierarchy; None where that is not mounted."""
+    """The directory of the process's cgroup in the version 2 hierarchy; None where that is not mounted."""
     return _path(member(pid, ""), "cgroup2", "")
 
 
@@ -30,7 +31,7 @@ def _path(member: str | None, fstype: str, controller: str) -> str | None:
         return None
     for mount in mountinfo():
         if mount.fstype == fstype and (not controller or controller in mount.options):
-            # A mount's root is a cgroup of its own where /sys/fs/cgroup is a container's.
+            # In a container, the root of the mount at /sys/fs/cgroup is the container's own cgroup.
             root = mount.root.rstrip("/")
             if member == root or member.startswith(root + "/"):
                 return mount.point + member[len(root) :]
@@ -66,10 +67,5 @@ def write(directory: int, name: str, line: str) -> None:
 
 
 def member(pid: int, controller: str) -> str | None:
-    """A process's cgroup within this hierarchy ("": version 2); None: there is no such."""
-    with open(f"/proc/{pid}/cgroup", "rb") as f:
-        for line in f.read().decode("utf-8", "surrogateescape").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controller in controllers.split(","):
-                return path
-    return None
+    """The path of the process's cgroup within this hierarchy ("": version 2); None where there is no such hierarchy."""
+    return next((path for names, path in cgroups(pid) if controller in names.split(",")), None)

@@ -143,8 +143,13 @@ def mountinfo(process: str = "self", most: int = 0) -> tuple[Mount, ...]:
             size += len(part)
             if 0 < most < size:
                 raise TooManyMounts(errno.EFBIG, f"more than {most} bytes of mounts", f"/proc/{process}/mountinfo")
-    # Not splitlines: names may hold what Unicode has for ends of lines.
-    return tuple(_parse(line) for line in b"".join(parts).decode("utf-8", "surrogateescape").split("\n") if line)
+    return parse(b"".join(parts))
+
+
+def parse(data: bytes) -> tuple[Mount, ...]:
+    """The mounts in a text of proc_pid_mountinfo(5)."""
+    # Not splitlines: names may contain characters that Unicode has for ends of lines.
+    return tuple(_parse(line) for line in data.decode("utf-8", "surrogateescape").split("\n") if line)
 
 
 def _parse(line: str) -> Mount:

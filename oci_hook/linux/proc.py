@@ -1,4 +1,4 @@
-"""What /proc says of this boot and of its processes (proc(5)), and how files there are read. No ctypes: a hot module.
+"""What /proc says of this boot and of its processes (proc(5)), and how files there are read. A hot module: no ctypes.
 
 A process is named by its pid and its start time together, so that a reused pid is another process.
 """
@@ -80,6 +80,23 @@ def process_life(pid: int) -> tuple[int, int]:
 def pids() -> "Iterator[int]":
     """The pids of all processes that /proc shows, in no order. Raises OSError when /proc is not mounted."""
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def parent(pid: int) -> int:
+    """The parent's pid. Raises OSError when there is no such process."""
+    return int(stat(pid)[1])
+
+
+def cgroups(pid: int) -> list[tuple[str, str]]:
+    """(controllers, path) of each cgroup that the process is in (cgroups(7), /proc/PID/cgroup): controllers are
+    separated by commas, "" is version 2. Raises OSError."""
+    found = []
+    for line in read_file(f"/proc/{pid}/cgroup", 1 << 18).decode("utf-8", "surrogateescape").splitlines():
+        _, colon, rest = line.partition(":")
+        controllers, second, path = rest.partition(":")
+        if colon and second:
+            found.append((controllers, path))
+    return found
 
 
 def pid_namespace(pid: int) -> int:

@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# struct gh_account_page of shim/account_page.h
+# struct gh_account_page of shim/pages/account_page.h
 MAGIC = 0x3154434148474755
 VERSION = 2
 SLOTS = 1024
@@ -216,7 +216,7 @@ class Account:
         return found is not False
 
     def _process(self, owner: int, stack: int) -> "bool | tuple[int, int]":
-        """The process of the host whose slot this is, as shim/alive.c judges it: (pid, start time); True: in doubt."""
+        """The process of the host whose slot this is, as shim/process/identity.c judges it: (pid, start time); True: in doubt."""
         if self._table is None:
             began = time.thread_time()
             self._table = inside.Table(inside.pids(self._init, self._told), LISTING)
@@ -269,7 +269,7 @@ def who(owner: int) -> Owner:
 
 
 def share(slot: int, total: int, entry: bytes, spare: int) -> int:
-    """What a slot's process uses of a GPU, in units: gh_slot_use of shim/account.c."""
+    """What a slot's process uses of a GPU, in units: gh_slot_use of shim/account/account.c."""
     words: tuple[int, ...] = ENTRY.unpack(entry)
     announce, committed, ack, _ = words
     held, tag = committed >> TAG_BITS & VALUE_MAX, announce & TAG_MASK

@@ -1,19 +1,18 @@
-"""The processes of a container, as the host sees them: by its cgroup, found through its init."""
+"""The processes of a container, as the host sees them: found by the container's cgroup, and that through its init."""
 
-import os
 import time
 
-from oci_hook.linux import cgroup
-from oci_hook.linux.proc import read_file
+from oci_hook.linux import cgroup, cgroup_tree, proc
 
-MOST = 4096  # processes; of a container with more, nothing is said
-DEEP = 16  # cgroups within cgroups
-MOST_CGROUPS = 1024  # of one container
+MOST = 4096  # processes of one container; of one with more, nothing is said
+MOST_CGROUPS = 1024  # below one container's
+
+Owner = tuple[int, int, int]  # how the shim writes a process into the account page: pid, start time, pid namespace
 
 
 class Process:
-    """One process. start: its start time. inner, ns: its pid in its own pid namespace, and that one's inode number.
-    stack: the bottom of its stack, which differs after exec; 0 or 1: the kernel does not say."""
+    """One process. start: its start time. inner, ns: its pid in its own pid namespace, and that namespace's inode
+    number. stack: the bottom of its stack, which changes at exec; 0 or 1: the kernel does not say."""
 
     __slots__ = ("pid", "start", "inner", "ns", "stack")
 
@@ -25,21 +24,21 @@ class Process:
         self.stack = stack
 
     @property
-    def owners(self) -> frozenset[tuple[int, int, int]]:
+    def owners(self) -> frozenset[Owner]:
         return owners(self.inner, self.start, self.ns)
 
 
-def owners(inner: int, start: int, ns: int) -> frozenset[tuple[int, int, int]]:
-    """How the shim may have written a process into the account page (gh_identify in shim/alive.c): without a /proc of
-    its own namespace it does not know its start, nor, without any, its namespace."""
+def owners(inner: int, start: int, ns: int) -> frozenset[Owner]:
+    """The ways in which the shim may have written a process into the account page (gh_identify in
+    shim/process/identity.c): without a /proc of its own namespace it does not know its start time; without any /proc, nor its namespace."""
     pid, space = inner & 0x3FFFFF, (ns ^ ns >> 10 ^ ns >> 20) & 0x3FF
     return frozenset(((pid, start & 0x7FFFFFFF, space), (pid, 0, space), (pid, 0, 0)))
 
 
 def ancestor(path: str, told: str) -> str:
-    """A container's own cgroup, given its init's in some hierarchy, where the init may have been moved to one below
-    (by the container's root, in user and cgroup namespaces of its own). told: the container's cgroup's directory, as
-    the runtime tells it, or "". "" where this one is not of that name or below."""
+    """The path of a container's own cgroup in some hierarchy, given its init's: the container's root may have moved the
+    init to a cgroup below (in user and cgroup namespaces of its own). told: the directory of the container's cgroup, as
+    the runtime tells it, or "". "" where no part of `path` matches that."""
     while told and path.strip("/"):
         if told.endswith(path):
             return path
@@ -48,7 +47,8 @@ def ancestor(path: str, told: str) -> str:
 
 
 def directory(init: int, controller: str, told: str) -> str | None:
-    """Where the container's own cgroup is in a hierarchy ("": version 2); None: that is not mounted. Raises OSError."""
+    """The directory of the container's own cgroup in a hierarchy ("": version 2); None where that is not mounted.
+    told: as for `ancestor`. Raises OSError."""
     there = cgroup.v1_path(init, controller) if controller else cgroup.v2_path(init)
     line = cgroup.member(init, controller)
     if there is None or line is None:
@@ -58,8 +58,8 @@ def directory(init: int, controller: str, told: str) -> str | None:
 
 
 def pids(init: int, told: str = "") -> list[int] | None:
-    """Host pids of the container's living processes; None: not to be told, its cgroup is not its alone or it has too
-    many of them. told: as for `ancestor`."""
+    """Host pids of the container's processes; None where they are not known: the cgroup is not the container's alone,
+    cannot be read, or has too many. told: as for `ancestor`."""
     try:
         names = ("devices", "pids", "freezer", "")
         path = next(filter(None, (directory(init, name, told) for name in names)), None)
@@ -69,39 +69,30 @@ def pids(init: int, told: str = "") -> list[int] | None:
 
 
 def below(path: str, inode: int = 0) -> list[int] | None:
-    """The same by the cgroup's directory. inode: it must be this one (0: any)."""
+    """The same by the cgroup's directory. inode: the directory must have this inode number (0: any)."""
+    found: list[int] = []
     try:
-        # At the top of a hierarchy are the host's processes.
-        if not os.path.exists(f"{path}/../cgroup.procs") or inode not in (0, os.stat(path).st_ino):
+        if not cgroup_tree.is_container(path, inode):
             return None
-        found: list[int] = []
-        return found if _gather(path, found, DEEP) else None
-    except (OSError, ValueError):
+        for some in cgroup_tree.processes(path, MOST_CGROUPS):
+            found += [pid for pid in some if pid]
+            if len(found) > MOST:
+                return None
+    except (OSError, ValueError, cgroup_tree.TooManyCgroups):
         return None
-
-
-def _gather(path: str, found: list[int], deep: int) -> bool:
-    """Whether that is all of them: a tenant may have made any number of cgroups below its own."""
-    left = [(path, deep)]
-    for seen, (folder, levels) in enumerate(left):
-        found += [int(word) for word in read_file(f"{folder}/cgroup.procs", 1 << 20).split() if word != b"0"]
-        if len(found) > MOST or seen >= MOST_CGROUPS or not levels:
-            return False
-        with os.scandir(folder) as entries:
-            left += [(entry.path, levels - 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return True
+    return found
 
 
 class Table:
-    """A container's processes by how the shim may have written them into the account page, looked at once. whole: there
-    are no others; else it took longer than it may, or one of them could not be looked at."""
+    """A container's processes, looked at once, by the ways in which the shim may have written them into the account
+    page. whole: all of them are in it; otherwise time ran out, or a process could not be looked at."""
 
     __slots__ = ("whole", "_by_owner")
 
     def __init__(self, pids: list[int] | None, seconds: float) -> None:
-        """pids: None, they are not to be told. seconds: of our processor time."""
+        """pids: None where they are not known. seconds: of our processor time."""
         self.whole = pids is not None
-        self._by_owner: dict[tuple[int, int, int], list[Process]] = {}
+        self._by_owner: dict[Owner, list[Process]] = {}
         end = time.thread_time() + seconds
         for pid in pids or ():
             try:
@@ -115,20 +106,16 @@ class Table:
                 self.whole = False
                 break
 
-    def find(self, owner: tuple[int, int, int]) -> list[Process]:
+    def find(self, owner: Owner) -> list[Process]:
         return self._by_owner.get(owner, [])
 
 
 def look(pid: int) -> Process | None:
-    """None: it has ended, or only its zombie is there. Raises OSError, ValueError."""
+    """The process; None where it has ended, or only its zombie is left. Raises OSError, ValueError."""
     try:
-        data = read_file(f"/proc/{pid}/stat", 1024)
-        fields = data[data.rindex(b")") + 2 :].split()
-        # A main thread that ended is a zombie beside its living siblings: field 20 counts the threads.
-        if fields[0] in (b"X", b"x") or (fields[0] == b"Z" and int(fields[17]) <= 1):
+        fields = proc.stat(pid)
+        if proc.has_ended(fields):
             return None
-        status = read_file(f"/proc/{pid}/status")
-        inner = next((line.split()[-1] for line in status.splitlines() if line.startswith(b"NSpid:")), b"%d" % pid)
-        return Process(pid, int(fields[19]), int(inner), os.stat(f"/proc/{pid}/ns/pid").st_ino, int(fields[25]))
+        return Process(pid, int(fields[19]), proc.inner_pid(pid), proc.pid_namespace(pid), int(fields[25]))
     except (FileNotFoundError, ProcessLookupError):
         return None

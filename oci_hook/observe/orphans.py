@@ -1,34 +1,40 @@
-"""Processes with a share that the ledger does not know, by the policy page that is mounted for them.
+"""Orphans: processes of containers whose grant is lost, found by the policy page that is mounted for them.
 
-Their grant was lost while they lived (a forced release, a state directory that was emptied): what they use is not
-booked, and can be given to others as well. Only the kernel's own words on their mounts are read, nothing in them.
+A grant is lost while its container runs when it is released by force, or when the state directory is emptied. What such
+a container uses is not in the ledger, and can be granted to others as well.
 """
 
 import os
 
 from oci_hook.core.layout import PAGES_DIR, POLICY_PAGE
-from oci_hook.ledger.holders import is_first
-from oci_hook.linux.mount import TENANT_MOUNTS, Mount, mountinfo
+from oci_hook.ledger.holders import holders
+from oci_hook.linux.mount import Mount, mountinfo, parse
+
+SECONDS = 10.0  # for the look at all processes
 
 
-def strays(state_dir: str, known: set[str]) -> dict[str, int]:
+def orphans(state_dir: str, known: set[str]) -> dict[str, int]:
     """Key of a grant that is not known -> a process of its container, the container's first where it is found."""
     pages = _on_its_disk(state_dir)
     if pages is None:
         return {}
     device, top = pages
-    found: dict[str, int] = {}
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
-        try:
-            mounts = mountinfo(str(pid), TENANT_MOUNTS)
-        except (OSError, ValueError):
-            continue  # it has just ended, or has too many
-        for mount in mounts:
-            if mount.point == POLICY_PAGE and mount.device == device and mount.root.startswith(top):
-                key = mount.root[len(top) :].partition("/")[0]
-                if key not in known and (key not in found or is_first(pid)):
-                    found[key] = pid
-    return found
+
+    def keys(data: bytes) -> set[str]:
+        """Those of this state directory's pages: another install's pages have the same place in its containers."""
+        found = set()
+        for line in data.split(b"\n"):
+            if POLICY_PAGE.encode() in line:
+                try:
+                    (mount,) = parse(line)
+                except (ValueError, IndexError):  # the last line, cut off
+                    continue
+                if mount.point == POLICY_PAGE and mount.device == device and mount.root.startswith(top):
+                    found.add(mount.root[len(top) :].partition("/")[0])
+        return found - known
+
+    found, _ = holders(SECONDS, keys=keys)
+    return {key: pid for key, (pid, _) in found.items()}
 
 
 def _on_its_disk(state_dir: str) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""What engines say of a container in its annotations: its place in Kubernetes, and whether it is a pod's sandbox."""
+"""What engines write into a container's annotations: its pod in Kubernetes, and whether it is the pod's sandbox."""
 
 from oci_hook.core.grant import Identity
 
@@ -17,7 +17,7 @@ def is_sandbox(annotations: dict[str, str]) -> bool:
 
 
 def identity(root: str, id: str, bundle: str, annotations: dict[str, str]) -> Identity:
-    """Who gets the grant. These names are for people; only (root, id) and the bundle are relied upon."""
+    """Who gets the grant. The ledger relies on (root, id) and the bundle alone; the other names are for people."""
     return Identity(
         root=root,
         id=id,

@@ -1,7 +1,8 @@
 """The OCI runtime's command line (runc, crun, youki): which command, which bundle, which container, where errors go.
 
-The launcher reads the same words (launcher.c) and sends here what it does not understand, so this reader knows more:
-an unknown flag's value is told from the next word by elimination, since the container's id is the only other word.
+The launcher (launcher.c) reads the same words, and hands on to us what it does not understand. So this reader knows
+more. The word after an unknown flag may be the flag's value or the container's id, which is the only word that is not a
+flag: it is the id if no other word is.
 """
 
 import os
@@ -19,7 +20,7 @@ COMMANDS = frozenset(
 STARTS = ("create", "run", "restore")  # these make a container of a bundle
 GLOBAL_VALUES = frozenset(("root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"))
 GLOBAL_SWITCHES = frozenset(("debug", "systemd-cgroup", "version", "v", "help", "h"))
-CREATE_VALUES = frozenset(  # of restore, too
+CREATE_VALUES = frozenset(  # those of restore too
     ("bundle", "b", "console-socket", "pid-file", "preserve-fds", "config", "f")
     + ("image-path", "work-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context")
 )
@@ -46,7 +47,7 @@ class Call(Value):
 
 
 def default_root(runtime: str) -> str:
-    """Where a runtime keeps its containers when it runs as root and is not told: /run/runc, /run/crun, /run/youki."""
+    """Where a runtime keeps its containers when it runs as root without --root: /run/runc, /run/crun, /run/youki."""
     name = os.path.basename(runtime)
     for known in ("crun", "youki"):
         if known in name:
@@ -55,7 +56,24 @@ def default_root(runtime: str) -> str:
 
 
 def read_call(args: "Sequence[str]") -> Call:
-    """`args` without the program's name. Never fails: what is not there gets the runtime's own default."""
+    """The call. args: without the program's name. Never fails: what is missing gets the runtime's own default."""
+    flags, rest = _global_flags(args)
+    words, maybe = _command_words(rest[1:], flags)
+    bundle = os.path.abspath(flags.get("bundle") or flags.get("b") or ".")
+    return Call(
+        rest[0] if rest else "",
+        (words or maybe or [""])[-1],
+        bundle,
+        os.path.join(bundle, flags.get("config") or flags.get("f") or "config.json"),
+        os.path.abspath(flags["root"]) if flags.get("root") else "",
+        flags.get("log", ""),
+        "json" if flags.get("log-format") == "json" else "text",
+    )
+
+
+def _global_flags(args: "Sequence[str]") -> "tuple[dict[str, str], Sequence[str]]":
+    """(the flags before the command, the words from the command on). An unknown flag's next word is its value unless
+    that is a flag or a command."""
     flags: dict[str, str] = {}
     i = 0
     while i < len(args) and args[i].startswith("-"):
@@ -67,11 +85,15 @@ def read_call(args: "Sequence[str]") -> Call:
                 value = args[i]
                 i += 1
         flags[name] = value
-    command = args[i] if i < len(args) else ""
+    return flags, args[i:]
 
+
+def _command_words(args: "Sequence[str]", flags: dict[str, str]) -> tuple[list[str], list[str]]:
+    """(the words after the command that are no flags, the words after unknown flags: their values, or the id). The
+    command's own flags are added to `flags`."""
     words: list[str] = []
-    maybe: list[str] = []  # words after an unknown flag: its value, or the id
-    i += 1
+    maybe: list[str] = []
+    i = 0
     while i < len(args):
         word = args[i]
         i += 1
@@ -92,13 +114,4 @@ def read_call(args: "Sequence[str]") -> Call:
             maybe.append(following)
             i += 1
         flags[name] = value
-    bundle = os.path.abspath(flags.get("bundle") or flags.get("b") or ".")
-    return Call(
-        command,
-        (words or maybe or [""])[-1],
-        bundle,
-        os.path.join(bundle, flags.get("config") or flags.get("f") or "config.json"),
-        os.path.abspath(flags["root"]) if flags.get("root") else "",
-        flags.get("log", ""),
-        "json" if flags.get("log-format") == "json" else "text",
-    )
+    return words, maybe

@@ -1,7 +1,7 @@
 """JSON for the hot path: the C core of the standard `json` package without its Python shell.
 
-`import json` costs more than starting Python (it loads `re`); `_json`, which it is built on, costs 0.4 ms.
-Interpreters without `_json` (it is an accelerator, not an API) get the package itself.
+`import json` takes longer than Python's own start, since it loads `re`; `_json`, which does its work, takes 0.4 ms.
+`_json` is an accelerator and no API: an interpreter without it gets the package itself.
 """
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ def _no_default(value: object) -> "Any":
 try:
     import _json
 
-    _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # six attributes are read, whatever the class
+    _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # it reads six attributes, of any class
     _scan_unique = _json.make_scanner(_UniqueContext)  # type: ignore[arg-type]
     _encode = _json.make_encoder(None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False)
 

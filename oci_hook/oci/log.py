@@ -1,7 +1,8 @@
-"""Errors where the runtime's caller looks for them: the file of --log in runc's two formats, stderr, the journal.
+"""Messages where the caller of a runtime or hook looks for them: the file of --log in runc's two formats, standard
+error, the journal.
 
-containerd's shim shows its user the message of the last error line of the JSON log; podman passes no --log and
-prints the `level=error msg="..."` line of stderr.
+containerd shows its user the message of the last error line in the JSON log. podman passes no --log and prints the
+`level=error msg="..."` line of standard error.
 """
 
 import os
@@ -31,7 +32,7 @@ def _line(message: str, log_format: str, level: str) -> str:
 
 def _append(path: str, lines: "Sequence[str]") -> bool:
     try:
-        # O_NONBLOCK: for a FIFO that nobody reads; then standard error is left.
+        # O_NONBLOCK: opening a FIFO that nobody reads fails at once, and the lines go to standard error alone.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
         fd = os.open(path, flags, 0o644)
     except OSError:
@@ -46,7 +47,7 @@ def _append(path: str, lines: "Sequence[str]") -> bool:
 
 
 def _messages(problems: "Sequence[Problem]") -> list[str]:
-    """One per problem; the last, which is all that some engines show, names the codes of the others."""
+    """A message per problem. The last one, which is all that some engines show, names the codes of the others."""
     messages = [str(p) for p in problems]
     if len(messages) > 1:
         messages[-1] += f" (and {', '.join(dict.fromkeys(p.code for p in problems[:-1]))} in the log)"
@@ -54,7 +55,7 @@ def _messages(problems: "Sequence[Problem]") -> list[str]:
 
 
 def report(problems: "Sequence[Problem]", log_path: str, log_format: str, level: str = "error") -> None:
-    """One line per problem to the runtime's log and to stderr. Never fails: there is nobody left to tell."""
+    """One line per problem to the runtime's log and to standard error. Never fails."""
     messages = _messages(problems)
     logged = log_path and _append(log_path, [_line(m, log_format, level) for m in messages])
     lines = messages if logged else [_line(m, "text", level) for m in messages]
@@ -64,8 +65,18 @@ def report(problems: "Sequence[Problem]", log_path: str, log_format: str, level:
         pass
 
 
+def report_hook(container: str, problems: "Sequence[Problem]") -> None:
+    """One line per problem to the journal and to standard error: for hooks, which do not know of --log. Never fails."""
+    lines = "\n".join(map(str, problems))
+    journal(f"container {container!r:.100}: {lines}")
+    try:
+        os.write(2, (lines + "\n").encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
 def journal(text: str) -> None:
-    """Details for the node's administrator (a traceback), to /dev/log where there is one. Never fails, never waits."""
+    """Details for the node's administrator, such as a traceback, to /dev/log. Never fails and never waits."""
     import _socket
 
     try:

@@ -1,9 +1,9 @@
-"""Other programs that would put a driver into the same container: the NVIDIA toolkit's hooks in a config.json.
+"""The NVIDIA toolkit's hooks in a config.json, by which another program would put the driver into the same container.
 
-They run after the runtime has made our mounts, and mount the real driver libraries and every GPU that the container's
-NVIDIA_VISIBLE_DEVICES names: on top of the shims, past the share. docker --gpus, hooks.d of podman and CRI-O,
-the NVIDIA runtime and CDI all leave one of these. In mode standalone they are refused; in the others oci/nvidia.py
-narrows them.
+They run after the runtime has made our mounts. They mount the real driver libraries over the shims, and every GPU that
+the container's NVIDIA_VISIBLE_DEVICES names, whatever was granted. docker --gpus, hooks.d of podman and CRI-O, the
+NVIDIA runtime and CDI all add one of these. In mode standalone such a container is refused; in the other modes
+oci/nvidia_edits.py narrows the hooks.
 """
 
 from oci_hook.errors import refuse
@@ -21,7 +21,7 @@ PROGRAMS = (*LEGACY, "nvidia-cdi-hook", "nvidia-ctk")
 
 
 def check(spec: "dict[str, Any]") -> None:
-    """Raises ApplyError GH-409 when the NVIDIA toolkit will serve this container too."""
+    """Raises ApplyError GH-409 when a hook of the NVIDIA toolkit will serve this container too."""
     if path := hook(spec):
         raise refuse(
             "GH-409",

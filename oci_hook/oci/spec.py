@@ -1,4 +1,4 @@
-"""config.json of a bundle: read with suspicion, written in one step, everything unknown kept."""
+"""config.json of a bundle: checked when read, replaced in one step when written. Parts that we do not know stay."""
 
 import os
 from stat import S_IMODE, S_ISREG
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MAX_SIZE = 16 << 20  # bytes; launcher.c MAX_SPEC
 TEMPORARY = ".gpu-hook.config.json"
 
-# What the runtime spec names at the levels that are judged or edited here.
+# The runtime spec's names at the levels that are judged or edited here.
 _SPEC = "ociVersion process root hostname domainname mounts hooks annotations linux solaris windows vm zos"
 _PROCESS = (
     "terminal consoleSize user args commandLine env cwd capabilities rlimits noNewPrivileges apparmorProfile"
@@ -33,17 +33,18 @@ _HOOK = "path args env timeout"
 
 
 def _bad(path: str, why: object) -> GhError:
-    return refuse("GH-401", f"{path}: {why}; the engine wrote a bundle that gpu-hook will not touch")
+    return refuse("GH-401", f"{path}: {why}; correct what the engine, or whoever made the bundle, wrote there")
 
 
 def load(path: str) -> "dict[str, Any]":
-    """The spec. Raises ApplyError GH-401 unless it is a regular file (no link) of at most MAX_SIZE with a JSON object,
-    whose parts that we edit have the types of the OCI runtime spec, and names that every runtime reads alike."""
+    """The spec. Raises ApplyError GH-401 unless the file is regular (no link), has at most MAX_SIZE bytes, and holds a
+    JSON object in which the parts that we edit have the types of the OCI runtime spec, and names that every runtime
+    reads alike."""
     return parse(read(path), path)
 
 
 def read(path: str) -> bytes:
-    """The file as `load` takes it, not parsed yet. Raises ApplyError GH-401."""
+    """The bytes of a file that `load` would take, not parsed yet. Raises ApplyError GH-401."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
@@ -67,7 +68,7 @@ def read(path: str) -> bytes:
 
 
 def parse(data: bytes, path: str) -> "dict[str, Any]":
-    """The spec in these bytes, checked as `load` checks it. path: what to call it. Raises ApplyError GH-401."""
+    """The spec in these bytes, checked as `load` checks it. path: its name in messages. Raises ApplyError GH-401."""
     if len(data) > MAX_SIZE:
         raise _bad(path, f"more than {MAX_SIZE} bytes")
     try:
@@ -77,11 +78,11 @@ def parse(data: bytes, path: str) -> "dict[str, Any]":
     problem = _wrong_type(spec) or _odd_name(spec)
     if problem:
         raise _bad(path, problem)
-    return spec  # type: ignore[no-any-return]  # _wrong_type has seen to it
+    return spec  # type: ignore[no-any-return]  # _wrong_type has checked it
 
 
 def _wrong_type(spec: "Any") -> str:
-    """What is not as the runtime spec says, among the parts that are read or edited here; "" when all is well."""
+    """The first part that we read or edit and that has another type than the runtime spec says, in words; or ""."""
     if not isinstance(spec, dict):
         return "not a JSON object"
 
@@ -136,10 +137,10 @@ _LEVELS = tuple(map(_table, (_SPEC, _PROCESS, _ROOT, _LINUX, _RESOURCES, _RULE, 
 
 
 def _odd_name(spec: "dict[str, Any]") -> str:
-    """The first key that some runtimes read as one of the runtime spec's, and others do not, nor do we; or "".
+    """The first key that some runtimes take for one of the runtime spec's, and others do not, in words; or "".
 
-    Go's decoder (runc) matches names by Unicode's simple case folding, in which U+017F is an s and U+212A a k: what is
-    written as "Linux" would be judged by nobody and done by runc. crun and youki compare the bytes.
+    Go's decoder (runc) matches names by Unicode's simple case folding, in which U+017F is an s and U+212A a k: runc
+    would do what stands under "Linux", which we have not judged. crun and youki compare the bytes, as we do.
     """
     top, process, root, linux, resources, rule, node, mount, stages, hook = _LEVELS
     parts: list[tuple[str, dict[str, str], Any]] = [
@@ -170,7 +171,7 @@ def _values(part: "Any") -> "Any":
 
 
 def environment(spec: "dict[str, Any]") -> dict[str, str]:
-    """process.env as a table; of two settings of one name the last one wins, as in runc and in shells."""
+    """process.env as a table; of two entries with one name the last one counts, as in runc and in shells."""
     env = (spec.get("process") or {}).get("env") or ()
     return dict(entry.split("=", 1) for entry in env if "=" in entry)
 
@@ -190,7 +191,7 @@ def save(path: str, spec: "dict[str, Any]") -> None:
 
 
 def replace(path: str, data: bytes) -> None:
-    """`save` for a spec that is written already."""
+    """`save` for a spec that is bytes already."""
     folder, name = os.path.split(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -203,7 +204,7 @@ def replace(path: str, data: bytes) -> None:
             raise PermissionError(13, "it is read-only")
         try:
             fd = os.open(TEMPORARY, flags, 0o600, dir_fd=at)
-        except FileExistsError:  # of a wrapper that was killed here
+        except FileExistsError:  # left by a wrapper that was killed here
             os.unlink(TEMPORARY, dir_fd=at)
             fd = os.open(TEMPORARY, flags, 0o600, dir_fd=at)
         try:

@@ -1,4 +1,4 @@
-"""The container's state, as a runtime gives it to a hook on standard input (OCI runtime-spec, runtime.md "State")."""
+"""The container's state document, which a runtime gives to a hook on standard input (OCI runtime-spec, runtime.md)."""
 
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
@@ -13,7 +13,7 @@ PID_MAX = 1 << 22  # proc_sys_kernel(5), pid_max's own limit
 
 
 class State(Value):
-    """pid: the container's init as the host sees it, 0 when there is none (poststop). bundle: absolute path."""
+    """pid: of the container's init, in the host's pid namespace; 0 when there is none (poststop). bundle: absolute."""
 
     id: str
     pid: int
@@ -23,7 +23,7 @@ class State(Value):
 
 
 def read(stdin: "BinaryIO") -> State:
-    """Read and check a state document of at most LIMIT bytes. Raises ApplyError GH-406; the caller fails closed."""
+    """Read and check a state document of at most LIMIT bytes. Raises ApplyError GH-406."""
     data = stdin.read(LIMIT + 1)
     if len(data) > LIMIT:
         raise _invalid(f"is larger than {LIMIT} bytes")

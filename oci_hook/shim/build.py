@@ -26,33 +26,34 @@ FLAGS = [
 LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
 INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view", "gated"}
 EXEMPT = {"cuGetExportTable"}  # private tables without names: nothing to compare their pointers with
-COMMON = ["state.c", "pointers.c", "policy.c", "alive.c", "account.c", "spare.c", "real.c"]
-GATE = ["decide.c", "slot_view.c", "slot.c", "cost.c"]
-GATE += ["gate.c", "gate_books.c", "gate_setup.c", "gate_marks.c", "gate_groups.c", "gate_front.c", "pacer.c"]
+# The folders of each library; README.md says what each is for. cuda_*.c are libcuda's alone.
+COMMON = ("pages", "process", "account", "driver")
 
 
 class Library:
     """One shim: its soname, which symbol lists it exports, what a missing function returns."""
 
-    def __init__(self, soname: str, lists: str, taken: str, uses: str, real: str, missing: int, sources: str) -> None:
+    def __init__(self, soname: str, lists: str, taken: str, uses: str, real: str, missing: int, folders: str) -> None:
         self.soname = soname
         self.lists = lists
         self.taken = taken
         self.uses = uses
         self.real = real
         self.missing = missing
-        self.sources = sources
+        self.folders = (*COMMON, *folders.split())
 
     def files(self) -> list[str]:
         """Its C files."""
-        more = GATE if self.soname == "libcuda.so.1" else []
-        return [str(HERE / name) for name in COMMON + more] + sorted(str(p) for p in HERE.glob(self.sources))
+        found = [path for folder in self.folders for path in sorted((HERE / folder).glob("*.c"))]
+        if self.soname != "libcuda.so.1":
+            found = [path for path in found if not path.name.startswith("cuda_")]
+        return [str(path) for path in found]
 
 
 LIBRARIES = (
     # 500 = CUDA_ERROR_NOT_FOUND, 13 = NVML_ERROR_FUNCTION_NOT_FOUND
-    Library("libcuda.so.1", "*cuda-*.txt", "GH_CUDA", "GH_USES", "driver/cuda", 500, "cuda_*.c"),
-    Library("libnvidia-ml.so.1", "libnvidia-ml-*.txt", "GH_NVML", "GH_NVML_USES", "driver/ml", 13, "nvml_*.c"),
+    Library("libcuda.so.1", "*cuda-*.txt", "GH_CUDA", "GH_USES", "driver/cuda", 500, "gate memory lookup"),
+    Library("libnvidia-ml.so.1", "libnvidia-ml-*.txt", "GH_NVML", "GH_NVML_USES", "driver/ml", 13, "nvml"),
 )
 
 
@@ -175,7 +176,7 @@ def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", f
     work = out / "shim"
     work.mkdir(parents=True, exist_ok=True)
     compiler = [*cc, "-target", f"{arch}-linux-gnu.{GLIBC}"]
-    inputs = [path for path in HERE.iterdir() if path.suffix in (".c", ".h", ".def", ".py")]
+    inputs = [path for path in HERE.rglob("*") if path.suffix in (".c", ".h", ".def", ".py")]
     newest = _newest(*inputs, *SYMBOLS.glob("*.txt"))
     for library in LIBRARIES:
         target = out / library.soname

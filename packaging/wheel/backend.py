@@ -1,4 +1,4 @@
-"""setuptools' backend, which also asks for the C compiler where the checkout has none of its own."""
+"""setuptools' build backend, which also requires the C compiler if the checkout has no .venv with one."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from setuptools.build_meta import *  # noqa: F403
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """As scripts/build looks for it: in .venv, else beside the Python that runs it."""
+    """scripts/build finds the compiler in .venv, else in the Python that runs it."""
     compiler = [] if VENV.exists() else ["ziglang>=0.13"]
     return [*build_meta.get_requires_for_build_wheel(config_settings), *compiler]

@@ -1,4 +1,4 @@
-"""The compiled parts that every package carries, and their compiler. Standard library only: pip imports it."""
+"""The compiled parts that packages carry, and their compiler. Standard library only: pip imports it."""
 
 import importlib.util
 import os
@@ -9,27 +9,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv/bin/python"
-PARTS = (  # below build/ARCH in a checkout, below oci_hook/native/ARCH in a package
-    "gpu-hook-runtime",
-    "oci-gpu-hook",
-    "libcuda.so.1",
-    "libnvidia-ml.so.1",
-    "sim/libcuda.so.1",
-    "sim/libnvidia-ml.so.1",
-    "sim/gpu-probe",
-    "sim/share-model",
-)
+PACKAGES = {  # Python package: parts of scripts/build, their folder below build/ARCH, files
+    "oci_hook": (
+        ("shim", "launcher"),
+        "",
+        ("gpu-hook-runtime", "oci-gpu-hook", "libcuda.so.1", "libnvidia-ml.so.1"),
+    ),
+    "gpu_hook_simulator": (
+        ("sim", "sim/model"),
+        "sim",
+        ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-probe", "share-model"),
+    ),
+}
 
 
-def parts(arch: str = platform.machine()) -> dict[str, Path]:
-    """Compile what is older than its sources; each part's place in a package and its file."""
+def parts(package: str, arch: str = platform.machine()) -> dict[str, Path]:
+    """Compile what is older than its sources; each part's place in the package and its file."""
     python, environment = sys.executable, dict(os.environ)
     if importlib.util.find_spec("ziglang") is None and VENV.exists():
         python = str(VENV)
         environment.pop("PYTHONPATH", None)  # by which pip hides all but what the build was said to require
+    words, folder, names = PACKAGES[package]
     command = [python, str(ROOT / "scripts/build"), "--arch", arch]
+    command += [option for word in words for option in ("--part", word)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    return {f"oci_hook/native/{arch}/{name}": ROOT / "build" / arch / name for name in PARTS}
+    return {f"{package}/native/{arch}/{name}": ROOT / "build" / arch / folder / name for name in names}
 
 
 def mode(name: str) -> int:

@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tiny_image
 
+from gpu_hook_simulator import driver_root
 from oci_hook.discovery import discover
 from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
 from oci_hook.linux.proc import start_time
-from oci_hook.sim import driver_root
 
 GPU_MIB, SHARE_MIB = 24576, 8192  # three containers fill the GPU
 LATEST = 0.12  # seconds; a create takes about half of it

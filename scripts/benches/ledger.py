@@ -34,6 +34,7 @@ from oci_hook.ledger import admit, claims, slot_files, store, tell
 from oci_hook.ledger.deliver import page_file
 from oci_hook.ledger.proof import Judge
 from oci_hook.linux.proc import boot_id, process_life
+from scripts.benches import kill_points
 
 WRITERS = 16
 WARM_UP = 5  # rounds in which the forked writers still copy their pages
@@ -322,7 +323,7 @@ def children() -> list[int]:
 def work(campaign: Campaign, i: int, rng: random.Random) -> None:
     """One creator: admit at random until there is room; then hold, give back, or become a container and end."""
     if rng.random() < 0.7:
-        left = rng.randrange(1, 50)
+        left = rng.randrange(1, 200)
 
         def die(_: str) -> None:
             nonlocal left
@@ -330,7 +331,7 @@ def work(campaign: Campaign, i: int, rng: random.Random) -> None:
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        store.step = die
+        kill_points.install(die)
     me = os.getpid()
     settings = Settings("/", state_dir=rng.choice(campaign.states))
     for n in range(50):

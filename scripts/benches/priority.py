@@ -22,10 +22,10 @@ from load.cells import GRAPH, Cell, in_lanes, say
 from load.stage import Stage
 from load.tenant import Json
 
+from gpu_hook_simulator import model_run
+from gpu_hook_simulator.model import metrics
+from gpu_hook_simulator.model.scenarios import OFFLINE, ONLINE, requests
 from oci_hook.core.layout import SETTINGS_YAML
-from oci_hook.sim import model_run
-from oci_hook.sim.model import metrics
-from oci_hook.sim.model.scenarios import OFFLINE, ONLINE, requests
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
@@ -372,8 +372,8 @@ def _figures(data: Json) -> dict[str, Json]:
 def table() -> list[list[str]]:
     data = report.last["priority"]
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
-    heading = ["online over offline", "requests", "p50", "p99", "predicted", "native p99", "lost p99, ms"]
-    out = [[*heading, "GPU free p99, ms", "predicted", "harvest", "predicted", "native"]]
+    heading = ["online over offline", "sent", "p50", "p99", "predicted", "native p99", "lost p99, ms"]
+    out = [[*heading, "free p99, ms", "predicted", "harvest", "predicted", "native"]]
     for r in (r for r in data["rows"] if not r["native"]):
         n, p = native.get(r["cell"]), r["predicted"]
         out.append(

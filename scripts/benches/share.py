@@ -15,8 +15,8 @@ from load.cells import GRAPH, SATURATED, Cell, in_lanes, say
 from load.stage import Stage
 from load.tenant import Json
 
-from oci_hook.sim.model import metrics
-from oci_hook.sim.model.scenarios import gappy, launch_bound
+from gpu_hook_simulator.model import metrics
+from gpu_hook_simulator.model.scenarios import gappy, launch_bound
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "6"))

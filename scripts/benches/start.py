@@ -83,7 +83,7 @@ class _Place:
             driver_version=DRIVER,
             driver_root=str(driver),
             simulated=True,
-            gpus=(Gpu("GPU-0000", 0, 0, 1 << 20, simulated=True),),
+            gpus=(Gpu("GPU-0000", 0, 0, 1 << 20, simulated=True, file=str(state / "sim/gpus/0")),),
             control=(DeviceFile("/dev/nvidiactl", 195, 255), DeviceFile("/dev/nvidia-uvm", 510, 0)),
             files=tuple(files),
             libcuda=str(driver / "lib/libcuda.so"),

@@ -25,11 +25,11 @@ class Node:
     """An install and an inventory of their own below one folder."""
 
     def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
+        from gpu_hook_simulator import driver_root
         from oci_hook.discovery import discover
         from oci_hook.discovery.save import save_inventory
         from oci_hook.engines import prefix
         from oci_hook.install import settings_edit
-        from oci_hook.sim import driver_root
 
         self.prefix, self.state = folder / "prefix", folder / "state"
         # Nothing is started through a runtime here, so any program may stand where a machine has none.

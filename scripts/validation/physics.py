@@ -153,7 +153,7 @@ def kernels(stage: Boxes, short: bool) -> Json:
 
 def calibration(run: Run, bare: Json, slices: Json, pair: Json, lengths: Json, simulated: bool) -> Json:
     """The model's constants as measured; what was not measured keeps the value it has."""
-    from oci_hook.sim import model_run
+    from gpu_hook_simulator import model_run
 
     out: Json = json.loads(model_run.CALIBRATION.read_text())
     kept = []

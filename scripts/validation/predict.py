@@ -25,7 +25,7 @@ def text() -> str:
     import priority as bench
     from load import cells
 
-    from oci_hook.sim import model_run
+    from gpu_hook_simulator import model_run
 
     from . import priority, shares
 

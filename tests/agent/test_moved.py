@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.agent import enforce
-from oci_hook.agent.process_owner import Members
+from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.linux.proc import boot_id, process_life, start_time
 from oci_hook.observe import inside
@@ -72,13 +72,13 @@ def moved() -> Iterator[Moved]:
 
 
 def test_a_process_above_the_init_is_a_member(moved: Moved) -> None:
-    members = Members()
+    members = ProcessOwners()
     members.update({"k": moved.grant})
     pids = {moved.init[0], moved.cheat[0]}
     assert set(members.find(pids)) == pids
     assert set(inside.pids(moved.init[0], moved.grant.life.cgroup) or ()) == pids
     for bare in (moved.grant.life.replace(cgroup=""), moved.grant.life.replace(cgroup="/sys/fs/cgroup/devices/other")):
-        members = Members()
+        members = ProcessOwners()
         members.update({"k": moved.grant.replace(life=bare)})
         assert set(members.find(pids)) == {moved.init[0]}
 
@@ -109,4 +109,4 @@ def test_what_does_not_go_is_told(moved: Moved, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(enforce, "_thaw", lambda top: None)
     (moved.freezer / "freezer.state").write_text("FROZEN")
     wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
-    assert "still live" in enforce.kill(moved.grant, ())
+    assert "still run" in enforce.kill(moved.grant, ())

@@ -25,7 +25,7 @@ def said(stage: Stage, *words: str) -> Any:
 
 
 def used(stage: Stage, id: str) -> int | None:
-    (entry,) = [g for g in said(stage, "ps")["grants"] if g["container"] == id]
+    (entry,) = [g for g in said(stage, "ps")["containers"] if g["id"] == id]
     return entry["gpus"][0]["used_mib"]  # type: ignore[no-any-return]
 
 
@@ -98,7 +98,7 @@ def test_a_container_that_is_created_and_not_started(stage: Stage, root: Path) -
     words = [stage.program, "--root", str(stage.runc.root), "create", "--bundle", str(folder), id]
     null = subprocess.DEVNULL
     subprocess.run(words, check=True, stdin=null, stdout=null, stderr=null)
-    state = lambda: [g["state"] for g in said(stage, "ps")["grants"]]  # noqa: E731
+    state = lambda: [g["state"] for g in said(stage, "ps")["containers"]]  # noqa: E731
     assert state() == ["starting"] and said(stage, "top")["containers"][0]["state"] == "starting"
     with running(stage) as agent:
         assert agent.container(id)["state"] == "starting"

@@ -1,6 +1,6 @@
-"""A container as its runtime has it when it calls hooks: a process in a mount namespace, the rootfs mounted on itself.
+"""A container at the time when its runtime calls hooks: a process in a mount namespace, its rootfs mounted on itself.
 
-Quicker than runc (3 ms), so that attacks can be tried by the hundred. /proc in it is the host's: the worst case.
+It takes 3 ms, so that hundreds of attacks can be tried. Its /proc is the host's, which is the worst case.
 """
 
 import ctypes
@@ -96,7 +96,7 @@ class Box:
 
 
 class Host:
-    """The host's side of a hand-made plan: sources, an image, and a sentinel that must not change."""
+    """The host's files for a hand-made plan: sources, an image, and a file that must not change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -36,7 +36,7 @@ def plan(facts: ImageFacts) -> tuple[Step, ...]:
         driver_version="550.1",
         driver_root="/",
         simulated=True,
-        gpus=(Gpu("GPU-0", 0, 0, 1000, simulated=True),),
+        gpus=(Gpu("GPU-0", 0, 0, 1000, simulated=True, file="/s/sim/gpus/0"),),
         control=(DeviceFile("/dev/nvidiactl", 195, 255),),
         files=(
             DriverFile(
@@ -141,7 +141,7 @@ def bind(source: Path, destination: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("at", ("/usr/local/nvidia", "/usr/local/nvidia/lib64", "/usr/local"))
 def test_a_volume_with_a_driver_library_in_a_usual_place(rootfs: Path, tmp_path: Path, at: str) -> None:
-    """As clouds mount the node's driver into containers."""
+    """Some clouds mount the node's driver into containers in this way."""
     volume = tmp_path / "volume"
     libs = volume / "/usr/local/nvidia/lib64"[len(at) :].lstrip("/")
     libs.mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_a_volume_with_a_driver_library_in_a_usual_place(rootfs: Path, tmp_path:
     assert final(checked(rootfs, mounts))
     (libs / "libnvidia-ml.so.1").write_text("")
     assert f"volume at {at};" in refused(rootfs, mounts)
-    # What lies on top of it hides it, and elsewhere nobody looks.
+    # A mount on top of it hides it; and in other folders no library is searched.
     assert final(checked(rootfs, [*mounts, {"destination": "/usr/local/nvidia/lib64", "type": "tmpfs"}]))
     assert final(checked(rootfs, [*MOUNTS, bind(volume, "/data")]))
 
@@ -288,10 +288,10 @@ def test_the_plan_has_the_destinations_that_are_attacked() -> None:
 
 @pytest.mark.parametrize(("at", "to"), list(itertools.product(DESTINATIONS, DESTINATIONS + NODES)))
 def test_each_destination_as_a_link_to_each_other(rootfs: Path, at: str, to: str) -> None:
-    """Refused, or every step has a place of its own inside the root where it was meant to be."""
+    """The plan is refused, or every step has a place of its own inside the root."""
     if at == to:
         return
-    if at.startswith("/run/gpu-hook/"):  # also such an image: its private directory exists already
+    if at.startswith("/run/gpu-hook/"):  # also an image in which the private directory exists already
         link(rootfs, at, to)
         refused(rootfs)
         return
@@ -327,11 +327,11 @@ OUT = [
 @pytest.mark.parametrize(("at", "to"), list(itertools.product(DESTINATIONS, OUT)))
 def test_each_destination_as_a_link_out(rootfs: Path, at: str, to: str) -> None:
     (rootfs / "etc/passwd").write_text("root\n")
-    if at.startswith("/dev"):  # an image's /dev lies under the tmpfs that is mounted there
+    if at.startswith("/dev"):  # the image's /dev is hidden by the tmpfs that is mounted there
         return
     link(rootfs, at, to)
     if to.endswith("/etc/passwd") and not at.startswith("/run/gpu-hook"):
-        assert "/etc/passwd" in final(checked(rootfs))  # the image's own: it harms itself
+        assert "/etc/passwd" in final(checked(rootfs))  # a file of the image: it harms only itself
     else:
         refused(rootfs)
 

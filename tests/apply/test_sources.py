@@ -1,4 +1,4 @@
-"""What a plan mounts from the host: there, root's alone, and not cut off."""
+"""The host files that a plan mounts: they exist, only root can write them, and they are not empty."""
 
 import os
 from pathlib import Path

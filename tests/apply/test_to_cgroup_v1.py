@@ -70,7 +70,7 @@ def test_rules_are_added(group, directory, tmp_path):
     assert can_open(group, 195, 3, tmp_path) == "No such device or address"
     assert can_open(group, 195, 4, tmp_path) == "Operation not permitted"
     to_cgroup_v1.apply((DeviceRule(195, 3),), directory)
-    assert len(group.rules()) == 4  # nothing twice
+    assert len(group.rules()) == 4  # no rule is added twice
 
 
 def test_a_cgroup_above_forbids_it(group, directory, tmp_path):

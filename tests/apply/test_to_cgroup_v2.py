@@ -1,4 +1,4 @@
-"""Device programs of a live process's version 2 cgroup: read back, extended, replaced; what the kernel does."""
+"""Device programs of a live process's version 2 cgroup: read back, extended, replaced, and obeyed by the kernel."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ class Group:
         return found
 
     def opens(self, minor: int, folder: Path) -> bool:
-        """Whether the kernel lets a process of this cgroup as far as looking for a driver."""
+        """Whether the kernel permits a process of this cgroup to open a device, and then looks for its driver."""
         node = folder / f"node-{minor}"
         if not node.exists():
             os.mknod(node, 0o20666, os.makedev(195, minor))
@@ -109,7 +109,7 @@ def test_rules_are_added(group, tmp_path):
     before = group.programs()
     assert len(before) == 1
     to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
-    assert group.programs() == before  # nothing twice
+    assert group.programs() == before  # no rule is added twice
     os.close(directory)
 
 
@@ -127,7 +127,7 @@ def test_other_ways_to_attach(path, tmp_path, flags):
 
 
 def test_several_programs(group, tmp_path):
-    """All are asked, and each must permit; their order stays."""
+    """The kernel asks all programs, and each must permit. Their order stays."""
     group.attach((*permit([(195, 3, "r")]), *DENY))
     group.attach((*permit([(195, 3, "rw"), (195, 4, "rw")]), *DENY))
     old = group.programs()
@@ -181,7 +181,7 @@ def test_a_program_that_does_more(group):
 
 
 def test_somebody_replaces_it_meanwhile(group, tmp_path, monkeypatch):
-    """As `runc update` may: BPF_F_REPLACE names the old program, so nothing of theirs is lost."""
+    """`runc update` may replace the program meanwhile. BPF_F_REPLACE names the old one, so that no rule is lost."""
     calls = []
     real = bpf.replace
 
@@ -222,7 +222,7 @@ except GhError as e:
 
 @pytest.mark.parametrize("call", ["check(directory, ())", "apply((DeviceRule(195, 3),), directory)"])
 def test_a_process_that_may_not(group, call):
-    """A hook in a user namespace, or without CAP_SYS_ADMIN and CAP_BPF."""
+    """The hook runs in a user namespace, or without CAP_SYS_ADMIN and CAP_BPF."""
     code = WITHOUT_RIGHTS.format(pid=group.process.pid, call=call)
     dropped = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=12345", "--clear-groups"]
     command = [*dropped, "/usr/bin/python3", "-I", "-c", f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{code}"]

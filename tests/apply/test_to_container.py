@@ -26,7 +26,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def give(host: Host, box: Box, plan=None, checked: bool = True, sources=None, applied=lambda: None) -> None:
-    """What the hook does with a plan; applied() is called before it verifies."""
+    """What the hook does with a plan. applied() is called between applying and verifying."""
     plan = host.plan() if plan is None else plan
     container = to_container.open_container(box.pid, str(host.rootfs))
     steps = check_destinations(container.path(), (), plan) if checked else plan
@@ -180,7 +180,7 @@ def test_link_instead_of(tmp_path, path, checked):
     "target", ["libcuda.so.1", "sub/libcuda.so.1", "../y/libcuda.so.1", "/opt/driver/libcuda.so.1"]
 )
 def test_ordinary_links_work(host, target):
-    """Images do link libcuda.so; so may libcuda.so.1 be a link to a file elsewhere in the image, or to none yet."""
+    """In images libcuda.so is a link; libcuda.so.1 may be one too, to a file elsewhere in the image or to none."""
     link = host.rootfs / LIBDIR[1:] / ("libcuda.so" if target == "libcuda.so.1" else "libcuda.so.1")
     link.unlink()
     link.symlink_to(target)
@@ -284,7 +284,7 @@ def test_an_empty_private_directory_is_left_over_from_an_earlier_container(host)
 
 @pytest.mark.parametrize("where", [LIBDIR, "/usr/lib", "/run", f"{LIBDIR}/libcuda.so.1"])
 def test_a_directory_of_the_host_in_the_way(host, where):
-    """A volume at or above a destination: files made for mounting on would be made on the host."""
+    """A volume at or above a destination: the empty files to mount on would be created on the host."""
     volume = host.outside / "lib"
     if where.endswith(".so.1"):
         volume = volume / "libcuda.so.1"
@@ -428,7 +428,7 @@ except GhError as e:
 
 
 def test_a_proc_that_is_none_is_not_believed():
-    """Somebody has mounted a folder of files over /proc: a pid would lead where they say."""
+    """An attacker has mounted a folder over /proc, so that a pid there leads anywhere."""
     command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", FAKE_PROC]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
     assert done.stdout.startswith("GH-404: /proc is not a proc file system"), done
@@ -437,14 +437,14 @@ def test_a_proc_that_is_none_is_not_believed():
 # --- kernels and clocks ---
 
 
-@pytest.mark.parametrize("call", sorted(libc.SINCE))  # every one that mounting needs
+@pytest.mark.parametrize("call", sorted(libc.SINCE))  # every call that mounting needs
 def test_a_kernel_without(host, monkeypatch, call):
     monkeypatch.setitem(libc.NUMBERS, call, 9999)
     with Box(host.rootfs) as box:
         line = refused(host, box, "GH-404")
         assert f"{call}: Function not implemented (Linux {libc.SINCE[call]} or newer has it)" in line
         assert "gpu-hook-runtime" in line
-        # One call late in the work may leave the private directory; never a library.
+        # If a late call fails, the private directory may stay in the image, but no library.
         assert box.read(f"{LIBDIR}/libcuda.so.1") == "the image's own"
 
 
@@ -510,7 +510,7 @@ def test_the_child_goes_with_a_hook_that_is_killed(host, monkeypatch):
 
 @pytest.fixture
 def user_namespace(host):
-    """A container of a user of its own; what it makes on file systems of its own cannot be opened as a device."""
+    """A container with a user namespace: a device node on a file system of its own cannot be opened."""
     script = f"mount --bind {host.rootfs} {host.rootfs} && mount -t tmpfs none {host.rootfs}/dev && echo && read stop"
     command = ["unshare", "-U", "-r", "-m", "--propagation", "private", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sandbox:

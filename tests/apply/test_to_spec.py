@@ -139,7 +139,7 @@ def test_requests_by_mount_are_taken_out_and_remembered() -> None:
     scrubbed = to_spec.scrub(json.loads(json.dumps(once)))
     assert scrubbed["mounts"] == before["mounts"]
     assert to_spec.apply(scrubbed, PLAN, GRANT) == once
-    # Also where the engine put them back itself.
+    # Also where the engine has put them back itself.
     assert (
         to_spec.scrub({**once, "annotations": {MARKER: "k []"}, "mounts": before["mounts"]})["mounts"]
         == (before["mounts"])
@@ -176,7 +176,7 @@ def test_any_spec_keeps_what_is_not_ours(extra: dict[str, Any], env: list[str]) 
 
 
 def test_nodes_among_other_makers_nodes() -> None:
-    """Ours in /dev/dri are remembered by name, and another maker's GPU there is let be."""
+    """The marker remembers our nodes in /dev/dri by name; another maker's GPU there stays."""
     spec = original()
     spec["linux"]["devices"].append({"path": "/dev/dri/card0", "type": "c", "major": 226, "minor": 0})
     plan = (*PLAN, DeviceNode("/dev/dri/card1", 226, 1), DeviceRule(226, 1))

@@ -59,7 +59,10 @@ class Install:
             driver_version="1.2",
             driver_root=str(driver),
             simulated=True,
-            gpus=tuple(Gpu(uuid, i, i, 24576, "Simulated GPU", simulated=True) for i, uuid in enumerate(UUIDS)),
+            gpus=tuple(
+                Gpu(uuid, i, i, 24576, "Simulated GPU", simulated=True, file=str(self.state / f"sim/gpus/{i}"))
+                for i, uuid in enumerate(UUIDS)
+            ),
             control=(DeviceFile("/dev/nvidiactl", 195, 255),),
             files=(
                 DriverFile(f"{driver}/libx.so.1.2", "library", "compute", ("libx.so.1.2", "libx.so.1")),

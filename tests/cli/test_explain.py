@@ -62,7 +62,7 @@ def test_t9k_share_of_a_named_gpu(install: Install) -> None:
         "  policy       best-effort\n"
         "  class        default\n"
         "  exclusive    no\n"
-        "  placement    binpack (the node's)\n"
+        "  placement    binpack (the node's setting)\n"
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (asked for by name): 6Gi of 24Gi\n"
@@ -86,7 +86,7 @@ def test_compute_and_its_ceiling(install: Install) -> None:
         "  policy       burst-share\n"
         "  class        default\n"
         "  exclusive    no\n"
-        "  placement    binpack (the node's)\n"
+        "  placement    binpack (the node's setting)\n"
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
@@ -112,14 +112,16 @@ def test_whole_gpus_and_driver_files_alone(install: Install) -> None:
 
 
 def test_nothing_asked(install: Install) -> None:
-    assert install.text("explain") == "container (the engine gives no name)\nasks for nothing\n"
+    assert install.text("explain") == "container (the engine gives no name)\nrequests nothing\n"
     assert install.text(*asking("gpu-hook.io/class=online"), "--env", "NVIDIA_VISIBLE_DEVICES=all") == (
-        "container (the engine gives no name)\nasks for nothing\n"
+        "container (the engine gives no name)\nrequests nothing\n"
     )
     forgotten = install.run(*asking("memory=4Gi"))
-    assert forgotten.stdout.endswith("asks for nothing\n")
-    assert forgotten.stderr == "warning: GH-102: 'memory' without gpu-hook.io/ before it is no key of gpu-hook\n"
-    assert install.data("explain") == {"container": "", "containers": {}, "request": None, "gpus": [], "plan": []}
+    assert forgotten.stdout.endswith("requests nothing\n")
+    assert (
+        forgotten.stderr == "warning: GH-102: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
+    )
+    assert install.data("explain") == {"name": "", "annotated_containers": {}, "request": None, "gpus": [], "plan": []}
 
 
 def test_json(install: Install) -> None:
@@ -129,8 +131,8 @@ def test_json(install: Install) -> None:
     share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False, "slot": 1}
     gpu = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
     assert answer == {
-        "container": "",
-        "containers": {},
+        "name": "",
+        "annotated_containers": {},
         "request": {
             "gpus": [{"device": None, "memory_mib": 2048, "memory_percent": None, "compute": None}],
             "every_gpu": False,
@@ -196,16 +198,13 @@ def test_a_node_that_is_not_fit(install: Install) -> None:
     assert install.text(*ask, status=1).startswith("GH-305: PREFIX/lib/shim/libcuda.so.1: No such file")
     (install.state / "inventory.json").unlink()
     assert install.text(*ask, status=1).startswith("GH-301: ")
-    (install.prefix / "etc/settings.json").unlink()
+    (install.prefix / "etc/settings.yaml").unlink()
     assert install.text(*ask, status=1).startswith("GH-501: ")
 
 
-def test_stale_settings_are_a_warning(install: Install) -> None:
-    install.say("# changed\n")
-    assert install.run("explain").stderr == (
-        "warning: GH-502: settings.yaml changed since; run `gpu-hook settings compile`\n"
-    )
-    assert [w["code"] for w in install.data("explain")["warnings"]] == ["GH-502"]
+def test_changed_settings_are_in_effect(install: Install) -> None:
+    install.say((install.prefix / "etc/settings.yaml").read_text().replace("memory_min: 1 ", "memory_min: 3Gi "))
+    assert "3Gi" in install.text(*asking("gpu-hook.io/memory=1Gi"))
 
 
 def test_options_must_be_pairs(install: Install) -> None:
@@ -219,18 +218,18 @@ def test_names_that_suffixes_speak_of(install: Install) -> None:
     install.grant("x", Share("GPU-1", 1), who={"container": "seen"})
     keys = asking("gpu-hook.io/memory.a=1Gi", "gpu-hook.io/memory.typo=1Gi", "gpu-hook.io/gpus.seen=1")
     answer = install.run(*keys, "--container", "a")
-    assert answer.stdout.startswith("container a\nannotations speak of a, typo, seen\nrequest\n")
+    assert answer.stdout.startswith("container a\nannotations name a, typo, seen\nrequest\n")
     assert answer.stderr == (
-        "warning: GH-102: gpu-hook.io/memory.typo speaks of container 'typo', which was not seen in this pod;"
+        "warning: GH-102: gpu-hook.io/memory.typo is for container 'typo', which was not seen in this pod;"
         " check the name\n"
     )
-    assert install.data(*keys, "--container", "a")["containers"] == {
+    assert install.data(*keys, "--container", "a")["annotated_containers"] == {
         "a": ["gpu-hook.io/memory.a"],
         "typo": ["gpu-hook.io/memory.typo"],
         "seen": ["gpu-hook.io/gpus.seen"],
     }
     other = install.run(*keys, "--container", "b")
-    assert other.stdout == "container b\nannotations speak of a, typo, seen\nasks for nothing\n"
+    assert other.stdout == "container b\nannotations name a, typo, seen\nrequests nothing\n"
 
 
 # A bundle
@@ -275,7 +274,7 @@ def edit(folder: Path, **parts: Any) -> None:
 def test_a_bundle_is_looked_at_and_left_alone(install: Install, bundle: Path) -> None:
     before = install.ledger(), (bundle / "config.json").read_bytes(), sorted((bundle / "rootfs").rglob("*"))
     answer = install.text("explain", "--spec", str(bundle / "config.json"))
-    assert answer.startswith("container web\nannotations speak of web\nrequest\n  GPUs         1: any\n")
+    assert answer.startswith("container web\nannotations name web\nrequest\n  GPUs         1: any\n")
     assert "  narrowed to  1\n" in answer
     assert "  0  GPU-0  not asked for\n  1  GPU-1  chosen (binpack): 1Gi of 24Gi\n" in answer
     assert "-linux-gnu/libcuda.so.1 (ro,nosuid,nodev)\n" in answer
@@ -321,7 +320,7 @@ def test_what_the_runtime_would_refuse(install: Install, bundle: Path) -> None:
 def test_each_gpu_by_itself_and_mounts(install: Install) -> None:
     request = 'gpu-hook.io/request={"a": [{"memory": "4Gi", "compute": 60}, {"device": 1}], "stranger": [{}]}'
     answer = install.text(*asking(request), "--container", "a")
-    assert answer.startswith("warning: GH-102: gpu-hook.io/request speaks of container 'stranger'")
+    assert answer.startswith("warning: GH-102: gpu-hook.io/request is for container 'stranger'")
     assert "  GPUs         2: any, 1\n  memory       4Gi, all of it\n  compute      60%, all of it\n" in answer
     mount = ("--volume", "/dev/null:/run/gpu-hook/request/memory=4Gi:ro")
     assert "  memory       4Gi\n" in install.text("explain", *mount)

@@ -79,6 +79,16 @@ def test_help_loads_no_command() -> None:
     assert out.splitlines()[-1] == "[]"
 
 
+def test_a_command_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(main.COMMANDS, "sim", "no_such_package.cli:sim")
+    for words in (["sim"], ["sim", "up", "--gpus", "2"], ["sim", "--help"], ["sim", "model", "table", "--json"]):
+        result = CliRunner().invoke(main.cli, words)
+        assert (result.exit_code, result.stdout) == (2, "")
+        (line,) = result.stderr.splitlines()
+        assert "pip install 'gpu-hook[sim]'" in line and "scripts/setup" in line
+    assert CliRunner().invoke(main.cli, ["--help"]).exit_code == 0
+
+
 def test_version_and_unknown_command() -> None:
     assert CliRunner().invoke(main.cli, ["--version"]).output == f"gpu-hook {__version__}\n"
     result = CliRunner().invoke(main.cli, ["bogus"])

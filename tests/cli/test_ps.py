@@ -24,7 +24,7 @@ POD = {"namespace": "ns", "pod": "shop", "container": "web", "pod_uid": "u-1", "
 
 def test_nothing(install: Install) -> None:
     assert install.text("ps") == "no container holds a share\n"
-    assert install.data("ps") == {"grants": []}
+    assert install.data("ps") == {"containers": []}
 
 
 def test_table(install: Install) -> None:
@@ -45,10 +45,10 @@ def test_table(install: Install) -> None:
 def test_json(install: Install) -> None:
     grant = install.grant("c1", Share("GPU-1", 4096, 30, 100), who=POD, driver_version="1.2")
     assert install.data("ps") == {
-        "grants": [
+        "containers": [
             {
                 "key": grant.key,
-                "container": "c1",
+                "id": "c1",
                 "root": "/run/runc",
                 "bundle": "/bundles/c1",
                 "engine": "containerd",
@@ -74,13 +74,14 @@ def test_json(install: Install) -> None:
                 "state": "starting",
                 "waits_seconds": None,
                 "frozen_since": None,
-                "frozen_by": None,
+                "suspended_since": None,
+                "waits_for": None,
                 "preempt_tolerance_us": None,
-                "account": None,
+                "account_problem": None,
                 "exclusive": False,
                 "capabilities": ["compute", "utility"],
                 "driver_version": "1.2",
-                "since": "2027-01-15T08:00:00Z",
+                "created": 1_800_000_000,
             }
         ]
     }
@@ -90,10 +91,10 @@ def test_a_share_that_waits_for_its_container(install: Install) -> None:
     """As podman's precreate hook leaves it where the container is never made."""
     life = Life(boot_id(), deadline=int(time.monotonic()) + 40)
     install.grant("ghost", Share("GPU-0", 100), life=life)
-    (entry,) = install.data("ps")["grants"]
+    (entry,) = install.data("ps")["containers"]
     assert entry["state"] == "starting" and 30 < entry["waits_seconds"] <= 40
     assert "starting, waits " in install.text("ps") and "s more for its container" in install.text("ps")
-    assert "nobody has begun to make it: its share is kept for" in install.text("why", "ghost")
+    assert "no runtime has begun to create it; its share is kept for" in install.text("why", "ghost")
     (seen,) = install.data("top")["containers"]
     assert seen["state"] == "starting" and 30 < seen["waits_seconds"] <= 40
 
@@ -104,7 +105,7 @@ def test_the_dead_are_not_listed_and_nothing_is_written(install: Install) -> Non
     dead.kill()
     dead.wait()
     before = install.ledger()
-    assert install.data("ps") == {"grants": []}
+    assert install.data("ps") == {"containers": []}
     assert install.ledger() == before
 
 
@@ -120,7 +121,7 @@ def test_without_an_inventory_the_holders_are_still_told(install: Install) -> No
     result = install.run("ps")
     assert result.exit_code == 0 and result.stderr.startswith("warning: GH-301: ")
     assert result.stdout.splitlines()[1].startswith("c          -     -    GPU-0  1Gi ")
-    assert install.data("ps")["grants"][0]["gpus"][0]["index"] is None
+    assert install.data("ps")["containers"][0]["gpus"][0]["index"] is None
 
 
 def test_a_ledger_that_cannot_be_read(install: Install) -> None:
@@ -173,7 +174,7 @@ def test_use_is_read_from_the_containers_page(install: Install, tmp_path: Path) 
         grant = install.grant("c", *shares, life=life)
         assert used_mib(grant) == [100, 2048]
         assert used_mib(grant.replace(shares=shares * 2)) == [100, 2048, 1, 0]  # rounded up
-        entry = install.data("ps")["grants"][0]
+        entry = install.data("ps")["containers"][0]
         assert [gpu["used_mib"] for gpu in entry["gpus"]] == [100, 2048]
         assert life.init and entry["pid"] == life.init[0]
         assert "  GPU-0  4Gi     100Mi  " in install.text("ps")
@@ -297,7 +298,7 @@ def test_forged_owners_cost_the_reader_no_more_than_the_list_of_processes_once(t
 def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
     shim = Path(used.__file__).parents[1] / "shim"
     (tmp_path / "x.c").write_text(
-        '#include <stddef.h>\n#include <stdio.h>\n#include "account_page.h"\n'
+        '#include <stddef.h>\n#include <stdio.h>\n#include "pages/account_page.h"\n'
         "typedef struct gh_account_page P;\n"
         'int main(void) { printf("%llu %u %zu %zu %zu %llu %d", (unsigned long long)GH_ACCOUNT_MAGIC,\n'
         "GH_ACCOUNT_VERSION, offsetof(P, version), offsetof(P, gpu), sizeof(struct gh_account_gpu),\n"

@@ -27,7 +27,7 @@ def test_a_dead_containers_grant(install: Install) -> None:
     grant = dead(install, "gone")
     assert install.text("release", "gone") == f"released {grant.key}\n"
     assert held(install) == []
-    assert install.text("release", "gone") == "container gone holds nothing\n"
+    assert install.text("release", "gone") == "container gone holds no share\n"
 
 
 def test_json(install: Install) -> None:
@@ -38,7 +38,7 @@ def test_json(install: Install) -> None:
 
 def test_a_living_container_keeps_its_grant(install: Install) -> None:
     grant = install.grant("busy", Share("GPU-0", 1024))
-    line = f"container busy lives and holds grant {grant.key}; stop it, or use --force"
+    line = f"container busy is alive and holds grant {grant.key}; stop it, or use --force"
     assert install.text("release", "busy", status=1) == f"GH-407: {line}\n"
     assert install.data("release", "busy", status=1) == {"errors": [{"code": "GH-407", "message": line}]}
     assert install.data("release", "--key", grant.key, status=1)["errors"][0]["code"] == "GH-407"
@@ -55,14 +55,14 @@ def test_force(install: Install) -> None:
 def test_by_key(install: Install) -> None:
     grant = dead(install, "gone")
     assert install.text("release", "--key", grant.key) == f"released {grant.key}\n"
-    assert install.text("release", "--key", grant.key) == f"grant {grant.key} holds nothing\n"
+    assert install.text("release", "--key", grant.key) == f"grant {grant.key} holds no share\n"
     assert install.text("release", "--key", "../../etc", status=1).startswith("GH-407: ../../etc is no grant's key")
 
 
 def test_by_the_beginning_of_an_id(install: Install) -> None:
     grants = {id: install.grant(id, Share("GPU-0", 1)) for id in ("abcdef01", "abcdef02", "abcdef0")}
     assert install.data("release", "abcde", "--force") == {"released": []}  # too short to be meant
-    assert "choose one with --key" in install.text("release", "abcdef", "--force", status=1)
+    assert "choose one by --key" in install.text("release", "abcdef", "--force", status=1)
     assert install.data("release", "abcdef0", "--force") == {"released": [grants["abcdef0"].key]}  # an id as it is
     assert install.data("release", "abcdef02", "--force") == {"released": [grants["abcdef02"].key]}
     assert install.data("release", "abcdef", "--force") == {"released": [grants["abcdef01"].key]}
@@ -73,7 +73,7 @@ def test_a_damaged_file_goes_by_force(install: Install) -> None:
     (install.state / f"ledger/{grant.key}.json").write_text("{")
     assert install.data("release", "c", status=1)["errors"][0]["code"] == "GH-303"
     assert install.data("release", "--key", grant.key, "--force") == {"released": [grant.key]}
-    assert install.data("ps") == {"grants": []}
+    assert install.data("ps") == {"containers": []}
 
 
 @pytest.mark.parametrize("args", [(), ("c", "--key", "k")])

@@ -132,10 +132,10 @@ def test_freeze_and_resume(install: Install, two: tuple[Grant, Grant]) -> None:
     assert install.text("freeze", "batch") == "container batch was frozen already\n"
     assert now(install, batch) == frozen
     assert "frozen since" in install.text("ps")
-    assert [g["state"] for g in install.data("ps")["grants"]] == ["starting", "frozen"]
+    assert [g["state"] for g in install.data("ps")["containers"]] == ["starting", "frozen"]
     install.text("set", "batch", "--compute", "40")
     assert now(install, batch).frozen == frozen.frozen
-    done = {"container": "batch", "key": batch.key, "frozen": 0, "changed": True, "told": True}
+    done = {"id": "batch", "key": batch.key, "frozen_since": None, "changed": True, "in_effect": True}
     assert install.data("resume", "batch") == done
     assert install.text("resume", "batch") == "container batch was resumed already\n"
     assert now(install, batch).frozen == 0

@@ -37,7 +37,7 @@ def busy(install: Install) -> Install:
 def test_the_screen(busy: Install) -> None:
     screen = top.Screen(live.node(busy.settings, str(busy.prefix)))
     lines = drawn(screen).splitlines()
-    assert lines[0].startswith("gpu-hook  driver 1.2  simulated GPUs  no agent: use of GPUs not known")
+    assert lines[0].startswith("gpu-hook  driver 1.2  simulated GPUs  no agent: use of the GPUs is unknown")
     memory = next(line for line in lines if line.startswith("  memory  "))
     wide = 120 - 42
     assert memory[10 : 10 + wide].rstrip("·") == "train".ljust(wide // 2) + "two?[2J".ljust(wide // 4 + 1)
@@ -87,7 +87,7 @@ def test_it_fits_the_terminal(busy: Install, width: int, height: int, gpus: int)
     rows = lines[lines.index(header) + 1 : -1]
     assert len(rows) >= 3 and all({"11Gi", "100%"} <= set(row.split()) for row in rows), rows
     assert "degraded" in "".join(lines[:2]) and "is lost" in "".join(lines[:3])
-    assert ("no GPUs are known" in "".join(lines)) == (gpus == 0)
+    assert ("no GPUs found" in "".join(lines)) == (gpus == 0)
     assert ("more GPUs" in "".join(lines)) == (gpus == 32 and height == 24)
 
 

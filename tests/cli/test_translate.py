@@ -226,7 +226,7 @@ def test_our_own_annotations_that_are_there() -> None:
         "-       limits: {nvidia.com/gpumem: 1024}",
     ]
     assert refused(ours.replace("1Gi", "2Gi")) == [
-        "GH-103: Pod p: gpu-hook.io/memory='2Gi' is there already, '1Gi' is to be put"
+        "GH-103: Pod p: gpu-hook.io/memory='2Gi' is there already, and the resources mean '1Gi'; remove one"
     ]
     policy = pod("nvidia.com/gpumem: 1024", before="  annotations:\n    gpu-hook.io/policy: fs\n")
     assert refused(policy)[0].startswith("GH-103: Pod p: container c0: gpu-hook.io/policy='fs'")
@@ -243,8 +243,8 @@ def test_what_has_no_equivalent() -> None:
         "note: Pod p: container c0: tencent.com/vcuda-memory has no effect beside tencent.com/vcuda-core=100",
         "note: Pod p: annotation nvidia.com/use-gputype has no equivalent and stays",
         "note: Pod p: container c0: resource nvidia.com/mig-1g.5gb has no equivalent and stays",
-        "note: Pod p: nodeSelector nvidia-device-enable stays; drop it where the nodes have no such label",
-        "note: Pod p: schedulerName hami-scheduler stays; gpu-hook needs no scheduler of its own on a node",
+        "note: Pod p: nodeSelector nvidia-device-enable stays; remove it if the nodes have no such label",
+        "note: Pod p: schedulerName hami-scheduler stays; gpu-hook needs no special scheduler",
         "note: Pod p: runtimeClassName was nvidia",
     ]
     done = yaml.safe_load(new(text))
@@ -255,7 +255,7 @@ def test_what_has_no_equivalent() -> None:
 def test_nothing_to_translate() -> None:
     text = pod("cpu: 1")
     assert new(text) == text
-    assert notes(text) == ["note: nothing asks for a GPU in the words of " + ", ".join(dialects.NAMES)]
+    assert notes(text) == ["note: nothing requests a GPU in the words of " + ", ".join(dialects.NAMES)]
 
 
 def test_twice_is_once() -> None:
@@ -334,8 +334,8 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "GH-107: there is no object with pods in it; the kinds are Pod,"),
-        ("kind: Service\n", "GH-107: there is no object with pods in it"),
+        ("", "GH-107: no object in it has a pod template; such kinds are Pod,"),
+        ("kind: Service\n", "GH-107: no object in it has a pod template"),
         ("a: [1", "GH-107: line 1: not YAML: "),
         ("a: 1\n\tb: 2\n", "GH-107: line 2: not YAML: "),
         ("spec: {{ .Values.x }}\nkind: Pod\n", "GH-107: "),
@@ -346,12 +346,12 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
         ("kind: Pod\n? [a]\n: b\n", "GH-107: line 2: a key is a list or a mapping"),
         (
             "kind: Pod\nspec: !x {containers: [{resources: {limits: {nvidia.com/gpumem: 1}}}]}\n",
-            "GH-107: it is written",
+            "GH-107: it uses <<, aliases, tags or a key twice",
         ),
         (
             "x: &x {nvidia.com/gpumem: 1}\nkind: Pod\nspec: {containers: [{name: c, resources: {limits: {<<: *x,"
             " nvidia.com/gpucores: 5}}}]}\n",
-            "GH-107: it is written",
+            "GH-107: it uses <<, aliases, tags or a key twice",
         ),
         (
             pod("nvidia.com/gpumem: 1").replace("  name: p", "  name:p"),

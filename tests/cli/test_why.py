@@ -57,10 +57,13 @@ def test_why_is_it_slow(install: Install) -> None:
     )
     install.grant("quick-one", Share("GPU-0", 100, 80), priority_class="online")
     text = install.text("why", "slow-one")
-    assert "10 % compute is guaranteed; another shares it, with 80 % guaranteed" in text
-    assert "of a higher class, and first: quick-one" in text
-    assert "its compute ends at 30 %, also when the GPU is idle (fixed-share)" in text and "no agent runs" in text
-    assert install.data("why", "quick-")["container"] == "quick-one"
+    assert "10 % compute is guaranteed; 1 other container shares the GPU, with 80 % guaranteed" in text
+    assert "containers of a higher class come first: quick-one" in text
+    assert (
+        "its compute ceiling is 30 %, also when the GPU is idle (policy fixed-share)" in text
+        and "no agent runs" in text
+    )
+    assert install.data("why", "quick-")["id"] == "quick-one"
 
 
 def test_an_event_that_says_nothing_useful(install: Install) -> None:
@@ -90,7 +93,7 @@ def test_events(install: Install) -> None:
         ["ended", "ffffffffffff"],
         ["finding", "first"],
     ]
-    assert lines[1].endswith("its share is free; at most 2Gi were in use")
+    assert lines[1].endswith("its share was released; it used at most 2Gi")
     assert lines[2].endswith("over-limit on GPU-0: e; frozen")
     assert [json.loads(line)["event"] for line in install.text("events", "--json", "-c", "first").splitlines()] == [
         "finding"

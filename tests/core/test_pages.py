@@ -15,7 +15,7 @@ SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 
 READER = r"""
 #include <stdio.h>
-#include "policy_page.h"
+#include "pages/policy_page.h"
 int main(int argc, char **argv) {
     static struct gh_policy_page p;
     FILE *f = fopen(argv[argc - 1], "rb");

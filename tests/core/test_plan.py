@@ -15,7 +15,10 @@ def inventory(simulated: bool = False) -> Inventory:
         driver_version="550.1",
         driver_root="/drv",
         simulated=simulated,
-        gpus=tuple(Gpu(f"GPU-{i}", i, i + 3, 1000, simulated=simulated) for i in range(3)),
+        gpus=tuple(
+            Gpu(f"GPU-{i}", i, i + 3, 1000, simulated=simulated, file=f"/run/g/sim/gpus/{i + 3}" if simulated else "")
+            for i in range(3)
+        ),
         control=(DeviceFile("/dev/nvidiactl", 195, 255), DeviceFile("/dev/nvidia-uvm", 510, 0)),
         files=(
             DriverFile(f"{LIB}/libcuda.so.550.1", "library", "compute", ("libcuda.so.550.1", "libcuda.so.1")),

@@ -16,8 +16,8 @@ SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 
 WRITER = r"""
 #include <stdio.h>
-#include "decide.h"
-#include "slot_page.h"
+#include "gate/decide.h"
+#include "pages/slot_page.h"
 int main(void) {
     static struct gh_slot_page page = {
         .head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 2, .charged = 7 * GH_S, .mode = GH_FROZEN,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.conftest import build_simulated
+from simulator.tests.conftest import build_simulated
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gpu_hook_simulator import driver_root
 from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
 from oci_hook.discovery import discover
+from oci_hook.discovery.mark import MARK
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
-from oci_hook.sim import driver_root
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 12.3.0"
 CLOSED = (
@@ -58,7 +59,7 @@ class Node:
 
     def look_real(self) -> None:
         """Take the mark away: now it is a driver root like any other, whose libraries happen to be ours."""
-        (self.root / discover.SIMULATED_MARK).unlink()
+        (self.root / MARK).unlink()
         self.monkeypatch.setenv("GPU_HOOK_SIM_GPUS", str(self.gpus))
         self.kernel(driver_root.VERSION)
         (self.proc / "devices").write_text(
@@ -122,9 +123,26 @@ def test_simulated_gpus_are_gone(node: Node) -> None:
     assert "Driver Not Loaded" in node.refused("GH-306")
 
 
-def test_damaged_mark(node: Node) -> None:
-    (node.root / discover.SIMULATED_MARK).write_text("{")
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"environment": {}}', '{"environment": [], "files": {}}', '"x"'])
+def test_damaged_mark(node: Node, text: str) -> None:
+    (node.root / MARK).write_text(text)
     node.refused("GH-306")
+
+
+def test_the_mark_says_what_containers_and_programs_need(node: Node) -> None:
+    mark = json.loads((node.root / MARK).read_text())
+    mark["files"][node.uuids()[0]] = "/elsewhere/file"
+    mark["time_scale"] = 3
+    (node.root / MARK).write_text(json.dumps(mark))
+    one, other = node.discover().gpus
+    assert (one.file, one.time_scale) == ("/elsewhere/file", 3)
+    assert other.file == str(node.gpus / "1")
+    del mark["time_scale"]
+    (node.root / MARK).write_text(json.dumps(mark))
+    assert [gpu.time_scale for gpu in node.discover().gpus] == [1, 1]
+    assert discover.environment(str(node.root))[0]["GPU_HOOK_SIM_GPUS"] == str(node.gpus)
+    node.look_real()
+    assert discover.environment(str(node.root))[1] is None
 
 
 def test_real_looking_node(node: Node) -> None:

@@ -71,14 +71,14 @@ def test_ps_and_release_through_a_containers_life(prefix: Install, bundle: Bundl
     assert runc.create(folder, prefix).returncode == 0
     id = runc.ids[-1]
     assert runc("start", id).returncode == 0
-    (grant,) = answer(prefix, "ps")["grants"]
-    assert (grant["container"], grant["bundle"], grant["pid"]) == (id, str(folder), runc.pid(id))
+    (grant,) = answer(prefix, "ps")["containers"]
+    assert (grant["id"], grant["bundle"], grant["pid"]) == (id, str(folder), runc.pid(id))
     (gpu,) = grant["gpus"]
     assert (gpu["index"], gpu["uuid"], gpu["memory_mib"], gpu["compute"]) == (1, UUIDS[1], 6144, 20)
 
     (error,) = answer(prefix, "release", id, status=1)["errors"]
     assert error["code"] == "GH-407" and id in error["message"]
-    assert len(answer(prefix, "ps")["grants"]) == 1
+    assert len(answer(prefix, "ps")["containers"]) == 1
 
     runc("kill", id, "KILL")
     for _ in range(100):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.sim import driver_root
+from gpu_hook_simulator import driver_root
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts/gpu-validate"

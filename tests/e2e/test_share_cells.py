@@ -89,8 +89,8 @@ def test_freeze_and_resume_lose_nothing(gpu: Any) -> None:
             goes_on(batch)
             gpu.cli("freeze", batch.name)
             until(lambda: stands_still(batch))
-            (grant,) = json.loads(gpu.cli("ps", "--json"))["grants"]
-            assert (grant["state"], grant["frozen_by"]) == ("frozen", "freeze")
+            (grant,) = json.loads(gpu.cli("ps", "--json"))["containers"]
+            assert grant["state"] == "frozen" and grant["frozen_since"]
             gpu.cli("resume", batch.name)
         goes_on(batch)
         (result,) = batch.stop()
@@ -109,12 +109,12 @@ def test_ps_says_who_keeps_a_container_out(gpu: Any) -> None:
         web.run("trace=1 kernel=80")
         until(lambda: web.launches()[0] > 100)
         until(lambda: stands_still(batch))
-        said = {g["container"]: g for g in json.loads(gpu.cli("ps", "--json"))["grants"]}
-        assert said[batch.name]["state"] == "suspended" and said[batch.name]["frozen_by"] == web.name, said
-        assert said[batch.name]["frozen_since"] and said[web.name]["state"] == "running"
+        said = {g["id"]: g for g in json.loads(gpu.cli("ps", "--json"))["containers"]}
+        assert said[batch.name]["state"] == "suspended" and said[batch.name]["waits_for"] == web.name, said
+        assert said[batch.name]["suspended_since"] and said[web.name]["state"] == "running"
         web.stop()
         goes_on(batch)
-        states = {g["container"]: g["state"] for g in json.loads(gpu.cli("ps", "--json"))["grants"]}
+        states = {g["id"]: g["state"] for g in json.loads(gpu.cli("ps", "--json"))["containers"]}
         assert states == {batch.name: "running", web.name: "running"}
 
 

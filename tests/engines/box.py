@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from gpu_hook_simulator.driver_root import CONTEXT_MIB
 from oci_hook.ledger import slot_files
-from oci_hook.sim.driver_root import CONTEXT_MIB
 from tests.conftest import REPO
 from tests.namespaces import Namespaces
 
@@ -75,7 +75,7 @@ class Place:
 
     def grants(self) -> list[Any]:
         """What `gpu-hook ps` says on the engine's own machine."""
-        grants: list[Any] = json.loads(self.gpu_hook("ps", "--json"))["grants"]
+        grants: list[Any] = json.loads(self.gpu_hook("ps", "--json"))["containers"]
         return grants
 
     def holders(self) -> list[tuple[str, int]]:

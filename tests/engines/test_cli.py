@@ -49,7 +49,7 @@ def test_from_nothing_and_back(machine: Machine) -> None:
     output = machine.run("install")
     assert f"docker: created {machine.daemon_json}" in output
     assert "+++ " in output and f'+      "path": "{machine.prefix}/bin/gpu-hook-runtime"' in output
-    assert "docker: takes effect with `systemctl reload docker`" in output
+    assert "docker: takes effect after `systemctl reload docker`" in output
     assert "podman: created" in output and "podman: takes effect" not in output
     again = machine.run("install")
     assert "unchanged" in again and "+++" not in again and "takes effect" not in again
@@ -72,7 +72,7 @@ def test_uninstall_leaves_no_simulated_gpu_no_event_and_no_lock(machine: Machine
         assert os.listdir(machine.state) == ["agent.lock"] and not machine.prefix.exists()
     machine.run("install")
     CliRunner().invoke(cli, ["sim", "up", "--prefix", str(machine.prefix)], catch_exceptions=False)
-    (machine.prefix / "etc/settings.json").unlink()
+    (machine.prefix / "etc/state_dir").unlink()
     output = machine.run("uninstall")
     assert "its state directory stays" in output and "not ours" not in output and not machine.prefix.exists()
     machine.run("install")
@@ -163,7 +163,7 @@ def systemd(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_restart_only_what_changed(machine: Machine, systemd: Path) -> None:
-    assert "docker: has read its new configuration" in machine.run("install", "--restart")
+    assert "docker: reloaded with its new configuration" in machine.run("install", "--restart")
     assert systemd.read_text().splitlines() == ["is-active --quiet docker", "reload docker", "is-active docker"]
     systemd.unlink()
     machine.run("install", "--restart")
@@ -175,7 +175,9 @@ def test_a_restart_that_fails_is_rolled_back(machine: Machine, systemd: Path, tm
     machine.daemon_json.write_text('{"debug": true}')
     (tmp_path / "bad").touch()
     output = machine.run("install", "--engine", "docker", "--restart", status=1)
-    assert output.startswith("GH-509: systemctl reload docker: ") and "its files are as before and it runs" in output
+    assert (
+        output.startswith("GH-509: systemctl reload docker: ") and "its files were put back and it runs again" in output
+    )
     assert machine.daemon_json.read_text() == '{"debug": true}'
     assert systemd.read_text().count("reload docker") == 2
     (tmp_path / "bad").unlink()
@@ -197,7 +199,9 @@ def test_an_uninstall_whose_restart_fails_is_rolled_back(
     etc = {path: path.is_file() and path.read_bytes() for path in (machine.prefix / "etc").rglob("*")}
     (tmp_path / "bad-without").touch()
     output = machine.run("uninstall", "--engine", "docker", "--restart", status=1)
-    assert output.startswith("GH-509: systemctl reload docker: ") and "its files are as before and it runs" in output
+    assert (
+        output.startswith("GH-509: systemctl reload docker: ") and "its files were put back and it runs again" in output
+    )
     assert machine.daemon_json.read_bytes() == installed
     assert {path: path.is_file() and path.read_bytes() for path in (machine.prefix / "etc").rglob("*")} == etc
     (tmp_path / "bad-without").unlink()
@@ -213,7 +217,7 @@ def test_an_engine_that_stays_down_is_said(machine: Machine, systemd: Path, tmp_
     for name in ("bad", "bad-without"):
         (tmp_path / name).touch()
     output = machine.run("install", "--engine", "docker", "--restart", status=1)
-    assert output.startswith("GH-509: ") and "its files are as before, and still: " in output
+    assert output.startswith("GH-509: ") and "its files were put back, and it still fails: " in output
     assert machine.daemon_json.read_text() == "{}" and not (machine.prefix / "etc/engines.json").exists()
 
 

@@ -226,7 +226,7 @@ def test_a_restarted_container_gets_its_share_again(containerd: Containerd) -> N
     containerd.cri.call("RemoveContainer", id=first)
     again = containerd.container(pod, "main")
     box.saw_its_share(containerd.look(again), 5120)
-    assert [g["container"] for g in containerd.place.grants()] == [again]
+    assert [g["id"] for g in containerd.place.grants()] == [again]
 
 
 def test_restart_of_containerd_keeps_containers(containerd: Containerd) -> None:

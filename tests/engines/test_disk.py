@@ -44,5 +44,5 @@ def test_disk_full(host: Host) -> None:
     )
     done = in_namespace(script, host, "docker")
     assert done.returncode == 1
-    assert "GH-507: " in done.stderr and "No space left" in done.stderr and "nothing was changed in it" in done.stderr
+    assert "GH-507: " in done.stderr and "No space left" in done.stderr and "it is unchanged" in done.stderr
     assert "{}" in done.stdout and "gpu-hook-new" not in done.stdout and "runtimes" not in done.stdout

@@ -138,7 +138,7 @@ def test_exec_sees_the_same(docker: Docker) -> None:
     done = docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}")
     box.saw_its_share(done.stdout, 1024)
     (grant,) = docker.place.grants()
-    assert grant["container"] == id
+    assert grant["id"] == id
 
 
 def test_a_second_container_finds_the_first_ones_memory_taken(docker: Docker) -> None:

@@ -95,7 +95,7 @@ def test_detached_by_the_hooks(podman: Podman) -> None:
     for _ in range(2):
         (grant,) = podman.place.grants()
         inspected = podman("inspect", "--format={{.Id}} {{.State.Pid}}", "one").stdout.split()
-        assert [grant["container"], str(grant["pid"])] == inspected
+        assert [grant["id"], str(grant["pid"])] == inspected
         assert podman("restart", "--time=0", "one", flags=(RUNC,)).returncode == 0
     assert podman("kill", "one", flags=(RUNC,)).returncode == 0
     assert box.until(lambda: podman.place.grants() == [])
@@ -129,7 +129,7 @@ def test_detached_exec_and_end(podman: Podman) -> None:
     done = podman.run("--detach", "--name=one", *ONE_GIB, script="exec sleep 1000")
     assert done.returncode == 0, done.stderr
     (grant,) = podman.place.grants()
-    assert grant["container"] == done.stdout.strip()
+    assert grant["id"] == done.stdout.strip()
     seen = podman("exec", "one", "sh", "-c", f"exec 2>&1; {LOOK}", flags=("--runtime=gpu-hook",))
     box.saw_its_share(seen.stdout, 1024)
     assert podman("kill", "one", flags=("--runtime=gpu-hook",)).returncode == 0

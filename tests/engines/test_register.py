@@ -63,10 +63,10 @@ class Host:
         return Registration(**{"prefix": str(self.prefix), "host_root": str(self.root), **more})
 
     def install(self, *names: str, dry_run: bool = False, **more: Any) -> list[register.Result]:
-        return register.install(names, self.registration(**more), dry_run)
+        return register.register(names, self.registration(**more), dry_run)
 
     def uninstall(self, *names: str, dry_run: bool = False, **more: Any) -> list[register.Result]:
-        return register.uninstall(names, self.registration(**more), dry_run)
+        return register.unregister(names, self.registration(**more), dry_run)
 
     def tree(self) -> dict[str, object]:
         """Every file and folder of the machine: contents, mode, where a link leads."""
@@ -422,9 +422,9 @@ def test_a_drop_in_with_the_administrators_lines(host: Host, engine: str, file: 
     "name, engine, text, where",
     (
         ("etc/docker/daemon.json", "docker", '{\n  "debug": true,\n}\n', ":3:1: not JSON"),
-        ("etc/docker/daemon.json", "docker", '{"runtimes": {},\n "runtimes": {}}', "'runtimes' is there twice"),
-        ("etc/docker/daemon.json", "docker", "[]", ":1:1: not an object"),
-        ("etc/docker/daemon.json", "docker", '{"runtimes": []}', "not an object"),
+        ("etc/docker/daemon.json", "docker", '{"runtimes": {},\n "runtimes": {}}', "'runtimes' appears twice"),
+        ("etc/docker/daemon.json", "docker", "[]", ":1:1: not a JSON object"),
+        ("etc/docker/daemon.json", "docker", '{"runtimes": []}', "not a JSON object"),
         ("etc/docker/daemon.json", "docker", "[" * 100_000, "nested"),
         ("etc/docker/daemon.json", "docker", "\x00", ":1:1: not JSON"),
         ("etc/containerd/config.toml", "containerd", "version = 2\n[plugins\n", ":2:"),

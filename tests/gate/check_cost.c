@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cost.h"
+#include "gate/cost.h"
 
 static int wrong;
 #define CHECK(x)                                                               \

@@ -12,9 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "decide.h"
-#include "layout.h"
-#include "slot.h"
+#include "gate/decide.h"
+#include "pages/layout.h"
+#include "gate/slot.h"
 
 #define HOLD(what)                                                     \
     do {                                                               \

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from simulator.tests.conftest import Sim, build_simulated
 from tests.gate.gpus import Box, Gpu, Tenant
 from tests.shim.box import ROOT
-from tests.sim.conftest import Sim, build_simulated
 
 SCALE = 10
 

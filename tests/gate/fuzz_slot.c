@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decide.h"
-#include "slot_page.h"
+#include "gate/decide.h"
+#include "pages/slot_page.h"
 
 #define HOLD(what)                                                     \
     do {                                                               \

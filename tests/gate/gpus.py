@@ -34,7 +34,7 @@ class Gpu:
     def __init__(self, place: Path, sim: Any, tenants: list[Tenant], scale: int, number: int = 0) -> None:
         self.place, self.sim, self.tenants, self.scale = place, sim, tenants, scale
         self.seq = 2
-        self.tiers = 0  # bits of core/tiers.py that containers may use
+        self.tiers = 0  # bits of core/tiers.py
         self.copies: list[tuple[Path, int]] = []
         self.born = list(range(1, len(tenants) + 1))
         (place / "slot").mkdir(parents=True)
@@ -75,6 +75,11 @@ class Gpu:
         for policy, number in self.copies:
             self.give(policy, number)
         self.seq += 2
+
+    def let(self, tiers: int) -> None:
+        """Containers may use these tiers from now on."""
+        self.tiers = tiers
+        self.write()
 
     def give(self, policy: Path, number: int) -> None:
         """Put the GPU page into one container's page file."""
@@ -136,7 +141,7 @@ class Box:
     def env(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "ASAN_OPTIONS", "TSAN_OPTIONS")}
         kept["GPU_HOOK_SIM_GPUS"] = str(self.gpus[0].sim.gpus)
-        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": f"{ROOT}/tests/sim", **more}
+        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": f"{ROOT}/simulator/tests", **more}
 
     def start(self, argv: list[str], **env: str) -> "Load":
         load = Load(self.command(argv), self.env(**env))

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.tiers import MEMOPS, SLICE, STOP
+from oci_hook.core.tiers import MEMOPS
 from oci_hook.shim import build
 from tests.gate.gpus import OFFLINE, ONLINE, Tenant, measure
-from tests.gate.tiers import controls, let
 from tests.sanitize import BUILDS, SMALL, gcc, name
 from tests.shim.box import ROOT
 
@@ -25,7 +24,7 @@ HERE = Path(__file__).parent
 def test_any_bytes_are_a_slot_file(tmp_path: Path, build: tuple[str, ...], seed: int) -> None:
     out = tmp_path / "fuzz_slot"
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}"]
-    sources = [str(HERE / "fuzz_slot.c"), str(SHIM / "slot_view.c"), str(SHIM / "decide.c")]
+    sources = [str(HERE / "fuzz_slot.c"), str(SHIM / "pages/slot_view.c"), str(SHIM / "gate/decide.c")]
     subprocess.run([gcc(build), *flags, "-DGH_FUZZ_MAIN", "-o", str(out), *sources], check=True)
     done = subprocess.run([str(out), str(seed), "20000"], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "20000\n"), done.stderr
@@ -36,7 +35,10 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """The program, and the private directory that it is compiled for."""
     out = tmp_path_factory.mktemp("check_slot")
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}", f'-DGH_PRIVATE="{out}/run"']
-    sources = [str(HERE / "check_slot.c"), *(str(SHIM / f"{n}.c") for n in ("slot", "slot_view", "decide"))]
+    sources = [
+        str(HERE / "check_slot.c"),
+        *(str(SHIM / f"{n}.c") for n in ("gate/slot", "pages/slot_view", "gate/decide")),
+    ]
     command = [gcc(request.param), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(out / "check"), *sources]
     subprocess.run(command, check=True)
     return out / "check", out / "run"
@@ -106,14 +108,12 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize(("tiers", "way", "us"), [(SLICE | STOP, "threads", 2000), (MEMOPS, "plain", 350)])
-def test_what_is_held_on_the_gpu(place: Callable[..., Any], sanitized: Path, tiers: int, way: str, us: int) -> None:
+def test_what_is_held_on_the_gpu(place: Callable[..., Any], sanitized: Path) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=500_000), libraries=sanitized)
-    controls(p, "work")
-    let(p, tiers)
+    p.gpu.let(MEMOPS)
     p.load = str(sanitized / "load")
     options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"}
-    offline = p.boxes[0].start([p.load, way, str(us)], **options)
+    offline = p.boxes[0].start([p.load, "plain", "350"], **options)
     offline.ready()
     online = p.boxes[1].start([p.load, "plain", "80", "40", str(3000 * p.gpu.scale)], **options)
     counts = measure([offline, online], 0.5, 0.3)

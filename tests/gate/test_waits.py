@@ -96,7 +96,7 @@ def test_who_waits_for_a_frozen_container_goes_on_with_it(place: Make, waiter: s
 def test_what_is_learned_of_kernels_that_wait(tmp_path: Path, build: tuple[str, ...]) -> None:
     out = tmp_path / "check_cost"
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}", "-Wall", "-Werror"]
-    sources = [str(Path(__file__).parent / "check_cost.c"), str(SHIM / "cost.c"), str(SHIM / "decide.c")]
+    sources = [str(Path(__file__).parent / "check_cost.c"), str(SHIM / "gate/cost.c"), str(SHIM / "gate/decide.c")]
     subprocess.run([gcc(build), *flags, "-o", str(out), *sources], check=True)
     done = subprocess.run([str(out)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -61,12 +61,12 @@ def test_others_are_not_kept_waiting(stage: Stage, image: Path, attacks: tuple[s
                 timed(f"a container on GPU {gpu}", began)
             began = time.monotonic()
             table = gpu_hook(stage, "ps")
-            assert isinstance(table, dict) and {g["container"] for g in table["grants"]} == {neighbour, attacker}
+            assert isinstance(table, dict) and {g["id"] for g in table["containers"]} == {neighbour, attacker}
             timed("ps", began)
             for command in (("set", neighbour, "--compute", "20"), ("freeze", neighbour), ("resume", neighbour)):
                 began = time.monotonic()
                 answer = gpu_hook(stage, *command)
-                assert isinstance(answer, dict) and answer["told"]
+                assert isinstance(answer, dict) and answer["in_effect"]
                 timed(command[0], began)
             began = time.monotonic()
             gpu_hook(stage, "set", attacker, "--compute", "11")  # told or not, it is booked, and nobody waited

@@ -113,7 +113,9 @@ def test_a_ledger_that_cannot_be_read_may_hold_anything(prefix: Install, tmp_pat
     assert state_in_use(str(prefix.prefix)) == str(prefix.state)
 
 
-def test_nothing_starts_until_the_install_has_moved(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+def test_nothing_starts_until_the_install_has_moved(
+    prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path
+) -> None:
     """The ledger of the new directory does not know the containers of the old one."""
     assert runc.create(bundle(ASK), prefix).returncode == 0
     text = (prefix.prefix / layout.SETTINGS_YAML).read_text()
@@ -129,7 +131,6 @@ def test_nothing_starts_until_the_install_has_moved(prefix: Install, bundle: Bun
     with pytest.raises(GhError, match="GH-501: .* 1 container"):
         settings_edit.change(str(prefix.prefix), state_dir=str(tmp_path / "other"))
     (prefix.prefix / layout.SETTINGS_YAML).write_text(text)  # back again: in effect at once
-    assert runc.create(bundle({"gpu-hook.io/memory": "1Mi"}), prefix).returncode == 1  # less than a context takes
     assert runc.create(bundle(ASK), prefix).returncode == 0
     runc.close()
     name(prefix, tmp_path / "other")

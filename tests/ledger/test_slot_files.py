@@ -34,7 +34,6 @@ GPUS = ("GPU-0", "GPU-1")
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[str]:
     yield str(tmp_path / "state")
-    store.step = None
     slot_files.drop(str(tmp_path / "state"))
 
 
@@ -275,9 +274,10 @@ def test_a_damaged_page_is_written_anew(state: str, damage: bytes) -> None:
     assert page == gpu_page(GPUS[0], (one, two), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
 
 
-AT_STEP = """
+AT_A_CALL = """
 import os, signal, sys
 sys.path.insert(0, {repo!r})
+from scripts.benches import kill_points
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import life, store
 from oci_hook.linux import proc
@@ -285,34 +285,35 @@ state, count = sys.argv[1], int(sys.argv[2])
 who = Identity("/run/runc", "two", "/b")
 by = Life(proc.boot_id(), proc.process_life(os.getpid()))
 two = Grant(store.grant_key(who.root, who.id), who, by, tuple(Share(u, 1, slot=2) for u in ("GPU-0", "GPU-1")))
-def die(at):
+def die(call):
     global count
     count -= 1
     if not count:
-        os.write(1, at.encode())
+        print(call.replace(two.key, "TWO").replace(one.key, "ONE"), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 with store.open_ledger(state) as ledger:
     one = ledger.grants[0]
-store.step = die
+kill_points.install(die)
 with store.open_ledger(state) as ledger:
     ledger.put(two, bytes(4096), {{"GPU-0": 5}})
     ledger.change(two.replace(policy="fixed-share", frozen=7))
     ledger.change(one.replace(priority_class="online"))
+with store.open_ledger(state) as ledger:
     ledger.remove(two.key)
 """
 
 
-def test_killed_at_any_step(state: str) -> None:
+def test_killed_at_each_call_that_changes_a_file(state: str) -> None:
     """Then the next transaction puts page, slot files and policy pages right."""
     here = make(1)
-    steps = set()
-    for count in range(1, 200):
+    calls = set()
+    for count in range(1, 2000):
         put(state, here, gone := make(5, *GPUS, by=dead()))
-        code = AT_STEP.format(repo=str(REPO))
+        code = AT_A_CALL.format(repo=str(REPO))
         p = subprocess.run([sys.executable, "-I", "-S", "-c", code, state, str(count)], capture_output=True, text=True)
         assert p.returncode in (0, -signal.SIGKILL), p.stderr
-        steps.add(p.stdout)
-        with store.open_ledger(state):
+        calls.add(p.stdout.strip())
+        with store.open_ledger(state, seconds=10):
             pass
         with store.open_ledger(state) as ledger:
             (now,) = ledger.grants
@@ -327,7 +328,16 @@ def test_killed_at_any_step(state: str) -> None:
             ledger.remove(here.key)
         if p.returncode == 0:
             break
-    assert steps >= {"unclear", "grant", "policy said", "GPU said", "clear", "telling", "slots", "GPU page", "told"}
+    assert calls >= {"open told/unclear", "rename ledger/TWO.tmp", "rename told/TWO-0.tmp", "unlink told/unclear"}
+    assert calls >= {f"rename told/gpu-GPU-0{end}" for end in (".tmp", ".new", ".telling")}
+    assert calls >= {
+        "open slot/01",
+        "posix_fallocate",
+        "unlink slot/01",
+        "open TWO/policy",
+        "open ONE/policy",
+        "pwrite",
+    }
     assert p.returncode == 0
 
 
@@ -347,7 +357,7 @@ def test_not_mounted_here(state: str) -> None:
     p = subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
     assert p.returncode == 0, p.stderr
     assert p.stdout == "['02']\n"
-    with store.open_ledger(state):  # the third is dead, and the second's file goes with the next change of the GPU
+    with store.open_ledger(state, seconds=10):  # the third has ended; the second's file goes with the GPU's next change
         pass
     put(state, four := make(4))
     folder = Path(slot_files.folder(state, GPUS[0]))

@@ -27,12 +27,6 @@ def state(tmp_path):
     return str(tmp_path / "state")
 
 
-@pytest.fixture(autouse=True)
-def no_step():
-    yield
-    store.step = None
-
-
 def me():
     return Life(BOOT, proc.process_life(os.getpid()))
 
@@ -44,7 +38,7 @@ def make(id="c1", by=None, **changes):
     return Grant(store.grant_key(who.root, id), who, by or me(), (share,), created=7, born=born).replace(**changes)
 
 
-def dead():
+def ended():
     p = subprocess.Popen(["sleep", "60"])
     found = proc.process_life(p.pid)
     p.kill()
@@ -105,8 +99,8 @@ def test_encode_and_decode_agree(state):
     assert grant_file.decode(grant_file.encode(joined)) == joined
 
 
-def test_the_dead_are_swept_with_their_pages(state):
-    gone, here = make("gone", dead()), make("here")
+def test_grants_of_ended_containers_are_swept_with_their_pages(state):
+    gone, here = make("gone", ended()), make("here")
     put(state, gone, here)
     with store.open_ledger(state) as ledger:
         assert (ledger.grants, ledger.swept) == ((here,), (gone,))
@@ -420,37 +414,51 @@ def test_keys_are_of_root_and_id():
 
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
-AT_STEP = """
+AT_A_CALL = """
 import os, signal, sys
 sys.path.insert(0, {repo!r})
+from scripts.benches import kill_points
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.ledger import life, store
 from oci_hook.linux import proc
-state, name = sys.argv[1:]
-def die(at):
-    if at == name:
+state, left = sys.argv[1], int(sys.argv[2])
+def die(call):
+    global left
+    left -= 1
+    if not left:
+        print(call.replace(grant.key, "KEY"), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-store.step = die
 who = Identity("/run/runc", "crash", "/b")
 grant = Grant(store.grant_key(who.root, who.id), who, Life(proc.boot_id(), proc.process_life(os.getpid())), ())
+kill_points.install(die)
 with store.open_ledger(state) as ledger:
     ledger.put(grant, bytes(4096))
     ledger.remove(grant.key)
 """
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["locked", "dead", "removed", "swept", "page folder", "page", "grant written", "grant", "grant removed"],
-)
-def test_killed_at_a_step(state, name):
-    gone, here = make("gone", dead()), make("here")
-    put(state, gone, here)
-    p = subprocess.run([sys.executable, "-I", "-S", "-c", AT_STEP.format(repo=str(REPO)), state, name], check=False)
-    assert p.returncode == -signal.SIGKILL
-    assert store.snapshot(state) == (here,), "what a reader sees before any sweep"
-    put(state, new := make("new"))
-    assert files(state) == sorted([*of(here, new), "ledger/lock"])
+def test_killed_at_each_call_that_changes_a_file(state):
+    here, calls = make("here"), []
+    put(state, here)
+    for count in range(1, 1000):
+        put(state, gone := make("gone", ended()))
+        command = [sys.executable, "-I", "-S", "-c", AT_A_CALL.format(repo=str(REPO)), state, str(count)]
+        p = subprocess.run(command, capture_output=True, text=True, check=False)
+        if p.returncode == 0:
+            break
+        assert p.returncode == -signal.SIGKILL, p.stderr
+        calls.append(p.stdout.strip().replace(gone.key, "GONE"))
+        assert store.snapshot(state) == (here,), "what a reader sees before any sweep"
+        with store.open_ledger(state, seconds=10):
+            pass
+        put(state, new := make("new"))
+        assert files(state) == sorted([*of(here, new), "ledger/lock"])
+        with store.open_ledger(state) as ledger:
+            ledger.remove(new.key)
+    points = ["flock", "open told/unclear", "unlink ledger/GONE.json", "unlink policy", "rmdir pages/GONE"]
+    points += ["mkdir pages/KEY", "open KEY/said", "open KEY/policy", "open ledger/KEY.tmp", "rename ledger/KEY.tmp"]
+    points += ["unlink ledger/KEY.json", "rmdir pages/KEY", "unlink told/unclear"]
+    assert p.returncode == 0 and set(points) <= set(calls) and len(calls) > 25, calls
 
 
 CAMPAIGN = """

@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
-from oci_hook.linux import process
+from oci_hook.linux import proc, process
 
 
 def test_parent():
-    assert process.parent(os.getpid()) == os.getppid()
+    assert proc.parent(os.getpid()) == os.getppid()
     with pytest.raises(OSError):
-        process.parent(4_000_000)
+        proc.parent(4_000_000)
 
 
 def test_die_with_parent():

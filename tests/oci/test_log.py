@@ -1,4 +1,4 @@
-"""Errors in the runtime's log and on stderr."""
+"""Errors in the runtime's log and on standard error."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         log.journal("Traceback\nü \ud800" + "x" * 20000)
         said = listener.recv(20000)
         assert said.startswith("<27>gpu-hook: Traceback\nü ?".encode()) and 8000 <= len(said) <= 8100
-        for _ in range(100):  # a journal that reads nothing does not stop us
+        for _ in range(100):  # a journal that nobody reads does not block us
             log.journal("x")
     assert len(os.listdir("/proc/self/fd")) == before
 

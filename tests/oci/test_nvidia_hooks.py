@@ -1,4 +1,4 @@
-"""Containers that the NVIDIA toolkit would serve as well: refused, since its hooks mount over the shims."""
+"""Containers with a hook of the NVIDIA toolkit are refused, since it mounts over the shims."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from oci_hook.oci import nvidia_hooks
 from tests.conftest import Bundle, Install, Runc
 
 ASK = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}
-# As they were found in config.json: the NVIDIA runtime's legacy mode and docker --gpus; CDI; hooks.d of podman.
+# Found in real config.json files: the NVIDIA runtime's legacy mode and docker --gpus; CDI; hooks.d of podman.
 RECORDED: dict[str, dict[str, Any]] = {
     "legacy": {
         "prestart": [

@@ -1,4 +1,4 @@
-"""config.json: what is refused, and that what is not ours survives."""
+"""config.json: what is refused, and that parts that we do not know survive an edit."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_not_a_spec(tmp_path: Path, text: bytes) -> None:
     assert file.read_bytes() == text
 
 
-# Path of keys to an object of the spec that is judged or edited, with a name in it.
+# For each object of the spec that we judge or edit: the path of keys to it, and a name in it.
 NAMES = [
     *((name,) for name in ("annotations", "process", "root", "mounts", "hooks", "linux", "ociVersion")),
     *(("process", name) for name in ("env", "args", "cwd")),
@@ -88,7 +88,7 @@ def deep(where: tuple[str | int, ...], value: str) -> str:
 
 
 def spellings(name: str) -> list[str]:
-    """As Go's encoding/json takes it for the name (bytes.EqualFold), and nobody else."""
+    """A spelling that only Go's encoding/json takes for the name (bytes.EqualFold)."""
     found = [name.upper(), name.capitalize(), name[:-1] + name[-1].upper(), name.swapcase()]
     found += [name.replace("s", "\u017f", 1), name.replace("k", "\u212a", 1)]
     return sorted({each for each in found if each != name})

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from box import MIB, Box, policy
 
-from oci_hook.sim import driver_root
+from gpu_hook_simulator import driver_root
 
 HERE = Path(__file__).parent
 GPU_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB

@@ -10,9 +10,9 @@
 #include <string.h>
 #include <strings.h>
 
-#include "account.h"
-#include "policy.h"
-#include "spare.h"
+#include "account/account.h"
+#include "process/policy.h"
+#include "account/free_cache.h"
 
 #define HOLD(what)                                                     \
     do {                                                               \

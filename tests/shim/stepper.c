@@ -30,8 +30,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "account_page.h"
-#include "policy_page.h"
+#include "pages/account_page.h"
+#include "pages/policy_page.h"
 
 typedef unsigned long long u64;
 int cuInit(unsigned);

@@ -11,7 +11,7 @@ import pytest
 from box import MIB
 from differential import CONTEXT, LIMIT, Bench, Failure, minimised, play, replay
 
-from oci_hook.sim import build as sim_build
+from simulator.driver import build as sim_build
 
 pytestmark = pytest.mark.root
 

@@ -15,7 +15,7 @@ SHIM = ROOT / "oci_hook" / "shim"
 @pytest.fixture(scope="module", params=BUILDS[:2], ids=name)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fuzz") / "fuzz_pages"
-    sources = [str(SHIM / f"{n}.c") for n in ("account", "spare", "alive", "policy", "pointers", "state")]
+    sources = [str(path) for folder in ("account", "process") for path in sorted((SHIM / folder).glob("*.c"))]
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}"]
     defines = ["-DGH_FUZZ_MAIN", '-DGH_PRIVATE="/nonexistent"']
     command = [

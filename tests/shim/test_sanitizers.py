@@ -10,7 +10,7 @@ from conftest import HERE
 from differential import play
 
 from oci_hook.shim import build
-from oci_hook.sim import build as sim_build
+from simulator.driver import build as sim_build
 from tests.sanitize import BUILDS, gcc, name
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

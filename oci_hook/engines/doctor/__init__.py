@@ -1,6 +1,6 @@
-"""What is wrong on this node, and the command that fixes it. Looks only, changes nothing.
+"""Finds what is wrong on this node, with the command that fixes it. Changes nothing.
 
-Every check is a function that yields findings; one that fails by itself becomes a finding too.
+Every check is a function that yields findings; if a check itself fails, the failure becomes a finding too.
 """
 
 import os
@@ -23,7 +23,7 @@ DEFAULT_PREFIX = "/opt/gpu-hook"
 
 
 def examine(prefix: str, host_root: str = "/") -> list[Finding]:
-    """All findings, in the order in which one would look. host_root: where the machine's / is seen."""
+    """All findings, from the install to the engines. host_root: where the machine's / is mounted."""
     option = "" if prefix == DEFAULT_PREFIX else f" --prefix {shlex.quote(prefix)}"
     try:
         settings: Settings | None = load(prefix)
@@ -50,7 +50,7 @@ def examine(prefix: str, host_root: str = "/") -> list[Finding]:
 
 
 def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) -> Iterator[Finding]:
-    """These findings, and what kept a check from its end; its message may name the command that fixes it."""
+    """These findings, and as the last one the error that ended the check; its message may name the fixing command."""
     try:
         yield from findings
     except GhError as e:
@@ -59,9 +59,9 @@ def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) ->
             named = re.search(r"`(gpu-hook [^`]+)`", message)
             fix = f"{named[1]}{option}" if named and "--prefix" not in named[1] else named[1] if named else ""
             if " release --force " in fix:
-                fix += "  # once its container is stopped: it would run on, unaccounted"
+                fix += "  # stop its container first: otherwise it keeps running, unaccounted"
             if not fix and name == "settings":
                 fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings check{option}"
             yield Finding(name, FAIL, message, problem.code, fix)
     except OSError as e:
-        yield Finding(name, WARN, f"cannot be looked at: {e}", "", f"sudo gpu-hook doctor{option}")
+        yield Finding(name, WARN, f"cannot be checked: {e}", "", f"sudo gpu-hook doctor{option}")

@@ -1,15 +1,19 @@
-"""One thing that was looked at."""
+"""The result of one check of `gpu-hook doctor`."""
 
 from dataclasses import dataclass
 
-EDIT = "${EDITOR:-vi}"  # what only a person can decide
+EDIT = "${EDITOR:-vi}"  # begins the fix of what only a person can decide
 OK, NOTE, WARN, FAIL = STATES = ("ok", "note", "warn", "fail")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """state: ok; note (good to know); warn (works, or not for everybody); fail (containers will not start, or not as
-    they should). code: of docs/reference/errors.md, "" where nothing is wrong. fix: the command that helps, or ""."""
+    """One result.
+
+    check: what was checked. state: ok; note (for information); warn (works with limits, or not for everyone); fail
+    (containers will not start, or not as they should). code: of errors.CODES, "" if nothing is wrong. fix: the command
+    that fixes it, or "".
+    """
 
     check: str
     state: str

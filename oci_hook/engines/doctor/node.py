@@ -8,12 +8,12 @@ from pathlib import Path
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR
-from oci_hook.discovery import char_links, discover, driver_files
+from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
 from oci_hook.linux import cgroup, mount, openat2
-from oci_hook.observe.orphans import strays
+from oci_hook.observe.orphans import orphans
 
 USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
@@ -22,8 +22,8 @@ FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
 
 
 def check_driver(settings: Settings, option: str) -> Iterator[Finding]:
-    if Path(settings.driver_root, discover.SIMULATED_MARK).exists():
-        yield Finding("driver", NOTE, f"simulated, in {settings.driver_root}; `gpu-hook sim down{option}` ends it")
+    if Path(settings.driver_root, mark.MARK).exists():
+        yield Finding("driver", NOTE, f"simulated, in {settings.driver_root}; `gpu-hook sim down{option}` removes it")
         return
     loaded = discover.kernel_version()
     if not loaded:
@@ -47,19 +47,21 @@ def check_inventory(settings: Settings, option: str) -> Iterator[Finding]:
         yield Finding("inventory", FAIL, message, e.problems[0].code, f"gpu-hook gpus --refresh{option}")
         return
     simulated = ", simulated" if gpus.simulated else ""
-    yield Finding("inventory", OK, f"{len(gpus.gpus)} GPUs{simulated}, driver {gpus.driver_version}")
+    yield Finding("inventory", OK, f"{plural(len(gpus.gpus), 'GPU')}{simulated}, driver {gpus.driver_version}")
     if not gpus.simulated:
         yield from check_devices(gpus, option)
 
 
 def check_devices(gpus: Inventory, option: str) -> Iterator[Finding]:
-    """Nodes that the driver makes on first use, and their /dev/char links."""
+    """The device nodes, which the driver creates on first use, and their /dev/char links."""
     wanted = char_links.nodes(gpus)
     absent = [path for path, major, minor in wanted if not char_links.is_device(path, major, minor)]
     if absent:
-        yield Finding("devices", WARN, f"{', '.join(absent)} missing or of another number", "GH-302", "nvidia-smi")
+        yield Finding(
+            "devices", WARN, f"{', '.join(absent)} missing, or with another device number", "GH-302", "nvidia-smi"
+        )
     else:
-        yield Finding("devices", OK, f"{len(wanted)} nodes")
+        yield Finding("devices", OK, plural(len(wanted), "device node"))
     unlinked = [link for _, link in char_links.missing(gpus)]
     if unlinked:
         more = f" and {len(unlinked) - 1} more" if len(unlinked) > 1 else ""
@@ -74,16 +76,18 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
     living = store.snapshot(settings.state_dir)
     folder = Path(settings.state_dir, LEDGER_DIR)
     written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
-    dead = f", {written - len(living)} of ended ones that the next start removes" if written > len(living) else ""
-    yield Finding("ledger", OK, f"{len(living)} containers hold shares{dead}")
-    unknown = strays(settings.state_dir, {grant.key for grant in living})
-    new = {grant.key for grant in store.snapshot(settings.state_dir)} if unknown else set()  # made meanwhile
+    exited = written - len(living)
+    more = f"; the next start releases {exited} of exited containers" if exited > 0 else ""
+    holders = "1 container holds a share" if len(living) == 1 else f"{len(living)} containers hold shares"
+    yield Finding("ledger", OK, holders + more)
+    unknown = orphans(settings.state_dir, {grant.key for grant in living})
+    new = {grant.key for grant in store.snapshot(settings.state_dir)} if unknown else set()  # created meanwhile
     for pid in [pid for key, pid in unknown.items() if key not in new]:
-        message = f"process {pid} has a share that the ledger does not know: what it uses can be given twice"
+        message = f"process {pid} has a share that is not in the ledger: the GPU memory it uses can be granted twice"
         yield Finding("ledger", WARN, message, "GH-303", f"kill -9 {pid}")
     if os.path.isdir(settings.state_dir):
         if os.stat(settings.state_dir).st_mode & 0o077:
-            message = f"{settings.state_dir} is open to users of this machine, who can write to what is shared in it"
+            message = f"{settings.state_dir} is open to all users of this machine, who can write to shared files in it"
             yield Finding("ledger", WARN, message, "GH-303", f"chmod 0700 {shlex.quote(settings.state_dir)}")
         fd = os.open(settings.state_dir, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -95,21 +99,25 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
     try:
         known = {gpu.uuid for gpu in inventory.load(settings).gpus}
     except GhError:
-        return  # said by another check
+        return  # reported by another check
     for grant in living:
         for share in grant.shares:
             if share.uuid not in known:
-                message = f"container {grant.who.id[:40]} holds {share.uuid}, which this node does not have"
+                message = f"container {grant.who.id[:40]} holds {share.uuid}, a GPU that this node does not have"
                 yield Finding("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
 
 
 def on_disk(settings: Settings, option: str, held: bool) -> Finding:
     message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it"
-    if os.path.realpath(settings.state_dir) == USUAL:  # /run itself is on a disk
+    if os.path.realpath(settings.state_dir) == USUAL:  # so /run itself is on a disk
         return Finding("ledger", WARN, f"{message}; mount a tmpfs there before the first container starts", "GH-303")
     if held:
-        return Finding("ledger", WARN, f"{message}; end its containers, then look again", "GH-303")
+        return Finding("ledger", WARN, f"{message}; end its containers, then run doctor again", "GH-303")
     return Finding("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir {USUAL}{option}")
+
+
+def plural(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("s" if n != 1 else "")
 
 
 LEASES = "/proc/sys/fs/leases-enable"
@@ -118,24 +126,24 @@ USERFAULTFD = "/proc/sys/vm/unprivileged_userfaultfd"
 
 
 def check_leases() -> Iterator[Finding]:
-    """By what containers may slow each other, and never the host (fcntl(2) F_SETLEASE, userfaultfd(2))."""
+    """Kernel switches by which containers can slow down each other, but not the host (fcntl(2), userfaultfd(2))."""
     if number(LEASES):
         message = (
-            "fs.leases-enable is 1: a container's root, or who has CAP_LEASE, can make a neighbour wait"
-            f" {number(BREAK_TIME)} s (fs.lease-break-time) when it loads the library, unless the agent runs; the host"
-            " never waits; `sysctl fs.leases-enable=0` ends it"
+            "fs.leases-enable is 1: a container's root, or a process with CAP_LEASE, can make a neighbour wait"
+            f" {number(BREAK_TIME)} s (fs.lease-break-time) when it loads the shim, unless the agent runs; the host"
+            " never waits; `sysctl fs.leases-enable=0` prevents this"
         )
         yield Finding("leases", NOTE, message)
     if number(USERFAULTFD):
         message = (
-            "vm.unprivileged_userfaultfd is 1: containers can stop a kernel's read of their memory for as long as they"
-            " like; nothing here waits for one; `sysctl vm.unprivileged_userfaultfd=0` ends it"
+            "vm.unprivileged_userfaultfd is 1: containers can block the kernel's reads of their memory for any time;"
+            " gpu-hook waits for no such read; `sysctl vm.unprivileged_userfaultfd=0` prevents this"
         )
         yield Finding("userfaultfd", NOTE, message)
 
 
 def number(path: str) -> int:
-    """What the kernel says there; 0 where it has no such file."""
+    """The number in this file of /proc/sys; 0 if the kernel has no such file."""
     try:
         return int(Path(path).read_text())
     except (OSError, ValueError):
@@ -155,11 +163,11 @@ def check_kernel(option: str) -> Iterator[Finding]:
                 os.close(tree)
         finally:
             os.close(root)
-        yield Finding("kernel", OK, f"{release} has what the hooks need")
+        yield Finding("kernel", OK, f"{release} has the interfaces that the hooks need")
     except PermissionError as e:
-        yield Finding("kernel", WARN, f"cannot be tried: {e}", "", f"sudo gpu-hook doctor{option}")
+        yield Finding("kernel", WARN, f"cannot be tested: {e}", "", f"sudo gpu-hook doctor{option}")
     except OSError as e:
-        message = f"{release} lacks {e}; the hooks need {FEATURES}; gpu-hook-runtime works without"
+        message = f"{release} lacks {e}; the hooks need {FEATURES}; gpu-hook-runtime works without them"
         yield Finding("kernel", WARN, message, "GH-404")
     hierarchy = cgroup.v1_path(os.getpid(), "devices")
     if hierarchy is not None:

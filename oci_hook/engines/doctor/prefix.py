@@ -1,4 +1,4 @@
-"""The install itself: who may change it, its settings, its shim libraries."""
+"""The install: who may change it, whether its files are whole, its settings, its shim libraries."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from oci_hook.errors import GhError
 from oci_hook.install import own_path, settings_check
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
-GLIBC_FLOOR = (2, 17)  # the oldest C library of images that the shims must load in
+GLIBC_FLOOR = (2, 17)  # the oldest glibc of an image in which the shims must load
 
 
 def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
             "prefix", FAIL, message, e.problems[0].code, there if "does not exist" in message else closed(message)
         )
         return
-    meant = Path(prefix, layout.OPEN_DIR)  # who may reach it is said by the folder above
+    meant = Path(prefix, layout.OPEN_DIR)  # open on purpose; the folder above it limits who can reach it
     open_to_others = [path for path in sorted(Path(prefix).rglob("*")) if path != meant and changeable(path)]
     if open_to_others:
         quoted = shlex.quote(prefix)
@@ -45,7 +45,7 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
             FAIL,
             f"{open_to_others[0]}{more} can be changed by others than root",
             "GH-504",
-            f"chown -R root: {quoted} && chmod -R go-w {quoted} && {fix}",  # the account folder is to be open again
+            f"chown -R root: {quoted} && chmod -R go-w {quoted} && {fix}",  # the install opens the account folder again
         )
         return
     if (problem := damaged_program(prefix)) is not None:
@@ -55,31 +55,31 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
         yield Finding("prefix", FAIL, problem, "GH-308", fix)
         return
     if (folder := own_path.cleaned(prefix)) is not None:
-        message = f"{prefix} is in {folder}, where everybody may make files: what cleans it ends this install"
+        message = f"{prefix} is in {folder}, where anyone may create files; a cleanup of it removes the install"
         yield Finding("prefix", NOTE, message)
     laid = laid_by(prefix)
     if laid != __version__:
-        what = f"is of gpu-hook {laid}" if laid else "does not say its version"
+        what = f"was installed by gpu-hook {laid}" if laid else "does not say its version"
         yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", fix)
     else:
         yield Finding("prefix", OK, f"gpu-hook {__version__} in {prefix}")
 
 
 def install_command(option: str) -> str:
-    """Lays the files anew; the engines know what they knew."""
+    """The command that installs the files again and changes no engine's registration."""
     return f"gpu-hook install --no-engines{option}"
 
 
 def damaged_program(prefix: str) -> str | None:
-    """A file without which no container starts, and that was cut short, as by a full disk; None where all are whole."""
+    """A damaged file without which no container starts, such as one cut short by a full disk; None if all are whole."""
     for name in PROGRAMS:
         path = Path(prefix, "bin", name)
         with open(path, "rb") as f:
             facts, whole = elf.read(f.fileno()), elf.whole(f.fileno())
         if not whole:
-            return f"{path} is empty, cut short or no program"
+            return f"{path} is empty, cut short or not a program"
         if facts is None or facts.machine != elf.MACHINES.get(platform.machine()):
-            return f"{path} is no program for {platform.machine()}"
+            return f"{path} is not a program for {platform.machine()}"
         if path.stat().st_mode & 0o111 != 0o111:
             return f"{path} is not executable"
     for name in STARTS:
@@ -88,28 +88,28 @@ def damaged_program(prefix: str) -> str | None:
             said = path.read_bytes()
         except FileNotFoundError:
             return f"{path} does not exist"
-        if not said.endswith(b"\n# end\n"):  # as the launcher looks
+        if not said.endswith(b"\n# end\n"):  # the launcher checks the same
             return f"{path} is empty or cut short"
     return None
 
 
 def laid_by(prefix: str) -> str:
-    """The version of gpu-hook that laid this install; "" if its library does not say."""
+    """The version of gpu-hook that installed this; "" if its library does not say."""
     library = Path(prefix, layout.LIB_DIR, "oci_hook/__init__.py")
     laid = re.search(r'^__version__ = "(\S+)"', library.read_text(), re.MULTILINE) if library.exists() else None
     return laid[1] if laid else ""
 
 
 def wrong_skeleton(prefix: str) -> str | None:
-    """What keeps plain users of containers from their memory, or lets users of this machine into the open folder."""
-    lack = "plain users in containers get no memory with runc 1.1.5"
+    """What is wrong with the folder of account pages: closed to containers' plain users, or open to this machine's."""
+    lack = "with runc 1.1.5, non-root users in containers get no GPU memory"
     closed, opened = Path(prefix, layout.CLOSED_DIR), Path(prefix, layout.OPEN_DIR)
     try:
         if closed.lstat().st_mode & 0o7777 != 0o700 or closed.lstat().st_uid not in (0, os.geteuid()):
-            return f"{closed} can be entered by others than root"
+            return f"{closed} is open to others than root"
         st = opened.lstat()
         if not stat.S_ISDIR(st.st_mode) or st.st_uid not in (0, os.geteuid()) or os.listdir(opened):
-            return f"{opened} is not an empty directory of root"
+            return f"{opened} is not an empty directory that root owns"
         if st.st_mode & 0o7777 != layout.OPEN_MODE:
             return f"{opened} has mode {st.st_mode & 0o7777:04o}: {lack}"
     except FileNotFoundError as e:
@@ -118,7 +118,7 @@ def wrong_skeleton(prefix: str) -> str | None:
 
 
 def closed(message: str) -> str:
-    """What closes the place of which detect.check_prefix says that others can change it."""
+    """The command that closes the path of which detect.check_prefix says that others can change it."""
     path, found, _ = message.partition(" can be changed by others")
     return f"chown root: {shlex.quote(path)} && chmod go-w {shlex.quote(path)}" if found else ""
 
@@ -144,7 +144,7 @@ def check_settings(prefix: str, option: str) -> Iterator[Finding]:
 
 
 def check_shim(prefix: str, option: str) -> Iterator[Finding]:
-    """Of this machine's architecture, with the right names, and for every image's C library."""
+    """The shims have this machine's architecture and the right names, and load with the glibc of every image."""
     fix = install_command(option)
     for name in SHIMS:
         path = Path(prefix, layout.SHIM_DIR, name)
@@ -155,7 +155,7 @@ def check_shim(prefix: str, option: str) -> Iterator[Finding]:
             yield Finding("shim", FAIL, f"{path} is missing", "GH-305", fix)
             continue
         if facts is None or facts.machine != elf.MACHINES.get(platform.machine()) or facts.soname != name:
-            yield Finding("shim", FAIL, f"{path} is no {name} for {platform.machine()}", "GH-305", fix)
+            yield Finding("shim", FAIL, f"{path} is not {name} for {platform.machine()}", "GH-305", fix)
             continue
         needs = {tuple(map(int, m.split(b"."))) for m in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)}
         newest = max(needs, default=GLIBC_FLOOR)

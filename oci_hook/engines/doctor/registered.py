@@ -1,4 +1,4 @@
-"""Each engine that is here: is it told of this install, completely, and has it read what it was told."""
+"""For each engine on this machine: whether this install is registered completely and the engine has read that."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def check_engine(
     recorded = [Path(path) for path in record.engines.get(name, {})]
     paths = list(dict.fromkeys([*recorded, *([] if recorded else module.paths(registration))]))
     if len(recorded) == 1 and name in ("docker", "containerd"):
-        # A file of its own (--config), unless it is a drop-in of the usual one.
+        # Registered in a file given by --config, unless it is the usual file or its drop-in.
         usual = {read(path)[0] for path in module.paths(registration)}
         if recorded[0] not in usual:
             registration = replace(registration, config=str(recorded[0]))
@@ -51,7 +51,7 @@ def check_engine(
     changes = [plan(module.target(path, registration), record, name) for path in paths]
     if all(change.old == change.before for change in changes):
         state = WARN if recorded else NOTE
-        lost = "was registered, and its configuration has nothing of it any more" if recorded else "is not registered"
+        lost = "was registered, but its lines are gone from the configuration" if recorded else "is not registered"
         yield Finding(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
         return
     incomplete = [change for change in changes if change.old != change.new]
@@ -65,7 +65,7 @@ def check_engine(
 
 
 def missing(name: str, change: Change) -> str:
-    """What a user would want to know of a difference, instead of a diff."""
+    """What a user wants to know about the difference, instead of a diff."""
     if change.old is None:
         return "is missing"
     if name == "containerd":
@@ -74,8 +74,8 @@ def missing(name: str, change: Change) -> str:
                 passed = handler.get(key, [])
                 lost = [p for p in annotation_patterns() if p not in passed]
                 if lost:
-                    return f"{key} of {NAME} lacks {', '.join(lost)}: containerd hands such annotations to nobody"
-    return "differs from what this install writes"
+                    return f"{key} of {NAME} lacks {', '.join(lost)}: containerd does not pass such annotations on"
+    return "differs from the lines that this install writes"
 
 
 def extra(name: str, change: Change, settings: Settings | None, option: str) -> Iterator[Finding]:
@@ -86,22 +86,22 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
         major = version("dockerd")
         if major and major < ANNOTATIONS_SINCE and settings is not None and not settings.rules.trust_env:
             message = (
-                f"docker {major} passes no annotations: ask with `-v /dev/null:/run/gpu-hook/request/memory=4Gi`, or"
-                " with -e where `trust_env: true` trusts all images"
+                f"docker {major} passes no annotations: request by `-v /dev/null:/run/gpu-hook/request/memory=4Gi`, or"
+                " by -e if the setting `trust_env: true` trusts all images"
             )
             yield Finding(name, NOTE, message)
         for pid, words in running("dockerd"):
             file = flag_value(words, "--config-file")
             if file and os.path.realpath(file) != str(change.path):
                 fix = f"gpu-hook install --engine docker --config {file}{option}"
-                yield Finding(name, WARN, f"the running dockerd ({pid}) reads {file}", "GH-510", fix)
+                yield Finding(name, WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
             elif NAME not in docker_runtimes():
                 message = f"the running dockerd ({pid}) has not read {change.path}"
                 yield Finding(name, WARN, message, "GH-510", "systemctl reload docker")
     if name == "containerd":
         data = toml_text.parse(text, change.path)
         for plugin in {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", [])):
-            message = f"{change.path}: disabled_plugins has {plugin}: there is no kubelet to serve then"
+            message = f"{change.path}: disabled_plugins has {plugin}, so containerd serves no kubelet"
             fix = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
             yield Finding(name, WARN, message, "GH-510", fix)
         for table in containerd.PLUGIN.values():
@@ -111,19 +111,19 @@ def extra(name: str, change: Change, settings: Settings | None, option: str) -> 
     if reload in (containerd.RELOAD, crio.RELOAD):
         for pid, _ in running(reload[0]):
             if started_before(pid, change.path):
-                message = f"process {pid} runs since before {change.path} was changed"
+                message = f"process {pid} was started before {change.path} was changed and has not read it"
                 yield Finding(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
 
 
 def rival_hooks(name: str, folder: Path) -> Iterator[Finding]:
     for other in sorted(folder.glob("*.json")):
         if any(program in other.read_text(errors="replace") for program in nvidia_hooks.PROGRAMS):
-            message = f"{other} is NVIDIA's own hook: containers that it matches as well are refused (GH-409)"
+            message = f"{other} is NVIDIA's own hook: containers that it also matches are refused (GH-409)"
             yield Finding(name, NOTE, message, "", f"mv {other} {other}.off")
 
 
 def docker_runtimes() -> str:
-    """What the running dockerd has; our own name where it cannot be asked, so that nothing is said of it."""
+    """The runtimes of the running dockerd; our own name if it cannot be asked, so that no finding comes of that."""
     command = ["docker", "--host", "unix:///run/docker.sock", "info", "--format", "{{json .Runtimes}}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -148,7 +148,7 @@ def version(program: str) -> int | None:
 
 
 def running(program: str) -> Iterator[tuple[int, list[str]]]:
-    """(pid, arguments) of the machine's own processes of that name: not those of containers or of other namespaces."""
+    """(pid, arguments) of the processes of that name in our mount namespace, which leaves out those in containers."""
     own = os.stat("/proc/self/ns/mnt").st_ino
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

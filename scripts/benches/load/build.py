@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-MODEL = HERE.parents[2] / "oci_hook" / "sim" / "model"
+MODEL = HERE.parents[2] / "simulator" / "model"
 SOURCES = [HERE / "load.c", HERE / "cuda.c", HERE / "physics.c", MODEL / "rng.c"]
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 

@@ -1,7 +1,7 @@
 """Cells of the share benchmark: who shares a GPU, what each was owed and got, and what the model predicts of it.
 
-A tenant is a dict in the virtual-time model's words (oci_hook/sim/model/scenarios.py); `graph`, `streams`, `procs` are
-the load generator's own. Times in microseconds of the GPU.
+A tenant is a dict in the words of the virtual-time model (gpu_hook_simulator/model/scenarios.py); `graph`, `streams`
+and `procs` are the load generator's own. Times in microseconds of the GPU.
 """
 
 import sys
@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from oci_hook.sim import model_run
-from oci_hook.sim.model import metrics
-from oci_hook.sim.model.scenarios import Scenario
+from gpu_hook_simulator import model_run
+from gpu_hook_simulator.model import metrics
+from gpu_hook_simulator.model.scenarios import Scenario
 
 from .tenant import Json, words
 

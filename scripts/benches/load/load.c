@@ -38,7 +38,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "../../../oci_hook/sim/model/rng.h"
+#include "../../../simulator/model/rng.h"
 
 enum { RING = 4096, STREAMS = 4, BINS = 4096, SAMPLES = 1 << 16, TRACE = 1 << 19, GRAPH_MAX = 512, STEPS = 160 };
 #define BIN_US 100000

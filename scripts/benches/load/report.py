@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from oci_hook.sim import model_run
+from gpu_hook_simulator import model_run
 
 Json = dict[str, Any]
 DOCS = Path(__file__).resolve().parents[3] / "docs/internals"

@@ -51,5 +51,6 @@ nvml.nvmlInit()
 ok((*driver.cuInit(0), None))
 device = ok(driver.cuDeviceGet(0))
 ok((*driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))), None))
-print("devices", ok(driver.cuDeviceGetCount()), nvml.nvmlDeviceGetCount(), ok(driver.cuDeviceTotalMem(device)) // MIB)  # type: ignore[operator]
+total = ok(driver.cuDeviceTotalMem(device)) // MIB  # type: ignore[operator]
+print("devices", ok(driver.cuDeviceGetCount()), nvml.nvmlDeviceGetCount(), total)
 all_there_is()

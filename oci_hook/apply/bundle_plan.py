@@ -1,0 +1,96 @@
+"""What will be done to a bundle, before it is done: for the wrapper, for precreate, and for `gpu-hook explain`."""
+
+from oci_hook.apply import to_spec
+from oci_hook.apply.image import check_destinations, look
+from oci_hook.apply.image import warnings as image_warnings
+from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
+from oci_hook.core.inventory import MIG
+from oci_hook.core.plan import make_plan
+from oci_hook.core.value import Value
+from oci_hook.errors import refuse
+from oci_hook.oci import nvidia_hooks, spec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oci_hook.config.settings import Settings
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.inventory import Inventory
+    from oci_hook.core.plan import Step
+    from oci_hook.errors import Problem
+
+
+class BundlePlan(Value):
+    """spec: config.json that the steps are to be applied to. warnings: what the container's owner should know.
+
+    late: the NVIDIA runtime puts driver libraries into the container after its spec is edited, so that our
+    createRuntime hook mounts the shims over them, at places which only the made container shows.
+    """
+
+    spec: "dict[str, Any]"
+    steps: "tuple[Step, ...]"
+    warnings: "list[Problem]"
+    late: bool
+
+
+def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
+    """The spec as it was before gpu-hook, and with it the NVIDIA runtime, edited it; `found` itself if they did not."""
+    doc = to_spec.scrub(found)
+    if doc is not found and settings.mode != "standalone":
+        from oci_hook.oci import nvidia_edits
+
+        doc = nvidia_edits.without_hooks(doc)
+    return doc
+
+
+def for_no_request(doc: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
+    """The spec of a container that asks for nothing: in the modes with an NVIDIA runtime that one must not serve it."""
+    if settings.mode == "standalone":
+        return doc
+    from oci_hook.oci import nvidia_edits
+
+    return nvidia_edits.decline(doc)
+
+
+def plan_for(
+    doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
+) -> BundlePlan:
+    """The plan for this grant and this unedited spec. bundle: its directory.
+
+    Raises ApplyError GH-402, GH-403, GH-409, NodeError GH-302.
+    """
+    beside = None
+    if settings.mode == "standalone":
+        nvidia_hooks.check(doc)
+    else:
+        from oci_hook.apply import nvidia_runtime_mode
+
+        beside = nvidia_runtime_mode.narrow(doc, grant, inventory, settings)
+        doc = beside.spec
+    _check_rules(doc, grant, inventory)
+    rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
+    image = look(rootfs, mounts, spec.environment(doc))
+    if beside is not None:
+        image = nvidia_runtime_mode.with_copies(image, beside)
+    steps = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
+    if beside is not None:
+        doc, steps = nvidia_runtime_mode.own_part(doc, steps, beside, inventory, image, settings)
+    steps = check_destinations(rootfs, mounts, steps)
+    return BundlePlan(doc, steps, image_warnings(image), beside is not None and beside.late)
+
+
+def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") -> None:
+    """Raises ApplyError GH-403 when the spec's own device rules reach a GPU that is not granted."""
+    resources = (doc.get("linux") or {}).get("resources") or {}
+    rules = resources.get("devices") or ()
+    granted = {share.uuid: inventory.gpu(share.uuid).minor for share in grant.shares}
+    others = {(n.major, n.minor) for n in inventory.nodes if n.capability == MIG and n.uuid not in granted}
+    # Two MIG devices of one GPU instance have a node in common: granted with one, it is no other's.
+    others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}
+    if reachable := reachable_gpus(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
+        raise refuse(
+            "GH-403",
+            f"the container's device rules reach {', '.join(reachable)} beside its share; "
+            "run it without --privileged and without --device of GPUs",
+        )

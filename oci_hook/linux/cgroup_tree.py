@@ -1,0 +1,100 @@
+"""Which processes are in a cgroup or below it, and in which cgroups a process is (cgroups(7)). A hot module: no ctypes.
+
+A tenant that is root in a user namespace can make the tree below its own cgroup as deep and as wide as it likes, so
+every walk has bounds, and works by directory descriptors.
+"""
+
+import os
+import time
+from errno import ENODEV, ENOENT
+
+from oci_hook.linux.proc import cgroups, pids, read_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MOUNTED = "/sys/fs/cgroup"  # where distributions mount the hierarchies
+PROCS_MAX = 4 << 20  # bytes of one cgroup.procs
+DEEPEST = 64  # cgroups within cgroups
+
+
+class TooManyCgroups(Exception):
+    """More cgroups, or deeper ones, than the walk may visit."""
+
+
+def processes(cgroup: str, most: int) -> "Iterator[list[int]]":
+    """For the cgroup and each one below it, the pids in it; 0 is a process that our pid namespace does not show.
+
+    most: cgroups below the first one. Raises TooManyCgroups, OSError for the cgroup itself; one below it that is
+    removed meanwhile is left out.
+    """
+    fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield from _below(fd, [most], DEEPEST)
+    finally:
+        os.close(fd)
+
+
+def _below(fd: int, left: list[int], deep: int) -> "Iterator[list[int]]":
+    yield [int(word) for word in read_file("cgroup.procs", PROCS_MAX, fd).split()]
+    with os.scandir(fd) as entries:
+        names = []
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                names.append(entry.name)
+                left[0] -= 1
+                if left[0] < 0 or not deep:
+                    raise TooManyCgroups
+    for name in names:
+        try:
+            child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                yield from _below(child, left, deep - 1)
+            finally:
+                os.close(child)
+        except OSError as e:
+            if e.errno not in (ENOENT, ENODEV):
+                raise
+
+
+def is_container(cgroup: str, inode: int) -> bool:
+    """Whether this directory is a cgroup below the top of its hierarchy, where every process of the node is, and has
+    this inode number (0: any): a cgroup that was removed and made again has another one. Raises OSError."""
+    return os.path.exists(cgroup + "/../cgroup.procs") and inode in (0, os.stat(cgroup).st_ino)
+
+
+def directory_of(pid: int) -> str:
+    """The process's cgroup of the devices controller, or of version 2; "" where neither is mounted in the usual place.
+    Raises OSError."""
+    v2 = ""
+    for controllers, path in cgroups(pid):
+        if "devices" in controllers.split(","):
+            return os.path.normpath(f"{MOUNTED}/devices{path}")
+        if not controllers:
+            v2 = os.path.normpath(f"{MOUNTED}{path}")
+    return v2 if os.path.exists(v2 + "/cgroup.procs") else ""
+
+
+def belongs(pid: int, directories: "Iterable[str]") -> bool:
+    """Whether a process is in one of these cgroup directories or below. Raises OSError."""
+    for controllers, path in cgroups(pid):
+        for name in controllers.split(","):
+            place = f"{MOUNTED}/{name}{path}/" if name else f"{MOUNTED}{path}/"
+            if any(place.startswith(directory + "/") for directory in directories):
+                return True
+    return False
+
+
+def any_belongs(directory: str, seconds: float) -> bool:
+    """Whether any process of the node is in this cgroup directory or below; after so many seconds, in doubt, yes."""
+    until = time.monotonic() + seconds
+    for pid in pids():
+        if time.monotonic() > until:
+            return True
+        try:
+            if belongs(pid, (directory,)):
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it has just ended
+    return False

@@ -1,0 +1,329 @@
+"""The NVIDIA runtime's edits of a config.json, narrowed to a grant, or taken out where nothing is granted.
+
+For the settings modes below and on-top (apply/nvidia_runtime_mode.py). That runtime's CDI mode edits the spec: mounts
+of driver files, device nodes with their rules, createContainer hooks. Its legacy mode adds one prestart hook, which
+mounts the driver into the made container, as the environment in the bundle's config.json says at that time. Pure: a
+dict in, a dict out. A user who gives a mount of his own the name of a driver file loses that mount, and gains nothing.
+"""
+
+from oci_hook.core.device_rules import CONTROL_MINOR
+from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
+from oci_hook.core.plan import DeviceNode
+from oci_hook.core.value import Value
+from oci_hook.core.value_parsers import WITH_A_SHARE
+from oci_hook.errors import refuse
+from oci_hook.oci import request_mounts
+from oci_hook.oci.nvidia_hooks import LEGACY, program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.inventory import Inventory
+    from oci_hook.core.plan import Step
+
+GOVERNED = ("libcuda.so", "libnvidia-ml.so")
+MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server process for clients that each have a limit
+# The subcommands of nvidia-cdi-hook that do what their names say and nothing else. Others are refused: they may mount.
+HARMLESS = ("update-ldcache", "chmod", "disable-device-node-modification", "update-application-profile")
+LINKS = "create-symlinks"
+COMPAT = ("enable-cuda-compat", "cudacompat")  # taken out: they would put the image's libcuda before the shim
+# Variables that make the NVIDIA runtime inject devices, beside NVIDIA_VISIBLE_DEVICES, which the plan sets.
+MORE_ENV = ("NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH", "NVIDIA_IMEX_CHANNELS")
+NEVER_ENV = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
+SWARM = "DOCKER_RESOURCE_"  # with its setting swarm-resource, these win over NVIDIA_VISIBLE_DEVICES
+CDI = "cdi.k8s.io/"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+SYSTEM_NODES = ("/dev/nvidia", "/dev/gdrdrv")
+
+
+class Narrowed(Value):
+    """A spec with the NVIDIA runtime's edits narrowed. cuda, nvml: where it had mounted these libraries.
+
+    files: whether it had mounted any driver file. late: whether it will mount more in the made container, by a hook.
+    """
+
+    spec: "dict[str, Any]"
+    cuda: tuple[str, ...]
+    nvml: tuple[str, ...]
+    files: bool
+    late: bool
+
+
+def narrow(
+    spec: "dict[str, Any]",
+    grant: "Grant",
+    inventory: "Inventory",
+    nodes: "Iterable[Step]",
+    same: "Callable[[str, str], bool]",
+) -> Narrowed:
+    """The spec less what the NVIDIA runtime injected and the grant does not give.
+
+    nodes: the device nodes that the grant gives, among other steps. same: whether two host paths are one file.
+    Raises NodeError GH-302 for the files of another driver version, ApplyError GH-409 for a hook that is not known.
+    """
+    whole = bool(grant.shares) and all(share.whole for share in grant.shares)
+    allowed = None if whole else governed_stems(inventory)
+    mounts: list[dict[str, Any]] = []
+    cuda: list[str] = []
+    nvml: list[str] = []
+    files = False
+    for mount in spec.get("mounts") or ():
+        path, source = mount.get("destination") or "", mount.get("source") or ""
+        name = path.rpartition("/")[2]
+        if request_mounts.inside(path, PRIVATE):
+            mounts.append(mount)
+        elif name.startswith(GOVERNED) or _is_governed(mount, inventory, same):
+            _check_version(name, inventory)
+            files = True
+            (nvml if "nvidia-ml" in name or same(source, inventory.libnvml) else cuda).append(path)
+        elif allowed is not None and forbidden(name, inventory.driver_version, allowed):
+            files = True
+        else:
+            files = files or name.endswith(".so." + inventory.driver_version)
+            mounts.append(mount)
+    given = {(node.major, node.minor) for node in nodes if isinstance(node, DeviceNode)}
+    out = _without_nodes({**spec, "mounts": mounts}, given, inventory, whole)
+    late = has_legacy_hook(spec)
+    return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
+
+
+def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "dict[str, Any]":
+    """The spec of a container that is granted nothing: less what the NVIDIA runtime injected, and with
+    NVIDIA_VISIBLE_DEVICES=void. The same object where there was nothing to do.
+    """
+    version = inventory.driver_version if inventory else ""
+    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not request_mounts.is_visible(m)]
+    linux = spec.get("linux") or {}
+    out = {**spec, "mounts": mounts}
+    out = _without_nodes(out, set(), inventory, False)
+    out = _hooks(out, keep=False)
+    out = ask(out, "void", True)
+    changed = (
+        len(mounts) != len(spec.get("mounts") or ())
+        or len(out["linux"].get("devices") or ()) != len(linux.get("devices") or ())
+        or out.get("hooks") != spec.get("hooks")
+        or out.get("annotations") != spec.get("annotations")
+        or (out.get("process") or {}).get("env") != (spec.get("process") or {}).get("env")
+    )
+    return out if changed else spec
+
+
+def ask(spec: "dict[str, Any]", devices: str, share: bool) -> "dict[str, Any]":
+    """The spec less what asks the NVIDIA runtime for devices, which is called with it next, or whose hook reads it.
+
+    devices: the new NVIDIA_VISIBLE_DEVICES of a container that has any NVIDIA variable; "": the plan will set it.
+    share: whether the container may have only what a shim governs.
+    """
+    drop = NEVER_ENV + (MORE_ENV if share else ())
+    process = dict(spec.get("process") or {})
+    env = [
+        entry
+        for entry in process.get("env") or ()
+        if entry.partition("=")[0] not in drop and not entry.startswith(SWARM)
+    ]
+    if devices and any(entry.startswith(("NVIDIA_", "CUDA_VERSION=")) for entry in env):
+        env = [entry for entry in env if entry.partition("=")[0] != VISIBLE] + [f"{VISIBLE}={devices}"]
+    annotations = spec.get("annotations") or {}
+    kept = {k: v for k, v in annotations.items() if not (k.startswith(CDI) and "nvidia.com/" in v)}
+    out = dict(spec)
+    if spec.get("process"):
+        out["process"] = {**process, "env": env} if process.get("env") else process
+    if annotations:
+        out["annotations"] = kept
+    return out
+
+
+def injected(spec: "dict[str, Any]") -> str:
+    """The first thing that CDI has put into the spec already, in words; "" for none."""
+    for stage in _stages(spec).values():
+        for entry in stage or ():
+            if program(entry) and program(entry) not in LEGACY:
+                return f"the hook {str(entry.get('path'))[:100]}"
+    for mount in spec.get("mounts") or ():
+        path = mount.get("destination") or ""
+        if path.rpartition("/")[2].startswith(GOVERNED) and not request_mounts.inside(path, PRIVATE):
+            return f"a mount at {path[:100]}"
+    return ""
+
+
+def has_legacy_hook(spec: "dict[str, Any]") -> bool:
+    """Whether the NVIDIA runtime's hook will mount the driver into the made container."""
+    return any(program(entry) in LEGACY for stage in _stages(spec).values() for entry in stage or ())
+
+
+def without_hooks(spec: "dict[str, Any]") -> "dict[str, Any]":
+    """The spec less the NVIDIA toolkit's hooks: they are of an earlier edit, and that runtime adds them anew."""
+    return _hooks(spec, keep=False)
+
+
+def check_hooks(spec: "dict[str, Any]") -> None:
+    """Raises ApplyError GH-409 for a hook of the NVIDIA toolkit that is not known to be harmless."""
+    _hooks(spec, keep=True)
+
+
+def past_the_share(spec: "dict[str, Any]", inventory: "Inventory") -> list[str]:
+    """Where the NVIDIA runtime's CDI mode mounts files that a container with a share may not have. That mode mounts the
+    files of all driver capabilities."""
+    allowed = governed_stems(inventory)
+    paths = [mount.get("destination") or "" for mount in spec.get("mounts") or ()]
+    return [
+        path
+        for path in paths
+        if not path.rpartition("/")[2].startswith(GOVERNED)
+        and forbidden(path.rpartition("/")[2], inventory.driver_version, allowed)
+    ]
+
+
+def governed_stems(inventory: "Inventory") -> frozenset[str]:
+    """The names, without what follows .so, of the driver's libraries that containers with a share may have: libcuda,
+    libnvidia-ptxjitcompiler, ..."""
+    names = (n for f in inventory.files if f.kind == "library" and f.capability in WITH_A_SHARE for n in f.names)
+    return frozenset(_stem(name) for name in names)
+
+
+def forbidden(name: str, version: str, allowed: frozenset[str]) -> bool:
+    """Whether a file of this name is the driver's and would reach a GPU past the shims. allowed: governed_stems()."""
+    return name in MPS or (_driver_library(name, version) and _stem(name) not in allowed)
+
+
+def _driver_library(name: str, version: str) -> bool:
+    if not name.startswith("lib") or ".so" not in name:
+        return False
+    return "nvidia" in name or bool(version and name.endswith(".so." + version)) or name.startswith("libnvoptix")
+
+
+def _driver_mount(mount: "dict[str, Any]", version: str) -> bool:
+    path = mount.get("destination") or ""
+    name = path.rpartition("/")[2]
+    return not request_mounts.inside(path, PRIVATE) and (name.startswith(GOVERNED) or _driver_library(name, version))
+
+
+def _is_governed(mount: "dict[str, Any]", inventory: "Inventory", same: "Callable[[str, str], bool]") -> bool:
+    source = mount.get("source") or ""
+    return source.startswith("/") and (same(source, inventory.libcuda) or same(source, inventory.libnvml))
+
+
+def _check_version(name: str, inventory: "Inventory") -> None:
+    version = name.partition(".so.")[2]
+    if "." in version and version != inventory.driver_version:
+        raise refuse(
+            "GH-302",
+            f"the NVIDIA runtime brings {name[:60]}, the inventory is of driver {inventory.driver_version};"
+            " set driver_root to the same driver and run `gpu-hook gpus --refresh`",
+        )
+
+
+def _stem(name: str) -> str:
+    return name.rpartition("/")[2].partition(".so")[0]
+
+
+def _without_nodes(
+    spec: "dict[str, Any]", given: "set[tuple[int, int]]", inventory: "Inventory | None", whole: bool
+) -> "dict[str, Any]":
+    """The spec less the GPUs' and the driver's device nodes that are not given, and the rules that permit those or a
+    GPU that is not given. given: (major, minor) of the granted nodes. whole: whether the GPUs are granted whole."""
+    gpus = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
+    linux = dict(spec.get("linux") or {})
+
+    def goes(node: "dict[str, Any]") -> bool:
+        path, number = str(node.get("path")), (node.get("major"), node.get("minor"))
+        if number in given:
+            return False
+        if number in gpus or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
+            return True  # another GPU, by any name
+        system = path.startswith(SYSTEM_NODES) and path not in ("/dev/nvidiactl", "/dev/nvidia-uvm")
+        return system and (not whole or path.startswith("/dev/nvidia-caps"))  # nvidia-caps-imex-channels too
+
+    nodes = linux.get("devices") or []
+    if inventory is None or not given:  # nothing is granted: none of the driver's nodes stays
+        gone = [n for n in nodes if goes(n) or str(n.get("path")).startswith(SYSTEM_NODES)]
+    else:
+        gone = [n for n in nodes if goes(n)]
+    numbers = {(n.get("major"), n.get("minor")) for n in gone}
+    linux["devices"] = [n for n in nodes if n not in gone]
+    resources = dict(linux.get("resources") or {})
+    if resources.get("devices"):
+        resources["devices"] = [
+            r
+            for r in resources["devices"]
+            if not (
+                r.get("allow") is True
+                and r.get("type") == "c"
+                and ((r.get("major"), r.get("minor")) in numbers or _other_gpu(r, given))
+            )
+        ]
+        linux["resources"] = resources
+    return {**spec, "linux": linux}
+
+
+def _other_gpu(rule: "dict[str, Any]", given: "set[tuple[int, int]]") -> bool:
+    number = (rule.get("major"), rule.get("minor"))
+    return number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR) and number not in given
+
+
+def _below(minor: object, most: int) -> bool:
+    return isinstance(minor, int) and 0 <= minor < most
+
+
+def _stages(spec: "dict[str, Any]") -> "dict[str, Any]":
+    hooks = spec.get("hooks") or {}
+    if not isinstance(hooks, dict):
+        return {}
+    return {stage: entries for stage, entries in hooks.items() if isinstance(entries, list)}
+
+
+def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
+    """The spec less those hooks of the NVIDIA toolkit that would put a library where a shim is to be; without `keep`
+    less all of them. Raises ApplyError GH-409 for one that is not known, if any are to be kept."""
+    stages = _stages(spec)
+    if not any(program(entry) for stage in stages.values() for entry in stage):
+        return spec
+    hooks = dict(spec["hooks"])
+    for name, stage in stages.items():
+        kept = []
+        for entry in stage:
+            if not program(entry):
+                kept.append(entry)
+            elif keep and (narrowed := _hook(entry)):
+                kept.append(narrowed)
+        if kept or not stage:
+            hooks[name] = kept
+        else:
+            del hooks[name]
+    return {**spec, "hooks": hooks}
+
+
+def _hook(entry: "dict[str, Any]") -> "dict[str, Any] | None":
+    """A hook of the NVIDIA toolkit, less its links to libcuda and libnvidia-ml; None if nothing is left of it."""
+    if program(entry) in LEGACY:
+        return entry
+    words = [word for word in entry.get("args") or () if isinstance(word, str)]
+    verb = next((word for word in words if word in (*HARMLESS, *COMPAT, LINKS)), "")
+    if verb in HARMLESS:
+        return entry
+    if verb in COMPAT:
+        return None
+    if verb != LINKS:
+        raise refuse(
+            "GH-409",
+            f"the container has the hook {' '.join(words)[:120]}, of which gpu-hook does not know what it mounts;"
+            " leave it out, or use mode standalone",
+        )
+    kept, pairs = words[: words.index(LINKS) + 1], 0
+    rest = iter(words[len(kept) :])
+    for word in rest:
+        if word in ("--link", "-link"):
+            link = next(rest, "")
+        elif word.startswith(("--link=", "-link=")):
+            link = word.partition("=")[2]
+        else:
+            kept.append(word)
+            continue
+        target, _, path = link.partition("::")
+        if not any(part.rpartition("/")[2].startswith(GOVERNED) for part in (target, path)):
+            kept += ["--link", link]
+            pairs += 1
+    return {**entry, "args": kept} if pairs else None

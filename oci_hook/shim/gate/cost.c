@@ -1,0 +1,129 @@
+#include "gate/cost.h"
+
+#include <stddef.h>
+#include <string.h>
+#include <strings.h>
+
+#define SHORT (300 * GH_US)  /* against a slice */
+#define BRIEF (20 * GH_US)   /* a collective that is not known yet */
+#define WAITED (5 * GH_MS)   /* so much more of the GPU no slices explain */
+#define UNEVEN (500 * GH_US) /* a mean serves well enough for what differs by less */
+#define ELASTIC_SAMPLES 4u
+#define DEBT_MOST (10 * GH_S)  /* no wait for a cap is longer */
+#define SAMPLES_AT_ONCE 4u     /* a key with fewer is measured at each launch, */
+#define DUE_COMMANDS 32u       /* others after so many, */
+#define DUE_TIME (200 * GH_US) /* or so much work */
+
+static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
+uint64_t cost_key(const void *handle, uint64_t grid, uint64_t block, uint64_t shared) {
+    uint64_t key = mix(mix(mix((uintptr_t)handle + 1) ^ grid) ^ block << 32 ^ shared);
+    return key ? key : 1;
+}
+
+struct cost *cost_of(struct cost_table *table, uint64_t key) {
+    unsigned at = (unsigned)(key % GH_COSTS), worst = at;
+    for (unsigned i = 0; i < 8; i++, at = (at + 1) % GH_COSTS) {
+        if (table->place[at].key == key)
+            return &table->place[at].cost;
+        if (!table->place[at].key) {
+            worst = at;
+            break;
+        }
+        if (table->place[at].cost.cost.samples[0] < table->place[worst].cost.cost.samples[0])
+            worst = at;
+    }
+    table->place[worst].key = key;
+    table->place[worst].cost = (struct cost){0};
+    return &table->place[worst].cost;
+}
+
+void cost_forget(struct cost_table *table, uint64_t key) { *cost_of(table, key) = (struct cost){0}; }
+
+bool cost_due(struct cost *c, bool anyway) {
+    c->unseen += gh_cost_of(&c->cost);
+    c->unseen_count++;
+    bool due = c->unseen_count >= DUE_COMMANDS || c->unseen >= DUE_TIME;
+    if (!anyway && !due && c->cost.samples[0] >= SAMPLES_AT_ONCE && !cost_elastic(c))
+        return false;
+    c->unseen = c->unseen_count = 0;
+    return true;
+}
+
+/* A slice of another context lengthens a command by a millisecond or more, and few short ones: those are left out, the
+ * rest are as good as undisturbed. Not so what went onto an empty stream: it may have waited for the end of another's
+ * work, however short. Those that the GPU waited for, since the program was not quick enough, are left out as well. */
+uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queued, bool prompt, bool clean,
+                   uint64_t *waited) {
+    const uint64_t low = c->low;
+    bool brief = low && low < SHORT, stood = brief && shared > WAITED;
+    bool sliced = brief && !clean && elapsed > 3 * low + SHORT;
+    bool late = low && !queued && !prompt && elapsed > low + low / 4, steady = clean || (brief && queued);
+    if (!low || elapsed < low)
+        c->low = elapsed ? elapsed : 1;
+    else
+        c->low += (elapsed - low < low ? elapsed - low : low) / 64;
+    if (clean || stood) {
+        uint64_t mean = gh_cost_of(&c->cost), off = shared > mean ? shared - mean : mean - shared;
+        c->spread = c->cost.samples[0] ? c->spread - c->spread / 16 + off / 16 : 0;
+    }
+    uint64_t least = low ? c->low : BRIEF;
+    *waited = c->collective && shared > least ? shared - least : 0;
+    if ((sliced || late) && !stood && !cost_elastic(c))
+        return gh_cost_of(&c->cost);
+    gh_cost_learn(&c->cost, steady ? elapsed : shared, steady);
+    return stood || cost_elastic(c) ? shared : gh_cost_charge(&c->cost, shared, clean);
+}
+
+bool cost_elastic(const struct cost *c) {
+    return c->collective ||
+           (c->cost.samples[0] >= ELASTIC_SAMPLES && c->spread > UNEVEN && c->spread > gh_cost_of(&c->cost) / 4 * 3);
+}
+
+uint64_t cost_estimate(const struct cost *c) {
+    if (!c->cost.samples[0])
+        return c->collective ? BRIEF : GH_COST_UNKNOWN;
+    uint64_t mean = gh_cost_of(&c->cost), most = GH_COST_UNKNOWN / 2; /* with all before it, less than unknown */
+    if (c->collective && c->low < mean)
+        mean = c->low;
+    return mean < most ? mean : most;
+}
+
+/* Of libraries that many programs use. */
+bool cost_is_collective(const char *name) {
+    static const char *const parts[] = {"nccl",          "nvshmem",        "allreduce",          "all_reduce",
+                                        "allgather",     "all_gather",     "alltoall",           "all_to_all",
+                                        "reducescatter", "reduce_scatter", "cross_device_reduce"};
+    for (; *name; name++)
+        for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
+            if (!strncasecmp(name, parts[i], strlen(parts[i])))
+                return true;
+    return false;
+}
+
+bool cost_sure(const struct cost *c) {
+    return c->cost.samples[1] >= GH_LEARN_CLEAN || c->cost.mean[0] / 256 > GH_COST_LONG;
+}
+
+static uint64_t span_most(uint32_t cap, uint64_t burst) { return burst * GH_PPM / cap; }
+
+static uint64_t clipped(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now) {
+    uint64_t most = span_most(cap, burst);
+    return (int64_t)(now - credit) > (int64_t)most ? now - most : credit;
+}
+
+struct gh_bucket cost_bucket(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now) {
+    int64_t span = (int64_t)(now - clipped(credit, cap, burst, now)), bottom = -1000 * (int64_t)GH_S;
+    return (struct gh_bucket){.level = (span < bottom ? bottom : span) * (int64_t)cap, .at = now};
+}
+
+uint64_t cost_take(uint64_t credit, uint32_t cap, uint64_t burst, uint64_t now, int64_t charge) {
+    const int64_t most = 1000 * (int64_t)GH_S;
+    charge = charge > most ? most : charge < -most ? -most : charge;
+    uint64_t after = clipped(credit, cap, burst, now) + (uint64_t)(charge * (int64_t)GH_PPM / (int64_t)cap);
+    return (int64_t)(after - now) > (int64_t)DEBT_MOST ? now + DEBT_MOST : after;
+}

@@ -1,0 +1,484 @@
+#include "gate/decide.h"
+
+#define EACH_SLOT(mask, i) \
+    for (uint64_t left_ = (mask), i = 0; left_ && ((i = (uint64_t)__builtin_ctzll(left_)), 1); left_ &= left_ - 1)
+
+static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t clamp64(uint64_t x, uint64_t low, uint64_t high) { return x < low ? low : x > high ? high : x; }
+static uint64_t add(uint64_t a, uint64_t b) { return a + b < a ? UINT64_MAX : a + b; }
+
+static uint64_t mul(uint64_t a, uint64_t b) {
+    uint64_t r;
+    return __builtin_mul_overflow(a, b, &r) ? UINT64_MAX : r;
+}
+
+/* Age of a published time. The future is as good as now: forging it buys no more than being active does. */
+static uint64_t age(uint64_t now, uint64_t then) { return then < now ? now - then : 0; }
+
+static unsigned weight_of(const struct gh_share *share) { return share->weight ? share->weight : 1; }
+
+void gh_rules_default(struct gh_rules *rules) {
+    *rules = (struct gh_rules){
+        .window = GH_MS,
+        .window_guarded = 200 * GH_US,
+        .quantum = 10 * GH_MS,
+        .tenure_min = 2 * GH_MS,
+        .tenure_sum = 100 * GH_MS,
+        .recheck = 2 * GH_MS,
+        .idle_release = 200 * GH_US,
+        .mix_slack = 5 * GH_MS,
+        .bank = 20 * GH_MS,
+        .wake_idle = 500 * GH_US,
+        .wake_lag = GH_MS,
+        .wake_hold = GH_MS,
+        .probe = 5 * GH_MS,
+        .probe_every = GH_S,
+        .active_within = GH_S,
+        .heartbeat_stale = 50 * GH_MS,
+        .silent = 2500 * GH_US,
+        .progress_stale = GH_S,
+        .linger_max = 100 * GH_MS,
+        .drain_max = 700 * GH_US,
+        .pacer_min = 50 * GH_US,
+        .pacer_max = 200 * GH_US,
+        .starve = 200 * GH_MS,
+        .distrust = GH_S,
+        .distrust_max = 64 * GH_S,
+        .burst = 10 * GH_MS,
+    };
+}
+
+static int alive(const struct gh_gpu *gpu, unsigned i) { return (gpu->present >> i & 1) && !gpu->slot[i].dead; }
+
+/* Signs of life are as old as they were when the reader looked: a late reader takes nobody for dead. */
+static uint64_t quiet(const struct gh_gpu *gpu, uint64_t then) { return age(gpu->seen, then); }
+
+/* Has work, and either its owner or its work has moved of late. */
+static int busy(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    uint64_t heart = quiet(gpu, s->heartbeat), done = quiet(gpu, s->done_at);
+    return s->launched != s->done && alive(gpu, i) && done < gpu->rules.progress_stale &&
+           min64(heart, done) < gpu->rules.heartbeat_stale;
+}
+
+static int wants(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return busy(gpu, i) || (s->held && alive(gpu, i) && quiet(gpu, s->heartbeat) < gpu->rules.heartbeat_stale);
+}
+
+/* Shows work and no sign of life: stopped, or without a CPU. Its equals go on without it. */
+static int silent(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return min64(quiet(gpu, s->heartbeat), quiet(gpu, s->done_at)) > gpu->rules.silent;
+}
+
+/* Idle for longer than a small gap. */
+static int released(const struct gh_gpu *gpu, unsigned i) {
+    return quiet(gpu, gpu->slot[i].idle_since) > gpu->rules.idle_release;
+}
+
+/* In a small gap a tenant is still served if it is known to leave such gaps or has the tenure: then others fill within
+ * the slack, or wait until it is clear that the gap is none. */
+static int in_small_gap(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return (!s->saturated || s->end > now) && s->idle_since && alive(gpu, i) && !released(gpu, i);
+}
+
+static int active(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return alive(gpu, i) && s->active_at && quiet(gpu, s->active_at) < gpu->rules.active_within;
+}
+
+uint64_t gh_window(const struct gh_gpu *gpu, unsigned me) {
+    EACH_SLOT (gpu->present, i)
+        if (gpu->share[i].class_ > gpu->share[me].class_ && !gpu->slot[i].dead)
+            return gpu->rules.window_guarded;
+    return gpu->rules.window;
+}
+
+uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window) {
+    return clamp64(window / 4, rules->pacer_min, rules->pacer_max);
+}
+
+/* A slot of a higher class keeps lower ones out while busy and for its linger after. */
+static uint64_t frozen_until(const struct gh_gpu *gpu, unsigned h, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[h];
+    if (!alive(gpu, h))
+        return 0;
+    if (wants(gpu, h))
+        return add(now, gpu->rules.recheck);
+    if (!s->active_at)
+        return 0;
+    uint64_t linger = gpu->share[h].linger ? gpu->share[h].linger : min64(s->linger, gpu->rules.linger_max);
+    uint64_t last = s->launched != s->done ? s->done_at : s->active_at; /* stuck work: count from its last progress */
+    return add(min64(last, now), linger);
+}
+
+static struct gh_decision wait_for(struct gh_decision d, enum gh_wait on, uint64_t slot, uint64_t until) {
+    d.go = 0;
+    d.on = (uint8_t)on;
+    d.slot = (uint8_t)slot;
+    d.until = until;
+    return d;
+}
+
+static struct gh_decision go(struct gh_decision d, enum gh_mode mode) {
+    d.go = 1;
+    d.mode = (uint8_t)mode;
+    d.held = 0;
+    return d;
+}
+
+/* Less v first, lower slot at a tie. */
+static int before(const struct gh_gpu *gpu, unsigned a, unsigned b) {
+    return gpu->slot[a].v < gpu->slot[b].v || (gpu->slot[a].v == gpu->slot[b].v && a < b);
+}
+
+static int competes(const struct gh_gpu *gpu, unsigned i, unsigned me, uint64_t now) {
+    if (gpu->share[i].class_ != gpu->share[me].class_ || gpu->share[i].freeze)
+        return 0;
+    return (wants(gpu, i) && !silent(gpu, i)) || in_small_gap(gpu, i, now);
+}
+
+/* Those of my class that want the GPU, me included, with what the laws need to know of them. */
+struct crowd {
+    uint64_t mask;
+    uint64_t n, weights;
+    unsigned least; /* by v */
+    int saturated;
+};
+
+static struct crowd crowd_of(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    struct crowd c = {.least = me, .saturated = 1};
+    EACH_SLOT (gpu->present, i) {
+        if (i != me && !competes(gpu, (unsigned)i, me, now))
+            continue;
+        c.mask |= 1ull << i;
+        c.n++;
+        c.weights += weight_of(&gpu->share[i]);
+        c.saturated &= gpu->slot[i].saturated != 0;
+        if (before(gpu, (unsigned)i, c.least))
+            c.least = (unsigned)i;
+    }
+    return c;
+}
+
+/* A time bound as a distance in v for the crowd's mean weight: the laws do not depend on the weights' unit. */
+static uint64_t as_v(const struct crowd *c, uint64_t time) {
+    return mul(time, GH_WEIGHT_ONE * c->n) / max64(c->weights, 1);
+}
+
+static uint64_t tenure_of(const struct gh_gpu *gpu, const struct crowd *c, unsigned i) {
+    uint64_t quantum = min64(gpu->rules.quantum, gpu->rules.tenure_sum / max64(c->n, 1));
+    uint64_t t = mul(quantum, weight_of(&gpu->share[i]) * c->n) / max64(c->weights, 1);
+    return clamp64(t, gpu->rules.tenure_min, max64(gpu->rules.tenure_sum, gpu->rules.tenure_min));
+}
+
+static int claim_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return s->end > s->start && s->start <= now &&
+           s->end - s->start <= max64(gpu->rules.tenure_sum, gpu->rules.tenure_min);
+}
+
+/* The newest claim of my class that could be meant; GH_SLOTS when there is none. Serial numbers may wrap. */
+static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    unsigned p = GH_SLOTS;
+    EACH_SLOT (gpu->present, i) {
+        if (gpu->share[i].class_ != gpu->share[me].class_ || !gpu->slot[i].epoch ||
+            !claim_stands(gpu, (unsigned)i, now))
+            continue;
+        if (p == GH_SLOTS || (int64_t)(gpu->slot[i].epoch - gpu->slot[p].epoch) > 0)
+            p = (unsigned)i;
+    }
+    return p;
+}
+
+/* Is p's tenure over, whatever it announced? */
+static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64_t now) {
+    const struct gh_slot *s = &gpu->slot[p];
+    if (!alive(gpu, p) || gpu->share[p].freeze || s->end <= now)
+        return 1;
+    if (s->launched == s->done && !s->held)
+        return released(gpu, p);
+    return p != me && silent(gpu, p);
+}
+
+/* How long equals may hold me before I stop believing them: several rounds of honest tenures. */
+static uint64_t patience(const struct gh_gpu *gpu, const struct crowd *c, unsigned me) {
+    uint64_t round = mul(tenure_of(gpu, c, me), c->weights) / weight_of(&gpu->share[me]);
+    return max64(gpu->rules.starve, mul(round, 4));
+}
+
+struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,
+                             uint64_t cost) {
+    const struct gh_rules *r = &gpu->rules;
+    const struct gh_share *share = &gpu->share[me];
+    const struct gh_slot *mine = &gpu->slot[me];
+    struct gh_decision d = {
+        .distrust_until = own->distrust_until, .distrust_for = own->distrust_for, .ahead = own->ahead};
+
+    if (share->freeze) {
+        d.mode = GH_FROZEN;
+        return wait_for(d, GH_ON_POLICY, me, add(now, r->recheck));
+    }
+
+    int registered = 0;   /* a higher class exists */
+    int contended = 0;    /* somebody who may not be frozen by me was active of late */
+    uint64_t residue = 0; /* lower classes' work in flight */
+    unsigned lower = GH_SLOTS;
+    EACH_SLOT (gpu->present, i) {
+        if (i == me || !alive(gpu, (unsigned)i))
+            continue;
+        if (gpu->share[i].class_ > share->class_) {
+            registered = 1;
+            uint64_t until = frozen_until(gpu, (unsigned)i, now);
+            if (until > now) {
+                d.mode = GH_FROZEN;
+                return wait_for(d, GH_ON_SLOT, i, min64(until, add(now, r->recheck)));
+            }
+        } else if (gpu->share[i].class_ == share->class_) {
+            contended |= active(gpu, (unsigned)i);
+        } else if (busy(gpu, (unsigned)i)) {
+            residue = add(residue, gpu->slot[i].residue);
+            lower = (unsigned)i;
+        }
+    }
+
+    int empty = mine->launched == mine->done || own->idle;
+    if (share->cap) {
+        struct gh_bucket b = gh_bucket_at(own->bucket, share->cap, r->burst, now);
+        if (b.level <= 0) {
+            d.mode = GH_CAPPED;
+            uint64_t refill = (uint64_t)(-(b.level + 1)) / share->cap + 2;
+            return wait_for(d, GH_ON_TIME, me, add(now, min64(refill, r->recheck)));
+        }
+        if (cost >= GH_COST_UNKNOWN && !empty) {
+            d.mode = GH_CAPPED;
+            return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, r->window)));
+        }
+    }
+
+    if (lower != GH_SLOTS && empty && residue <= r->drain_max) {
+        uint64_t since = own->held_since ? own->held_since : now;
+        if (age(now, since) < r->drain_max) {
+            d.mode = GH_DRAIN;
+            d.held = 1;
+            return wait_for(d, GH_ON_SLOT, lower, add(since, r->drain_max));
+        }
+    }
+
+    if (!contended && !registered)
+        return go(d, GH_OPEN);
+
+    uint64_t window = registered ? r->window_guarded : r->window;
+    uint64_t left = gh_residue(own, now);
+    /* One longer than the window may queue up behind the end of what runs: else the GPU waits for each of them. */
+    int fits = empty || add(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
+    struct crowd c = crowd_of(gpu, me, now);
+
+    /* Work of mine in flight is work that is done: starving is to be held with nothing. */
+    uint64_t starving = own->held_since && empty ? age(now, max64(own->held_since, mine->idle_since)) : 0;
+    if (now < d.distrust_until || starving > patience(gpu, &c, me)) {
+        if (now >= d.distrust_until) {
+            int again = d.distrust_until && now - d.distrust_until < d.distrust_for;
+            d.distrust_for = again ? min64(mul(d.distrust_for, 2), r->distrust_max) : r->distrust;
+            d.distrust_until = add(now, d.distrust_for);
+        }
+        if (fits)
+            return go(d, GH_MIX);
+        d.mode = GH_MIX;
+        d.held = 1;
+        return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, window)));
+    }
+
+    unsigned p = newest_claim(gpu, me, now);
+    int woken = 0; /* I came back from idle and have had no tenure since */
+    int over = p == GH_SLOTS || tenure_over(gpu, p, me, now);
+    if (!over && p != me && mine->woke_at > mine->start && add(mine->v, as_v(&c, r->wake_lag)) < gpu->slot[p].v) {
+        woken = 1;
+        over = age(now, gpu->slot[p].start) >= r->wake_hold && age(now, gpu->slot[p].woke_at) >= r->quantum;
+    }
+    if (over) {
+        uint64_t last = p == GH_SLOTS ? 0 : gpu->slot[p].epoch;
+        p = c.least; /* who does not take it falls silent and is passed over */
+        if (p == me) {
+            d.claim = 1;
+            d.epoch = last + 1 ? last + 1 : 1;
+            d.start = now;
+            d.end = add(now, tenure_of(gpu, &c, me));
+            if (!c.saturated && age(now, own->probed_at) >= r->probe_every)
+                d.probe_until = add(now, r->probe);
+        }
+    }
+
+    int alone = c.mask == 1ull << me;
+    uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add(gpu->slot[p].start, r->probe));
+    uint64_t lead = mine->v - gpu->slot[c.least].v; /* least is me or has less */
+    uint64_t slack = as_v(&c, r->mix_slack);
+    d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
+    d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
+    if (alone || p == me || (!c.saturated && !d.ahead && now >= probe)) {
+        if (fits)
+            return go(d, (enum gh_mode)d.mode);
+        d.held = 1;
+        return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, window)));
+    }
+
+    d.held = 1;
+    uint64_t until = add(now, r->recheck);
+    const struct gh_slot *s = &gpu->slot[p];
+    if (now < probe)
+        until = min64(until, probe);
+    else if (d.ahead) /* until the least could have caught up, had it the GPU to itself */
+        until = min64(
+            until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]), r->pacer_min)));
+    if (woken && !over)
+        until = min64(until, max64(add(s->start, r->wake_hold), add(s->woke_at, r->quantum)));
+    if (s->launched == s->done && !s->held)
+        until = min64(until, add(s->idle_since, r->idle_release + 1));
+    if (s->end > now)
+        until = min64(until, s->end);
+    return wait_for(d, GH_ON_SLOT, p, max64(until, add(now, r->pacer_min))); /* a neighbour's words make nobody spin */
+}
+
+uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
+    uint64_t least = UINT64_MAX, weights = weight_of(&gpu->share[me]), n = 1;
+    EACH_SLOT (gpu->present, i) {
+        if (i == me || gpu->share[i].class_ != gpu->share[me].class_ || !active(gpu, (unsigned)i))
+            continue;
+        least = min64(least, gpu->slot[i].v);
+        weights += weight_of(&gpu->share[i]);
+        n++;
+    }
+    struct crowd c = {.n = n, .weights = weights};
+    uint64_t bank = as_v(&c, gpu->rules.bank);
+    return least == UINT64_MAX || least < bank ? gpu->slot[me].v : max64(gpu->slot[me].v, least - bank);
+}
+
+uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight) {
+    return add(v, mul(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
+}
+
+uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    struct crowd c = crowd_of(gpu, me, now);
+    uint64_t left = c.mask, part = GH_PPM, weights = c.weights; /* water-filling: serve those who need least */
+    for (;;) {
+        uint64_t sated = 0, need = 0, theirs = 0;
+        EACH_SLOT (left, i) {
+            uint64_t duty = gpu->slot[i].saturated ? GH_PPM : clamp64(gpu->slot[i].duty, GH_PPM / 100, GH_PPM);
+            uint64_t weight = weight_of(&gpu->share[i]);
+            if (duty * weights >= part * weight)
+                continue;
+            if (i == me)
+                return (uint32_t)max64(duty * c.weights / (GH_PPM / 1000), 1);
+            sated |= 1ull << i;
+            need += duty;
+            theirs += weight;
+        }
+        if (!sated)
+            return (uint32_t)(part * weight_of(&gpu->share[me]) * c.weights / weights / (GH_PPM / 1000));
+        left &= ~sated;
+        part -= need;
+        weights -= theirs;
+    }
+}
+
+uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *d, uint64_t now) {
+    if (d->go || d->on != GH_ON_SLOT || d->mode == GH_FROZEN)
+        return 0;
+    return own->held_since ? own->held_since : now;
+}
+
+struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now) {
+    uint64_t dt = min64(age(now, bucket.at), 1000 * GH_S);
+    int64_t top = (int64_t)(min64(burst, 1000 * GH_S) * GH_PPM);
+    int64_t more = (int64_t)(dt * min64(cap, GH_PPM));
+    bucket.level = bucket.level > top - more ? top : bucket.level + more;
+    bucket.at = max64(bucket.at, now);
+    return bucket;
+}
+
+struct gh_bucket gh_bucket_take(struct gh_bucket bucket, int64_t charge) {
+    const int64_t most = 1000 * (int64_t)GH_S, bottom = -3 * most * (int64_t)GH_PPM, top = most * (int64_t)GH_PPM;
+    int64_t less = (charge > most ? most : charge < -most ? -most : charge) * (int64_t)GH_PPM;
+    int64_t level = bucket.level < bottom ? bottom : bucket.level > top ? top : bucket.level;
+    bucket.level = level - less < bottom ? bottom : level - less;
+    return bucket;
+}
+
+uint64_t gh_residue(const struct gh_own *own, uint64_t now) {
+    return own->inflight - min64(age(now, own->running_since), min64(own->running_cost, own->inflight));
+}
+
+#define GH_DUTY_FALL ((int64_t)(3 * GH_MS / 2))
+uint32_t gh_saturation(uint32_t before_, uint64_t pending, uint64_t length) {
+    const int64_t tau = 20 * (int64_t)GH_MS;
+    if (!length)
+        return before_;
+    int64_t now_ = (int64_t)(min64(pending, length) * (uint64_t)GH_PPM / length);
+    int64_t step = (int64_t)min64(length, (uint64_t)tau);
+    /* Down in small steps: a moment without a processor looks like a gap of the program's own. */
+    if (now_ < (int64_t)before_)
+        step = step < GH_DUTY_FALL ? step : GH_DUTY_FALL;
+    return (uint32_t)((int64_t)before_ + (now_ - (int64_t)before_) * step / tau);
+}
+
+uint8_t gh_saturated(uint8_t before_, uint32_t saturation) {
+    return before_ ? saturation >= 850000 : saturation >= 950000;
+}
+
+void gh_gap_seen(struct gh_gaps *gaps, uint64_t gap) {
+    unsigned bin = 0;
+    for (uint64_t edge = 8 * GH_US; bin < GH_GAP_BINS - 1 && gap >= edge; edge *= 2)
+        bin++;
+    for (unsigned i = 0; i < GH_GAP_BINS; i++)
+        gaps->bin[i] -= gaps->bin[i] / 50;
+    gaps->bin[bin] += 1u << 20;
+}
+
+uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa) {
+    static const uint32_t candidate[] = {500 * GH_US, 2 * GH_MS, 10 * GH_MS, 100 * GH_MS};
+    uint64_t total = 0;
+    for (unsigned i = 0; i < GH_GAP_BINS; i++)
+        total += gaps->bin[i];
+    if (!total)
+        return 2 * GH_MS;
+    uint32_t best = 0;
+    uint64_t least = UINT64_MAX;
+    for (unsigned k = 0; k < sizeof candidate / sizeof *candidate; k++) {
+        uint64_t cost = 0; /* in us x count */
+        for (unsigned i = 0; i < GH_GAP_BINS; i++) {
+            uint64_t middle = 6ull << i; /* us: between 4 x 2^i and 8 x 2^i */
+            uint64_t t = candidate[k] / GH_US;
+            uint64_t each = middle > t ? add(t, mul(kappa, loss / GH_US)) : middle;
+            cost = add(cost, mul(each, gaps->bin[i]));
+        }
+        if (cost < least) {
+            least = cost;
+            best = candidate[k];
+        }
+    }
+    return best;
+}
+
+void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean) {
+    int64_t sample = (int64_t)(min64(elapsed, 1000 * GH_S) * 256);
+    for (int kind = 0; kind <= (clean != 0); kind++) {
+        if (cost->samples[kind] < GH_LEARN)
+            cost->samples[kind]++;
+        int64_t mean = (int64_t)cost->mean[kind];
+        cost->mean[kind] = (uint64_t)(mean + (sample - mean) / (int64_t)cost->samples[kind]);
+    }
+}
+
+uint64_t gh_cost_of(const struct gh_cost *cost) {
+    if (!cost->samples[0])
+        return GH_COST_UNKNOWN;
+    int kind = cost->samples[1] >= GH_LEARN_CLEAN && cost->mean[0] / 256 <= GH_COST_LONG;
+    return cost->mean[kind] / 256;
+}
+
+uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean) {
+    return clean || !cost->samples[0] || cost->mean[0] / 256 > GH_COST_LONG ? elapsed : gh_cost_of(cost);
+}

@@ -1,0 +1,125 @@
+/* Arrays and mip-maps at the size they take. The driver tells that size only for arrays without memory of their own
+ * (deferred mapping), so a twin without memory is made, asked and destroyed. Where the driver has no such arrays, an
+ * upper bound of the layouts that GPUs use: blocks of 64 bytes by 8 rows, up to 16 of them in a column and 32 deep. */
+#include "driver/real.h"
+#include "memory/charge.h"
+
+static uint64_t up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+/* Bits of one element, a compressed block of 4 x 4 counted as 16 of its elements. Unknown formats: the widest. */
+static uint64_t element_bits(int format, unsigned channels) {
+    /* clang-format off */
+    switch (format) {
+    case 1: case 8: return 8ull * channels;
+    case 2: case 9: case 16: return 16ull * channels;
+    case 3: case 10: case 32: return 32ull * channels;
+    case 145: case 146: case 153: case 154: return channels > 4 ? 128 : 32; /* BC1, BC4 and BC5: at most 8 bits */
+    case 192: case 198: return 8;
+    case 193: case 199: case 195: case 201: return 16;
+    case 194: case 200: case 196: case 202: return 32;
+    case 197: case 203: return 64;
+    default: return channels > 4 ? 32ull * channels : 128;
+    }
+    /* clang-format on */
+}
+
+static uint64_t block(uint64_t n, uint64_t unit, uint64_t most) {
+    uint64_t size = unit;
+    while (size < n && size < unit * most)
+        size *= 2;
+    return up(n, size);
+}
+
+static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t bits, bool layered) {
+    uint64_t row = up(up(width * bits, 8) / 8, 64);
+    uint64_t rows = height ? block(height, 8, 16) : 1;
+    uint64_t slices = depth ? (layered ? depth : block(depth, 1, 32)) : 1;
+    uint64_t bytes;
+    if (__builtin_mul_overflow(row, rows, &bytes) || __builtin_mul_overflow(bytes, slices, &bytes))
+        return UINT64_MAX / 4;
+    return up(bytes, 512);
+}
+
+#define OWN_MEMORY(d) (!((d)->flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)))
+#define TOO_LONG (1ull << 32) /* no GPU has such lengths; keeps the products below in range */
+
+static uint64_t upper_bound(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
+    bool layered = d->flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    uint64_t bits = element_bits(d->format, d->channels), bytes = 0, w = d->width, h = d->height, depth = d->depth;
+    if (w > TOO_LONG || h > TOO_LONG || depth > TOO_LONG)
+        return UINT64_MAX / 4;
+    for (unsigned i = 0; i < levels && i < 32 && bytes < UINT64_MAX / 8; i++) {
+        bytes += level_bytes(w, h, depth, bits, layered);
+        w = w > 1 ? w / 2 : w;
+        h = h > 1 ? h / 2 : h;
+        depth = depth > 1 && !layered ? depth / 2 : depth;
+    }
+    return bytes;
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    CUDA_ARRAY3D_DESCRIPTOR twin = *d;
+    CUDA_ARRAY_MEMORY_REQUIREMENTS need = {0};
+    CUarray array;
+    CUdevice device;
+    bool told = false;
+    if (!OWN_MEMORY(d))
+        return 0;
+    twin.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
+    if (!REAL(cuCtxGetDevice)(&device) && !REAL(cuArray3DCreate_v2)(&array, &twin)) {
+        told = !REAL(cuArrayGetMemoryRequirements)(&need, array, device) && need.size;
+        REAL(cuArrayDestroy)(array);
+    }
+    return told ? need.size : upper_bound(d, 1);
+}
+
+static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
+    CUDA_ARRAY3D_DESCRIPTOR twin = *d;
+    CUDA_ARRAY_MEMORY_REQUIREMENTS need = {0};
+    CUmipmappedArray array;
+    CUdevice device;
+    bool told = false;
+    if (!OWN_MEMORY(d))
+        return 0;
+    twin.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
+    if (!REAL(cuCtxGetDevice)(&device) && !REAL(cuMipmappedArrayCreate)(&array, &twin, levels)) {
+        told = !REAL(cuMipmappedArrayGetMemoryRequirements)(&need, array, device) && need.size;
+        REAL(cuMipmappedArrayDestroy)(array);
+    }
+    return told ? need.size : upper_bound(d, levels);
+}
+
+#define CREATE(name, descriptor, bytes)                               \
+    GH_EXPORT CUresult name(CUarray *array, const descriptor *d) {    \
+        struct charge c;                                              \
+        CUresult r = charge(&c, d ? bytes : 0);                       \
+        if (r)                                                        \
+            return r;                                                 \
+        r = REAL(name)(array, d);                                     \
+        return settle_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array); \
+    }
+#define WIDER(depth_, flags_) \
+    &(CUDA_ARRAY3D_DESCRIPTOR) { d->width, d->height, depth_, d->format, d->channels, flags_ }
+CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, array_bytes(WIDER(0, 0)))
+CREATE(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, array_bytes(WIDER(0, 0)))
+CREATE(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, array_bytes(WIDER(d->depth, d->flags)))
+CREATE(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, array_bytes(d))
+
+GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
+    struct charge c;
+    CUresult r = charge(&c, d ? mipmap_bytes(d, levels) : 0);
+    if (r)
+        return r;
+    r = REAL(cuMipmappedArrayCreate)(array, d, levels);
+    return settle_alloc(&c, r, MIPMAP, r ? 0 : (uintptr_t)*array);
+}
+
+GH_EXPORT CUresult cuArrayDestroy(CUarray array) {
+    struct owed o = begin_free(ARRAY, (uintptr_t)array);
+    return end_free(&o, REAL(cuArrayDestroy)(array));
+}
+
+GH_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
+    struct owed o = begin_free(MIPMAP, (uintptr_t)array);
+    return end_free(&o, REAL(cuMipmappedArrayDestroy)(array));
+}

@@ -1,0 +1,392 @@
+#include "memory/cuda_pool.h"
+
+#include <stdlib.h>
+
+#include "driver/real.h"
+
+#define PAGE_SHIFT 21
+#define PAGE_BYTES (1ull << PAGE_SHIFT) /* a GPU's page: pools grow by whole ones */
+#define FIRST_LEAST (32ull << 20)       /* what drivers grow a pool by at least */
+#define MOST_LEAST (1ull << 30)         /* and what we would believe */
+#define CHANGES ((1ull << 24) - 1)
+
+static uint64_t booked_units(uint64_t booked) { return booked >> 24; }
+static uint64_t booked_next(uint64_t booked, uint64_t units) { return units << 24 | ((booked + 1) & CHANGES); }
+
+/* ---- the table ---- */
+
+struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind) {
+    uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load_explicit(&st->pools.pool[i].kind, memory_order_acquire) == kind &&
+            atomic_load_explicit(&st->pools.pool[i].handle, memory_order_relaxed) == handle)
+            return &st->pools.pool[i];
+    return NULL;
+}
+
+struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu) {
+    struct gh_pool *pool = NULL;
+    if (!gh_lock(&st->pools.lock))
+        return NULL;
+    if (!(pool = pool_find(st, handle, kind))) {
+        uint32_t n = atomic_load(&st->pools.count), i = 0;
+        while (i < n && atomic_load(&st->pools.pool[i].kind) != POOL_FREE)
+            i++;
+        if (i < GH_POOLS) {
+            pool = &st->pools.pool[i];
+            atomic_store(&pool->handle, handle);
+            atomic_store(&pool->gpu, gpu);
+            pool->device = device;
+            atomic_store(&pool->booked, 0);
+            atomic_store(&pool->grain, FIRST_LEAST);
+            atomic_store(&pool->shared, 0);
+            atomic_store(&pool->pieces, 0);
+            atomic_store(&pool->touched, 0);
+            atomic_store_explicit(&pool->kind, kind, memory_order_release);
+            if (i == n)
+                atomic_store_explicit(&st->pools.count, n + 1, memory_order_release);
+        }
+    }
+    gh_unlock(&st->pools.lock);
+    return pool;
+}
+
+struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu) {
+    void *handle = (void *)((uintptr_t)device + 1);
+    struct gh_pool *pool = pool_find(st, handle, POOL_GRAPH);
+    return pool ? pool : pool_note(st, handle, POOL_GRAPH, device, gpu);
+}
+
+struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device) {
+    CUmemoryPool own;
+    int count = 0;
+    if (!REAL(cuDeviceGetCount)(&count))
+        for (CUdevice d = 0; d < count; d++)
+            if (!REAL(cuDeviceGetDefaultMemPool)(&own, d) && own == handle)
+                device = d;
+    return pool_note(st, handle, POOL_ALIVE, device, gpu_of_device(st, device));
+}
+
+/* ---- who may be at a pool at once ---- */
+
+/* Operations that may change a pool are many at once, but for one that counts on the pool's idle memory: that is alone.
+ * Nobody waits longer than seconds: then the one alone is taken for a thread that is gone. */
+void pool_enter(struct gh_pool *pool) {
+    int64_t until = 0;
+    for (unsigned step = 0;; step++) {
+        atomic_fetch_add(&pool->inflight, 1);
+        if (!atomic_load(&pool->alone))
+            return;
+        atomic_fetch_sub(&pool->inflight, 1);
+        if (!gh_wait(step, &until))
+            atomic_store(&pool->alone, 0);
+    }
+}
+
+void pool_leave(struct gh_pool *pool) { atomic_fetch_sub(&pool->inflight, 1); }
+
+enum turn { TURN_MINE, TURN_OTHERS, TURN_NEVER };
+
+/* Who has entered waits until the others have left. TURN_OTHERS: another does the same; leave, and enter again. */
+static enum turn be_alone(struct gh_pool *pool) {
+    int64_t until = 0;
+    uint32_t nobody = 0;
+    if (!atomic_compare_exchange_strong(&pool->alone, &nobody, 1))
+        return TURN_OTHERS;
+    for (unsigned step = 0; atomic_load(&pool->inflight) != 1; step++)
+        if (!gh_wait(step, &until)) {
+            atomic_store(&pool->alone, 0);
+            return TURN_NEVER;
+        }
+    return TURN_MINE;
+}
+
+/* ---- which of the GPU's pages are in use ---- */
+
+/* A piece lies in whole pages of its own, and at its ends in pages that it may share. */
+static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t value, int64_t more) {
+    uint64_t first = address >> PAGE_SHIFT, last = (address + gh_bytes(units_of(value)) - 1) >> PAGE_SHIFT;
+    int64_t pages = last > first ? (int64_t)(last - first - 1) * more : 0;
+    for (uint64_t page = first;; page = last) {
+        int64_t ends = gh_pointers_count(&st->pointers, key_of(PAGE, page), 16 * more); /* so that its kind_of() is 0 */
+        if (ends == (more > 0 ? 16 : 0))
+            pages += more;
+        if (page == last)
+            break;
+    }
+    atomic_fetch_add(&pool->touched, pages);
+    atomic_fetch_add(&pool->pieces, more);
+}
+
+void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
+    unsigned at = (unsigned)(pool - st->pools.pool);
+    uint64_t value = pack(gh_units(bytes), atomic_load(&pool->gpu), at, POOLED);
+    uint64_t stale = gh_pointers_take(&st->pointers, address); /* it went with its context */
+    if (stale && kind_of(stale) == POOLED)
+        touch(st, &st->pools.pool[context_of(stale) % GH_POOLS], address, stale, -1);
+    gh_pointers_put(&st->pointers, address, value);
+    touch(st, pool, address, value, 1);
+}
+
+/* ---- growth ---- */
+
+static bool figures(const struct gh_pool *pool, uint64_t *reserved, uint64_t *used) {
+    uint64_t r = 0, u = 0;
+    if (atomic_load(&pool->kind) == POOL_GRAPH) {
+        if (REAL(cuDeviceGetGraphMemAttribute)(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &r) ||
+            REAL(cuDeviceGetGraphMemAttribute)(pool->device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &u))
+            return false;
+    } else if (REAL(cuMemPoolGetAttribute)(atomic_load(&pool->handle), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &r) ||
+               REAL(cuMemPoolGetAttribute)(atomic_load(&pool->handle), CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &u)) {
+        return false;
+    }
+    *reserved = r;
+    *used = u;
+    return true;
+}
+
+uint64_t pool_least(struct gh_state *st) {
+    uint64_t least = atomic_load(&st->pools.least);
+    return least ? least : FIRST_LEAST;
+}
+
+/* The most that a pool grows by when it must hand out so much more. */
+static uint64_t growth_for(struct gh_state *st, const struct gh_pool *pool, uint64_t bytes) {
+    uint64_t grain = atomic_load(&pool->grain), least = pool_least(st);
+    if (grain < least && least > FIRST_LEAST)
+        grain = least; /* we were wrong before */
+    bytes = (bytes + grain - 1) & ~(grain - 1);
+    return bytes > least ? bytes : least;
+}
+
+/* What is reserved is a sum of what it grew by, so the lowest bit bounds the grain from above. */
+static void learn_grain(struct gh_pool *pool, uint64_t reserved) {
+    uint64_t low = reserved & -reserved, grain = atomic_load(&pool->grain);
+    low = low > PAGE_BYTES ? low : PAGE_BYTES;
+    if (reserved && low < grain)
+        atomic_store(&pool->grain, low);
+}
+
+/* A driver that grows pools by more than any known one: foresee twice as much from now on. */
+static void learn_least(struct gh_state *st) {
+    uint64_t least = pool_least(st);
+    if (least < MOST_LEAST)
+        atomic_store(&st->pools.least, 2 * least);
+}
+
+static uint64_t limit_of(struct gh_state *st, unsigned gpu) {
+    struct gh_limit limit;
+    if (!gh_policy_limit(st, gpu, &limit))
+        return 0;
+    return limit.whole ? GH_UNLIMITED : limit.bytes >> GH_UNIT_SHIFT;
+}
+
+/* What others booked in advance covers their growth, whether it is in the figure already or not; so the figure is right
+ * to book, but never more than we have: the rest is theirs. Only who is alone may add what nobody foresaw. */
+CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, bool alone) {
+    unsigned gpu = (unsigned)atomic_load(&pool->gpu);
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; i < 1000; i++) {
+        uint64_t was = atomic_load_explicit(&pool->booked, memory_order_acquire), reserved, used;
+        bool only = atomic_load(&pool->inflight) == 1;
+        if (!figures(pool, &reserved, &used))
+            break;
+        only = alone || (only && atomic_load(&pool->inflight) == 1);
+        learn_grain(pool, reserved);
+        uint64_t have = booked_units(was), now = gh_units(reserved);
+        if (!only && now > have + held)
+            now = have + held;
+        if (now > have + held) {
+            uint64_t more = now - have - held;
+            learn_least(st);
+            if (gh_reserve(st, gpu, more, limit_of(st, gpu)) != GH_BOOKED) {
+                result = CUDA_ERROR_OUT_OF_MEMORY;
+                /* Booked all the same: the memory is taken until the caller has undone his call. */
+                if (gh_reserve(st, gpu, more, GH_UNLIMITED) != GH_BOOKED)
+                    break;
+            }
+            held += more;
+        }
+        uint64_t next = booked_next(was, now);
+        if (atomic_compare_exchange_strong(&pool->booked, &was, next)) {
+            gh_release(st, gpu, have + held - now);
+            return result;
+        }
+    }
+    /* The driver does not tell: what was foreseen stays booked for the pool. */
+    uint64_t was = atomic_load(&pool->booked);
+    while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, booked_units(was) + held))) {}
+    return result;
+}
+
+/* Whether the driver will do with what the pool has: it remaps pages that nothing uses before it takes more from the
+ * GPU, except in pools that other processes may map. Asked when alone at the pool; keeps the driver from giving idle
+ * memory back meanwhile. */
+static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {
+    struct gh_pool *pool = g->pool;
+    CUmemoryPool handle = atomic_load(&pool->handle);
+    uint64_t reserved, used, all = UINT64_MAX, pages = (bytes + PAGE_BYTES - 1) >> PAGE_SHIFT;
+    if (atomic_load(&pool->kind) == POOL_GRAPH)
+        return figures(pool, &reserved, &used) && reserved + back >= used + bytes;
+    if ((pages > 1 && atomic_load(&pool->shared)) ||
+        REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &g->threshold) ||
+        REAL(cuMemPoolSetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all))
+        return false;
+    int64_t touched = atomic_load(&pool->touched);
+    if (figures(pool, &reserved, &used) && reserved >= used + bytes &&
+        reserved >> PAGE_SHIFT >= pages + (touched > 0 ? (uint64_t)touched : 0))
+        return true;
+    REAL(cuMemPoolSetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &g->threshold);
+    return false;
+}
+
+CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back) {
+    *g = (struct growth){st, pool, 0, false, 0};
+    if (!pool || atomic_load(&pool->gpu) == NOT_CHARGED) {
+        g->pool = NULL;
+        return CUDA_SUCCESS;
+    }
+    int gpu = atomic_load(&pool->gpu);
+    if (gpu < 0 || bytes > UINT64_MAX / 2)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (gh_pressed(st, (unsigned)gpu))
+        pools_trim(st, gpu);
+    bool trimmed = false;
+    for (int i = 0; i < 1000; i++) {
+        uint64_t units = gh_units(growth_for(st, pool, bytes));
+        pool_enter(pool);
+        enum gh_booked done = gh_reserve(st, (unsigned)gpu, units, limit_of(st, (unsigned)gpu));
+        if (done == GH_BOOKED) {
+            g->units = units;
+            return CUDA_SUCCESS;
+        }
+        /* No room to grow: what the pool keeps may do; else it must give that back first. */
+        enum turn turn = done == GH_NO_ROOM ? be_alone(pool) : TURN_NEVER;
+        if (turn == TURN_MINE && suffices(g, bytes, back)) {
+            g->alone = true;
+            return CUDA_SUCCESS;
+        }
+        if (turn == TURN_MINE)
+            atomic_store(&pool->alone, 0);
+        pool_leave(pool);
+        if (done != GH_NO_ROOM)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        if (turn == TURN_OTHERS)
+            continue;
+        if (trimmed || !pools_trim(st, gpu))
+            break;
+        trimmed = true;
+    }
+    gh_press(st, (unsigned)gpu);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult pool_end(struct growth *g) {
+    if (!g->pool)
+        return CUDA_SUCCESS;
+    CUresult r = pool_correct(g->st, g->pool, g->units, g->alone);
+    if (g->alone) {
+        if (atomic_load(&g->pool->kind) != POOL_GRAPH)
+            REAL(cuMemPoolSetAttribute)(atomic_load(&g->pool->handle), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                                        &g->threshold);
+        atomic_store(&g->pool->alone, 0);
+    }
+    pool_leave(g->pool);
+    return r;
+}
+
+/* True when it keeps memory that it does not need: the driver may give that back at any synchronisation. */
+static bool look(struct gh_state *st, struct gh_pool *pool) {
+    uint64_t reserved, used;
+    pool_enter(pool);
+    pool_correct(st, pool, 0, false);
+    pool_leave(pool);
+    return !figures(pool, &reserved, &used) || reserved > used;
+}
+
+bool pool_charged(const struct gh_pool *pool) {
+    uint32_t kind = atomic_load(&pool->kind);
+    return (kind == POOL_ALIVE || kind == POOL_GRAPH) && atomic_load(&pool->gpu) >= 0;
+}
+
+void pools_look(struct gh_state *st) {
+    uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
+    if (!n || !atomic_exchange(&st->pools.dirty, 0))
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        if (pool_charged(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
+            atomic_store(&st->pools.dirty, 1);
+}
+
+bool pools_trim(struct gh_state *st, int gpu) {
+    uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++) {
+        struct gh_pool *pool = &st->pools.pool[i];
+        if (!pool_charged(pool) || atomic_load(&pool->gpu) != gpu || !booked_units(atomic_load(&pool->booked)))
+            continue;
+        /* Relaxed: else a trim would spoil a capture that another thread has under way. */
+        int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        pool_enter(pool);
+        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+        if (atomic_load(&pool->kind) == POOL_GRAPH)
+            REAL(cuDeviceGraphMemTrim)(pool->device);
+        else
+            REAL(cuMemPoolTrimTo)(atomic_load(&pool->handle), 0);
+        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+        pool_correct(st, pool, 0, false);
+        pool_leave(pool);
+        any = true;
+    }
+    return any;
+}
+
+void pool_bury(struct gh_state *st, struct gh_pool *pool) {
+    uint64_t was = atomic_load(&pool->booked);
+    uint32_t destroyed = POOL_DESTROYED;
+    while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, 0))) {}
+    if (atomic_load(&pool->gpu) >= 0)
+        gh_release(st, (unsigned)atomic_load(&pool->gpu), booked_units(was));
+    atomic_compare_exchange_strong(&pool->kind, &destroyed, POOL_FREE);
+}
+
+void pool_freed(struct gh_state *st, uint64_t address, uint64_t value) {
+    struct gh_pool *pool = &st->pools.pool[context_of(value) % GH_POOLS];
+    touch(st, pool, address, value, -1);
+    atomic_store(&st->pools.dirty, 1);
+    if (atomic_load(&pool->kind) == POOL_DESTROYED && atomic_load(&pool->pieces) <= 0)
+        pool_bury(st, pool);
+}
+
+struct list {
+    uint64_t *key;
+    size_t count, room;
+};
+
+static bool add_piece(uint64_t key, uint64_t value, void *with) {
+    struct list *l = with;
+    if (kind_of(value) == POOLED && l->count < l->room)
+        l->key[l->count++] = key;
+    return false;
+}
+
+void pools_lost(struct gh_state *st) {
+    struct list all = {0};
+    CUdeviceptr base;
+    size_t bytes;
+    for (uint32_t i = 0, n = atomic_load(&st->pools.count); i < n; i++) {
+        int64_t pieces = atomic_load(&st->pools.pool[i].pieces);
+        all.room += pieces > 0 ? (size_t)pieces : 0;
+    }
+    if (!all.room || !(all.key = calloc(all.room, sizeof *all.key)))
+        return;
+    gh_pointers_filter(&st->pointers, add_piece, &all);
+    for (size_t i = 0; i < all.count; i++) {
+        CUresult r = REAL(cuMemGetAddressRange_v2)(&base, &bytes, all.key[i]);
+        bool gone = r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_NOT_FOUND;
+        uint64_t value = gone ? gh_pointers_take(&st->pointers, all.key[i]) : 0;
+        if (value)
+            pool_freed(st, all.key[i], value);
+    }
+    free(all.key);
+}

@@ -1,0 +1,231 @@
+/* NVML's view of processes and load: the container's own. The processes are those with a slot on the account page, by
+ * their pids here. The load of each is what the driver says of these pids; a driver that numbers processes as the host
+ * does cannot be asked, and then nothing is shown rather than the neighbours' load. */
+#include <stdlib.h>
+
+#include "account/account.h"
+#include "driver/nvml.h"
+#include "driver/real.h"
+#include "nvml/nvml_gpu.h"
+
+#define COMPUTE 0 /* nvmlProcessMode: the others are graphics and MPS, which a share does not offer */
+#define MANY 512
+#define NONE 0xffffffffu /* no MIG instance */
+
+struct process {
+    unsigned pid;
+    uint64_t bytes;
+};
+
+/* The container's processes on a GPU. */
+static unsigned own_processes(struct gh_state *st, int gpu, struct process *out, unsigned room) {
+    struct gh_account_page *page = gpu < 0 ? NULL : gh_account_page(st);
+    unsigned n = 0;
+    if (page)
+        gh_sweep_now_and_then(st);
+    for (unsigned slot = 1; page && slot < GH_ACCOUNT_SLOTS && n < room; slot++) {
+        uint64_t owner = atomic_load(&page->owner[slot]);
+        if (!owner || owner & GH_OWNER_SWEEP || gh_owner_ns(owner) != gh_owner_ns(st->me))
+            continue;
+        uint64_t bytes = gh_bytes(gh_slot_use(page, slot, (unsigned)gpu));
+        if ((bytes || atomic_load(&page->entry[slot][gpu].contexts)) &&
+            gh_account_slot_alive(st, slot, owner, atomic_load(&page->stack[slot])))
+            out[n++] = (struct process){gh_owner_pid(owner), bytes};
+    }
+    return n;
+}
+
+/* False: the driver's own lists are shown (a whole GPU). */
+static bool listed(nvmlDevice_t device, struct process *list, unsigned *n) {
+    struct gh_state *st = gh_here();
+    struct gh_share_view v;
+    if (!share_view(device, &v))
+        return false;
+    *n = st ? own_processes(st, gpu_of_handle(st, device), list, MANY) : 0;
+    return true;
+}
+
+static bool mine(const struct process *list, unsigned n, unsigned pid) {
+    for (unsigned i = 0; i < n; i++)
+        if (list[i].pid == pid)
+            return true;
+    return false;
+}
+
+/* What every list call does with the caller's array. */
+static nvmlReturn_t hand_out(unsigned n, unsigned *count, const void *array) {
+    bool room = *count >= n && (array || !n);
+    *count = n;
+    return room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+#define LIST(name, type, shown, ...)                                                 \
+    GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *array) { \
+        struct process list[MANY];                                                   \
+        unsigned n;                                                                  \
+        if (!count || !listed(device, list, &n))                                     \
+            return REAL(name)(device, count, array);                                 \
+        n = shown ? n : 0;                                                           \
+        nvmlReturn_t r = hand_out(n, count, array);                                  \
+        for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)                        \
+            array[i] = (type){list[i].pid, list[i].bytes __VA_ARGS__};               \
+        return r;                                                                    \
+    }
+#define INSTANCES , NONE, NONE
+LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, true, INSTANCES)
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, true, INSTANCES)
+LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, false)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t, false, INSTANCES)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v2_t, false, INSTANCES)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, false)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, false, INSTANCES)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, false, INSTANCES)
+
+GH_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *out) {
+    struct process list[MANY];
+    unsigned n;
+    if (!out || out->version != NVML_PROCESS_DETAIL_LIST_V1 || !listed(device, list, &n))
+        return REAL(nvmlDeviceGetRunningProcessDetailList)(device, out);
+    n = out->mode == COMPUTE ? n : 0;
+    nvmlReturn_t r = hand_out(n, &out->count, out->array);
+    for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)
+        out->array[i] = (nvmlProcessDetail_v1_t){list[i].pid, list[i].bytes, NONE, NONE, 0};
+    return r;
+}
+
+/* ---- load ---- */
+
+/* The driver's samples, of our processes alone; the caller frees. */
+static nvmlReturn_t own_samples(nvmlDevice_t device, const struct process *list, unsigned own, uint64_t since,
+                                nvmlProcessUtilizationSample_t **out, unsigned *n) {
+    unsigned room = 0;
+    *out = NULL;
+    *n = 0;
+    nvmlReturn_t r = REAL(nvmlDeviceGetProcessUtilization)(device, NULL, &room, since);
+    if (r != NVML_ERROR_INSUFFICIENT_SIZE || !room)
+        return r == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : r;
+    room += 64; /* processes come and go between the two calls */
+    if (!(*out = calloc(room, sizeof **out)))
+        return NVML_ERROR_NOT_FOUND;
+    if ((r = REAL(nvmlDeviceGetProcessUtilization)(device, *out, &room, since)))
+        return r;
+    for (unsigned i = 0; i < room; i++)
+        if (mine(list, own, (*out)[i].pid))
+            (*out)[(*n)++] = (*out)[i];
+    return *n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+GH_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out,
+                                                       unsigned *count, unsigned long long since) {
+    struct process list[MANY];
+    unsigned own, n;
+    nvmlProcessUtilizationSample_t *samples;
+    if (!count || !listed(device, list, &own))
+        return REAL(nvmlDeviceGetProcessUtilization)(device, out, count, since);
+    nvmlReturn_t r = own_samples(device, list, own, since, &samples, &n);
+    if (r == NVML_SUCCESS)
+        r = hand_out(n, count, out);
+    for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)
+        out[i] = samples[i];
+    free(samples);
+    return r;
+}
+
+GH_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
+                                                             nvmlProcessesUtilizationInfo_v1_t *info) {
+    struct process list[MANY];
+    unsigned own, n = 0;
+    nvmlReturn_t r = REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
+    if (r != NVML_SUCCESS || !info->array || !listed(device, list, &own))
+        return r;
+    for (unsigned i = 0; i < info->count; i++)
+        if (mine(list, own, info->array[i].pid))
+            info->array[n++] = info->array[i];
+    info->count = n;
+    return n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+/* Whether the driver numbers processes as we do: then it lists some process of ours. */
+static bool same_numbers(nvmlDevice_t device, const struct process *list, unsigned own) {
+    unsigned n = 0;
+    bool same = false;
+    if (REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &n, NULL) != NVML_ERROR_INSUFFICIENT_SIZE || !n)
+        return false;
+    n += 64;
+    nvmlProcessInfo_v2_t *theirs = calloc(n, sizeof *theirs);
+    if (theirs && !REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &n, theirs))
+        for (unsigned i = 0; i < n; i++)
+            same |= mine(list, own, theirs[i].pid);
+    free(theirs);
+    return same;
+}
+
+/* The load of the container: the sum of its processes' newest samples. */
+GH_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) {
+    struct process list[MANY];
+    unsigned own, n;
+    nvmlProcessUtilizationSample_t *samples;
+    nvmlReturn_t r = REAL(nvmlDeviceGetUtilizationRates)(device, rates);
+    if (r != NVML_SUCCESS || !listed(device, list, &own))
+        return r;
+    *rates = (nvmlUtilization_t){0, 0};
+    if (!own)
+        return NVML_SUCCESS;
+    r = own_samples(device, list, own, 0, &samples, &n);
+    for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++) {
+        bool newest = true;
+        for (unsigned k = 0; k < n; k++)
+            newest &= samples[k].pid != samples[i].pid || samples[k].time <= samples[i].time;
+        rates->gpu += newest ? samples[i].sm : 0;
+        rates->memory += newest ? samples[i].memory : 0;
+    }
+    rates->gpu = rates->gpu < 100 ? rates->gpu : 100;
+    rates->memory = rates->memory < 100 ? rates->memory : 100;
+    free(samples);
+    /* No sample of ours: we are idle, or go by other numbers there. */
+    return r == NVML_SUCCESS || same_numbers(device, list, own) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* Histories of the whole GPU's load say what the neighbours do. */
+GH_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long long since, int *value_type,
+                                            unsigned *count, void *samples) {
+    struct gh_share_view v;
+    bool load = type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES;
+    if (load && share_view(device, &v))
+        return NVML_ERROR_NOT_SUPPORTED;
+    return REAL(nvmlDeviceGetSamples)(device, type, since, value_type, count, samples);
+}
+
+/* Accounting keeps the neighbours' pids and use. */
+GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids) {
+    struct gh_share_view v;
+    nvmlReturn_t r = REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
+    if (r != NVML_SUCCESS || !share_view(device, &v))
+        return r;
+    for (unsigned i = 0; pids && i < *count; i++)
+        pids[i] = 0;
+    *count = 0;
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats) {
+    struct gh_share_view v;
+    nvmlReturn_t r = REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
+    if (r != NVML_SUCCESS || !share_view(device, &v))
+        return r;
+    *stats = (nvmlAccountingStats_t){0};
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* Video sessions carry the neighbours' pids. */
+#define SESSIONS(name)                                                                  \
+    GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) { \
+        struct gh_share_view v;                                                         \
+        if (!count || !share_view(device, &v))                                          \
+            return REAL(name)(device, count, sessions);                                 \
+        *count = 0;                                                                     \
+        return NVML_SUCCESS;                                                            \
+    }
+SESSIONS(nvmlDeviceGetEncoderSessions)
+SESSIONS(nvmlDeviceGetFBCSessions)

@@ -1,0 +1,67 @@
+"""Compiles the simulated driver and gpu-probe into OUT for one architecture. Called by scripts/build.
+
+Each library exports every name that the real ones are known to have: what is not simulated is a weak function that
+answers "not supported".
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MODEL = HERE.parent / "model"
+SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
+GLIBC_FLOOR = "2.17"  # what CUDA's own libraries ask for on x86-64 and arm64
+FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
+LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
+GPU = ["gpu.c", "gpu_time.c", "engine.c"]
+CUDA = [*GPU, "channel.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
+CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "capture.c", "host.c", "fault.c"]
+CUDA += ["copy_batch.c", "proc_address.c", "../model/rng.c"]
+PARTS: dict[str, list[str]] = {  # output: flags and C files
+    "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
+    "libnvidia-ml.so.1": [*LIBRARY, *GPU, "nvml.c", "nvml_smi.c", "nvml-rest.c"],
+    "gpu-probe": ["gpu-probe.c", "-ldl"],
+    "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],
+}
+
+REST = {  # generated file: lists of names, what such a function returns
+    "cuda-rest.c": ("libcuda-*.txt", 801),  # CUDA_ERROR_NOT_SUPPORTED
+    "nvml-rest.c": ("libnvidia-ml-*.txt", 3),  # NVML_ERROR_NOT_SUPPORTED
+}
+
+
+def build(out: Path, arch: str, cc: list[str]) -> None:
+    """Make OUT/{libcuda.so.1,libnvidia-ml.so.1,gpu-probe,gpu-probe-linked}; what is newer than its sources stays.
+
+    arch: as `uname -m` says. cc: the `zig cc` command. Raises subprocess.CalledProcessError when the compiler fails.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    sources = [
+        p for p in (*HERE.iterdir(), MODEL / "rng.c", MODEL / "rng.h") if p.suffix in (".c", ".h", ".def", ".py")
+    ]
+    newest = max(p.stat().st_mtime_ns for p in [*sources, *SYMBOLS.iterdir()])
+    for name, parts in PARTS.items():
+        made = out / name
+        if made.exists() and made.stat().st_mtime_ns > newest:
+            continue
+        for word in REST.keys() & set(parts):
+            lists, code = REST[word]
+            text = rest(lists, code)
+            if not (out / word).exists() or (out / word).read_text() != text:
+                (out / word).write_text(text)
+        words = [str(HERE / w) if (HERE / w).is_file() else str(out / w) if w in PARTS | REST else w for w in parts]
+        soname = [f"-Wl,-soname,{name}"] if "-shared" in parts else []
+        partial = out / f".{name}.{os.getpid()}"  # several may build at once
+        subprocess.run(
+            [*cc, "-target", f"{arch}-linux-gnu.{GLIBC_FLOOR}", *FLAGS, *soname, "-o", str(partial), *words],
+            check=True,
+        )
+        partial.rename(made)
+
+
+def rest(lists: str, code: int) -> str:
+    """C source of every known name, to be overridden by those that are simulated."""
+    names = sorted({name for path in SYMBOLS.glob(lists) for name in path.read_text().split()})
+    weak = '__attribute__((weak, visibility("default"))) int'
+    return "".join(f"{weak} {name}(void);\n{weak} {name}(void) {{ return {code}; }}\n" for name in names)

@@ -1,0 +1,307 @@
+/* Simulated libcuda: modules, and functions: how long a kernel runs. It computes nothing. */
+#define _GNU_SOURCE
+#include "heap.h"
+#include "../model/rng.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An image may be anything. When it is text (PTX), only names that occur in it are found, and words in it say how long
+ * its kernels run; "WORD NAME=N" is for one of them, "WORD=N" for all:
+ *   sim_us=N      the duration; without it, a name that ends in "_Nus" runs N us, any other the GPU's default
+ *   sim_sigma=S   log-normal with that mean; the same draws in every run of the program
+ *   sim_seed=N    other draws
+ *   sim_param     the duration is the first parameter, 64 bits of nanoseconds
+ *   sim_spin=1    the first parameter is the address of 32 bits: runs until they are not 0 */
+
+struct function {
+    char name[128];
+    uint64_t duration_ns; /* 0: the GPU's default */
+    const double *spread;
+    uint64_t seed;
+    bool by_parameter, spins;
+    unsigned threads;   /* of the launches before cuLaunchKernel: block shape, */
+    uint64_t parameter; /* and the first parameter */
+    struct module *module;
+    struct function *next;
+};
+
+struct module {
+    char *text; /* NULL: not text */
+    struct function *functions;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static bool is_text(const char *image) {
+    for (int i = 0; i < 4; i++)
+        if (!(image[i] >= ' ' && image[i] <= '~') && !strchr("\n\r\t", image[i]))
+            return false;
+    return image[0] != 'P' || (unsigned char)image[1] != 0xed; /* a fatbinary begins with 50 ed 55 ba */
+}
+
+static CUresult load(CUmodule *out, const void *image) {
+    CUcontext ctx;
+    TRY(sim_context(&ctx));
+    if (!out || !image)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct module *m = calloc(1, sizeof *m);
+    if (!m)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (is_text(image))
+        m->text = strdup(image);
+    sim_context_wait(ctx); /* loading code may synchronise, as freeing memory does */
+    *out = m;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuModuleLoadData(CUmodule *out, const void *image) { return load(out, image); }
+API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) { return load(out, image); }
+
+API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned n, int *options, void **values) {
+    (void)n, (void)options, (void)values;
+    return load(out, image);
+}
+
+API CUresult cuModuleLoad(CUmodule *out, const char *path) {
+    FILE *f = path ? fopen(path, "re") : NULL;
+    if (!f)
+        return CUDA_ERROR_FILE_NOT_FOUND;
+    char *image = calloc(1, (1 << 20) + 8);
+    size_t n = image ? fread(image, 1, 1 << 20, f) : 0;
+    fclose(f);
+    CUresult r = n ? load(out, image) : CUDA_ERROR_INVALID_IMAGE;
+    free(image);
+    return r;
+}
+
+API CUresult cuModuleUnload(CUmodule m) {
+    CUcontext ctx;
+    TRY(sim_context(&ctx));
+    if (!m)
+        return CUDA_ERROR_INVALID_HANDLE;
+    TRY(sim_context_wait(ctx));
+    while (m->functions) {
+        struct function *f = m->functions;
+        m->functions = f->next;
+        free(f);
+    }
+    free(m->text);
+    free(m);
+    return CUDA_SUCCESS;
+}
+
+/* What the text says behind "WORD NAME=", else behind "WORD="; NULL: nothing. */
+static const char *said(const struct module *m, const char *word, const char *name) {
+    char key[176];
+    const char *at;
+    if (!m->text)
+        return NULL;
+    snprintf(key, sizeof key, "%s %s=", word, name);
+    if (!(at = strstr(m->text, key))) {
+        snprintf(key, sizeof key, "%s=", word);
+        at = strstr(m->text, key);
+    }
+    return at ? at + strlen(key) : NULL;
+}
+
+static uint64_t duration(const struct module *m, const char *name) {
+    const char *text = said(m, "sim_us", name);
+    if (text)
+        return strtoull(text, NULL, 10) * 1000;
+    size_t n = strlen(name), digits = n;
+    if (n > 3 && !strcmp(name + n - 2, "us")) {
+        for (digits = n - 2; digits > 0 && name[digits - 1] >= '0' && name[digits - 1] <= '9';)
+            digits--;
+        if (digits > 0 && digits < n - 2 && name[digits - 1] == '_')
+            return strtoull(name + digits, NULL, 10) * 1000;
+    }
+    return 0;
+}
+
+/* Mutex held. */
+static void describe(struct function *f, const struct module *m) {
+    const char *sigma = said(m, "sim_sigma", f->name), *seed = said(m, "sim_seed", f->name);
+    const char *spin = said(m, "sim_spin", f->name);
+    f->duration_ns = duration(m, f->name);
+    f->by_parameter = m->text && strstr(m->text, "sim_param");
+    f->spins = spin && *spin == '1';
+    f->threads = 1;
+    f->seed = seed ? strtoull(seed, NULL, 10) : 1;
+    for (const char *c = f->name; *c; c++) /* FNV-1a */
+        f->seed = (f->seed ^ (unsigned char)*c) * 0x100000001b3ull;
+    /* Read by hand: strtod obeys the program's locale. */
+    double value = 0, unit = 1;
+    for (bool point = false; sigma && ((*sigma >= '0' && *sigma <= '9') || (*sigma == '.' && !point)); sigma++)
+        if (*sigma == '.')
+            point = true;
+        else {
+            value = value * 10 + (*sigma - '0');
+            unit *= point ? 10 : 1;
+        }
+    if (value > 0 && value / unit <= 3)
+        f->spread = lognormal_table(value / unit);
+}
+
+CUresult kernel_of(CUfunction f, int device, uint64_t blocks, void **params, struct kernel *out) {
+    uint32_t sms = sim_gpu[device].file->head.sm_count;
+    uint64_t first = f->parameter;
+    if (params && params[0] && (f->by_parameter || f->spins))
+        first = *(const uint64_t *)params[0];
+    *out = (struct kernel){
+        .duration_ns = f->by_parameter && !f->spins ? first
+                       : f->duration_ns             ? f->duration_ns
+                                                    : sim_gpu[device].file->head.kernel_ns,
+        .spread = f->spread,
+        .seed = f->seed,
+        .spin = f->spins ? first : 0,
+        .width = blocks < sms ? (uint32_t)blocks : sms,
+    };
+    return f->spins && !first ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+uint64_t kernel_ns(const struct kernel *k) {
+    static _Atomic uint64_t draws[64];
+    if (!k->spread)
+        return k->duration_ns;
+    struct rng rng = {k->seed + 0x9e3779b97f4a7c15ull * atomic_fetch_add(&draws[k->seed % 64], 1)};
+    return (uint64_t)((double)k->duration_ns * k->spread[rng_next(&rng) % LOGNORMAL_STEPS]);
+}
+
+API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) {
+    TRY(sim_ready());
+    if (!out || !m || !name || !*name || strlen(name) >= sizeof m->functions->name)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (m->text && !strstr(m->text, name))
+        return CUDA_ERROR_NOT_FOUND;
+    pthread_mutex_lock(&mutex);
+    struct function *f = m->functions;
+    while (f && strcmp(f->name, name))
+        f = f->next;
+    if (!f && (f = calloc(1, sizeof *f))) {
+        strcpy(f->name, name);
+        describe(f, m);
+        f->module = m;
+        f->next = m->functions;
+        m->functions = f;
+    }
+    pthread_mutex_unlock(&mutex);
+    *out = f;
+    return f ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule m, const char *name) {
+    (void)out, (void)bytes, (void)m, (void)name;
+    TRY(sim_ready());
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+API CUresult cuModuleGetLoadingMode(int *mode) {
+    *mode = 2; /* CU_MODULE_LAZY_LOADING */
+    return CUDA_SUCCESS;
+}
+
+/* A library is a module that needs no context, a kernel a function. */
+API CUresult cuLibraryLoadData(CUmodule *out, const void *image, int *jit, void **jit_values, unsigned jit_n,
+                               int *options, void **values, unsigned n) {
+    (void)jit, (void)jit_values, (void)jit_n, (void)options, (void)values, (void)n;
+    return load(out, image);
+}
+
+API CUresult cuLibraryUnload(CUmodule library) { return cuModuleUnload(library); }
+
+API CUresult cuLibraryGetKernel(CUfunction *out, CUmodule library, const char *name) {
+    return cuModuleGetFunction(out, library, name);
+}
+
+API CUresult cuLibraryGetModule(CUmodule *out, CUmodule library) {
+    *out = library;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel) {
+    *out = kernel;
+    return kernel ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
+    if (!value || !f)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {          /* CU_FUNC_ATTRIBUTE_... */
+    case 0: *value = 1024; break; /* MAX_THREADS_PER_BLOCK */
+    case 4: *value = 32; break;   /* NUM_REGS */
+    case 5:
+    case 6: *value = 90; break;    /* PTX_VERSION, BINARY_VERSION */
+    case 8: *value = 49152; break; /* MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    default: *value = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
+    (void)attribute, (void)value;
+    return f ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+API CUresult cuFuncSetCacheConfig(CUfunction f, int config) {
+    (void)config;
+    return f ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+API CUresult cuFuncGetModule(CUmodule *out, CUfunction f) {
+    if (!f)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *out = f->module;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuFuncGetName(const char **out, CUfunction f) {
+    if (!f)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *out = f->name;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
+    (void)shared;
+    if (!blocks || !f || threads <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *blocks = threads > 2048 ? 0 : 2048 / threads > 32 ? 32 : 2048 / threads;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int threads, size_t shared,
+                                                                  unsigned flags) {
+    (void)flags;
+    return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared);
+}
+
+/* --- what launches before cuLaunchKernel take from the function --- */
+
+API CUresult cuFuncSetBlockShape(CUfunction f, int x, int y, int z) {
+    if (!f || x <= 0 || y <= 0 || z <= 0)
+        return f ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    f->threads = (unsigned)x * (unsigned)y * (unsigned)z;
+    return CUDA_SUCCESS;
+}
+
+unsigned function_threads(CUfunction f) { return f->threads; }
+
+API CUresult cuFuncSetSharedSize(CUfunction f, unsigned bytes) {
+    return (void)bytes, f ? 0 : CUDA_ERROR_INVALID_HANDLE;
+}
+API CUresult cuParamSetSize(CUfunction f, unsigned bytes) { return (void)bytes, f ? 0 : CUDA_ERROR_INVALID_HANDLE; }
+
+API CUresult cuParamSetv(CUfunction f, int offset, const void *data, unsigned bytes) {
+    if (!f || (bytes && !data) || offset < 0)
+        return f ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    if (offset < (int)sizeof f->parameter) {
+        unsigned room = (unsigned)sizeof f->parameter - (unsigned)offset;
+        memcpy((char *)&f->parameter + offset, data, bytes < room ? bytes : room);
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuParamSeti(CUfunction f, int offset, unsigned value) { return cuParamSetv(f, offset, &value, 4); }
+API CUresult cuParamSetf(CUfunction f, int offset, float value) { return cuParamSetv(f, offset, &value, 4); }

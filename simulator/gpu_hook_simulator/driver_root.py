@@ -1,0 +1,199 @@
+"""The simulated driver of an install: a driver root with its two libraries, and one memory file per GPU.
+
+PREFIX/sim/root/usr/lib/<multiarch>/   libcuda.so.VERSION, libnvidia-ml.so.VERSION and their links
+PREFIX/sim/root/gpu-hook-simulated.json  marks the root, and says where the GPUs are
+STATE/sim/gpus/<minor>                the GPUs (gpu.h), mapped by every process that uses them; STATE/sim is 0700
+
+Not under /run: libraries must be on a mount that allows execution.
+"""
+
+import json
+import os
+import platform
+import shutil
+import uuid
+from pathlib import Path
+from struct import Struct
+
+from gpu_hook_simulator import mig as mig_devices
+from gpu_hook_simulator.topology import Topology, lay
+from oci_hook.discovery.driver_files import MULTIARCH
+from oci_hook.discovery.mark import MARK
+from oci_hook.errors import refuse
+
+VERSION = "550.0.0"  # no real release has this number
+CUDA_VERSION = 12040
+MAX_GPUS = 32
+ENVIRONMENT = "GPU_HOOK_SIM_GPUS"  # the variable by which the libraries find the GPUs on the host (gpu.c)
+MIB = 1 << 20
+LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
+
+# gpu.h: struct gpu_head before `fail_every`, and the size of struct gpu_file. A test compares both with the compiler's.
+HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQI4x")
+MAGIC = 0x314441434D495347  # "GSIMCAD1"
+FORMAT = 4
+FILE_SIZE = 22893568
+SLOTS, SLOT_SIZE = 128, 64  # behind the head page
+QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
+CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the GPU's
+KERNEL_NS = 10_000
+MAX_TIME_SCALE = 1000
+# Fields of the head that may change while the GPU is used; offsets, 32 bits each.
+FAULTS = {
+    "fail_every": 336,
+    "fail_code": 340,
+    "block_every": 344,
+    "block_us": 348,
+    "nvml_call_us": 352,
+    "nvml_without": 356,
+    "lost": 428,
+}
+CONTEXT_MIB = 64
+SM_COUNT, CAPABILITY = 132, 90
+
+
+def native_parts(arch: str = platform.machine()) -> Path:
+    """Where the compiled libraries are: inside an installed package, or in the build folder of a checkout."""
+    package = Path(__file__).resolve().parent
+    packed = package / "native" / arch
+    return packed if packed.is_dir() else package.parent.parent / "build" / arch / "sim"
+
+
+def root_of(prefix: str) -> Path:
+    return Path(prefix) / "sim" / "root"
+
+
+def gpus_of(state_dir: str) -> Path:
+    return Path(state_dir) / "sim" / "gpus"
+
+
+def make(
+    prefix: str,
+    state_dir: str,
+    gpus: int,
+    memory_mib: int,
+    time_scale: int = 1,
+    mig: tuple[mig_devices.Profile, ...] = (),
+    topology: Topology = Topology(),  # noqa: B008  a frozen value
+    former_root: str = "/",
+) -> Path:
+    """Make the driver root and the GPU files anew; the root. Raises NodeError GH-306.
+
+    time_scale: a GPU takes so many times as long for everything as it says. mig: what GPU 0 is split into.
+    former_root: the setting driver_root before, for `sim down`.
+    """
+    parts = native_parts()
+    missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
+    if missing:
+        raise refuse("GH-306", f"{parts} lacks {', '.join(missing)}; run scripts/build in the checkout")
+    root, files = root_of(prefix), gpus_of(state_dir)
+    if set(str(root)) & set(" :;"):
+        raise refuse("GH-306", f"{root}: no loader finds a library below a path with a blank or colon; choose --prefix")
+    remove(prefix, state_dir)
+    libraries = root / "usr/lib" / MULTIARCH.get(platform.machine(), platform.machine() + "-linux-gnu")
+    try:
+        for folder in (root.parent, root, *reversed(libraries.relative_to(root).parents), libraries):
+            folder = root / folder
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        for name in LIBRARIES:
+            file = libraries / f"{name}.{VERSION}"
+            shutil.copyfile(parts / f"{name}.1", file)
+            file.chmod(0o644)
+            os.symlink(file.name, libraries / f"{name}.1")
+            os.symlink(f"{name}.1", libraries / name)
+        # Containers have the GPU files by binds, and may write to them. On the host they are root's alone.
+        files.parent.mkdir(parents=True, exist_ok=True)
+        files.parent.chmod(0o700)
+        files.mkdir(mode=0o755)
+        for minor in range(gpus):
+            make_gpu(files / str(minor), minor, memory_mib, time_scale)
+        lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})
+        if mig:
+            mig_devices.split(root, files, mig, HEAD)
+        mark = {
+            "what": "a simulated driver of gpu-hook",
+            "environment": {ENVIRONMENT: str(files)},
+            "files": {uuid_of(file): str(file) for file in sorted(files.iterdir())},
+            "folders": [str(files)],
+            "time_scale": time_scale,
+            "former_driver_root": former_root,
+        }
+        (root / MARK).write_text(json.dumps(mark) + "\n")
+    except OSError as e:
+        remove(prefix, state_dir)
+        raise refuse("GH-306", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
+    return root
+
+
+def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> str:
+    """One GPU's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
+    constants = json.loads(CALIBRATION.read_text())
+    us, rate = constants["gpu_us"], constants["copy_gb_s"]
+    name = f"GPU-51de{minor:04x}{str(uuid.uuid4())[8:]}"
+    head = HEAD.pack(
+        MAGIC,
+        FORMAT,
+        FILE_SIZE,
+        name.encode(),
+        f"Simulated GPU {size_text(memory_mib)}".encode(),
+        bus_id(minor).encode(),
+        VERSION.encode(),
+        memory_mib * MIB,
+        min(CONTEXT_MIB, memory_mib // 16) * MIB,
+        minor,
+        -1,
+        CUDA_VERSION,
+        SM_COUNT,
+        CAPABILITY,
+        time_scale,
+        us["slice"] * 1000,
+        us["switch_loaded"] * 1000,
+        KERNEL_NS,
+        us["switch_idle"] * 1000,
+        constants["host_us"]["wake"] * 1000,
+        *(rate[way] * 1000 for way in ("h2d", "d2h", "d2d")),
+        constants["queue_depth"],
+    )
+    temporary = path.with_name(f".{path.name}.new")
+    with open(temporary, "xb") as f:
+        f.write(head)
+        f.truncate(FILE_SIZE)
+    temporary.chmod(0o666)
+    temporary.rename(path)
+    return name
+
+
+def uuid_of(gpu: Path) -> str:
+    with open(gpu, "rb") as f:
+        return f.read(64)[16:].rstrip(b"\0").decode()
+
+
+def set_faults(gpu: Path, faults: dict[str, int]) -> None:
+    """Let the driver calls and NVML questions on this GPU go wrong; what is not named in `faults` goes right again."""
+    with open(gpu, "r+b") as f:  # a real GPU has no such words either: whoever is granted it could write them
+        for name, at in FAULTS.items():
+            f.seek(at)
+            f.write(faults.get(name, 0).to_bytes(4, "little"))
+
+
+def bus_id(minor: int) -> str:
+    """As NVML writes it."""
+    return f"00000000:{0x51 + minor:02X}:00.0"
+
+
+def size_text(mib: int) -> str:
+    return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
+
+
+def remove(prefix: str, state_dir: str) -> bool:
+    """Take root and GPUs away; whether there were any. Running programs keep what they have mapped."""
+    root, files = root_of(prefix), gpus_of(state_dir)
+    there = root.exists() or files.exists()
+    for folder in (root, files):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.parent.rmdir()
+        except OSError:
+            pass
+    return there

@@ -1,0 +1,123 @@
+/* Tenants on one GPU in virtual time: the programs, the shim around decide(), two baselines. */
+#ifndef GPU_HOOK_MODEL_SIM_H
+#define GPU_HOOK_MODEL_SIM_H
+
+#include <stddef.h>
+
+#include "gate/decide.h"
+#include "gpu.h"
+#include "rng.h"
+
+enum policy { NATIVE, STRICT, LEDGER };
+enum charge { EXACT, SPLIT, LEARNED };
+enum gap_kind { GAP_FIXED, GAP_UNIFORM, GAP_EXPONENTIAL };
+
+/* A tenant that does not play by the rules: without gates and silent; the same and claiming all; claiming all, idle. */
+enum lie { HONEST, BYPASS, GREEDY, GHOST };
+
+/* What a tenant's program does, for ever: `count` kernels, then perhaps a synchronise, then a gap. */
+struct program {
+    uint64_t count, kernel, host; /* kernels per burst, mean ns each, host ns per launch */
+    double sigma;                 /* of ln(duration) */
+    uint64_t rare, rare_ppm;      /* a kernel of another length, ns, and how often */
+    int sync;
+    uint64_t gap;    /* ns after a burst */
+    uint64_t period; /* open loop: mean ns between requests, instead of a gap */
+    enum gap_kind spread;
+    enum lie lie;
+    uint64_t begin;   /* starts so late */
+    uint64_t on, off; /* runs in the first `on` of each on + off */
+};
+
+enum fault { NO_FAULT, KILL, STOP };
+
+struct config {
+    enum policy policy;
+    enum charge charge;
+    uint64_t seed, length, warm; /* ns */
+    uint64_t slice, switch_loaded, switch_idle, depth, wake, snapshot, spin;
+    struct gh_rules rules;
+    uint32_t kappa;
+    uint64_t strict_quantum;
+    enum fault fault; /* of whoever has the tenure then */
+    uint64_t fault_at, fault_for;
+    unsigned count;
+    struct program program[MAX_TENANTS];
+    struct gh_share share[MAX_TENANTS];
+};
+
+struct samples {
+    uint64_t *at;
+    size_t count, room;
+};
+
+#define WINDOW_LENGTH (100 * GH_MS)
+#define WINDOWS 1024u
+
+enum host_state { BURST, LAUNCH, GATE, FULL, SYNC, SYNCED, GONE };
+
+struct tenant {
+    struct program program;
+    struct rng rng;
+    const double *durations;
+    enum host_state state;
+    uint64_t at; /* next thing the host does, NEVER while it waits for the GPU */
+    uint64_t left, duration, asked, next_request;
+    uint32_t key;
+
+    struct gh_own own;      /* what the shim keeps */
+    struct gh_gpu view;     /* and what it has read */
+    uint64_t viewed, pacer; /* when; next pacer step or NEVER */
+    unsigned waits_on;      /* slot, or GH_SLOTS */
+    uint8_t mode, waited;   /* of the last decision, of the last one that was to wait */
+    struct gh_cost cost[2];
+    uint64_t estimate[QUEUE_SIZE], charged_completed, charged_shared;
+    struct gh_gaps gaps;
+    int tenure; /* has it; counters at its begin: */
+    uint64_t tenure_clear, tenure_pending;
+    uint64_t stopped_until; /* SIGSTOP: nothing of it runs before */
+
+    uint64_t submitted, charged, requests; /* results */
+    uint64_t completed0, executed0, charged0;
+    struct samples latency;
+    uint64_t window[WINDOWS], longest_hold, held_from, longest_kernel;
+};
+
+/* What must never happen, counted. */
+struct violations {
+    uint64_t v_went_back, late_low_submit, late_release, no_progress, distrust, cap_exceeded;
+};
+
+struct sim {
+    struct config config;
+    struct gh_gpu published; /* as published */
+    uint64_t now;
+    struct { /* strict lease */
+        unsigned owner;
+        uint64_t end;
+        int draining;
+        unsigned queue[MAX_TENANTS], waiting;
+    } lease;
+    unsigned victim;
+    uint64_t takeover; /* fault to the next submission of another tenant, NEVER without */
+    uint64_t stalled_from, longest_stall;
+    /* Seen from the high class: */
+    uint64_t high_from, high_idle; /* its request began, its work ended; 0 when not so */
+    int low_gone;
+    uint64_t low_ended;
+    struct samples low_free, release;
+    struct violations violations;
+    uint64_t events, low; /* counted; mask of tenants below the highest class */
+    struct gpu gpu;       /* these two last: only tenants in use are cleared */
+    struct tenant tenant[MAX_TENANTS];
+};
+
+/* Runs config into sim (which the caller allocates; released by sim_release). */
+void sim_run(struct sim *sim, const struct config *config);
+void sim_release(struct sim *sim);
+void config_default(struct config *config);
+void samples_add(struct samples *samples, uint64_t value);
+/* ppm-th sample, 0 without samples; sorts. */
+uint64_t samples_at(struct samples *samples, uint64_t ppm);
+
+#endif

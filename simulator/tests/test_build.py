@@ -1,0 +1,52 @@
+"""The built files: what they need, what they export, and that they build for the other architecture."""
+
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_hook.discovery import elf
+from simulator.driver import build
+from simulator.tests.conftest import Sim
+
+FILES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-probe", "gpu-probe-linked")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_symbols_are_no_newer_than_the_c_library_floor(simulated: Path, name: str) -> None:
+    versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", (simulated / "sim" / name).read_bytes())
+    assert versions and max((int(a), int(b)) for a, b in versions) <= (2, 17)
+
+
+@pytest.mark.parametrize(("library", "lists"), [("cuda", "libcuda-*.txt"), ("nvml", "libnvidia-ml-*.txt")])
+def test_every_known_name_is_there(sim: Sim, library: str, lists: str) -> None:
+    names = sorted({name for path in build.SYMBOLS.glob(lists) for name in path.read_text().split()})
+    assert len(names) > 300
+    load = "" if library == "cuda" else "library = ctypes.CDLL('libnvidia-ml.so.1')\n"
+    assert sim.python(f"{load}print([n for n in {names!r} if not hasattr(library, n)])") == "[]\n"
+
+
+def test_building_again_builds_nothing(simulated: Path) -> None:
+    before = [(simulated / "sim" / name).stat().st_mtime_ns for name in FILES]
+    build.build(simulated / "sim", platform.machine(), ["/bin/false"])
+    assert [(simulated / "sim" / name).stat().st_mtime_ns for name in FILES] == before
+
+
+@pytest.mark.slow
+def test_other_architecture(tmp_path: Path) -> None:
+    other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
+    build.build(tmp_path, other, [sys.executable, "-m", "ziglang", "cc"])
+    for name in FILES:
+        with open(tmp_path / name, "rb") as f:
+            facts = elf.read(f.fileno())
+        assert facts and (facts.bits, facts.machine) == (64, elf.MACHINES[other])
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_broken_source_leaves_the_old_file(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        build.build(tmp_path, platform.machine(), ["/bin/false"])
+    assert not any((tmp_path / name).exists() for name in FILES)

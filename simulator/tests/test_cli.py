@@ -1,0 +1,197 @@
+"""`gpu-hook sim up|down` and `gpus` on an install: settings, inventory, refusals."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_hook_simulator import driver_root
+from oci_hook.cli.main import cli
+from oci_hook.config.settings import load
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.pages import policy_page
+from oci_hook.errors import NodeError
+from oci_hook.install import settings_edit
+from oci_hook.install.settings_template import default_settings_yaml
+from oci_hook.ledger import inventory, store
+from oci_hook.linux.proc import boot_id, process_life
+
+REAL_ROOT = "/srv/driver"
+
+
+class Install:
+    def __init__(self, place: Path) -> None:
+        self.prefix = place / "prefix"
+        (self.prefix / "etc").mkdir(parents=True)
+        (place / "state").mkdir(mode=0o700)
+        runtime = place / "runc"
+        runtime.write_text("#!/bin/sh\n")
+        runtime.chmod(0o755)
+        text = default_settings_yaml(
+            prefix=str(self.prefix), runtime=str(runtime), driver_root=REAL_ROOT, state_dir=str(place / "state")
+        )
+        self.yaml = self.prefix / "etc/settings.yaml"
+        self.yaml.write_text(text)
+        self.settings = settings_edit.change(str(self.prefix))
+
+    def run(self, *args: str, status: int = 0) -> str:
+        r = CliRunner().invoke(cli, [*args, "--prefix", str(self.prefix)], catch_exceptions=False)
+        assert r.exit_code == status, r.output
+        return r.output
+
+    def data(self, *args: str, status: int = 0) -> Any:
+        return json.loads(self.run(*args, "--json", status=status))
+
+    def grant(self, share: Share) -> None:
+        life = Life(boot_id(), creator=process_life(os.getpid()))
+        grant = Grant(store.grant_key("/run/runc", "box"), Identity("/run/runc", "box", "/b"), life, (share,))
+        with store.open_ledger(self.settings.state_dir) as ledger:
+            ledger.put(grant, policy_page(grant, inventory.load(load(str(self.prefix)))))
+
+
+@pytest.fixture
+def install(tmp_path: Path, simulated: Path) -> Install:
+    return Install(tmp_path)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("before", ["nothing", "0755 from 0.1.0", "other things in it"])
+def test_other_users_of_the_machine_reach_no_gpu(install: Install, before: str) -> None:
+    """Who is granted a GPU may write to its file; that is for containers, by binds, and for root."""
+    state = Path(install.settings.state_dir)
+    if before == "nothing":
+        state.rmdir()
+    else:
+        state.chmod(0o755)
+        (state / ("events" if "0755" in before else "other")).touch()
+        (state / "owner").write_text(f"{install.prefix}\n")  # what others put there came later
+    umask = os.umask(0)
+    try:
+        install.run("sim", "up")
+    finally:
+        os.umask(umask)
+    gpu = state / "sim/gpus/0"
+    assert stat.S_IMODE((state / "sim").stat().st_mode) == 0o700
+    assert stat.S_IMODE(state.stat().st_mode) == (0o755 if "other" in before else 0o700)
+    top = install.prefix.parent  # as if pytest's folders were open
+    code = f"import os; os.chdir({str(top)!r}); os.setuid(65534); open('state/sim/gpus/0', 'r+b')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert gpu.exists() and "PermissionError" in done.stderr, done
+
+
+def test_up_shows_gpus_and_down_undoes_it(install: Install) -> None:
+    before = install.yaml.read_text()
+    said = install.run("sim", "up", "--gpus", "2", "--memory", "2Gi")
+    assert all("simulated" in line for line in said.splitlines())
+    root = install.prefix / "sim/root"
+    assert install.yaml.read_text() == before.replace(REAL_ROOT, str(root))
+    assert load(str(install.prefix)).driver_root == str(root)
+    table = install.run("gpus")
+    assert "simulated" in table.splitlines()[0] and table.count("Simulated GPU 2 GiB") == 2
+    assert install.run("sim", "down").startswith("simulated GPUs removed")
+    assert install.yaml.read_text() == before
+    assert not (install.prefix / "sim").exists()
+    assert os.listdir(install.settings.state_dir) == ["owner"]
+    assert "there are no simulated GPUs" in install.run("sim", "down")
+
+
+def test_a_slow_gpu_is_known_as_one(install: Install) -> None:
+    install.run("sim", "up", "--time-scale", "20")
+    assert [gpu["time_scale"] for gpu in install.data("gpus")["gpus"]] == [20]
+    assert [c.time_scale for c in inventory.load(load(str(install.prefix))).gpus] == [20]
+    install.run("sim", "up", "--time-scale", "0", status=2)
+
+
+def test_faults_are_set_and_cleared(install: Install) -> None:
+    assert "no simulated GPU" in install.run("sim", "fault", status=1)
+    install.run("sim", "up", "--gpus", "2")
+    gpu = Path(install.settings.state_dir) / "sim/gpus/1"
+    options = "--fail-every", "7", "--fail-code", "2", "--block-every", "3", "--nvml-without", "processes", "--lost"
+    said = install.data("sim", "fault", "--gpu", "1", *options)
+    assert said["gpus"] == [1] and said["faults"]["fail_every"] == 7
+    words = [int.from_bytes(gpu.read_bytes()[at : at + 4], "little") for at in driver_root.FAULTS.values()]
+    assert words == [7, 2, 3, 50000, 0, 2, 1]
+    assert install.run("sim", "fault").splitlines() == [f"simulated GPU {n}: no faults" for n in (0, 1)]
+    assert gpu.read_bytes()[336:360] == bytes(24) and gpu.read_bytes()[428:432] == bytes(4)
+
+
+def test_data(install: Install) -> None:
+    said = install.data("sim", "up", "--gpus", "3", "--memory", "1Gi")
+    assert [gpu["minor"] for gpu in said["gpus"]] == [0, 1, 2]
+    assert len({gpu["uuid"] for gpu in said["gpus"]}) == 3
+    assert all(gpu["uuid"].startswith("GPU-51de") for gpu in said["gpus"])
+    listed = install.data("gpus")
+    assert listed["simulated"] and [c["uuid"] for c in listed["gpus"]] == [c["uuid"] for c in said["gpus"]]
+    assert install.data("sim", "down") == {"removed": True, "driver_root": REAL_ROOT}
+
+
+def test_up_again_makes_new_gpus_and_remembers_the_first_root(install: Install) -> None:
+    first = install.data("sim", "up")["gpus"][0]["uuid"]
+    assert install.data("sim", "up", "--gpus", "2")["gpus"][0]["uuid"] != first
+    assert len(install.data("gpus")["gpus"]) == 2
+    assert install.data("sim", "down")["driver_root"] == REAL_ROOT
+
+
+def test_containers_on_the_gpus_keep_them(install: Install) -> None:
+    gpu = install.data("sim", "up", "--memory", "2Gi")["gpus"][0]
+    install.grant(Share(gpu["uuid"], 512, compute=30, slot=1))
+    row = install.run("gpus").splitlines()[-1].split()
+    assert row[-3:] == ["512Mi", "30%", "1"]
+    assert install.data("gpus")["gpus"][0]["granted_mib"] == 512
+    for command in ("up", "down"):
+        error = install.data("sim", command, status=1)["errors"][0]
+        assert error["code"] == "GH-306" and "box" in error["message"] and f"sim {command} --force" in error["message"]
+    assert install.data("gpus")["gpus"][0]["uuid"] == gpu["uuid"]
+    shared = Path(install.settings.state_dir, "share")
+    assert shared.exists()
+    install.run("sim", "down", "--force")
+    assert not (install.prefix / "sim").exists() and not shared.exists()
+
+
+@pytest.mark.parametrize("memory", ["0", "4G", "much", "-1", "99999Ti"])
+def test_memory_that_is_no_size(install: Install, memory: str) -> None:
+    assert install.data("sim", "up", f"--memory={memory}", status=1)["errors"][0]["code"] == "GH-101"
+    assert not (install.prefix / "sim").exists()
+
+
+@pytest.mark.parametrize("name", ["a user", "a:b", "a;b"])
+def test_a_prefix_that_no_loader_could_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    odd = Install(tmp_path / name)
+    assert "GH-306" in odd.run("sim", "up", status=1)
+    assert not (odd.prefix / "sim").exists()
+
+
+def test_nothing_stays_when_up_fails(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = install.yaml.read_text()
+    monkeypatch.setattr("gpu_hook_simulator.driver_root.native_parts", lambda: install.prefix)
+    error = install.data("sim", "up", status=1)["errors"][0]
+    assert error["code"] == "GH-306" and "scripts/build" in error["message"]
+    assert install.yaml.read_text() == before
+    assert not (install.prefix / "sim").exists()
+
+
+def test_without_an_install(tmp_path: Path) -> None:
+    for command in (["sim", "up"], ["sim", "down"], ["gpus"]):
+        r = CliRunner().invoke(cli, [*command, "--prefix", str(tmp_path)])
+        assert r.exit_code == 1 and "GH-501" in r.output
+
+
+def test_gpus_before_the_first_refresh_and_without_a_driver(install: Install) -> None:
+    assert "GH-301" in install.run("gpus", status=1)
+    assert "GH-302" in install.run("gpus", "--refresh", status=1)
+
+
+def test_gpus_refresh_after_the_gpus_changed(install: Install) -> None:
+    install.run("sim", "up")
+    (Path(install.settings.state_dir) / "inventory.json").unlink()
+    with pytest.raises(NodeError, match="GH-301"):
+        inventory.load(load(str(install.prefix)))
+    assert "Simulated GPU" in install.run("gpus", "--refresh")
+    inventory.load(load(str(install.prefix)))

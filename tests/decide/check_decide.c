@@ -1,0 +1,422 @@
+/* The control laws one by one, on hand-made GPUs. check_decide NAME runs one check, without a name all. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gate/decide.h"
+
+#define MUST(condition)                                                             \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1);                                                                \
+        }                                                                           \
+    } while (0)
+
+static const uint64_t now = 100 * GH_S;
+static struct gh_gpu gpu;
+static struct gh_own own;
+
+/* Busy since long, as good as new. */
+static void tenant(unsigned i, unsigned class_, unsigned weight) {
+    gpu.present |= 1ull << i;
+    gpu.share[i] = (struct gh_share){.class_ = (uint8_t)class_, .weight = (uint16_t)weight};
+    gpu.slot[i] = (struct gh_slot){.launched = 9,
+                                   .done = 8,
+                                   .done_at = now,
+                                   .heartbeat = now,
+                                   .active_at = now,
+                                   .idle_since = now - GH_S,
+                                   .v = GH_S,
+                                   .duty = GH_PPM,
+                                   .saturated = 1};
+}
+
+static void idle(unsigned i, uint64_t since) {
+    gpu.slot[i].done = gpu.slot[i].launched;
+    gpu.slot[i].idle_since = gpu.slot[i].active_at = since;
+}
+
+static void claim(unsigned i, uint64_t epoch, uint64_t start, uint64_t length) {
+    gpu.slot[i].epoch = epoch;
+    gpu.slot[i].start = start;
+    gpu.slot[i].end = start + length;
+}
+
+static struct gh_decision ask(unsigned me) {
+    own.inflight = gpu.slot[me].launched == gpu.slot[me].done ? 0 : 80 * GH_US;
+    return gh_decide(&gpu, me, &own, now, 80 * GH_US);
+}
+
+static void open_alone(void) {
+    tenant(0, 1, 100);
+    struct gh_decision d = ask(0);
+    MUST(d.go && d.mode == GH_OPEN && !d.claim);
+    tenant(1, 1, 100); /* a peer that was active 2 s ago is none */
+    idle(1, now - 2 * GH_S);
+    d = ask(0);
+    MUST(d.go && d.mode == GH_OPEN);
+}
+
+static void guarded_after_company(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    idle(1, now - GH_S / 2);
+    struct gh_decision d = ask(0);
+    MUST(d.go && d.mode == GH_GUARDED);
+    own.inflight = gpu.rules.window;
+    d = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
+    MUST(!d.go && d.on == GH_ON_OWN_DONE);
+}
+
+/* One longer than the window follows the last quarter of another, unless online work may come. */
+static void long_ones_queue_behind_an_end(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    idle(1, now - GH_S / 2);
+    own.inflight = gpu.rules.window / 4;
+    MUST(gh_decide(&gpu, 0, &own, now, 5 * GH_MS).go);
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
+    own.inflight++;
+    MUST(!gh_decide(&gpu, 0, &own, now, 5 * GH_MS).go);
+    own.inflight = 1;
+    gpu.share[1].class_ = 2;
+    MUST(!gh_decide(&gpu, 0, &own, now, 5 * GH_MS).go);
+}
+
+static void rotate_by_least_v(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    gpu.slot[1].v -= 1;
+    struct gh_decision d = ask(1);
+    MUST(d.go && d.claim && d.mode == GH_ROTATE && d.epoch == 1 && d.end - d.start == 10 * GH_MS);
+    d = ask(0);
+    MUST(!d.go && !d.claim && d.on == GH_ON_SLOT && d.slot == 1);
+    claim(1, 1, now - GH_MS, 10 * GH_MS);
+    d = ask(0);
+    MUST(!d.go && d.until <= now + gpu.rules.recheck);
+}
+
+static void equal_claims_lower_slot_wins(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    claim(0, 5, now - GH_MS, 10 * GH_MS);
+    claim(1, 5, now - GH_MS, 10 * GH_MS);
+    MUST(ask(0).go && !ask(1).go);
+}
+
+static void tenure_by_weight(void) {
+    tenant(0, 1, 70);
+    tenant(1, 1, 30);
+    gpu.slot[0].v--;
+    struct gh_decision d = ask(0);
+    MUST(d.end - d.start == 14 * GH_MS);
+    gpu.slot[1].v -= 2;
+    d = ask(1);
+    MUST(d.end - d.start == 6 * GH_MS);
+}
+
+static void tenures_stay_below_a_tenth_of_a_second(void) {
+    for (unsigned i = 0; i < GH_SLOTS; i++)
+        tenant(i, 1, 1 + i);
+    gpu.slot[63].v--;
+    struct gh_decision d = ask(63);
+    MUST(d.claim && d.end - d.start <= 100 * GH_MS && d.end - d.start >= 2 * GH_MS);
+}
+
+static void mix_lets_others_fill(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    claim(0, 1, now - GH_MS, 10 * GH_MS);
+    gpu.slot[0].saturated = 0;
+    gpu.slot[0].duty = GH_PPM / 2;
+    struct gh_decision d = ask(1);
+    MUST(d.go && d.mode == GH_MIX);
+    gpu.slot[1].v += 6 * GH_MS; /* but not too far ahead */
+    d = ask(1);
+    MUST(!d.go && d.ahead && d.slot == 0);
+    own.ahead = 1;
+    gpu.slot[1].v -= 3 * GH_MS; /* and then not before most of the lead is gone */
+    MUST(!ask(1).go);
+    gpu.slot[1].v -= 2 * GH_MS;
+    MUST(ask(1).go && !ask(1).ahead);
+}
+
+static void probe_is_left_alone(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    gpu.slot[0].saturated = 0;
+    gpu.slot[0].v--;
+    struct gh_decision d = ask(0);
+    MUST(d.claim && d.probe_until == now + 5 * GH_MS);
+    claim(0, d.epoch, d.start, d.end - d.start);
+    gpu.slot[0].probe_until = d.probe_until;
+    d = ask(1);
+    MUST(!d.go && d.mode == GH_MIX);
+    gpu.slot[0].probe_until = UINT64_MAX; /* a lie is cut to what a probe may be */
+    gpu.slot[0].start = now - 6 * GH_MS;
+    MUST(ask(1).go);
+}
+
+static void small_gap_is_no_idling(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    claim(0, 1, now - GH_MS, 10 * GH_MS);
+    gpu.slot[0].saturated = 0;
+    idle(0, now - 100 * GH_US);
+    gpu.slot[1].v += 6 * GH_MS;
+    MUST(!ask(1).go);
+    idle(0, now - 300 * GH_US);
+    MUST(ask(1).go);
+}
+
+static void idle_primary_loses_its_tenure(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    claim(0, 1, now - GH_MS, 10 * GH_MS);
+    idle(0, now - 100 * GH_US);
+    struct gh_decision d = ask(1);
+    MUST(!d.go && d.until <= now + 100 * GH_US + 1); /* it may be back at once */
+    idle(0, now - 201 * GH_US);
+    d = ask(1);
+    MUST(d.go && d.claim && d.epoch == 2);
+}
+
+static void dead_or_silent_primary_loses_its_tenure(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    claim(0, 1, now - GH_MS, 10 * GH_MS);
+    MUST(!ask(1).go);
+    gpu.slot[0].dead = 1;
+    MUST(ask(1).go);
+    gpu.slot[0].dead = 0;
+    gpu.slot[0].heartbeat = gpu.slot[0].done_at = now - 3 * GH_MS;
+    struct gh_decision d = ask(1);
+    MUST(d.go && d.claim && d.epoch == 2);
+    gpu.slot[0].done_at = now; /* the GPU works on for it: it lives */
+    MUST(!ask(1).go);
+}
+
+static void woken_takes_over(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    claim(0, 4, now - 2 * GH_MS, 10 * GH_MS);
+    claim(1, 3, now - GH_S, 10 * GH_MS);
+    idle(1, now - 5 * GH_MS);
+    gpu.slot[1].woke_at = now - 10 * GH_US;
+    MUST(!ask(1).go);
+    gpu.slot[1].v -= 2 * GH_MS;
+    struct gh_decision d = ask(1);
+    MUST(d.go && d.claim && d.epoch == 5);
+    gpu.slot[0].woke_at = now - 2 * GH_MS; /* not from one who has just woken itself */
+    MUST(!ask(1).go);
+}
+
+static void bank_bounds_credit(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    gpu.slot[0].v = 0;
+    MUST(gh_wake_v(&gpu, 0) == GH_S - 20 * GH_MS);
+    gpu.slot[0].v = GH_S - 5 * GH_MS;
+    MUST(gh_wake_v(&gpu, 0) == gpu.slot[0].v);
+    idle(1, now - 2 * GH_S); /* nobody to compare with */
+    gpu.slot[0].v = 0;
+    MUST(gh_wake_v(&gpu, 0) == 0);
+}
+
+static void higher_class_freezes(void) {
+    tenant(0, 2, 100);
+    tenant(1, 0, 100);
+    gpu.share[0].linger = 2 * GH_MS;
+    struct gh_decision d = ask(1);
+    MUST(!d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT && d.slot == 0);
+    idle(0, now - GH_MS);
+    d = ask(1);
+    MUST(!d.go && d.until == now + GH_MS);
+    idle(0, now - 2 * GH_MS);
+    d = ask(1);
+    MUST(d.go && d.mode == GH_GUARDED);
+    own.inflight = 150 * GH_US; /* the small window, since a higher class is registered */
+    MUST(!gh_decide(&gpu, 1, &own, now, 80 * GH_US).go);
+    gpu.slot[0].launched++;
+    gpu.slot[0].done_at = gpu.slot[0].heartbeat = now - 2 * GH_S; /* stuck or lost: its lower ones thaw */
+    gpu.slot[0].active_at = now - 2 * GH_S;
+    MUST(ask(1).go);
+}
+
+static void drain_then_go(void) {
+    tenant(0, 2, 100);
+    tenant(1, 0, 100);
+    idle(0, now - GH_S / 2);
+    gpu.slot[1].residue = 200 * GH_US;
+    struct gh_decision d = ask(0);
+    MUST(!d.go && d.mode == GH_DRAIN && d.until == now + 700 * GH_US);
+    own.held_since = now - 500 * GH_US; /* longer than it promised to be */
+    MUST(!ask(0).go);
+    own.held_since = now - 700 * GH_US;
+    MUST(ask(0).go);
+    own.held_since = 0;
+    gpu.slot[1].residue = 900 * GH_US; /* holding would only cost */
+    MUST(ask(0).go);
+    gpu.slot[1].residue = 200 * GH_US;
+    gpu.slot[0].launched++; /* not at the edge */
+    MUST(ask(0).go);
+}
+
+static void freeze_bit(void) {
+    tenant(0, 1, 100);
+    gpu.share[0].freeze = 1;
+    struct gh_decision d = ask(0);
+    MUST(!d.go && d.mode == GH_FROZEN && d.on == GH_ON_POLICY);
+}
+
+static void cap_also_alone(void) {
+    tenant(0, 1, 100);
+    gpu.share[0].cap = 300000;
+    own.bucket = (struct gh_bucket){.level = -(int64_t)(300 * GH_US * GH_PPM), .at = now};
+    struct gh_decision d = ask(0);
+    MUST(!d.go && d.mode == GH_CAPPED && d.on == GH_ON_TIME && d.until - now >= GH_MS && d.until - now <= GH_MS + 3);
+    own.bucket.level = 1;
+    MUST(ask(0).go);
+    gpu.slot[0].done = gpu.slot[0].launched - 1;
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go); /* an unknown cost goes alone */
+    idle(0, now);
+    MUST(gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
+}
+
+static void bucket_is_exact(void) {
+    struct gh_bucket b = {.level = 0, .at = now};
+    uint64_t t = now, given = 0;
+    for (int i = 0; i < 1000000; i++) { /* odd steps, charges of all that is there: nothing is lost to rounding */
+        t += 1237;
+        b = gh_bucket_at(b, 333333, 10 * GH_MS, t);
+        uint64_t whole = b.level > 0 ? (uint64_t)b.level / GH_PPM : 0;
+        b = gh_bucket_take(b, (int64_t)whole);
+        given += whole;
+    }
+    uint64_t due = (t - now) / 1000000 * 333333 + (t - now) % 1000000 * 333333 / 1000000;
+    MUST(given <= due && due - given <= 1);
+    b = gh_bucket_at(b, 333333, 10 * GH_MS, t + 10 * GH_S);
+    MUST(b.level == (int64_t)(10 * GH_MS * GH_PPM));
+    b = gh_bucket_take(b, (int64_t)GH_S);  /* reserved, */
+    b = gh_bucket_take(b, -(int64_t)GH_S); /* given back */
+    MUST(b.level == (int64_t)(10 * GH_MS * GH_PPM));
+}
+
+static void starved_stops_believing(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    gpu.slot[0].v = 0; /* claims for ever, never charges itself */
+    claim(0, 1, now - GH_MS, 10 * GH_MS);
+    idle(1, now - GH_S);
+    own.held_since = now - 100 * GH_MS;
+    MUST(!ask(1).go);
+    own.held_since = now - 300 * GH_MS;
+    struct gh_decision d = ask(1);
+    MUST(d.go && d.distrust_until == now + GH_S);
+    own.held_since = 0;
+    own.distrust_until = d.distrust_until;
+    MUST(ask(1).go);
+    own.held_since = now - 300 * GH_MS; /* once more, soon after: for longer */
+    own.distrust_until = now - 400 * GH_MS;
+    own.distrust_for = GH_S;
+    MUST(ask(1).distrust_until == now + 2 * GH_S);
+}
+
+static void weight_is_what_one_is_owed(void) {
+    tenant(0, 1, 50);
+    tenant(1, 1, 50);
+    MUST(gh_weight(&gpu, 0, now) == 50000);
+    gpu.slot[1].saturated = 0;
+    gpu.slot[1].duty = 300000; /* needs 30 % of the GPU: owed 30, the other one 70 */
+    MUST(gh_weight(&gpu, 1, now) == 30000 && gh_weight(&gpu, 0, now) == 70000);
+    gpu.slot[1].duty = 700000; /* needs more than its part */
+    MUST(gh_weight(&gpu, 1, now) == 50000 && gh_weight(&gpu, 0, now) == 50000);
+}
+
+static void linger_follows_gaps(void) {
+    struct gh_gaps gaps = {{0}};
+    MUST(gh_linger(&gaps, GH_MS, 4) == 2 * GH_MS);
+    for (int i = 0; i < 300; i++)
+        gh_gap_seen(&gaps, 200 * GH_MS); /* all gaps long: give the GPU away at once */
+    MUST(gh_linger(&gaps, GH_MS, 4) == 500 * GH_US);
+    for (int i = 0; i < 300; i++)
+        gh_gap_seen(&gaps, i % 8 ? GH_MS : 200 * GH_MS); /* many gaps of 1 ms inside a request: outlast them */
+    MUST(gh_linger(&gaps, GH_MS, 4) == 2 * GH_MS);
+    for (int i = 0; i < 600; i++)
+        gh_gap_seen(&gaps, i % 8 ? 6 * GH_MS : 200 * GH_MS);
+    MUST(gh_linger(&gaps, 3 * GH_MS, 4) == 10 * GH_MS);
+}
+
+static void costs_are_learned(void) {
+    struct gh_cost cost = {{0}, {0}};
+    MUST(gh_cost_of(&cost) == GH_COST_UNKNOWN && gh_cost_charge(&cost, 77, 0) == 77);
+    gh_cost_learn(&cost, 200 * GH_US, 0);
+    MUST(gh_cost_of(&cost) == 200 * GH_US);
+    for (int i = 0; i < 16; i++)
+        gh_cost_learn(&cost, 80 * GH_US, 1);
+    MUST(gh_cost_of(&cost) == 80 * GH_US); /* clean samples win over disturbed ones */
+    MUST(gh_cost_charge(&cost, 300 * GH_US, 0) == 80 * GH_US && gh_cost_charge(&cost, 90 * GH_US, 1) == 90 * GH_US);
+    for (int i = 0; i < 1000; i++)
+        gh_cost_learn(&cost, 20 * GH_MS, 0);
+    MUST(gh_cost_charge(&cost, 21 * GH_MS, 0) == 21 * GH_MS); /* long ones: their own time */
+}
+
+static void saturation_has_hysteresis(void) {
+    MUST(gh_saturated(0, 949999) == 0 && gh_saturated(0, 950000) == 1);
+    MUST(gh_saturated(1, 850000) == 1 && gh_saturated(1, 849999) == 0);
+    uint32_t s = GH_PPM;
+    for (int i = 0; i < 80; i++)
+        s = gh_saturation(s, 2 * GH_MS, 4 * GH_MS);
+    MUST(s > 490000 && s < 510000);
+    for (int i = 0; i < 30; i++)
+        s = gh_saturation(s, 4 * GH_MS, 4 * GH_MS);
+    MUST(s > 990000);
+    MUST(gh_saturation(s, 0, 20 * GH_MS) > 900000); /* one gap is none */
+}
+
+static const struct {
+    const char *name;
+    void (*check)(void);
+} all[] = {
+#define N(x) {#x, x}
+    N(open_alone),
+    N(guarded_after_company),
+    N(long_ones_queue_behind_an_end),
+    N(rotate_by_least_v),
+    N(equal_claims_lower_slot_wins),
+    N(tenure_by_weight),
+    N(tenures_stay_below_a_tenth_of_a_second),
+    N(mix_lets_others_fill),
+    N(probe_is_left_alone),
+    N(small_gap_is_no_idling),
+    N(idle_primary_loses_its_tenure),
+    N(dead_or_silent_primary_loses_its_tenure),
+    N(woken_takes_over),
+    N(bank_bounds_credit),
+    N(higher_class_freezes),
+    N(drain_then_go),
+    N(freeze_bit),
+    N(cap_also_alone),
+    N(bucket_is_exact),
+    N(starved_stops_believing),
+    N(weight_is_what_one_is_owed),
+    N(linger_follows_gaps),
+    N(costs_are_learned),
+    N(saturation_has_hysteresis),
+#undef N
+};
+
+int main(int argc, char **argv) {
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (argc > 1 && strcmp(argv[1], all[i].name))
+            continue;
+        memset(&gpu, 0, sizeof gpu);
+        memset(&own, 0, sizeof own);
+        gpu.seen = now;
+        gh_rules_default(&gpu.rules);
+        all[i].check();
+        puts(all[i].name);
+    }
+    return 0;
+}

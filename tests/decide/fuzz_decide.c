@@ -1,0 +1,320 @@
+/* Properties of decide() that must hold for every input, whatever a neighbour writes in its slot.
+ * With clang: a libFuzzer target (-DLIBFUZZER -fsanitize=fuzzer,address,undefined). Else a program of its own with a
+ * deterministic generator: fuzz_decide ITERATIONS SEED. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gate/decide.h"
+
+static const uint8_t *input; /* libFuzzer's bytes */
+static size_t input_left;
+static uint64_t state; /* or a generator */
+static uint64_t checks[32];
+static const char *check_name[32];
+
+static uint64_t draw(void) {
+    if (input) {
+        uint64_t x = 0;
+        size_t n = input_left < 8 ? input_left : 8;
+        memcpy(&x, input, n);
+        input += n;
+        input_left -= n;
+        return x;
+    }
+    uint64_t z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+}
+
+static uint64_t below(uint64_t n) { return n ? draw() % n : 0; }
+
+#define CHECK(id, condition)                                                                        \
+    do {                                                                                            \
+        checks[id]++;                                                                               \
+        check_name[id] = #condition;                                                                \
+        if (!(condition)) {                                                                         \
+            fprintf(stderr, "%s:%d: property %d broken: %s\n", __FILE__, __LINE__, id, #condition); \
+            abort();                                                                                \
+        }                                                                                           \
+    } while (0)
+
+/* A time near now, before or (hostile clocks) after it, or an extreme one. */
+static uint64_t near(uint64_t now, int hostile) {
+    static const uint64_t distance[] = {
+        0,         1,          100 * GH_US, 200 * GH_US, 700 * GH_US, GH_MS,   2500 * GH_US,
+        5 * GH_MS, 10 * GH_MS, 50 * GH_MS,  100 * GH_MS, GH_S - 1,    2 * GH_S};
+    uint64_t d = distance[below(sizeof distance / sizeof *distance)];
+    d += d ? below(d) : 0;
+    if (hostile && below(4) == 0)
+        return below(2) ? draw() : now + d;
+    return d < now ? now - d : 0;
+}
+
+static void hostile_slot(struct gh_slot *s, uint64_t now) {
+    if (below(3) == 0) { /* any bytes at all */
+        uint64_t words[sizeof *s / 8];
+        for (size_t i = 0; i < sizeof words / 8; i++)
+            words[i] = below(8) ? draw() : below(2) ? UINT64_MAX : 0;
+        memcpy(s, words, sizeof *s);
+        return;
+    }
+    uint64_t launched = below(4);
+    *s = (struct gh_slot){
+        .launched = launched,
+        .done = below(4) ? launched - below(2) : draw(),
+        .done_at = near(now, 1),
+        .heartbeat = near(now, 1),
+        .active_at = near(now, 1),
+        .idle_since = near(now, 1),
+        .woke_at = near(now, 1),
+        .v = below(4) ? below(GH_S) : draw(),
+        .residue = below(4) ? below(GH_MS) : draw(),
+        .duty = (uint32_t)(below(4) ? below(GH_PPM) : draw()),
+        .epoch = below(4) ? below(8) : draw(),
+        .start = near(now, 1),
+        .probe_until = near(now, 1),
+        .linger = (uint32_t)draw(),
+        .held = (uint8_t)below(2),
+        .saturated = (uint8_t)below(2),
+        .dead = below(8) == 0,
+    };
+    s->end = below(4) ? s->start + below(30 * GH_MS) : draw();
+}
+
+static void honest_slot(struct gh_slot *s, uint64_t now) {
+    uint64_t done = below(1000), pending = below(3);
+    *s = (struct gh_slot){
+        .launched = done + pending,
+        .done = done,
+        .done_at = now - below(2 * GH_MS),
+        .heartbeat = now - below(2 * GH_MS),
+        .active_at = now - below(GH_MS),
+        .idle_since = now - GH_MS - below(GH_S),
+        .v = GH_S + below(60 * GH_MS),
+        .residue = pending * below(300 * GH_US),
+        .duty = (uint32_t)(GH_PPM - below(GH_PPM)),
+        .held = pending == 0,
+        .saturated = (uint8_t)(below(3) != 0),
+    };
+    if (below(2)) {
+        s->epoch = 1 + below(20);
+        s->start = now - below(12 * GH_MS);
+        s->end = s->start + 2 * GH_MS + below(18 * GH_MS);
+    }
+}
+
+static struct gh_own own_of(uint64_t now, int hostile) {
+    struct gh_own own = {
+        .bucket = {.level = (int64_t)(below(2) ? below(10 * GH_MS * GH_PPM) : 0) - (int64_t)below(GH_MS * GH_PPM),
+                   .at = near(now, 0)},
+        .inflight = below(2 * GH_MS),
+        .running_since = near(now, hostile),
+        .running_cost = below(GH_MS),
+        .held_since = below(2) ? near(now, 0) : 0,
+        .distrust_until = below(8) ? 0 : now + below(GH_S),
+        .distrust_for = below(4) ? below(64 * GH_S) : draw(),
+        .probed_at = near(now, 0),
+        .ahead = (uint8_t)below(2),
+    };
+    return own;
+}
+
+static int same(const struct gh_decision *a, const struct gh_decision *b) {
+    return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->claim == b->claim &&
+           a->held == b->held && a->until == b->until && a->epoch == b->epoch && a->start == b->start &&
+           a->end == b->end && a->probe_until == b->probe_until && a->distrust_until == b->distrust_until &&
+           a->distrust_for == b->distrust_for && a->ahead == b->ahead;
+}
+
+/* What holds for any bytes in the others' slots. */
+static void any_neighbours(void) {
+    static struct gh_gpu gpu, copy;
+    memset(&gpu, 0, sizeof gpu);
+    gh_rules_default(&gpu.rules);
+    uint64_t now = below(16) ? 10 * GH_S + below(1000 * GH_S) : below(2) ? below(GH_MS) : UINT64_MAX - below(10 * GH_S);
+    gpu.present = below(8) ? below(256) : draw();
+    gpu.seen = near(now, 0);
+    unsigned me = (unsigned)below(GH_SLOTS);
+    gpu.present |= 1ull << me;
+    for (unsigned i = 0; i < GH_SLOTS; i++) {
+        if (!(gpu.present >> i & 1))
+            continue;
+        gpu.share[i] = (struct gh_share){
+            .class_ = (uint8_t)(below(3) ? 1 : below(3)),
+            .freeze = below(16) == 0,
+            .weight = (uint16_t)(1 + below(below(2) ? 100 : 65535)),
+            .cap = below(4) ? 0 : (uint32_t)(1 + below(GH_PPM)),
+            .linger = (uint32_t)(below(2) ? 0 : below(200 * GH_MS)),
+        };
+        hostile_slot(&gpu.slot[i], now);
+    }
+    gpu.slot[me].dead = 0;
+    struct gh_own own = own_of(now, 1);
+    uint64_t cost = below(4) ? below(GH_MS) : below(2) ? GH_COST_UNKNOWN : draw();
+    memcpy(&copy, &gpu, sizeof gpu); /* the bytes between its fields, too */
+
+    struct gh_decision d = gh_decide(&gpu, me, &own, now, cost), again = gh_decide(&copy, me, &own, now, cost);
+    CHECK(0, same(&d, &again));                 /* I15 */
+    CHECK(1, !memcmp(&gpu, &copy, sizeof gpu)); /* I1: nothing but the own slot, and that by the caller */
+    const struct gh_slot *mine = &gpu.slot[me];
+    int empty = mine->launched == mine->done;
+    if (!d.go) { /* I2 */
+        CHECK(2, d.until > now || now >= UINT64_MAX - GH_S);
+        CHECK(3, d.until <= now + gpu.rules.recheck || now >= UINT64_MAX - GH_S);
+        CHECK(4, d.on != GH_ON_NOTHING && d.on <= GH_ON_TIME);
+        CHECK(5, d.on != GH_ON_SLOT || (d.slot < GH_SLOTS && gpu.present >> d.slot & 1));
+        CHECK(6, d.on != GH_ON_SLOT || d.slot != me);
+    }
+    if (d.claim) {
+        CHECK(7, d.start == now && d.epoch != 0);
+        CHECK(8, d.end > d.start || now >= UINT64_MAX - GH_S);
+        CHECK(9, d.end - d.start <= gpu.rules.tenure_sum);
+    }
+    if (gpu.share[me].freeze)
+        CHECK(10, !d.go);
+    if (d.go && gpu.share[me].cap) {
+        struct gh_bucket b = gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now);
+        CHECK(11, b.level > 0); /* I8 */
+    }
+    int higher = 0, lower = 0, equals = 0;
+    for (unsigned i = 0; i < GH_SLOTS; i++)
+        if (i != me && gpu.present >> i & 1) {
+            const struct gh_slot *s = &gpu.slot[i];
+            higher += gpu.share[i].class_ > gpu.share[me].class_;
+            lower += gpu.share[i].class_ < gpu.share[me].class_;
+            equals += gpu.share[i].class_ == gpu.share[me].class_;
+            int working = s->launched != s->done && !s->dead && s->heartbeat <= now &&
+                          now - s->heartbeat < 50 * GH_MS && s->done_at <= now && now - s->done_at < GH_S;
+            if (working && gpu.share[i].class_ > gpu.share[me].class_)
+                CHECK(12, !d.go); /* I9 */
+        }
+    uint64_t left = gh_residue(&own, now), window = gh_window(&gpu, me);
+    int behind = window == gpu.rules.window && left <= window / 4 && cost < GH_COST_UNKNOWN;
+    if (d.go && d.mode != GH_OPEN && !empty)
+        CHECK(13, left + cost <= window || left + cost < cost || behind);
+    int free_ =
+        !gpu.share[me].freeze && !higher && !lower &&
+        (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
+    if (free_ && !equals)
+        CHECK(14, d.go && d.mode == GH_OPEN); /* I4 */
+    /* I3: whatever equals write, nobody with nothing in flight is held for longer than some rounds of tenures. */
+    if (free_ && empty && own.held_since && mine->idle_since <= own.held_since && now < UINT64_MAX / 2) {
+        uint64_t weights = 0;
+        for (unsigned i = 0; i < GH_SLOTS; i++)
+            weights += gpu.present >> i & 1 ? gpu.share[i].weight : 0;
+        uint64_t held = now - own.held_since;
+        if (held > 4 * 100 * GH_MS * weights / gpu.share[me].weight + 200 * GH_MS)
+            CHECK(15, d.go);
+    }
+    if (free_ && empty && now < own.distrust_until)
+        CHECK(16, d.go);
+
+    uint64_t held_since = gh_held_since(&own, &d, now);
+    CHECK(17, held_since == 0 || held_since <= now);
+    CHECK(18, !d.go || held_since == 0);
+    CHECK(19, gh_wake_v(&gpu, me) >= mine->v); /* I7 */
+    uint32_t weight = gh_weight(&gpu, me, now);
+    CHECK(20, weight >= 1);
+    CHECK(21, gh_charge(mine->v, cost, weight) >= mine->v); /* I7 */
+    struct gh_bucket b = gh_bucket_take(own.bucket, (int64_t)draw());
+    b = gh_bucket_at(b, (uint32_t)draw(), draw(), draw());
+    uint64_t step = gh_pacer_step(&gpu.rules, gh_window(&gpu, me));
+    CHECK(22, step >= gpu.rules.pacer_min && step <= gpu.rules.pacer_max);
+    uint32_t duty = gh_saturation((uint32_t)below(GH_PPM + 1), draw(), draw());
+    CHECK(23, duty <= GH_PPM);
+}
+
+/* What holds when all tell the truth: somebody runs, and in rotation only one. */
+static void honest_equals(void) {
+    static struct gh_gpu gpu;
+    memset(&gpu, 0, sizeof gpu);
+    gh_rules_default(&gpu.rules);
+    uint64_t now = 100 * GH_S + below(GH_S);
+    gpu.seen = now - below(100 * GH_US);
+    unsigned n = 2 + (unsigned)below(6);
+    int saturated = 1;
+    for (unsigned i = 0; i < n; i++) {
+        gpu.present |= 1ull << i;
+        gpu.share[i] = (struct gh_share){.class_ = 1, .weight = (uint16_t)(1 + below(100))};
+        honest_slot(&gpu.slot[i], now);
+        if (below(2))
+            gpu.slot[i].saturated = 1;
+        saturated &= gpu.slot[i].saturated;
+    }
+    unsigned running = 0, claims = 0;
+    for (unsigned i = 0; i < n; i++) {
+        struct gh_own own = {.inflight = gpu.slot[i].residue, .probed_at = now};
+        struct gh_decision d = gh_decide(&gpu, i, &own, now, 80 * GH_US);
+        running += d.go || d.on == GH_ON_OWN_DONE;
+        claims += d.claim;
+        CHECK(24, d.mode == (saturated ? GH_ROTATE : GH_MIX));
+        if (d.go)
+            CHECK(25, gpu.slot[i].launched == gpu.slot[i].done || own.inflight + 80 * GH_US <= gpu.rules.window);
+    }
+    CHECK(26, running >= 1);               /* I6, no deadlock */
+    CHECK(27, !saturated || running == 1); /* rotation: one at a time */
+    CHECK(28, claims <= 1);                /* all agree on the successor */
+}
+
+/* A tenant that is idle for longer than its linger keeps nobody of a lower class out (I10). The setting's is kept to,
+ * however long; the slot's own up to a bound. */
+static void idle_high(void) {
+    static struct gh_gpu gpu;
+    memset(&gpu, 0, sizeof gpu);
+    gh_rules_default(&gpu.rules);
+    uint64_t now = 100 * GH_S + below(GH_S), linger = 1 + below(4 * GH_S), idle = below(8 * GH_S);
+    int set = below(2) != 0;
+    if (!set)
+        idle /= 40;
+    gpu.present = 3;
+    gpu.seen = now;
+    gpu.share[0] = (struct gh_share){.class_ = 2, .weight = 100, .linger = set ? (uint32_t)linger : 0};
+    gpu.share[1] = (struct gh_share){.class_ = 0, .weight = 100};
+    gpu.slot[0] = (struct gh_slot){.launched = 7,
+                                   .done = 7,
+                                   .heartbeat = now - idle,
+                                   .active_at = now - idle,
+                                   .done_at = now - idle,
+                                   .idle_since = now - idle,
+                                   .linger = (uint32_t)linger};
+    if (!set && linger > gpu.rules.linger_max)
+        linger = gpu.rules.linger_max;
+    struct gh_own own = {0};
+    struct gh_decision d = gh_decide(&gpu, 1, &own, now, 80 * GH_US);
+    CHECK(29, d.go == (idle >= linger));
+    CHECK(30, d.go || d.until <= now - idle + linger);
+}
+
+static void once(void) {
+    any_neighbours();
+    honest_equals();
+    idle_high();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    input = data;
+    input_left = size;
+    once();
+    return 0;
+}
+
+#ifndef LIBFUZZER
+int main(int argc, char **argv) {
+    uint64_t iterations = argc > 1 ? strtoull(argv[1], NULL, 10) : 100000;
+    state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    for (uint64_t i = 0; i < iterations; i++)
+        once();
+    for (int i = 0; i < 31; i++) {
+        printf("%d %" PRIu64 " %s\n", i, checks[i], check_name[i] ? check_name[i] : "-");
+        if (!checks[i]) { /* a property that was never tried proves nothing */
+            fprintf(stderr, "property %d never came up\n", i);
+            return 1;
+        }
+    }
+    return 0;
+}
+#endif

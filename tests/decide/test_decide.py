@@ -1,0 +1,97 @@
+"""decide(): its laws one by one, and what must hold for every input, under sanitizers."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SHIM = HERE.parent.parent / "oci_hook" / "shim"
+CHECKS = re.findall(r"N\(([a-z_]{2,})\)", (HERE / "check_decide.c").read_text())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_law(sanitized: Callable[..., Path], check: str) -> None:
+    program = sanitized("check", HERE / "check_decide.c", SHIM / "gate/decide.c")
+    done = subprocess.run([program, check], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{check}\n"), done.stderr
+
+
+def fuzz(program: Path, iterations: int, seed: int) -> None:
+    done = subprocess.run([program, str(iterations), str(seed)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_properties(sanitized: Callable[..., Path]) -> None:
+    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "gate/decide.c"), 40000, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3])
+def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
+    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "gate/decide.c"), 500000, seed)
+
+
+@pytest.mark.parametrize(
+    ("law", "broken"),
+    [
+        ("if (share->freeze) {", "if (0) {"),
+        ("if (b.level <= 0) {", "if (b.level < -1000000000000000) {"),
+        ("add(left, cost) <= window", "add(left, 0) <= window"),
+        ("!registered && cost < GH_COST_UNKNOWN", "cost < GH_COST_UNKNOWN"),
+        ("starving > patience(gpu, &c, me)", "0"),
+        ("if (until > now) {", "if (until > now + GH_S) {"),
+        ("max64(until, add(now, r->pacer_min))", "until + GH_S"),
+        ("c.least; /* who", "me; /* who"),
+        ("s->end - s->start <= max64", "s->end - s->start >= max64"),
+        ("quiet(gpu, s->done_at)) > gpu->rules.silent;", "quiet(gpu, s->done_at)) > GH_S;"),
+        ("quiet(gpu, gpu->slot[i].idle_since) > gpu->rules.idle_release;", "0;"),
+        ("gpu->slot[me].v : max64(gpu->slot[me].v, least - bank)", "gpu->slot[me].v : least - bank"),
+    ],
+)
+def test_properties_can_fail(tmp_path: Path, law: str, broken: str) -> None:
+    """A decide() with one law taken out is found: the properties or the checks notice."""
+    text = (SHIM / "gate/decide.c").read_text()
+    assert text.count(law) == 1
+    (tmp_path / "decide.c").write_text(text.replace(law, broken))
+    gcc = shutil.which("gcc")
+    if not gcc:
+        pytest.skip("no gcc")
+    for name in ("fuzz_decide.c", "check_decide.c"):
+        program = tmp_path / name.removesuffix(".c")
+        command = [
+            gcc,
+            "-std=c11",
+            "-O1",
+            f"-I{SHIM}",
+            "-o",
+            str(program),
+            str(HERE / name),
+            str(tmp_path / "decide.c"),
+        ]
+        subprocess.run(command, check=True)
+        arguments = ["100000", "1"] if name.startswith("fuzz") else []
+        if subprocess.run([program, *arguments], capture_output=True).returncode:
+            return
+    pytest.fail("nothing noticed")
+
+
+def test_decide_is_pure() -> None:
+    """No clock, no I/O, no allocation, no floating point, no state: decide.c calls nothing but itself."""
+    text = (SHIM / "gate/decide.c").read_text()
+    assert re.findall(r"#include.*", text) == ['#include "gate/decide.h"']
+    assert not re.search(r"\b(float|double)\b", text)
+    assert not re.search(r"^static (?!const|inline)[a-z0-9_ *]+(=|;|\[)", text, re.M)
+
+
+def test_object_needs_nothing(tmp_path: Path) -> None:
+    gcc, nm = shutil.which("gcc"), shutil.which("nm")
+    if not gcc or not nm:
+        pytest.skip("no gcc or nm")
+    made = tmp_path / "decide.o"
+    subprocess.run([gcc, f"-I{SHIM}", "-O2", "-c", "-o", str(made), str(SHIM / "gate/decide.c")], check=True)
+    undefined = subprocess.run([nm, "-u", str(made)], capture_output=True, text=True, check=True).stdout.split()
+    assert set(undefined) <= {"U", "memcpy", "memset", "_GLOBAL_OFFSET_TABLE_"}
