@@ -52,33 +52,35 @@ def show(prefix: str) -> output.Report:
 
 
 @settings.command(name="set")
-@click.argument("key")
-@click.argument("value")
+@click.argument("values", metavar="KEY=VALUE...", nargs=-1, required=True)
 @output.answers
-def set_(prefix: str, key: str, value: str) -> output.Report:
-    """Change one line of settings.yaml, or add it.
+def set_(prefix: str, values: tuple[str, ...]) -> output.Report:
+    """Change lines of settings.yaml, or add them.
 
     The other lines and the comments stay as they are. Nothing is written unless all of the file is valid then.
     Containers made from now on obey it; a running agent reads its settings when it starts. Write a list as [a, b].
 
-    `set state_dir DIR` moves the install to that directory. This is refused while containers hold shares in the old
+    `set state_dir=DIR` moves the install to that directory. This is refused while containers hold shares in the old
     one, which is emptied.
     """
-    said = settings_edit.change(prefix, **{key: read_value(key, value)})
-    return output.Report({"settings": as_data(said)}, [f"{file(prefix)} says {key}: {value}"])
+    changes = dict(map(read_pair, values))
+    said = settings_edit.change(prefix, **changes)
+    lines = [f"{file(prefix)} says {key}: {flat_yaml.quoted(value)}" for key, value in changes.items()]
+    return output.Report({"settings": as_data(said)}, lines)
 
 
-def read_value(key: str, text: str) -> "Value":
-    """The text of a list as a list. Raises SettingsError GH-501 for a key that is not a setting."""
+def read_pair(text: str) -> "tuple[str, Value]":
+    """(key, value) of KEY=VALUE, a list as a list. Raises SettingsError GH-501 for a key that is not a setting."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"{text[:60]!r}: write KEY=VALUE")
     if key not in keys.READERS:
         raise refuse("GH-501", f"{key[:60]!r} is not a setting; {keys.suggest(key)}")
-    if not text.startswith("["):
-        return text
     try:
-        found = flat_yaml.split_line(f"{key}: {text}")
+        found = flat_yaml.split_line(f"{key}: {value}") if value.startswith("[") else None
     except ValueError:
-        return text
-    return found[1] if found else text
+        found = None
+    return key, found[1] if found else value
 
 
 def as_data(said: Settings) -> dict[str, object]:

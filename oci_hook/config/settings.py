@@ -2,7 +2,7 @@
 
 A change of the file is in effect at the next start. The one exception is `state_dir`: containers of the old directory's
 ledger would be forgotten. So the install remembers the directory that it uses in PREFIX/etc/state_dir, and while
-settings.yaml names another one, every start is refused until `gpu-hook settings set state_dir` has moved the install
+settings.yaml names another one, every start is refused until `gpu-hook settings set state_dir=DIR` has moved the install
 (install/state_move.py).
 
 Here are the checks that every start makes. Those that take longer are in install/settings_check.py.
@@ -62,12 +62,9 @@ def load(prefix: str) -> Settings:
         raise SettingsError(*reading.problems)
     used = state_in_use(prefix)
     if used != settings.state_dir:
-        named = settings.state_dir[:70]
-        why = f"this install still uses {used[:70]}" if used else "this install does not use it yet"
-        raise refuse(
-            "GH-504",
-            f"settings.yaml says state_dir: {named}, and {why}; `gpu-hook settings set state_dir {named}` moves it",
-        )
+        why = f"this install still uses {used[:100]}" if used else "this install does not say which one it uses"
+        move = f"`gpu-hook settings set state_dir={settings.state_dir}`"
+        raise refuse("GH-504", f"state_dir in settings.yaml has changed, and {why}; move it with {move}")
     return settings
 
 

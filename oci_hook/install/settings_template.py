@@ -4,7 +4,7 @@ from oci_hook.config.flat_yaml import quoted
 
 TEMPLATE = """\
 # Settings of this gpu-hook install: lines of key: value. A change is in effect when the next container starts; only
-# state_dir is changed with `gpu-hook settings set state_dir DIR --prefix {prefix}`.
+# state_dir is changed with `gpu-hook settings set state_dir=DIR --prefix {prefix}`.
 # `gpu-hook settings check` says what is wrong. What each setting means and its bounds: docs/reference/settings.md
 
 # standalone: gpu-hook brings the driver files itself.

@@ -165,7 +165,7 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
         "GH-504",
         "can be changed by others",
     ),
-    "state directory not known": (drop("etc/state_dir"), "settings", "fail", "GH-504", "does not use it yet"),
+    "state directory not known": (drop("etc/state_dir"), "settings", "fail", "GH-504", "does not say which one"),
     "no shim": (drop("lib/shim/libcuda.so.1"), "shim", "fail", "GH-305", "is missing"),
     "a wrong shim": (
         lambda n: shutil.copy(n.prefix / "lib/shim/libcuda.so.1", n.prefix / "lib/shim/libnvidia-ml.so.1"),

@@ -35,10 +35,11 @@ def test_another_state_directory_is_not_valid_until_the_install_has_moved(instal
     other = install.prefix / "other"
     install.say(yaml.replace(f"state_dir: {install.state}", f"state_dir: {other}"))
     refused = install.text("settings", "check", status=1)
-    assert refused.startswith(
-        "GH-504: settings.yaml says state_dir: PREFIX/other, and this install still uses PREFIX/st"
+    assert refused == (
+        "GH-504: state_dir in settings.yaml has changed, and this install still uses PREFIX/state;"
+        " move it with `gpu-hook settings set state_dir=PREFIX/other`\n"
     )
-    install.text("settings", "set", "state_dir", str(other))
+    install.text("settings", "set", f"state_dir={other}")
     assert install.text("settings", "check") == "PREFIX/etc/settings.yaml is valid\n"
     assert settings.load(str(install.prefix)).state_dir == str(other)
 
@@ -55,11 +56,13 @@ def test_show_prints_every_setting_as_a_line_of_the_file(install: Install) -> No
 
 def test_set_changes_one_line(install: Install) -> None:
     before = (install.prefix / "etc/settings.yaml").read_text()
-    assert install.text("settings", "set", "compute_step", "5") == "PREFIX/etc/settings.yaml says compute_step: 5\n"
+    assert install.text("settings", "set", "compute_step=5", "linger=2ms").splitlines()[1].endswith("says linger: 2ms")
+    install.text("settings", "set", "linger=adaptive")
+    assert install.text("settings", "set", "compute_step=5") == "PREFIX/etc/settings.yaml says compute_step: 5\n"
     after = before.replace("compute_step: 1\n", "compute_step: 5\n")
     assert (install.prefix / "etc/settings.yaml").read_text() == after != before
-    install.text("settings", "set", "agent.address", "[::1]:9409")
-    install.text("settings", "set", "dialects", "[t9k, hami]")
+    install.text("settings", "set", "agent.address=[::1]:9409")
+    install.text("settings", "set", "dialects=[t9k, hami]")
     text = (install.prefix / "etc/settings.yaml").read_text()
     assert 'agent.address: "[::1]:9409"   # web page' in text and "\ndialects: [t9k, hami]\n" in text
 
@@ -75,5 +78,6 @@ def test_set_writes_nothing_that_is_wrong(install: Install) -> None:
         ("dialects", "[t9k, ", "dialects: "),
         ("driver_root", "/a\nmode: below", "GH-501: driver_root: "),
     ):
-        assert why in install.text("settings", "set", key, value, status=1)
+        assert why in install.text("settings", "set", f"{key}={value}", status=1)
         assert (install.prefix / "etc/settings.yaml").read_text() == before
+    assert "write KEY=VALUE" in install.text("settings", "set", "compute_step", status=2)

@@ -120,10 +120,10 @@ def test_nothing_starts_until_the_install_has_moved(
     assert runc.create(bundle(ASK), prefix).returncode == 0
     text = (prefix.prefix / layout.SETTINGS_YAML).read_text()
     name(prefix, tmp_path / "other")
-    advice = f"`gpu-hook settings set state_dir {tmp_path}/other`"
+    advice = f"`gpu-hook settings set state_dir={tmp_path}/other`"
     refused = runc.create(bundle(ASK), prefix)
     assert refused.returncode == 1 and "GH-504: " in refused.stderr, refused.stderr
-    assert f"this install still uses {prefix.state}"[:90] in refused.stderr and advice[:60] in refused.stderr
+    assert f"this install still uses {prefix.state}"[:90] in refused.stderr and advice in refused.stderr
     with pytest.raises(GhError, match="GH-504"):
         load(str(prefix.prefix))
     assert runc.create(bundle(), prefix).returncode == 0  # one that asks for nothing
@@ -145,7 +145,7 @@ def test_nothing_starts_until_the_install_has_moved(
 def test_an_install_that_does_not_say_what_it_uses_starts_nothing(prefix: Install, left: str | None) -> None:
     file = prefix.prefix / layout.STATE_IN_USE
     file.unlink() if left is None else file.write_text(left)
-    with pytest.raises(GhError, match="GH-504: .* `gpu-hook settings set state_dir /"):
+    with pytest.raises(GhError, match="GH-504: .* `gpu-hook settings set state_dir=/"):
         load(str(prefix.prefix))
     settings_edit.change(str(prefix.prefix), state_dir=str(prefix.state))
     assert load(str(prefix.prefix)).state_dir == str(prefix.state)

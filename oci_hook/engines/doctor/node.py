@@ -113,7 +113,7 @@ def on_disk(settings: Settings, option: str, held: bool) -> Finding:
         return Finding("ledger", WARN, f"{message}; mount a tmpfs there before the first container starts", "GH-303")
     if held:
         return Finding("ledger", WARN, f"{message}; end its containers, then run doctor again", "GH-303")
-    return Finding("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir {USUAL}{option}")
+    return Finding("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir={USUAL}{option}")
 
 
 def plural(n: int, noun: str) -> str:
