@@ -10,20 +10,40 @@ from pathlib import Path
 import deb
 import image
 import rpm
+import simulator_packages
 from payload import ROOT, VERSION, epoch
 
 
+<<<<<<< HEAD
+def wheel(out: Path, arch: str, source: Path = ROOT, name: str = "gpu_hook") -> Path:
+    """By pip, as anybody's `pip install .`, with a tag that package indexes take."""
+    tag = f"manylinux2014_{arch}"  # the C library that the libraries ask for is 2.17, or none
+=======
 def wheel(out: Path, arch: str) -> Path:
     """OUT/gpu_hook-VERSION-py3-none-TAG.whl by pip, like `pip install .`, with a tag that package indexes accept."""
     tag = f"manylinux2014_{arch}"  # the libraries need glibc 2.17, or none
+>>>>>>> main
     option = f"--config-settings=--build-option=--plat-name={tag}"
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", option]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
-    subprocess.run([*command, "-w", str(out), str(ROOT)], check=True, env=environment)
-    return out / f"gpu_hook-{VERSION}-py3-none-{tag}.whl"
+    subprocess.run([*command, "-w", str(out), str(source)], check=True, env=environment)
+    return out / f"{name}-{VERSION}-py3-none-{tag}.whl"
 
 
-KINDS = {"deb": deb.build, "rpm": rpm.build, "image": image.build, "wheel": wheel}
+def simulator_wheel(out: Path, arch: str) -> Path:
+    return wheel(out, arch, ROOT / "simulator", "gpu_hook_simulator")
+
+
+KINDS = {
+    "deb": deb.build,
+    "rpm": rpm.build,
+    "image": image.build,
+    "wheel": wheel,
+    "simulator-deb": simulator_packages.deb_package,
+    "simulator-rpm": simulator_packages.rpm_package,
+    "simulator-wheel": simulator_wheel,
+}
+ANY_ARCHITECTURE = tuple(kind for kind in KINDS if kind.endswith(("deb", "rpm")))
 
 
 def main() -> None:
@@ -32,8 +52,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
     parser.add_argument("--arch", default=platform.machine(), choices=list(deb.ARCHITECTURES), help="deb and rpm only")
     args = parser.parse_args()
+<<<<<<< HEAD
+    if args.kind not in ANY_ARCHITECTURE and args.arch != platform.machine():
+        parser.error(f"{args.kind}: --arch {args.arch} is not this machine's; build it on such a machine")
+=======
     if args.kind not in ("deb", "rpm") and args.arch != platform.machine():
         parser.error(f"{args.kind}: --arch {args.arch} is not this machine's architecture; build it on such a machine")
+>>>>>>> main
     os.umask(0o022)
     args.out.mkdir(parents=True, exist_ok=True)
     print(KINDS[args.kind](args.out.resolve(), args.arch))

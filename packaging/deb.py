@@ -34,15 +34,19 @@ Description: share one NVIDIA GPU among containers by annotations
 
 def build(out: Path, arch: str) -> Path:
     """OUT/gpu-hook_VERSION_ARCHITECTURE.deb; the same bytes for the same sources and SOURCE_DATE_EPOCH."""
+    scripts = {f"DEBIAN/{name}": read(HERE / "deb" / name, 0o755) for name in ("postinst", "prerm", "postrm")}
+    conffiles = {"DEBIAN/conffiles": (b"/etc/default/gpu-hook\n", 0o644)}
+    return pack(out, arch, CONTROL, contents(arch), {**scripts, **conffiles})
+
+
+def pack(out: Path, arch: str, control: str, files: Files, own: Files) -> Path:
+    """The package that `control` describes, with these files and these of dpkg's own."""
     architecture = ARCHITECTURES[arch]
-    files = contents(arch)
     size = sum(len(data) for data, _ in files.values())
-    control = CONTROL.format(version=VERSION, architecture=architecture, size=-(-size // 1024))
-    files["DEBIAN/control"] = (control.encode(), 0o644)
-    files["DEBIAN/conffiles"] = (b"/etc/default/gpu-hook\n", 0o644)
-    for script in ("postinst", "prerm", "postrm"):
-        files[f"DEBIAN/{script}"] = read(HERE / "deb" / script, 0o755)
-    target = out / f"gpu-hook_{VERSION}_{architecture}.deb"
+    control = control.format(version=VERSION, architecture=architecture, size=-(-size // 1024))
+    files = {**files, **own, "DEBIAN/control": (control.encode(), 0o644)}
+    name = control.partition("\n")[0].removeprefix("Package: ")
+    target = out / f"{name}_{VERSION}_{architecture}.deb"
     with tempfile.TemporaryDirectory() as folder:
         lay(Path(folder), files)
         command = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", folder, str(target)]

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class
 from payload import VERSION, epoch
 
-from oci_hook.cli.main import SUMMARIES, cli
+from oci_hook.cli.main import ELSEWHERE, SUMMARIES, Absent, cli
 
 ABOUT = """\
 .SH EXIT STATUS
@@ -37,8 +37,12 @@ def pages() -> dict[str, str]:
     texts = {"gpu-hook.1": _cli()}
     for path in (Path(__file__).parent / "man").glob("*.8"):
         texts[path.name] = path.read_text()
+    return {name: dated(text) for name, text in texts.items()}
+
+
+def dated(text: str) -> str:
     date = datetime.datetime.fromtimestamp(epoch(), datetime.timezone.utc).strftime("%Y-%m-%d")
-    return {name: text.replace("@DATE@", date).replace("@VERSION@", VERSION) for name, text in texts.items()}
+    return text.replace("@DATE@", date).replace("@VERSION@", VERSION)
 
 
 def completion(shell: str) -> str:
@@ -62,13 +66,15 @@ def _cli() -> str:
     ]
     root = click.Context(cli, info_name="gpu-hook")
     for name in sorted(SUMMARIES):
-        command = cli.get_command(root, name)
+        command = Absent(name) if name in ELSEWHERE else cli.get_command(root, name)
         assert command is not None
-        lines += _command(command, click.Context(command, parent=root, info_name=name))
+        lines += commands(command, click.Context(command, parent=root, info_name=name))
+        if name in ELSEWHERE:
+            lines.append(roff(f"See gpu-hook-{name}(1). Where it is missing: {ELSEWHERE[name]}."))
     return "\n".join(lines) + "\n" + ABOUT
 
 
-def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+def commands(command: click.Command, context: click.Context) -> Iterator[str]:
     yield f".SS {roff(context.command_path)}"
     for paragraph in (command.help or "").split("\n\n"):
         yield roff(" ".join(paragraph.split()))
@@ -77,7 +83,7 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         for name in command.list_commands(context):
             part = command.get_command(context, name)
             assert part is not None
-            yield from _command(part, click.Context(part, parent=context, info_name=name))
+            yield from commands(part, click.Context(part, parent=context, info_name=name))
         return
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)

@@ -20,19 +20,23 @@ PLACES = {  # Debian's path -> that of RPM distributions
 
 def build(out: Path, arch: str) -> Path:
     """OUT/gpu-hook-VERSION-1.ARCH.rpm; the same bytes for the same sources and SOURCE_DATE_EPOCH."""
-    files = contents(arch)
+    return pack(out, arch, "gpu-hook", HERE, contents(arch))
+
+
+def pack(out: Path, arch: str, package: str, source: Path, files: Files) -> Path:
+    """The package with these files, by the spec and the scripts in the folder `source`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lay(folder / "tree", files)
-        spec = folder / "gpu-hook.spec"
-        spec.write_text(described(files, folder / "tree"))
+        spec = folder / f"{package}.spec"
+        spec.write_text(described(source, files, folder / "tree"))
         command = ["rpmbuild", "-bb", "--quiet", f"--target={arch}-linux", f"--define=_topdir {folder}/top", str(spec)]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch()), "HOME": name, "LC_ALL": "C.UTF-8"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
             raise SystemExit(f"scripts/package: rpmbuild: {done.stderr.strip()[-2000:]}")
         (built,) = (folder / "top/RPMS").rglob("*.rpm")
-        target = out / f"gpu-hook-{VERSION}-1.{arch}.rpm"
+        target = out / f"{package}-{VERSION}-1.{arch}.rpm"
         target.write_bytes(built.read_bytes())
     return target
 
@@ -47,15 +51,16 @@ def contents(arch: str) -> Files:
     return files
 
 
-def described(files: Files, tree: Path) -> str:
+def described(source: Path, files: Files, tree: Path) -> str:
     folders = {str(path) for name in files for path in Path(name).parents if str(path).startswith(OWN)}
     lines = [f"%dir /{folder}" for folder in sorted(folders)]
     for name in sorted(files):
         lines.append(("%config(noreplace) " if name.startswith("etc/") else "") + f'"/{name}"')
-    text = (HERE / "package.spec").read_text()
+    text = (source / "package.spec").read_text()
     values = {"VERSION": VERSION, "TREE": str(tree), "FILES": "\n".join(lines)}
     for part in ("post", "posttrans", "preun", "postun"):
-        values[part.upper()] = (HERE / part).read_text().replace("%", "%%")
+        if (source / part).exists():
+            values[part.upper()] = (source / part).read_text().replace("%", "%%")
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     return text

@@ -15,6 +15,7 @@ from oci_hook.core.dialects import native
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import PAGES_DIR, PREFIX_KEY, SHARE_STATE
+from oci_hook.core.nvidia_runtime_mode import own_steps
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
@@ -25,6 +26,7 @@ from oci_hook.ledger import slot_files, store
 from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import request_mounts
 from oci_hook.oci import spec as oci_spec
+from oci_hook.oci.spec_types import Mount
 
 KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
@@ -130,7 +132,7 @@ def describe(
     spec: str | None,
     annotations: dict[str, str],
     env: dict[str, str],
-    mounts: list[dict[str, str]],
+    mounts: list[Mount],
     container: str,
 ) -> Container:
     """The container that the options describe; they override the spec. Raises ApplyError GH-401."""
@@ -153,9 +155,9 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in given)
 
 
-def volumes(given: tuple[str, ...]) -> list[dict[str, str]]:
+def volumes(given: tuple[str, ...]) -> list[Mount]:
     """Mounts in the form of docker's -v."""
-    found = []
+    found: list[Mount] = []
     for text in given:
         source, _, destination = text.partition(":")
         if not destination.startswith("/"):
@@ -190,8 +192,11 @@ def plan_for(
         imex_channels=request.imex_channels,
     )
     if given.doc is None:
-        plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
+        image = ImageFacts("/usr/lib64")
+        plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
         late = settings.mode == "on-top"
+        if late:
+            plan = own_steps(plan, inventory, image, settings.prefix, late)
     else:
         found_plan = bundle_plan.plan_for(given.doc, given.bundle, grant, inventory, settings)
         plan, late = found_plan.steps, found_plan.late

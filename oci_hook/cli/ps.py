@@ -12,7 +12,7 @@ from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
-from oci_hook.observe.account import Books, look
+from oci_hook.observe.account import Usage, look
 from oci_hook.observe.stage import in_words, stage
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension 
 def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension | None = None) -> dict[str, Any]:
     """One container of the --json document."""
     books = look(grant)
-    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Books) else [None] * len(grant.shares)
+    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Usage) else [None] * len(grant.shares)
     gpus = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": n}
         for share, n in zip(grant.shares, used, strict=True)

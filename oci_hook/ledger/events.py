@@ -53,7 +53,7 @@ def refused(
     if request is not None:
         more["request"] = {**request.fields(), "gpus": [gpu.fields() for gpu in request.gpus]}
     lines = [str(p) for p in problems[:5]]
-    record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], lines=lines, **more)
+    record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
 
 
 def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
@@ -92,4 +92,4 @@ def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
     ):
         changes += [f"{what} {was} -> {is_}"] if was != is_ else []
     name, id = full_name(grant.who)[:256], grant.who.id[:256]
-    record(state_dir, "set", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)
+    record(state_dir, "changed", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)

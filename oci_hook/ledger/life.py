@@ -165,10 +165,8 @@ def occupied(life: Life) -> bool:
         if os.path.exists(life.cgroup + "/cgroup.events"):  # cgroup v2 answers for the whole subtree
             return b"populated 0" not in read_file(life.cgroup + "/cgroup.events")
         # 0: a process of a pid namespace that we do not see.
-        for pids in cgroup_tree.processes(life.cgroup, CGROUPS_MAX):
-            if any(not pid or start_time(pid) for pid in pids):
-                return True
-        return False
+        found = cgroup_tree.processes(life.cgroup, CGROUPS_MAX)
+        return any(not pid or start_time(pid) for pids in found for pid in pids)
     except cgroup_tree.TooManyCgroups:
         return cgroup_tree.any_belongs(life.cgroup, SCAN_SECONDS)
     except (FileNotFoundError, NotADirectoryError):

@@ -94,7 +94,7 @@ def test_the_event_says_what_was_changed(install: Install, two: tuple[Grant, Gra
     install.text("set", "web", "--memory", "5Gi", "--compute", "40", "--class", "offline")
     install.text("set", "web", "--policy", "be")
     install.text("set", "web", "--policy", "be")  # changes nothing
-    lines = [line for line in install.text("events").splitlines() if "  set  " in line]
+    lines = [line for line in install.text("events").splitlines() if "  changed  " in line]
     assert len(lines) == 2, lines
     old = two[0].shares[0]
     assert f"GPU-0: memory {old.memory_mib} MiB -> 5120 MiB; GPU-0: compute {old.compute} % -> 40 %" in lines[0]

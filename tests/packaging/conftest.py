@@ -15,9 +15,9 @@ from tests.packaging.machine import Machine
 
 @pytest.fixture(scope="session")
 def packages(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the .deb, the .rpm, the image and the wheel."""
+    """A folder with each .deb, .rpm and wheel, and the image."""
     out = tmp_path_factory.mktemp("packages")
-    for kind in ("deb", "rpm", "image", "wheel"):
+    for kind in ("deb", "rpm", "image", "wheel", "simulator-deb", "simulator-rpm", "simulator-wheel"):
         package(kind, out)
     return out
 

@@ -56,6 +56,11 @@ class Machine(Namespaces):
         listing = self.sh(f"find / -xdev {left_out} -print")
         return {line for line in listing.splitlines() if "/__pycache__" not in line or "gpu-hook" in line}
 
+    def simulator_beside(self, folder: str) -> None:
+        """Put the simulator's Python package beside oci_hook in this folder: there is none for the image."""
+        self.sh("dpkg-deb -x /packages/gpu-hook-simulator_*.deb /run/simulator")
+        self.sh(f"cp -r /run/simulator/usr/lib/gpu-hook/gpu_hook_simulator {folder}; rm -r /run/simulator")
+
     def exists(self, path: str) -> bool:
         return self.run("test", "-e", path).returncode == 0
 

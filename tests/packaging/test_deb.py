@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import platform
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from tests.packaging.conftest import built_twice
 from tests.packaging.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
+DEBS = "/packages/gpu-hook_0*.deb /packages/gpu-hook-simulator_0*.deb"
 UNIT = "/etc/systemd/system/multi-user.target.wants/gpu-hook-inventory.service"
 PREFIX = "/opt/gpu-hook"
 
@@ -89,10 +91,22 @@ def test_the_unit_is_understood_by_systemd(payload: tarfile.TarFile, tmp_path: P
     assert about == []
 
 
+def test_the_simulator_is_in_its_own_package_only(payload: tarfile.TarFile, packages: Path) -> None:
+    assert not [name for name in payload.getnames() if "simulat" in name or "/sim" in name]
+    (file,) = packages.glob("gpu-hook-simulator_*.deb")
+    listed = subprocess.run(["dpkg-deb", "-c", file], check=True, capture_output=True, text=True).stdout
+    for name in ("native/x86_64/gpu-probe", "native/x86_64/libcuda.so.1", "model/scenarios.py", "calibration.json"):
+        assert f"/gpu_hook_simulator/{name}\n" in listed or platform.machine() != "x86_64"
+    assert "man1/gpu-hook-sim.1.gz" in listed and "oci_hook" not in listed
+
+
 def test_installed_used_and_purged(machine: Machine) -> None:
     before = machine.files()
     machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
     assert machine.sh("dpkg --verify gpu-hook") == ""
+    assert "gpu-hook-simulator" in machine.fails("gpu-hook sim up")
+    machine.sh("dpkg -i /packages/gpu-hook-simulator_0*.deb")
+    assert machine.sh("dpkg --verify gpu-hook-simulator") == ""
     assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     assert machine.exists(UNIT)
@@ -104,6 +118,8 @@ def test_installed_used_and_purged(machine: Machine) -> None:
     assert "4096" in machine.sh("gpu-hook explain --annotation gpu-hook.io/memory=4Gi")
     completed = machine.sh("_GPU_HOOK_COMPLETE=bash_complete COMP_WORDS='gpu-hook un' COMP_CWORD=1 gpu-hook")
     assert completed == "plain,uninstall\n"
+    machine.sh("dpkg --purge gpu-hook-simulator")
+    assert not machine.exists(f"{PREFIX}/sim") and machine.exists(PREFIX)
     machine.sh("dpkg --purge gpu-hook")
     assert machine.files() - before == set()
     assert before - machine.files() == set()
@@ -135,14 +151,18 @@ def test_engines_are_told_where_the_administrator_says_so(machine: Machine) -> N
 
 
 def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Path) -> None:
-    machine.sh("dpkg -i /packages/gpu-hook_0*.deb; gpu-hook sim up")
+    machine.sh(f"dpkg -i {DEBS}; gpu-hook sim up")
     with machine.container_with_a_share(packages, PREFIX):
-        assert "GH-504: 1 container(s) hold shares (sleeper)" in machine.fails("dpkg --remove gpu-hook")
+        assert "GH-306: 1 container(s) use the simulated GPUs: sleeper" in machine.fails(
+            "dpkg --purge gpu-hook-simulator"
+        )
+        removed = machine.fails("dpkg --force-depends --remove gpu-hook")
+        assert "GH-504: 1 container(s) hold shares (sleeper)" in removed
         assert "sleeper" in machine.sh("gpu-hook ps")
         machine.sh("dpkg --install /packages/gpu-hook_0*.deb")  # an upgrade does not
         assert "sleeper" in machine.sh("gpu-hook ps")
-    machine.sh("dpkg --remove gpu-hook")
-    assert not machine.exists(PREFIX)
+    machine.sh("dpkg --remove gpu-hook gpu-hook-simulator")
+    assert not machine.exists(PREFIX) and not machine.exists("/usr/lib/gpu-hook")
 
 
 def test_an_install_that_cannot_go_stays(machine: Machine) -> None:

@@ -170,6 +170,8 @@ def test_installs_onto_its_machine_and_cleans_up_when_stopped(machine: Machine, 
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     assert PREFIX in machine.sh("cat /etc/docker/daemon.json")
     machine.is_roots_alone(PREFIX, f"{PREFIX}-cli")
+    assert "gpu-hook-simulator" in machine.fails(f"{PREFIX}-cli/gpu-hook sim up")
+    machine.simulator_beside(f"{PREFIX}-cli")
     machine.sh(f"{PREFIX}-cli/gpu-hook sim up --gpus 2")
     assert machine.sh(f"{PREFIX}-cli/gpu-hook gpus").count("GPU-") == 2
     assert pod.stop() == 0, pod.log.read_text()
@@ -202,6 +204,7 @@ def test_says_what_the_machine_lacks(machine: Machine, pods: Any) -> None:
 def test_stays_while_containers_hold_shares(machine: Machine, pods: Any, packages: Path) -> None:
     pod = pods(ENGINES="none")
     pod.ready()
+    machine.simulator_beside(f"{PREFIX}-cli")
     machine.sh(f"{PREFIX}-cli/gpu-hook sim up")
     with machine.container_with_a_share(packages, PREFIX):
         assert pod.stop() == 1

@@ -33,19 +33,29 @@ def blocks(label: str) -> list[str]:
 
 
 def test_every_block_is_run() -> None:
-    assert set(re.findall(r"^```(.+)$", PAGE, re.M)) == {"sh build", "sh deb", "sh rpm", "sh pip", "sh image"}
+    assert set(re.findall(r"^```(.+)$", PAGE, re.M)) == {
+        "sh build",
+        "sh deb",
+        "sh rpm",
+        "sh pip",
+        "sh image",
+        "sh simulator",
+    }
 
 
 def test_build() -> None:
     """What the other tests build is what the page says."""
     (text,) = blocks("build")
     assert re.findall(r"scripts/package (\w+) --out dist\n", text) == ["deb", "rpm", "wheel", "image"]
+    (text,) = blocks("simulator")
+    assert "scripts/package simulator-deb --out dist\n" in text
     assert 'exec .venv/bin/python -B packaging/build.py "$@"' in (REPO / "scripts/package").read_text()
 
 
 def test_deb(machine: Machine) -> None:
     machine.sh("ln -s /packages /dist; touch /usr/bin/dockerd")
     first, second, last = blocks("deb")
+    first = first.replace("gpu-hook_*.deb ", "gpu-hook_*.deb ./dist/gpu-hook-simulator_*.deb ")
     assert "all is well" in machine.sh(f"cd /; {first}")
     assert "nothing to change" not in machine.sh("gpu-hook uninstall --engine docker")
     machine.sh(second)
@@ -58,6 +68,8 @@ def test_rpm(machine: Machine) -> None:
     """By rpm on a Debian: it has what the package needs under other names (--nodeps)."""
     machine.sh("ln -s /packages /dist; rpm --initdb")
     first, last = blocks("rpm")
+    first = first.replace("gpu-hook-*.rpm", "gpu-hook-0*.rpm ./dist/gpu-hook-simulator-*.rpm")
+    last = last.replace("gpu-hook", "gpu-hook gpu-hook-simulator")
     for own, other in (
         ("dnf install --assumeyes ", "rpm --install --nodeps "),
         ("dnf remove --assumeyes", "rpm --erase"),
@@ -76,14 +88,26 @@ def host(packages: Path) -> Iterator[Hideout]:
     hideout.close()
 
 
-def test_pip(wheel: Path, host: Hideout, tmp_path: Path) -> None:
+def test_simulator(machine: Machine) -> None:
+    machine.sh("ln -s /packages /dist; dpkg -i /packages/gpu-hook_0*.deb")
+    (text,) = blocks("simulator")
+    _, text = text.split("\n", 1)  # it is built
+    assert machine.sh(f"cd /; {text}").count("Simulated GPU 24 GiB") == 2
+    assert not machine.exists("/opt/gpu-hook/sim") and machine.exists("/opt/gpu-hook")
+    assert "gpu-hook-simulator" in machine.fails("gpu-hook sim up")
+
+
+def test_pip(wheel: Path, packages: Path, host: Hideout, tmp_path: Path) -> None:
     dist = tmp_path / "dist"
     dist.mkdir()
     shutil.copy(wheel, dist)
+    (simulator,) = packages.glob("gpu_hook_simulator-*.whl")
+    shutil.copy(simulator, dist)
     # pip finds in a folder what it would fetch: the hideout has no network.
     download = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(dist)]
     subprocess.run([*download, str(wheel)], check=True)
     first, last = blocks("pip")
+    first = first.replace("dist/gpu_hook-*.whl", "dist/gpu_hook-*.whl dist/gpu_hook_simulator-*.whl")
     setting = f"set -e; cd {tmp_path}; export PIP_NO_INDEX=1 PIP_FIND_LINKS={dist}\n"
     done = host.run("sh", "-c", setting + first)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -95,6 +119,10 @@ def test_pip(wheel: Path, host: Hideout, tmp_path: Path) -> None:
 def test_image(packages: Path) -> None:
     """By podman 5 on a Debian 13, which has nothing of what the command line imports."""
     (text,) = blocks("image")
+    beside = (
+        "dpkg-deb -x dist/gpu-hook-simulator_*.deb u; cp -r u/usr/lib/gpu-hook/gpu_hook_simulator /opt/gpu-hook-cli\n"
+    )
+    text = text.replace("/opt/gpu-hook-cli/gpu-hook sim up", f"{beside}/opt/gpu-hook-cli/gpu-hook sim up")
     bare = "umount /usr/local/lib/python3*/dist-packages; rm -r /usr/lib/python3/dist-packages"
     hideout = Hideout(debian_13(), bare)
     try:

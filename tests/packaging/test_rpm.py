@@ -13,6 +13,7 @@ from tests.packaging.machine import Machine
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 PREFIX = "/opt/gpu-hook"
 INSTALL = "rpm --upgrade --nodeps /packages/gpu-hook-0*.rpm"
+SIMULATOR = "rpm --upgrade --nodeps /packages/gpu-hook-simulator-0*.rpm"
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,8 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
+    assert "gpu-hook-simulator" in machine.fails("gpu-hook sim up")
+    machine.sh(f"{SIMULATOR}; rpm --verify gpu-hook-simulator")
     machine.sh("gpu-hook sim up --gpus 2; gpu-hook install --engine docker")
     assert machine.sh("gpu-hook gpus").count("GPU-") == 2
     machine.sh(f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml; gpu-hook settings check")
@@ -73,7 +76,8 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert not machine.exists("/usr/lib/gpu-hook/oci_hook/cli/translate.py")
     assert machine.sh("find /usr/lib/gpu-hook -name 'translate.*.pyc' -path '*/cli/*'") == ""
     assert machine.exists("/etc/docker/daemon.json") and machine.sh("gpu-hook gpus").count("GPU-") == 2
-    machine.sh("rpm --erase gpu-hook")
+    assert "gpu-hook-simulator" in machine.fails("rpm --erase gpu-hook")  # needs it
+    machine.sh("rpm --erase gpu-hook gpu-hook-simulator")
     # The last two are distributions' own where packages are RPMs.
     left = machine.files() - before - {"/etc/docker", "/etc/sysconfig", "/usr/share/zsh/site-functions"}
     assert left == {"/var/lib/gpu-hook", "/var/lib/gpu-hook/settings.yaml"}
@@ -84,9 +88,11 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
 
 
 def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Path) -> None:
-    machine.sh(f"rpm --initdb; {INSTALL}; gpu-hook sim up")
+    machine.sh(f"rpm --initdb; {INSTALL}; {SIMULATOR}; gpu-hook sim up")
     with machine.container_with_a_share(packages, PREFIX):
-        assert "GH-504: 1 container(s) hold shares (sleeper)" in machine.fails("rpm --erase gpu-hook")
+        used = machine.fails("rpm --erase gpu-hook-simulator")
+        assert "GH-306: 1 container(s) use the simulated GPUs: sleeper" in used
+        assert "GH-504: 1 container(s) hold shares (sleeper)" in machine.fails("rpm --erase --nodeps gpu-hook")
         assert "sleeper" in machine.sh("gpu-hook ps") and not machine.exists("/var/lib/gpu-hook")
-    machine.sh("rpm --erase gpu-hook")
+    machine.sh("rpm --erase gpu-hook gpu-hook-simulator")
     assert not machine.exists(PREFIX)
