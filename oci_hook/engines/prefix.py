@@ -29,7 +29,7 @@ HOT_FOLDERS = ("apply", "config", "core", "ledger", "linux", "oci")
 COLD_FILES = ("__main__.py",)
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
-STARTS = ("runtime.py", "hook.py")  # what they start
+STARTS = ("runtime.py", "hook.py")  # what PROGRAMS start
 LOCK = ".lock"
 SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
@@ -38,7 +38,7 @@ EMPTY_FILES = (
 )
 EMPTY_FOLDERS = (layout.ACCOUNT_DIR, *(f"{layout.SHARE_DIR}/{i}" for i in range(MAX_GPUS)))
 
-# Run by the install's own Python, for which the code is compiled; its arguments are the library folder and the names.
+# The install's own Python runs this and compiles the code for itself. Arguments: the library folder, the files' names.
 PACK = """
 import marshal, sys
 from importlib.util import MAGIC_NUMBER
@@ -58,13 +58,13 @@ print(sys.implementation.cache_tag)
 
 
 def native(arch: str = platform.machine()) -> Path:
-    """Where the compiled parts are: inside an installed package, or in the build folder of a checkout."""
+    """The folder of the compiled parts: in an installed package, or in the build folder of a checkout."""
     packed = PACKAGE / "native" / arch
     return packed if packed.is_dir() else PACKAGE.parent / "build" / arch
 
 
 def lay(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
-    """Make or renew the install at `prefix`; the settings in use. An existing settings.yaml is kept, and then the other
+    """Make or renew the install at `prefix`; returns its settings. An existing settings.yaml is kept, and then the other
     arguments must be None or what it says. A first one that fails leaves nothing.
 
     Raises SettingsError GH-50x, GH-305.
@@ -94,14 +94,14 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other. The
-    lock is a file of root's alone: who may open one can hold it for ever. Raises GH-504 with who holds it."""
+    """Only one process installs or removes at this prefix at a time; others wait. The prefix is made if it does not exist.
+    Only root may open the lock file: whoever can open one can hold its lock for ever. Raises GH-504 with the holder."""
     fd = -1
     while fd < 0:
         _folder(root)
         try:
             fd = locked(str(root / LOCK), "GH-504")
-        except FileNotFoundError:  # the other took the prefix away meanwhile
+        except FileNotFoundError:  # another process removed the prefix meanwhile
             pass
     try:
         yield
@@ -133,7 +133,7 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     try:
         settings = settings_edit.change(str(root))
     except GhError:
-        if new:  # else the next try would be held to the wrong values
+        if new:  # otherwise the next try would have to agree with the wrong values
             yaml.unlink()
         raise
     for key, value in given.items():
@@ -153,8 +153,8 @@ def find_runtime() -> str:
 
 
 def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> list[str]:
-    """Take an install away, and the folders of its simulated driver; paths that stay because they are not ours. Raises
-    GH-504 while containers hold shares."""
+    """Remove an install, and the folders of its simulated driver; returns the paths that stay since they are not ours.
+    Raises GH-504 while containers hold shares."""
     root = Path(prefix)
     if not _installed(root):
         raise _no_install(prefix)
@@ -164,12 +164,12 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
                 return _remove(root, prefix, force, simulated)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root") from None
-    remove_empty(root)  # another one had taken it away
+    remove_empty(root)  # another process had removed it
     raise _no_install(prefix)
 
 
 def _installed(root: Path) -> bool:
-    """Also what a killed `lay` or `remove` left."""
+    """Whether there is an install, or the rest that a killed `lay` or `remove` left."""
     return any((root / name).exists() for name in (layout.STATE_IN_USE, layout.SETTINGS_YAML, layout.LIB_DIR))
 
 
@@ -201,7 +201,7 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
 def _remove_files(root: Path) -> None:
     for name in PROGRAMS:
         (root / "bin" / name).unlink(missing_ok=True)
-    # lib/container was the skeleton in 0.1.0. `lay` leaves it: a mount goes with the file on which a container has it.
+    # lib/container was the skeleton in 0.1.0. `lay` leaves it: a container would lose what is mounted on its files.
     for folder in (layout.LIB_DIR, layout.SHIM_DIR, layout.CLOSED_DIR, "lib/container"):
         shutil.rmtree(root / folder, ignore_errors=True)
     for name in (layout.SETTINGS_YAML, layout.STATE_IN_USE, *OLD_FILES):
@@ -209,12 +209,12 @@ def _remove_files(root: Path) -> None:
     for folder in ("bin", "etc", "lib", ""):
         try:
             (root / folder).rmdir()
-        except OSError:  # something of somebody else's
+        except OSError:  # it has files that are not ours
             pass
 
 
 def refuse_while_held(state_dir: str, force: bool) -> None:
-    """Raises GH-504 while containers hold shares; NodeError GH-303 where that cannot be told."""
+    """Raises GH-504 while containers hold shares; NodeError GH-303 if that cannot be found out."""
     try:
         living = store.snapshot(state_dir)
     except NodeError:
@@ -233,7 +233,7 @@ def _folder(path: Path) -> None:
     if st.st_uid not in (0, os.geteuid()) or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise refuse("GH-504", f"{path} can be changed by others than its owner root; chmod go-w, chown root")
     if new:
-        path.chmod(0o755)  # whatever the umask: containers map these files as any user
+        path.chmod(0o755)  # whatever the umask: any user in a container maps these files
 
 
 def _copy(source: Path, target: Path, mode: int) -> None:
@@ -243,7 +243,7 @@ def _copy(source: Path, target: Path, mode: int) -> None:
 
 
 def _put(temporary: Path, target: Path, mode: int) -> None:
-    """Rename, when its bytes are on the disk: else a machine that loses its power may come back with an empty file."""
+    """Rename after the bytes are on the disk; otherwise a machine that loses its power may come back with an empty file."""
     temporary.chmod(mode)
     fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -254,7 +254,7 @@ def _put(temporary: Path, target: Path, mode: int) -> None:
 
 
 def _skeleton(folder: Path) -> None:
-    """The directory that becomes PRIVATE in containers: nothing but places to mount on."""
+    """The directory that becomes PRIVATE in containers: empty files and folders to mount on."""
     _folder(folder)
     for path in EMPTY_FILES:
         file = folder / path[len(layout.PRIVATE) + 1 :]
@@ -266,7 +266,7 @@ def _skeleton(folder: Path) -> None:
         _folder(inside.parent)
         if path == layout.ACCOUNT_DIR:
             inside.mkdir(exist_ok=True)
-            for planted in inside.iterdir():  # by whoever could come here before the folder above was closed
+            for planted in inside.iterdir():  # put there by a user who could enter before CLOSED_DIR was closed
                 shutil.rmtree(planted) if planted.is_dir() and not planted.is_symlink() else planted.unlink()
             inside.chmod(layout.OPEN_MODE)
         else:
@@ -274,7 +274,7 @@ def _skeleton(folder: Path) -> None:
 
 
 def _python_files(target: Path) -> list[str]:
-    """Copy the hot path's sources and the start file; the names of the package's files, relative to `target`."""
+    """Copy the hot path's sources and the start files; returns the names of the package's files below `target`."""
     names = sorted(path.name for path in PACKAGE.glob("*.py") if path.name not in COLD_FILES)
     for folder in HOT_FOLDERS:
         names += sorted(str(path.relative_to(PACKAGE)) for path in (PACKAGE / folder).rglob("*.py"))

@@ -59,7 +59,7 @@ def check_state_dir(reading: Reading, prefix: str, state_dir: str) -> None:
 
 
 def check_program(reading: Reading, settings: Settings, name: str, program: str, code: str) -> None:
-    """It will be run as root: an executable file that only root (or the user who runs this check) can change."""
+    """The program will be run as root: it must be an executable file that only root (or this user) can change."""
     line = reading.lines.get(name)
     real = os.path.realpath(program)
     try:
@@ -79,7 +79,7 @@ KERNELS_OF_THEIR_OWN = ("runsc", "kata", "containerd-shim-kata", "crun-krun", "k
 
 
 def check_mode(reading: Reading, settings: Settings) -> None:
-    """Only on top of the NVIDIA runtime is it the real one; and a sandbox shares neither pages nor GPUs."""
+    """The NVIDIA runtime may be `runtime` in mode on-top only. A runtime with kernels of its own cannot share GPUs."""
     name = os.path.basename(settings.runtime)
     if name.startswith(KERNELS_OF_THEIR_OWN):
         why = "runs containers behind a kernel of their own, which the pages of a share do not reach; use runc or crun"
@@ -90,7 +90,7 @@ def check_mode(reading: Reading, settings: Settings) -> None:
 
 
 def check_python(reading: Reading, program: str) -> None:
-    """It starts, and is new enough for the code that it will run."""
+    """Python must start, and be new enough for the code that it will run."""
     if any("python: " in problem.message for problem in reading.problems):
         return
     question = "import sys; print(sys.version_info >= (3, 10))"

@@ -419,7 +419,7 @@ def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A command is named only where it helps: not for the usual place, and not while containers live."""
     state, usual = tmp_path / "state", tmp_path / "usual"
     edit("etc/settings.yaml", str(well.state), str(state))(well)
-    well.run("settings", "compile")
+    well.run("settings", "set", f"state_dir={state}")
     well.run("gpus", "--refresh")
     if "in use" in where:
         grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)
