@@ -14,15 +14,9 @@ import simulator_packages
 from payload import ROOT, VERSION, epoch
 
 
-<<<<<<< HEAD
 def wheel(out: Path, arch: str, source: Path = ROOT, name: str = "gpu_hook") -> Path:
-    """By pip, as anybody's `pip install .`, with a tag that package indexes take."""
-    tag = f"manylinux2014_{arch}"  # the C library that the libraries ask for is 2.17, or none
-=======
-def wheel(out: Path, arch: str) -> Path:
-    """OUT/gpu_hook-VERSION-py3-none-TAG.whl by pip, like `pip install .`, with a tag that package indexes accept."""
+    """OUT/NAME-VERSION-py3-none-TAG.whl by pip, like `pip install SOURCE`, with a tag that package indexes accept."""
     tag = f"manylinux2014_{arch}"  # the libraries need glibc 2.17, or none
->>>>>>> main
     option = f"--config-settings=--build-option=--plat-name={tag}"
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", option]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
@@ -52,13 +46,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
     parser.add_argument("--arch", default=platform.machine(), choices=list(deb.ARCHITECTURES), help="deb and rpm only")
     args = parser.parse_args()
-<<<<<<< HEAD
     if args.kind not in ANY_ARCHITECTURE and args.arch != platform.machine():
-        parser.error(f"{args.kind}: --arch {args.arch} is not this machine's; build it on such a machine")
-=======
-    if args.kind not in ("deb", "rpm") and args.arch != platform.machine():
         parser.error(f"{args.kind}: --arch {args.arch} is not this machine's architecture; build it on such a machine")
->>>>>>> main
     os.umask(0o022)
     args.out.mkdir(parents=True, exist_ok=True)
     print(KINDS[args.kind](args.out.resolve(), args.arch))

@@ -11,7 +11,7 @@ from oci_hook.agent.protection import Protection
 from oci_hook.agent.response import Response
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.gpu_page import guaranteed
-from oci_hook.core.pages import CLASS_NUMBERS
+from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe.account import MIB, UNIT, Usage
 
@@ -81,7 +81,7 @@ class Auditing:
         node = self._node
         parties: dict[str, list[meter.Party]] = {}
         for key, grant in node.grants.items():
-            watched, rank = node.watched[key], CLASS_NUMBERS[grant.priority_class]
+            watched, rank = node.watched[key], CLASS_NUMBERS[grant.terms.priority_class]
             for share in grant.shares:
                 gate = watched.gates.get(share.uuid)
                 use = self.verdict.uses.get((key, share.uuid))

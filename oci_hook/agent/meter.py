@@ -7,8 +7,8 @@ others, so that they are charged more time than they had: if the driver saw much
 driver's figure is used. Harvest is what an offline container had.
 """
 
-from oci_hook.core.pages import CLASS_NUMBERS
 from oci_hook.core.slot_page import Gate
+from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.value import Value
 
 WINDOW = 60.0

@@ -10,9 +10,11 @@ from oci_hook.cli import live, output
 from oci_hook.cli.explain import pairs
 from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
-from oci_hook.core.request import GpuRequest, Request, parse
+from oci_hook.core.request import Request, parse
+from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
-from oci_hook.errors import GhError, refuse
+from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.errors import refuse
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
 from oci_hook.observe.stopped import by_agent
@@ -228,17 +230,12 @@ ON_GPU = (gpu_problem, memory, neighbours, ceiling, at_the_gate, compute)  # in 
 
 
 def rank(word: str) -> int:
-    return {"offline": 0, "online": 2}.get(word, 1)
+    return CLASS_NUMBERS.get(word, CLASS_NUMBERS["default"])
 
 
 def request_of(data: Any) -> Request | None:
     """The request in a refusal's event; None if there is none that this version can read."""
     try:
-        fields = dict(data)
-        gpus = tuple(GpuRequest(**gpu) for gpu in fields.pop("gpus"))
-        for name in ("capabilities", "narrow_to"):
-            fields[name] = None if fields.get(name) is None else tuple(fields[name])
-        fields["imex_channels"] = tuple(fields.get("imex_channels") or ())
-        return Request(gpus, **fields)
-    except (TypeError, KeyError, ValueError, GhError):
+        return from_data(data)
+    except (TypeError, KeyError, ValueError, AttributeError):
         return None

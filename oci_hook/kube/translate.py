@@ -14,8 +14,9 @@ import yaml
 from oci_hook.core import collect, dialects, validate
 from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.core.request import GpuRequest, Request, build, parse
+from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import GpuRequest
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.kube import place, yaml_edit

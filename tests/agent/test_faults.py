@@ -79,7 +79,7 @@ AT_ONCE = 40
 def test_containers_by_the_thousand(stage: Stage) -> None:
     """Grants by the way that the runtime takes, of processes that live some milliseconds; nothing of them stays."""
     settings = load(str(stage.prefix))
-    request = Request((GpuRequest(memory_mib=80, compute=1),))
+    request = Request((GpuRequest(memory=("mib", 80), compute=1),))
 
     def short_lived(n: int) -> None:
         with subprocess.Popen(["sleep", "600"]) as process:

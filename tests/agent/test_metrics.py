@@ -12,6 +12,7 @@ from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.slot_page import WAITS, Gate
+from oci_hook.core.terms import Terms
 from oci_hook.errors import CODES
 from oci_hook.observe.account import Usage
 from tests.agent.test_grafana import metrics as all_names
@@ -30,7 +31,9 @@ def node() -> dict[str, Any]:
     who = Identity("/run", ID, "/b", namespace="ns", pod="pod", container="web")
     shares = (Share("GPU-0", 2048, 30, 80, slot=1),)
     life = Life("b", init=(1, 1))
-    grant = Grant("k1", who, life, shares, "fixed-share", "offline", created=1001, frozen=1002)
+    grant = Grant(
+        "k1", who, life, shares, terms=Terms(policy="fixed-share", priority_class="offline"), created=1001, frozen=1002
+    )
     watched = Watched()
     watched.account = Usage((100 * MIB,), (7 * MIB,), frozenset())
     watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))

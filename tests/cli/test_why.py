@@ -13,7 +13,7 @@ from oci_hook.errors import NoRoomError
 from oci_hook.ledger import admit, events
 from tests.cli.box import Install, this_process
 
-BIG = Request((GpuRequest("0", 20000, None, 50),))
+BIG = Request((GpuRequest("0", ("mib", 20000), 50),))
 ESCAPE = "\x1b[31mred"
 
 
