@@ -79,3 +79,15 @@ def test_files_that_the_pages_for_developers_name_are_there() -> None:
             ):
                 missing.append(f"{name}: {path}")
     assert missing == []
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    known = {"test_NAME.py", *(path.name for path in REPO.glob("**/tests/**/*.py"))}
+    for path in [*REPO.glob("tests/**/*.py"), *REPO.glob("simulator/tests/**/*.py")]:
+        known |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.M))
+    missing = []
+    for page in [REPO / "ARCHITECTURE.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")]:
+        missing += [
+            f"{page.name}: {n}" for n in re.findall(r"`(?:\w+/)*(test_[\w.]+)`", page.read_text()) if n not in known
+        ]
+    assert missing == []
