@@ -8,6 +8,7 @@ import click
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant, Share
+from oci_hook.core.units import MIB
 from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import store
@@ -15,7 +16,6 @@ from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe.account import Usage, look
 from oci_hook.observe.stage import in_words, stage
 
-MIB = 1 << 20
 HEADER = ("CONTAINER", "NAME", "GPU", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
 SPARE = ("UUID", "SINCE", "CLASS", "POLICY", "COMPUTE", "NAME")
 

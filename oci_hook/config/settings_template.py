@@ -1,5 +1,7 @@
 """The settings.yaml of a new install: every setting with its default, so that the file documents itself."""
 
+from oci_hook.core.layout import DEFAULT_PREFIX
+
 TEMPLATE = """\
 # Settings of this gpu-hook install. After a change: gpu-hook settings compile --prefix {prefix}
 # What each one means and its bounds: docs/reference/settings.md
@@ -71,7 +73,7 @@ agent:
 
 
 def default_settings_yaml(
-    prefix: str = "/opt/gpu-hook",
+    prefix: str = DEFAULT_PREFIX,
     mode: str = "standalone",
     runtime: str = "/usr/sbin/runc",
     python: str = "/usr/bin/python3",
