@@ -123,8 +123,6 @@ def give(
     try:
         live.put(admission.grant, admission.inventory, config, container, devices, settings)
         events.granted(settings.state_dir, admission.grant, time.monotonic() - began)
-        if settings.stale:  # engines do not show the standard error of a hook that succeeds
-            log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
         limits.no_deadline()
         release(admission.grant.key, settings, force=True)

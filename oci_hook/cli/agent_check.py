@@ -16,7 +16,7 @@ UNIT = "gpu-hook-agent"
 UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 # The agent's problem -> the command that fixes it or shows more.
 FIXES = {
-    "settings": "gpu-hook settings compile{option}",
+    "settings": "gpu-hook settings check{option}",
     "disk": "du -ah {state_dir} | sort -h | tail",
     "ledger": "gpu-hook ps{option}",
     "inventory": "gpu-hook gpus --refresh{option}",

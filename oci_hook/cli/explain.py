@@ -96,8 +96,6 @@ def explain(
     grants = store.snapshot(settings.state_dir)
     named = container_names(given.annotations, request_mounts.decode)
     warnings = unseen_names(given, named, grants)
-    if settings.stale:
-        warnings.append(Problem("GH-502", "settings.yaml changed since; run `gpu-hook settings compile`"))
     data: dict[str, Any] = {
         "name": given.name,
         "annotated_containers": {name: list(keys) for name, keys in named.items()},

@@ -31,8 +31,7 @@ CONTAINER_DIR = CLOSED_DIR + "/container"  # the skeleton that becomes PRIVATE: 
 OPEN_DIR = CONTAINER_DIR + ACCOUNT_DIR[len(PRIVATE) :]  # the only folder of an install with OPEN_MODE
 OPEN_MODE = 0o1777  # runc 1.1.5 gives a tmpfs the mode of the folder that it covers, whatever config.json says
 SETTINGS_YAML = "etc/settings.yaml"
-SETTINGS_JSON = "etc/settings.json"
-LAUNCHER_CONF = "etc/launcher.conf"
+STATE_IN_USE = "etc/state_dir"  # the state directory that the install uses, one line
 
 # In the state directory (tmpfs).
 LEDGER_DIR = "ledger"  # lock, and one JSON file per grant

@@ -403,7 +403,6 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
 
     try:
         file.write_text(before.replace("127.0.0.1:9409", address))
-        CliRunner().invoke(cli, ["settings", "compile", "--prefix", str(stage.prefix)], catch_exceptions=False)
         assert "does not run" in said("note")[0]["message"]
         with running(stage, "--address", address) as agent:
             pid = agent.process.pid
@@ -423,6 +422,6 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
             assert f"(process {pid}) and does not answer on {address}" in silent["message"] and silent["fix"]
     finally:
         file.write_text(before)
-        for words in (["sim", "fault"], ["settings", "compile"], ["gpus", "--refresh"]):
+        for words in (["sim", "fault"], ["gpus", "--refresh"]):
             CliRunner().invoke(cli, [*words, "--prefix", str(stage.prefix)], catch_exceptions=False)
         (stage.state / "events").unlink(missing_ok=True)

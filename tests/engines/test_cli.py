@@ -72,7 +72,7 @@ def test_uninstall_leaves_no_simulated_gpu_no_event_and_no_lock(machine: Machine
         assert os.listdir(machine.state) == ["agent.lock"] and not machine.prefix.exists()
     machine.run("install")
     CliRunner().invoke(cli, ["sim", "up", "--prefix", str(machine.prefix)], catch_exceptions=False)
-    (machine.prefix / "etc/settings.json").unlink()
+    (machine.prefix / "etc/state_dir").unlink()
     output = machine.run("uninstall")
     assert "its state directory stays" in output and "stays, since it" not in output and not machine.prefix.exists()
     machine.run("install")

@@ -7,9 +7,12 @@ A table module has
   ENV   environment variable -> key, for nodes that trust the environment
   SAME  (exact key, rough key) for one thing: if the environment has both, only the exact one is read
 If the node's rules decide what a key means, the module has a function `rows(rules)`, which is used instead of KEYS.
-To add a dialect: write its file, put its name into NAMES and the beginnings of its keys into BEGIN here, and put those
-beginnings into the table of launcher/launcher.c, which decides whether a container's config.json is read at all.
+To add a dialect, write its file and put its name into NAMES and what its keys begin with into BEGIN. The launcher,
+which decides without Python whether a container asks for anything, is compiled with the words of BEGIN (`triggers`):
+run scripts/build after a change. A dialect that asks by mounts needs its words in ASK_BY_MOUNT.
 """
+
+from oci_hook.core.layout import PREFIX_KEY, VISIBLE_DIR
 
 NATIVE = "native"
 NAMES = ("t9k", "qgpu", "gpu-manager", "hami", "nvidia-volumes")
@@ -22,6 +25,8 @@ BEGIN = {
     "hami": ("nvidia.com/gpu", "nvidia.com/priority"),
     "nvidia-volumes": (),  # has no keys: core/collect.py reads its mounts
 }
+OUR_WORDS = (PREFIX_KEY, "GPU_HOOK_", "NVIDIA_IMEX_CHANNELS")
+ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,3 +58,8 @@ def spoken(names: "Iterable[str]", keys: "Iterable[str]") -> list[str]:
     """The names of those dialects that some of these keys may belong to."""
     keys = tuple(keys)
     return [name for name in names if BEGIN[name] and any(key.startswith(BEGIN[name]) for key in keys)]
+
+
+def triggers() -> tuple[str, ...]:
+    """A config.json that has none of these words asks for nothing: the launcher passes it on to the real runtime."""
+    return (*OUR_WORDS, *ASK_BY_MOUNT, *(word for name in NAMES for word in BEGIN[name]))

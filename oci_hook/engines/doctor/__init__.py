@@ -59,7 +59,7 @@ def guarded(name: str, findings: Iterator[CheckResult], option: str, prefix: str
             if " release --force " in fix:
                 fix += "  # stop its container first: otherwise it keeps running, unaccounted"
             if not fix and name == "settings":
-                fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings compile{option}"
+                fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings check{option}"
             yield CheckResult(name, FAIL, message, problem.code, fix)
     except OSError as e:
         yield CheckResult(name, WARN, f"cannot be checked: {e}", "", f"sudo gpu-hook doctor{option}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import LEDGER_DIR, SETTINGS_YAML
+from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
@@ -117,8 +117,7 @@ def on_disk(settings: Settings, option: str, held: bool) -> CheckResult:
         )
     if held:
         return CheckResult("ledger", WARN, f"{message}; end its containers, then run doctor again", "GH-303")
-    line = f"'s|^state_dir:.*|state_dir: {USUAL}|' {shlex.quote(f'{settings.prefix}/{SETTINGS_YAML}')}"
-    return CheckResult("ledger", WARN, message, "GH-303", f"sed -i {line} && gpu-hook settings compile{option}")
+    return CheckResult("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir={USUAL}{option}")
 
 
 def plural(n: int, noun: str) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oci_hook import __version__
-from oci_hook.config import settings_compile
 from oci_hook.config.settings import load
 from oci_hook.core import layout
 from oci_hook.discovery import elf
@@ -19,7 +18,7 @@ from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.prefix import PROGRAMS, SHIMS, STARTS
 from oci_hook.errors import GhError
-from oci_hook.linux import own_path
+from oci_hook.install import own_path, settings_check
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
 GLIBC_FLOOR = (2, 17)  # the oldest glibc of an image in which the shims must load
@@ -60,7 +59,7 @@ def check_prefix(prefix: str, option: str) -> Iterator[CheckResult]:
         yield CheckResult("prefix", NOTE, message)
     laid = laid_by(prefix)
     if laid != __version__:
-        what = f"was installed by gpu-hook {laid}" if laid else "has no launcher.conf"
+        what = f"was installed by gpu-hook {laid}" if laid else "does not say its version"
         yield CheckResult("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", fix)
     else:
         yield CheckResult("prefix", OK, f"gpu-hook {__version__} in {prefix}")
@@ -95,9 +94,9 @@ def damaged_program(prefix: str) -> str | None:
 
 
 def laid_by(prefix: str) -> str:
-    """The version of gpu-hook that installed this; "" if its launcher.conf does not say."""
-    conf = Path(prefix, layout.LAUNCHER_CONF)
-    laid = re.match(r"# gpu-hook (\S+),", conf.read_text()) if conf.exists() else None
+    """The version of gpu-hook that installed this; "" if its library does not say."""
+    library = Path(prefix, layout.LIB_DIR, "oci_hook/__init__.py")
+    laid = re.search(r'^__version__ = "(\S+)"', library.read_text(), re.MULTILINE) if library.exists() else None
     return laid[1] if laid else ""
 
 
@@ -132,23 +131,9 @@ def changeable(path: Path) -> bool:
 
 
 def check_settings(prefix: str, option: str) -> Iterator[CheckResult]:
-    said = settings_compile.check(prefix)  # GhError: its problems are the findings
-    try:
-        used = load(prefix)
-    except GhError as e:
-        yield CheckResult(
-            "settings",
-            FAIL,
-            str(e.problems[0]).partition(": ")[2],
-            e.problems[0].code,
-            f"gpu-hook settings compile{option}",
-        )
-        return
-    if used.replace(stale=False) != said:
-        message = "settings.yaml differs from what is in use"
-        yield CheckResult("settings", WARN, message, "GH-502", f"gpu-hook settings compile{option}")
-    else:
-        yield CheckResult("settings", OK, f"valid and in use, mode {used.mode}")
+    settings_check.check(prefix)  # GhError: its problems are the findings
+    used = load(prefix)
+    yield CheckResult("settings", OK, f"valid, mode {used.mode}")
     done = subprocess.run(
         [used.runtime, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20
     )
