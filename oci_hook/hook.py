@@ -21,7 +21,6 @@ from oci_hook.oci import annotations, log, nvidia_hooks, request_mounts, spec, s
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from oci_hook.apply.to_cgroup import DeviceCgroup
     from oci_hook.apply.to_container import Container
@@ -29,15 +28,16 @@ if TYPE_CHECKING:
     from oci_hook.core.grant import Grant, Identity, Life
     from oci_hook.core.request import Request
     from oci_hook.errors import Problem
+    from oci_hook.oci.spec_types import Spec
     from oci_hook.oci.state import State
 
 STAGES = ("prestart", "createRuntime", "poststop")
-DEADLINE = 8.0  # seconds; runtime-config gives the hook 10, so that it is us who say what happened
+DEADLINE = 8.0  # seconds; runtime-config gives the hook 10, so that our own message comes first
 POSTSTOP_DEADLINE = 2.0
 
 
 class Hook(program.Program):
-    """One call of the hook. At poststop it fails silently as far as the runtime is concerned: the container is gone."""
+    """One call of the hook. At poststop its exit status is always 0: the container has ended already."""
 
     __slots__ = ("prefix", "args", "stage")
 
@@ -85,7 +85,7 @@ def start(given: "State", settings: "Settings") -> None:
     if settings.mode == "standalone":
         nvidia_hooks.check(config)
 
-    from oci_hook.apply import live  # not before: a container that asks for nothing does without
+    from oci_hook.apply import live  # loaded here, since most containers ask for nothing
     from oci_hook.ledger.inventory import load
 
     container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
@@ -108,7 +108,7 @@ def start(given: "State", settings: "Settings") -> None:
 def give(
     request: "Request",
     given: "State",
-    config: "dict[str, Any]",
+    config: "Spec",
     container: "Container",
     settings: "Settings",
     began: float,
@@ -123,7 +123,7 @@ def give(
     try:
         live.put(admission.grant, admission.inventory, config, container, devices, settings)
         events.granted(settings.state_dir, admission.grant, time.monotonic() - began)
-        if settings.stale:  # standard error of a hook that succeeds is shown to nobody
+        if settings.stale:  # engines do not show the standard error of a hook that succeeds
             log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
         limits.no_deadline()
@@ -139,7 +139,7 @@ def forget(given: "State", settings: "Settings") -> None:
     release(grant_key("bundle:" + given.bundle, given.id), settings)
 
 
-def _unedited(config: "dict[str, Any]") -> "dict[str, Any]":
+def _unedited(config: "Spec") -> "Spec":
     """The spec as it was before gpu-hook-runtime or precreate.py edited it; `config` itself if they did not."""
     if MARKER in (config.get("annotations") or {}):
         from oci_hook.apply.to_spec import scrub
@@ -162,9 +162,9 @@ def _held(given: "State", settings: "Settings") -> "Grant | None":
     return None
 
 
-def _adopted(given: "State", config: "dict[str, Any]", settings: "Settings", began: float) -> "Grant | None":
-    """The grant of our precreate stage, which edited this spec and could not know whose it is going to be. Only the
-    spec names its key, once, and from now on it lives as long as this container."""
+def _adopted(given: "State", config: "Spec", settings: "Settings", began: float) -> "Grant | None":
+    """The grant that our precreate stage made for this spec, before anybody knew the container, and whose key it wrote
+    into the spec's marker. From now on the grant is this container's and ends with it. None where there is none."""
     if MARKER not in (config.get("annotations") or {}):
         return None
     from oci_hook.apply.to_cgroup import DeviceCgroup
@@ -174,7 +174,7 @@ def _adopted(given: "State", config: "dict[str, Any]", settings: "Settings", beg
     devices = None
     try:
         devices = DeviceCgroup(given.pid)
-    except GhError:  # a cgroup that it shares with others says nothing about its life
+    except GhError:  # a cgroup with other processes does not show whether the container lives
         pass
     grant = adopt(marked(config), _who(given), _life(given.pid, devices), settings)
     if grant is not None:

@@ -27,10 +27,10 @@ from oci_hook.oci import annotations, fastjson, log, request_mounts, spec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from oci_hook.config.settings import Settings
     from oci_hook.errors import Problem
+    from oci_hook.oci.spec_types import Spec
 
 WAIT = 60  # seconds; podman calls the runtime next
 STDIN = "config.json on standard input"
@@ -74,7 +74,7 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     return program.run(Precreate(prefix))
 
 
-def edited(found: "dict[str, Any]", data: bytes, settings: "Settings") -> tuple[bytes, str]:
+def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str]:
     """(the spec with the share in it, the grant's key), or (the spec as it is, "") where it asks for none.
 
     found: the spec that `data` holds.
@@ -111,7 +111,7 @@ def _release(key: str, settings: "Settings") -> None:
     release(key, settings, force=True)
 
 
-def _is_hooked(doc: "dict[str, Any]", settings: "Settings") -> bool:
+def _is_hooked(doc: "Spec", settings: "Settings") -> bool:
     """Whether our hook will see the container, and refuse it if need be. Raises ApplyError GH-401."""
     hooks = doc.get("hooks") or {}
     if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):

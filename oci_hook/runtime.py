@@ -1,4 +1,4 @@
-"""PROGRAM gpu-hook-runtime, its second half: the launcher starts it for `create` and `run` of containers that ask.
+"""gpu-hook-runtime, the part in Python: the launcher starts it for `create` and `run` of containers that ask.
 
 request -> grant -> plan -> edited config.json -> the real runtime, by exec, with the same arguments and environment.
 If anything fails, the container does not start, config.json is as it was, nothing stays booked, and the user gets coded
@@ -81,14 +81,16 @@ class Done:
 def main(prefix: str, args: "Sequence[str]") -> int:
     """Does not return when all is well: the process is the real runtime then. `args`: without the program's name."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends us as it would end the runtime; the sweep tidies
+        _signal.signal(
+            _signal.SIGINT, _signal.SIG_DFL
+        )  # Ctrl-C ends us as it would end the runtime; the next sweep releases the grant
     return program.run(Runtime(prefix, args))
 
 
 def give(call: Call, settings: "Settings", done: Done) -> None:
     """Edit the bundle so that the container gets its share, if it asks for one. `done` knows each change at once."""
     if not os.path.lexists(call.config):
-        return  # the runtime says what is wrong with it
+        return  # the real runtime reports that it is missing
     data = spec.read(call.config)
     found = spec.parse(data, call.config)
     doc = bundle_plan.unedited(found, settings)
@@ -102,7 +104,7 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
         )
     if request is None:
         doc = bundle_plan.for_no_request(doc, settings)
-        if doc is not found:  # it asked when it was edited and may not now, or the NVIDIA runtime would serve it
+        if doc is not found:  # an earlier edit is undone, or the NVIDIA runtime is kept from serving it
             done.original = data
             spec.save(call.config, doc)
         return
@@ -125,8 +127,8 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
 
 
 def undo(done: Done, call: Call, settings: "Settings") -> None:
-    """Put config.json back and release the grant. An error in here is not reported, since the first error is the one
-    to tell: a grant that cannot be released ends with this process, and the next sweep takes it."""
+    """Put config.json back and release the grant. An error in here is not reported, since the first error is the
+    cause: a grant that cannot be released ends with this process, and the next sweep takes it."""
     try:
         if done.original is not None and spec.read(call.config) != done.original:
             spec.replace(call.config, done.original)

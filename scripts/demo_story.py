@@ -116,7 +116,7 @@ def wait_for(stage: Stage, name: str, word: str) -> str:
 
 
 def story(stage: Stage) -> None:
-    gpu = "simulated GPU" if stage.simulated else "gpu"
+    gpu = "simulated GPU" if stage.simulated else "GPU"
     no_driver = " (simulated: this machine has no NVIDIA driver)" if stage.simulated else ""
     title(f"1. An install of its own, and the node's GPUs{no_driver}")
     stage.cli("install", "--no-engines", "--state-dir", str(stage.state))
@@ -198,7 +198,7 @@ def story(stage: Stage) -> None:
             bool(enough) and abs(100 * large / (large + small) - first) < 8,
         )
 
-    title("7. Everything is given back when the containers are gone")
+    title("7. Everything is released when the containers have ended")
     for name in stage.ids:
         stage.runtime("delete", "--force", name)
     stage.ids.clear()

@@ -187,13 +187,17 @@ def test_more_processes_than_can_be_looked_at(
 
     monkeypatch.setattr(holders, "holders", slow)
     by = Life(boot_id(), process_life(os.getpid()), space=pid_space())
-    small = Request((GpuRequest("0", 1024),))
+    small = Request((GpuRequest("0", ("mib", 1024)),))
     one = admit.admit_on(prefix.inventory, small, Identity("/run/x", "a", "/a"), by, prefix.settings)
     with store.open_ledger(str(prefix.state)) as ledger:
         assert len(ledger.grants) == 2 and len(ledger.unsure) == 1
     assert set(asked) == {QUICK}
     two = admit.admit_on(
-        prefix.inventory, Request((GpuRequest("0", 20480),)), Identity("/run/x", "b", "/b"), by, prefix.settings
+        prefix.inventory,
+        Request((GpuRequest("0", ("mib", 20480)),)),
+        Identity("/run/x", "b", "/b"),
+        by,
+        prefix.settings,
     )
     assert asked[-1] == PATIENT and {g.key for g in prefix.grants()} == {one.grant.key, two.grant.key}
 

@@ -92,7 +92,7 @@ def seen(runc: Runc, id: str, root: Path, install: Install) -> dict[str, object]
         "image": made,
         "page": Path(f"{top}/run/gpu-hook/policy").read_bytes()[:4096].replace(grant.key.encode(), b"KEY"),
         "shares": [share.fields() for share in grant.shares],
-        "grant": (grant.policy, grant.priority_class, grant.exclusive, grant.capabilities, grant.driver_version),
+        "grant": (grant.terms, grant.exclusive, grant.driver_version),
     }
 
 

@@ -56,6 +56,7 @@ OURS = {
     "core.plan",
     "core.request",
     "core.rules",
+    "core.terms",
     "core.units",
     "core.value",
     "core.value_parsers",

@@ -1,88 +1,82 @@
-"""Looks at single GPUs for their tenants' sake: from NVML's figures, grants and books to protect.py's judgement, and
-when to look again."""
+"""Prepares a look at one GPU for protect.py: what NVML, the ledger and the account pages say of each of its containers.
+
+It also remembers when the GPU is to be looked at again, and which limits were lowered while containers ran.
+"""
 
 from oci_hook.agent import holders
-from oci_hook.agent.audit import Process
+from oci_hook.agent.audit import Process, Seen
 from oci_hook.agent.event_log import Follower
-from oci_hook.agent.protect import Harm, Held, Judgement, Look, Protector, Tenant
+from oci_hook.agent.protect import Harm, Judgement, Look, Member, Protector, Tenant
 from oci_hook.agent.sampler import GpuSample
-from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Gpu
 from oci_hook.linux.proc import start_time
-from oci_hook.observe.account import Books
+from oci_hook.observe.account import Usage
 
 MIB = 1 << 20
 
 
 class Guard:
-    """alarms: by GPU, bytes; free memory below that is worth a look. due: when a GPU is to be looked at again.
-    unlisted: bytes, by GPU. tolerance_mib: what a container may be above its limit."""
+    """By the GPU's UUID: alarms: bytes; when less memory is free, the GPU is to be looked at. due: when it is to be
+    looked at again (monotonic seconds). unlisted: bytes in use that belong to no listed process.
+
+    tolerance_mib: what a container may have above its limit.
+    """
 
     def __init__(self, tolerance_mib: int) -> None:
         self.alarms: dict[str, int] = {}
         self.due: dict[str, float] = {}
         self.unlisted: dict[str, int] = {}
         self._protector = Protector(tolerance_mib * MIB)
-        self._most: dict[tuple[str, str], int] = {}
-        self._before: set[str] | None = None  # keys that were there before us, and whose grant the log does not tell
-        self._granted: set[str] = set()  # in the log
+        self._highest: dict[tuple[str, str], int] = {}  # MiB, by (key, UUID): the highest limit before a change
+        self._before: set[str] | None = None  # keys of containers that are older than this agent
+        self._logged: set[str] = set()  # keys whose grant is in the event log
         self._log: Follower | None = None
         self._state_dir = ""
 
     def follow(self, state_dir: str) -> None:
-        """Learn what limits were before they were changed: whoever used more then may keep it."""
+        """Read new events: a container may keep what it used when its limit was lowered."""
         if self._log is None or state_dir != self._state_dir:
             self._log, self._state_dir = Follower(state_dir, old=True), state_dir
         for event in self._log.read():
             if event["event"] == "granted":
-                self._granted.add(str(event.get("key")))
-            if event["event"] == "set":
+                self._logged.add(str(event.get("key")))
+            if event["event"] == "changed":
                 for uuid, before in event.get("before") or ():
                     at = str(event.get("key")), str(uuid)
-                    self._most[at] = max(self._most.get(at, 0), int(before))
+                    self._highest[at] = max(self._highest.get(at, 0), int(before))
 
-    def there(self, keys: set[str]) -> None:
-        """The containers that live when we begin; of later ones we see all that is done to them."""
+    def first_seen(self, keys: set[str]) -> None:
+        """At the first call: the containers that run when the agent starts. It sees all changes of later ones."""
         if self._before is None:
             self._before = set(keys)
 
     def forget(self, keys: set[str]) -> None:
-        """Of containers that ended."""
+        """These containers have ended."""
         self._protector.forget(keys)
-        self._granted -= keys
+        self._logged -= keys
         self._before = self._before and self._before - keys
-        for at in [at for at in self._most if at[0] in keys]:
-            del self._most[at]
+        for at in [at for at in self._highest if at[0] in keys]:
+            del self._highest[at]
 
     def spare(self, uuid: str) -> None:
-        """Who was to be killed is not, for now."""
+        """The container that was to be killed is not killed now."""
         self._protector.spare(uuid)
 
     def alone(self, uuid: str) -> None:
-        """The GPU has no neighbours on it, or cannot be looked at."""
+        """The GPU has fewer than two containers, or cannot be looked at."""
         for known in (self.alarms, self.due, self.unlisted):
             known.pop(uuid, None)
 
-    def judge(
-        self,
-        gpu: Gpu,
-        sample: GpuSample,
-        grants: dict[str, Grant],
-        stopped: set[str],
-        members: dict[int, tuple[str, Process]],
-        books: "dict[str, Books | str | None]",
-        unread: frozenset[str],
-        now: float,
-    ) -> Judgement:
-        """grants: of those with a share of this GPU."""
-        tenants = self._tenants(gpu.uuid, sample, grants, stopped, members, books, unread)
-        strange, leaving = [], 0
+    def judge(self, gpu: Gpu, sample: GpuSample, seen: Seen, stopped: set[str], now: float) -> Judgement:
+        """seen.grants: those with a share of this GPU. stopped: keys of containers that were killed."""
+        tenants = tuple(self._tenant(gpu.uuid, key, sample, seen, stopped) for key in seen.grants)
+        others, leaving = [], 0
         for pid, used, _ in sample.processes:
-            if pid in members and members[pid][0] in grants:
+            if pid in seen.processes and seen.processes[pid][0] in seen.grants:
                 continue
             if start_time(pid):
-                strange.append(used)
-            else:  # it has just ended: what it had is free by now
+                others.append(used)
+            else:  # it has just ended, and its memory is free by now
                 leaving += used or 0
         look = Look(
             gpu.uuid,
@@ -91,10 +85,10 @@ class Guard:
             max(0, sample.total - sample.used + leaving),
             sample.used - leaving if sample.steady else None,
             tenants,
-            None if None in strange else sum(n or 0 for n in strange),
-            bool(strange) and any(grant.life.init is None for grant in grants.values()),
+            None if None in others else sum(n or 0 for n in others),
+            bool(others) and any(grant.life.init is None for grant in seen.grants.values()),
         )
-        found = self._protector.judge(look, now, lambda: holders.able(gpu, grants))
+        found = self._protector.judge(look, now, lambda: holders.able(gpu, seen.grants))
         self.unlisted[gpu.uuid] = found.unlisted
         self.alarms[gpu.uuid] = found.alarm
         if found.again is None:
@@ -103,46 +97,31 @@ class Guard:
             self.due[gpu.uuid] = now + found.again
         return found
 
-    def _tenants(
-        self,
-        uuid: str,
-        sample: GpuSample,
-        grants: dict[str, Grant],
-        stopped: set[str],
-        members: dict[int, tuple[str, Process]],
-        books: "dict[str, Books | str | None]",
-        unread: frozenset[str],
-    ) -> tuple[Tenant, ...]:
-        listed: dict[str, list[tuple[Process, int | None]]] = {key: [] for key in grants}
+    def _tenant(self, uuid: str, key: str, sample: GpuSample, seen: Seen, stopped: set[str]) -> Tenant:
+        listed: list[tuple[Process, int | None]] = []
         for pid, used, _ in sample.processes:
-            key, process = members.get(pid, ("", None))
-            if key in listed and process is not None:
-                listed[key].append((process, used))
-        tenants = []
-        for key, grant in grants.items():
-            i, share = next((i, s) for i, s in enumerate(grant.shares) if s.uuid == uuid)
-            kept = books.get(key)
-            owners = kept.owners if isinstance(kept, Books) else frozenset()
-            shown = frozenset(owner for process, _ in listed[key] for owner in process.owners)
-            parts = kept.shares if isinstance(kept, Books) else {}
-            tenants.append(
-                Tenant(
-                    key,
-                    None if share.whole else share.memory_mib * MIB,
-                    tuple(Held(p.pid, p.start, used, bool(p.owners & owners)) for p, used in listed[key]),
-                    kept.totals[i] if isinstance(kept, Books) and i < len(kept.totals) else 0,
-                    grant.life.init is not None and key not in stopped,
-                    key not in unread,
-                    sum(part[i] for owner, part in parts.items() if owner not in shown and i < len(part)),
-                    self._most.get((key, uuid), 0) * MIB,
-                    key in self._granted or key not in (self._before or ()),
-                )
-            )
-        return tuple(tenants)
+            owner, process = seen.processes.get(pid, ("", None))
+            if owner == key and process is not None:
+                listed.append((process, used))
+        grant, kept = seen.grants[key], seen.accounts.get(key)
+        i, share = next((i, s) for i, s in enumerate(grant.shares) if s.uuid == uuid)
+        usage = kept if isinstance(kept, Usage) else Usage((), (), frozenset())
+        shown = frozenset(owner for process, _ in listed for owner in process.owners)
+        return Tenant(
+            key,
+            None if share.whole else share.memory_mib * MIB,
+            tuple(Member(p.pid, p.start, used, bool(p.owners & usage.owners)) for p, used in listed),
+            usage.totals[i] if i < len(usage.totals) else 0,
+            grant.life.init is not None and key not in stopped,
+            key not in seen.unread,
+            sum(part[i] for owner, part in usage.by_process.items() if owner not in shown and i < len(part)),
+            self._highest.get((key, uuid), 0) * MIB,
+            key in self._logged or key not in (self._before or ()),
+        )
 
 
 def evidence(harm: Harm, tolerance_mib: int) -> str:
     return (
-        f"{-(-harm.held // MIB)} MiB in use, limit {harm.limit // MIB} MiB, tolerance {tolerance_mib} MiB; others were"
+        f"{-(-harm.used // MIB)} MiB in use, limit {harm.limit // MIB} MiB, tolerance {tolerance_mib} MiB; others were"
         f" granted {harm.unmet // MIB} MiB that they do not use yet, and {harm.free // MIB} MiB are free"
     )

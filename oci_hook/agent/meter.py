@@ -1,30 +1,31 @@
-"""What one container has had of one GPU, by its gate's books, against what it was promised. Pure; times are seconds.
+"""What one container has had of one GPU, as its gate counts, against its guarantee. Pure; times are seconds.
 
-The promise counts while the container wants work: owed is its guarantee of that time, and the share error is what was
-owed less what it had, in points of the GPU over the last minute. Nothing is owed while it is frozen, nor while a
-container of a higher class wanted the GPU, which the lower ones make way for. Who passes the gate by is in nobody's
-books and slows everybody's work, which then counts for more than the GPU gave: where the driver saw much less than was
-booked, its figure is taken. Harvest is what an offline container had.
+A container is owed its guarantee of the time in which it wants work. The shortfall is what it was owed less what it
+had, in per cent of the GPU over the last minute. Nothing is owed while it is frozen, nor while a container of a higher
+class wants the GPU, since lower classes make way for that. A process that bypasses the gate is not counted and slows the
+others, so that they are charged more time than they had: if the driver saw much less than the gate counted, the
+driver's figure is used. Harvest is what an offline container had.
 """
 
-from oci_hook.core.pages import CLASS_NUMBERS
 from oci_hook.core.slot_page import Gate
+from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.value import Value
 
 WINDOW = 60.0
-DOUBT = 15.0  # points: NVML looks now and then, and a burst may fall between
+DOUBT = 15.0  # per cent by which NVML's figure may be lower: it samples, and may miss a burst
 OFFLINE = CLASS_NUMBERS["offline"]
 
 
 class Meter:
-    """`add` at each look. share: per cent of the GPU since the look before, None where nothing was counted. error:
-    points, below 0 where it had more than its guarantee; None where nothing was owed in the last minute. harvested:
-    seconds in all; harvest: per cent of the GPU over the last minute. wanting: since the look before, it wanted work.
+    """`step` and then `count` at each look. used: per cent of the GPU since the previous look, None where nothing was
+    counted. shortfall: per cent, below 0 if it had more than its guarantee; None if nothing was owed in the last minute.
+    harvested: seconds in all; harvest: per cent of the GPU over the last minute. wanting: it wanted work since the
+    previous look.
     """
 
     def __init__(self) -> None:
-        self.share: float | None = None
-        self.error: float | None = None
+        self.used: float | None = None
+        self.shortfall: float | None = None
         self.harvested = 0.0
         self.harvest: float | None = None
         self.wanting = False
@@ -33,23 +34,23 @@ class Meter:
         self._points: list[tuple[float, float, float, float, float]] = []  # when: owed, had, seen, harvested so far
 
     def step(self, now: float, gate: Gate | None) -> tuple[float, float, float]:
-        """(seconds since the look before, of those: charged, wanted); each of the latter bounded by the first."""
+        """(seconds since the previous look; of those charged, wanted), neither of which is more than the first."""
         last, self._last = self._last, (now, gate)
         if last is None or now <= last[0] or gate is None or last[1] is None:
-            self.share, self.wanting = None, False
+            self.used, self.wanting = None, False
             return max(0.0, now - last[0]) if last else 0.0, 0.0, 0.0
         took = now - last[0]
         charged = min(took, max(0.0, gate.charged - last[1].charged))
         wanted = min(took, max(0.0, (gate.wanted or 0.0) - (last[1].wanted or 0.0)))
-        self.share = 100 * charged / took if charged else None
+        self.used = 100 * charged / took if charged else None
         self.wanting = wanted > 0 or charged > 0
         return took, charged, wanted
 
     def count(
         self, now: float, step: tuple[float, float, float], busy: int | None, promise: int, offline: bool, owing: bool
     ) -> None:
-        """After `step` of all containers of the GPU. busy: NVML's figure, for where nothing is counted. promise: per
-        cent. owing: neither frozen nor stopped by a higher class."""
+        """After `step` of all containers of the GPU. busy: NVML's figure, used where the gate counts nothing. promise:
+        the guarantee in per cent. owing: it is neither frozen nor kept waiting by a higher class."""
         took, charged, wanted = step
         if offline:
             self.harvested += charged if self.wanting else took * (busy or 0) / 100
@@ -62,11 +63,11 @@ class Meter:
             del self._points[0]
         then, owed, had, seen, harvested = self._points[0]
         length, had, seen = now - then, self._had - had, self._seen - seen
-        self.error = self.harvest = None
+        self.shortfall = self.harvest = None
         if length > 0 and promise and self._owed > owed:
             if had - seen > length * DOUBT / 100:
                 had = seen
-            self.error = 100 * (self._owed - owed - had) / length
+            self.shortfall = 100 * (self._owed - owed - had) / length
         if length > 0 and offline:
             self.harvest = min(100.0, 100 * (self.harvested - harvested) / length)
 

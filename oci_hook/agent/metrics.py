@@ -21,17 +21,27 @@ GRANTED = ("policy", "class", "state")
 # Of each container on each GPU: metric, help, field of view.share_view, factor to the base unit.
 SHARE = (
     ("memory_limit_bytes", "Memory limit.", "memory_mib", MIB),
-    ("memory_used_bytes", "In use, by NVML or the container's books, whichever is more.", "used_mib", MIB),
+    ("memory_used_bytes", "In use, by NVML or the account page, whichever is more.", "used_mib", MIB),
     ("memory_peak_bytes", "The most that the agent has seen in use.", "peak_mib", MIB),
-    ("memory_surcharge_bytes", "Counted beyond the books: contexts, modules, bypass.", "surcharge_mib", MIB),
-    ("compute_entitlement_ratio", "Guaranteed compute.", "compute", 0.01),
+    (
+        "memory_surcharge_bytes",
+        "Charged beyond the account page: contexts, modules, memory taken past the shim.",
+        "surcharge_mib",
+        MIB,
+    ),
+    ("compute_guarantee_ratio", "Guaranteed compute.", "compute", 0.01),
     ("compute_limit_ratio", "Ceiling of compute.", "compute_limit", 0.01),
-    ("compute_used_ratio", "Had of the GPU since the look before, by the gate's books.", "share", 0.01),
-    ("compute_share_error_ratio", "Guarantee less what it had while it wanted work, last minute.", "share_error", 0.01),
-    ("busy_ratio", "NVML's utilisation by the container's processes.", "busy", 0.01),
+    ("compute_used_ratio", "Used of the GPU since the previous look, as the gate counts.", "compute_used", 0.01),
+    (
+        "compute_shortfall_ratio",
+        "Guarantee less what it had while it wanted work, last minute.",
+        "compute_shortfall",
+        0.01,
+    ),
+    ("utilization_ratio", "NVML's utilization by the container's processes.", "utilization", 0.01),
 )
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
-PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "books", "locks", "textfile")
+PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "accounts", "locks", "textfile")
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -85,82 +95,91 @@ def exposition(node: dict[str, Any], counters: Counters) -> bytes:
 
 def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
     agent = node["agent"]
-    out.gauge("agent_up", "1: all that the agent looks at can be looked at.", "", int(agent["state"] == "ok"))
+    out.gauge("agent_healthy", "1: the agent has no problem.", "", int(agent["state"] == "ok"))
     for name in PROBLEMS:
-        at = labels(("what",), (name,))
+        at = labels(("problem",), (name,))
         out.gauge("agent_problem", "1: the agent has this problem.", at, int(name in agent["problems"]))
     out.gauge("agent_start_time_seconds", "When the agent started, in seconds since 1970.", "", agent["started"])
-    help = "When the ledger could last be read, in seconds since 1970."
-    out.gauge("ledger_read_time_seconds", help, "", agent.get("ledger_read"))
-    help = "When NVML last told of the GPUs, in seconds since 1970."
-    out.gauge("nvml_read_time_seconds", help, "", agent.get("nvml_read"))
+    help = "When the ledger was last read, in seconds since 1970."
+    out.gauge("ledger_read_timestamp_seconds", help, "", agent.get("ledger_read"))
+    help = "When NVML last answered, in seconds since 1970."
+    out.gauge("nvml_read_timestamp_seconds", help, "", agent.get("nvml_read"))
     for process, used in agent.get("processes", {}).items():
         at = labels(("process",), (process,))
         out.counter(
             "agent_cpu_seconds", "Processor time of the agent and of its NVML process.", at, used["cpu_seconds"]
         )
-        out.gauge("agent_memory_bytes", "Resident memory of the agent and of its NVML process.", at, used["memory"])
+        out.gauge(
+            "agent_resident_memory_bytes", "Resident memory of the agent and of its NVML process.", at, used["memory"]
+        )
     out.gauge("ledger_grants", "Containers that hold a share.", "", len(node["containers"]))
-    out.counter("grants", "Shares given since the agent started.", "", counters.granted)
-    out.counter("ended", "Shares given back since the agent started.", "", counters.ended)
-    for code in CODES:  # from 0 on: of a series that begins with its first refusal, increase() sees none
+    out.counter("grants", "Shares granted since the agent started.", "", counters.granted)
+    out.counter("grants_ended", "Shares released since the agent started.", "", counters.ended)
+    for code in CODES:  # each from 0: increase() misses the first refusal of a series that begins with it
         at = labels(("code",), (code,))
         out.counter("refusals", "Containers refused since the agent started, by code.", at, counters.refused[code])
     for kind in KINDS:
         out.counter("findings", "Findings of the audit by kind.", labels(("kind",), (kind,)), counters.findings[kind])
-    help = "Time that gpu-hook added to the making of a container."
-    out.histogram("create_seconds", help, "", list(map(str, SECONDS)), counters.seconds, counters.seconds_sum)
+    help = "How long gpu-hook took for a container's creation."
+    out.histogram("create_duration_seconds", help, "", list(map(str, SECONDS)), counters.seconds, counters.seconds_sum)
 
 
 def _gpu(out: Exposition, gpu: dict[str, Any]) -> None:
     at = labels(GPU, (gpu["index"], gpu["uuid"]))
     out.gauge("gpu_memory_bytes", "Memory of the GPU.", at, gpu["memory_mib"] * MIB)
-    out.gauge("gpu_memory_granted_bytes", "Granted of it.", at, gpu["granted_mib"] * MIB)
+    out.gauge("gpu_memory_granted_bytes", "Memory granted to containers.", at, gpu["granted_mib"] * MIB)
     out.gauge("gpu_memory_used_bytes", "In use, as NVML sees it.", at, scaled(gpu["used_mib"], MIB))
     out.gauge("gpu_compute_granted_ratio", "Guaranteed compute.", at, gpu["granted_compute"] / 100)
-    out.gauge("gpu_busy_ratio", "NVML's utilisation of the GPU.", at, scaled(gpu["busy"], 0.01))
-    help = "Had by offline containers in the last minute: what the others left idle."
-    out.gauge("gpu_harvest_ratio", help, at, scaled(gpu["harvest"], 0.01))
+    out.gauge("gpu_utilization_ratio", "NVML's utilization of the GPU.", at, scaled(gpu["utilization"], 0.01))
+    help = "Used by offline containers in the last minute: what the others left idle."
+    out.gauge("gpu_harvested_ratio", help, at, scaled(gpu["harvested"], 0.01))
     out.gauge("gpu_containers", "Containers that hold a share of it.", at, gpu["containers"])
     out.gauge("gpu_error", "1: NVML cannot look at the GPU.", at, int(bool(gpu["error"])))
-    out.gauge("gpu_strangers", "Processes on it that are of no container known here.", at, gpu["strangers"])
-    out.gauge("gpu_strangers_memory_bytes", "Memory that they hold.", at, gpu["strangers_mib"] * MIB)
-    help = "In use beyond all processes that NVML lists, and beyond the driver's own."
+    out.gauge(
+        "gpu_unknown_processes",
+        "Processes on it that belong to no container with a grant.",
+        at,
+        gpu["unknown_processes"],
+    )
+    out.gauge(
+        "gpu_unknown_processes_memory_bytes", "Memory that those processes use.", at, gpu["unknown_processes_mib"] * MIB
+    )
+    help = "In use beyond all processes that NVML lists and the driver's own."
     out.gauge("gpu_unlisted_memory_bytes", help, at, gpu["unlisted_mib"] * MIB)
 
 
 def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
     names = (c["namespace"], c["pod"], c["name"])
     at = labels(CONTAINER, (short(c["id"]), *names))
-    if at in seen:  # two runtimes may each have a container of this id: by key, then
+    if at in seen:  # two runtimes may each have a container of this id: the key tells them apart
         at = labels(CONTAINER, (c["key"], *names))
     seen.add(at)
     granted = labels(GRANTED, [c[name] for name in GRANTED])
     out.gauge("container_info", "What was granted.", f"{at},{granted}", 1)
-    out.gauge("container_start_time_seconds", "When it got its share.", at, c["created"])
+    out.gauge("container_grant_timestamp_seconds", "When it got its share, in seconds since 1970.", at, c["created"])
     since = c["frozen_since"]
-    out.gauge("container_frozen_since_seconds", "Since when it is frozen, in seconds since 1970.", at, since)
+    out.gauge("container_freeze_timestamp_seconds", "Since when it is frozen, in seconds since 1970.", at, since)
     help = "Frozen by a person or by the agent, since the agent knows it."
     out.counter("container_frozen_seconds", help, at, c["frozen_seconds"])
     for kind, n in Counter(finding["kind"] for finding in c["findings"]).items():
-        out.gauge("container_findings", "Findings that stand.", f"{at},{labels(('kind',), (kind,))}", n)
+        out.gauge("container_findings", "Findings that hold now.", f"{at},{labels(('kind',), (kind,))}", n)
     for s in c["gpus"]:
         on = f"{at},{labels(GPU, ('' if s['index'] is None else s['index'], s['uuid']))}"
         for name, help, field, factor in SHARE:
             out.gauge(f"container_{name}", help, on, scaled(s[field], factor))
-        if s["harvest"] is not None:
-            help = "Compute that an offline container had: what the others left idle."
+        if s["harvested"] is not None:
+            help = "GPU time that an offline container had: what the others left idle."
             out.counter("container_harvested_seconds", help, on, s["harvested_seconds"])
         if s["gate"]:
             _gate(out, on, s["gate"])
 
 
 def _gate(out: Exposition, at: str, gate: dict[str, Any]) -> None:
-    out.counter("container_compute_charged_seconds", "GPU time had, by the gate's books.", at, gate["charged"])
-    help = "Time with work in flight or at the gate, by the gate's books."
+    out.counter("container_compute_charged_seconds", "GPU time had, as the gate counts.", at, gate["charged"])
+    help = "Time with work in flight or at the gate, as the gate counts."
     out.counter("container_compute_wanted_seconds", help, at, gate["wanted"])
-    out.counter("container_launches", "Commands that passed the gate.", at, gate["launches"])
-    out.gauge("container_gate_waiting", "Threads that the gate holds now.", at, gate["waiting"])
+    out.counter("container_gate_launches", "Commands that passed the gate.", at, gate["launches"])
+    out.gauge("container_gate_waiting_threads", "Threads that the gate holds now.", at, gate["waiting"])
     mode = f'{at},mode="{gate["mode"]}"'
     out.gauge("container_gate_mode", "1: the gate's last decision.", mode, 1)
     bound = gate["preempt_bound"] or None
@@ -168,7 +187,7 @@ def _gate(out: Exposition, at: str, gate: dict[str, Any]) -> None:
     if gate["waits"] is not None:
         first, *bins = gate["waits"]
         merged = [first, *(sum(bins[i : i + 2]) for i in range(0, len(bins), 2))]
-        help = "How long launches that the gate held were held."
+        help = "How long the gate held the launches that it held."
         out.histogram("container_gate_wait_seconds", help, at, WAITS, merged, gate["waited"])
 
 

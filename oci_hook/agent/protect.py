@@ -1,24 +1,24 @@
-"""Who takes a neighbour's memory now, and is to be killed for it. Pure; the agent acts. Sizes are bytes, times seconds
-of the monotonic clock.
+"""Decides which container takes its neighbours' memory now and is to be killed for it. Pure; the agent acts. Sizes are
+bytes, times are seconds of the monotonic clock.
 
-A container harms its neighbours while two things are true at once: it holds more of a GPU than its limit and the
-tolerance, and less is free there than the other running containers were granted and do not use yet. Then some of what
-they were promised is in its hands. It is killed
+A container harms its neighbours while two things are true at once: it uses more of a GPU than its limit and the
+tolerance, and less is free there than the other running containers were granted and do not use yet. Then it has taken
+some of what they were granted. It is killed
 
-- by one look, where processes that the shim keeps no books for hold too much by themselves: no honest one does;
-- else by two looks, at least CONFIRM apart, in which the same processes hold too much, each counted at the smaller of
-  the two: a process that frees what another one takes is counted at what it has left, though NVML may show it late;
-- never by a look older than FRESH, and one container at a time: first the one with the largest excess, and the next one
-  when that one's memory is free, or after LEAVING.
+- by one look, if processes that the shim does not account for use too much by themselves: no honest process is one;
+- else by two looks, at least CONFIRM apart, in which the same processes use too much. Each process counts with the
+  smaller of its two sizes: when one process frees what another one takes, NVML may show the first one's part too late;
+- never by a look older than FRESH, and one container at a time: first the one with the largest excess; the next one
+  when the first one's memory is free, or after LEAVING.
 
-More may be held where the limit was lowered while the container ran (`gpu-hook set`): what it had then, until it gives
-it back. Where the event log does not go back to the container's grant, that may have been: then what it has at the
-first look.
+A container may use more if its limit was lowered while it ran (`gpu-hook set`): it may keep what it used then, until it
+frees it. If the event log does not reach back to the container's grant, its limit may have been lowered before: it may
+keep what it uses at the first look.
 
-Memory that belongs to no process that NVML lists (a forked child keeps what its dead parent had) is what the GPU has
-in use beyond its processes and the driver's own, which is taken to be the least that was ever seen beyond processes. It
-counts for the containers whose books have as much for processes that NVML does not list, and what is left for the one
-container that can hold it; in doubt for none.
+Memory of no listed process: a forked child keeps the memory of its parent that ended, and NVML lists no process for it.
+It is what the GPU has in use beyond the listed processes and the driver's own memory; the driver's own is taken to be
+the least that was ever seen beyond listed processes. It counts for the containers whose account pages have as much for
+processes that NVML does not list. The rest counts for the one container that can have it; in doubt for none.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,51 +30,52 @@ CONFIRM = 0.3
 LEAVING = 2.0
 
 
-class Held(Value):
-    """A process of a container, and what it holds of the GPU; size None: NVML does not say. booked: the shim keeps
-    books for it."""
+class Member(Value):
+    """A process of a container, and the memory of the GPU that it uses; size None: NVML does not say. accounted: it is
+    in the account page."""
 
     pid: int
     start: int
     size: int | None
-    booked: bool
+    accounted: bool
 
 
 class Tenant(Value):
     """A container with a share of the GPU. limit: None for a whole GPU, which has none. running: it has an init that
-    lives, and nobody stopped it. booked: by its page, of the living. readable: its books could be looked at, or it has
-    none. claims: what they have for processes that NVML does not list. most: the highest limit that it ever had. told:
-    that is known; else it was there before us, and what happened to it is forgotten."""
+    lives, and it was not stopped. accounted: the total of its account page. readable: that page could be read, or there
+    is none. claims: what the page has for processes that NVML does not list. highest: the highest limit that it ever
+    had. known: `highest` is known; else it is older than the agent, and the event log does not have its grant."""
 
     key: str
     limit: int | None
-    processes: tuple[Held, ...] = ()
-    booked: int = 0
+    processes: tuple[Member, ...] = ()
+    accounted: int = 0
     running: bool = True
     readable: bool = True
     claims: int = 0
-    most: int = 0
-    told: bool = True
+    highest: int = 0
+    known: bool = True
 
     @property
     def listed(self) -> int:
         return sum(p.size or 0 for p in self.processes)
 
     @property
-    def known(self) -> bool:
+    def measured(self) -> bool:
+        """NVML says the size of each process."""
         return all(p.size is not None for p in self.processes)
 
     def unmet(self, unlisted: int = 0) -> int:
-        """What it was granted and does not use yet: at least so much, for sure. unlisted: what else counts for it."""
-        if self.limit is None or not self.running or not self.known or not self.readable:
+        """What it was granted and certainly does not use yet. unlisted: memory of no listed process, counted for it."""
+        if self.limit is None or not self.running or not self.measured or not self.readable:
             return 0
-        return max(0, self.limit - max(self.listed + unlisted, self.booked))
+        return max(0, self.limit - max(self.listed + unlisted, self.accounted))
 
 
 class Look(Value):
-    """One GPU as NVML saw it. at: before NVML was asked. used: None where it changed while the processes were listed.
-    others: what listed processes of no container of ours hold; None: NVML does not say. unsure: some of these may be of
-    a container that is just being started: then one look kills nobody."""
+    """One GPU as NVML saw it. at: before NVML was asked. used: None if it changed while the processes were listed.
+    others: what listed processes of no container with a grant use; None: NVML does not say. unsure: some of those may
+    belong to a container that is just being started, so no container is killed by this look alone."""
 
     uuid: str
     at: float
@@ -87,21 +88,22 @@ class Look(Value):
 
 
 class Harm(Value):
-    """What one container does to its neighbours. excess: above what it may hold. unmet: what they were granted and do
-    not use yet, of which only `free` is there."""
+    """What one container does to its neighbours. used: by the container. excess: of that, above what it may use. unmet:
+    what the others were granted and do not use yet, of which only `free` is there."""
 
     key: str
-    held: int
+    used: int
     limit: int
     excess: int
     free: int
     unmet: int
-    processes: tuple[Held, ...]
+    processes: tuple[Member, ...]
 
 
 class Judgement(Value):
-    """kill: the one container to kill now. again: seconds until the GPU is to be looked at again, None: as ever.
-    unlisted: bytes that belong to no listed process. alarm: less free than this is worth a look."""
+    """kill: the one container to kill now. again: seconds until the GPU is to be looked at again, None: at the usual
+    time. unlisted: bytes that belong to no listed process. alarm: when fewer bytes are free, the GPU is to be looked
+    at."""
 
     kill: Harm | None = None
     again: float | None = None
@@ -110,7 +112,7 @@ class Judgement(Value):
 
 
 class _Suspect:
-    """Since when, and the least that each process was seen with since."""
+    """A container under suspicion: since when, and the smallest size of each process since then."""
 
     def __init__(self, at: float, sizes: dict[tuple[int, int], int], unlisted: int) -> None:
         self.at = at
@@ -119,29 +121,29 @@ class _Suspect:
 
 
 class Protector:
-    """Remembers, by GPU and container, limits that were lowered, suspicions, the driver's own memory. tolerance: what
-    a container may be above its limit."""
+    """Remembers lowered limits and suspicions by GPU and container, and the driver's own memory by GPU. tolerance: what
+    a container may use above its limit."""
 
     def __init__(self, tolerance: int) -> None:
         self.tolerance = tolerance
-        self._allowed: dict[tuple[str, str], tuple[int, int]] = {}  # the limit seen, what may be held
+        self._allowed: dict[tuple[str, str], tuple[int, int]] = {}  # (the limit, what it may use)
         self._suspects: dict[tuple[str, str], _Suspect] = {}
-        self._own: dict[str, int] = {}  # of each GPU, the driver's
-        self._leaving: dict[str, tuple[str, float]] = {}  # of each GPU, who was killed and when
+        self._own: dict[str, int] = {}  # by GPU: the driver's own memory
+        self._leaving: dict[str, tuple[str, float]] = {}  # by GPU: (the container that was killed, when)
 
     def forget(self, keys: "set[str]") -> None:
-        """Of containers that ended."""
+        """These containers have ended."""
         for store in (self._allowed, self._suspects):
             for at in [at for at in store if at[1] in keys]:
                 del store[at]
 
     def spare(self, uuid: str) -> None:
-        """Who was to be killed is not, for now."""
+        """The container that was to be killed is not killed now."""
         self._leaving.pop(uuid, None)
 
     def judge(self, look: Look, now: float, holders: "Callable[[], Iterable[str]]" = lambda: ("", "")) -> Judgement:
-        """holders: asked only where it matters; the keys of all containers that can hold memory of this GPU without
-        being listed, "" for processes of none."""
+        """holders: called only if needed; the keys of all containers that can have memory of this GPU without being
+        listed, and "" if a process of no container can."""
         tenants = {t.key: t for t in look.tenants}
         unlisted = self._unlisted(look)
         extra = self._attributed(look, unlisted, holders)
@@ -165,21 +167,21 @@ class Protector:
                 return Judgement(h, CONFIRM, unlisted, alarm)
         return Judgement(again=CONFIRM, unlisted=unlisted, alarm=alarm)
 
-    def _allow(self, uuid: str, tenant: Tenant, held: int) -> None:
-        """Keep what the container may hold: more than limit and tolerance only where it had that before the limit was
-        lowered, or may have: of whom nothing is told, what it has at the first look, and the tolerance."""
+    def _allow(self, uuid: str, tenant: Tenant, used: int) -> None:
+        """Note what the container may use: its limit and the tolerance, or more if it had more before its limit was
+        lowered. A container whose limits are not known may keep what it uses at the first look, and the tolerance."""
         if tenant.limit is None:
             return
         at, usual = (uuid, tenant.key), tenant.limit + self.tolerance
         before = self._allowed.get(at)
-        if not tenant.told:
-            held += self.tolerance
-        if before is None and not tenant.told:
-            may = max(usual, held)
+        if not tenant.known:
+            used += self.tolerance
+        if before is None and not tenant.known:
+            may = max(usual, used)
         elif before is None:
-            may = max(usual, min(held, tenant.most + self.tolerance))
+            may = max(usual, min(used, tenant.highest + self.tolerance))
         elif tenant.limit < before[0] or before[1] > before[0] + self.tolerance:
-            may = max(usual, min(before[1], held))
+            may = max(usual, min(before[1], used))
         else:
             may = usual
         self._allowed[at] = tenant.limit, may
@@ -187,18 +189,18 @@ class Protector:
     def _harm(self, look: Look, tenant: Tenant, extra: dict[str, int]) -> Harm | None:
         if tenant.limit is None or not tenant.running:
             return None
-        held = tenant.listed + extra.get(tenant.key, 0)
-        excess = held - self._allowed[look.uuid, tenant.key][1]
+        used = tenant.listed + extra.get(tenant.key, 0)
+        excess = used - self._allowed[look.uuid, tenant.key][1]
         if excess <= 0:
             return None
         unmet = sum(t.unmet(extra.get(t.key, 0)) for t in look.tenants if t.key != tenant.key)
         if unmet <= look.free:
             return None
-        return Harm(tenant.key, held, tenant.limit, excess, look.free, unmet, tenant.processes)
+        return Harm(tenant.key, used, tenant.limit, excess, look.free, unmet, tenant.processes)
 
     def _certain(self, tenant: Tenant, harm: Harm) -> bool:
-        own = sum(p.size or 0 for p in tenant.processes if not p.booked)
-        return tenant.readable and own > harm.held - harm.excess
+        bypassing = sum(p.size or 0 for p in tenant.processes if not p.accounted)
+        return tenant.readable and bypassing > harm.used - harm.excess
 
     def _confirmed(self, look: Look, tenant: Tenant, harm: Harm, unlisted: int) -> bool:
         at = look.uuid, tenant.key
@@ -206,7 +208,7 @@ class Protector:
         before = self._suspects.get(at)
         if before is not None:
             least = {who: min(size, before.sizes[who]) for who, size in sizes.items() if who in before.sizes}
-            still = sum(least.values()) + min(unlisted, before.unlisted) > harm.held - harm.excess
+            still = sum(least.values()) + min(unlisted, before.unlisted) > harm.used - harm.excess
             if still:
                 before.sizes, before.unlisted = least, min(unlisted, before.unlisted)
                 return look.at - before.at >= CONFIRM
@@ -224,8 +226,8 @@ class Protector:
         return False
 
     def _unlisted(self, look: Look) -> int:
-        """Beyond the driver's own by more than the tolerance; else 0."""
-        if look.used is None or look.others is None or not all(t.known for t in look.tenants):
+        """Bytes of no listed process beyond the driver's own, if they are more than the tolerance; else 0."""
+        if look.used is None or look.others is None or not all(t.measured for t in look.tenants):
             return 0
         beyond = max(0, look.used - look.others - sum(t.listed for t in look.tenants))
         own = self._own[look.uuid] = min(beyond, self._own.get(look.uuid, beyond))

@@ -9,7 +9,7 @@ from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
-from oci_hook.observe.account import Books
+from oci_hook.observe.account import Usage
 from oci_hook.observe.stage import stage
 
 MIB = 1 << 20
@@ -20,7 +20,7 @@ class Watched:
     """What was learned of one container beyond its grant."""
 
     def __init__(self) -> None:
-        self.books: Books | str | None = None
+        self.account: Usage | str | None = None  # what its account page says
         self.peaks: dict[str, int] = {}
         self.history: dict[str, list[tuple[float, int, int]]] = {}
         self.uses: dict[str, Use] = {}
@@ -29,11 +29,15 @@ class Watched:
         self.frozen_seconds = 0.0  # since the agent knows it
         self.stopped = ""  # by the agent: "frozen" or "killed"
 
-    def told(self, uuid: str, gate: Gate | None) -> None:
-        """What the gate says now."""
+    def set_gate(self, uuid: str, gate: Gate | None) -> None:
         self.gates.pop(uuid, None)
         if gate is not None:
             self.gates[uuid] = gate
+
+    def set_use(self, uuid: str, use: Use | None) -> None:
+        self.uses.pop(uuid, None)
+        if use is not None:
+            self.uses[uuid] = use
 
     def meter(self, uuid: str) -> Meter:
         return self.meters.setdefault(uuid, Meter())
@@ -50,18 +54,18 @@ def view(
     gpus: dict[str, GpuSample],
     watched: dict[str, Watched],
     findings: tuple[Finding, ...],
-    strangers: dict[str, tuple[int, int]],
+    unknown: dict[str, tuple[int, int]],
     agent: dict[str, Any],
     unlisted: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """gpus: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
     indices = {gpu.uuid: gpu.index for gpu in inventory.gpus} if inventory else {}
     by_slot = {(s.uuid, s.slot): g.who.id for g in grants.values() for s in g.shares if s.slot}
-    harvests: dict[str, float] = {}
+    harvested: dict[str, float] = {}
     for w in watched.values():
         for uuid, meter in w.meters.items():
             if meter.harvest is not None:
-                harvests[uuid] = harvests.get(uuid, 0.0) + meter.harvest
+                harvested[uuid] = harvested.get(uuid, 0.0) + meter.harvest
     order = sorted(grants.values(), key=lambda g: (g.created, g.who.id))
     return {
         "at": round(time.time(), 1),
@@ -70,7 +74,7 @@ def view(
         "agent": agent,
         "gpus": [
             {
-                **gpu_view(gpu.fields(), grants, gpus.get(gpu.uuid), strangers.get(gpu.uuid), harvests.get(gpu.uuid)),
+                **gpu_view(gpu.fields(), grants, gpus.get(gpu.uuid), unknown.get(gpu.uuid), harvested.get(gpu.uuid)),
                 "unlisted_mib": -(-(unlisted or {}).get(gpu.uuid, 0) // MIB),
             }
             for gpu in (inventory.gpus if inventory else ())
@@ -88,8 +92,8 @@ def gpu_view(
     gpu: dict[str, Any],
     grants: dict[str, Grant],
     sample: GpuSample | None,
-    strangers: tuple[int, int] | None,
-    harvest: float | None,
+    unknown: tuple[int, int] | None,
+    harvested: float | None,
 ) -> dict[str, Any]:
     shares = [s for g in grants.values() for s in g.shares if s.uuid == gpu["uuid"]]
     good = sample if sample and not sample.error else None
@@ -103,11 +107,11 @@ def gpu_view(
         "granted_compute": sum(s.compute for s in shares),
         "containers": len(shares),
         "used_mib": -(-good.used // MIB) if good else None,
-        "busy": good.busy if good and good.busy >= 0 else None,
-        "harvest": harvest,
+        "utilization": good.busy if good and good.busy >= 0 else None,
+        "harvested": harvested,
         "error": sample.error if sample else "",
-        "strangers": strangers[0] if strangers else 0,
-        "strangers_mib": -(-strangers[1] // MIB) if strangers else 0,
+        "unknown_processes": unknown[0] if unknown else 0,
+        "unknown_processes_mib": -(-unknown[1] // MIB) if unknown else 0,
     }
 
 
@@ -128,14 +132,14 @@ def container_view(
         "namespace": who.namespace,
         "pod": who.pod,
         "name": who.container,
-        "policy": grant.policy,
-        "class": grant.priority_class,
+        "policy": grant.terms.policy,
+        "class": grant.terms.priority_class,
         "state": state,
         "waits_seconds": seconds,
         "frozen_since": frozen or None,
         "frozen_seconds": round(watched.frozen_seconds, 3),
         "created": grant.created,
-        "account": watched.books if isinstance(watched.books, str) else None,
+        "account_problem": watched.account if isinstance(watched.account, str) else None,
         "gpus": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
         "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],
     }
@@ -144,25 +148,25 @@ def container_view(
 def share_view(
     grant: Grant, i: int, indices: dict[str, int], watched: Watched, by_slot: dict[tuple[str, int], str]
 ) -> dict[str, Any]:
-    share, books = grant.shares[i], watched.books if isinstance(watched.books, Books) else None
+    share, usage = grant.shares[i], watched.account if isinstance(watched.account, Usage) else None
     use, gate = watched.uses.get(share.uuid), watched.gates.get(share.uuid)
     meter = watched.meters.get(share.uuid) or Meter()
-    booked = -(-books.totals[i] // MIB) if books and i < len(books.totals) else None
+    accounted = -(-usage.totals[i] // MIB) if usage and i < len(usage.totals) else None
     seen = -(-use.used // MIB) if use else None
     return {
         "index": indices.get(share.uuid),
         "uuid": share.uuid,
         "memory_mib": share.memory_mib,
-        "used_mib": max((n for n in (seen, booked) if n is not None), default=None),
+        "used_mib": max((n for n in (seen, accounted) if n is not None), default=None),
         "peak_mib": watched.peaks.get(share.uuid),
-        "surcharge_mib": -(-books.surcharges[i] // MIB) if books and i < len(books.surcharges) else 0,
+        "surcharge_mib": -(-usage.surcharges[i] // MIB) if usage and i < len(usage.surcharges) else 0,
         "compute": share.compute,
         "compute_limit": share.compute_limit,
         "whole": share.whole,
-        "busy": use.busy if use else None,
-        "share": meter.share,
-        "share_error": meter.error,
-        "harvest": meter.harvest,
+        "utilization": use.busy if use else None,
+        "compute_used": meter.used,
+        "compute_shortfall": meter.shortfall,
+        "harvested": meter.harvest,
         "harvested_seconds": meter.harvested,
         "gate": gate.fields() if gate else None,
         "waits_for": by_slot.get((share.uuid, gate.waits_for)) if gate else None,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from oci_hook.agent.http import Page
 
 if TYPE_CHECKING:
-    from oci_hook.agent.agent import Agent
+    from oci_hook.agent.publish import Publisher
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 JSON = "application/json"
 
 
-def pages(agent: "Agent") -> dict[str, Page]:
+def pages(published: "Publisher") -> dict[str, Page]:
     """/: for people. /metrics: Prometheus. /api/node: view.view(). /api/history: by container and GPU, oldest first,
     [Unix seconds, MiB in use, per cent busy]."""
     html = (Path(__file__).parent / "page.html").read_bytes()
@@ -22,12 +22,9 @@ def pages(agent: "Agent") -> dict[str, Page]:
     def document(make: Callable[[], Any]) -> Page:
         return lambda: (JSON, json.dumps(make(), separators=(",", ":")).encode())
 
-    def history() -> dict[str, Any]:
-        return {key: watched.history for key, watched in agent.watched.items()}
-
     return {
         "/": lambda: ("text/html; charset=utf-8", html),
-        "/metrics": lambda: (METRICS, agent.metrics()),
-        "/api/node": document(agent.view),
-        "/api/history": document(history),
+        "/metrics": lambda: (METRICS, published.metrics()),
+        "/api/node": document(published.view),
+        "/api/history": document(published.history),
     }

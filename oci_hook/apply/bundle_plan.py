@@ -12,13 +12,12 @@ from oci_hook.oci import nvidia_hooks, spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import Step
     from oci_hook.errors import Problem
+    from oci_hook.oci.spec_types import Spec
 
 
 class BundlePlan(Value):
@@ -28,13 +27,13 @@ class BundlePlan(Value):
     createRuntime hook mounts the shims over them, at places which only the made container shows.
     """
 
-    spec: "dict[str, Any]"
+    spec: "Spec"
     steps: "tuple[Step, ...]"
     warnings: "list[Problem]"
     late: bool
 
 
-def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
+def unedited(found: "Spec", settings: "Settings") -> "Spec":
     """The spec as it was before gpu-hook, and with it the NVIDIA runtime, edited it; `found` itself if they did not."""
     doc = to_spec.scrub(found)
     if doc is not found and settings.mode != "standalone":
@@ -44,8 +43,8 @@ def unedited(found: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
     return doc
 
 
-def for_no_request(doc: "dict[str, Any]", settings: "Settings") -> "dict[str, Any]":
-    """The spec of a container that asks for nothing: in the modes with an NVIDIA runtime that one must not serve it."""
+def for_no_request(doc: "Spec", settings: "Settings") -> "Spec":
+    """The spec of a container that asks for nothing. An NVIDIA runtime beside us is kept from giving it GPUs."""
     if settings.mode == "standalone":
         return doc
     from oci_hook.oci import nvidia_edits
@@ -53,9 +52,7 @@ def for_no_request(doc: "dict[str, Any]", settings: "Settings") -> "dict[str, An
     return nvidia_edits.decline(doc)
 
 
-def plan_for(
-    doc: "dict[str, Any]", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings"
-) -> BundlePlan:
+def plan_for(doc: "Spec", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings") -> BundlePlan:
     """The plan for this grant and this unedited spec. bundle: its directory.
 
     Raises ApplyError GH-402, GH-403, GH-409, NodeError GH-302.
@@ -80,13 +77,13 @@ def plan_for(
     return BundlePlan(doc, steps, image_warnings(image), beside is not None and beside.late)
 
 
-def _check_rules(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory") -> None:
+def _check_rules(doc: "Spec", grant: "Grant", inventory: "Inventory") -> None:
     """Raises ApplyError GH-403 when the spec's own device rules reach a GPU that is not granted."""
     resources = (doc.get("linux") or {}).get("resources") or {}
     rules = resources.get("devices") or ()
     granted = {share.uuid: inventory.gpu(share.uuid).minor for share in grant.shares}
     others = {(n.major, n.minor) for n in inventory.nodes if n.capability == MIG and n.uuid not in granted}
-    # Two MIG devices of one GPU instance have a node in common: granted with one, it is no other's.
+    # MIG devices of one GPU instance have a node in common, which is granted with any of them.
     others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}
     if reachable := reachable_gpus(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
         raise refuse(

@@ -13,9 +13,9 @@ from oci_hook.oci.request_mounts import is_request
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from oci_hook.core.plan import Step
+    from oci_hook.oci.spec_types import Mount
 
 MAX_COPIES = 64
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
@@ -49,7 +49,7 @@ def _library_places(multiarch: str) -> tuple[str, ...]:
     )
 
 
-def look(rootfs: str, mounts: "Sequence[dict[str, Any]]", env: "Mapping[str, str] | None" = None) -> ImageFacts:
+def look(rootfs: str, mounts: "Sequence[Mount]", env: "Mapping[str, str] | None" = None) -> ImageFacts:
     """Facts of the image at host path `rootfs`. mounts: the spec's; what they hide is not looked at. env: the
     container's, for LD_LIBRARY_PATH.
 
@@ -122,7 +122,7 @@ def warnings(facts: ImageFacts) -> list[Problem]:
     return [Problem("GH-408", text)]
 
 
-def check_destinations(rootfs: str, mounts: "Sequence[dict[str, Any]]", steps: "Sequence[Step]") -> "tuple[Step, ...]":
+def check_destinations(rootfs: str, mounts: "Sequence[Mount]", steps: "Sequence[Step]") -> "tuple[Step, ...]":
     """The steps with every destination resolved, and each destination only once.
 
     Raises ApplyError GH-402 where two steps with different sources have one destination; where a destination is not a
@@ -207,7 +207,7 @@ def _cached(tree: Tree) -> list[str]:
         while at >= 0:
             tree.work.spend(LOOK)
             start = data.rfind(b"\0", max(0, at - MAX_PATH - 1), at) + 1
-            folder = data[start:at] if start or at <= MAX_PATH else b"."  # longer than any path: not one
+            folder = data[start:at] if start or at <= MAX_PATH else b"."  # too long to be a path
             if not folder or folder.startswith(b"/"):
                 found[os.fsdecode(folder or b"/")] = None
                 if len(found) > MAX_CACHED:
@@ -236,7 +236,7 @@ def _canonical(tree: Tree, path: str) -> str:
         raise _collision(path, f"cannot be looked at: {e.strerror}") from None
 
 
-def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
+def _mounted(tree: Tree, mounts: "Sequence[Mount]") -> dict[str, str]:
     """The kind of mount (bind, or a file system's type) by canonical mount point of the spec. What the image has below
     these points is hidden from the tree, as it will be in the container."""
     kinds: dict[str, str] = {}
@@ -256,7 +256,7 @@ def _mounted(tree: Tree, mounts: "Sequence[dict[str, Any]]") -> dict[str, str]:
     return kinds
 
 
-def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> None:
+def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> None:
     """Raises ApplyError GH-402 for a driver library in a volume. It is not covered by a mount, as the image's copies
     are, since the volume's owner may replace it while the container runs."""
     sources = {_canonical(tree, mount.get("destination") or "/"): mount.get("source") or "" for mount in mounts}
@@ -291,7 +291,7 @@ def _on_top(kinds: dict[str, str], path: str) -> tuple[str, str]:
     return ("/", kinds["/"]) if "/" in kinds else ("", "")
 
 
-def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]]") -> str:
+def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> str:
     """Where PRIVATE is after all links. Raises ApplyError GH-402 where it cannot be ours."""
     try:
         path, mode = tree.resolve(PRIVATE)
@@ -312,7 +312,7 @@ def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[dict[str, Any]
 
 
 def _check_name(destination: str, path: str) -> None:
-    if not path.isascii() or not path.isprintable():  # it would not survive config.json
+    if not path.isascii() or not path.isprintable():  # it might change on its way through config.json
         raise _collision(destination, f"leads to {path}, a name with odd characters")
     if path.count("/") > MAX_DEPTH:
         raise _collision(destination[:100], f"lies, or leads, more than {MAX_DEPTH} folders deep")

@@ -12,12 +12,11 @@ from oci_hook.oci import log, spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from oci_hook.apply.to_container import Container
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
+    from oci_hook.oci.spec_types import Spec
 
 
 def open_container(pid: int, rootfs: str) -> "Container":
@@ -33,7 +32,7 @@ def open_container(pid: int, rootfs: str) -> "Container":
 def put(
     grant: "Grant",
     inventory: "Inventory",
-    config: "dict[str, Any]",
+    config: "Spec",
     container: "Container",
     devices: DeviceCgroup,
     settings: "Settings",
@@ -54,7 +53,7 @@ def put(
 
 
 def verify(
-    grant: "Grant", inventory: "Inventory", config: "dict[str, Any]", container: "Container", settings: "Settings"
+    grant: "Grant", inventory: "Inventory", config: "Spec", container: "Container", settings: "Settings"
 ) -> None:
     """The share was put into the spec: check that the container has it. Raises ApplyError GH-405."""
     image = look(container.path(), config.get("mounts") or (), spec.environment(config))
@@ -62,15 +61,15 @@ def verify(
 
 
 def verify_beside(
-    grant: "Grant", inventory: "Inventory", config: "dict[str, Any]", container: "Container", settings: "Settings"
+    grant: "Grant", inventory: "Inventory", config: "Spec", container: "Container", settings: "Settings"
 ) -> None:
-    """The same together with the NVIDIA runtime, which has brought the driver's files by the spec, or by a hook before
+    """`verify` together with the NVIDIA runtime, which has brought the driver's files by the spec, or by a hook before
     this one: then the shims are mounted over them here. Raises NodeError, ApplyError."""
     from oci_hook.apply import nvidia_runtime_mode
     from oci_hook.core.nvidia_runtime_mode import own_steps
     from oci_hook.oci import nvidia_edits
 
-    image = look(container.path(), (), spec.environment(config))  # as a program would see it: with all mounts
+    image = look(container.path(), (), spec.environment(config))  # the rootfs as a program sees it, with all mounts
     plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
     late = settings.mode == "on-top" or nvidia_edits.has_legacy_hook(config)
     plan = own_steps(plan, inventory, image, settings.prefix, late)

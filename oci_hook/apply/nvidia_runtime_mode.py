@@ -4,7 +4,7 @@ below: the NVIDIA runtime edits the spec before us. on-top: it comes after us an
 way its part is narrowed to the grant, ours loses the driver's files, and a library that arrives after the spec is
 edited gets its shim from our createRuntime hook. Where what lies: oci/nvidia_hooks.py knows the NVIDIA toolkit's hooks,
 oci/nvidia_edits.py its edits of a spec, core/nvidia_runtime_mode.py which steps of a plan stay ours, and this file does
-the rest: `narrow` to `own_part` for a bundle, `cover` and `check_covered` for a made container.
+the rest: `narrow` to `own_part` for a bundle, `covers` and `check_covered` for a made container.
 """
 
 import os
@@ -21,7 +21,6 @@ from oci_hook.oci import nvidia_edits
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
     from oci_hook.apply.to_container import Container
     from oci_hook.config.settings import Settings
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import ImageFacts, Step
     from oci_hook.oci.nvidia_edits import Narrowed
+    from oci_hook.oci.spec_types import Spec
 
 LIBRARIES = ("libcuda", "libnvidia-ml")
 
@@ -36,8 +36,8 @@ LIBRARIES = ("libcuda", "libnvidia-ml")
 # --- a bundle ---
 
 
-def narrow(doc: "dict[str, Any]", grant: "Grant", inventory: "Inventory", settings: "Settings") -> "Narrowed":
-    """The spec with the NVIDIA runtime's edits narrowed to the grant, and the grant as all that it will be asked for.
+def narrow(doc: "Spec", grant: "Grant", inventory: "Inventory", settings: "Settings") -> "Narrowed":
+    """The spec with the NVIDIA runtime's edits narrowed to the grant, and without anything that asks it for more.
 
     Raises NodeError GH-302, ApplyError GH-409.
     """
@@ -68,13 +68,13 @@ def _with_links(library: str, places: "tuple[str, ...]") -> list[str]:
 
 
 def own_part(
-    doc: "dict[str, Any]",
+    doc: "Spec",
     steps: "tuple[Step, ...]",
     beside: "Narrowed",
     inventory: "Inventory",
     image: "ImageFacts",
     settings: "Settings",
-) -> "tuple[dict[str, Any], tuple[Step, ...]]":
+) -> "tuple[Spec, tuple[Step, ...]]":
     """The spec with our createRuntime hook, where it has to act, and the steps less what the NVIDIA runtime brings."""
     if beside.late or beside.files:
         steps = own_steps(steps, inventory, image, settings.prefix, beside.late)
@@ -84,7 +84,7 @@ def own_part(
 
 
 def shared(grant: "Grant") -> bool:
-    """Whether the container may have only what a shim governs: it is not given GPUs, and all of them whole."""
+    """Whether the container may have only what a shim governs: false where it is given GPUs, all of them whole."""
     return not grant.shares or not all(share.whole for share in grant.shares)
 
 

@@ -1,33 +1,22 @@
 """Plan -> mounts and device nodes in a container that its runtime has made but not started.
 
-The image is hostile and may change while we work. So a path below the rootfs is resolved once, by openat2(2) with
-RESOLVE_IN_ROOT, and we act on the descriptor that it gives. A mount's source is a file of the host that root owns,
-opened in the host's mount namespace. Nothing of the image is read, run or used as a source. A kernel without these
-calls is refused with GH-404.
+The image is hostile and may change while we work. So a path below the rootfs is used by descriptor only (targets.py). A
+mount's source is a file of the host that root owns, opened in the host's mount namespace. Nothing of the image is read,
+run or used as a source. A kernel without the calls for this is refused with GH-404.
 """
 
 import os
 import stat
-from errno import EEXIST, ELOOP, ENOENT, ENOSYS, ENOTDIR, EOVERFLOW, EXDEV
+from errno import ENOSYS
 
 from oci_hook.apply.sources import ADVICE
-from oci_hook.core.layout import PAGE_UID, PRIVATE, REQUEST_DIR
+from oci_hook.apply.targets import INSIDE, USE_RUNTIME, Targets, failed, too_old
+from oci_hook.core.layout import PAGE_UID
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
 from oci_hook.linux import device, mount, namespace, proc, process
 from oci_hook.linux.libc import AT_FDCWD, SyscallError
-from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    Made = TypeVar("Made")
-
-INSIDE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
-FORBIDDEN = (ELOOP, ENOTDIR, EXDEV)  # openat2(2) on a path that leads through a link, a file or out of the rootfs
-USE_RUNTIME = "start it through gpu-hook-runtime instead"
+from oci_hook.linux.openat2 import RESOLVE_NO_MAGICLINKS, openat2
 
 
 class Container:
@@ -68,7 +57,7 @@ def open_container(pid: int, rootfs: str) -> Container:
         root_mount, is_mount = mount.statx_mount(root)
     except OSError as e:
         if e.errno == ENOSYS:
-            raise _too_old(e) from None
+            raise too_old(e) from None
         raise _not_ours(pid, f"with the root {rootfs}: {e}") from None
     os.close(top)
     os.close(proc)
@@ -110,7 +99,7 @@ def apply(
                 work.append((step, -1 if same_user_namespace else _node_tree(step)))
         _in_mount_namespace(container, work, over)
     except OSError as e:
-        raise _failed(e) from None
+        raise failed(e) from None
     finally:
         for _, tree in work:
             if tree >= 0:
@@ -194,12 +183,12 @@ def _node_tree(step: DeviceNode) -> int:
     return tree
 
 
-# --- targets, in the container's mount namespace ---
+# --- in the container's mount namespace ---
 
 
 def _in_mount_namespace(container: Container, work: list[tuple[Step, int]], over: bool) -> None:
     """Run `_attach_all` in a forked child, which enters the container's mount namespace; we stay in the host's."""
-    place = _Place(container, over)
+    targets = Targets(container, over)
     reader, writer = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -209,10 +198,10 @@ def _in_mount_namespace(container: Container, work: list[tuple[Step, int]], over
             os.close(reader)
             process.die_with_parent(parent)
             namespace.setns(container.pidfd, namespace.CLONE_NEWNS, container.rootfs)
-            _attach_all(place, work)
+            _attach_all(targets, work)
             status = 0
         except OSError as e:
-            os.write(writer, str(_failed(e)).encode())
+            os.write(writer, str(failed(e)).encode())
         except GhError as e:
             os.write(writer, str(e).encode())
         finally:
@@ -236,180 +225,16 @@ def _in_mount_namespace(container: Container, work: list[tuple[Step, int]], over
         )
 
 
-def _attach_all(place: "_Place", work: list[tuple[Step, int]]) -> None:
+def _attach_all(targets: Targets, work: list[tuple[Step, int]]) -> None:
     for step, tree in work:
         if isinstance(step, DeviceNode) and tree < 0:
-            _make_node(place, step)
+            targets.make_node(step)
         elif isinstance(step, Bind):
-            place.attach(tree, step.destination, step.source)
+            targets.attach(tree, step.destination, step.source)
         elif isinstance(step, Tmpfs):
-            place.attach(tree, step.destination, "tmpfs")
+            targets.attach(tree, step.destination, "tmpfs")
         elif isinstance(step, DeviceNode):
-            place.attach(tree, step.path, step.path)
-
-
-class _Place:
-    """Where in the container we may create files and mount: on its root mount, on a tmpfs of its own, and on what we
-    have mounted.
-
-    mounts: the container's, by id. host_devices: of the file systems that are mounted on the host. ours: mount id ->
-    source of what we have mounted. over: see `apply`. owner: (uid, gid) of the container's root.
-    """
-
-    __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours", "over", "owner")
-
-    def __init__(self, container: Container, over: bool) -> None:
-        self.over = over
-        self.root = container.root
-        self.owner = namespace.owner(container.pid)
-        self.root_mount = container.root_mount
-        self.mounts = {m.id: m for m in mount.mountinfo(str(container.pid))}
-        self.host_devices = {m.device for m in mount.mountinfo()}
-        self.ours: dict[int, str] = {}
-        if self.mounts[self.root_mount].shared:
-            raise refuse("GH-402", f"what is mounted in {container.rootfs} would show on the host; {USE_RUNTIME}")
-
-    def attach(self, tree: int, destination: str, source: str) -> None:
-        """Mount a detached tree."""
-        is_directory = stat.S_ISDIR(os.fstat(tree).st_mode)
-        target = self.target(destination, is_directory)
-        try:
-            if self.already(target, destination, source):
-                return
-            mount.move_mount(tree, target, destination)
-        finally:
-            os.close(target)
-        self.ours[mount.statx_mount(tree)[0]] = source
-
-    def already(self, target: int, destination: str, source: str) -> bool:
-        """Whether this source is mounted there: two destinations of the plan have met at one path. Raises ApplyError
-        GH-402 where the other one has another source."""
-        mount_id, is_root = mount.statx_mount(target)
-        if mount_id not in self.ours or not is_root:
-            return False
-        if self.ours[mount_id] != source:
-            raise refuse("GH-402", f"{destination} leads to where {self.ours[mount_id]} is mounted; fix the image")
-        return True
-
-    def target(self, destination: str, is_directory: bool) -> int:
-        """A descriptor of the place to mount on, which is made where it is missing."""
-        try:
-            # The last component may be a link for a file, as libcuda.so usually is, but not for our directory.
-            fd = openat2(self.root, destination, os.O_PATH | (os.O_NOFOLLOW if is_directory else 0), INSIDE)
-        except SyscallError as e:
-            if e.errno != ENOENT:
-                raise _collision(destination, e) from None
-            return self.create(destination, is_directory)
-        mode = os.fstat(fd).st_mode
-        if is_directory and not (stat.S_ISDIR(mode) and self.is_empty(fd)):
-            raise refuse("GH-402", f"{destination} is in the image and is not an empty directory; remove it")
-        if not is_directory and not stat.S_ISREG(mode):
-            raise refuse("GH-402", f"{destination} is in the image and is not a file; remove it")
-        self.check(fd, destination)
-        return fd
-
-    def is_empty(self, directory: int) -> bool:
-        """Whether it holds nothing but requests by mount. The runtime has made those, our directory will cover them,
-        and apply/image.py has seen that the spec has some."""
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            with os.scandir(fd) as entries:  # stops at the first other entry; there may be millions
-                return all(entry.name == os.path.basename(REQUEST_DIR) for entry in entries)
-        finally:
-            os.close(fd)
-
-    def create(self, destination: str, is_directory: bool) -> int:
-        """An empty file (mode 0) or directory (mode 0755) that was not there, opened."""
-        if is_directory:
-            return self.directory(destination)
-        parent = self.directory(os.path.dirname(destination))
-        try:
-            self.check(parent, destination)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            return self.made(lambda: os.open(os.path.basename(destination), flags, 0, dir_fd=parent))
-        except FileExistsError:
-            raise refuse("GH-402", f"{destination} is a link to nothing; remove it from the image") from None
-        finally:
-            os.close(parent)
-
-    def made(self, make: "Callable[[], Made]") -> "Made":
-        """The result of `make`, which makes a file. Its owner is root, or the container's root on a file system of the
-        container's user namespace (such as the /dev that runtimes make), which can express no other owner."""
-        try:
-            return make()
-        except OSError as e:
-            if e.errno != EOVERFLOW:
-                raise
-        process.make_files_as(*self.owner)
-        try:
-            return make()
-        finally:
-            process.make_files_as(0, 0)
-
-    def directory(self, path: str) -> int:
-        """A directory, opened; made with its parents where it is missing."""
-        try:
-            return openat2(self.root, path, os.O_PATH | os.O_DIRECTORY, INSIDE)
-        except SyscallError as e:
-            if e.errno != ENOENT:
-                raise _collision(path, e) from None
-        parent = self.directory(os.path.dirname(path))
-        name = os.path.basename(path)
-        try:
-            self.check(parent, path)
-            try:
-                self.made(lambda: os.mkdir(name, 0o755, dir_fd=parent))
-            except FileExistsError:
-                pass  # a link to nothing is refused by the next line; a directory made meanwhile is fine
-            return openat2(parent, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, RESOLVE_NO_SYMLINKS)
-        except SyscallError as e:
-            raise _collision(path, e) from None
-        finally:
-            os.close(parent)
-
-    def check(self, fd: int, destination: str) -> None:
-        """Raises ApplyError GH-402 for a place that is not the container's own: in a bind of the host's files, or in a
-        kernel file system."""
-        mount_id, is_root = mount.statx_mount(fd)
-        private = destination.startswith(PRIVATE + "/")
-        if mount_id in self.ours:
-            if private or is_root:
-                return
-        elif mount_id == self.root_mount:
-            if not private:
-                return
-        else:
-            m = self.mounts.get(mount_id)
-            if m and self.over and is_root and not m.shared and stat.S_ISREG(os.fstat(fd).st_mode) and not private:
-                return
-            if m and not m.shared and m.fstype == "tmpfs" and m.device not in self.host_devices and not private:
-                return
-        raise refuse("GH-402", f"{destination} leads into another mount of the container; remove that mount or link")
-
-
-def _make_node(place: _Place, step: DeviceNode) -> None:
-    try:
-        fd = openat2(place.root, step.path, os.O_PATH, INSIDE)
-    except SyscallError as e:
-        if e.errno != ENOENT:
-            raise _collision(step.path, e) from None
-    else:
-        try:
-            if device.numbers(fd) != (step.major, step.minor):
-                raise refuse("GH-405", f"{step.path} is there and is not c {step.major}:{step.minor}; remove it")
-        finally:
-            os.close(fd)
-        return
-    parent = place.directory(os.path.dirname(step.path))
-    try:
-        place.check(parent, step.path)
-        device.mknodat(parent, os.path.basename(step.path), step.major, step.minor, 0o666)
-    except OSError as e:
-        if e.errno != EEXIST:
-            raise
-        raise refuse("GH-402", f"{step.path} is a link to nothing; remove it from the image") from None
-    finally:
-        os.close(parent)
+            targets.attach(tree, step.path, step.path)
 
 
 # --- verification ---
@@ -441,31 +266,6 @@ def _wrong_node(step: DeviceNode, container: Container) -> str:
     found = device.numbers(fd)
     os.close(fd)
     return "" if found == (step.major, step.minor) else f"{step.path} is not c {step.major}:{step.minor}"
-
-
-# --- refusals ---
-
-
-def _collision(destination: str, e: SyscallError) -> GhError:
-    if e.errno == ENOSYS:
-        return _too_old(e)
-    if e.errno in FORBIDDEN:
-        return refuse(
-            "GH-402",
-            f"{destination} leads through a link or file that cannot be followed ({e.strerror}); remove that from the "
-            "image",
-        )
-    return _failed(e)
-
-
-def _failed(e: OSError) -> GhError:
-    if e.errno == ENOSYS:
-        return _too_old(e)
-    return refuse("GH-405", f"the container could not be changed: {e}; try again, or {USE_RUNTIME}")
-
-
-def _too_old(e: OSError) -> GhError:
-    return refuse("GH-404", f"{e}; {USE_RUNTIME}")
 
 
 def _not_ours(pid: int, what: str) -> GhError:

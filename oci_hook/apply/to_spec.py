@@ -10,10 +10,10 @@ from oci_hook.oci import fastjson, request_mounts
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
     from oci_hook.core.grant import Grant
     from oci_hook.core.plan import Step
+    from oci_hook.oci.spec_types import Linux, Mount, Object, Process, Resources, Spec
 
 DENY_ALL = {"allow": False, "access": "rwm"}
 GPU_NAMES = (
@@ -24,7 +24,7 @@ HOOK_TIMEOUT = 10  # seconds, as in runtime-config
 DRI = "/dev/dri/"  # may hold nodes of other makers too; the marker remembers which ones are ours
 
 
-def marked(spec: "dict[str, Any]") -> str:
+def marked(spec: "Spec") -> str:
     """The key of the grant that the spec was edited for, as it says itself; "" where it was not."""
     return str((spec.get("annotations") or {}).get(MARKER) or "").partition(" ")[0]
 
@@ -34,7 +34,7 @@ def own_hook(prefix: str) -> str:
     return f"{prefix}/bin/oci-gpu-hook"
 
 
-def with_hook(spec: "dict[str, Any]", prefix: str) -> "dict[str, Any]":
+def with_hook(spec: "Spec", prefix: str) -> "Spec":
     """The spec with our createRuntime hook, the last of that stage, once. Raises ApplyError GH-401."""
     hooks = spec.get("hooks") or {}
     if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):
@@ -49,7 +49,7 @@ def with_hook(spec: "dict[str, Any]", prefix: str) -> "dict[str, Any]":
     return {**spec, "hooks": {**hooks, "createRuntime": [*there, entry]}}
 
 
-def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
+def scrub(spec: "Spec") -> "Spec":
     """The spec as it was before our edit, if it carries our marker; else `spec` itself.
 
     A forged marker can only take GPU things away, and ask for a share, which its author could do in any annotation.
@@ -58,7 +58,7 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
     if MARKER not in annotations:
         return spec
     remembered = _remembered(annotations[MARKER])
-    process = dict(spec.get("process") or {})
+    process: Process = {**(spec.get("process") or {})}
     env = [entry for entry in process.get("env") or () if _name(entry) not in ENV_SET]
     process["env"] = env + [entry for entry in remembered if _name(entry) in ENV_SET]
     mounts = [m for m in spec.get("mounts") or () if request_mounts.is_request(m) or not _is_gpu_mount(m)]
@@ -69,7 +69,7 @@ def scrub(spec: "dict[str, Any]") -> "dict[str, Any]":
         "annotations": {k: v for k, v in annotations.items() if k != MARKER},
         "mounts": mounts,
         "process": process,
-        "linux": _without_gpus(dict(spec.get("linux") or {}), remembered),
+        "linux": _without_gpus(spec, remembered),
     }
 
 
@@ -83,9 +83,10 @@ def _remembered(marker: str) -> list[str]:
     return [e for e in entries if isinstance(e, str)] if isinstance(entries, list) else []
 
 
-def _without_gpus(linux: "dict[str, Any]", remembered: list[str]) -> "dict[str, Any]":
-    """Less the GPUs' device nodes, and the rules that permit those or any NVIDIA GPU."""
-    resources = dict(linux.get("resources") or {})
+def _without_gpus(spec: "Spec", remembered: list[str]) -> "Linux":
+    """The spec's linux part less the GPUs' device nodes, and less the rules that permit those or any NVIDIA GPU."""
+    linux: Linux = {**(spec.get("linux") or {})}
+    resources: Resources = {**(linux.get("resources") or {})}
     ours = ("/dev/nvidia", *(e for e in remembered if e.startswith(DRI)))
     nodes = [d for d in linux.get("devices") or () if str(d.get("path")).startswith(ours)]
     numbers = {(d.get("major"), d.get("minor")) for d in nodes}
@@ -100,32 +101,32 @@ def _without_gpus(linux: "dict[str, Any]", remembered: list[str]) -> "dict[str, 
     return linux
 
 
-def _is_gpu_mount(mount: "dict[str, Any]") -> bool:
+def _is_gpu_mount(mount: "Mount") -> bool:
     path = mount.get("destination") or ""
     inside = path == PRIVATE or path.startswith((PRIVATE + "/", SIM_GPUS + "/"))
     name = path.rpartition("/")[2]
     return inside or name.startswith(GPU_NAMES) or "_nvidia" in name
 
 
-def _request_mount(destination: str) -> "dict[str, Any]":
+def _request_mount(destination: str) -> "Mount":
     return {"destination": destination, "type": "bind", "source": "/dev/null", "options": ["bind", "ro"]}
 
 
-def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant", beside: bool = False) -> "dict[str, Any]":
+def apply(spec: "Spec", plan: "Iterable[Step]", grant: "Grant", beside: bool = False) -> "Spec":
     """The edited spec; `spec` itself is left as it is. Everything that is not ours is kept, in its order.
 
-    beside: the NVIDIA runtime reads it next, and is to hear of no request but by its variable.
+    beside: the NVIDIA runtime reads the spec next; mounts that ask it for devices are taken out too.
     """
-    process = dict(spec.get("process") or {})
-    linux = dict(spec.get("linux") or {})
-    resources = dict(linux.get("resources") or {})
+    process: Process = {**(spec.get("process") or {})}
+    linux: Linux = {**(spec.get("linux") or {})}
+    resources: Resources = {**(linux.get("resources") or {})}
     env: list[str] = list(process.get("env") or ())
-    devices: list[dict[str, Any]] = list(linux.get("devices") or ())
-    rules: list[dict[str, Any]] = list(resources.get("devices") or ())
+    devices: list[Object] = list(linux.get("devices") or ())
+    rules: list[Object] = list(resources.get("devices") or ())
     mounts, requests = _split_requests(spec, beside)
     remembered = [entry for entry in env if _name(entry) in ENV_SET] + requests
     if not starts_closed(rules):
-        rules.insert(0, DENY_ALL)  # what runc means by an empty list; said, so that every runtime means it
+        rules.insert(0, DENY_ALL)  # runc takes an empty list for this rule; written down, every runtime has it
     for step in plan:
         if isinstance(step, (Bind, Tmpfs)):
             mounts.append(_mount(step))
@@ -153,19 +154,19 @@ def apply(spec: "dict[str, Any]", plan: "Iterable[Step]", grant: "Grant", beside
     }
 
 
-def _split_requests(spec: "dict[str, Any]", beside: bool) -> "tuple[list[dict[str, Any]], list[str]]":
+def _split_requests(spec: "Spec", beside: bool) -> "tuple[list[Mount], list[str]]":
     """(the spec's mounts that stay, the destinations of those that were requests and are served now)."""
-    stay: list[dict[str, Any]] = []
+    stay: list[Mount] = []
     requests: list[str] = []
     for mount in spec.get("mounts") or ():
         if request_mounts.is_request(mount) or (beside and request_mounts.is_visible(mount)):
-            requests.append(request_mounts.plain(mount["destination"]))
+            requests.append(request_mounts.plain(mount.get("destination") or ""))
         else:
             stay.append(mount)
     return stay, requests
 
 
-def _mount(step: "Bind | Tmpfs") -> "dict[str, Any]":
+def _mount(step: "Bind | Tmpfs") -> "Mount":
     if isinstance(step, Bind):
         options = ["bind", "rprivate", *step.options]
         return {"destination": step.destination, "type": "bind", "source": step.source, "options": options}
@@ -174,7 +175,7 @@ def _mount(step: "Bind | Tmpfs") -> "dict[str, Any]":
     return {"destination": step.destination, "type": "tmpfs", "source": "tmpfs", "options": options}
 
 
-def _device(step: DeviceNode) -> "dict[str, Any]":
+def _device(step: DeviceNode) -> "Object":
     number = {"type": "c", "major": step.major, "minor": step.minor}
     return {"path": step.path, **number, "fileMode": 0o666, "uid": 0, "gid": 0}
 

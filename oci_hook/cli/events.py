@@ -62,7 +62,7 @@ def line(event: dict[str, Any]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
     kind = event["event"]
     who = output.printable(event.get("name") or output.short(str(event.get("id", ""))) or "-")
-    return f"{when}  {output.printable(kind):<8}  {who}  {output.printable(TOLD.get(kind, rest)(event))}"
+    return f"{when}  {output.printable(kind):<15}  {who}  {output.printable(TOLD.get(kind, rest)(event))}"
 
 
 def granted(event: dict[str, Any]) -> str:
@@ -75,7 +75,7 @@ def granted(event: dict[str, Any]) -> str:
 
 
 def refused(event: dict[str, Any]) -> str:
-    return "; ".join(str(text) for text in event.get("lines") or ())
+    return "; ".join(str(text) for text in event.get("messages") or ())
 
 
 def gpu(uuid: object) -> str:
@@ -102,4 +102,11 @@ def changed(event: dict[str, Any]) -> str:
     return "; ".join(map(str, event["changes"])) if isinstance(event.get("changes"), list) else rest(event)
 
 
-TOLD = {"granted": granted, "set": changed, "refused": refused, "ended": ended, "finding": finding, "cleared": finding}
+TOLD = {
+    "granted": granted,
+    "changed": changed,
+    "refused": refused,
+    "ended": ended,
+    "finding": finding,
+    "finding-cleared": finding,
+}

@@ -15,9 +15,12 @@ from oci_hook.core.dialects import native
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import PAGES_DIR, PREFIX_KEY, SHARE_STATE
+from oci_hook.core.nvidia_runtime_mode import own_steps
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
-from oci_hook.core.request import GpuRequest, Request, parse
+from oci_hook.core.request import Request, parse
+from oci_hook.core.request_data import as_data
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import GpuRequest
 from oci_hook.core.units import show
 from oci_hook.errors import NoRoomError, Problem
 from oci_hook.ledger import inventory as node_inventory
@@ -25,6 +28,7 @@ from oci_hook.ledger import slot_files, store
 from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import request_mounts
 from oci_hook.oci import spec as oci_spec
+from oci_hook.oci.spec_types import Mount
 
 KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
@@ -108,7 +112,9 @@ def explain(
             {**data, "request": None, "gpus": [], "plan": []}, [*heading(given, named), "requests nothing"], warnings
         )
     inventory = node_inventory.load(settings)
-    bounds = slot_files.preempt_bounds(settings.state_dir, grants) if request.preempt_tolerance is not None else ()
+    bounds = (
+        slot_files.preempt_bounds(settings.state_dir, grants) if request.terms.preempt_tolerance_us is not None else ()
+    )
     found = allocate(request, inventory, grants, settings.rules, bounds)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
@@ -124,7 +130,7 @@ def explain(
         "plan",
         *(f"  {step}" for step in plan),
     ]
-    data |= {"request": plain(request), "gpus": gpus, "plan": list(plan)}
+    data |= {"request": as_data(request), "gpus": gpus, "plan": list(plan)}
     return output.Report(data, lines, warnings)
 
 
@@ -132,7 +138,7 @@ def describe(
     spec: str | None,
     annotations: dict[str, str],
     env: dict[str, str],
-    mounts: list[dict[str, str]],
+    mounts: list[Mount],
     container: str,
 ) -> Container:
     """The container that the options describe; they override the spec. Raises ApplyError GH-401."""
@@ -155,9 +161,9 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in given)
 
 
-def volumes(given: tuple[str, ...]) -> list[dict[str, str]]:
+def volumes(given: tuple[str, ...]) -> list[Mount]:
     """Mounts in the form of docker's -v."""
-    found = []
+    found: list[Mount] = []
     for text in given:
         source, _, destination = text.partition(":")
         if not destination.startswith("/"):
@@ -184,16 +190,16 @@ def plan_for(
         given.who,
         Life(""),
         found.shares,
-        request.policy,
-        request.priority_class,
+        request.terms,
         found.exclusive,
-        request.capabilities,
         inventory.driver_version,
-        imex_channels=request.imex_channels,
     )
     if given.doc is None:
-        plan = make_plan(grant, inventory, ImageFacts("/usr/lib64"), settings.prefix, settings.state_dir)
+        image = ImageFacts("/usr/lib64")
+        plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
         late = settings.mode == "on-top"
+        if late:
+            plan = own_steps(plan, inventory, image, settings.prefix, late)
     else:
         found_plan = bundle_plan.plan_for(given.doc, given.bundle, grant, inventory, settings)
         plan, late = found_plan.steps, found_plan.late
@@ -247,25 +253,26 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
         lines += [
             ("memory", memory),
             ("compute", compute + ceiling),
-            ("policy", request.policy),
-            ("class", request.priority_class),
+            ("policy", request.terms.policy),
+            ("class", request.terms.priority_class),
             ("exclusive", "yes" if request.exclusive else "no"),
             ("placement", request.placement or f"{placement_of(request, rules)} (the node's setting)"),
         ]
-    if request.preempt_tolerance is not None:
-        lines.append(("tolerance", f"{request.preempt_tolerance} us until lower classes release the GPU"))
-    lines.append(("capabilities", ", ".join(request.capabilities)))
-    if request.imex_channels:
-        lines.append(("IMEX", "channels " + ", ".join(map(str, request.imex_channels))))
+    if request.terms.preempt_tolerance_us is not None:
+        lines.append(("tolerance", f"{request.terms.preempt_tolerance_us} us until lower classes release the GPU"))
+    lines.append(("capabilities", ", ".join(request.terms.capabilities)))
+    if request.terms.imex_channels:
+        lines.append(("IMEX", "channels " + ", ".join(map(str, request.terms.imex_channels))))
     if request.narrow_to is not None:
         lines.append(("narrowed to", ", ".join(request.narrow_to) or "no GPU"))
     return lines
 
 
 def memory_words(gpu: GpuRequest) -> str:
-    if gpu.memory_mib is not None:
-        return output.size(gpu.memory_mib)
-    return "all of it" if gpu.whole else f"{gpu.memory_percent}% of the GPU"
+    if gpu.memory is None:
+        return "all of it"
+    kind, amount = gpu.memory
+    return output.size(amount) if kind == "mib" else f"{amount}% of the GPU"
 
 
 def compute_words(gpu: GpuRequest) -> str:
@@ -305,8 +312,3 @@ def gpu_line(gpu: dict[str, Any]) -> str:
     if share["compute"] < share["compute_limit"] and compute:
         compute += f" and up to {share['compute_limit']}%"
     return f"{line}: {output.size(share['memory_mib'])} of {output.size(gpu['memory_mib'])}{compute}"
-
-
-def plain(request: Request) -> dict[str, Any]:
-    """The request as JSON values."""
-    return {**request.fields(), "gpus": [gpu.fields() for gpu in request.gpus]}

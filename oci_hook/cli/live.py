@@ -62,7 +62,7 @@ def alone(settings: Settings) -> dict[str, Any]:
     for key, grant in grants.items():
         watched[key] = Watched()
         for part in grant.shares:
-            watched[key].told(part.uuid, read_gate(settings.state_dir, part))
-        watched[key].books = account.look(grant)
+            watched[key].set_gate(part.uuid, read_gate(settings.state_dir, part))
+        watched[key].account = account.look(grant)
     status = {"state": "none", "problems": problems, "nvml": "not asked", "state_dir": settings.state_dir}
     return view(inventory, grants, {}, watched, (), {}, status)

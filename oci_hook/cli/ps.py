@@ -12,7 +12,7 @@ from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
-from oci_hook.observe.account import Books, look
+from oci_hook.observe.account import Usage, look
 from oci_hook.observe.stage import in_words, stage
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension 
 def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension | None = None) -> dict[str, Any]:
     """One container of the --json document."""
     books = look(grant)
-    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Books) else [None] * len(grant.shares)
+    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Usage) else [None] * len(grant.shares)
     gpus = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": n}
         for share, n in zip(grant.shares, used, strict=True)
@@ -83,17 +83,17 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
         **who,
         "pid": grant.life.init[0] if grant.life.init else None,
         "gpus": gpus,
-        "policy": grant.policy,
-        "class": grant.priority_class,
+        "policy": grant.terms.policy,
+        "class": grant.terms.priority_class,
         "state": "suspended" if suspended and not grant.frozen else state(grant),
         "waits_seconds": stage(grant)[1],
         "frozen_since": grant.frozen or None,
         "suspended_since": int(suspended[1]) if suspended else None,
         "waits_for": suspended[0] if suspended else None,
-        "preempt_tolerance_us": grant.tolerance or None,
+        "preempt_tolerance_us": grant.terms.preempt_tolerance_us,
         "account_problem": books if isinstance(books, str) else None,
         "exclusive": grant.exclusive,
-        "capabilities": list(grant.capabilities),
+        "capabilities": list(grant.terms.capabilities),
         "driver_version": grant.driver_version,
         "created": grant.created,
     }
@@ -105,8 +105,8 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
     name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
     first = (output.short(who.id), name)
     last = (
-        grant.policy,
-        grant.priority_class,
+        grant.terms.policy,
+        grant.terms.priority_class,
         state_words(grant, suspended),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
     )

@@ -95,12 +95,12 @@ def report(before: Grant, after: Grant, delivered: bool) -> output.Report:
 
 def as_data(grant: Grant) -> dict[str, Any]:
     gpus = [share.fields() for share in grant.shares]
-    return {"policy": grant.policy, "class": grant.priority_class, "frozen": grant.frozen, "gpus": gpus}
+    return {"policy": grant.terms.policy, "class": grant.terms.priority_class, "frozen": grant.frozen, "gpus": gpus}
 
 
 def in_words(grant: Grant) -> str:
     gpus = dict.fromkeys(gpu_words(share) for share in grant.shares)
-    return "; ".join([*gpus, grant.policy, f"class {grant.priority_class}"])
+    return "; ".join([*gpus, grant.terms.policy, f"class {grant.terms.priority_class}"])
 
 
 def gpu_words(share: Share) -> str:

@@ -26,12 +26,12 @@ from oci_hook.ledger import admit
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue", "bright_cyan", "bright_yellow")
 SORTS = ("memory", "busy", "compute", "name", "age")
-SHORT = 5  # points below its guarantee from which on the error is shown in red
-WIDER, WIDE, NARROW = 110, 100, 64  # below that width: no ERROR; no POLICY and CLASS; no LIMIT and COMPUTE
+MUCH = 5  # points below the guarantee from which on SHORT is shown in red
+WIDER, WIDE, NARROW = 110, 100, 64  # below that width: no SHORT; no POLICY and CLASS; no LIMIT and COMPUTE
 NUMBERED = ("CONTAINER", "GPU", "MEMORY", "LIMIT", "COMPUTE", "BUSY")
-ERROR = ("ERROR",)
+MISSING = ("SHORT",)
 GRANTED = ("POLICY", "CLASS")
-ALL = (*NUMBERED, *ERROR, *GRANTED, "STATE")
+ALL = (*NUMBERED, *MISSING, *GRANTED, "STATE")
 ROOMY = ("LIMIT", "COMPUTE")
 CUT = ("CONTAINER", "STATE")  # columns whose cells may be cut
 TABLE = 8  # lines for the containers' table with the lines around it
@@ -120,11 +120,11 @@ class Screen:
         if self.node["simulated"]:
             lines[0].append("  simulated GPUs", "yellow")
         words = {"ok": ("agent ok", "green"), "degraded": ("agent degraded", "red")}
-        said = fit("  ").append(*words.get(agent["state"], ("no agent: use of the GPUs is unknown", "yellow")))
+        status = fit("  ").append(*words.get(agent["state"], ("no agent: use of the GPUs is unknown", "yellow")))
         if width >= NARROW:
-            lines[0].append(said)
+            lines[0].append(status)
         else:
-            lines.append(said)
+            lines.append(status)
         lines += [fit(f"  {what}: {output.printable(why)}", "red") for what, why in agent["problems"].items()]
         if not self.node["gpus"]:
             lines.append(fit("  no GPUs found: `gpu-hook doctor` says why", "yellow"))
@@ -147,8 +147,8 @@ class Screen:
         share = f" {gpu['granted_compute']}%"
         if width >= NARROW:
             granted += "" if gpu["used_mib"] is None else f", {output.size(gpu['used_mib'])} used"
-            share += "" if gpu["busy"] is None else f", busy {gpu['busy']}%"
-            share += f", harvest {gpu['harvest']:.0f}%" if gpu["harvest"] else ""
+            share += "" if gpu["utilization"] is None else f", busy {gpu['utilization']}%"
+            share += f", harvest {gpu['harvested']:.0f}%" if gpu["harvested"] else ""
         wide = width - 42 if width >= NARROW else max(4, width - 11 - len(granted))
         return [
             Text(),
@@ -159,10 +159,10 @@ class Screen:
 
     def line(self, gpu: dict[str, Any], width: int) -> Text:
         memory, _ = self.shares(gpu)
-        busy = "" if gpu["busy"] is None else f", busy {gpu['busy']}%"
-        told = output.printable(gpu["error"]) if gpu["error"] else output.size(gpu["granted_mib"]) + " granted" + busy
+        busy = "" if gpu["utilization"] is None else f", busy {gpu['utilization']}%"
+        text = output.printable(gpu["error"]) if gpu["error"] else output.size(gpu["granted_mib"]) + " granted" + busy
         head = fit(f"GPU {gpu['index']:<3}", "bold")
-        return head.append(bar(memory, max(4, width - 42))).append(f" {told}", "red" if gpu["error"] else "default")
+        return head.append(bar(memory, max(4, width - 42))).append(f" {text}", "red" if gpu["error"] else "default")
 
     def table(self, lines: int, width: int) -> RenderableType:
         if not self.node["containers"]:
@@ -171,7 +171,7 @@ class Screen:
         for title in self.titles(width):
             # Columns that may be cut shrink before any number does.
             table.add_column(
-                title, justify="right" if title in (*NUMBERED[1:], *ERROR) else "left", no_wrap=title not in CUT
+                title, justify="right" if title in (*NUMBERED[1:], *MISSING) else "left", no_wrap=title not in CUT
             )
         chosen = self.chosen()
         order = self.containers()
@@ -189,7 +189,7 @@ class Screen:
 
     def titles(self, width: int) -> list[str]:
         out = (
-            *(ERROR if width < WIDER else ()),
+            *(MISSING if width < WIDER else ()),
             *(GRANTED if width < WIDE else ()),
             *(ROOMY if width < NARROW else ()),
         )
@@ -198,19 +198,12 @@ class Screen:
     def row(self, c: dict[str, Any], share: dict[str, Any] | None, first: bool) -> list[Text]:
         """The cells, in the order of ALL."""
         who = fit("■ ", self.colour(c["key"])).append(output.printable(name(c)), "default") if first else Text()
-        waits = c.get("waits_seconds")
-        state = fit(c["state"] if waits is None else f"{c['state']} {waits}s", STATES.get(c["state"], ""))
-        held = share["waits_for"] if share and share["gate"] and share["gate"]["mode"] == "frozen" else None
-        if held and c["state"] == "running":
-            other = next((o for o in self.node["containers"] if o["id"] == held), None)
-            state = fit(f"waits for {label(other) if other else output.short(held)}", "yellow")
-        if c["findings"]:
-            state.append(" " + ",".join(sorted({f["kind"] for f in c["findings"]})), "red")
-        rest = [Text(c["policy"]), Text(c["class"]), state] if first or held else [Text()] * 3
+        waits = waits_for(share)
+        rest = [Text(c["policy"]), Text(c["class"]), self.state(c, waits)] if first or waits else [Text()] * 3
         if share is None:
             return [who, *[Text("-")] * 6, *rest]
-        busy = share["busy"] if share["share"] is None else share["share"]
-        error = share["share_error"]
+        busy = share["utilization"] if share["compute_used"] is None else share["compute_used"]
+        error = share["compute_shortfall"]
         return [
             who,
             Text("?" if share["index"] is None else str(share["index"])),
@@ -218,9 +211,27 @@ class Screen:
             Text("whole" if share["whole"] else output.size(share["memory_mib"])),
             Text(f"{share['compute']}%" if share["compute"] else "-"),
             Text("-" if busy is None else f"{busy:.0f}%"),
-            Text("-" if error is None else f"{error:+.0f}", "red" if error and error > SHORT else ""),
+            Text("-" if error is None else f"{error:+.0f}", "red" if error and error > MUCH else ""),
             *rest,
         ]
+
+    def state(self, c: dict[str, Any], waits: str | None) -> Text:
+        """waits: the id of the container that this one waits for on the row's GPU."""
+        seconds = c.get("waits_seconds")
+        state = fit(c["state"] if seconds is None else f"{c['state']} {seconds}s", STATES.get(c["state"], ""))
+        if waits and c["state"] == "running":
+            other = next((o for o in self.node["containers"] if o["id"] == waits), None)
+            state = fit(f"waits for {label(other) if other else output.short(waits)}", "yellow")
+        if c["findings"]:
+            state.append(" " + ",".join(sorted({f["kind"] for f in c["findings"]})), "red")
+        return state
+
+
+def waits_for(share: dict[str, Any] | None) -> str | None:
+    """The id of the container of a higher class that keeps this share's launches back."""
+    if share is None or not share["gate"] or share["gate"]["mode"] != "frozen":
+        return None
+    return share["waits_for"] or None
 
 
 def fit(text: str, style: str = "") -> Text:
@@ -281,7 +292,7 @@ def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
     """Show GPUs and containers live.
 
     If the agent runs, memory and busy are the driver's figures; without it, memory is what the containers' account
-    pages show. ERROR is the compute guarantee minus the compute that the container got while it had work, in points of
+    pages show. SHORT is the compute guarantee minus the compute that the container got while it had work, in points of
     the GPU over the last minute.
     """
     try:

@@ -10,11 +10,14 @@ from oci_hook.cli import live, output
 from oci_hook.cli.explain import pairs
 from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
-from oci_hook.core.request import GpuRequest, Request, parse
+from oci_hook.core.request import Request, parse
+from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
-from oci_hook.errors import GhError, refuse
+from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.errors import refuse
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
+from oci_hook.observe.stopped import by_agent
 from oci_hook.oci import request_mounts
 
 MIN_PREFIX = 6
@@ -87,15 +90,17 @@ def past(settings: node_settings.Settings, container: str, log: list[dict[str, A
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
     if last["event"] != "refused":
         ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
-        return output.Report({"id": last.get("id"), "state": "ended"}, [output.printable(f"{last.get('id')} {ended}")])
+        stopped = by_agent(log, str(last.get("id")))
+        lines = [f"{last.get('id')} {ended}", *filter(None, [stopped])]
+        return output.Report({"id": last.get("id"), "state": "ended", "stopped_by_agent": stopped}, fold_lines(lines))
     lines = [
         f"{last.get('id') or container} was refused at {when}:",
-        *(f"  {text}" for text in last.get("lines") or ()),
+        *(f"  {text}" for text in last.get("messages") or ()),
     ]
     lines = [output.printable(text) for text in lines]
     request = request_of(last.get("request"))
     if request is None:
-        return output.Report({"id": last.get("id"), "state": "refused", "lines": last.get("lines")}, lines)
+        return output.Report({"id": last.get("id"), "state": "refused", "messages": last.get("messages")}, lines)
     return room(settings, request, lines)
 
 
@@ -131,8 +136,8 @@ Reasons = list[str]
 def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
     """What slows a running container down: its state, its share, its neighbours, and what the GPUs report."""
     reasons = by_state(c)
-    if c.get("account"):
-        reasons.append(f"its account page cannot be read ({c['account']}), so its memory use is unknown")
+    if c.get("account_problem"):
+        reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")
     for share in c["gpus"]:
         where = f"GPU {share['index']}" if share["index"] is not None else f"GPU {share['uuid']}"
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
@@ -211,11 +216,13 @@ def at_the_gate(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) 
 
 def compute(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     found = []
-    if share.get("share") is not None:
-        found.append(f"it had {share['share']:.0f} % of the GPU since the last sample")
+    if share.get("compute_used") is not None:
+        found.append(f"it had {share['compute_used']:.0f} % of the GPU since the last sample")
     gpu = gpu_of(share, node)
-    if gpu and gpu["busy"] is not None and share["busy"] is not None:
-        found.append(f"NVML reports {share['busy']} % utilization by it, {gpu['busy']} % of the whole GPU")
+    if gpu and gpu["utilization"] is not None and share["utilization"] is not None:
+        found.append(
+            f"NVML reports {share['utilization']} % utilization by it, {gpu['utilization']} % of the whole GPU"
+        )
     return found
 
 
@@ -223,17 +230,12 @@ ON_GPU = (gpu_problem, memory, neighbours, ceiling, at_the_gate, compute)  # in 
 
 
 def rank(word: str) -> int:
-    return {"offline": 0, "online": 2}.get(word, 1)
+    return CLASS_NUMBERS.get(word, CLASS_NUMBERS["default"])
 
 
 def request_of(data: Any) -> Request | None:
     """The request in a refusal's event; None if there is none that this version can read."""
     try:
-        fields = dict(data)
-        gpus = tuple(GpuRequest(**gpu) for gpu in fields.pop("gpus"))
-        for name in ("capabilities", "narrow_to"):
-            fields[name] = None if fields.get(name) is None else tuple(fields[name])
-        fields["imex_channels"] = tuple(fields.get("imex_channels") or ())
-        return Request(gpus, **fields)
-    except (TypeError, KeyError, ValueError, GhError):
+        return from_data(data)
+    except (TypeError, KeyError, ValueError, AttributeError):
         return None

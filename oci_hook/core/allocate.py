@@ -16,11 +16,11 @@ two NUMA nodes, then the one whose GPUs come first in the order of preference.
 from oci_hook.core.gpu_page import free_slot, on_gpu
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Gpu, Inventory
-from oci_hook.core.pages import CLASS_NUMBERS, MAX_GPUS
-from oci_hook.core.request import GpuRequest, Request
-from oci_hook.core.rules import Rules
+from oci_hook.core.pages import MAX_GPUS
+from oci_hook.core.request import Request
+from oci_hook.core.rules import Rules, order_of, preference
+from oci_hook.core.terms import CLASS_NUMBERS, GpuRequest
 from oci_hook.core.value import Value
-from oci_hook.core.value_parsers import BY_CLASS
 from oci_hook.errors import Problem
 
 TYPE_CHECKING = False
@@ -66,10 +66,7 @@ def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tupl
 
 def placement_of(request: Request, rules: Rules) -> str:
     """Which order of preference holds: the container's word, else the node's."""
-    placement = request.placement or rules.placement
-    if placement == BY_CLASS:
-        return "spread" if request.priority_class == "online" else "binpack"
-    return placement
+    return order_of(request.placement or rules.placement, request.terms.priority_class)
 
 
 def allocate(
@@ -86,7 +83,7 @@ def allocate(
     """
     if not request.gpus or request.narrow_to == ():
         return Allocation((), False, tuple((c.uuid, "no GPU is asked for") for c in inventory.gpus))
-    if request.imex_channels and inventory.imex_major < 0:
+    if request.terms.imex_channels and inventory.imex_major < 0:
         why = "this node's driver had none when its GPUs were listed (`gpu-hook gpus --refresh`); drop imex-channels"
         return Refusal((Problem("GH-202", f"IMEX channels are asked for, and {why}"),))
     uses = usage(inventory, grants, rules)
@@ -94,7 +91,7 @@ def allocate(
     if problems:
         return Refusal(problems)
     placement = placement_of(request, rules)
-    order = sorted(range(len(uses)), key=lambda i: _preference(uses[i], placement))
+    order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i]))
     # Per wish, the GPUs that it may get and that have room, best first.
     late = [_late(use, request, grants, bounds) for use in uses]
     blocked = [[_obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)] for wish, _ in wishes]
@@ -200,38 +197,28 @@ def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
     return f"{what}, this node's GPUs are {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
 
 
-def _preference(use: Usage, placement: str) -> tuple[int, ...]:
-    if placement == "spread":
-        return (-use.free_mib, -use.free_compute, use.containers, use.gpu.index, use.gpu.instance)
-    return (int(not use.containers), use.free_mib, use.free_compute, use.gpu.index, use.gpu.instance)
-
-
 def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
     """What the wish means on this GPU."""
     if request.exclusive or wish.whole:
         return Share(gpu.uuid, gpu.memory_mib, whole=True)
-    if wish.memory_mib is not None:
-        memory = memory_of(gpu, ("mib", wish.memory_mib), rules)
-    else:
-        percent = wish.memory_percent if wish.memory_percent is not None else wish.compute or 0
-        memory = memory_of(gpu, ("percent", percent), rules)
+    memory = memory_of(gpu, wish.memory or ("percent", wish.compute or 0), rules)
     compute = 0
-    if wish.compute is not None and request.policy != "best-effort":
+    if wish.compute is not None and request.terms.policy != "best-effort":
         compute = min(100, round_up(wish.compute, rules.compute_step))
     limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
-    if request.policy == "fixed-share" and compute:
+    if request.terms.policy == "fixed-share" and compute:
         limit = compute
     return Share(gpu.uuid, memory, compute, limit)
 
 
 def _late(use: Usage, request: Request, grants: tuple[Grant, ...], bounds: "Bounds") -> tuple[str, str]:
     """(why the GPU is too slow for what the request tolerates or "", what is not known of it or "")."""
-    tolerance = request.preempt_tolerance
+    tolerance = request.terms.preempt_tolerance_us
     if tolerance is None or not use.containers:
         return "", ""
     known = {(key, uuid): bound for key, uuid, bound in bounds}
-    own = CLASS_NUMBERS[request.priority_class]
-    lower = [g for g, _ in on_gpu(use.gpu.uuid, grants) if CLASS_NUMBERS[g.priority_class] < own]
+    own = CLASS_NUMBERS[request.terms.priority_class]
+    lower = [g for g, _ in on_gpu(use.gpu.uuid, grants) if CLASS_NUMBERS[g.terms.priority_class] < own]
     found = [known[g.key, use.gpu.uuid] for g in lower if (g.key, use.gpu.uuid) in known]
     if found and max(found) > tolerance:
         name = f"GPU {use.gpu.index} {use.gpu.uuid}"

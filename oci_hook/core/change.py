@@ -4,6 +4,7 @@ from oci_hook.core.allocate import TOO_SMALL, memory_of, round_up, usage
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import Terms
 from oci_hook.core.value import Value
 from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 
@@ -24,7 +25,7 @@ def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Gran
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
     if wish.replace(priority_class=None) == Change():
-        return grant.replace(priority_class=wish.priority_class or grant.priority_class)
+        return grant.replace(terms=_terms(grant, grant.terms.policy, wish))
     if not grant.shares or any(share.whole for share in grant.shares):
         what = "has its GPUs whole, without limits" if grant.shares else "has no GPU"
         raise refuse("GH-411", f"container {grant.who.id[:64]} {what}; only its class can be set")
@@ -37,7 +38,7 @@ def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Gran
             raise NoRoomError(Problem("GH-202", f"GPU {share.uuid} is no longer there (`gpu-hook gpus`)"))
         gpu, use = gpus[share.uuid], there[share.uuid]
         new = share.replace(memory_mib=memory_of(gpu, wish.memory, rules) if wish.memory else share.memory_mib)
-        new = _compute(new, share, policy, grant.policy, wish, rules)
+        new = _compute(new, share, policy, grant.terms.policy, wish, rules)
         shares.append(new)
         name = f"GPU {gpu.index} {gpu.uuid}"
         if wish.memory and new.memory_mib < gpu.context_mib:
@@ -51,9 +52,11 @@ def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Gran
             problems.append(Problem("GH-201", f"{why}, {new.compute} asked; ask for at most {use.free_compute}"))
     if problems:
         raise NoRoomError(*problems)
-    return grant.replace(
-        shares=tuple(shares), policy=policy, priority_class=wish.priority_class or grant.priority_class
-    )
+    return grant.replace(shares=tuple(shares), terms=_terms(grant, policy, wish))
+
+
+def _terms(grant: Grant, policy: str, wish: Change) -> Terms:
+    return grant.terms.replace(policy=policy, priority_class=wish.priority_class or grant.terms.priority_class)
 
 
 def _policy(grant: Grant, wish: Change, rules: Rules) -> str:
@@ -62,7 +65,7 @@ def _policy(grant: Grant, wish: Change, rules: Rules) -> str:
     if wish.policy is not None:
         policy = wish.policy
     else:
-        policy = rules.default_policy if wish.compute is not None and not guaranteed else grant.policy
+        policy = rules.default_policy if wish.compute is not None and not guaranteed else grant.terms.policy
     if policy == "best-effort" and wish.compute is not None:
         raise _contradiction("--compute guarantees compute and the policy best-effort none; give --policy too")
     if policy != "best-effort" and wish.compute is None and not guaranteed and wish.policy is not None:

@@ -7,7 +7,7 @@ the guarantees of the whole GPU leave, in equal parts, and at least one per cent
 from struct import Struct
 
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.pages import CLASS_NUMBERS
+from oci_hook.core.terms import CLASS_NUMBERS
 
 MAGIC = 0x3144524143504847
 VERSION = 1
@@ -36,14 +36,14 @@ def free_slot(uuid: str, grants: tuple[Grant, ...]) -> int:
 
 def guaranteed(grant: Grant, share: Share) -> int:
     """Per cent of the GPU that are the container's before others'; 0 for best-effort."""
-    return 0 if grant.policy == "best-effort" or share.whole else share.compute
+    return 0 if grant.terms.policy == "best-effort" or share.whole else share.compute
 
 
 def cap(grant: Grant, share: Share) -> int:
     """Per cent of the GPU that it may never exceed, also alone; 0 where it may have all of it."""
-    if grant.policy == "best-effort" or share.whole or not share.compute:
+    if grant.terms.policy == "best-effort" or share.whole or not share.compute:
         return 0
-    most = share.compute if grant.policy == "fixed-share" else share.compute_limit
+    most = share.compute if grant.terms.policy == "fixed-share" else share.compute_limit
     return most if most < 100 else 0
 
 
@@ -63,7 +63,7 @@ def gpu_page(
         _SLOT.pack_into(
             page,
             _HEAD.size + slot * _SLOT.size,
-            CLASS_NUMBERS[grant.priority_class],
+            CLASS_NUMBERS[grant.terms.priority_class],
             1 if grant.frozen else 0,
             percent * ONE_PERCENT or equal,
             cap(grant, share) * PPM,

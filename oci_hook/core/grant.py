@@ -1,5 +1,6 @@
 """GPUs and shares given to one container, and what that gift lives by."""
 
+from oci_hook.core.terms import Terms
 from oci_hook.core.value import Value
 
 
@@ -62,22 +63,16 @@ class Grant(Value):
     created: in seconds since 1970. born: in nanoseconds of the system's monotonic clock; another one for every grant
     that ever had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: as long
     as suits it. frozen: since when an administrator stops its compute, in seconds since 1970; 0: not.
-    tolerance: the longest wait for a lower class that it accepts, in microseconds; 0: none is stated.
-    imex_channels: the numbers of those that it may open.
     """
 
     key: str
     who: Identity
     life: Life
     shares: tuple[Share, ...]
-    policy: str = "burst-share"
-    priority_class: str = "default"
+    terms: Terms = Terms()
     exclusive: bool = False
-    capabilities: tuple[str, ...] = ("compute", "utility")
     driver_version: str = ""
     created: int = 0
     born: int = 0
     linger: int = 0
     frozen: int = 0
-    tolerance: int = 0
-    imex_channels: tuple[int, ...] = ()

@@ -4,6 +4,8 @@ from struct import Struct
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
+from oci_hook.core.terms import CLASS_NUMBERS, POLICY_NUMBERS, Terms
+from oci_hook.core.units import MIB
 
 MAGIC = 0x31594C4F50484755
 VERSION = 1
@@ -13,19 +15,16 @@ SEQ_OFFSET = 16
 
 _HEAD = Struct("<QIIIIII40s56x")
 _GPU = Struct("<48sQQIIIIQI36x")
-POLICY_NUMBERS = {"best-effort": 0, "fixed-share": 1, "burst-share": 2}
-CLASS_NUMBERS = {"offline": 0, "default": 1, "online": 2}
 _POLICY_CLASS, _POLICY_OFFSET = Struct("<II"), 24
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
 WHOLE = 1
-MIB = 1 << 20
 
 
 def amended(page: bytes, grant: Grant) -> bytes:
     """The page of a grant whose limits, policy and class changed; what the GPU itself says stays, and so does seq."""
     new = bytearray(page)
-    _POLICY_CLASS.pack_into(new, _POLICY_OFFSET, POLICY_NUMBERS[grant.policy], CLASS_NUMBERS[grant.priority_class])
+    _POLICY_CLASS.pack_into(new, _POLICY_OFFSET, *_numbers(grant.terms))
     for i, share in enumerate(grant.shares):
         at = _HEAD.size + i * _GPU.size
         _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)
@@ -46,8 +45,7 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
         SIZE,
         seq,
         len(grant.shares),
-        POLICY_NUMBERS[grant.policy],
-        CLASS_NUMBERS[grant.priority_class],
+        *_numbers(grant.terms),
         grant.key.encode(),
     )
     for i, share in enumerate(grant.shares):
@@ -66,3 +64,8 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             share.slot,
         )
     return bytes(page)
+
+
+def _numbers(terms: Terms) -> tuple[int, int]:
+    """The terms that the page has, in its order."""
+    return POLICY_NUMBERS[terms.policy], CLASS_NUMBERS[terms.priority_class]

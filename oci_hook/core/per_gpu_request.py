@@ -7,27 +7,24 @@ as text or as number; an empty entry is a whole GPU. Raises ValueError with the 
 """
 
 from oci_hook.core import units, value_parsers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    Entry = tuple[str | None, tuple[str, int] | None, int | None]
+from oci_hook.core.terms import GpuRequest
 
 PARTS = ("memory", "compute", "device")
 
 
-def gpus(value: object) -> "tuple[Entry, ...]":
-    """The list of one container -> (device, memory, compute) of each GPU; None for what is not said."""
+def gpus(value: object) -> tuple[GpuRequest, ...]:
+    """The list of one container -> what is asked of each GPU."""
     if not isinstance(value, list) or not 1 <= len(value) <= value_parsers.MAX_GPUS:
         raise ValueError(f"has no list of 1 to {value_parsers.MAX_GPUS} GPUs for this container")
     entries = tuple(entry(item, number) for number, item in enumerate(value, 1))
-    named = [device for device, _, _ in entries if device is not None]
+    named = [gpu.device for gpu in entries if gpu.device is not None]
     for device in named:
         if named.count(device) > 1:
             raise ValueError(f"names GPU {device} twice")
     return entries
 
 
-def entry(item: object, number: int) -> "Entry":
+def entry(item: object, number: int) -> GpuRequest:
     if not isinstance(item, dict):
         raise ValueError(f"GPU {number} is not an object with {', '.join(PARTS)}")
     for key in item:
@@ -37,7 +34,7 @@ def entry(item: object, number: int) -> "Entry":
     compute = text(item, "compute", number)
     device = text(item, "device", number)
     try:
-        return (
+        return GpuRequest(
             None if device is None else value_parsers.device(device),
             None if memory is None else units.memory(memory),
             None if compute is None else units.percent(compute),

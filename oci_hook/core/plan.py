@@ -150,7 +150,7 @@ def _sharing(grant: Grant, state_dir: str) -> list[Step]:
 
 def _offered(grant: Grant) -> set[str]:
     """The capabilities of driver files for this grant. What no shim governs is for whole GPUs alone."""
-    names = {*grant.capabilities, *(("graphics",) if "display" in grant.capabilities else ())}
+    names = {*grant.terms.capabilities, *(("graphics",) if "display" in grant.terms.capabilities else ())}
     if all(share.whole for share in grant.shares):
         return names | {name + WHOLE for name in names}
     return names & set(WITH_A_SHARE)
@@ -164,8 +164,8 @@ def _nodes_of_gpus(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
         for node in inventory.nodes
         if node.uuid in gpus and (node.capability == MIG or node.capability + WHOLE in offered)
     ]
-    if grant.imex_channels and all(share.whole for share in grant.shares):
-        found += [DeviceNode(f"{IMEX_CHANNEL}{n}", inventory.imex_major, n) for n in grant.imex_channels]
+    if grant.terms.imex_channels and all(share.whole for share in grant.shares):
+        found += [DeviceNode(f"{IMEX_CHANNEL}{n}", inventory.imex_major, n) for n in grant.terms.imex_channels]
     return list(dict.fromkeys(found))  # MIG devices of one GPU instance have its node in common
 
 
@@ -209,10 +209,10 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
     shares = grant.shares
     values: dict[str, str | None] = dict.fromkeys(ENV_SET)  # what is not set below is removed
     values["NVIDIA_VISIBLE_DEVICES"] = ",".join(share.uuid for share in shares) or "none"
-    values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.capabilities)
+    values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.terms.capabilities)
     values["TRITON_LIBCUDA_PATH"] = libdir
-    if grant.imex_channels:
-        values["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, grant.imex_channels))
+    if grant.terms.imex_channels:
+        values["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, grant.terms.imex_channels))
     if shares:
         # The inverse of how a percentage becomes MiB (rounded down): who asked for 30 reads 30.
         percent = [((share.memory_mib + 1) * 100 - 1) // inventory.gpu(share.uuid).memory_mib for share in shares]
@@ -221,8 +221,8 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
         values["T9K_GPU_MEMORY"] = per_gpu(memory)
         values["GPU_HOOK_MEMORY_MIB"] = per_gpu(memory)
         values["GPU_HOOK_COMPUTE"] = per_gpu([share.compute for share in shares])
-        values["GPU_HOOK_POLICY"] = grant.policy
-        values["GPU_HOOK_CLASS"] = grant.priority_class
+        values["GPU_HOOK_POLICY"] = grant.terms.policy
+        values["GPU_HOOK_CLASS"] = grant.terms.priority_class
     return [EnvVar(name, value) for name, value in values.items()]
 
 

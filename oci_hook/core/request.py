@@ -1,64 +1,39 @@
-"""What one container asks for: annotations (and env, which only narrows) -> Request, with all problems at once."""
+"""What one container asks for: annotations (and its environment, which only narrows) -> Request, or all problems at once."""
 
 from oci_hook.core import collect, validate
+from oci_hook.core.terms import GpuRequest, Terms
+from oci_hook.core.terms import key as key_of
 from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import ALL, VOID
-from oci_hook.core.value_parsers import CAPABILITIES as CAPABILITIES
-from oci_hook.core.value_parsers import CLASSES as CLASSES
-from oci_hook.core.value_parsers import PLACEMENTS as PLACEMENTS
-from oci_hook.core.value_parsers import POLICIES as POLICIES
 from oci_hook.errors import Problem, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     from oci_hook.core.rules import Rules
 
-MAX_PROBLEMS = 20  # lines that a person would read
-
-
-class GpuRequest(Value):
-    """One GPU's worth of wish.
-
-    device: None (any GPU), an index ("0") or a UUID ("GPU-...") of exactly this GPU.
-    memory_mib / memory_percent: at most one is set; MiB, or 1..100 per cent of the GPU that is chosen.
-    compute: guaranteed per cent 1..100, or None (no guarantee).
-    All of memory and compute None: the whole GPU.
-    """
-
-    device: str | None = None
-    memory_mib: int | None = None
-    memory_percent: int | None = None
-    compute: int | None = None
-
-    @property
-    def whole(self) -> bool:
-        return self.memory_mib is None and self.memory_percent is None and self.compute is None
+MAX_PROBLEMS = 20  # as many lines as a person would read
 
 
 class Request(Value):
-    """Everything one container asks for.
+    """Everything that one container asks for.
 
-    GPUs: one entry per GPU; empty with every_gpu False: driver files but no GPU (NVIDIA_VISIBLE_DEVICES=none).
-    every_gpu: GPUs has one entry, meant for each GPU of the node.
-    exclusive: the GPUs are whole and nobody else may be on them.
-    placement: None means the node's setting. narrow_to: GPUs that the container's own env narrows it to, or None.
-    preempt_tolerance: microseconds that a lower class may hold the GPU once this container has work, or None.
-    imex_channels: their numbers, with whole GPUs alone.
+    gpus: one entry per GPU. It is empty, and every_gpu False, for a container that gets driver files but no GPU
+    (NVIDIA_VISIBLE_DEVICES=none). every_gpu: gpus has one entry, which holds for each GPU of the node.
+    exclusive: the GPUs are whole and no other container may be on them. placement: None means the node's setting.
+    compute_limit: the ceiling of its compute in per cent, or None. narrow_to: the GPUs to which the container's own
+    environment narrows it, or None.
     """
 
     gpus: tuple[GpuRequest, ...]
+    terms: Terms = Terms()
     every_gpu: bool = False
-    policy: str = "burst-share"
     compute_limit: int | None = None
-    priority_class: str = "default"
     exclusive: bool = False
     placement: str | None = None
-    capabilities: tuple[str, ...] = ("compute", "utility")
     narrow_to: tuple[str, ...] | None = None
-    preempt_tolerance: int | None = None
-    imex_channels: tuple[int, ...] = ()
 
 
 def parse(
@@ -71,8 +46,8 @@ def parse(
 ) -> Request | None:
     """The request of the container called `container` ("" where the engine names none); None when it asks for nothing.
 
-    mounts: (destination, source) of those that may ask (oci/mount_requests.py). decode: reads the JSON of the `request`
-    annotation, or raises ValueError; without one that annotation is refused.
+    mounts: (destination, source) of the mounts that may ask (oci/request_mounts.py). decode: reads the JSON of the
+    `request` annotation, or raises ValueError; without one that annotation is refused.
     Raises RequestError with every problem found (GH-101 to GH-106). env narrows a request and never makes one, unless
     rules.trust_env: then it counts like annotations where annotations and mounts ask for no GPU.
     """
@@ -93,45 +68,48 @@ def parse(
     return request
 
 
-def wanted(device: str | None, memory: tuple[str, int] | None, compute: int | None) -> GpuRequest:
-    """One GPU. Compute alone means as much of the memory."""
-    kind, amount = memory or ("percent", compute)
-    return GpuRequest(device, amount if kind == "mib" else None, amount if kind == "percent" else None, compute)
-
-
 def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rules") -> Request | None:
     """The request that these wishes make; it counts only if given.problems stays empty."""
-    policy = validate.policy(given, rules)
-    priority_class = given.value("class") or "default"
     placement = given.value("placement")
-    capabilities = validate.capabilities(given)
+    terms = terms_of(given, rules)
     declined = validate.declined(given)
     if declined == VOID:
         return None
-    tolerance = validate.tolerance(given)
-    channels = validate.imex_channels(given)
     if declined or narrow_to == ():
-        return Request((), False, policy, None, priority_class, False, placement, capabilities, narrow_to)
+        without_gpu = terms.replace(preempt_tolerance_us=None, imex_channels=())
+        return Request((), without_gpu, placement=placement, narrow_to=narrow_to)
 
     validate.check_count(given)
     count, devices = given.value("gpus"), given.value("devices")
-    gpu = wanted(None, given.value("memory"), given.value("compute"))
+    gpu = GpuRequest(None, given.value("memory"), given.value("compute"))
     if given.value("per_gpu") is not None:
-        gpus = tuple(wanted(*entry) for entry in given.value("per_gpu"))
+        gpus = given.value("per_gpu")
     elif isinstance(devices, tuple):
         gpus = tuple(gpu.replace(device=device) for device in devices)
     else:
         gpus = (gpu,) * (count if isinstance(count, int) else 1)
     return Request(
-        gpus,
+        tuple(map(with_memory, gpus)),
+        terms,
         ALL in (count, devices),
-        policy,
-        validate.compute_limit(given, policy),
-        priority_class,
+        validate.compute_limit(given, terms.policy),
         validate.exclusive(given, rules),
         placement,
-        capabilities,
         narrow_to,
-        tolerance,
-        channels,
     )
+
+
+def terms_of(given: validate.Given, rules: "Rules") -> Terms:
+    """Each term as its check in validate.TERMS has it, else as the container says it, else the default."""
+    said: dict[str, Any] = {}
+    for field in Terms.FIELDS:
+        check = validate.TERMS.get(field)
+        value = check(given, rules) if check else given.value(key_of(field))
+        if value is not None:
+            said[field] = value
+    return Terms(**said)
+
+
+def with_memory(gpu: GpuRequest) -> GpuRequest:
+    """Compute alone means as much of the memory."""
+    return gpu.replace(memory=("percent", gpu.compute)) if gpu.compute and not gpu.memory else gpu

@@ -2,6 +2,12 @@
 
 from oci_hook.core.value import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oci_hook.core.allocate import Usage
+
 
 class Rules(Value):
     """Integers in MiB and percent points.
@@ -27,3 +33,26 @@ class Rules(Value):
     dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes")
     qgpu_memory_unit: str = "none"
     linger: int = 0
+
+
+# The placement policies: which GPU is tried first among those that have room. To add one: a row here, and its word in
+# docs/annotations.md and docs/settings.md.
+# Name -> sort key of a GPU's use; the smallest key comes first. Ties: the GPU with the lower index.
+ORDERS: "dict[str, Callable[[Usage], tuple[int, ...]]]" = {
+    # A GPU in use before a free one, then the least free memory, then the least free compute.
+    "binpack": lambda use: (int(not use.containers), use.free_mib, use.free_compute),
+    # The most free memory, then the most free compute, then the fewest containers.
+    "spread": lambda use: (-use.free_mib, -use.free_compute, use.containers),
+}
+BY_CLASS = "by-class"  # a node's policy only: the one that this table has for the container's class
+OF_CLASS = {"online": "spread", "default": "binpack", "offline": "binpack"}  # online containers should meet few others
+
+
+def order_of(placement: str, priority_class: str) -> str:
+    """The name of the order that a policy means for a container of this class."""
+    return OF_CLASS[priority_class] if placement == BY_CLASS else placement
+
+
+def preference(name: str, use: "Usage") -> tuple[int, ...]:
+    """The sort key of a GPU under this order."""
+    return (*ORDERS[name](use), use.gpu.index, use.gpu.instance)

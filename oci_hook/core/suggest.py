@@ -3,8 +3,9 @@
 from oci_hook.core.allocate import Allocation, allocate
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.request import GpuRequest, Request
+from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import GpuRequest
 from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
     least = max(rules.memory_min, 1, *(gpu.context_mib for gpu in inventory.gpus))
 
     def fits(asked: Request, beside: tuple[Grant, ...] = grants) -> bool:
-        if asked.imex_channels and not all(gpu.whole for gpu in asked.gpus):
+        if asked.terms.imex_channels and not all(gpu.whole for gpu in asked.gpus):
             return False  # core/validate.py
         return isinstance(allocate(asked, inventory, beside, rules), Allocation)
 
@@ -43,10 +44,10 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         asked = _limited(request, memory=memory)
         found.append(Change("memory", f"ask for at most {memory} MiB of memory", asked))
     computes = [gpu.compute for gpu in request.gpus if gpu.compute is not None]
-    if computes and request.policy != "best-effort":
+    if computes and request.terms.policy != "best-effort":
         if compute := _most(lambda n: fits(_limited(request, compute=n)), max(computes)):
             found.append(Change("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute)))
-        best_effort = request.replace(policy="best-effort")
+        best_effort = request.replace(terms=request.terms.replace(policy="best-effort"))
         if fits(best_effort):
             found.append(Change("policy", "use policy best-effort, which guarantees no compute", best_effort))
     if not found and computes:
@@ -55,8 +56,9 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         if compute and memory:
             text = f"ask for at most {memory} MiB of memory and {compute} % compute"
             found.append(Change("both", text, _limited(request, memory, compute)))
-    if request.imex_channels and fits(request.replace(imex_channels=())):
-        found.append(Change("channels", "ask for no IMEX channels", request.replace(imex_channels=())))
+    without_channels = request.replace(terms=request.terms.replace(imex_channels=()))
+    if without_channels != request and fits(without_channels):
+        found.append(Change("channels", "ask for no IMEX channels", without_channels))
     anywhere = request.replace(gpus=tuple(c.replace(device=None) for c in request.gpus), narrow_to=None)
     if anywhere != request and not request.every_gpu and fits(anywhere):
         found.append(Change("devices", "name no GPUs: others have room", anywhere))
@@ -64,7 +66,7 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
     if fewer:
         found.append(Change("gpus", f"ask for {fewer} instead of {len(request.gpus)} GPUs", _first(request, fewer)))
     if request.exclusive or all(gpu.whole for gpu in request.gpus):
-        share = request.replace(exclusive=False, gpus=tuple(GpuRequest(c.device, 1) for c in request.gpus))
+        share = request.replace(exclusive=False, gpus=tuple(GpuRequest(c.device, ("mib", 1)) for c in request.gpus))
         if memory := _most(lambda n: fits(_limited(share, memory=n, raise_to=True)), _total(inventory), least):
             asked = _limited(share, memory=memory, raise_to=True)
             found.append(Change("share", f"ask for a share of at most {memory} MiB instead of whole GPUs", asked))
@@ -89,9 +91,10 @@ def _memory(request: Request, inventory: Inventory) -> int:
     total = _total(inventory)
     return max(
         (
-            gpu.memory_mib if gpu.memory_mib is not None else total * (gpu.memory_percent or gpu.compute or 0) // 100
+            amount if kind == "mib" else total * amount // 100
             for gpu in request.gpus
             if not gpu.whole
+            for kind, amount in [gpu.memory or ("percent", gpu.compute or 0)]
         ),
         default=0,
     )
@@ -104,10 +107,10 @@ def _limited(
 
     def limited(gpu: GpuRequest) -> GpuRequest:
         if memory is not None:
-            asked = memory if raise_to or gpu.memory_mib is None else min(memory, gpu.memory_mib)
-            gpu = gpu.replace(memory_mib=asked, memory_percent=None)
-        elif compute is not None and gpu.memory_mib is None and gpu.memory_percent is None:
-            gpu = gpu.replace(memory_percent=gpu.compute)
+            kind, amount = gpu.memory or ("percent", 0)
+            gpu = gpu.replace(memory=("mib", memory if raise_to or kind == "percent" else min(memory, amount)))
+        elif compute is not None and gpu.memory is None and gpu.compute is not None:
+            gpu = gpu.replace(memory=("percent", gpu.compute))
         if compute is not None and gpu.compute is not None:
             gpu = gpu.replace(compute=min(compute, gpu.compute))
         return gpu

@@ -4,6 +4,7 @@ ASCII digits only: no sign, blank, exponent, leading zero or foreign digit, so t
 int() never meets more than a few characters.
 """
 
+MIB = 1 << 20  # bytes
 DIGITS = frozenset("0123456789")
 MAX_MEMORY_MIB = 1 << 24  # 16 TiB: beyond any GPU, and (in bytes) far within the policy page's 64 bits
 SIZES = {"Mi": 1, "Gi": 1 << 10, "Ti": 1 << 20}

@@ -9,7 +9,7 @@ from oci_hook.errors import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from oci_hook.core.collect import Wish
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Wishes that ask for a GPU; the others only say how.
 ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "per_gpu")
-PART = {"memory": 1, "compute": 2}  # in an entry of `request` (core/per_gpu_request.py)
 INSTEAD = ("memory", "compute", "gpus", "devices")  # what `request` (the wish "per_gpu") says as well
 
 
@@ -64,7 +63,7 @@ class Given:
 
     def who_says(self, name: str) -> "Wish | None":
         """The wish that limits memory, or that asks for compute."""
-        if any(gpu[PART[name]] is not None for gpu in self.value("per_gpu") or ()):
+        if any(getattr(gpu, name) is not None for gpu in self.value("per_gpu") or ()):
             return self.wishes["per_gpu"]
         return self.wishes.get(name)
 
@@ -159,7 +158,7 @@ def compute_limit(given: Given, policy: str) -> int | None:
     return limit
 
 
-def tolerance(given: Given) -> int | None:
+def preempt_tolerance(given: Given, rules: "Rules") -> int | None:
     """How long a lower class may hold the GPU once this container has work; only the highest class may say."""
     said = given.value("preempt-tolerance")
     if (
@@ -174,11 +173,11 @@ def tolerance(given: Given) -> int | None:
 
 def guarantee(given: Given) -> int:
     """The highest per cent that is asked of any GPU; 0 where it could not be read."""
-    each = [gpu[PART["compute"]] for gpu in given.value("per_gpu") or ()]
+    each = [gpu.compute for gpu in given.value("per_gpu") or ()]
     return max((n for n in (*each, given.value("compute")) if n is not None), default=0)
 
 
-def capabilities(given: Given) -> tuple[str, ...]:
+def capabilities(given: Given, rules: "Rules") -> tuple[str, ...]:
     """With a share only what the shim libraries govern; `all` is whatever is offered."""
     said = given.value("capabilities")
     if said is None:
@@ -192,10 +191,19 @@ def capabilities(given: Given) -> tuple[str, ...]:
     return tuple(said)
 
 
-def imex_channels(given: Given) -> tuple[int, ...]:
+def imex_channels(given: Given, rules: "Rules") -> tuple[int, ...]:
     """What comes through a channel is memory of other GPUs' that no limit counts: for whole GPUs alone."""
     said = given.value("imex-channels") or ()
     if said and given.share:
         why = "an IMEX channel would reach memory past the limits; drop it, or ask for a whole GPU"
         given.complain("GH-106", f"{given.wishes['imex-channels']}: {why}")
     return tuple(said)
+
+
+# The terms of a container that have a check or a default of their own, by their field in core/terms.py.
+TERMS: "dict[str, Callable[[Given, Rules], object]]" = {
+    "policy": policy,
+    "preempt_tolerance_us": preempt_tolerance,
+    "capabilities": capabilities,
+    "imex_channels": imex_channels,
+}

@@ -26,24 +26,30 @@ class Value:
     """
 
     FIELDS: "tuple[str, ...]" = ()
-    _blank: "dict[str, Any]" = {}  # every field with its default, or None
+    _blank: "dict[str, Any]" = {}  # every field with its default, or None; made with the first value of the class
     _required = 0  # so many fields have no default
 
     def __init_subclass__(cls) -> None:
-        own = cls.__dict__
         cls.FIELDS = tuple(cls.__annotations__)
+
+    @classmethod
+    def _defaults(cls) -> "dict[str, Any]":
+        own = cls.__dict__
         cls._blank = {name: own.get(name) for name in cls.FIELDS}
         cls._required = sum([name not in own for name in cls.FIELDS])
+        return cls._blank
 
     def __init__(self, *values: "Any", **named: "Any") -> None:
         """The fields in order, or by name. Raises TypeError for one that is missing, unknown or given twice."""
         fields, given, record = self.FIELDS, len(values), self.__dict__
-        record.update(self._blank)  # first: every record then has its fields in the same order
+        if named or given < len(fields):
+            record.update(self._blank or self._defaults())  # first: every record then has its fields in the same order
         record.update(zip(fields, values))  # noqa: B905  (the lengths are compared below)
         if named:
             record.update(named)
         if given > len(fields) or len(record) > len(fields):
-            raise TypeError(f"{type(self).__name__} has no more fields than {', '.join(fields)}")
+            unknown = ", ".join(sorted(record.keys() - set(fields))) or "further field"
+            raise TypeError(f"{type(self).__name__} has no {unknown}; its fields are {', '.join(fields)}")
         if named and not named.keys().isdisjoint(fields[:given]):
             raise TypeError(f"{type(self).__name__}: a field is given twice")
         if given < self._required and not named.keys() >= set(fields[given : self._required]):

@@ -3,16 +3,17 @@
 A reader returns None for "as if the key were not there", and raises ValueError with the words to put after the value.
 """
 
+from oci_hook.core.rules import BY_CLASS as BY_CLASS
+from oci_hook.core.rules import ORDERS
+from oci_hook.core.terms import CLASSES as CLASSES
+from oci_hook.core.terms import POLICIES as POLICIES
 from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-POLICIES = ("best-effort", "fixed-share", "burst-share")
-CLASSES = ("online", "default", "offline")
-PLACEMENTS = ("binpack", "spread")
-BY_CLASS = "by-class"  # the node's: online containers spread, others binpack
+PLACEMENTS = tuple(ORDERS)
 CAPABILITIES = ("compute", "utility", "video", "graphics", "display", "ngx", "compat32")
 WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the GPU past libcuda, so no limit would hold
 
@@ -116,7 +117,7 @@ def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":
     return read
 
 
-priority_class = one_of(CLASSES)
+priority_class = one_of(CLASSES[::-1])
 placement = one_of(PLACEMENTS)
 
 

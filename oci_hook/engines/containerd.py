@@ -128,8 +128,8 @@ def major(registration: Registration) -> int:
     if registration.host_root != "/":
         return 1
     try:
-        said = subprocess.run(["containerd", "--version"], capture_output=True, text=True, timeout=20).stdout
-        return int(said.split()[2].removeprefix("v").partition(".")[0])
+        text = subprocess.run(["containerd", "--version"], capture_output=True, text=True, timeout=20).stdout
+        return int(text.split()[2].removeprefix("v").partition(".")[0])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
         return 1
 

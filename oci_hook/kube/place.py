@@ -19,9 +19,9 @@ def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
     sections = [(key, value) for key, value in yaml_edit.entries(found) if key.value in ("limits", "requests")]
     emptied = []
     for key, section in sections:
-        said = [name.value for name, _ in yaml_edit.entries(section)]
-        gone = [name for name in said if name in keys]
-        if gone and len(gone) == len(said):
+        names = [name.value for name, _ in yaml_edit.entries(section)]
+        gone = [name for name in names if name in keys]
+        if gone and len(gone) == len(names):
             emptied.append(key.value)
         elif gone:
             edit.remove(section, gone)

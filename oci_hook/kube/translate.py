@@ -14,8 +14,9 @@ import yaml
 from oci_hook.core import collect, dialects, validate
 from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.core.request import GpuRequest, Request, build, parse
+from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import GpuRequest
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.kube import place, yaml_edit
@@ -161,14 +162,14 @@ def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
     for node in nodes:
         container = Container(yaml_edit.scalars(node).get("name", ""))
         pod.containers.append(container)
-        told: list[Problem] = []
+        own: list[Problem] = []
         for key in annotations:
             if key in rows:
-                read(rows[key], key, annotations[key], container.wishes, told)
-        for key, said in resources(node, rows, told).items():
-            read(rows[key], key, said, container.wishes, told)
-        resolve(container, pod, told, rules)
-        problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in told]
+                read(rows[key], key, annotations[key], container.wishes, own)
+        for key, text in resources(node, rows, own).items():
+            read(rows[key], key, text, container.wishes, own)
+        resolve(container, pod, own, rules)
+        problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in own]
     if problems:
         raise RequestError(*problems)
     leftovers(pod, template, nodes, annotations, rows)
@@ -197,7 +198,7 @@ def resources(container: yaml.Node, rows: dict[str, Any], problems: list[Problem
         if key in rows and requests.get(key, limits[key]) != limits[key]:
             both = f"{key} is {show(limits[key])} in limits and {show(requests[key])} in requests"
             problems.append(Problem("GH-103", f"{both}; a share's request equals its limit, or is left out"))
-    return {key: said for key, said in {**requests, **limits}.items() if key in rows}
+    return {key: text for key, text in {**requests, **limits}.items() if key in rows}
 
 
 def resolve(container: Container, pod: Pod, problems: list[Problem], rules: Rules) -> None:
@@ -246,11 +247,11 @@ def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
     found = {}
     listed: dict[str, Any] = {}
     for container in asking:
-        said = dict(container.words or {})
-        if any(not fits(key, container) for key in said):
+        values = dict(container.words or {})
+        if any(not fits(key, container) for key in values):
             listed[container.name] = in_request(container)
-            said = {key: value for key, value in said.items() if key not in validate.INSTEAD}
-        for key, value in said.items():
+            values = {key: value for key, value in values.items() if key not in validate.INSTEAD}
+        for key, value in values.items():
             if fits(key, container):
                 found[f"{PREFIX_KEY}{key}.{container.name}"] = value
             else:
@@ -268,16 +269,16 @@ def fits(key: str, container: Container) -> bool:
 
 def in_request(container: Container) -> list[dict[str, Any]]:
     """A container's GPUs in the form of the annotation `request`, for names that are too long for a key."""
-    request, said = container.request, container.words or {}
+    request, values = container.request, container.words or {}
     if request is None or request.every_gpu or not request.gpus:
         why = "its name is too long for an annotation key, and the annotation request cannot express `all` or `none`"
         shorter = f"shorten it to {MAX_NAME - len('exclusive.')} characters"
         raise RequestError(Problem("GH-107", f"container {container.name}: {why}; {shorter}"))
-    return [as_entry(gpu, said) for gpu in request.gpus]
+    return [as_entry(gpu, values) for gpu in request.gpus]
 
 
-def as_entry(gpu: GpuRequest, said: dict[str, str]) -> dict[str, Any]:
-    parts: dict[str, Any] = {key: said[key] for key in ("memory", "compute") if key in said}
+def as_entry(gpu: GpuRequest, values: dict[str, str]) -> dict[str, Any]:
+    parts: dict[str, Any] = {key: values[key] for key in ("memory", "compute") if key in values}
     if gpu.device is not None:
         parts["device"] = gpu.device
     return parts

@@ -1,6 +1,6 @@
 """Changes small parts of a YAML text; every other byte stays: comments, order, quotes, indentation.
 
-PyYAML tells the place of each node (marks), where lines are removed and inserted. Writing the document anew, even by a
+PyYAML gives the place of each node (marks), where lines are removed and inserted. Writing the whole document again, even by a
 library that keeps comments, would fold and indent lines that nobody wanted to change. JSON is YAML in flow style.
 """
 
@@ -166,7 +166,7 @@ class Edit:
         indent = " " * found[0][0].start_mark.column
         self.insert(end_line(found[-1]) + 1, [f"{indent}{quoted(k)}: {quoted(v)}" for k, v in new.items()])
 
-    def put_flow(self, mapping: yaml.Node, said: list[str]) -> None:
+    def put_flow(self, mapping: yaml.Node, new: list[str]) -> None:
         """Insert entries, given as text, at the start of a flow mapping; on own lines if its entries are."""
         found = entries(mapping)
         at = self.text.index("{", mapping.start_mark.index) + 1
@@ -175,7 +175,7 @@ class Edit:
             first = found[0][0].start_mark
             at = first.index
             separator = "," + self.end + self.text[self.line(first.line) : at]
-        text = separator.join(said) + (separator if found else "")
+        text = separator.join(new) + (separator if found else "")
         self.change(at, at, self.changes.get((at, at), "") + text)
 
 

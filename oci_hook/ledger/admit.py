@@ -65,7 +65,7 @@ def admit_on(
     key = store.grant_key(who.root, who.id)
     scales = {gpu.uuid: gpu.time_scale for gpu in inventory.gpus}
     tiers = _tiers(settings, inventory)  # before the node's lock is taken, which others wait for
-    bounds = _bounds(settings) if request.preempt_tolerance is not None else ()
+    bounds = _bounds(settings) if request.terms.preempt_tolerance_us is not None else ()
     for seconds in (QUICK, PATIENT):
         with store.open_ledger(settings.state_dir, seconds=seconds) as ledger:
             _check_free(ledger, key, who, instead_of)
@@ -81,16 +81,12 @@ def admit_on(
                 who=who,
                 life=life,
                 shares=found.shares,
-                policy=request.policy,
-                priority_class=request.priority_class,
+                terms=request.terms,
                 exclusive=found.exclusive,
-                capabilities=request.capabilities,
                 driver_version=inventory.driver_version,
                 created=int(time.time()),
                 born=time.monotonic_ns(),
                 linger=settings.rules.linger,
-                tolerance=request.preempt_tolerance or 0,
-                imex_channels=request.imex_channels,
             )
             real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
             with Claims(real, settings.state_dir):

@@ -51,9 +51,11 @@ def refused(
     """A container was refused. request: what it asked for, where that could be parsed."""
     more = {}
     if request is not None:
-        more["request"] = {**request.fields(), "gpus": [gpu.fields() for gpu in request.gpus]}
+        from oci_hook.core.request_data import as_data
+
+        more["request"] = as_data(request)
     lines = [str(p) for p in problems[:5]]
-    record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], lines=lines, **more)
+    record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
 
 
 def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
@@ -86,10 +88,7 @@ def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
             ("ceiling", f"{old.compute_limit} %", f"{now.compute_limit} %"),
         )
         changes += [f"{old.uuid[:12]}: {what} {was} -> {is_}" for what, was, is_ in words if was != is_]
-    for what, was, is_ in (
-        ("policy", grant.policy, new.policy),
-        ("class", grant.priority_class, new.priority_class),
-    ):
-        changes += [f"{what} {was} -> {is_}"] if was != is_ else []
+    terms = new.terms.data()
+    changes += [f"{what} {was} -> {terms[what]}" for what, was in grant.terms.data().items() if was != terms[what]]
     name, id = full_name(grant.who)[:256], grant.who.id[:256]
-    record(state_dir, "set", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)
+    record(state_dir, "changed", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)

@@ -1,4 +1,4 @@
-"""A grant as the ledger keeps it: one short JSON array, since a reader of the ledger parses all of them."""
+"""A grant as the ledger keeps it: one short JSON array, because every transaction of the ledger parses all of them."""
 
 import os
 from _operator import attrgetter
@@ -6,69 +6,101 @@ from stat import S_ISREG
 
 from oci_hook.core.gpu_page import SLOTS
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.value_parsers import CLASSES, POLICIES
+from oci_hook.core.terms import WORDS, Terms
 from oci_hook.errors import refuse
 from oci_hook.oci import fastjson
 
-FORMAT = 1
-NUMBERS = 5  # created, born, linger, frozen, tolerance
-GRANT_MAX = 1 << 15  # bytes of a grant file; names in it are the tenant's
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FORMAT = 2
+GRANT_MAX = 1 << 15  # bytes of a grant file; the names in it are chosen by the tenant
 MEMORY_MAX = 1 << 40  # MiB
 MAX = (1 << 63) - 1  # of times and other numbers
 INODE_MAX = (1 << 64) - 1
 PID_MAX = 1 << 22  # proc_sys_kernel(5)
 
-_GRANT, _WHO, _LIFE, _SHARE = (attrgetter(*kind.FIELDS) for kind in (Grant, Identity, Life, Share))
+_GRANT, _WHO, _LIFE, _SHARE, _TERMS = (attrgetter(*kind.FIELDS) for kind in (Grant, Identity, Life, Share, Terms))
+
+
+def _kinds(record: type) -> "list[tuple[bool, tuple[Any, ...], tuple[str, ...] | None]]":
+    """Of each field, by its annotation: whether it is a list in JSON, the types that it or its items may have, and the
+    words that it may be."""
+    found: list[tuple[bool, tuple[Any, ...], tuple[str, ...] | None]] = []
+    for name, kind in record.__annotations__.items():
+        many = getattr(kind, "__origin__", None) is tuple
+        found.append((many, getattr(kind, "__args__", (kind,)), WORDS.get(name)))
+    return found
+
+
+_TERMS_KINDS = _kinds(Terms)
 
 
 def encode(grant: Grant) -> bytes:
-    """A JSON array: FORMAT, then the fields in the order of their slots; records and shares are arrays again, and
-    the numbers of IMEX channels, which few have, are the last ones.
+    """A JSON array: FORMAT, then the grant's fields in their order; its records and its shares are arrays again.
 
-    (Names in the file would cost every reader four times as long per grant.)
+    (With the fields' names in the file, every reader would take four times as long per grant.)
     """
-    key, who, life, shares, *rest, channels = _GRANT(grant)
-    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), [_SHARE(s) for s in shares], *rest, *channels]).encode()
+    key, who, life, shares, terms, *rest = _GRANT(grant)
+    shares = [_SHARE(share) for share in shares]
+    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), shares, _TERMS(terms), *rest]).encode()
 
 
 def decode(data: bytes) -> Grant:
     """The grant of a ledger file. Raises ValueError, with the reason, for anything that `encode` did not write: a value
     out of its bounds would be added to others, compared with clocks, or handed to the kernel as a pid."""
     try:
-        version, key, who, life, shares, policy, priority, exclusive, offered, driver, *numbers = fastjson.loads(data)
+        version, *fields = fastjson.loads(data)
         if type(version) is not int or version != FORMAT:
             raise ValueError("another version's format")
+        if len(fields) != len(Grant.FIELDS):
+            raise ValueError("not as many fields as a grant has")
+        key, who, life, shares, terms, exclusive, driver, *numbers = fields
         boot, creator, init, cgroup, inode, deadline, space = life
-        "".join((key, boot, cgroup, policy, priority, driver, *who, *offered))  # TypeError unless all are text
-        if not type(who) is type(offered) is type(shares) is list or type(exclusive) is not bool:
+        "".join((key, boot, cgroup, driver, *who))  # TypeError unless all are text
+        if not type(who) is type(terms) is type(shares) is list or type(exclusive) is not bool:
             raise ValueError("a part is of another kind")
-        if policy not in POLICIES or priority not in CLASSES:
-            raise ValueError("no such policy or class")
         for uuid, memory, compute, limit, whole, slot in shares:
             if type(uuid) is not str or not uuid or type(whole) is not bool:
                 raise ValueError("a share is not valid")
             _check((memory, MEMORY_MAX), (compute, 100), (limit, 100), (slot, SLOTS))
         _check((inode, INODE_MAX), (space, INODE_MAX), (deadline, MAX), *[(number, MAX) for number in numbers])
-        created, born, linger, frozen, tolerance = numbers[:NUMBERS]
         return Grant(
             key,
             Identity(*who),
             Life(boot, _process(creator), _process(init), cgroup, inode, deadline, space),
-            tuple([Share(*fields) for fields in shares]),
-            policy,
-            priority,
+            tuple([Share(*share) for share in shares]),
+            _terms(terms),
             exclusive,
-            tuple(offered),
             driver,
-            created,
-            born,
-            linger,
-            frozen,
-            tolerance,
-            tuple(numbers[NUMBERS:]),
+            *numbers,
         )
     except TypeError as e:
         raise ValueError(f"not a grant ({e})") from None
+
+
+def _terms(values: "list[Any]") -> Terms:
+    """Each value is of the kind that its field is annotated with."""
+    found: list[Any] = []
+    for value, (many, types, words) in zip(values, _TERMS_KINDS, strict=True):
+        if many:
+            if type(value) is not list:
+                raise ValueError("a term is no list")
+            for item in value:
+                _check_kind(item, types)
+            value = tuple(value)
+        elif words is None:
+            _check_kind(value, types)
+        elif value not in words:
+            raise ValueError("no such policy or class")
+        found.append(value)
+    return Terms(*found)
+
+
+def _check_kind(value: object, types: "tuple[Any, ...]") -> None:
+    if type(value) not in types or (type(value) is int and not 0 <= value <= MAX):
+        raise ValueError("a term is of another kind, or out of bounds")
 
 
 def _check(*bounded: tuple[int, int]) -> None:
@@ -91,7 +123,7 @@ def _process(pair: "list[int] | None") -> tuple[int, int] | None:
 def read(folder: str, key: str) -> Grant:
     """FOLDER/KEY.json. Raises NodeError GH-303 for a damaged one, OSError."""
     path = f"{folder}/{key}.json"
-    # Whatever bears such a name: a FIFO would keep all readers waiting, a link lead them elsewhere.
+    # Whatever has this name: a FIFO would keep all readers waiting, and a link would lead them elsewhere.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         try:
@@ -104,7 +136,7 @@ def read(folder: str, key: str) -> Grant:
         if grant.key != key:
             raise ValueError("the key inside is another one")
     except ValueError as e:
-        why = str(e).replace("(", "").replace(")", "")  # json's end in such, and are cut
+        why = str(e).replace("(", "").replace(")", "")  # the json module's messages end in such, and are cut below
         raise refuse(
             "GH-303",
             f"grant file {path} is damaged ({why[:40]}): nothing is granted until its container is stopped and"

@@ -1,12 +1,12 @@
-"""What the containers of a GPU share, on the host, and what each of them is told of it.
+"""What the containers of one GPU have in common on the host: a slot file of each container, and the GPU page.
 
-STATE/share/UUID/slot/NN  a file per granted slot on a tmpfs of the GPU's own, a fresh inode per grant; its container
-                          may write, truncate and grow it at will, the others may read it
-STATE/told/gpu-UUID      the GPU page (core/gpu_page.py) as all of them are to see it, and in whose page files
+STATE/share/UUID/slot/NN  a file per granted slot, on a tmpfs of the GPU; each grant gets a new inode. Its container may
+                          write, truncate and grow it at will, the others may read it
+STATE/told/gpu-UUID       the message with the GPU page (core/gpu_page.py), and with the page files that it goes into
 
-The GPU page follows from the ledger: `say` writes it under the ledger's lock. A delivery (ledger/deliver.py) makes the
-slot files what it says and copies it into the page file of each container, which nobody else sees. The
-tmpfs is mounted on first use; in another mount namespace than the one where that was it is missing (ARCHITECTURE.md).
+The GPU page follows from the ledger; `say` writes the message under the ledger's lock. A delivery (ledger/deliver.py)
+makes the slot files match it and copies it into the page file of each container, which no other container sees. The
+tmpfs is mounted on first use, and is missing in other mount namespaces than that of its first user (ARCHITECTURE.md).
 """
 
 import os
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from oci_hook.core.grant import Grant, Share
     from oci_hook.core.slot_page import Gate
 
-TMPFS_SIZE = 8 << 20  # far more than is in it: who fills it needs milliseconds, which leaves time to get a slot file in
-TMPFS_GROWTH = 1 << 20  # added where a tenant keeps what it has filled
+TMPFS_SIZE = 8 << 20  # far more than the slot files: a tenant needs milliseconds to fill it, enough to add a slot file
+TMPFS_GROWTH = 1 << 20  # added if a tenant does not release what it has filled
 TMPFS_MAX = 64 << 20
 TMPFS_INODES = 256
 TRIES = 20
@@ -41,9 +41,9 @@ def slot_path(state_dir: str, uuid: str, slot: int) -> str:
 
 
 def say(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int = 0, tiers: int = 0) -> None:
-    """Write down what all containers on the GPU are to be told. For the holder of the ledger's lock.
+    """Write the message for all containers on the GPU. For the holder of the ledger's lock.
 
-    time_scale: 0 keeps what was said of it and of tiers before. Raises OSError.
+    time_scale: 0 keeps the previous message's time scale and tiers. Raises OSError.
     """
     old = tell.said(state_dir, tell.GPU + uuid)[:SIZE]
     _, generation, scale = head(old)
@@ -63,18 +63,18 @@ def say(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int 
 
 
 def page(state_dir: str, uuid: str) -> bytes:
-    """The GPU page as it was said last; b"" for none. Raises OSError."""
+    """The GPU page of the newest message; b"" for none. Raises OSError."""
     return tell.said(state_dir, tell.GPU + uuid)[:SIZE]
 
 
 def parse(message: bytes) -> tuple[bytes, list[tuple[str, int]]]:
-    """(GPU page, (key, page number) of each container that is to have it)."""
+    """(the GPU page, (key, page number) of each container that it is for)."""
     lines = [line.split() for line in message[SIZE:].decode("ascii", "replace").splitlines()]
     return message[:SIZE], [(line[0], int(line[1])) for line in lines]
 
 
 def ready(state_dir: str, uuid: str) -> None:
-    """Mount the GPU's tmpfs unless it is. Raises OSError, NodeError GH-303."""
+    """Mount the GPU's tmpfs unless it is mounted. Raises OSError, NodeError GH-303."""
     top, path = f"{state_dir}/{SHARE_STATE}", folder(state_dir, uuid)
     try:
         above, there = os.lstat(top), os.lstat(path)
@@ -86,13 +86,13 @@ def ready(state_dir: str, uuid: str) -> None:
     if there.st_dev == above.st_dev:
         from oci_hook.linux import mount
 
-        # Directories can be leased as well since Linux 6.19 (F_SETDELEG), likewise by their owner.
+        # Since Linux 6.19 a directory's owner can take a lease on it as well (F_SETDELEG).
         owner = f"uid={PAGE_UID},gid={PAGE_UID}"
         mount.mount_tmpfs(path, f"size={TMPFS_SIZE},nr_inodes={TMPFS_INODES},mode=0755,{owner}")
     slots = f"{path}/{SLOT_DIR}"
     if not os.path.exists(slots):
         os.mkdir(slots)
-        os.chmod(slots, 0o755)  # whatever the umask
+        os.chmod(slots, 0o755)  # despite the umask
         os.chown(slots, PAGE_UID, PAGE_UID)
 
 
@@ -101,7 +101,7 @@ def _mounted(path: str, above: os.stat_result) -> bool:
 
 
 def gpus(state_dir: str) -> list[str]:
-    """The GPUs that ever were shared here, by UUID."""
+    """The UUIDs of all GPUs that were ever shared here."""
     try:
         return os.listdir(f"{state_dir}/{SHARE_STATE}")
     except FileNotFoundError:
@@ -109,30 +109,30 @@ def gpus(state_dir: str) -> list[str]:
 
 
 def set_slots(state_dir: str, uuid: str, before: bytes, now: bytes) -> None:
-    """Make the slot files what this GPU page says: fresh ones for grants that were not in the page before, none for
-    slots that nobody holds. Where the tmpfs is not mounted and nothing is to be made, nothing is done. Raises OSError,
-    NodeError GH-303."""
+    """Make the slot files match the GPU page `now`: new files for grants that are not in the page `before`, no file for
+    a slot that no grant has. Does nothing if the tmpfs is not mounted and no file is needed. Raises OSError, NodeError
+    GH-303."""
     old, new = born(before), born(now)
     fresh = [slot for slot in new if old.get(slot) != new[slot]]
     if fresh:
         ready(state_dir, uuid)
     top = f"{folder(state_dir, uuid)}/{SLOT_DIR}"
-    held = {os.path.basename(slot_file(slot)) for slot in new}
+    used = {os.path.basename(slot_file(slot)) for slot in new}
     try:
         for name in os.listdir(top):
-            if name not in held:
+            if name not in used:
                 os.unlink(f"{top}/{name}")
-    except FileNotFoundError:  # mounted elsewhere, or taken away
+    except FileNotFoundError:  # mounted in another mount namespace, or removed
         return
     for slot in fresh:
         make_slot(state_dir, uuid, slot)
 
 
 def make_slot(state_dir: str, uuid: str, slot: int) -> None:
-    """A fresh file for Share.slot `slot`: allocated, zero, writable by all (who has it mounted). Raises OSError.
+    """Make a new file for Share.slot `slot`: allocated, zero, writable by every process that sees it. Raises OSError.
 
-    A tenant that has grown its own file to fill the tmpfs is cut back; one that keeps what it took, by a lease on the
-    file, has the tmpfs grow.
+    If a tenant has grown its file to fill the tmpfs, the file is cut back. If a lease on the file prevents that, the
+    tmpfs is made larger.
     """
     path = slot_path(state_dir, uuid, slot)
     drop_slot(state_dir, uuid, slot)
@@ -154,8 +154,8 @@ def make_slot(state_dir: str, uuid: str, slot: int) -> None:
 
 
 def trim(state_dir: str, uuid: str) -> bool:
-    """Cut every slot file back to its size; whether any was. A file that grew is not trusted, but its first part is its
-    owner's. A path is never truncated: that would wait for a lease (fcntl(2)), as an open without O_NONBLOCK would."""
+    """Cut every slot file that grew back to SLOT_FILE_SIZE; whether there was one. Files are truncated by descriptor:
+    truncate(2) by path waits for a lease (fcntl(2)), as an open without O_NONBLOCK does."""
     top = f"{folder(state_dir, uuid)}/{SLOT_DIR}"
     cut = False
     for name in os.listdir(top):
@@ -172,7 +172,7 @@ def trim(state_dir: str, uuid: str) -> bool:
 
 
 def _grow(path: str) -> None:
-    """Make the tmpfs larger, up to TMPFS_MAX: what fills it counts against the memory of the container that wrote."""
+    """Make the tmpfs larger, up to TMPFS_MAX. What fills it is charged to the memory cgroup of the writing container."""
     st = os.statvfs(path)
     size = st.f_blocks * st.f_frsize + TMPFS_GROWTH
     if size <= TMPFS_MAX:
@@ -182,7 +182,7 @@ def _grow(path: str) -> None:
 
 
 def drop_slot(state_dir: str, uuid: str, slot: int) -> None:
-    """Remove the slot's file if it is there; who has it mounted keeps its inode, which nobody else sees any more."""
+    """Remove the slot's file if it is there. A container that has it mounted keeps the inode, which no other one sees."""
     try:
         os.unlink(slot_path(state_dir, uuid, slot))
     except FileNotFoundError:
@@ -190,8 +190,9 @@ def drop_slot(state_dir: str, uuid: str, slot: int) -> None:
 
 
 def write_page(path: str, number: int, data: bytes) -> bool:
-    """Put page `number` into a container's page file, which it has mapped, under the page's seqlock (gpu_page.h);
-    False where a lease of its own keeps that from it. A file that is gone is told nothing. Raises OSError."""
+    """Write page `number` into a container's page file, which the container has mapped, under the page's seqlock
+    (gpu_page.h); False if the container holds a lease on the file. A file that was removed is no error. Raises
+    OSError."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -211,27 +212,27 @@ def write_page(path: str, number: int, data: bytes) -> bool:
 
 
 def preempt_bounds(state_dir: str, grants: "tuple[Grant, ...]") -> "tuple[tuple[str, str, int], ...]":
-    """(grant's key, GPU's UUID, microseconds) for each container that has published how long it holds the GPU at most
-    once a higher class has work. A tenant wrote it: it decides where others go, and nothing else."""
+    """(grant's key, GPU's UUID, microseconds) for each container that publishes how long it keeps the GPU at most once a
+    higher class has work. A tenant wrote the figure, so it is used for placement only."""
     found = []
     for grant in grants:
-        for held in grant.shares:
-            told = read_gate(state_dir, held)
-            if told and told.preempt_bound:
-                found.append((grant.key, held.uuid, -(-round(told.preempt_bound * 1e9) // 1000)))
+        for share in grant.shares:
+            gate = read_gate(state_dir, share)
+            if gate and gate.preempt_bound:
+                found.append((grant.key, share.uuid, -(-round(gate.preempt_bound * 1e9) // 1000)))
     return tuple(found)
 
 
-def read_gate(state_dir: str, held: "Share") -> "Gate | None":
-    """What the container with this share publishes of its compute; None where it has no slot, says nothing, or keeps us
-    from reading by a lease. Never under the ledger's lock."""
+def read_gate(state_dir: str, share: "Share") -> "Gate | None":
+    """What the container with this share publishes about its compute; None if it has no slot, has published nothing, or
+    holds a lease on its slot file. Not to be called under the ledger's lock."""
     from oci_hook.core.slot_page import parse as slot  # no container's start needs it
 
-    if not held.slot:
+    if not share.slot:
         return None
     try:
-        scale = head(page(state_dir, held.uuid))[2]
-        return slot(_read(slot_path(state_dir, held.uuid, held.slot), SLOT_FILE_SIZE + 1), scale)
+        scale = head(page(state_dir, share.uuid))[2]
+        return slot(_read(slot_path(state_dir, share.uuid, share.slot), SLOT_FILE_SIZE + 1), scale)
     except OSError:
         return None
 
@@ -245,11 +246,8 @@ def _read(path: str, size: int) -> bytes:
 
 
 def drop(state_dir: str, keep: "tuple[str, ...]" = ()) -> None:
-    """Unmount and remove the folders of all GPUs but those to keep. Containers that live keep what they have mounted.
-    What is in the way and not ours stays.
-
-    Raises OSError.
-    """
+    """Unmount and remove the folders of all GPUs but those to keep. Running containers keep what they have mounted.
+    Files that gpu-hook did not make stay. Raises OSError."""
     top = f"{state_dir}/{SHARE_STATE}"
     for name in gpus(state_dir):
         if name in keep:
@@ -266,5 +264,5 @@ def drop(state_dir: str, keep: "tuple[str, ...]" = ()) -> None:
                 raise
     try:
         os.rmdir(top)
-    except OSError:  # not there, or some are kept
+    except OSError:  # it is not there, or not empty
         pass

@@ -5,7 +5,7 @@ import stat
 
 
 def mknodat(directory: int, name: str, major: int, minor: int, mode: int) -> None:
-    """A character device node with exactly this mode; EEXIST when there is anything of that name."""
+    """Make a character device node with exactly this mode. Raises OSError; EEXIST if the name exists."""
     mask = os.umask(0)
     try:
         os.mknod(name, stat.S_IFCHR | mode, os.makedev(major, minor), dir_fd=directory)
@@ -14,6 +14,6 @@ def mknodat(directory: int, name: str, major: int, minor: int, mode: int) -> Non
 
 
 def numbers(fd: int) -> tuple[int, int] | None:
-    """(major, minor) of the character device that a descriptor (O_PATH is enough) is open on; None: it is none."""
+    """(major, minor) of the character device that a descriptor (O_PATH is enough) refers to; None: it is no such."""
     st = os.fstat(fd)
     return (os.major(st.st_rdev), os.minor(st.st_rdev)) if stat.S_ISCHR(st.st_mode) else None

@@ -1,4 +1,4 @@
-"""inotify(7): be told when names come to a directory or leave it."""
+"""inotify(7): reports when names are added to a directory or removed."""
 
 import ctypes
 import os
@@ -6,7 +6,6 @@ import os
 from oci_hook.linux.libc import check, function
 
 IN_MOVED_TO = 0x80
-IN_CREATE = 0x100
 IN_DELETE = 0x200
 IN_DELETE_SELF = 0x400
 IN_ONLYDIR = 0x01000000
@@ -16,7 +15,7 @@ _add = function("inotify_add_watch", ctypes.c_int, ctypes.c_char_p, ctypes.c_uin
 
 
 def watch(directory: str, mask: int) -> int:
-    """A descriptor, not blocking, that becomes readable when something of `mask` happens there. Raises OSError."""
+    """A non-blocking descriptor that becomes readable when an event of `mask` happens there. Raises OSError."""
     fd = check(_init(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1", directory)
     try:
         check(_add(fd, os.fsencode(directory), mask | IN_ONLYDIR), "inotify_add_watch", directory)
@@ -27,7 +26,7 @@ def watch(directory: str, mask: int) -> int:
 
 
 def drain(fd: int) -> None:
-    """Forget what has been told; the reader looks at the directory itself."""
+    """Discard the pending events; the caller looks at the directory itself."""
     try:
         while os.read(fd, 1 << 16):
             pass

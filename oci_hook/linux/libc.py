@@ -1,4 +1,4 @@
-"""The one CDLL: system calls by number, and -1 + errno -> OSError. Every other file here has one kernel interface."""
+"""The only use of CDLL: system calls by number, with errno as OSError. Every other file here is one kernel interface."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
-# include/uapi/asm-generic/unistd.h: calls since 5.1 have one number on every architecture; bpf is older.
+# include/uapi/asm-generic/unistd.h: calls since Linux 5.1 have the same number on every architecture; bpf is older.
 NUMBERS = {
     "open_tree": 428,
     "move_mount": 429,
@@ -22,7 +22,7 @@ NUMBERS = {
     "mount_setattr": 442,
     "bpf": 321 if os.uname().machine == "x86_64" else 280,
 }
-SINCE = {  # the kernel that brought the call, for the message of a refusal
+SINCE = {  # the first kernel with the call, for the error message
     "open_tree": "5.2",
     "move_mount": "5.2",
     "fsopen": "5.2",
@@ -48,7 +48,7 @@ class SyscallError(OSError):
 
 
 def check(result: int, call: str, path: str) -> int:
-    """The result of a C call that says -1 for an error; raises SyscallError with errno otherwise."""
+    """The result of a C call, which is -1 for an error. Raises SyscallError with errno then."""
     if result == -1:
         raise SyscallError(ctypes.get_errno(), call, path)
     return result

@@ -1,6 +1,6 @@
-"""What one run of ours may take of the node, outside of any container's cgroup: time and memory.
+"""Limits the time and the memory that one run of gpu-hook takes on the node, since it is in no container's cgroup.
 
-Both are the process's own and outlive execve(2), so they are lifted before it becomes the real runtime.
+Both limits are of the process and survive execve(2), so they are lifted before it becomes the real runtime.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Bytes of address space, of which Python has 14 MiB when it starts. The rest is for a config.json of oci/spec.py's
-# MAX_SIZE; an image takes a few MiB.
+# Bytes of address space. Python uses 14 MiB when it starts, an image a few MiB; the rest is for a config.json of
+# oci/spec.py's MAX_SIZE.
 MEMORY = 256 << 20
 
 _before: "list[Any]" = []
 
 
 def limit(seconds: float, late: "Callable[..., object]") -> None:
-    """After that time `late` is called, in this thread; more memory than MEMORY is a MemoryError from now on."""
+    """Call `late` in this thread after so many seconds, and make a use of more than MEMORY bytes a MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     handler = _signal.signal(_signal.SIGALRM, late)
     blocked = _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGALRM,))
@@ -30,12 +30,12 @@ def limit(seconds: float, late: "Callable[..., object]") -> None:
 
 
 def no_deadline() -> None:
-    """From now on `late` is not called: what follows must come to its end."""
+    """Do not call `late` any more: what follows must not be interrupted."""
     _signal.setitimer(_signal.ITIMER_REAL, 0)
 
 
 def lift() -> None:
-    """Everything as `limit` found it; nothing where it was not called."""
+    """Undo `limit`; nothing if it was not called."""
     _signal.setitimer(_signal.ITIMER_REAL, 0)
     if _before:
         soft, hard, handler, blocked = _before

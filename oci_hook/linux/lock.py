@@ -9,11 +9,11 @@ import time
 from oci_hook.errors import refuse
 
 LOCK_SECONDS = 5.0
-PART = 0.75  # of the time that the program has left: its own message would not name who is in the way
+PART = 0.75  # of the time until the program's own deadline, whose message would not name the lock's holder
 
 
 def own_dir(path: str) -> None:
-    """Make the directory (0700), or check that nobody but root can change what is in it. Raises NodeError GH-303."""
+    """Make the directory (0700), or check that only root can change what is in it. Raises NodeError GH-303."""
     try:
         st = os.lstat(path)
     except FileNotFoundError:
@@ -33,10 +33,10 @@ def own_dir(path: str) -> None:
 
 
 def lock_file(path: str, how: int, wait: bool = True) -> int:
-    """A descriptor that holds the flock (LOCK_EX makes the file, LOCK_SH does not); closing it lets go.
+    """A descriptor that holds the flock until it is closed (LOCK_EX makes the file, LOCK_SH does not).
 
-    Raises NodeError GH-303 after LOCK_SECONDS, or PART of the time to the process's alarm, OSError; wait=False:
-    BlockingIOError where another holds it.
+    Raises NodeError GH-303 after LOCK_SECONDS, or PART of the time until the process's alarm; OSError. wait=False:
+    raises BlockingIOError at once if another process holds it.
     """
     flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
     while True:
@@ -50,7 +50,7 @@ def lock_file(path: str, how: int, wait: bool = True) -> int:
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:
                     return fd
             except FileNotFoundError:
-                pass  # the directory was removed and made anew: the file that we locked protects nothing
+                pass  # the directory was removed and made again, so the locked file protects nothing
         except BaseException:
             os.close(fd)
             raise
@@ -63,8 +63,9 @@ def _flock(fd: int, how: int, path: str) -> None:
         return
     except BlockingIOError:
         pass
-    # flock has no deadline, and a stopped holder must not stop every container of the node. A thread waits in our
-    # place; if it comes too late, the caller closes the descriptor, and the lock ends with the thread's last use of it.
+    # flock has no deadline, and a holder that is stopped must not stop every container of the node. So a thread waits
+    # for the lock. After the deadline the caller closes the descriptor; if the thread gets the lock later, it is
+    # released with the thread's last use of the file.
     done = _thread.allocate_lock()
     done.acquire()
     failed: list[OSError] = []
@@ -90,14 +91,14 @@ def _flock(fd: int, how: int, path: str) -> None:
 
 
 def _alarm() -> float:
-    """Seconds until this process's alarm (linux/limits.py), 0 where it has none."""
+    """Seconds until this process's alarm (linux/limits.py); 0 if it has none."""
     return float(_signal.getitimer(_signal.ITIMER_REAL)[0])
 
 
 def _holder(fd: int) -> str:
-    """Who holds the lock, from /proc/locks: `1: FLOCK ADVISORY WRITE PID MAJ:MIN:INODE 0 EOF`.
+    """The lock's holder in words, from /proc/locks: `1: FLOCK ADVISORY WRITE PID MAJ:MIN:INODE 0 EOF`.
 
-    Any process of the node may hold thousands of locks before this one, so that the search has a deadline as well.
+    Any process of the node may hold thousands of locks that are listed before this one, so the search has a deadline.
     """
     inode = str(os.fstat(fd).st_ino).encode()
     end = time.monotonic() + (_alarm() / 2 or 1.0)

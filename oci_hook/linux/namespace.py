@@ -16,7 +16,7 @@ def setns(pidfd: int, flags: int, path: str) -> None:
 
 
 def owner(pid: int) -> tuple[int, int]:
-    """What root of this process's user namespace is here: (uid, gid), (0, 0) where it has none (user_namespaces(7))."""
+    """(uid, gid) here of root in the process's user namespace (user_namespaces(7)); (0, 0) if it has no such."""
     return _root(f"/proc/{pid}/uid_map"), _root(f"/proc/{pid}/gid_map")
 
 
@@ -30,6 +30,6 @@ def _root(path: str) -> int:
 
 
 def same(kind: str, pid: int) -> bool:
-    """Whether a process is in our own namespace of this kind ("mnt", "user"). Raises OSError when it is gone."""
+    """Whether a process is in our own namespace of this kind ("mnt", "user"). Raises OSError if it has ended."""
     ours, theirs = os.stat(f"/proc/self/ns/{kind}"), os.stat(f"/proc/{pid}/ns/{kind}")
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)

@@ -1,4 +1,4 @@
-"""openat2(2), Linux 5.6: open a path that cannot leave a root, whatever links and races are on the way."""
+"""openat2(2), Linux 5.6: opens a path that cannot leave a root, despite any links and races on the way."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
-TRIES = 64  # EAGAIN: a rename raced with ".."; the caller may try again (openat2(2)), but not for ever
+TRIES = 64  # EAGAIN: a rename raced with "..", and the caller may try again (openat2(2))
 
 
 class _OpenHow(ctypes.Structure):

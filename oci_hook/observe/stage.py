@@ -1,21 +1,35 @@
-"""How far a container is, for those who are shown it: its grant counts from before it is made."""
+"""Whether a container runs yet, or is paused, for those who are shown it: a grant is made before its container."""
 
 import os
 import time
 
 from oci_hook.core.grant import Grant
+from oci_hook.linux.proc import read_file
 
 
 def stage(grant: Grant) -> tuple[str, int | None]:
-    """("running", None), or ("starting", seconds): its process does not run yet. seconds: the grant waits so much
-    longer for a container that nobody has begun to make; None: it is being made."""
+    """("running", None), ("paused", None), or ("starting", seconds): its process does not run yet. seconds: how much
+    longer the grant waits for a container whose creation has not begun; None: it is being made."""
     life = grant.life
     if life.init is None:
         left = life.deadline - time.monotonic()
         return "starting", max(0, round(left)) if life.deadline and life.creator is None else None
-    # runc and crun keep this where `create` is done and `start` is not.
+    # runc and crun keep this file from `create` to `start`.
     made = os.path.isabs(grant.who.root) and os.path.exists(f"{grant.who.root}/{grant.who.id}/exec.fifo")
-    return "starting" if made else "running", None
+    if made:
+        return "starting", None
+    return "paused" if paused(grant) else "running", None
+
+
+def paused(grant: Grant) -> bool:
+    """Whether the container's cgroup is frozen, as by `docker pause`, `runc pause` or the agent's policy freeze."""
+    head, v1, tail = grant.life.cgroup.partition("/devices/")
+    try:
+        if v1:
+            return b"FROZEN" in read_file(f"{head}/freezer/{tail}/freezer.state")
+        return bool(head) and b"frozen 1" in read_file(f"{head}/cgroup.events")
+    except OSError:
+        return False
 
 
 def in_words(grant: Grant) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import Step
+    from oci_hook.oci.spec_types import Linux, Mount, Object, Process, Resources, Spec
 
 GOVERNED = ("libcuda.so", "libnvidia-ml.so")
 MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server process for clients that each have a limit
@@ -45,7 +46,7 @@ class Narrowed(Value):
     files: whether it had mounted any driver file. late: whether it will mount more in the made container, by a hook.
     """
 
-    spec: "dict[str, Any]"
+    spec: "Spec"
     cuda: tuple[str, ...]
     nvml: tuple[str, ...]
     files: bool
@@ -53,7 +54,7 @@ class Narrowed(Value):
 
 
 def narrow(
-    spec: "dict[str, Any]",
+    spec: "Spec",
     grant: "Grant",
     inventory: "Inventory",
     nodes: "Iterable[Step]",
@@ -66,7 +67,7 @@ def narrow(
     """
     whole = bool(grant.shares) and all(share.whole for share in grant.shares)
     allowed = None if whole else governed_stems(inventory)
-    mounts: list[dict[str, Any]] = []
+    mounts: list[Mount] = []
     cuda: list[str] = []
     nvml: list[str] = []
     files = False
@@ -90,20 +91,19 @@ def narrow(
     return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
 
 
-def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "dict[str, Any]":
+def decline(spec: "Spec", inventory: "Inventory | None" = None) -> "Spec":
     """The spec of a container that is granted nothing: less what the NVIDIA runtime injected, and with
     NVIDIA_VISIBLE_DEVICES=void. The same object where there was nothing to do.
     """
     version = inventory.driver_version if inventory else ""
     mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not request_mounts.is_visible(m)]
     linux = spec.get("linux") or {}
-    out = {**spec, "mounts": mounts}
-    out = _without_nodes(out, set(), inventory, False)
+    out = _without_nodes({**spec, "mounts": mounts}, set(), inventory, False)
     out = _hooks(out, keep=False)
     out = ask(out, "void", True)
     changed = (
         len(mounts) != len(spec.get("mounts") or ())
-        or len(out["linux"].get("devices") or ()) != len(linux.get("devices") or ())
+        or len((out.get("linux") or {}).get("devices") or ()) != len(linux.get("devices") or ())
         or out.get("hooks") != spec.get("hooks")
         or out.get("annotations") != spec.get("annotations")
         or (out.get("process") or {}).get("env") != (spec.get("process") or {}).get("env")
@@ -111,14 +111,14 @@ def decline(spec: "dict[str, Any]", inventory: "Inventory | None" = None) -> "di
     return out if changed else spec
 
 
-def ask(spec: "dict[str, Any]", devices: str, share: bool) -> "dict[str, Any]":
+def ask(spec: "Spec", devices: str, share: bool) -> "Spec":
     """The spec less what asks the NVIDIA runtime for devices, which is called with it next, or whose hook reads it.
 
     devices: the new NVIDIA_VISIBLE_DEVICES of a container that has any NVIDIA variable; "": the plan will set it.
     share: whether the container may have only what a shim governs.
     """
     drop = NEVER_ENV + (MORE_ENV if share else ())
-    process = dict(spec.get("process") or {})
+    process: Process = {**(spec.get("process") or {})}
     env = [
         entry
         for entry in process.get("env") or ()
@@ -128,7 +128,7 @@ def ask(spec: "dict[str, Any]", devices: str, share: bool) -> "dict[str, Any]":
         env = [entry for entry in env if entry.partition("=")[0] != VISIBLE] + [f"{VISIBLE}={devices}"]
     annotations = spec.get("annotations") or {}
     kept = {k: v for k, v in annotations.items() if not (k.startswith(CDI) and "nvidia.com/" in v)}
-    out = dict(spec)
+    out: Spec = {**spec}
     if spec.get("process"):
         out["process"] = {**process, "env": env} if process.get("env") else process
     if annotations:
@@ -136,7 +136,7 @@ def ask(spec: "dict[str, Any]", devices: str, share: bool) -> "dict[str, Any]":
     return out
 
 
-def injected(spec: "dict[str, Any]") -> str:
+def injected(spec: "Spec") -> str:
     """The first thing that CDI has put into the spec already, in words; "" for none."""
     for stage in _stages(spec).values():
         for entry in stage or ():
@@ -149,22 +149,22 @@ def injected(spec: "dict[str, Any]") -> str:
     return ""
 
 
-def has_legacy_hook(spec: "dict[str, Any]") -> bool:
+def has_legacy_hook(spec: "Spec") -> bool:
     """Whether the NVIDIA runtime's hook will mount the driver into the made container."""
     return any(program(entry) in LEGACY for stage in _stages(spec).values() for entry in stage or ())
 
 
-def without_hooks(spec: "dict[str, Any]") -> "dict[str, Any]":
+def without_hooks(spec: "Spec") -> "Spec":
     """The spec less the NVIDIA toolkit's hooks: they are of an earlier edit, and that runtime adds them anew."""
     return _hooks(spec, keep=False)
 
 
-def check_hooks(spec: "dict[str, Any]") -> None:
+def check_hooks(spec: "Spec") -> None:
     """Raises ApplyError GH-409 for a hook of the NVIDIA toolkit that is not known to be harmless."""
     _hooks(spec, keep=True)
 
 
-def past_the_share(spec: "dict[str, Any]", inventory: "Inventory") -> list[str]:
+def past_the_share(spec: "Spec", inventory: "Inventory") -> list[str]:
     """Where the NVIDIA runtime's CDI mode mounts files that a container with a share may not have. That mode mounts the
     files of all driver capabilities."""
     allowed = governed_stems(inventory)
@@ -195,13 +195,13 @@ def _driver_library(name: str, version: str) -> bool:
     return "nvidia" in name or bool(version and name.endswith(".so." + version)) or name.startswith("libnvoptix")
 
 
-def _driver_mount(mount: "dict[str, Any]", version: str) -> bool:
+def _driver_mount(mount: "Mount", version: str) -> bool:
     path = mount.get("destination") or ""
     name = path.rpartition("/")[2]
     return not request_mounts.inside(path, PRIVATE) and (name.startswith(GOVERNED) or _driver_library(name, version))
 
 
-def _is_governed(mount: "dict[str, Any]", inventory: "Inventory", same: "Callable[[str, str], bool]") -> bool:
+def _is_governed(mount: "Mount", inventory: "Inventory", same: "Callable[[str, str], bool]") -> bool:
     source = mount.get("source") or ""
     return source.startswith("/") and (same(source, inventory.libcuda) or same(source, inventory.libnvml))
 
@@ -220,15 +220,13 @@ def _stem(name: str) -> str:
     return name.rpartition("/")[2].partition(".so")[0]
 
 
-def _without_nodes(
-    spec: "dict[str, Any]", given: "set[tuple[int, int]]", inventory: "Inventory | None", whole: bool
-) -> "dict[str, Any]":
+def _without_nodes(spec: "Spec", given: "set[tuple[int, int]]", inventory: "Inventory | None", whole: bool) -> "Spec":
     """The spec less the GPUs' and the driver's device nodes that are not given, and the rules that permit those or a
     GPU that is not given. given: (major, minor) of the granted nodes. whole: whether the GPUs are granted whole."""
     gpus = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
-    linux = dict(spec.get("linux") or {})
+    linux: Linux = {**(spec.get("linux") or {})}
 
-    def goes(node: "dict[str, Any]") -> bool:
+    def goes(node: "Object") -> bool:
         path, number = str(node.get("path")), (node.get("major"), node.get("minor"))
         if number in given:
             return False
@@ -244,11 +242,11 @@ def _without_nodes(
         gone = [n for n in nodes if goes(n)]
     numbers = {(n.get("major"), n.get("minor")) for n in gone}
     linux["devices"] = [n for n in nodes if n not in gone]
-    resources = dict(linux.get("resources") or {})
-    if resources.get("devices"):
+    resources: Resources = {**(linux.get("resources") or {})}
+    if rules := resources.get("devices"):
         resources["devices"] = [
             r
-            for r in resources["devices"]
+            for r in rules
             if not (
                 r.get("allow") is True
                 and r.get("type") == "c"
@@ -259,7 +257,7 @@ def _without_nodes(
     return {**spec, "linux": linux}
 
 
-def _other_gpu(rule: "dict[str, Any]", given: "set[tuple[int, int]]") -> bool:
+def _other_gpu(rule: "Object", given: "set[tuple[int, int]]") -> bool:
     number = (rule.get("major"), rule.get("minor"))
     return number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR) and number not in given
 
@@ -268,14 +266,14 @@ def _below(minor: object, most: int) -> bool:
     return isinstance(minor, int) and 0 <= minor < most
 
 
-def _stages(spec: "dict[str, Any]") -> "dict[str, Any]":
+def _stages(spec: "Spec") -> "dict[str, list[Any]]":
     hooks = spec.get("hooks") or {}
     if not isinstance(hooks, dict):
         return {}
     return {stage: entries for stage, entries in hooks.items() if isinstance(entries, list)}
 
 
-def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
+def _hooks(spec: "Spec", keep: bool) -> "Spec":
     """The spec less those hooks of the NVIDIA toolkit that would put a library where a shim is to be; without `keep`
     less all of them. Raises ApplyError GH-409 for one that is not known, if any are to be kept."""
     stages = _stages(spec)
@@ -296,7 +294,7 @@ def _hooks(spec: "dict[str, Any]", keep: bool) -> "dict[str, Any]":
     return {**spec, "hooks": hooks}
 
 
-def _hook(entry: "dict[str, Any]") -> "dict[str, Any] | None":
+def _hook(entry: "Object") -> "Object | None":
     """A hook of the NVIDIA toolkit, less its links to libcuda and libnvidia-ml; None if nothing is left of it."""
     if program(entry) in LEGACY:
         return entry

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from oci_hook.oci.spec_types import Spec
+
 LEGACY = (
     "nvidia-container-runtime-hook",
     "nvidia-container-toolkit",  # its older name
@@ -20,7 +22,7 @@ LEGACY = (
 PROGRAMS = (*LEGACY, "nvidia-cdi-hook", "nvidia-ctk")
 
 
-def check(spec: "dict[str, Any]") -> None:
+def check(spec: "Spec") -> None:
     """Raises ApplyError GH-409 when a hook of the NVIDIA toolkit will serve this container too."""
     if path := hook(spec):
         raise refuse(
@@ -30,7 +32,7 @@ def check(spec: "dict[str, Any]") -> None:
         )
 
 
-def hook(spec: "dict[str, Any]") -> str:
+def hook(spec: "Spec") -> str:
     """The first such hook's path, or ""."""
     hooks = spec.get("hooks") or {}
     for stage in hooks.values() if isinstance(hooks, dict) else ():

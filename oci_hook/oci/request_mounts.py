@@ -11,13 +11,12 @@ from oci_hook.oci.spec import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from oci_hook.core.request import Request
     from oci_hook.core.rules import Rules
+    from oci_hook.oci.spec_types import Mount, Spec
 
 
-def request(spec: "dict[str, Any]", annotations: dict[str, str], rules: "Rules") -> "Request | None":
+def request(spec: "Spec", annotations: dict[str, str], rules: "Rules") -> "Request | None":
     """What the container asks for, None for nothing, as a pod's sandbox does. Raises RequestError.
 
     spec: as it was before gpu-hook edited it. annotations: the spec's, or the state document's.
@@ -28,7 +27,7 @@ def request(spec: "dict[str, Any]", annotations: dict[str, str], rules: "Rules")
     return parse(annotations, environment(spec), name, rules, mounts(spec), decode)
 
 
-def mounts(spec: "dict[str, Any]") -> list[tuple[str, str]]:
+def mounts(spec: "Spec") -> list[tuple[str, str]]:
     """(destination, source) of the spec's mounts that are requests, in their order."""
     found = []
     for mount in spec.get("mounts") or ():
@@ -38,12 +37,12 @@ def mounts(spec: "dict[str, Any]") -> list[tuple[str, str]]:
     return found
 
 
-def is_request(mount: "dict[str, Any]") -> bool:
+def is_request(mount: "Mount") -> bool:
     """Whether a mount is a request in our words. It is not to be made: its destination says all."""
     return inside(plain(mount.get("destination") or ""), REQUEST_DIR)
 
 
-def is_visible(mount: "dict[str, Any]") -> bool:
+def is_visible(mount: "Mount") -> bool:
     """Whether a mount is a request in the NVIDIA runtime's words."""
     return inside(plain(mount.get("destination") or ""), VISIBLE_DIR)
 

@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from oci_hook.oci.spec_types import Spec
+
 MAX_SIZE = 16 << 20  # bytes; launcher.c MAX_SPEC
 TEMPORARY = ".gpu-hook.config.json"
 
@@ -36,7 +38,7 @@ def _bad(path: str, why: object) -> GhError:
     return refuse("GH-401", f"{path}: {why}; correct what the engine, or whoever made the bundle, wrote there")
 
 
-def load(path: str) -> "dict[str, Any]":
+def load(path: str) -> "Spec":
     """The spec. Raises ApplyError GH-401 unless the file is regular (no link), has at most MAX_SIZE bytes, and holds a
     JSON object in which the parts that we edit have the types of the OCI runtime spec, and names that every runtime
     reads alike."""
@@ -67,7 +69,7 @@ def read(path: str) -> bytes:
     return b"".join(parts)
 
 
-def parse(data: bytes, path: str) -> "dict[str, Any]":
+def parse(data: bytes, path: str) -> "Spec":
     """The spec in these bytes, checked as `load` checks it. path: its name in messages. Raises ApplyError GH-401."""
     if len(data) > MAX_SIZE:
         raise _bad(path, f"more than {MAX_SIZE} bytes")
@@ -136,7 +138,7 @@ def _table(names: str) -> dict[str, str]:
 _LEVELS = tuple(map(_table, (_SPEC, _PROCESS, _ROOT, _LINUX, _RESOURCES, _RULE, _NODE, _MOUNT, _HOOKS, _HOOK)))
 
 
-def _odd_name(spec: "dict[str, Any]") -> str:
+def _odd_name(spec: "Spec") -> str:
     """The first key that some runtimes take for one of the runtime spec's, and others do not, in words; or "".
 
     Go's decoder (runc) matches names by Unicode's simple case folding, in which U+017F is an s and U+212A a k: runc
@@ -170,18 +172,18 @@ def _values(part: "Any") -> "Any":
     return part.values() if isinstance(part, dict) else ()
 
 
-def environment(spec: "dict[str, Any]") -> dict[str, str]:
+def environment(spec: "Spec") -> dict[str, str]:
     """process.env as a table; of two entries with one name the last one counts, as in runc and in shells."""
     env = (spec.get("process") or {}).get("env") or ()
     return dict(entry.split("=", 1) for entry in env if "=" in entry)
 
 
-def rootfs(spec: "dict[str, Any]", bundle: str) -> str:
+def rootfs(spec: "Spec", bundle: str) -> str:
     """The container's root directory as an absolute host path (root.path is relative to the bundle)."""
     return os.path.join(bundle, (spec.get("root") or {}).get("path") or "rootfs")
 
 
-def save(path: str, spec: "dict[str, Any]") -> None:
+def save(path: str, spec: "Spec") -> None:
     """Replace the file in one step, with the same owner and mode. Raises ApplyError GH-401 and changes nothing."""
     try:
         data = fastjson.dumps(spec).encode()

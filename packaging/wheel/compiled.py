@@ -28,7 +28,7 @@ def parts(package: str, arch: str = platform.machine()) -> dict[str, Path]:
     python, environment = sys.executable, dict(os.environ)
     if importlib.util.find_spec("ziglang") is None and VENV.exists():
         python = str(VENV)
-        environment.pop("PYTHONPATH", None)  # by which pip hides all but what the build was said to require
+        environment.pop("PYTHONPATH", None)  # pip sets it, and hides .venv's packages by it
     words, folder, names = PACKAGES[package]
     command = [python, str(ROOT / "scripts/build"), "--arch", arch]
     command += [option for word in words for option in ("--part", word)]

@@ -109,7 +109,11 @@ def commit_times(rounds: int) -> list[int]:
 
 
 def write_commits(state: str, writer: int, go: int, done: int, back: int) -> None:
-    node, settings, request = inventory(24576), Settings("/", state_dir=state), Request((GpuRequest(memory_mib=512),))
+    node, settings, request = (
+        inventory(24576),
+        Settings("/", state_dir=state),
+        Request((GpuRequest(memory=("mib", 512)),)),
+    )
     n = 0
     while os.read(go, 1):
         who = Identity("/run/bench", f"w{writer}-{n}", f"/w{writer}-{n}")
@@ -335,7 +339,7 @@ def work(campaign: Campaign, i: int, rng: random.Random) -> None:
     me = os.getpid()
     settings = Settings("/", state_dir=rng.choice(campaign.states))
     for n in range(50):
-        wish = GpuRequest(memory_mib=rng.randrange(1, 5), compute=rng.choice([None, 20, 60]))
+        wish = GpuRequest(memory=("mib", rng.randrange(1, 5)), compute=rng.choice([None, 20, 60]))
         request = Request((wish,) * rng.choice([1, 1, 2]), exclusive=rng.random() < 0.15)
         who = Identity(campaign.runtime, f"c{me}-{n}", f"/c{me}-{n}")
         try:

@@ -75,13 +75,13 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
         cheat = stage.start(root, "/bin/bypass", str(LIMIT_MIB + 200))
         found = wait_for(lambda: [e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat])
         wait_for(lambda: len([e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat]) >= 2)
-        assert {e["kind"] for e in events(stage) if e["event"] == "finding"} == {"no-shim", "over-limit"}
+        assert {e["kind"] for e in events(stage) if e["event"] == "finding"} == {"no-shim", "over-memory"}
         assert "(bypass)" in " ".join(e["evidence"] for e in events(stage) if e["event"] == "finding")
         assert found[0]["action"] == {"report": "reported", "freeze": "frozen", "kill": "killed"}[policy]
         log = agent.log.read_text()
         assert f"container {cheat}: " in log and f"container {honest}: " not in log
         if policy == "report":
-            assert agent.kinds(cheat) == {"no-shim", "over-limit"} and stage.runc.living() == {honest, cheat}
+            assert agent.kinds(cheat) == {"no-shim", "over-memory"} and stage.runc.living() == {honest, cheat}
             text = agent.get("/metrics").decode()
             assert 'gpu_hook_findings_total{kind="no-shim"} 1\n' in text
             assert "gpu_hook_container_findings{" in text and cheat in text
@@ -208,7 +208,7 @@ def watch(agent: Agent, ids: list[str], seconds: float) -> list[tuple[float, flo
             one[node["at"]] = gpu["busy"] or 0
         time.sleep(0.1)
     return [
-        (sum(one.values()) / len(one), agent.container(id)["gpus"][0]["share_error"])
+        (sum(one.values()) / len(one), agent.container(id)["gpus"][0]["compute_shortfall"])
         for id, one in zip(ids, seen, strict=True)
     ]
 
@@ -224,14 +224,14 @@ def test_share_errors_are_what_the_gpu_saw(stage: Stage, root: Path) -> None:
         if cheat:
             stage.start(root, "/bin/sh", "-c", PAST_THE_GATE)
         with running(stage, "--interval", "0.5") as agent:
-            wait_for(lambda: all(agent.container(id)["gpus"][0]["share_error"] is not None for id in ids))
+            wait_for(lambda: all(agent.container(id)["gpus"][0]["compute_shortfall"] is not None for id in ids))
             figures = watch(agent, ids, 5)
             for n, (had, error) in zip(guarantees, figures, strict=True):
                 # At most all the time it wanted work; less where the machine gave it no processor.
                 assert 0.6 * n - had - 15 < error < n - had + 15, figures
             lost.append(figures[0][1])
             text = agent.get("/metrics").decode()
-            assert text.count("gpu_hook_container_compute_share_error_ratio{") == 2
+            assert text.count("gpu_hook_container_compute_shortfall_ratio{") == 2
     assert lost[1] > lost[0] + 8, lost
 
 
@@ -240,11 +240,11 @@ def test_harvest_is_what_offline_containers_had(stage: Stage, root: Path) -> Non
     stage.start(root, "/bin/sleep", "600", annotations={**SHARE, "gpu-hook.io/class": "online"})
     id = stage.start(root, "/bin/gpu-probe", "run", "2000", "600", annotations=offline)
     with running(stage, "--interval", "0.5") as agent:
-        wait_for(lambda: (agent.container(id)["gpus"][0]["harvest"] or 0) > 1)
+        wait_for(lambda: (agent.container(id)["gpus"][0]["harvested"] or 0) > 1)
         ((busy, error),) = watch(agent, [id], 4)
-        (gpu, other), harvest = agent.node()["gpus"], agent.container(id)["gpus"][0]["harvest"]
+        (gpu, other), harvest = agent.node()["gpus"], agent.container(id)["gpus"][0]["harvested"]
         assert abs(harvest - busy) < 25 and error is None and busy > 50, (harvest, busy)
-        assert abs(gpu["harvest"] - harvest) < 10 and other["harvest"] is None
+        assert abs(gpu["harvested"] - harvest) < 10 and other["harvested"] is None
         assert "gpu_hook_container_harvested_seconds_total{" in agent.get("/metrics").decode()
 
 
@@ -268,10 +268,10 @@ def test_a_page_that_is_anything_but_a_page(stage: Stage, root: Path) -> None:
         for setup in HOSTILE:
             script = f"cd /run/gpu-hook/account && {setup}; sleep 600"
             ids.append(stage.start(root, "/bin/sh", "-c", script))
-        wait_for(lambda: {"bad-page"} == agent.kinds(ids[0]) == agent.kinds(ids[1]) == agent.kinds(ids[2]))
+        wait_for(lambda: {"bad-account-page"} == agent.kinds(ids[0]) == agent.kinds(ids[1]) == agent.kinds(ids[2]))
         time.sleep(1)
         assert agent.node()["agent"]["state"] == "ok"
-        assert [agent.kinds(id) for id in ids[:5]] == [{"bad-page"}] * 5
+        assert [agent.kinds(id) for id in ids[:5]] == [{"bad-account-page"}] * 5
         assert agent.kinds(ids[5]) == set()  # all zero: nothing is booked yet
 
 
@@ -282,7 +282,7 @@ def test_nvml_that_dies_comes_back(stage: Stage, root: Path) -> None:
         os.kill(int(pids[0]), signal.SIGKILL)
         wait_for(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
         assert agent.node()["gpus"][0]["used_mib"] is None  # not known is not as before
-        assert b'gpu_hook_agent_problem{what="nvml"} 1\n' in agent.get("/metrics")
+        assert b'gpu_hook_agent_problem{problem="nvml"} 1\n' in agent.get("/metrics")
         id = stage.start(root)
         wait_for(lambda: agent.container(id))  # the rest goes on
         wait_for(lambda: agent.node()["agent"]["nvml"] == "ok" and agent.node()["agent"]["state"] == "ok")
@@ -322,7 +322,7 @@ def test_the_driver_goes_and_comes_back(stage: Stage, root: Path) -> None:
             node = agent.node()
             assert node["agent"]["state"] == "degraded" and node["gpus"] == []
             assert [c["id"] for c in node["containers"]] == [held] and stage.runc.living() == {held}
-            assert b'gpu_hook_agent_problem{what="inventory"} 1\n' in agent.get("/metrics")
+            assert b'gpu_hook_agent_problem{problem="inventory"} 1\n' in agent.get("/metrics")
             stage.refused(root, "GH-302")
         finally:
             away.rename(library)
@@ -347,7 +347,7 @@ def test_metrics_without_a_port(stage: Stage, root: Path, tmp_path: Path) -> Non
                 text = f.read().decode()
             assert text.endswith("\n")
             names = {family.name for family in text_string_to_metric_families(text)}
-            assert {"gpu_hook_build_info", "gpu_hook_container_info", "gpu_hook_create_seconds"} <= names
+            assert {"gpu_hook_build_info", "gpu_hook_container_info", "gpu_hook_create_duration_seconds"} <= names
         assert len(seen) == 3 and file.stat().st_mode & 0o777 == 0o644
         assert "http://" not in agent.log.read_text()
         listening = Path(f"/proc/{agent.process.pid}/net/tcp").read_text()

@@ -2,10 +2,11 @@
 
 import pytest
 
-from oci_hook.agent.audit import Auditor, Process, Verdict
+from oci_hook.agent.audit import Auditor, Process, Seen, Verdict
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.observe.account import MIB, Books
+from oci_hook.core.terms import Terms
+from oci_hook.observe.account import MIB, Usage
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -22,9 +23,9 @@ def process(pid: int, key: str = "a") -> tuple[str, Process]:
     return key, Process(pid, pid * 100, "worker", pid % 100, 4026531836)
 
 
-def books(total_mib: float, *pids: int, surcharge: int = 0) -> Books:
+def account(total_mib: float, *pids: int, surcharge: int = 0) -> Usage:
     owners = frozenset(next(iter(process(pid)[1].owners)) for pid in pids)
-    return Books((int(total_mib * MIB),), (surcharge,), owners)
+    return Usage((int(total_mib * MIB),), (surcharge,), owners)
 
 
 class Case:
@@ -33,10 +34,10 @@ class Case:
         self.grants = {g.key: g for g in grants or (grant(),)}
 
     def look(
-        self, gpus: dict[str, GpuSample], kept: "Books | str | None", members: tuple[int, ...] = (101,)
+        self, gpus: dict[str, GpuSample], kept: "Usage | str | None", members: tuple[int, ...] = (101,)
     ) -> Verdict:
         key = next(iter(self.grants))
-        return self.auditor.judge(self.grants, gpus, {pid: process(pid, key) for pid in members}, {key: kept})
+        return self.auditor.judge(Seen(self.grants, gpus, {pid: process(pid, key) for pid in members}, {key: kept}))
 
 
 def kinds(verdict: Verdict) -> list[tuple[str, str, int]]:
@@ -46,7 +47,7 @@ def kinds(verdict: Verdict) -> list[tuple[str, str, int]]:
 def test_an_honest_container() -> None:
     case = Case()
     for used in (0, 500, 990, 100):
-        seen = case.look({GPU: sample((101, used * MIB))}, books(used + 5, 101))
+        seen = case.look({GPU: sample((101, used * MIB))}, account(used + 5, 101))
         assert not seen.findings and seen.surcharges == {("a", 0): 0}
         assert seen.uses["a", GPU].used == used * MIB and seen.uses["a", GPU].busy == 10
 
@@ -54,15 +55,15 @@ def test_an_honest_container() -> None:
 def test_a_bypass_is_found_by_the_second_sample_and_told_once() -> None:
     case = Case()
     gpus = {GPU: sample((101, 600 * MIB))}
-    first = case.look(gpus, books(0))
+    first = case.look(gpus, account(0))
     assert not first.findings and first.surcharges == {("a", 0): 0}
-    second = case.look(gpus, books(0))
+    second = case.look(gpus, account(0))
     assert kinds(second) == [("no-shim", GPU, 101)] and second.news == second.findings
     assert second.surcharges == {("a", 0): 600 * MIB}
     assert "process 101 (worker)" in second.news[0].evidence
-    third = case.look(gpus, books(0, surcharge=600 * MIB))
+    third = case.look(gpus, account(0, surcharge=600 * MIB))
     assert kinds(third) == kinds(second) and not third.news
-    after = case.look({GPU: sample()}, books(0))
+    after = case.look({GPU: sample()}, account(0))
     assert not after.findings and kinds(second) == sorted((f.kind, f.uuid, f.pid) for f in after.over)
     assert after.surcharges == {("a", 0): 0}
 
@@ -75,10 +76,10 @@ def test_without_books_there_is_nothing_to_charge_but_a_finding() -> None:
 
 
 def test_over_the_limit_by_more_than_the_tolerance() -> None:
-    for used, expected in ((1009, []), (1011, [("over-limit", GPU, 0)])):
+    for used, expected in ((1009, []), (1011, [("over-memory", GPU, 0)])):
         case = Case()
         for _ in range(2):
-            seen = case.look({GPU: sample((101, used * MIB))}, books(900, 101))
+            seen = case.look({GPU: sample((101, used * MIB))}, account(900, 101))
         assert kinds(seen) == expected
         assert seen.surcharges == {("a", 0): (used - 900) * MIB}
 
@@ -86,8 +87,8 @@ def test_over_the_limit_by_more_than_the_tolerance() -> None:
 def test_processes_count_together() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({GPU: sample((101, 600 * MIB), (102, 600 * MIB))}, books(1000, 101, 102), (101, 102))
-    assert kinds(seen) == [("over-limit", GPU, 0)]
+        seen = case.look({GPU: sample((101, 600 * MIB), (102, 600 * MIB))}, account(1000, 101, 102), (101, 102))
+    assert kinds(seen) == [("over-memory", GPU, 0)]
 
 
 def load(*busy: tuple[int, int]) -> dict[str, GpuSample]:
@@ -98,13 +99,15 @@ def load(*busy: tuple[int, int]) -> dict[str, GpuSample]:
 def capped(percent: int, policy: str = "fixed-share", frozen: int = 0) -> Grant:
     share = Share(GPU, 1000, percent, slot=1)
     who = Identity("/", "a", "/")
-    return Grant("a", who, Life("b", init=(1, 2)), (share,), policy=policy, frozen=frozen)
+    return Grant("a", who, Life("b", init=(1, 2)), (share,), terms=Terms(policy=policy), frozen=frozen)
 
 
 def loaded(case: Case, *busy: int, gated: bool = True) -> Verdict:
     at = frozenset({("a", GPU)}) if gated else frozenset()
     for n in busy:
-        seen = case.auditor.judge(case.grants, load((101, n)), {101: process(101)}, {"a": books(5, 101)}, gated=at)
+        seen = case.auditor.judge(
+            Seen(case.grants, load((101, n)), {101: process(101)}, {"a": account(5, 101)}), gated=at
+        )
     return seen
 
 
@@ -141,7 +144,7 @@ def test_who_never_comes_to_the_gate(gated: bool, beside: bool, found: int) -> N
 def test_a_gpu_that_was_not_granted() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({GPU: sample(), OTHER: sample((101, 5 * MIB))}, books(0, 101))
+        seen = case.look({GPU: sample(), OTHER: sample((101, 5 * MIB))}, account(0, 101))
     assert kinds(seen) == [("not-granted", OTHER, 101)]
     assert f"granted: {GPU}" in seen.findings[0].evidence
 
@@ -153,7 +156,7 @@ def test_driver_files_alone_grant_no_gpu() -> None:
     assert kinds(seen) == [("not-granted", GPU, 101)]
 
 
-def test_a_whole_gpu_has_no_limit_and_needs_no_books() -> None:
+def test_a_whole_gpu_has_no_limit_and_needs_no_account() -> None:
     case = Case(grants=(grant("a", Share(GPU, 1000, whole=True)),))
     for _ in range(2):
         seen = case.look({GPU: sample((101, 1 << 40))}, None)
@@ -163,20 +166,20 @@ def test_a_whole_gpu_has_no_limit_and_needs_no_books() -> None:
 def test_what_is_seen_once_is_no_cheat() -> None:
     """A process that has a context and no slot yet; memory that is freed between the look at NVML and at the books."""
     case = Case()
-    case.look({GPU: sample((101, 50 * MIB))}, books(0))
-    assert not case.look({GPU: sample((101, 50 * MIB))}, books(50, 101)).findings
-    case.look({GPU: sample((101, 900 * MIB))}, books(900, 101))
-    seen = case.look({GPU: sample((101, 900 * MIB))}, books(100, 101))
+    case.look({GPU: sample((101, 50 * MIB))}, account(0))
+    assert not case.look({GPU: sample((101, 50 * MIB))}, account(50, 101)).findings
+    case.look({GPU: sample((101, 900 * MIB))}, account(900, 101))
+    seen = case.look({GPU: sample((101, 900 * MIB))}, account(100, 101))
     assert seen.surcharges == {("a", 0): 0}
-    seen = case.look({GPU: sample((101, 100 * MIB))}, books(100, 101))
+    seen = case.look({GPU: sample((101, 100 * MIB))}, account(100, 101))
     assert seen.surcharges == {("a", 0): 0}
 
 
 def test_a_new_process_is_looked_at_twice_even_if_its_pid_was_suspected() -> None:
     case = Case()
-    case.look({GPU: sample((101, MIB))}, books(0))
+    case.look({GPU: sample((101, MIB))}, account(0))
     again = {101: ("a", Process(101, 7, "other", 1, 1))}
-    seen = case.auditor.judge(case.grants, {GPU: sample((101, MIB))}, again, {"a": books(0)})
+    seen = case.auditor.judge(Seen(case.grants, {GPU: sample((101, MIB))}, again, {"a": account(0)}))
     assert not seen.findings
 
 
@@ -184,17 +187,17 @@ def test_a_damaged_page_is_a_finding_and_names_the_reason() -> None:
     case = Case()
     for _ in range(2):
         seen = case.look({GPU: sample((101, MIB))}, "it is not a regular file")
-    assert kinds(seen) == [("bad-page", "", 0), ("no-shim", GPU, 101)]
+    assert kinds(seen) == [("bad-account-page", "", 0), ("no-shim", GPU, 101)]
     assert all("it is not a regular file" in f.evidence for f in seen.findings)
 
 
 def test_a_gpu_that_cannot_be_looked_at_clears_nobody_and_changes_no_surcharge() -> None:
     case = Case()
     for _ in range(2):
-        case.look({GPU: sample((101, 600 * MIB))}, books(0))
-    seen = case.look({}, books(0))
+        case.look({GPU: sample((101, 600 * MIB))}, account(0))
+    seen = case.look({}, account(0))
     assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.news and not seen.over and not seen.surcharges
-    seen = case.look({GPU: sample((101, 600 * MIB))}, books(0))
+    seen = case.look({GPU: sample((101, 600 * MIB))}, account(0))
     assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.news
     assert seen.surcharges == {("a", 0): 600 * MIB}
 
@@ -202,8 +205,8 @@ def test_a_gpu_that_cannot_be_looked_at_clears_nobody_and_changes_no_surcharge()
 def test_processes_of_no_container_are_counted_and_left_alone() -> None:
     case = Case()
     for _ in range(2):
-        seen = case.look({GPU: sample((101, MIB), (7, 3 * MIB), (8, None))}, books(1, 101))
-    assert not seen.findings and seen.strangers == {GPU: (2, 3 * MIB)}
+        seen = case.look({GPU: sample((101, MIB), (7, 3 * MIB), (8, None))}, account(1, 101))
+    assert not seen.findings and seen.unknown == {GPU: (2, 3 * MIB)}
 
 
 @pytest.mark.parametrize("total", [0, 1 << 34 << 9])
@@ -211,8 +214,8 @@ def test_forged_books_end_at_what_the_driver_sees(total: int) -> None:
     """A page that says too little is surcharged, one that says too much books for its own container alone."""
     case = Case()
     for _ in range(2):
-        seen = case.look({GPU: sample((101, 2000 * MIB))}, Books((total,), (0,), frozenset()))
-    assert ("over-limit", GPU, 0) in kinds(seen)
+        seen = case.look({GPU: sample((101, 2000 * MIB))}, Usage((total,), (0,), frozenset()))
+    assert ("over-memory", GPU, 0) in kinds(seen)
     assert seen.surcharges["a", 0] == max(0, 2000 * MIB - total)
 
 
@@ -220,22 +223,22 @@ def test_books_that_we_cannot_read_accuse_and_clear_nobody() -> None:
     case = Case()
     gpus, of, unread = {GPU: sample((101, 600 * MIB))}, {101: process(101)}, frozenset({"a"})
     for _ in range(3):
-        assert not case.auditor.judge(case.grants, gpus, of, {"a": None}, unread).findings
-    case.look(gpus, books(0))
-    assert kinds(case.look(gpus, books(0))) == [("no-shim", GPU, 101)]
-    seen = case.auditor.judge(case.grants, gpus, of, {"a": None}, unread)
+        assert not case.auditor.judge(Seen(case.grants, gpus, of, {"a": None}, unread)).findings
+    case.look(gpus, account(0))
+    assert kinds(case.look(gpus, account(0))) == [("no-shim", GPU, 101)]
+    seen = case.auditor.judge(Seen(case.grants, gpus, of, {"a": None}, unread))
     assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.over
-    assert case.look(gpus, books(600, 101)).over
+    assert case.look(gpus, account(600, 101)).over
 
 
 def test_what_a_container_was_stopped_for_stands_until_it_ends() -> None:
     case = Case()
     gpus = {GPU: sample((101, 2000 * MIB))}
     for _ in range(2):
-        seen = case.look(gpus, books(2000, 101))
-    assert kinds(seen) == [("over-limit", GPU, 0)]
+        seen = case.look(gpus, account(2000, 101))
+    assert kinds(seen) == [("over-memory", GPU, 0)]
     for after in (gpus, {GPU: sample()}, {}):
-        held = case.auditor.judge({}, after, {}, {}, stopped=frozenset("a"))
+        held = case.auditor.judge(Seen({}, after, {}, {}), stopped=frozenset("a"))
         assert kinds(held) == kinds(seen) and not held.news and not held.over
-    ended = case.auditor.judge({}, {GPU: sample()}, {}, {})
+    ended = case.auditor.judge(Seen({}, {GPU: sample()}, {}, {}))
     assert not ended.findings and len(ended.over) == 1

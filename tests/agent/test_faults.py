@@ -79,7 +79,7 @@ AT_ONCE = 40
 def test_containers_by_the_thousand(stage: Stage) -> None:
     """Grants by the way that the runtime takes, of processes that live some milliseconds; nothing of them stays."""
     settings = load(str(stage.prefix))
-    request = Request((GpuRequest(memory_mib=80, compute=1),))
+    request = Request((GpuRequest(memory=("mib", 80), compute=1),))
 
     def short_lived(n: int) -> None:
         with subprocess.Popen(["sleep", "600"]) as process:
@@ -148,7 +148,7 @@ def test_a_full_disk(small: Stage, root: Path) -> None:
         fill()
         wait_for(lambda: "disk" in agent.node()["agent"]["problems"])
         assert agent.node()["agent"]["state"] == "degraded"
-        assert b'gpu_hook_agent_problem{what="disk"} 1' in agent.get("/metrics")
+        assert b'gpu_hook_agent_problem{problem="disk"} 1' in agent.get("/metrics")
         assert "GH-303" in small.refused(root, "GH-303")
         small.runc("kill", first, "KILL")
         wait_for(lambda: agent.container(first) is None and books_are_right(small))
@@ -181,9 +181,9 @@ def test_a_gpu_falls_off_the_bus(stage: Stage, root: Path) -> None:
             assert f"{uuid} is lost (containers on it: 1)" in problem
             wait_for(lambda: len(agent.node()["gpus"]) == 1)  # found anew without it
             assert agent.node()["agent"]["state"] == "degraded" and "gpus" in agent.node()["agent"]["problems"]
-            assert b'gpu_hook_agent_problem{what="gpus"} 1' in agent.get("/metrics")
+            assert b'gpu_hook_agent_problem{problem="gpus"} 1' in agent.get("/metrics")
             stage.refused(root, "GH-202", annotations=second)
-            assert [e["error"] for e in events(stage) if e["event"] == "gpu"] == ["GPU is lost"]
+            assert [e["error"] for e in events(stage) if e["event"] == "gpu-error"] == ["GPU is lost"]
             fault()
             wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
             stage.start(root, annotations=second)

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent.agent import usage
 from oci_hook.agent.audit import KINDS, Finding
 from oci_hook.agent.metrics import Counters, exposition
+from oci_hook.agent.publish import usage
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
@@ -29,17 +29,17 @@ def metrics() -> dict[str, set[str]]:
     inventory = Inventory("", "", "/", True, (Gpu("GPU-0", 0, 0, 8),), (), (), "", "")
     grant = Grant("k", Identity("/", "c", "/"), Life(""), (Share("GPU-0", 8, 30),), frozen=1)
     watched = Watched()
-    watched.told("GPU-0", Gate(1.0, 2.0, 1, 1, (1,) * 16, 1.0, "mix", 0.0, 0, 0.1))
+    watched.set_gate("GPU-0", Gate(1.0, 2.0, 1, 1, (1,) * 16, 1.0, "mix", 0.0, 0, 0.1))
     watched.peaks["GPU-0"] = 4
     meter = watched.meter("GPU-0")
-    meter.share, meter.error, meter.harvest = 3.0, 2.0, 1.0
+    meter.used, meter.shortfall, meter.harvest = 3.0, 2.0, 1.0
     watched.note("GPU-0", 1, 1)
     status = {"state": "ok", "problems": {}, "started": 1.0, "ledger_read": 1.0, "nvml_read": 1.0}
     status["processes"] = usage({"agent": os.getpid()})
     finding = Finding(KINDS[0], "k", "GPU-0", 0, 0, "")
     node = view(inventory, {"k": grant}, {"GPU-0": GpuSample(1, 2, 3, ())}, {"k": watched}, (finding,), {}, status)
     for gpu in node["containers"][0]["gpus"]:
-        gpu.update(used_mib=1, busy=1)
+        gpu.update(used_mib=1, utilization=1)
     counters = Counters()
     counters.refused["GH-201"] = 1
     found: dict[str, set[str]] = {}

@@ -104,7 +104,7 @@ def test_a_lease_on_the_account_page_stops_nobody(stage: Stage, image: Path) -> 
         page.surcharge(0, 1)
     assert account.look(found_) == "a lease is held on it" and time.monotonic() < began + 10
     with running(stage) as agent:
-        wait_for(lambda: agent.kinds(cheat) == {"bad-page", "holds-lease"})
+        wait_for(lambda: agent.kinds(cheat) == {"bad-account-page", "holds-lease"})
         assert agent.node()["agent"]["state"] == "ok" and cheat in stage.runc.living()
     (stage.state / "events").unlink()
 

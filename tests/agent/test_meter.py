@@ -51,13 +51,13 @@ def test_who_gets_less_than_promised() -> None:
     long.at(0.5, 1)
     free.at(0.1, 1)
     node.run(60)
-    assert short.meter.error == pytest.approx(20) and long.meter.error == pytest.approx(-20)
-    assert free.meter.error is None and free.meter.share == pytest.approx(10)
+    assert short.meter.shortfall == pytest.approx(20) and long.meter.shortfall == pytest.approx(-20)
+    assert free.meter.shortfall is None and free.meter.used == pytest.approx(10)
     short.at(0.6, 1)
     node.run(30)
-    assert short.meter.error == pytest.approx(10)
+    assert short.meter.shortfall == pytest.approx(10)
     node.run(35)
-    assert short.meter.error == pytest.approx(0)
+    assert short.meter.shortfall == pytest.approx(0)
 
 
 def test_who_wants_nothing_is_owed_nothing() -> None:
@@ -65,13 +65,13 @@ def test_who_wants_nothing_is_owed_nothing() -> None:
     node = Node(half, idle)
     half.at(0.3, 0.5)  # works half of the time, and has then what it was promised
     node.run(60)
-    assert half.meter.error == pytest.approx(0) and idle.meter.error is None and idle.meter.share is None
+    assert half.meter.shortfall == pytest.approx(0) and idle.meter.shortfall is None and idle.meter.used is None
     half.at(0.25, 0.5)
     node.run(65)
-    assert half.meter.error == pytest.approx(5)
+    assert half.meter.shortfall == pytest.approx(5)
     half.at(0, 0)
     node.run(70)
-    assert half.meter.error is None
+    assert half.meter.shortfall is None
 
 
 def test_what_the_driver_saw_where_the_books_say_much_more() -> None:
@@ -82,7 +82,7 @@ def test_what_the_driver_saw_where_the_books_say_much_more() -> None:
     second.at(0.34, 1)
     first.busy, second.busy = 36, 21
     node.run(60)
-    assert first.meter.error == pytest.approx(24) and second.meter.error == pytest.approx(-4)
+    assert first.meter.shortfall == pytest.approx(24) and second.meter.shortfall == pytest.approx(-4)
 
 
 def test_the_frozen_and_the_lower_classes_make_way() -> None:
@@ -91,13 +91,13 @@ def test_the_frozen_and_the_lower_classes_make_way() -> None:
     default.at(0.1, 1)
     online.at(0.3, 0.4)
     node.run(60)
-    assert default.meter.error is None and online.meter.error == pytest.approx(-18)
+    assert default.meter.shortfall is None and online.meter.shortfall == pytest.approx(-18)
     online.at(0, 0)
     node.run(60)
-    assert default.meter.error == pytest.approx(40)
+    assert default.meter.shortfall == pytest.approx(40)
     default.stopped = True
     node.run(65)
-    assert default.meter.error is None
+    assert default.meter.shortfall is None
 
 
 def test_harvest_by_the_books_or_else_by_the_driver() -> None:
@@ -124,6 +124,6 @@ def test_whatever_a_tenant_writes() -> None:
         liar.silent = not liar.silent
         node.run(10)
         for tenant in (liar, honest):
-            assert tenant.meter.error is None or -100 <= tenant.meter.error <= 100
-            assert tenant.meter.share is None or 0 < tenant.meter.share <= 100
-    assert honest.meter.error == pytest.approx(0)
+            assert tenant.meter.shortfall is None or -100 <= tenant.meter.shortfall <= 100
+            assert tenant.meter.used is None or 0 < tenant.meter.used <= 100
+    assert honest.meter.shortfall == pytest.approx(0)

@@ -12,8 +12,9 @@ from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.slot_page import WAITS, Gate
+from oci_hook.core.terms import Terms
 from oci_hook.errors import CODES
-from oci_hook.observe.account import Books
+from oci_hook.observe.account import Usage
 from tests.agent.test_grafana import metrics as all_names
 
 MIB = 1 << 20
@@ -30,18 +31,20 @@ def node() -> dict[str, Any]:
     who = Identity("/run", ID, "/b", namespace="ns", pod="pod", container="web")
     shares = (Share("GPU-0", 2048, 30, 80, slot=1),)
     life = Life("b", init=(1, 1))
-    grant = Grant("k1", who, life, shares, "fixed-share", "offline", created=1001, frozen=1002)
+    grant = Grant(
+        "k1", who, life, shares, terms=Terms(policy="fixed-share", priority_class="offline"), created=1001, frozen=1002
+    )
     watched = Watched()
-    watched.books = Books((100 * MIB,), (7 * MIB,), frozenset())
+    watched.account = Usage((100 * MIB,), (7 * MIB,), frozenset())
     watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))
     watched.peaks["GPU-0"] = 500
     watched.frozen_seconds = 12.5
     waits = tuple(range(1, WAITS + 1))
-    watched.told("GPU-0", Gate(21.5, 31.25, 1234, 5, waits, 2.75, "rotate", 0.0, 0, 0.0035))
+    watched.set_gate("GPU-0", Gate(21.5, 31.25, 1234, 5, waits, 2.75, "rotate", 0.0, 0, 0.0035))
     meter = watched.meter("GPU-0")
-    meter.share, meter.error, meter.harvest, meter.harvested = 23.0, -4.0, 17.0, 61.5
+    meter.used, meter.shortfall, meter.harvest, meter.harvested = 23.0, -4.0, 17.0, 61.5
     samples = {"GPU-0": GpuSample(3000 * MIB, 8192 * MIB, 66, ()), "GPU-1": GpuSample(0, 0, -1, (), "GPU is lost")}
-    findings = (Finding("over-limit", "k1", "GPU-0", 0, 0, "e"), Finding("over-limit", "k1", "GPU-0", 9, 1, "f"))
+    findings = (Finding("over-memory", "k1", "GPU-0", 0, 0, "e"), Finding("over-memory", "k1", "GPU-0", 9, 1, "f"))
     agent = {"state": "degraded", "problems": {"gpus": "lost"}, "started": 900.5, "ledger_read": 1003.5}
     agent |= {"nvml_read": 1004.5, "processes": {"agent": {"cpu_seconds": 1.5, "memory": 4096}}}
     return view(
@@ -73,31 +76,31 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         is_("gpu_compute_granted_ratio", compute, labels)
         is_("gpu_containers", containers, labels)
         is_("gpu_error", error, labels)
-        is_("gpu_strangers", strangers, labels)
-        is_("gpu_strangers_memory_bytes", theirs * MIB, labels)
+        is_("gpu_unknown_processes", strangers, labels)
+        is_("gpu_unknown_processes_memory_bytes", theirs * MIB, labels)
         is_("gpu_unlisted_memory_bytes", 5 * MIB if labels == GPU else 0, labels)
     is_("gpu_memory_used_bytes", 3000 * MIB, GPU)  # of the lost one nothing is known, which is not 0
-    is_("gpu_busy_ratio", 0.66, GPU)
-    is_("gpu_harvest_ratio", 0.17, GPU)
+    is_("gpu_utilization_ratio", 0.66, GPU)
+    is_("gpu_harvested_ratio", 0.17, GPU)
     is_("container_info", 1, HELD, policy="fixed-share", state="frozen", **{"class": "offline"})
-    is_("container_start_time_seconds", 1001, HELD)
-    is_("container_frozen_since_seconds", 1002, HELD)
+    is_("container_grant_timestamp_seconds", 1001, HELD)
+    is_("container_freeze_timestamp_seconds", 1002, HELD)
     is_("container_frozen_seconds_total", 12.5, HELD)
-    is_("container_findings", 2, HELD, kind="over-limit")
+    is_("container_findings", 2, HELD, kind="over-memory")
     is_("container_memory_limit_bytes", 2048 * MIB, ON)
     is_("container_memory_used_bytes", 120 * MIB, ON)  # the driver's figure is above the books'
     is_("container_memory_peak_bytes", 500 * MIB, ON)
     is_("container_memory_surcharge_bytes", 7 * MIB, ON)
-    is_("container_compute_entitlement_ratio", 0.3, ON)
+    is_("container_compute_guarantee_ratio", 0.3, ON)
     is_("container_compute_limit_ratio", 0.8, ON)
     is_("container_compute_used_ratio", 0.23, ON)
-    is_("container_compute_share_error_ratio", -0.04, ON)
-    is_("container_busy_ratio", 0.41, ON)
+    is_("container_compute_shortfall_ratio", -0.04, ON)
+    is_("container_utilization_ratio", 0.41, ON)
     is_("container_harvested_seconds_total", 61.5, ON)
     is_("container_compute_charged_seconds_total", 21.5, ON)
     is_("container_compute_wanted_seconds_total", 31.25, ON)
-    is_("container_launches_total", 1234, ON)
-    is_("container_gate_waiting", 5, ON)
+    is_("container_gate_launches_total", 1234, ON)
+    is_("container_gate_waiting_threads", 5, ON)
     is_("container_gate_mode", 1, ON, mode="rotate")
     is_("container_preempt_bound_seconds", 0.0035, ON)
     # 1 launch waited less than 64 us, 1 + 2 + 3 less than 256 us, ...
@@ -106,26 +109,26 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("container_gate_wait_seconds_bucket", 136, ON, le="+Inf")
     is_("container_gate_wait_seconds_count", 136, ON)
     is_("container_gate_wait_seconds_sum", 2.75, ON)
-    is_("agent_up", 0)
+    is_("agent_healthy", 0)
     for what in PROBLEMS:
         is_("agent_problem", what == "gpus", what=what)
     is_("agent_start_time_seconds", 900.5)
-    is_("ledger_read_time_seconds", 1003.5)
-    is_("nvml_read_time_seconds", 1004.5)
+    is_("ledger_read_timestamp_seconds", 1003.5)
+    is_("nvml_read_timestamp_seconds", 1004.5)
     is_("agent_cpu_seconds_total", 1.5, process="agent")
-    is_("agent_memory_bytes", 4096, process="agent")
+    is_("agent_resident_memory_bytes", 4096, process="agent")
     is_("ledger_grants", 1)
     is_("grants_total", 11)
-    is_("ended_total", 4)
+    is_("grants_ended_total", 4)
     for code in CODES:
         is_("refusals_total", 6 if code == "GH-201" else 0, code=code)
     for kind in KINDS:
         is_("findings_total", 3 if kind == "no-shim" else 0, kind=kind)
     for i, bound in enumerate(SECONDS):
-        is_("create_seconds_bucket", min(i + 1, 10), le=str(bound))
-    is_("create_seconds_bucket", 11, le="+Inf")
-    is_("create_seconds_count", 11)
-    is_("create_seconds_sum", 8.25)
+        is_("create_duration_seconds_bucket", min(i + 1, 10), le=str(bound))
+    is_("create_duration_seconds_bucket", 11, le="+Inf")
+    is_("create_duration_seconds_count", 11)
+    is_("create_duration_seconds_sum", 8.25)
     return found
 
 

@@ -166,21 +166,21 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     # Each from the start: of a series that begins with its first refusal, Prometheus sees no increase.
     assert {labels[0][1] for name, labels in found if name == "gpu_hook_refusals_total"} == set(CODES)
     assert found["gpu_hook_refusals_total", (("code", "GH-303"),)] == 0
-    assert found["gpu_hook_create_seconds_bucket", (("le", "0.0025"),)] == 1
-    assert found["gpu_hook_create_seconds_bucket", (("le", "5.0"),)] == 2
-    assert found["gpu_hook_create_seconds_bucket", (("le", "+Inf"),)] == 3
+    assert found["gpu_hook_create_duration_seconds_bucket", (("le", "0.0025"),)] == 1
+    assert found["gpu_hook_create_duration_seconds_bucket", (("le", "5.0"),)] == 2
+    assert found["gpu_hook_create_duration_seconds_bucket", (("le", "+Inf"),)] == 3
     assert found["gpu_hook_gpu_memory_used_bytes", (("gpu", "0"), ("uuid", "GPU-0"))] == 5 << 20
     assert ("gpu_hook_gpu_memory_used_bytes", (("gpu", "1"), ("uuid", "GPU-1"))) not in found  # not known is not 0
     assert found["gpu_hook_gpu_error", (("gpu", "1"), ("uuid", "GPU-1"))] == 1
-    entitled = [v for (name, _), v in found.items() if name == "gpu_hook_container_compute_entitlement_ratio"]
+    entitled = [v for (name, _), v in found.items() if name == "gpu_hook_container_compute_guarantee_ratio"]
     assert sorted(entitled) == [0, 0, 0, 0.3, 0.3, 0.3]
 
 
 def test_the_gates_waits_are_a_histogram() -> None:
     held = grant("k", "c")
     watched = Watched()
-    watched.told("GPU-0", Gate(waits=(1, 2, 1, *[0] * 11, 3, 4), waited=9.5))
-    watched.told("GPU-1", Gate())  # a shim that does not count them
+    watched.set_gate("GPU-0", Gate(waits=(1, 2, 1, *[0] * 11, 3, 4), waited=9.5))
+    watched.set_gate("GPU-1", Gate())  # a shim that does not count them
     status = {"state": "ok", "problems": {}, "started": 1.5}
     text = exposition(view(inventory(), {"k": held}, {}, {"k": watched}, (), {}, status), Counters()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -189,7 +189,7 @@ def test_the_gates_waits_are_a_histogram() -> None:
     bins = {float(s.labels["le"]): s.value for s in waits.samples if "le" in s.labels}
     assert list(bins.values()) == [1, 4, 4, 4, 4, 4, 4, 7, 11] and list(bins)[:2] == [64e-6, 256e-6]
     assert [s.value for s in waits.samples if "le" not in s.labels] == [9.5, 11]
-    assert len(families["gpu_hook_container_launches"].samples) == 2
+    assert len(families["gpu_hook_container_gate_launches"].samples) == 2
 
 
 # --- who may read it
@@ -431,7 +431,7 @@ def test_first_it_acts_and_then_it_describes(
     agent = agents.Agent(str(tmp_path), Options("none", policy=policy))
     held = grant("k", "c")
     agent.grants, agent.watched = {"k": held}, {"k": Watched()}
-    agent.answer(Finding("over-limit", "k", "GPU-0", 7, 8, "too much"))
+    agent.answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
     assert done == [policy, "describe"]
     (told,) = Follower(str(install.state), old=True).read()
     assert told["evidence"] == f"too much ({f'not described: {wrong.__name__}' if wrong else 'somebody'})"
@@ -446,7 +446,7 @@ def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.Monk
     answers = iter(["2 of its processes still live", "2 of its processes still live", "", "", "one is back", ""])
     hit: list[Any] = []
     monkeypatch.setattr(enforce, "kill", lambda _, others: (hit.append(others), next(answers))[1])
-    agent.answer(Finding("over-limit", "k", "GPU-0", 7, 8, "too much"))
+    agent.answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
     stopped = [agent.watched["k"].stopped]
     for _ in range(5):
         agent._kill_again()

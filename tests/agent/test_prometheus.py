@@ -44,7 +44,7 @@ def test_every_panel_shows_what_happens(stage: Stage, root: Path, tmp_path: Path
                 return {name: [value for _, value in points] for name, points in lines}
 
             titled = {panel["title"]: panel for panel in dashboard.panels}
-            wait_for(lambda: any(map(any, shown(titled["Agents well"]).values())))
+            wait_for(lambda: any(map(any, shown(titled["Healthy agents"]).values())))
             textfiles.rename(tmp_path / "away")
             stage.start(root, *busy, annotations={**share, "gpu-hook.io/compute": "30"})
             stage.start(root, *busy, annotations={**share, "gpu-hook.io/compute": "60"})
@@ -57,9 +57,9 @@ def test_every_panel_shows_what_happens(stage: Stage, root: Path, tmp_path: Path
             while silent := [p["title"] for p in dashboard.panels if not any(map(any, shown(p).values()))]:
                 assert time.monotonic() < end, silent
                 time.sleep(0.3)
-            wait_for(lambda: shown(titled["Refused in the last hour"])[""][-1] >= 1)  # the first one as well
-            assert set(shown(titled["Refused, by code"])) == {"GH-201"}
-            wait_for(lambda: shown(titled["Findings, by kind"])["no-shim"][-1] > 0)
+            wait_for(lambda: shown(titled["Containers refused in the last hour"])[""][-1] >= 1)  # the first one as well
+            assert set(shown(titled["Containers refused, by error code"])) == {"GH-201"}
+            wait_for(lambda: shown(titled["New findings, by kind"])["no-shim"][-1] > 0)
             assert all(dashboard.choices(name, prometheus) for name in ("instance", "gpu", "namespace"))
 
             def health() -> set[str]:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oci_hook.agent.audit import Seen
 from oci_hook.agent.guard import Guard
-from oci_hook.agent.protect import CONFIRM, FRESH, LEAVING, Held, Judgement, Look, Protector, Tenant
+from oci_hook.agent.protect import CONFIRM, FRESH, LEAVING, Judgement, Look, Member, Protector, Tenant
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import events
@@ -19,11 +20,11 @@ TOLERANCE = 256 * MIB
 GPU = "GPU-0"
 
 
-def tenant(key: str, limit: int | None, *sizes: int | None, booked: int | None = None, **more: object) -> Tenant:
-    """sizes: of its processes; those with books, where there are any, and without where booked is None."""
+def tenant(key: str, limit: int | None, *sizes: int | None, accounted: int | None = None, **more: object) -> Tenant:
+    """sizes: of its processes; those which the shim accounts for, unless `accounted` is None."""
     base = sum(ord(c) << 8 * i for i, c in enumerate(key)) * 100
-    held = tuple(Held(base + i, 7, size, booked is not None) for i, size in enumerate(sizes))
-    return Tenant(key, limit, held, booked or 0, **more)  # type: ignore[arg-type]
+    held = tuple(Member(base + i, 7, size, accounted is not None) for i, size in enumerate(sizes))
+    return Tenant(key, limit, held, accounted or 0, **more)  # type: ignore[arg-type]
 
 
 def look(*tenants: Tenant, at: float = 100.0, total: int = 40 * GIB, own: int = 0, unlisted: int = 0) -> Look:
@@ -34,13 +35,13 @@ def look(*tenants: Tenant, at: float = 100.0, total: int = 40 * GIB, own: int = 
 def bypass() -> tuple[Tenant, ...]:
     """32 GiB under a limit of 4 GiB; the neighbour was granted 8 GiB, and 128 MiB of it are left."""
     return tenant("a", 4 * GIB, 32 * GIB), tenant(
-        "b", 8 * GIB, 40 * GIB - 32 * GIB - 128 * MIB - 4 * GIB, booked=4 * GIB
+        "b", 8 * GIB, 40 * GIB - 32 * GIB - 128 * MIB - 4 * GIB, accounted=4 * GIB
     )
 
 
 def test_a_bypass_that_takes_its_neighbours_memory_is_killed_by_one_look() -> None:
     found = Protector(TOLERANCE).judge(look(*bypass(), total=36 * GIB), 100.1)
-    assert found.kill and (found.kill.key, found.kill.held, found.kill.limit) == ("a", 32 * GIB, 4 * GIB)
+    assert found.kill and (found.kill.key, found.kill.used, found.kill.limit) == ("a", 32 * GIB, 4 * GIB)
     assert found.kill.excess == 28 * GIB - TOLERANCE and found.kill.unmet > found.kill.free
 
 
@@ -56,7 +57,7 @@ def test_an_excess_that_harms_nobody_is_left_alone() -> None:
 @pytest.mark.parametrize("over", [0, 1])
 def test_the_borders(over: int, free_more: int) -> None:
     """At its limit and the tolerance, and as much free as is owed: each by a byte."""
-    cheat, other = tenant("a", 4 * GIB, 4 * GIB + TOLERANCE + over), tenant("b", 2 * GIB, 1 * GIB, booked=GIB)
+    cheat, other = tenant("a", 4 * GIB, 4 * GIB + TOLERANCE + over), tenant("b", 2 * GIB, 1 * GIB, accounted=GIB)
     total = cheat.listed + other.listed + 1 * GIB + free_more
     found = Protector(TOLERANCE).judge(look(cheat, other, total=total), 100.0)
     assert (found.kill is not None) == (over == 1 and free_more == -1)
@@ -71,10 +72,10 @@ def test_old_figures_kill_nobody_and_ask_for_new_ones() -> None:
 
 
 def test_processes_with_books_are_looked_at_twice_and_counted_at_the_least() -> None:
-    other = tenant("b", 8 * GIB, GIB, booked=GIB)
+    other = tenant("b", 8 * GIB, GIB, accounted=GIB)
 
     def seen(at: float, *sizes: int) -> Look:
-        return look(tenant("a", 4 * GIB, *sizes, booked=16 * MIB), other, at=at, total=12 * GIB)
+        return look(tenant("a", 4 * GIB, *sizes, accounted=16 * MIB), other, at=at, total=12 * GIB)
 
     protector = Protector(TOLERANCE)
     first = protector.judge(seen(100.0, 10 * GIB), 100.0)
@@ -89,10 +90,10 @@ def test_processes_with_books_are_looked_at_twice_and_counted_at_the_least() -> 
 
 
 def test_a_process_that_replaces_another_one_is_not_counted_with_it() -> None:
-    other = tenant("b", 8 * GIB, GIB, booked=GIB)
+    other = tenant("b", 8 * GIB, GIB, accounted=GIB)
     protector = Protector(TOLERANCE)
     for n in range(20):
-        sizes = Held(n, 1, 4 * GIB, True), Held(n + 1, 1, 4 * GIB, True)
+        sizes = Member(n, 1, 4 * GIB, True), Member(n + 1, 1, 4 * GIB, True)
         at = 100.0 + n * CONFIRM
         assert (
             protector.judge(look(Tenant("a", 4 * GIB, sizes, 4 * GIB), other, at=at, total=10 * GIB), at).kill is None
@@ -124,7 +125,7 @@ def test_who_is_not_running_is_neither_killed_nor_owed_anything() -> None:
 def test_a_size_that_nvml_does_not_say() -> None:
     cheat, other = bypass()
     assert (
-        Protector(TOLERANCE).judge(look(cheat, tenant("b", 8 * GIB, None, booked=1), total=33 * GIB), 100.0).kill
+        Protector(TOLERANCE).judge(look(cheat, tenant("b", 8 * GIB, None, accounted=1), total=33 * GIB), 100.0).kill
         is None
     )
     assert Protector(TOLERANCE).judge(look(tenant("a", 4 * GIB, None), other, total=8 * GIB), 100.0).kill is None
@@ -137,7 +138,7 @@ def test_whole_gpus_have_no_limit_and_are_owed_nothing() -> None:
 
 
 def test_the_worst_goes_first_and_the_next_when_its_memory_is_free() -> None:
-    a, b, c = tenant("a", GIB, 10 * GIB), tenant("b", GIB, 20 * GIB), tenant("c", 9 * GIB, GIB, booked=GIB)
+    a, b, c = tenant("a", GIB, 10 * GIB), tenant("b", GIB, 20 * GIB), tenant("c", 9 * GIB, GIB, accounted=GIB)
     protector = Protector(TOLERANCE)
     found = protector.judge(look(a, b, c, total=32 * GIB), 100.0)
     assert found.kill and found.kill.key == "b"
@@ -152,7 +153,7 @@ def test_the_worst_goes_first_and_the_next_when_its_memory_is_free() -> None:
 
 
 def test_a_killed_one_that_does_not_go_keeps_the_next_one_for_a_while_only() -> None:
-    a, b, c = tenant("a", GIB, 10 * GIB), tenant("b", GIB, 20 * GIB), tenant("c", 9 * GIB, GIB, booked=GIB)
+    a, b, c = tenant("a", GIB, 10 * GIB), tenant("b", GIB, 20 * GIB), tenant("c", 9 * GIB, GIB, accounted=GIB)
     protector = Protector(TOLERANCE)
     assert protector.judge(look(a, b, c, total=32 * GIB), 100.0).kill
     found = protector.judge(look(a, b.replace(running=False), c, at=103.0, total=32 * GIB), 103.0)
@@ -162,8 +163,8 @@ def test_a_killed_one_that_does_not_go_keeps_the_next_one_for_a_while_only() -> 
 def test_a_limit_that_was_lowered_kills_nobody() -> None:
     def seen(limit: int, held: int, at: float, most: int = 0) -> Look:
         return look(
-            tenant("a", limit, held, booked=held, most=most),
-            tenant("b", 8 * GIB, GIB, booked=GIB),
+            tenant("a", limit, held, accounted=held, highest=most),
+            tenant("b", 8 * GIB, GIB, accounted=GIB),
             at=at,
             total=12 * GIB,
         )
@@ -180,19 +181,19 @@ def test_a_limit_that_was_lowered_kills_nobody() -> None:
     # Lowered before the agent came: the event log tells of it.
     protector = Protector(TOLERANCE)
     for at in (100.0, 101.0, 102.0):
-        assert protector.judge(seen(2 * GIB, 8 * GIB, at, most=8 * GIB), at).kill is None
+        assert protector.judge(seen(2 * GIB, 8 * GIB, at, highest=8 * GIB), at).kill is None
     protector = Protector(TOLERANCE)
     for at in (100.0, 101.0):
-        found = protector.judge(seen(2 * GIB, 8 * GIB, at, most=4 * GIB), at)
+        found = protector.judge(seen(2 * GIB, 8 * GIB, at, highest=4 * GIB), at)
     assert found.kill
 
 
 def test_a_limit_that_was_raised_again_is_the_limit() -> None:
     protector = Protector(TOLERANCE)
     for at, limit in ((100.0, 8), (101.0, 2), (102.0, 4)):
-        protector.judge(look(tenant("a", limit * GIB, GIB, booked=GIB), at=at), at)
+        protector.judge(look(tenant("a", limit * GIB, GIB, accounted=GIB), at=at), at)
     for at in (103.0, 104.0):
-        a, b = tenant("a", 4 * GIB, 6 * GIB, booked=GIB), tenant("b", 8 * GIB, GIB, booked=GIB)
+        a, b = tenant("a", 4 * GIB, 6 * GIB, accounted=GIB), tenant("b", 8 * GIB, GIB, accounted=GIB)
         found = protector.judge(look(a, b, at=at, total=8 * GIB), at)
     assert found.kill and found.kill.key == "a"
 
@@ -204,7 +205,7 @@ def test_the_drivers_own_is_nobodys() -> None:
     protector = Protector(TOLERANCE)
     for n in range(20):
         at = 100.0 + n
-        found = protector.judge(look(tenant("a", 4 * GIB, n * 100 * MIB, booked=GIB), own=700 * MIB, at=at), at)
+        found = protector.judge(look(tenant("a", 4 * GIB, n * 100 * MIB, accounted=GIB), own=700 * MIB, at=at), at)
         assert found.unlisted == 0
 
 
@@ -216,10 +217,10 @@ def unlisted(protector: Protector, size: int, *tenants: Tenant, total: int = 40 
 
 
 def test_books_that_claim_it_own_it() -> None:
-    a = tenant("a", 4 * GIB, 3 * GIB, booked=3 * GIB, claims=3 * GIB)
+    a = tenant("a", 4 * GIB, 3 * GIB, accounted=3 * GIB, claims=3 * GIB)
     first, second = unlisted(Protector(TOLERANCE), 3 * GIB, a, tenant("b", 8 * GIB), total=10 * GIB)
     assert first.unlisted == 3 * GIB and first.kill is None
-    assert second.kill and (second.kill.key, second.kill.held) == ("a", 6 * GIB)
+    assert second.kill and (second.kill.key, second.kill.used) == ("a", 6 * GIB)
 
 
 def holders(*keys: str) -> Callable[[], tuple[str, ...]]:
@@ -269,9 +270,15 @@ mixes = st.lists(
 def made(mix: list[tuple[int | None, list[tuple[int, int | None, bool]], int, bool, bool, int]]) -> tuple[Tenant, ...]:
     return tuple(
         Tenant(
-            f"t{i}", limit, tuple(Held(100 * i + pid, 1, size, b) for pid, size, b in held), booked, run, read, claims
+            f"t{i}",
+            limit,
+            tuple(Member(100 * i + pid, 1, size, b) for pid, size, b in held),
+            accounted,
+            run,
+            read,
+            claims,
         )
-        for i, (limit, held, booked, run, read, claims) in enumerate(mix)
+        for i, (limit, held, accounted, run, read, claims) in enumerate(mix)
     )
 
 
@@ -303,7 +310,7 @@ def test_nobody_within_limit_and_tolerance_is_killed_nor_where_nobody_is_harmed(
 def test_certain_harm_is_ended_by_one_look(mix: list[object], free: int) -> None:
     """Beside any mix of others that harm nobody themselves: one that has twice its limit past the shim."""
     others = tuple(
-        t.replace(limit=max(t.listed, t.booked) + GIB if t.limit is not None else None, claims=0)
+        t.replace(limit=max(t.listed, t.accounted) + GIB if t.limit is not None else None, claims=0)
         for t in made(mix)  # type: ignore[arg-type]
     )
     cheat = tenant("cheat", 4 * GIB, 8 * GIB)
@@ -330,14 +337,14 @@ class Gpu:
         self.total = sum(self.limits.values())
         self.now = 0.0
         self.next_pid = 1
-        self.held: dict[str, dict[int, int]] = {key: {} for key in self.limits}  # by pid, through the shim
+        self.used: dict[str, dict[int, int]] = {key: {} for key in self.limits}  # by pid, through the shim
         self.extra: dict[int, int] = {}  # contexts and modules
         self.history: dict[int, list[tuple[float, int]]] = {}
         self.children: list[tuple[float, str, int]] = []  # until when a child holds so much of a dead parent's
 
-    def booked(self, key: str) -> int:
+    def accounted(self, key: str) -> int:
         kept = sum(size for until, of, size in self.children if of == key)
-        return sum(self.held[key].values()) + kept
+        return sum(self.used[key].values()) + kept
 
     def step(self, seconds: float) -> None:
         """Some of what containers do in a fraction of a second."""
@@ -348,7 +355,7 @@ class Gpu:
                 self.act(key, limit)
 
     def act(self, key: str, limit: int) -> None:
-        held, what = self.held[key], self.chance.random()
+        held, what = self.used[key], self.chance.random()
         if not held or (what < 0.1 and len(held) < 6):
             room = TOLERANCE - sum(self.extra[pid] for pid in held)
             self.extra[self.next_pid] = self.chance.randrange(room // 2 + 1)
@@ -357,7 +364,7 @@ class Gpu:
             self.next_pid += 1
             return
         pid = self.chance.choice(list(held))
-        room = limit - self.booked(key)
+        room = limit - self.accounted(key)
         if what < 0.2:
             size = held.pop(pid)
             del self.history[pid]
@@ -383,11 +390,11 @@ class Gpu:
     def look(self) -> Look:
         tenants = []
         for key, limit in self.limits.items():
-            held = tuple(Held(pid, 1, self.seen(pid), True) for pid in self.held[key])
+            held = tuple(Member(pid, 1, self.seen(pid), True) for pid in self.used[key])
             tenants.append(
-                Tenant(key, limit, held, self.booked(key), claims=sum(c[2] for c in self.children if c[1] == key))
+                Tenant(key, limit, held, self.accounted(key), claims=sum(c[2] for c in self.children if c[1] == key))
             )
-        used = self.OWN + sum(self.booked(key) + sum(self.extra[p] for p in self.held[key]) for key in self.limits)
+        used = self.OWN + sum(self.accounted(key) + sum(self.extra[p] for p in self.used[key]) for key in self.limits)
         return Look(GPU, self.now, self.total, max(0, self.total - used), used, tuple(tenants))
 
 
@@ -432,16 +439,16 @@ def test_a_cheat_among_them_is(seed: int) -> None:
 
 def test_whose_history_is_forgotten_is_killed_for_growth_alone() -> None:
     """Its limit may have been lowered before the agent came, and the log of that is gone."""
-    other = tenant("b", 8 * GIB, GIB, booked=GIB)
+    other = tenant("b", 8 * GIB, GIB, accounted=GIB)
 
-    def seen(at: float, size: int, told: bool) -> Look:
-        return look(tenant("a", 4 * GIB, size, told=told), other, at=at, total=12 * GIB)
+    def seen(at: float, size: int, known: bool) -> Look:
+        return look(tenant("a", 4 * GIB, size, known=known), other, at=at, total=12 * GIB)
 
-    for told in (True, False):
+    for known in (True, False):
         protector = Protector(TOLERANCE)
         for at in (100.0, 101.0):
-            found = protector.judge(seen(at, 6 * GIB, told), at)
-            assert bool(found.kill) == (told and at == 100.0)
+            found = protector.judge(seen(at, 6 * GIB, known), at)
+            assert bool(found.kill) == (known and at == 100.0)
     assert not protector.judge(seen(103.0, 6 * GIB + TOLERANCE, False), 103.0).kill
     # What it gave back it may not take again.
     assert not protector.judge(seen(104.0, 4 * GIB, False), 104.0).kill
@@ -458,14 +465,15 @@ def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
     grants = {key: Grant(key, Identity("/run", key, "/"), Life("b"), share) for key in ("lost", "logged", "new")}
     events.granted(state, grants["logged"], 0.1)
     guard = Guard(256)
-    guard.there({"lost", "logged"})
-    guard.there({"lost", "logged", "new"})
+    guard.first_seen({"lost", "logged"})
+    guard.first_seen({"lost", "logged", "new"})
     guard.follow(state)
 
-    def told() -> set[str]:
+    def known() -> set[str]:
         sample = GpuSample(0, 1 << 40, 0, ())
-        return {t.key for t in guard._tenants(GPU, sample, grants, set(), {}, {}, frozenset()) if t.told}
+        tenants = [guard._tenant(GPU, key, sample, Seen(grants, {GPU: sample}, {}, {}), set()) for key in grants]
+        return {t.key for t in tenants if t.known}
 
-    assert told() == {"logged", "new"}
+    assert known() == {"logged", "new"}
     guard.forget({"lost", "logged"})
-    assert told() == {"lost", "logged", "new"}  # by these keys others would come
+    assert known() == {"lost", "logged", "new"}  # by these keys others come later

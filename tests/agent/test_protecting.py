@@ -41,7 +41,7 @@ def test_who_takes_what_its_neighbour_was_granted_is_killed_at_once(
         wait_for(lambda: killed(stage, cheat))
         wait_for(lambda: stage.runc.living() == {honest})
         (told, *_) = [e for e in findings(stage, cheat) if e["action"] == "killed"]
-        assert told["kind"] == "over-limit" and f"limit {LIMIT_MIB} MiB" in told["evidence"], told
+        assert told["kind"] == "over-memory" and f"limit {LIMIT_MIB} MiB" in told["evidence"], told
         assert "others were granted" in told["evidence"] and not findings(stage, honest)
         wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
         # What it was granted is there again.
@@ -68,7 +68,7 @@ def test_an_excess_that_harms_nobody_is_reported_only(stage: Stage, root: Path) 
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)
     with running(stage) as agent:
         cheat = stage.start(root, "/bin/bypass", str(4 * LIMIT_MIB))
-        wait_for(lambda: agent.kinds(cheat) == {"no-shim", "over-limit"})
+        wait_for(lambda: agent.kinds(cheat) == {"no-shim", "over-memory"})
         time.sleep(1)
         assert {e["action"] for e in findings(stage, cheat)} == {"reported"}
         assert cheat in stage.runc.living()
@@ -84,7 +84,7 @@ def test_the_other_policies_stay(stage: Stage, root: Path, policy: str, action: 
         assert {e["action"] for e in told} == {action}
         if policy == "report":
             time.sleep(1)
-            assert agent.kinds(cheat) == {"no-shim", "over-limit"} and cheat in stage.runc.living()
+            assert agent.kinds(cheat) == {"no-shim", "over-memory"} and cheat in stage.runc.living()
             assert {e["action"] for e in findings(stage, cheat)} == {"reported"}
         if policy == "freeze":
             assert stage.runc("resume", cheat).returncode == 0
@@ -104,11 +104,11 @@ def test_a_limit_that_was_lowered_kills_nobody(stage: Stage, root: Path) -> None
         lower()
         other = {**SHARE, "gpu-hook.io/memory": "7Gi"}
         second = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=other)
-        wait_for(lambda: agent.kinds(first) == {"over-limit"})
+        wait_for(lambda: agent.kinds(first) == {"over-memory"})
         time.sleep(1)
         assert stage.runc.living() == {first, second}
     with running(stage) as agent:
-        wait_for(lambda: agent.kinds(first) == {"over-limit"})
+        wait_for(lambda: agent.kinds(first) == {"over-memory"})
         time.sleep(1)
         assert stage.runc.living() == {first, second} and not killed(stage, first)
     (stage.state / "events").unlink()

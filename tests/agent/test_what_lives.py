@@ -81,8 +81,10 @@ def test_in_doubt_it_lives(stage: Stage, root: Path, monkeypatch: pytest.MonkeyP
     unlocked = account.FLOCK.pack(account.fcntl.F_UNLCK, 0, 0, 0, 0)
     monkeypatch.setattr(account.fcntl, "fcntl", lambda *_: unlocked)
     with account.Account(*found.life.init) as page:
-        books = page.read(1, shares=True)
-        assert books and books.totals[0] >> 20 == 700 + CONTEXT_MIB == sum(n[0] for n in books.shares.values()) >> 20
+        books = page.read(1, by_process=True)
+        assert (
+            books and books.totals[0] >> 20 == 700 + CONTEXT_MIB == sum(n[0] for n in books.by_process.values()) >> 20
+        )
     monkeypatch.setattr(account.inside, "pids", lambda *_: None)
     with account.Account(*found.life.init) as page:
         assert (books := page.read(1)) and books.totals[0] >> 20 == 700 + CONTEXT_MIB

@@ -24,3 +24,4 @@ def test_every_kind_of_step_has_its_line_in_order() -> None:
         "env -B",
     )
     assert to_text.lines([]) == ()
+    assert to_text.lines([EnvVar("A", "1")], late=True) == ("env A=1", to_text.LATE)

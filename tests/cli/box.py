@@ -17,6 +17,7 @@ from oci_hook.core.pages import policy_page
 from oci_hook.discovery.save import save_inventory
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
+from tests.terms import made
 
 UUIDS = ("GPU-0", "GPU-1")
 CREATED = 1_800_000_000  # 2027-01-15T08:00:00Z
@@ -101,9 +102,8 @@ class Install:
     ) -> Grant:
         """A grant in the ledger, as the runtime puts it there; it lives as long as the test where no life is given."""
         identity = Identity("/run/runc", id, f"/bundles/{id}", **(who or {}))
-        grant = Grant(
-            store.grant_key("/run/runc", id), identity, life or this_process(), shares, created=CREATED, **more
-        )
+        key = store.grant_key("/run/runc", id)
+        grant = made(Grant, key, identity, life or this_process(), shares, created=CREATED, **more)
         with store.open_ledger(str(self.state)) as ledger:
             ledger.put(grant, policy_page(grant, self.inventory))
         return grant

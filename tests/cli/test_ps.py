@@ -148,7 +148,7 @@ def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
         words = value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0, int(idle_mib > 0)
         used.GPU.pack_into(data, used.GPUS_OFFSET + used.GPU.size * i, *words)
         spare = (idle_mib * used.MIB // used.UNIT) << used.SPARE_SHIFT | 11
-        struct.pack_into("<Q", data, used.SPARES_OFFSET + 8 * (used.MOST_GPUS * 3 + i), spare)
+        struct.pack_into("<Q", data, used.FREE_CACHES_OFFSET + 8 * (used.MOST_GPUS * 3 + i), spare)
     return bytes(data)
 
 
@@ -227,7 +227,7 @@ def test_what_is_kept_idle_is_not_in_use(install: Install, tmp_path: Path) -> No
     with container(f"cp {tmp_path}/page page") as life:
         grant = install.grant("c", Share("GPU-0", 1), Share("GPU-1", 1), life=life)
         assert used_mib(grant) == [5, 7]
-    (tmp_path / "page").write_bytes(page(7, 9, idle_mib=2)[: used.SPARES_OFFSET + 100])
+    (tmp_path / "page").write_bytes(page(7, 9, idle_mib=2)[: used.FREE_CACHES_OFFSET + 100])
     with container(f"cp {tmp_path}/page page") as life:
         assert used_mib(install.grant("d", Share("GPU-0", 1), Share("GPU-1", 1), life=life)) == [7, 9]
     (tmp_path / "page").write_bytes(page(1, idle_mib=2))
@@ -305,8 +305,8 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         "(unsigned long long)gh_word(1, 0, 0), 1 << GH_UNIT_SHIFT);\n"
         'printf(" %zu %zu %zu %d %llu %llu", offsetof(P, owner), sizeof(P), offsetof(struct gh_account_gpu, '
         "surcharge), GH_ACCOUNT_SLOTS, GH_VALUE_MAX, GH_OWNER_SWEEP);\n"
-        'printf(" %zu %zu %d %d", offsetof(struct gh_account_gpu, lent), offsetof(P, spare), GH_ACCOUNT_GPUS, '
-        "GH_SPARE_BITS); }\n"
+        'printf(" %zu %zu %d %d", offsetof(struct gh_account_gpu, cached), offsetof(P, free_cache), GH_ACCOUNT_GPUS, '
+        "GH_CACHE_BITS); }\n"
     )
     subprocess.run(["cc", "-I", str(shim), "-o", str(tmp_path / "x"), str(tmp_path / "x.c")], check=True)
     said = subprocess.run([str(tmp_path / "x")], capture_output=True, text=True, check=True).stdout.split()
@@ -325,7 +325,7 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         used.VALUE_MAX,
         used.SWEEP,
         3 * struct.calcsize("<Q"),
-        used.SPARES_OFFSET,
+        used.FREE_CACHES_OFFSET,
         used.MOST_GPUS,
         used.SPARE_SHIFT,
     ]

@@ -10,6 +10,7 @@ from oci_hook.core.grant import Grant, Share
 from oci_hook.core.pages import policy_page
 from oci_hook.ledger import slot_files, store
 from tests.cli.box import Install
+from tests.terms import changed
 
 NO_ROOM = "GH-201: no room: GPU 0 GPU-0 has "
 POD = {"namespace": "ns", "pod": "shop", "container": "web"}
@@ -44,7 +45,7 @@ def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> 
             "  was: memory 4Gi, compute 30% up to 80%; burst-share; class default\n"
         )
         assert seen[:] == policy_page(now(install, web), install.inventory, seq=seen[16]) == page.read_bytes()[:4096]
-    assert now(install, web) == web.replace(shares=(Share("GPU-0", 8192, 40, 80, slot=1),), priority_class="online")
+    assert now(install, web) == changed(web, shares=(Share("GPU-0", 8192, 40, 80, slot=1),), priority_class="online")
     assert now(install, batch) == batch
 
     steps = [
@@ -60,8 +61,8 @@ def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> 
     for options, (compute, limit), policy in steps:
         install.text("set", "a" * 12, *options)
         found = now(install, web)
-        assert (found.shares[0].compute, found.shares[0].compute_limit, found.policy) == (compute, limit, policy)
-    assert (found.shares[0].memory_mib, found.priority_class) == (6144, "offline")
+        assert (found.shares[0].compute, found.shares[0].compute_limit, found.terms.policy) == (compute, limit, policy)
+    assert (found.shares[0].memory_mib, found.terms.priority_class) == (6144, "offline")
     data = install.data("set", "web", "--class", "offline")
     assert data["before"] == data["after"] and data["after"]["class"] == "offline"
 
@@ -94,11 +95,11 @@ def test_the_event_says_what_was_changed(install: Install, two: tuple[Grant, Gra
     install.text("set", "web", "--memory", "5Gi", "--compute", "40", "--class", "offline")
     install.text("set", "web", "--policy", "be")
     install.text("set", "web", "--policy", "be")  # changes nothing
-    lines = [line for line in install.text("events").splitlines() if "  set  " in line]
+    lines = [line for line in install.text("events").splitlines() if "  changed  " in line]
     assert len(lines) == 2, lines
     old = two[0].shares[0]
     assert f"GPU-0: memory {old.memory_mib} MiB -> 5120 MiB; GPU-0: compute {old.compute} % -> 40 %" in lines[0]
-    assert lines[0].endswith(f"class {two[0].priority_class} -> offline")
+    assert lines[0].endswith(f"class {two[0].terms.priority_class} -> offline")
     assert "compute 40 % -> 0 %" in lines[1] and lines[1].endswith("policy burst-share -> best-effort")
 
 

@@ -79,7 +79,7 @@ def test_it_fits_the_terminal(busy: Install, width: int, height: int, gpus: int)
     node["agent"] = {**node["agent"], "state": "degraded", "problems": {"gpus": "is lost; " + "x" * 300}}
     for c in node["containers"]:
         for part in c["gpus"]:
-            part.update(used_mib=11264, busy=100)
+            part.update(used_mib=11264, utilization=100)
     lines = drawn(top.Screen(node), width, height).splitlines()
     assert max(map(len, lines)) <= width and len(lines) <= height, "\n".join(lines)
     header = next(line for line in lines if line.startswith("CONTAINER"))

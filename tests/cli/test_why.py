@@ -13,7 +13,7 @@ from oci_hook.errors import NoRoomError
 from oci_hook.ledger import admit, events
 from tests.cli.box import Install, this_process
 
-BIG = Request((GpuRequest("0", 20000, None, 50),))
+BIG = Request((GpuRequest("0", ("mib", 20000), 50),))
 ESCAPE = "\x1b[31mred"
 
 
@@ -70,11 +70,11 @@ def test_an_event_that_says_nothing_useful(install: Install) -> None:
     """A request of another version, or none: the line that was told, and no proposal."""
     for n, request in enumerate(("x", {"gpus": 7}, {"gpus": [{"wings": 2}]}, None)):
         events.record(
-            str(install.state), "refused", id=f"odd-{n}", codes=["GH-201"], lines=["GH-201: x"], request=request
+            str(install.state), "refused", id=f"odd-{n}", codes=["GH-201"], messages=["GH-201: x"], request=request
         )
         text = install.text("why", f"odd-{n}")
         assert "GH-201: x" in text and "change" not in text
-    events.record(str(install.state), "refused", id="odd-5", lines=[ESCAPE])
+    events.record(str(install.state), "refused", id="odd-5", messages=[ESCAPE])
     assert "\x1b" not in install.text("why", "odd-5") + install.text("events")
 
 
@@ -85,7 +85,7 @@ def test_events(install: Install) -> None:
     refused(install)
     events.record(str(install.state), "ended", id="f" * 64, peak_mib=2048)
     events.record(
-        str(install.state), "finding", id="first", kind="over-limit", uuid="GPU-0", evidence="e", action="frozen"
+        str(install.state), "finding", id="first", kind="over-memory", uuid="GPU-0", evidence="e", action="frozen"
     )
     lines = install.text("events").splitlines()
     assert [line.split()[2:4] for line in lines] == [
@@ -94,7 +94,7 @@ def test_events(install: Install) -> None:
         ["finding", "first"],
     ]
     assert lines[1].endswith("its share was released; it used at most 2Gi")
-    assert lines[2].endswith("over-limit on GPU-0: e; frozen")
+    assert lines[2].endswith("over-memory on GPU-0: e; frozen")
     assert [json.loads(line)["event"] for line in install.text("events", "--json", "-c", "first").splitlines()] == [
         "finding"
     ]

@@ -327,7 +327,7 @@ def test_shares_under_the_profile_qgpu(prefix: Path, asked: tuple[int, int], giv
     node = Inventory("b", "1", "/", False, (gpu,), (), (), "", "")
 
     def place(memory: int, compute: int, *grants: Grant) -> Allocation | Refusal:
-        return allocate(Request((GpuRequest(memory_mib=memory, compute=compute),)), node, grants, rules)
+        return allocate(Request((GpuRequest(memory=("mib", memory), compute=compute),)), node, grants, rules)
 
     found = place(*asked)
     assert isinstance(found, Allocation)

@@ -30,18 +30,17 @@ def violations(inventory, grants, rules):
 
 def needed(gpu, wish, request, rules):
     """(memory, compute, whole) of one wish on one GPU."""
-    if request.exclusive or (wish.memory_mib is wish.memory_percent is wish.compute is None):
+    if request.exclusive or (wish.memory is wish.compute is None):
         return gpu.memory_mib, 0, True
     step = rules.memory_step
-    if wish.memory_mib is not None:
-        memory = wish.memory_mib
-    else:
-        percent = wish.memory_percent or wish.compute
+    kind, memory = wish.memory or ("percent", wish.compute)
+    if kind == "percent":
+        percent = memory
         memory = (max(0, gpu.memory_mib - rules.memory_reserve) * percent // 100) // step * step
     memory = max(memory, rules.memory_min)
     while memory % step:
         memory += 1
-    compute = 0 if request.policy == "best-effort" else wish.compute or 0
+    compute = 0 if request.terms.policy == "best-effort" else wish.compute or 0
     while compute % rules.compute_step:
         compute += 1
     return memory, min(compute, 100), False

@@ -9,7 +9,9 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import Terms
 from tests.core import allocate_oracle as oracle
+from tests.terms import changed, made
 
 UUID = "GPU-{:08d}-aaaa-bbbb-cccc-dddddddddddd"
 
@@ -25,10 +27,14 @@ def grant(n, shares, exclusive=False):
 
 
 def ask(**kw):
-    """A request for one GPU, or `count` equal ones; GpuRequest's fields or Request's."""
+    """A request for one GPU, or `count` equal ones. memory_mib, memory_percent, and the fields of GpuRequest, Request and
+    Terms."""
     count = kw.pop("count", 1)
+    for unit in ("mib", "percent"):
+        if f"memory_{unit}" in kw:
+            kw["memory"] = (unit, kw.pop(f"memory_{unit}"))
     wish = GpuRequest(**{k: kw.pop(k) for k in list(kw) if k in GpuRequest.FIELDS})
-    return Request((wish,) * count, **kw)
+    return made(Request, (wish,) * count, **kw)
 
 
 def place(request, inventory, grants=(), **rules):
@@ -43,12 +49,12 @@ def indices(found, inventory):
 # --- the oracle -------------------------------------------------------------------------------------------------------
 
 wish = st.one_of(
-    st.builds(GpuRequest, memory_mib=st.integers(1, 40)),
-    st.builds(GpuRequest, memory_mib=st.integers(1, 12), compute=st.sampled_from([10, 50])),
-    st.builds(GpuRequest, memory_percent=st.integers(1, 100)),
+    st.builds(GpuRequest, memory=st.tuples(st.just("mib"), st.integers(1, 40))),
+    st.builds(GpuRequest, memory=st.tuples(st.just("mib"), st.integers(1, 12)), compute=st.sampled_from([10, 50])),
+    st.builds(GpuRequest, memory=st.tuples(st.just("percent"), st.integers(1, 100))),
     st.builds(GpuRequest, compute=st.integers(1, 100)),
-    st.builds(GpuRequest, memory_mib=st.integers(1, 40), compute=st.integers(1, 100)),
-    st.builds(GpuRequest, memory_percent=st.integers(1, 60), compute=st.integers(1, 60)),
+    st.builds(GpuRequest, memory=st.tuples(st.just("mib"), st.integers(1, 40)), compute=st.integers(1, 100)),
+    st.builds(GpuRequest, memory=st.tuples(st.just("percent"), st.integers(1, 60)), compute=st.integers(1, 60)),
     st.just(GpuRequest()),
 )
 
@@ -70,7 +76,8 @@ def wishes(draw, gpus):
 @st.composite
 def requests(draw, gpus):
     everyone = [*range(gpus)]
-    return Request(
+    return made(
+        Request,
         **draw(wishes(gpus)),
         policy=draw(st.sampled_from(["burst-share", "burst-share", "fixed-share", "best-effort"])),
         exclusive=draw(st.sampled_from([False, False, False, True])),
@@ -174,8 +181,10 @@ def test_by_class_spreads_online_and_packs_the_rest():
 
 def test_a_tolerance_keeps_off_gpus_that_are_known_to_be_slow():
     n = node(8000, 8000)
-    offline = [grant(i, [Share(UUID.format(0), 1, slot=i)]).replace(priority_class="offline") for i in (1, 2)]
-    wish = ask(memory_mib=1, priority_class="online", placement="binpack", preempt_tolerance=1000)
+    offline = [
+        grant(i, [Share(UUID.format(0), 1, slot=i)]).replace(terms=Terms(priority_class="offline")) for i in (1, 2)
+    ]
+    wish = ask(memory_mib=1, priority_class="online", placement="binpack", preempt_tolerance_us=1000)
     at = UUID.format(0)
 
     def tried(request, *bounds):
@@ -187,11 +196,11 @@ def test_a_tolerance_keeps_off_gpus_that_are_known_to_be_slow():
     slow = tried(wish, (0, 1001))
     assert indices(slow, n) == [1]
     assert slow.notes[0][1] == f"GPU 0 {at} has a lower class that lets go after 1001 us, 1000 are tolerated"
-    assert indices(tried(wish.replace(preempt_tolerance=None), (0, 1001)), n) == [0]
-    named = wish.replace(gpus=(GpuRequest("0", memory_mib=1),))
+    assert indices(tried(changed(wish, preempt_tolerance_us=None), (0, 1001)), n) == [0]
+    named = wish.replace(gpus=(GpuRequest("0", ("mib", 1)),))
     refused = tried(named, (1, 5000))
     assert isinstance(refused, Refusal) and "lets go after 5000 us, 1000 are tolerated" in str(refused.problems[0])
-    peers = [g.replace(priority_class="online") for g in offline]  # who is not lower makes nobody wait
+    peers = [changed(g, priority_class="online") for g in offline]  # who is not lower makes nobody wait
     assert indices(allocate(wish, n, tuple(peers), Rules(), ((peers[0].key, at, 9999),)), n) == [0]
 
 
@@ -272,10 +281,10 @@ def test_every_gpu_is_all_or_nothing_in_the_order_of_the_index():
 
 def test_named_gpus_by_index_or_uuid_once_each():
     n = node(100, 100, 100)
-    one, two = GpuRequest("1", memory_mib=10), GpuRequest(UUID.format(2), memory_mib=20)
+    one, two = GpuRequest("1", ("mib", 10)), GpuRequest(UUID.format(2), ("mib", 20))
     assert indices(place(Request((two, one)), n), n) == [2, 1]
     assert indices(place(Request((one, one.replace(device=UUID.format(1)))), n), n) == [1]
-    twice = place(Request((one, one.replace(device=UUID.format(1), memory_mib=11))), n)
+    twice = place(Request((one, one.replace(device=UUID.format(1), memory=("mib", 11)))), n)
     assert "asked for twice with different shares" in str(twice.problems[0])
 
 
@@ -377,7 +386,7 @@ def test_several_gpus_are_the_nearest_ones():
     n = node(100, 100, 100, 100, links=pairs)
     assert indices(place(ask(count=2, memory_mib=10), n), n) == [0, 3]
     assert indices(place(ask(count=2, memory_mib=95), n, [grant(1, [Share(UUID.format(3), 10)])]), n) == [1, 2]
-    mixed = Request((GpuRequest("2", memory_mib=1), GpuRequest(memory_mib=1)))
+    mixed = Request((GpuRequest("2", ("mib", 1)), GpuRequest(memory=("mib", 1))))
     assert indices(place(mixed, n), n) == [2, 1]
 
 
@@ -393,16 +402,18 @@ def test_equally_near_gpus_are_of_one_numa_node():
 
 def test_unequal_wishes_find_the_only_assignment():
     n = node(30, 20, 10)
-    wishes = Request(tuple(GpuRequest(memory_mib=m) for m in (10, 20, 30)))
+    wishes = Request(tuple(GpuRequest(memory=("mib", m)) for m in (10, 20, 30)))
     assert indices(place(wishes, n), n) == [2, 1, 0]
-    assert place(wishes.replace(gpus=(*wishes.gpus[:2], GpuRequest(memory_mib=31))), n).problems[0].code == "GH-201"
+    assert (
+        place(wishes.replace(gpus=(*wishes.gpus[:2], GpuRequest(memory=("mib", 31)))), n).problems[0].code == "GH-201"
+    )
 
 
 def test_the_search_for_the_nearest_gpus_is_bounded():
     links = [(a, b, (a * 7 + b * 13) % 5 + 1) for a in range(16) for b in range(a)]
     n = node(*[100] * 16, links=links)
     assert len(set(indices(place(ask(count=8, memory_mib=1), n), n))) == 8
-    unequal = Request(tuple(GpuRequest(memory_mib=m) for m in range(1, 17)))
+    unequal = Request(tuple(GpuRequest(memory=("mib", m)) for m in range(1, 17)))
     assert sorted(indices(place(unequal, n), n)) == list(range(16))
 
 

@@ -9,7 +9,9 @@ import pytest
 from oci_hook.core import dialects
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import Terms
 from oci_hook.errors import RequestError
+from tests.terms import made
 
 P = "gpu-hook.io/"
 RULES = Rules()
@@ -25,8 +27,12 @@ def codes(annotations: dict[str, str], rules: Rules = RULES) -> list[str]:
     return [p.code for p in e.value.problems]
 
 
+def memory(mib: int | None, percent: int | None) -> tuple[str, int] | None:
+    return ("mib", mib) if mib is not None else ("percent", percent) if percent is not None else None
+
+
 def share(device: str | None, mib: int | None = None, percent: int | None = None) -> Request:
-    return Request((GpuRequest(device, mib, percent),), policy="best-effort")
+    return made(Request, (GpuRequest(device, memory(mib, percent)),), policy="best-effort")
 
 
 @pytest.mark.parametrize(
@@ -87,12 +93,12 @@ def test_t9k_contradicts_itself(annotations: dict[str, str]) -> None:
 def test_in_a_trusted_environment_the_schedulers_pair_is_one_share() -> None:
     env = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "17", "T9K_GPU_MEMORY": "4096"}
     request = parse({}, env, "", Rules(trust_env=True))
-    assert request and request.gpus == (GpuRequest("0", memory_mib=4096),)
+    assert request and request.gpus == (GpuRequest("0", ("mib", 4096)),)
 
 
 def test_dialects_add_up_where_they_speak_of_different_things() -> None:
     request = t9k({"NVIDIA_VISIBLE_DEVICES": "1", P + "memory": "1Gi", P + "compute": "20"})
-    assert request == Request((GpuRequest("1", 1024, None, 20),))
+    assert request == Request((GpuRequest("1", ("mib", 1024), 20),))
 
 
 def test_dialects_may_say_the_same() -> None:
@@ -111,7 +117,7 @@ def test_a_dialect_that_is_switched_off_says_nothing() -> None:
     off = Rules(dialects=())
     assert parse({"T9K_GPU_PERCENT": "lots"}, {}, "", off) is None
     request = parse({"T9K_GPU_PERCENT": "90", P + "memory": "1Gi"}, {}, "", off)
-    assert request and request.gpus == (GpuRequest(memory_mib=1024),)
+    assert request and request.gpus == (GpuRequest(memory=("mib", 1024)),)
 
 
 # qGPU, gpu-manager, HAMi
@@ -124,7 +130,7 @@ def whole(count: int) -> Request:
 
 
 def shared(mib: int | None = None, percent: int | None = None, compute: int | None = None, **more: Any) -> Request:
-    return Request((GpuRequest(None, mib, percent, compute),), **more)
+    return made(Request, (GpuRequest(None, memory(mib, percent), compute),), **more)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,7 @@ def shared(mib: int | None = None, percent: int | None = None, compute: int | No
         ({"nvidia.com/gpu": "2"}, whole(2)),
         (
             {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"},
-            Request((GpuRequest(None, 3000, None, 30),) * 2),
+            Request((GpuRequest(None, ("mib", 3000), 30),) * 2),
         ),
         ({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}, shared(percent=50, policy="best-effort")),
         (
@@ -345,7 +351,7 @@ def test_nvidias_mounts_name_gpus() -> None:
     assert by_mounts(f"{VISIBLE}/all") == Request((GpuRequest(),), every_gpu=True, exclusive=True)
     assert by_mounts(f"{VISIBLE}/void") is None
     channels = by_mounts(f"{VISIBLE}/imex/5", f"{VISIBLE}/0", f"{VISIBLE}/imex/0")
-    assert channels == Request((GpuRequest("0"),), exclusive=True, imex_channels=(0, 5))
+    assert channels == Request((GpuRequest("0"),), terms=Terms(imex_channels=(0, 5)), exclusive=True)
     assert by_mounts(f"{VISIBLE}/imex/5") is None
     assert by_mounts(f"{VISIBLE}/0", f"{VISIBLE}/imex/5", source="/dev/zero") is None
     assert by_mounts(f"{VISIBLE}/0", memory="1Gi") == share("0", mib=1024)

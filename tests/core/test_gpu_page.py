@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oci_hook.core import gpu_page as pages
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from tests.terms import made
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 UUID = "GPU-00000000-0000-4000-8000-000000000000"
@@ -41,7 +42,8 @@ int main(int argc, char **argv) {
 
 def grant(slot: int, policy: str = "burst-share", compute: int = 0, limit: int = 100, **more: object) -> Grant:
     share = Share(UUID, 100, compute, limit, slot=slot)
-    return Grant(f"{slot:032}", Identity("/r", str(slot), "/b"), Life("boot"), (share,), policy, **more)  # type: ignore[arg-type]
+    who = Identity("/r", str(slot), "/b")
+    return made(Grant, f"{slot:032}", who, Life("boot"), (share,), policy=policy, **more)
 
 
 def records(page: bytes) -> dict[int, tuple[int, int, int, int, int, int]]:

@@ -10,6 +10,7 @@ import pytest
 from oci_hook.core import pages
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.terms import Terms
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 
@@ -38,7 +39,13 @@ def example(count: int) -> tuple[Grant, Inventory]:
     uuid = "GPU-{:08d}-0000-0000-0000-000000000000"
     gpus = tuple(Gpu(uuid.format(i), i, i + 3, 24576, context_mib=i * 500) for i in range(count))
     shares = tuple(Share(c.uuid, 1000 + i, 30, 80, whole=i == 1) for i, c in enumerate(gpus))
-    grant = Grant("k" * 32, Identity("/r", "c", "/b"), Life("boot"), shares, "fixed-share", "online")
+    grant = Grant(
+        "k" * 32,
+        Identity("/r", "c", "/b"),
+        Life("boot"),
+        shares,
+        terms=Terms(policy="fixed-share", priority_class="online"),
+    )
     return grant, Inventory("boot", "550", "/", True, gpus, (), (), "", "")
 
 

@@ -4,6 +4,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import WHOLE, DeviceFile, DriverFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import ACCOUNT_DIR, ENV_SET, POLICY_PAGE, PRIVATE, REAL_LIBCUDA, REAL_LIBNVML
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, ImageFacts, Step, Tmpfs, make_plan
+from tests.terms import changed
 
 LIB = "/drv/usr/lib"
 IMAGE = ImageFacts("/usr/lib64", ("/usr/local/cuda/compat/libcuda.so.1",), ("/usr/lib/libnvidia-ml.so.1",))
@@ -39,7 +40,7 @@ def inventory(simulated: bool = False) -> Inventory:
 
 def grant(*shares: Share, **changes: object) -> Grant:
     value = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), shares)
-    return value.replace(**changes)
+    return changed(value, **changes)
 
 
 def plan(g: Grant, simulated: bool = False, image: ImageFacts = IMAGE) -> tuple[Step, ...]:

@@ -10,6 +10,7 @@ from oci_hook.core import collect, dialects, units, value_parsers
 from oci_hook.core.layout import ENV_SET, REQUEST_DIR, VISIBLE_DIR
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import Terms
 from oci_hook.errors import MAX_LINE, RequestError
 from oci_hook.oci import request_mounts
 
@@ -51,24 +52,26 @@ def test_keys_that_only_say_how_ask_for_nothing(keys: dict[str, str]) -> None:
 def test_imex_channels_come_with_whole_gpus() -> None:
     assert ask(**{"imex-channels": "3"}) is None
     one = ask(**{"gpus": "2", "imex-channels": "7, 0,7"})
-    assert one == Request((GpuRequest(),) * 2, exclusive=True, imex_channels=(0, 7))
+    assert one == Request((GpuRequest(),) * 2, terms=Terms(imex_channels=(0, 7)), exclusive=True)
     assert codes({P + "memory": "1Gi", P + "imex-channels": "0"}) == ["GH-106"]
     assert codes({P + "gpus": "1", P + "imex-channels": ",".join(map(str, range(17)))}) == ["GH-101"]
     trusting = Rules(trust_env=True)
     env = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_IMEX_CHANNELS": "1"}
-    assert parse({}, env, "", trusting).imex_channels == (1,)  # type: ignore[union-attr]
-    assert parse({P + "devices": "0"}, env, "", RULES).imex_channels == ()  # type: ignore[union-attr]
+    assert parse({}, env, "", trusting).terms.imex_channels == (1,)  # type: ignore[union-attr]
+    assert parse({P + "devices": "0"}, env, "", RULES).terms.imex_channels == ()  # type: ignore[union-attr]
 
 
 def test_memory_alone_guarantees_no_compute() -> None:
-    assert ask(memory="4Gi") == Request((GpuRequest(memory_mib=4096),), policy="best-effort")
-    assert ask(memory="30%") == Request((GpuRequest(memory_percent=30),), policy="best-effort")
+    assert ask(memory="4Gi") == Request((GpuRequest(memory=("mib", 4096)),), terms=Terms(policy="best-effort"))
+    assert ask(memory="30%") == Request((GpuRequest(memory=("percent", 30)),), terms=Terms(policy="best-effort"))
 
 
 def test_compute_alone_means_as_much_memory_and_the_nodes_policy() -> None:
-    gpu = GpuRequest(memory_percent=30, compute=30)
-    assert ask(compute="30%") == Request((gpu,), policy="burst-share")
-    assert ask(compute="30", rules=Rules(default_policy="fixed-share")) == Request((gpu,), policy="fixed-share")
+    gpu = GpuRequest(memory=("percent", 30), compute=30)
+    assert ask(compute="30%") == Request((gpu,), terms=Terms(policy="burst-share"))
+    assert ask(compute="30", rules=Rules(default_policy="fixed-share")) == Request(
+        (gpu,), terms=Terms(policy="fixed-share")
+    )
 
 
 def test_everything_at_once() -> None:
@@ -90,12 +93,10 @@ def test_everything_at_once() -> None:
         RULES,
     )
     assert request == Request(
-        gpus=(GpuRequest("0", 512, None, 20), GpuRequest("GPU-aaaa", 512, None, 20)),
-        policy="burst-share",
+        gpus=(GpuRequest("0", ("mib", 512), 20), GpuRequest("GPU-aaaa", ("mib", 512), 20)),
+        terms=Terms(policy="burst-share", priority_class="online", capabilities=("compute", "video")),
         compute_limit=80,
-        priority_class="online",
         placement="spread",
-        capabilities=("compute", "video"),
     )
 
 
@@ -108,7 +109,7 @@ def test_gpus_alone_are_whole_and_exclusive_unless_the_node_shares_them() -> Non
 def test_every_gpu() -> None:
     assert ask(gpus="all") == Request((GpuRequest(),), every_gpu=True, exclusive=True)
     both = ask(gpus="all", devices="all", memory="10%")
-    assert both == Request((GpuRequest(memory_percent=10),), every_gpu=True, policy="best-effort")
+    assert both == Request((GpuRequest(memory=("percent", 10)),), terms=Terms(policy="best-effort"), every_gpu=True)
 
 
 @pytest.mark.parametrize("keys", [{"gpus": "none"}, {"devices": "none"}, {"gpus": "none", "devices": "none"}])
@@ -125,8 +126,8 @@ def test_void_and_an_empty_list_ask_for_nothing() -> None:
 
 def test_all_capabilities_are_those_offered() -> None:
     share, whole = ask(memory="1Gi", capabilities="all"), ask(gpus="1", capabilities="all")
-    assert share and share.capabilities == ("compute", "utility", "video")
-    assert whole and whole.capabilities == value_parsers.CAPABILITIES
+    assert share and share.terms.capabilities == ("compute", "utility", "video")
+    assert whole and whole.terms.capabilities == value_parsers.CAPABILITIES
 
 
 # Containers of a pod
@@ -186,7 +187,9 @@ def test_a_name_where_the_engine_gives_none(key: str) -> None:
 )
 def test_env_narrows(value: str, narrow_to: tuple[str, ...] | None) -> None:
     request = ask(memory="1Gi", env={"NVIDIA_VISIBLE_DEVICES": value})
-    assert request == Request((GpuRequest(memory_mib=1024),), policy="best-effort", narrow_to=narrow_to)
+    assert request == Request(
+        (GpuRequest(memory=("mib", 1024)),), terms=Terms(policy="best-effort"), narrow_to=narrow_to
+    )
 
 
 @pytest.mark.parametrize("value", ["none", "void", "0,void"])
@@ -218,7 +221,7 @@ def test_trusted_env_asks_as_annotations_do() -> None:
     trusting = Rules(trust_env=True)
     t9k = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"}
     asked = parse({}, t9k, "", trusting)
-    assert asked and asked.gpus == (GpuRequest("0", memory_percent=30),)
+    assert asked and asked.gpus == (GpuRequest("0", ("percent", 30)),)
     own = {"GPU_HOOK_MEMORY": "1Gi", "GPU_HOOK_COMPUTE": "10", "GPU_HOOK_COMPUTE_LIMIT": "20", "GPU_HOOK_OTHER": "?"}
     assert parse({}, own, "", trusting) == ask(memory="1Gi", compute="10", compute_limit="20")
     assert codes({}, rules=trusting, T9K_GPU_PERCENT="x") == ["GH-101"]
@@ -229,7 +232,7 @@ def test_trusted_env_yields_to_annotations() -> None:
     env = {"NVIDIA_VISIBLE_DEVICES": "all", "T9K_GPU_PERCENT": "90", "GPU_HOOK_CLASS": "offline"}
     assert ask(memory="1Gi", env=env, rules=trusting) == ask(memory="1Gi")
     request = parse({P + "class": "online"}, env, "", trusting)
-    assert request and request.priority_class == "online" and request.every_gpu
+    assert request and request.terms.priority_class == "online" and request.every_gpu
 
 
 # What is refused
@@ -320,7 +323,7 @@ def test_a_contradiction_names_both_and_why() -> None:
 def test_capabilities_that_pass_by_the_limits(capability: str) -> None:
     assert codes({P + "memory": "1Gi", P + "capabilities": f"compute,{capability}"}) == ["GH-106"]
     whole = ask(gpus="1", capabilities=capability)
-    assert whole and whole.capabilities == (capability,)
+    assert whole and whole.terms.capabilities == (capability,)
 
 
 def test_all_problems_at_once() -> None:
@@ -398,7 +401,7 @@ def test_a_uuid_fits_the_policy_page() -> None:
 
 def test_whole_is_neither_memory_nor_compute() -> None:
     assert GpuRequest("0").whole
-    for part in (GpuRequest(memory_mib=1), GpuRequest(memory_percent=1), GpuRequest(compute=1)):
+    for part in (GpuRequest(memory=("mib", 1)), GpuRequest(memory=("percent", 1)), GpuRequest(compute=1)):
         assert not part.whole
 
 
@@ -423,7 +426,7 @@ def test_reserved_keys_are_left_alone() -> None:
 # Each GPU by itself
 
 FOR_A = '{"a": [{"memory": "4Gi", "compute": 60}, {"memory": 2048, "device": 1}], "b": [{}]}'
-ENTRIES = (GpuRequest(None, 4096, None, 60), GpuRequest("1", 2048))
+ENTRIES = (GpuRequest(None, ("mib", 4096), 60), GpuRequest("1", ("mib", 2048)))
 
 
 def listed(value: str, container: str = "", **keys: str) -> Request | None:
@@ -445,7 +448,7 @@ def test_request_says_each_gpu_of_each_container() -> None:
 
 def test_request_as_a_list_is_for_whom_plain_keys_are_for() -> None:
     value = '[{"memory": "25%"}, {"compute": "10%"}]'
-    gpus = (GpuRequest(memory_percent=25), GpuRequest(memory_percent=10, compute=10))
+    gpus = (GpuRequest(memory=("percent", 25)), GpuRequest(memory=("percent", 10), compute=10))
     assert listed(value) == listed(value, "a") == listed(value, "a", containers="a,b") == Request(gpus)
     assert listed(value, "c", containers="a,b") is None
     assert parse({P + "request.a": value}, {}, "a", RULES, decode=request_mounts.decode) == Request(gpus)
@@ -454,13 +457,19 @@ def test_request_as_a_list_is_for_whom_plain_keys_are_for() -> None:
 
 def test_request_without_compute_is_best_effort() -> None:
     assert listed('[{"memory": "1Gi"}, {"memory": "2Gi"}]') == Request(
-        (GpuRequest(memory_mib=1024), GpuRequest(memory_mib=2048)), policy="best-effort"
+        (GpuRequest(memory=("mib", 1024)), GpuRequest(memory=("mib", 2048))), terms=Terms(policy="best-effort")
     )
 
 
 def test_request_goes_with_the_keys_that_say_how() -> None:
     keys = {"policy": "bs", "compute_limit": "80", "class": "online", "placement": "spread", "exclusive": "false"}
-    assert listed(FOR_A, "a", **keys) == Request(ENTRIES, False, "burst-share", 80, "online", False, "spread")
+    assert listed(FOR_A, "a", **keys) == Request(
+        ENTRIES,
+        terms=Terms(policy="burst-share", priority_class="online"),
+        compute_limit=80,
+        exclusive=False,
+        placement="spread",
+    )
     assert listed("[{}, {}]", exclusive="true") == Request((GpuRequest(), GpuRequest()), exclusive=True)
 
 
@@ -514,7 +523,7 @@ def test_request_and_another_system() -> None:
 def test_a_share_in_a_request_bounds_the_capabilities() -> None:
     assert unlisted('[{}, {"memory": "1Gi"}]', capabilities="graphics")[0].startswith("GH-106")
     request = listed('[{}, {"compute": 5}]', capabilities="all")
-    assert request and request.capabilities == value_parsers.WITH_A_SHARE
+    assert request and request.terms.capabilities == value_parsers.WITH_A_SHARE
 
 
 @pytest.mark.parametrize(
@@ -684,20 +693,19 @@ def test_any_json_in_request(value: object, container: str) -> None:
 def check_bounds(request: Request) -> None:
     assert len(request.gpus) <= value_parsers.MAX_GPUS
     assert not request.every_gpu or len(request.gpus) == 1
-    assert request.policy in value_parsers.POLICIES
-    assert request.priority_class in value_parsers.CLASSES
+    assert request.terms.policy in value_parsers.POLICIES
+    assert request.terms.priority_class in value_parsers.CLASSES
     assert request.placement in (None, *value_parsers.PLACEMENTS)
-    assert request.capabilities and set(request.capabilities) <= set(value_parsers.CAPABILITIES)
+    assert request.terms.capabilities and set(request.terms.capabilities) <= set(value_parsers.CAPABILITIES)
     assert request.narrow_to is None or len(request.narrow_to) <= value_parsers.MAX_GPUS
     named = [gpu.device for gpu in request.gpus if gpu.device is not None]
     assert len(set(named)) == len(named) <= len(request.gpus)
     for gpu in request.gpus:
-        assert gpu.memory_mib is None or gpu.memory_percent is None
-        assert gpu.memory_mib is None or 1 <= gpu.memory_mib <= units.MAX_MEMORY_MIB
-        assert gpu.memory_percent is None or 1 <= gpu.memory_percent <= 100
+        unit, amount = gpu.memory or ("percent", 1)
+        assert 1 <= amount <= {"mib": units.MAX_MEMORY_MIB, "percent": 100}[unit]
         assert gpu.compute is None or 1 <= gpu.compute <= 100
-        assert gpu.whole or set(request.capabilities) <= set(value_parsers.WITH_A_SHARE)
+        assert gpu.whole or set(request.terms.capabilities) <= set(value_parsers.WITH_A_SHARE)
         assert gpu.whole or not request.exclusive
         if request.compute_limit is not None:
-            assert request.policy == "burst-share" and (gpu.compute or 0) <= request.compute_limit <= 100
+            assert request.terms.policy == "burst-share" and (gpu.compute or 0) <= request.compute_limit <= 100
     assert request.compute_limit is None or any(gpu.compute for gpu in request.gpus)

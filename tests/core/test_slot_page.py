@@ -23,11 +23,11 @@ int main(void) {
         .head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 2, .charged = 7 * GH_S, .mode = GH_FROZEN,
                  .mode_by = 2, .counts = 1, .mode_since = 9 * GH_S, .preempt_bound = 3 * GH_MS, .wanted = 8 * GH_S,
                  .wanted_at = 5, .waited = 2 * GH_S, .distrusts = 1},
-        .sub = {{.owner = 1, .launched = 100, .done = 90, .held = 2, .waiting = 3},
+        .process = {{.owner = 1, .launched = 100, .done = 90, .held = 2, .waiting = 3},
                 {.launched = 50, .done = 50, .held = 9}}};
     for (unsigned i = 0; i < GH_WAITS; i++)
         page.head.waits[i] = i;
-    fprintf(stderr, "%u %llu %d", GH_SUB_SLOTS, GH_WAIT_FIRST, GH_DRAIN);
+    fprintf(stderr, "%u %llu %d", GH_SLOT_PROCESSES, GH_WAIT_FIRST, GH_DRAIN);
     return fwrite(&page, 1, sizeof page, stdout) != sizeof page;
 }
 """

@@ -9,6 +9,7 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.core.suggest import changes
+from oci_hook.core.terms import Terms
 
 GPUS = tuple(Gpu(f"GPU-{i}", i, i, 1000, context_mib=50) for i in range(2))
 NODE = Inventory("", "", "/", True, GPUS, (), (), "", "")
@@ -31,9 +32,9 @@ A, B = grant("a", Share("GPU-0", 700, 60)), grant("b", Share("GPU-1", 400, 90))
 
 
 def test_words() -> None:
-    one = GpuRequest(memory_mib=300, compute=10)
+    one = GpuRequest(memory=("mib", 300), compute=10)
     assert told(Request((one,)), A, B) == []
-    assert told(Request((one.replace(memory_mib=700),)), A, B) == [
+    assert told(Request((one.replace(memory=("mib", 700)),)), A, B) == [
         "ask for at most 600 MiB of memory",
         "wait until b ends",
     ]
@@ -42,16 +43,16 @@ def test_words() -> None:
         "use policy best-effort, which guarantees no compute",
         "wait until b ends",
     ]
-    assert told(Request((GpuRequest("0", 800, None, 80),)), A, B) == [
+    assert told(Request((GpuRequest("0", ("mib", 800), 80),)), A, B) == [
         "ask for at most 300 MiB of memory and 40 % compute",
         "wait until a ends",
     ]
-    assert told(Request((GpuRequest("0", 500),)), A, B) == [
+    assert told(Request((GpuRequest("0", ("mib", 500)),)), A, B) == [
         "ask for at most 300 MiB of memory",
         "name no GPUs: others have room",
         "wait until a ends",
     ]
-    assert told(Request((GpuRequest(memory_mib=500),) * 2), A, B) == [
+    assert told(Request((GpuRequest(memory=("mib", 500)),) * 2), A, B) == [
         "ask for at most 300 MiB of memory",
         "ask for 1 instead of 2 GPUs",
         "wait until a ends",
@@ -61,20 +62,21 @@ def test_words() -> None:
         "wait until b ends",
     ]
     assert told(Request((GpuRequest(),) * 2), A, B)[-1] == "wait until these end: a, b"
-    assert told(Request((GpuRequest(memory_mib=2000),)), A, B) == ["ask for at most 600 MiB of memory"]
-    assert told(Request((GpuRequest("7", 100),)), A) == ["name no GPUs: others have room"]
-    assert told(Request((GpuRequest(memory_mib=10),)), A) == []  # less than a context: no smaller share helps
+    assert told(Request((GpuRequest(memory=("mib", 2000)),)), A, B) == ["ask for at most 600 MiB of memory"]
+    assert told(Request((GpuRequest("7", ("mib", 100)),)), A) == ["name no GPUs: others have room"]
+    assert told(Request((GpuRequest(memory=("mib", 10)),)), A) == []  # less than a context: no smaller share helps
 
 
 WISH = st.builds(
     GpuRequest,
     st.sampled_from([None, None, "0", "1"]),
-    st.one_of(st.none(), st.integers(1, 1200)),
-    st.none(),
+    st.one_of(st.none(), st.tuples(st.just("mib"), st.integers(1, 1200))),
     st.one_of(st.none(), st.integers(1, 100)),
 )
 REQUEST = st.builds(
-    lambda wish, n, policy, exclusive: Request((wish,) * (1 if wish.device else n), False, policy, exclusive=exclusive),
+    lambda wish, n, policy, exclusive: Request(
+        (wish,) * (1 if wish.device else n), terms=Terms(policy=policy), exclusive=exclusive
+    ),
     WISH,
     st.integers(1, 3),
     st.sampled_from(["best-effort", "fixed-share", "burst-share"]),
@@ -95,7 +97,7 @@ def test_every_proposal_fits_and_is_the_smallest(request: Request, grants: tuple
             for key in change.gone:
                 assert not fits(request, tuple(g for g in grants if g.key not in change.gone or g.key == key))
         if change.kind in ("memory", "share", "both"):
-            more = tuple(c.replace(memory_mib=(c.memory_mib or 0) + 1) for c in change.request.gpus)
+            more = tuple(c.replace(memory=("mib", c.memory[1] + 1 if c.memory else 1)) for c in change.request.gpus)
             assert not fits(change.request.replace(gpus=more), grants)
         if change.kind == "compute":
             more = tuple(c.replace(compute=min(100, (c.compute or 0) + 1)) for c in change.request.gpus)
@@ -104,7 +106,7 @@ def test_every_proposal_fits_and_is_the_smallest(request: Request, grants: tuple
 
 def test_imex_channels_are_for_whole_gpus() -> None:
     """Where the node has none, to do without them; where it has, a share is no way out."""
-    wish = Request((GpuRequest(),), exclusive=True, imex_channels=(0,))
+    wish = Request((GpuRequest(),), terms=Terms(imex_channels=(0,)), exclusive=True)
     (way,) = [c for c in changes(wish, NODE, (), RULES) if c.kind == "channels"]
     assert way.text == "ask for no IMEX channels" and fits(way.request, ())
     ways = changes(wish, NODE.replace(imex_major=237), (A, B), RULES)

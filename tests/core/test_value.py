@@ -36,9 +36,9 @@ def test_fields_are_the_annotations_in_order() -> None:
         ((), {}, "needs x, y"),
         ((1,), {}, "needs x, y"),
         ((), {"x": 1, "name": ""}, "needs x, y"),
-        ((1, 2, "", None, 5), {}, "no more fields than x, y, name, unit"),
-        ((1, 2), {"z": 3}, "no more fields"),
-        ((1,), {"z": 3}, "no more fields"),
+        ((1, 2, "", None, 5), {}, "no further field; its fields are x, y, name, unit"),
+        ((1, 2), {"z": 3}, "no z; its fields are"),
+        ((1,), {"z": 3}, "no z; its fields are"),
         ((1, 2), {"x": 3}, "twice"),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from oci_hook.apply import to_text
 from oci_hook.config import settings as node_settings
 from oci_hook.config import settings_compile
 from oci_hook.core.inventory import GpuNode
@@ -267,6 +268,18 @@ def test_another_driver_version(stage: Beside, image: Path) -> None:
         )
 
     assert "inventory is of driver" in refused(stage.use("below cdi"), image, "GH-302", edit=old)
+
+
+def test_explain(stage: Beside) -> None:
+    """In mode on-top the plan has no shim; one line says that the hook mounts them."""
+    stage.use("on-top cdi")
+    command = [sys.executable, "-m", "oci_hook", "explain", "--prefix", str(stage.prefix)]
+    asked = [word for key, value in SHARE.items() for word in ("--annotation", f"{key}={value}")]
+    answer = subprocess.run([*command, *asked], capture_output=True, text=True, check=True).stdout
+    assert f"  {to_text.LATE}\n" in answer and "lib/shim/" not in answer
+    stage.use("standalone")
+    answer = subprocess.run([*command, *asked], capture_output=True, text=True, check=True).stdout
+    assert to_text.LATE not in answer and "lib/shim/" in answer
 
 
 def test_the_page(stage: Beside, image: Path) -> None:

@@ -97,7 +97,7 @@ static void missing(const struct gh_rules *rules) {
 static void asked(const struct gh_rules *rules, uint64_t costs, uint64_t every) {
     struct slot_peer peer = {0};
     struct gh_slot_page page = {.head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 1},
-                                .sub = {{.owner = 1, .launched = 2, .done = 1, .heartbeat = now()}}};
+                                .process = {{.owner = 1, .launched = 2, .done = 1, .heartbeat = now()}}};
     int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
     HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
     uint64_t since = now(), until = since + 2 * GH_S;
@@ -123,11 +123,11 @@ static void asked(const struct gh_rules *rules, uint64_t costs, uint64_t every) 
 static void dead(const struct gh_rules *rules) {
     struct slot_peer peer = {0};
     struct gh_slot_page page = {.head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 1},
-                                .sub = {{.owner = 1, .launched = 2, .done = 1, .heartbeat = now() - GH_S}}};
+                                .process = {{.owner = 1, .launched = 2, .done = 1, .heartbeat = now() - GH_S}}};
     int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
     for (int withheld = 0; withheld < 2; withheld++) {
-        page.sub[0].heartbeat++;
-        page.sub[0].withheld = (uint32_t)withheld;
+        page.process[0].heartbeat++;
+        page.process[0].withheld = (uint32_t)withheld;
         HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
         HOLD(!look(&peer, rules).dead && slot_may_ask(&peer) == !withheld);
         struct slot_peer copy = peer;
@@ -135,7 +135,7 @@ static void dead(const struct gh_rules *rules) {
         if (!withheld) {
             slot_answered(&peer, &copy);
             HOLD(look(&peer, rules).dead && !slot_may_ask(&peer));
-            page.sub[0].heartbeat++;
+            page.process[0].heartbeat++;
             HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
             slot_answered(&peer, &copy); /* late: of another sign of life */
             HOLD(!look(&peer, rules).dead);
@@ -169,15 +169,15 @@ static void crowd(void) {
 static void in_the_way(const char *path) {
     struct slot_own own = {0};
     HOLD(slot_attach(&own, 0));
-    HOLD(own.page->head.magic == GH_SLOT_MAGIC && own.sub != &own.spare);
+    HOLD(own.page->head.magic == GH_SLOT_MAGIC && own.process != &own.unseen);
     if (strcmp(path, OWN)) { /* without a lock that siblings see: the file's alone */
-        HOLD(own.file.fd && !own.sub->withheld);
+        HOLD(own.file.fd && !own.process->withheld);
         return;
     }
     HOLD(!own.file.fd);
     own.page->head.v = 5 * GH_S;
     own.page->head.charged = 3 * GH_S;
-    own.sub->launched = 9;
+    own.process->launched = 9;
     const struct gh_slot_page *at = own.page;
     uint64_t since = now(), until = since + GH_S;
     opens = 0;
@@ -195,7 +195,7 @@ static void in_the_way(const char *path) {
     int fd = open(path, O_RDWR); /* never closed: that would drop our locks */
     HOLD(pread(fd, &seen, sizeof seen, 0) == sizeof seen);
     HOLD(seen.magic == GH_SLOT_MAGIC && seen.v == 5 * GH_S && seen.charged == 3 * GH_S && seen.top == 1);
-    HOLD(own.page == at && own.sub == &at->sub[0] && own.sub->launched == 9 && !own.sub->withheld);
+    HOLD(own.page == at && own.process == &at->process[0] && own.process->launched == 9 && !own.process->withheld);
 }
 
 int main(int argc, char **argv) {

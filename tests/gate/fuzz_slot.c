@@ -45,8 +45,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     free(exact);
     HOLD(!memcmp(&s, &same, sizeof s) && contexts == again); /* I15; the struct has no padding (share_pages.h) */
     HOLD(size == GH_SLOT_FILE_SIZE || (!s.heartbeat && !s.v && !contexts));
-    HOLD(contexts <= GH_SUB_SLOTS && (contexts > 0) == (s.launched != s.done));
-    HOLD(s.duty <= GH_PPM && s.residue <= GH_SUB_SLOTS * GH_S && !s.dead);
+    HOLD(contexts <= GH_SLOT_PROCESSES && (contexts > 0) == (s.launched != s.done));
+    HOLD(s.duty <= GH_PPM && s.residue <= GH_SLOT_PROCESSES * GH_S && !s.dead);
     gh_rules_default(&gpu.rules);
     gpu.present = 3;
     gpu.seen = now;

@@ -26,11 +26,12 @@ from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import ApplyError, NodeError, NoRoomError, RequestError
 from oci_hook.ledger import admit, inventory, slot_files, store
 from oci_hook.linux import proc
+from tests.terms import changed
 
 REPO = Path(__file__).resolve().parents[2]
 BOOT = proc.boot_id()
 UUID = "GPU-00000000-0000-4000-8000-000000000000"
-SHARE = Request((GpuRequest(memory_mib=2048, compute=10),))
+SHARE = Request((GpuRequest(memory=("mib", 2048), compute=10),))
 
 
 @pytest.fixture
@@ -72,13 +73,17 @@ def files(settings):
 
 
 def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):
-    request = SHARE.replace(policy="fixed-share", priority_class="online", capabilities=("compute",))
+    request = changed(SHARE, policy="fixed-share", priority_class="online", capabilities=("compute",))
     given = admit.admit(request, who("c1"), me(), settings)
     grant = given.grant
     assert given.inventory == node(settings.driver_root)
     assert (grant.key, grant.who, grant.life) == (store.grant_key("/run/runc", "c1"), who("c1"), me())
     assert grant.shares == (Share(UUID, 2048, 10, 10, slot=1),)
-    assert (grant.policy, grant.priority_class, grant.capabilities) == ("fixed-share", "online", ("compute",))
+    assert (grant.terms.policy, grant.terms.priority_class, grant.terms.capabilities) == (
+        "fixed-share",
+        "online",
+        ("compute",),
+    )
     assert not grant.exclusive and grant.driver_version == "550" and grant.created > 1_700_000_000
     assert store.snapshot(settings.state_dir) == (grant,)
     page = Path(settings.state_dir, "pages", grant.key, "said").read_bytes()
@@ -96,9 +101,9 @@ def test_a_refusal_changes_nothing(settings):
     admit.admit(SHARE, who("c1"), me(), settings)
     before = files(settings)
     for request, code in (
-        (Request((GpuRequest(memory_mib=20000),)), "GH-201"),
-        (Request((GpuRequest("7", 1),)), "GH-202"),
-        (Request((GpuRequest(memory_mib=1),) * 2), "GH-203"),
+        (Request((GpuRequest(memory=("mib", 20000)),)), "GH-201"),
+        (Request((GpuRequest("7", ("mib", 1)),)), "GH-202"),
+        (Request((GpuRequest(memory=("mib", 1)),) * 2), "GH-203"),
     ):
         with pytest.raises(NoRoomError, match=code):
             admit.admit(request, who("c2"), me(), settings)
@@ -126,8 +131,8 @@ def test_the_linger_of_the_settings_is_on_the_gpu_page(settings):
 @pytest.mark.root
 def test_a_tolerance_that_a_lower_class_is_known_to_exceed(settings):
     """By what the lower one's own programs have published in its slot file; what it says then refuses nobody else."""
-    offline = admit.admit(SHARE.replace(priority_class="offline"), who("batch"), me(), settings).grant
-    online = SHARE.replace(priority_class="online", preempt_tolerance=1000)
+    offline = admit.admit(changed(SHARE, priority_class="offline"), who("batch"), me(), settings).grant
+    online = changed(SHARE, priority_class="online", preempt_tolerance_us=1000)
     file = Path(slot_files.folder(settings.state_dir, UUID), "slot", f"{offline.shares[0].slot - 1:02d}")
     data = bytearray(SLOT_FILE_SIZE)
     data[:12] = struct.pack("<QI", slot_page.MAGIC, slot_page.VERSION)
@@ -136,21 +141,21 @@ def test_a_tolerance_that_a_lower_class_is_known_to_exceed(settings):
     with pytest.raises(NoRoomError, match="GH-201: .*lets go after 1500 us, 1000 are tolerated"):
         admit.admit(online, who("web"), me(), settings)
     assert store.snapshot(settings.state_dir) == (offline,)
-    admit.admit(online.replace(preempt_tolerance=1500), who("patient"), me(), settings)
-    admit.admit(online.replace(preempt_tolerance=None), who("silent"), me(), settings)
+    admit.admit(changed(online, preempt_tolerance_us=1500), who("patient"), me(), settings)
+    admit.admit(changed(online, preempt_tolerance_us=None), who("silent"), me(), settings)
     file.write_bytes(bytes(SLOT_FILE_SIZE))  # not known, or denied: then it is only a hint, and refuses nobody
-    assert admit.admit(online, who("web"), me(), settings).grant.tolerance == 1000
+    assert admit.admit(online, who("web"), me(), settings).grant.terms.preempt_tolerance_us == 1000
 
 
 def test_a_second_create_of_a_living_container_changes_nothing(settings, other):
     first = admit.admit(SHARE, who("c1"), Life(BOOT, proc.process_life(other.pid)), settings).grant
     with pytest.raises(ApplyError) as e:
-        admit.admit(Request((GpuRequest(memory_mib=1),)), who("c1"), me(), settings)
+        admit.admit(Request((GpuRequest(memory=("mib", 1)),)), who("c1"), me(), settings)
     assert str(e.value) == f"GH-407: container c1 exists and lives (process {other.pid}); delete it first"
     assert store.snapshot(settings.state_dir) == (first,)
     other.kill()
     other.wait()
-    second = admit.admit(Request((GpuRequest(memory_mib=1),)), who("c1"), me(), settings).grant
+    second = admit.admit(Request((GpuRequest(memory=("mib", 1)),)), who("c1"), me(), settings).grant
     assert store.snapshot(settings.state_dir) == (second,)
     page = Path(settings.state_dir, "pages", second.key, "said").read_bytes()
     assert page == policy_page(second, node())
@@ -209,7 +214,7 @@ from oci_hook.ledger import admit, life, store
 from oci_hook.linux import proc
 from oci_hook.config.settings import Settings
 settings = Settings(sys.argv[1], driver_root=sys.argv[1] + "/driver", state_dir=sys.argv[1] + "/state")
-request = Request((GpuRequest(memory_mib=2048, compute=10),))
+request = Request((GpuRequest(None, ("mib", 2048), 10),))
 def one(id):
     by = Life(proc.boot_id(), proc.process_life(os.getpid()))
     return admit.admit(request, Identity("/run/runc", id, "/bundle/" + id), by, settings)
@@ -278,7 +283,7 @@ print(len(names))
 def test_killed_at_each_call_of_an_admission_that_changes_a_file(settings, other):
     """By a counter over the calls. What is left is no grant, or one that the next look sweeps; create works again."""
     held = admit.admit(SHARE, who("here"), Life(BOOT, proc.process_life(other.pid)), settings).grant
-    whole = Request((GpuRequest(memory_mib=20480 - 2048),))
+    whole = Request((GpuRequest(memory=("mib", 20480 - 2048)),))
     for step in range(1, 1000):
         code = KILLED.format(repo=str(REPO))
         p = subprocess.run(

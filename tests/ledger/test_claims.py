@@ -20,7 +20,7 @@ from oci_hook.linux import lock, own_path, proc
 REPO = Path(__file__).resolve().parents[2]
 BOOT = proc.boot_id()
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-aaaa")
-SHARE = Request((GpuRequest(memory_mib=10),))
+SHARE = Request((GpuRequest(memory=("mib", 10)),))
 
 
 REAL = claims.CLAIMS
@@ -83,10 +83,10 @@ def test_no_state_directory_is_there():
 
 def test_another_gpu_is_free(installs):
     a, b = installs
-    give(a, request=Request((GpuRequest("0", 10),)))
-    give(b, request=Request((GpuRequest("1", 10),)))
+    give(a, request=Request((GpuRequest("0", ("mib", 10)),)))
+    give(b, request=Request((GpuRequest("1", ("mib", 10)),)))
     with pytest.raises(NodeError, match=f"GH-304.*{UUIDS[1]}"):
-        give(a, "c2", Request((GpuRequest("0", 10), GpuRequest("1", 10))))
+        give(a, "c2", Request((GpuRequest("0", ("mib", 10)), GpuRequest("1", ("mib", 10)))))
 
 
 def test_a_dead_grant_holds_no_claim(installs):

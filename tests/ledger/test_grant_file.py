@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from oci_hook.core.gpu_page import SLOTS
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.value_parsers import CLASSES, POLICIES
+from oci_hook.core.terms import CLASSES, POLICIES, Terms
 from oci_hook.errors import NodeError
 from oci_hook.ledger import grant_file, store
 
@@ -24,9 +24,9 @@ FULL = Grant(
     Identity("/run/runc", "c1", "/bundle", "runc", "uid", "ns", "pod", "main"),
     Life("boot", (1, 2), (3, 4), "/sys/fs/cgroup/x", 5, 6),
     (Share("GPU-0", 4096, 30, 80, False, 1), Share("GPU-1", 0)),
+    Terms(imex_channels=(0, 2047), preempt_tolerance_us=7),
     created=7,
     born=8,
-    imex_channels=(0, 2047),
 )
 # Where each number and text of FULL is in the file, and what it may be at the most.
 NUMBERS = {
@@ -40,10 +40,13 @@ NUMBERS = {
     (4, 0, 2): 100,
     (4, 0, 3): 100,
     (4, 0, 5): SLOTS,
-    **{(10 + n,): grant_file.MAX for n in range(grant_file.NUMBERS + 2)},
+    (5, 2): grant_file.MAX,
+    (5, 4, 0): grant_file.MAX,
+    **{(8 + n,): grant_file.MAX for n in range(4)},
 }
-TEXTS = [(1,), *((2, n) for n in range(8)), (3, 0), (3, 3), (4, 0, 0), (5,), (6,), (8, 0), (9,)]
-FLAGS = [(4, 0, 4), (7,)]
+TEXTS = [(1,), *((2, n) for n in range(8)), (3, 0), (3, 3), (4, 0, 0), (5, 0), (5, 1), (5, 3, 0), (7,)]
+FLAGS = [(4, 0, 4), (6,)]
+OPTIONAL = {(5, 2)}  # may be null
 
 
 def fields() -> list[Any]:
@@ -74,7 +77,7 @@ def test_the_table_knows_every_value() -> None:
         return {where}
 
     assert grant_file.decode(grant_file.encode(FULL)) == FULL
-    twins = {(3, 2, 1), (8, 1), *((4, 1, n) for n in range(6))}  # of a field that is in the table
+    twins = {(3, 2, 1), (5, 3, 1), (5, 4, 1), *((4, 1, n) for n in range(6))}  # of a field that is in the table
     assert places(fields()) - twins == {(0,), *NUMBERS, *TEXTS, *FLAGS}
 
 
@@ -83,7 +86,8 @@ def test_numbers_out_of_their_bounds(where: tuple[int, ...]) -> None:
     most = NUMBERS[where]
     assert grant_file.decode(put(where, most)) is not None
     for wrong in (-1, most + 1, -(10**30), 10**30, 1.0, "1", True, None, [], {}):
-        refused(put(where, wrong))
+        if wrong is not None or where not in OPTIONAL:
+            refused(put(where, wrong))
 
 
 @pytest.mark.parametrize("where", [(3, 1), (3, 2)])
@@ -106,9 +110,9 @@ def test_flags_of_another_kind(where: tuple[int, ...]) -> None:
 
 
 def test_words_that_nobody_knows() -> None:
-    for where in ((5,), (6,)):
+    for where in ((5, 0), (5, 1)):
         refused(put(where, "best"))
-    for where in ((2,), (4,), (8,)):
+    for where in ((2,), (4,), (5,), (5, 3), (5, 4)):
         for wrong in ("texttext", {}, {"a": 1}, None, 1):
             refused(put(where, wrong))
     refused(put((0,), True))
@@ -128,13 +132,17 @@ grants = st.builds(
     st.builds(Identity, *[texts] * 8),
     st.builds(Life, texts, processes, processes, texts, inodes, times),
     st.lists(shares, max_size=3).map(tuple),
-    st.sampled_from(POLICIES),
-    st.sampled_from(CLASSES),
+    st.builds(
+        Terms,
+        st.sampled_from(POLICIES),
+        st.sampled_from(CLASSES),
+        st.none() | times,
+        st.lists(texts, max_size=3).map(tuple),
+        st.lists(times, max_size=3).map(tuple),
+    ),
     st.booleans(),
-    st.lists(texts, max_size=3).map(tuple),
     texts,
-    *[times] * 5,
-    st.lists(times, max_size=3).map(tuple),
+    *[times] * 4,
 )
 
 
@@ -172,7 +180,7 @@ def test_anything_else_is_refused_or_within_bounds(data: st.DataObject, value: o
     assert grant_file.decode(grant_file.encode(grant)) == grant
     for share in grant.shares:
         assert share.memory_mib >= 0 and 0 <= share.compute <= 100 and 0 <= share.slot <= SLOTS
-    assert min(grant.created, grant.born, grant.frozen, grant.life.deadline, *grant.imex_channels, 0) == 0
+    assert min(grant.created, grant.born, grant.frozen, grant.life.deadline, *grant.terms.imex_channels, 0) == 0
 
 
 @given(st.binary(max_size=60) | st.text('[]",0123456789ntrue.-e', max_size=60).map(str.encode))

@@ -25,6 +25,7 @@ from oci_hook.ledger.deliver import page_file
 from oci_hook.linux import proc
 from oci_hook.linux.mount import mountinfo
 from oci_hook.linux.proc import boot_id, process_life
+from tests.terms import changed
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 REPO = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ def make(slot: int, *gpus: str, by: Life | None = None, **changes: Any) -> Grant
     who = Identity("/run/runc", f"c{slot}", "/bundle")
     shares = tuple(Share(uuid, 1024, 10, slot=slot) for uuid in gpus or GPUS[:1])
     by = by or Life(boot_id(), process_life(os.getpid()))
-    return Grant(store.grant_key(who.root, who.id), who, by, shares, born=slot + 100).replace(**changes)
+    return changed(Grant(store.grant_key(who.root, who.id), who, by, shares, born=slot + 100), **changes)
 
 
 def dead() -> Life:
@@ -112,7 +113,7 @@ def test_the_page_follows_the_ledger(state: str) -> None:
     put(state, one := make(1), two := make(2, *GPUS, policy="fixed-share"))
     first = check(state, GPUS[0], one, two)
     with store.open_ledger(state) as ledger:
-        ledger.change(two := two.replace(frozen=9, priority_class="offline"))
+        ledger.change(two := changed(two, frozen=9, priority_class="offline"))
     second = check(state, GPUS[0], one, two)
     with store.open_ledger(state) as ledger:
         ledger.remove(two.key)
@@ -226,7 +227,7 @@ def test_a_lease_keeps_only_its_holder_from_what_it_is_told(state: str, what: st
             ledger.change(other := other.replace(frozen=9))
         assert ledger.late == ({hostile.key} if what == "page" else set())
         with store.open_ledger(state) as ledger:
-            ledger.change(hostile := hostile.replace(priority_class="offline"))
+            ledger.change(hostile := changed(hostile, priority_class="offline"))
         assert ledger.late == ({hostile.key} if what == "page" else set())
         for grant in (other, third):
             assert seen(state, grant, 1) == slot_files.page(state, GPUS[0])
@@ -296,8 +297,8 @@ with store.open_ledger(state) as ledger:
 kill_points.install(die)
 with store.open_ledger(state) as ledger:
     ledger.put(two, bytes(4096), {{"GPU-0": 5}})
-    ledger.change(two.replace(policy="fixed-share", frozen=7))
-    ledger.change(one.replace(priority_class="online"))
+    ledger.change(two.replace(terms=two.terms.replace(policy="fixed-share"), frozen=7))
+    ledger.change(one.replace(terms=one.terms.replace(priority_class="online")))
 with store.open_ledger(state) as ledger:
     ledger.remove(two.key)
 """
@@ -324,7 +325,7 @@ def test_killed_at_each_call_that_changes_a_file(state: str) -> None:
             assert pages == [here.key]
             page = seen(state, here, 0)
             assert page == Path(state, "pages", here.key, "said").read_bytes()
-            assert page[16] % 2 == 0 and page[28] == (2 if now.priority_class == "online" else page[28])
+            assert page[16] % 2 == 0 and page[28] == (2 if now.terms.priority_class == "online" else page[28])
             ledger.remove(here.key)
         if p.returncode == 0:
             break

@@ -17,6 +17,7 @@ from oci_hook.core.layout import MARKER, PAGE_UID
 from oci_hook.errors import GhError, NodeError
 from oci_hook.ledger import grant_file, store
 from oci_hook.linux import lock, proc
+from tests.terms import changed
 
 REPO = Path(__file__).resolve().parents[2]
 BOOT = proc.boot_id()
@@ -35,7 +36,8 @@ def make(id="c1", by=None, **changes):
     who = Identity("/run/runc", id, "/bundle", "runc", "uid", "ns", "pod", "main")
     share = Share("GPU-0", 4096, 30, 80)
     born = time.monotonic_ns()
-    return Grant(store.grant_key(who.root, id), who, by or me(), (share,), created=7, born=born).replace(**changes)
+    grant = Grant(store.grant_key(who.root, id), who, by or me(), (share,), created=7, born=born)
+    return changed(grant, **changes)
 
 
 def ended():
@@ -95,7 +97,7 @@ def test_modes_let_a_user_namespace_read_the_page_and_nobody_write(state):
 def test_encode_and_decode_agree(state):
     full = make(by=Life(BOOT, (1, 2), (3, 4), "/sys/fs/cgroup/x", 5), driver_version="550", priority_class="online")
     assert grant_file.decode(grant_file.encode(full)) == full
-    joined = full.replace(tolerance=7, imex_channels=(0, 2047))
+    joined = changed(full, preempt_tolerance_us=7, imex_channels=(0, 2047))
     assert grant_file.decode(grant_file.encode(joined)) == joined
 
 
@@ -211,7 +213,7 @@ def test_peek_finds_a_grant_whose_file_is_being_replaced(state):
         b"[" * 100_000,
         b"GRANT",
         lambda raw: raw[: len(raw) // 2],
-        lambda raw: raw.replace(b"[1,", b"[2,", 1),
+        lambda raw: raw.replace(b"[2,", b"[1,", 1),
         lambda raw: raw.replace(b"4096", b'"4096"'),
         lambda raw: raw.replace(b"4096", b"-1"),
         lambda raw: raw.replace(b"4096", b"1e9"),

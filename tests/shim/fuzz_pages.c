@@ -73,7 +73,7 @@ static void damage_account(const struct gh_state *st) {
     case 6: atomic_store(&e->ack, to); break;
     default:
         m = take(1) & 3;
-        atomic_store(m == 0 ? &e->contexts : m == 1 ? &account->gpu[gpu].lent : &account->spare[slot][gpu], to);
+        atomic_store(m == 0 ? &e->contexts : m == 1 ? &account->gpu[gpu].cached : &account->free_cache[slot][gpu], to);
     }
 }
 
@@ -97,14 +97,14 @@ static uint64_t sum_of(unsigned gpu) {
     uint64_t sum = 0;
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
         if (atomic_load(&account->owner[slot]))
-            sum += gh_slot_share(account, slot, gpu);
+            sum += gh_account_slot_charged(account, slot, gpu);
     return sum;
 }
 
 static void reserve(struct gh_state *st, unsigned gpu, uint64_t held[]) {
     uint64_t units = word(st) >> (take(1) & 63), limit = word(st) & GH_VALUE_MAX;
-    enum gh_booked done = gh_reserve(st, gpu, units, limit);
-    if (done != GH_BOOKED)
+    enum gh_reservation done = gh_reserve(st, gpu, units, limit);
+    if (done != GH_RESERVED)
         return;
     held[gpu] += units;
     uint64_t more = limit < GH_UNLIMITED ? atomic_load(&account->gpu[gpu].surcharge) : 0;
@@ -118,9 +118,9 @@ static void sweep(struct gh_state *st, const uint64_t held[]) {
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
         uint64_t sum = sum_of(gpu);
         HOLD(sum > GH_VALUE_MAX || sum == gh_word_value(atomic_load(&account->gpu[gpu].total)));
-        HOLD(gh_own(st, gpu) >= held[gpu]); /* never less than what we hold */
+        HOLD(gh_own_units(st, gpu) >= held[gpu]); /* never less than what we hold */
         if (slot && atomic_load(&account->owner[slot]) == st->me)
-            HOLD(gh_slot_share(account, slot, gpu) == gh_own(st, gpu));
+            HOLD(gh_account_slot_charged(account, slot, gpu) == gh_own_units(st, gpu));
     }
 }
 
@@ -176,16 +176,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         case 12: gh_count_contexts(st, gpu, op & 64 ? 1 : -1); break;
         case 13: {
             unsigned slot = (unsigned)take(2) & GH_SLOT_MASK;
-            HOLD(gh_slot_use(account, slot, gpu) <= gh_slot_share(account, slot, gpu));
+            HOLD(gh_account_slot_used(account, slot, gpu) <= gh_account_slot_charged(account, slot, gpu));
             break;
         }
         case 14:
             if (op & 64)
                 gh_account_attach(st);
             else if (op & 128)
-                gh_spare_take(account, gpu);
+                gh_free_cache_take_all(account, gpu);
             else
-                gh_spare_begin(account, gpu, &st->mine[gpu], word(st), word(st) & GH_VALUE_MAX);
+                gh_free_cache_begin(account, gpu, &st->mine[gpu], word(st), word(st) & GH_VALUE_MAX);
             break;
         default:
             sweep(st, held);

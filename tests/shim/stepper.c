@@ -161,7 +161,7 @@ static pid_t spawn_keeping(const char *what) {
         stopped(child, at);
         for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
             if (gh_owner_pid(atomic_load(&page->owner[slot])) == (uint32_t)child &&
-                gh_idle(atomic_load(&page->spare[slot][0])) == 2 * MIB >> GH_UNIT_SHIFT)
+                gh_cache_idle(atomic_load(&page->free_cache[slot][0])) == 2 * MIB >> GH_UNIT_SHIFT)
                 return child;
         kill(child, SIGKILL);
         waitpid(child, &status, 0);

@@ -15,7 +15,7 @@ from conftest import HERE, ROOT, compile_c
 from oci_hook.observe import account
 
 pytestmark = pytest.mark.root
-OWNERS, SPARES, PAGE = account.OWNERS_OFFSET, account.SPARES_OFFSET, account.SIZE
+OWNERS, SPARES, PAGE = account.OWNERS_OFFSET, account.FREE_CACHES_OFFSET, account.SIZE
 
 HOLD = """
 import sys, client as cu
@@ -142,7 +142,7 @@ def test_threads_leave_the_books_at_zero(box: Box, tools: Path, seed: int) -> No
 def spares(box: Box) -> list[tuple[int, int]]:
     """What each process keeps idle on the first GPU, and what was taken of it, in units; 0, 0 left out."""
     data = (box.place / "account" / "page").read_bytes()
-    words = account.SPARES.unpack_from(data, SPARES)[:: account.MOST_GPUS]
+    words = account.FREE_CACHES.unpack_from(data, SPARES)[:: account.MOST_GPUS]
     return [(w >> account.SPARE_SHIFT, w & (1 << account.SPARE_SHIFT) - 1) for w in words if w]
 
 

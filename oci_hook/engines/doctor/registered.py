@@ -42,12 +42,9 @@ def check_engine(
     fix = f"gpu-hook install --engine {name}{option}"
     recorded = [Path(path) for path in record.engines.get(name, {})]
     paths = list(dict.fromkeys([*recorded, *([] if recorded else module.paths(registration))]))
-    if len(recorded) == 1 and name in ("docker", "containerd"):
-        # Registered in a file given by --config, unless it is the usual file or its drop-in.
-        usual = {read(path)[0] for path in module.paths(registration)}
-        if recorded[0] not in usual:
-            registration = replace(registration, config=str(recorded[0]))
-            fix += f" --config {recorded[0]}"
+    if (own := own_file(name, recorded, registration)) is not None:
+        registration = replace(registration, config=str(own))
+        fix += f" --config {own}"
     changes = [plan(module.target(path, registration), record, name) for path in paths]
     if all(change.old == change.before for change in changes):
         state = WARN if recorded else NOTE
@@ -59,9 +56,19 @@ def check_engine(
         yield Finding(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", fix)
     if not incomplete:
         yield Finding(name, OK, f"registered in {', '.join(str(change.path) for change in changes[:1])}")
-    yield from extra(name, changes[0], settings, option)
+    if name in OF_ENGINE:
+        yield from OF_ENGINE[name](changes[0], settings, option)
+    yield from not_restarted(name, changes[0])
     for folder in sorted({change.path.parent for change in changes[1:]}):
         yield from rival_hooks(name, folder)
+
+
+def own_file(name: str, recorded: list[Path], registration: Registration) -> Path | None:
+    """The file that `install --config` was given; None if it registered in the usual file or its drop-in."""
+    if len(recorded) != 1 or name not in ("docker", "containerd"):
+        return None
+    usual = {read(path)[0] for path in engine(name).paths(registration)}
+    return None if recorded[0] in usual else recorded[0]
 
 
 def missing(name: str, change: Change) -> str:
@@ -78,41 +85,50 @@ def missing(name: str, change: Change) -> str:
     return "differs from the lines that this install writes"
 
 
-def extra(name: str, change: Change, settings: Settings | None, option: str) -> Iterator[Finding]:
+def docker_findings(change: Change, settings: Settings | None, option: str) -> Iterator[Finding]:
     text = (change.old or b"").decode("utf-8", "replace")
-    if name == "docker":
-        data = json_text.parse(text, change.path) if text.strip() else {}
-        yield from nvidia_default(name, data.get("default-runtime"), change.path)
-        major = version("dockerd")
-        if major and major < ANNOTATIONS_SINCE and settings is not None and not settings.rules.trust_env:
-            message = (
-                f"docker {major} passes no annotations: request by `-v /dev/null:/run/gpu-hook/request/memory=4Gi`, or"
-                " by -e if the setting `trust_env: true` trusts all images"
-            )
-            yield Finding(name, NOTE, message)
-        for pid, words in running("dockerd"):
-            file = flag_value(words, "--config-file")
-            if file and os.path.realpath(file) != str(change.path):
-                fix = f"gpu-hook install --engine docker --config {file}{option}"
-                yield Finding(name, WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
-            elif NAME not in docker_runtimes():
-                message = f"the running dockerd ({pid}) has not read {change.path}"
-                yield Finding(name, WARN, message, "GH-510", "systemctl reload docker")
-    if name == "containerd":
-        data = toml_text.parse(text, change.path)
-        for plugin in {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", [])):
-            message = f"{change.path}: disabled_plugins has {plugin}, so containerd serves no kubelet"
-            fix = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
-            yield Finding(name, WARN, message, "GH-510", fix)
-        for table in containerd.PLUGIN.values():
-            default = toml_text.get(data, (*table, "containerd", "default_runtime_name"))
-            yield from nvidia_default(name, default, change.path)
+    data = json_text.parse(text, change.path) if text.strip() else {}
+    yield from nvidia_default("docker", data.get("default-runtime"), change.path)
+    major = version("dockerd")
+    if major and major < ANNOTATIONS_SINCE and settings is not None and not settings.rules.trust_env:
+        message = (
+            f"docker {major} passes no annotations: request by `-v /dev/null:/run/gpu-hook/request/memory=4Gi`, or"
+            " by -e if the setting `trust_env: true` trusts all images"
+        )
+        yield Finding("docker", NOTE, message)
+    for pid, words in running("dockerd"):
+        file = flag_value(words, "--config-file")
+        if file and os.path.realpath(file) != str(change.path):
+            fix = f"gpu-hook install --engine docker --config {file}{option}"
+            yield Finding("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
+        elif NAME not in docker_runtimes():
+            message = f"the running dockerd ({pid}) has not read {change.path}"
+            yield Finding("docker", WARN, message, "GH-510", "systemctl reload docker")
+
+
+def containerd_findings(change: Change, settings: Settings | None, option: str) -> Iterator[Finding]:
+    data = toml_text.parse((change.old or b"").decode("utf-8", "replace"), change.path)
+    for plugin in {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", [])):
+        message = f"{change.path}: disabled_plugins has {plugin}, so containerd serves no kubelet"
+        fix = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
+        yield Finding("containerd", WARN, message, "GH-510", fix)
+    for table in containerd.PLUGIN.values():
+        default = toml_text.get(data, (*table, "containerd", "default_runtime_name"))
+        yield from nvidia_default("containerd", default, change.path)
+
+
+OF_ENGINE = {"docker": docker_findings, "containerd": containerd_findings}
+
+
+def not_restarted(name: str, change: Change) -> Iterator[Finding]:
+    """Engines that read their files only at their start, and were started before the last change."""
     reload = engine(name).RELOAD
-    if reload in (containerd.RELOAD, crio.RELOAD):
-        for pid, _ in running(reload[0]):
-            if started_before(pid, change.path):
-                message = f"process {pid} was started before {change.path} was changed and has not read it"
-                yield Finding(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
+    if reload not in (containerd.RELOAD, crio.RELOAD):
+        return
+    for pid, _ in running(reload[0]):
+        if started_before(pid, change.path):
+            message = f"process {pid} was started before {change.path} was changed and has not read it"
+            yield Finding(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
 
 
 def rival_hooks(name: str, folder: Path) -> Iterator[Finding]:
@@ -140,10 +156,10 @@ def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[Finding]:
 
 def version(program: str) -> int | None:
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+        text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    number = re.search(r"(\d+)\.\d", said)
+    number = re.search(r"(\d+)\.\d", text)
     return int(number[1]) if number else None
 
 

@@ -2,94 +2,95 @@
 
 #include "process/atomics.h"
 
-/* from one meeting on the total; then the total is asked again whether others are at it */
-#define OPERATIONS 4096
-#define MOST_UNITS (64u << 11) /* 64 MiB, */
-#define MOST_PART 64           /* and no more than this part of the limit */
+#define OPERATIONS 4096        /* served from the cache after one conflict on the total */
+#define MOST_UNITS (64u << 11) /* at most 64 MiB in the cache, */
+#define MOST_PART 64           /* and at most this part of the limit */
 #define PLENTY(limit) ((limit) - (limit) / 8)
 
-/* Others change the word only by making what is idle taken, so the sum is ours alone to change. */
-static uint64_t sum(uint64_t spare) { return (gh_idle(spare) + gh_taken(spare)) & GH_SPARE_MASK; }
+/* Others only turn idle units into taken ones, so only the owner changes the sum. */
+static uint64_t sum(uint64_t cache) { return (gh_cache_idle(cache) + gh_cache_taken(cache)) & GH_CACHE_MASK; }
 
 static uint64_t counted(struct gh_account_page *page, unsigned gpu) {
-    return gh_word_value(LOAD(&page->gpu[gpu].total)) + LOAD(&page->gpu[gpu].surcharge);
+    return gh_word_value(LOAD_ACQUIRE(&page->gpu[gpu].total)) + LOAD_ACQUIRE(&page->gpu[gpu].surcharge);
 }
 
-void gh_spare_begin(struct gh_account_page *page, unsigned gpu, struct gh_mine *mine, uint64_t used, uint64_t limit) {
+void gh_free_cache_begin(struct gh_account_page *page, unsigned gpu, struct gh_mine *mine, uint64_t used,
+                         uint64_t limit) {
     if (used > PLENTY(limit))
         return;
-    mine->most = limit / MOST_PART < MOST_UNITS ? limit / MOST_PART : MOST_UNITS;
-    mine->keeps = OPERATIONS;
-    if (!LOAD(&page->gpu[gpu].lent))
-        STORE(&page->gpu[gpu].lent, 1);
+    mine->cache_most = limit / MOST_PART < MOST_UNITS ? limit / MOST_PART : MOST_UNITS;
+    mine->cache_operations = OPERATIONS;
+    if (!LOAD_ACQUIRE(&page->gpu[gpu].cached))
+        STORE_RELEASE(&page->gpu[gpu].cached, 1);
 }
 
-bool gh_spare_do(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine, int64_t delta,
-                 uint64_t limit) {
-    _Atomic uint64_t *spare = &page->spare[slot][gpu];
-    uint64_t w = LOAD(spare), idle = gh_idle(w), units = (uint64_t)(delta < 0 ? -delta : delta);
-    if (sum(w) != mine->lent) {
-        gh_spare_restate(page, slot, gpu, mine);
+bool gh_free_cache_change(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
+                          int64_t delta, uint64_t limit) {
+    _Atomic uint64_t *cache = &page->free_cache[slot][gpu];
+    uint64_t w = LOAD_ACQUIRE(cache), idle = gh_cache_idle(w), units = (uint64_t)(delta < 0 ? -delta : delta);
+    if (sum(w) != mine->cached) {
+        gh_free_cache_restate(page, slot, gpu, mine);
         return false;
     }
-    if (delta < 0 ? units > mine->most || idle > mine->most - units : units > idle)
+    if (delta < 0 ? units > mine->cache_most || idle > mine->cache_most - units : units > idle)
         return false;
-    if (delta > 0) { /* the limit may be lower than it was, and the room less */
+    if (delta > 0) { /* the limit may have been lowered, and others may use more */
         uint64_t used = counted(page, gpu);
         if (used > PLENTY(limit))
-            mine->keeps = 1;
+            mine->cache_operations = 1;
         if (used > limit)
             return false;
     }
-    if (!CAS(spare, &w, gh_spare(idle - (uint64_t)delta, gh_taken(w))))
+    if (!CAS_ACQ_REL(cache, &w, gh_cache_word(idle - (uint64_t)delta, gh_cache_taken(w))))
         return false;
-    mine->lent = (mine->lent - (uint64_t)delta) & GH_SPARE_MASK;
+    mine->cached = (mine->cached - (uint64_t)delta) & GH_CACHE_MASK;
     return true;
 }
 
-uint64_t gh_spare_end(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine) {
-    uint64_t w = LOAD(&page->spare[slot][gpu]), idle = gh_idle(w);
-    mine->keeps = 0;
-    if (sum(w) != mine->lent || !idle || !CAS(&page->spare[slot][gpu], &w, gh_spare(0, gh_taken(w))))
+uint64_t gh_free_cache_end(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine) {
+    uint64_t w = LOAD_ACQUIRE(&page->free_cache[slot][gpu]), idle = gh_cache_idle(w);
+    mine->cache_operations = 0;
+    if (sum(w) != mine->cached || !idle ||
+        !CAS_ACQ_REL(&page->free_cache[slot][gpu], &w, gh_cache_word(0, gh_cache_taken(w))))
         return 0;
-    mine->lent = (mine->lent - idle) & GH_SPARE_MASK;
+    mine->cached = (mine->cached - idle) & GH_CACHE_MASK;
     return idle;
 }
 
-void gh_spare_restate(struct gh_account_page *page, unsigned slot, unsigned gpu, const struct gh_mine *mine) {
-    uint64_t w = LOAD(&page->spare[slot][gpu]);
-    if (sum(w) != mine->lent)
-        STORE(&page->spare[slot][gpu], gh_spare(0, mine->lent));
-    else if (gh_idle(w))
-        STORE(&page->gpu[gpu].lent, 1);
+void gh_free_cache_restate(struct gh_account_page *page, unsigned slot, unsigned gpu, const struct gh_mine *mine) {
+    uint64_t w = LOAD_ACQUIRE(&page->free_cache[slot][gpu]);
+    if (sum(w) != mine->cached)
+        STORE_RELEASE(&page->free_cache[slot][gpu], gh_cache_word(0, mine->cached));
+    else if (gh_cache_idle(w))
+        STORE_RELEASE(&page->gpu[gpu].cached, 1);
 }
 
-uint64_t gh_spare_settle(struct gh_account_page *page, unsigned slot, unsigned gpu) {
-    _Atomic uint64_t *spare = &page->spare[slot][gpu];
-    uint64_t w = LOAD(spare);
-    for (int i = 0; i < 100 && gh_idle(w); i++) /* fails once, against one who takes; oftener if someone scribbles */
-        if (CAS(spare, &w, gh_spare(0, gh_taken(w))))
+uint64_t gh_free_cache_close(struct gh_account_page *page, unsigned slot, unsigned gpu) {
+    _Atomic uint64_t *cache = &page->free_cache[slot][gpu];
+    uint64_t w = LOAD_ACQUIRE(cache);
+    for (int i = 0; i < 100 && gh_cache_idle(w); i++) /* fails once if a process takes, or if one writes garbage */
+        if (CAS_ACQ_REL(cache, &w, gh_cache_word(0, gh_cache_taken(w))))
             break;
-    return gh_taken(w);
+    return gh_cache_taken(w);
 }
 
-void gh_spare_take(struct gh_account_page *page, unsigned gpu) {
-    if (!LOAD(&page->gpu[gpu].lent))
+void gh_free_cache_take_all(struct gh_account_page *page, unsigned gpu) {
+    if (!LOAD_ACQUIRE(&page->gpu[gpu].cached))
         return;
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++) {
-        _Atomic uint64_t *spare = &page->spare[slot][gpu];
-        uint64_t w = LOAD(&page->owner[slot]) ? LOAD(spare) : 0;
-        for (int i = 0; i < 100 && gh_idle(w); i++) /* each failure is its owner's success */
-            if (CAS(spare, &w, gh_spare(0, sum(w))))
+        _Atomic uint64_t *cache = &page->free_cache[slot][gpu];
+        uint64_t w = LOAD_ACQUIRE(&page->owner[slot]) ? LOAD_ACQUIRE(cache) : 0;
+        for (int i = 0; i < 100 && gh_cache_idle(w); i++) /* each failure means that the owner has changed it */
+            if (CAS_ACQ_REL(cache, &w, gh_cache_word(0, sum(w))))
                 break;
     }
 }
 
-uint64_t gh_spare_sum(struct gh_account_page *page, unsigned gpu) {
+uint64_t gh_free_cache_sum(struct gh_account_page *page, unsigned gpu) {
     uint64_t all = 0;
-    if (LOAD(&page->gpu[gpu].lent))
+    if (LOAD_ACQUIRE(&page->gpu[gpu].cached))
         for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
-            if (LOAD(&page->owner[slot]))
-                all += gh_idle(LOAD(&page->spare[slot][gpu]));
+            if (LOAD_ACQUIRE(&page->owner[slot]))
+                all += gh_cache_idle(LOAD_ACQUIRE(&page->free_cache[slot][gpu]));
     return all;
 }

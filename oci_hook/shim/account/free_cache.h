@@ -1,28 +1,31 @@
-/* What a process keeps for itself of the memory it frees, so that processes which allocate and free all the time need
- * not write the one total in turns. It stays in the process's share and in the total, and whoever needs it takes it. */
-#ifndef GPU_HOOK_SPARE_H
-#define GPU_HOOK_SPARE_H
+/* Units that a process has freed and keeps for its next allocations, so that processes which allocate and free all the
+ * time need not take turns at writing the one total. They stay charged to the process; any process that runs short of
+ * memory takes them. */
+#ifndef GPU_HOOK_FREE_CACHE_H
+#define GPU_HOOK_FREE_CACHE_H
 
 #include "process/state.h"
 
-/* All but the last three: for the slot's owner, who holds mine->lock. */
+/* Only the slot's owner calls the next four, with mine->lock held. */
 
-/* Another process wrote the total at the same moment: for a while what is freed is kept, if the container has plenty.
- * used, limit: units; used: what counts against the limit. */
-void gh_spare_begin(struct gh_account_page *page, unsigned gpu, struct gh_mine *mine, uint64_t used, uint64_t limit);
-/* Allocates (delta > 0) from what was kept, or keeps what is freed. False: it has to be done by the total. */
-bool gh_spare_do(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine, int64_t delta,
-                 uint64_t limit);
-/* Keeps nothing any more: what was kept counts as used. How much it was, to be given back, in units. */
-uint64_t gh_spare_end(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine);
-/* Puts right what someone scribbled over. */
-void gh_spare_restate(struct gh_account_page *page, unsigned slot, unsigned gpu, const struct gh_mine *mine);
+/* Starts caching for some operations, since another process wrote the total at the same moment; not if the container is
+ * short of memory. used: units that count against `limit`, which is in units, too. */
+void gh_free_cache_begin(struct gh_account_page *page, unsigned gpu, struct gh_mine *mine, uint64_t used,
+                         uint64_t limit);
+/* Allocates from the cache (delta > 0), or puts freed units into it. False: the caller must change the total. */
+bool gh_free_cache_change(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
+                          int64_t delta, uint64_t limit);
+/* Ends caching and empties the cache. Returns the units that were in it, which the caller releases. */
+uint64_t gh_free_cache_end(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine);
+/* Repairs the word of the cache if a process has overwritten it with garbage. */
+void gh_free_cache_restate(struct gh_account_page *page, unsigned slot, unsigned gpu, const struct gh_mine *mine);
 
-/* For the sweeper of a dead owner's slot: nobody takes anything any more. What was taken so far, in units. */
-uint64_t gh_spare_settle(struct gh_account_page *page, unsigned slot, unsigned gpu);
-/* Takes what others keep, and what we keep: the shares become smaller, the total does not; the caller repairs it. */
-void gh_spare_take(struct gh_account_page *page, unsigned gpu);
-/* How much all keep, in units: it is in the total, and free for whoever asks. */
-uint64_t gh_spare_sum(struct gh_account_page *page, unsigned gpu);
+/* For the sweeper of an exited owner's slot: empties the cache. Returns the units that others had taken from it. */
+uint64_t gh_free_cache_close(struct gh_account_page *page, unsigned slot, unsigned gpu);
+/* Takes the units in all caches, ours included. The slots are then charged less, the total is not: the caller repairs
+ * it. */
+void gh_free_cache_take_all(struct gh_account_page *page, unsigned gpu);
+/* Units in all caches: in the total, but free for any allocation. */
+uint64_t gh_free_cache_sum(struct gh_account_page *page, unsigned gpu);
 
 #endif

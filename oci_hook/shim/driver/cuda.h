@@ -157,7 +157,7 @@ typedef struct {
 GH_MEMCPY(size_t, CUdeviceptr, CUDA_MEMCPY2D, CUDA_MEMCPY3D)
 GH_MEMCPY(unsigned, unsigned, CUDA_MEMCPY2D_v1, CUDA_MEMCPY3D_v1)
 #undef GH_MEMCPY
-typedef CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER; /* with contexts in the reserved fields */
+typedef CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER; /* its reserved fields hold contexts */
 
 enum { CU_MEMCPY_OPERAND_TYPE_POINTER = 1, CU_MEMCPY_OPERAND_TYPE_ARRAY = 2 };
 typedef struct {
@@ -336,7 +336,7 @@ CUresult cuLaunch(CUfunction f);
 CUresult cuLaunchGrid(CUfunction f, int width, int height);
 CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream);
 CUresult cuFuncGetName(const char **name, CUfunction f);
-CUresult cuKernelGetName(const char **name, CUfunction f); /* a CUkernel may be launched as a CUfunction */
+CUresult cuKernelGetName(const char **name, CUfunction f); /* programs may launch a CUkernel as a CUfunction */
 CUresult cuStreamDestroy(CUstream stream);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuEventCreate(CUevent *event, unsigned flags);

@@ -5,7 +5,7 @@
 static int find_gpu(struct gh_state *st, CUdevice device) {
     static const char digits[] = "0123456789abcdef";
     CUuuid uuid;
-    /* _v2 names the MIG instance where there is one, the plain one the GPU; drivers before 11.4 have only that. */
+    /* _v2 returns the UUID of a MIG instance if there is one, the plain call the GPU's. Before 11.4 there is no _v2. */
     if (REAL(cuDeviceGetUuid_v2)(&uuid, device) && REAL(cuDeviceGetUuid)(&uuid, device))
         return NO_GPU;
     char text[37], *t = text;
@@ -54,7 +54,7 @@ struct place current_place(struct gh_state *st) {
             atomic_store_explicit(&st->contexts.place[at].gpu, (uint32_t)found + 1, memory_order_release);
         return (struct place){found, at + 1};
     }
-    /* A process with hundreds of contexts: no short cut, and its memory is not given back with the context. */
+    /* More contexts than the table holds: ask the driver each time, and do not release memory with its context. */
     if (REAL(cuCtxGetDevice)(&device))
         return (struct place){NO_CONTEXT, 0};
     return (struct place){gpu_of_device(st, device), 0};

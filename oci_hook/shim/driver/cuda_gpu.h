@@ -5,12 +5,12 @@
 #include "driver/cuda.h"
 #include "process/policy.h"
 
-#define NO_GPU (-1)      /* a GPU that is not granted, or that cannot be found out: the caller refuses */
-#define NO_CONTEXT (-2)  /* the driver itself will refuse the call: let it */
+#define NO_GPU (-1)      /* a GPU that is not granted or not known: the caller refuses */
+#define NO_CONTEXT (-2)  /* no current context: let the driver refuse the call */
 #define NOT_CHARGED (-3) /* host memory, or memory charged to another process */
 
 struct place {
-    int gpu;          /* its number in the policy page, or one of the above */
+    int gpu;          /* index in the policy page, or one of the above */
     unsigned context; /* 1 + the context's index in st->contexts; 0 not known */
 };
 

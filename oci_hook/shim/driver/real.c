@@ -1,5 +1,5 @@
-/* Finds the real driver library: it is loaded already, as our own absolute DT_NEEDED. Never RTLD_NEXT, never a search
- * by name: both could find ourselves or a library of the image. */
+/* Finds the real driver library. It is loaded already, as our own absolute DT_NEEDED. RTLD_NEXT or a search by name
+ * could find this shim or a library of the image. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 #include "pages/layout.h"
 #include "process/state.h"
 
-__attribute__((used)) void *gh_real_pointer[GH_REALS]; /* by the jump stubs, too */
+__attribute__((used)) void *gh_real_pointer[GH_REALS]; /* the jump stubs use it, too */
 static const char names[] = GH_REAL_NAMES;             /* each ends with a NUL */
 static const uint16_t name_at[] = GH_REAL_OFFSETS;
 
@@ -32,7 +32,7 @@ void *gh_real_find(const char *name) {
     void *h = handle();
     void *p = h ? dlsym(h, name) : NULL;
     Dl_info ours, theirs;
-    /* Were the private path the shim itself, every call would come back here for ever. */
+    /* If the private path held this shim itself, every call would come back here for ever. */
     if (p && dladdr((void *)&missing, &ours) && dladdr(p, &theirs) && ours.dli_fbase == theirs.dli_fbase)
         return NULL;
     return p;

@@ -4,15 +4,15 @@
 #include <string.h>
 #include <strings.h>
 
-#define SHORT (300 * GH_US)  /* against a slice */
-#define BRIEF (20 * GH_US)   /* a collective that is not known yet */
-#define WAITED (5 * GH_MS)   /* so much more of the GPU no slices explain */
-#define UNEVEN (500 * GH_US) /* a mean serves well enough for what differs by less */
+#define SHORT (300 * GH_US)  /* short compared with a time slice */
+#define BRIEF (20 * GH_US)   /* assumed for a collective that was never measured */
+#define WAITED (5 * GH_MS)   /* a time that time slices of others do not explain */
+#define UNEVEN (500 * GH_US) /* times that differ by less are described by their mean */
 #define ELASTIC_SAMPLES 4u
-#define DEBT_MOST (10 * GH_S)  /* no wait for a cap is longer */
-#define SAMPLES_AT_ONCE 4u     /* a key with fewer is measured at each launch, */
-#define DUE_COMMANDS 32u       /* others after so many, */
-#define DUE_TIME (200 * GH_US) /* or so much work */
+#define DEBT_MOST (10 * GH_S)  /* no wait at a cap is longer */
+#define SAMPLES_AT_ONCE 4u     /* a key with fewer samples is measured at each launch, */
+#define DUE_COMMANDS 32u       /* others after so many launches */
+#define DUE_TIME (200 * GH_US) /* or so much GPU time */
 
 static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -54,13 +54,14 @@ bool cost_due(struct cost *c, bool anyway) {
     return true;
 }
 
-/* A slice of another context lengthens a command by a millisecond or more, and few short ones: those are left out, the
- * rest are as good as undisturbed. Not so what went onto an empty stream: it may have waited for the end of another's
- * work, however short. Those that the GPU waited for, since the program was not quick enough, are left out as well. */
-uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queued, bool prompt, bool clean,
+/* A time slice of another context lengthens a command by a millisecond or more, and hits few short commands: those
+ * samples are discarded, and the other samples of queued short commands count as undisturbed. A command launched onto
+ * an empty stream may have waited for another tenant's kernel, so its sample does not count as undisturbed. Samples of
+ * commands that the program launched too late, so that the GPU idled, are discarded as well. */
+uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt, bool clean,
                    uint64_t *waited) {
     const uint64_t low = c->low;
-    bool brief = low && low < SHORT, stood = brief && shared > WAITED;
+    bool brief = low && low < SHORT, stood = brief && own_part > WAITED;
     bool sliced = brief && !clean && elapsed > 3 * low + SHORT;
     bool late = low && !queued && !prompt && elapsed > low + low / 4, steady = clean || (brief && queued);
     if (!low || elapsed < low)
@@ -68,15 +69,15 @@ uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t shared, bool queue
     else
         c->low += (elapsed - low < low ? elapsed - low : low) / 64;
     if (clean || stood) {
-        uint64_t mean = gh_cost_of(&c->cost), off = shared > mean ? shared - mean : mean - shared;
+        uint64_t mean = gh_cost_of(&c->cost), off = own_part > mean ? own_part - mean : mean - own_part;
         c->spread = c->cost.samples[0] ? c->spread - c->spread / 16 + off / 16 : 0;
     }
     uint64_t least = low ? c->low : BRIEF;
-    *waited = c->collective && shared > least ? shared - least : 0;
+    *waited = c->collective && own_part > least ? own_part - least : 0;
     if ((sliced || late) && !stood && !cost_elastic(c))
         return gh_cost_of(&c->cost);
-    gh_cost_learn(&c->cost, steady ? elapsed : shared, steady);
-    return stood || cost_elastic(c) ? shared : gh_cost_charge(&c->cost, shared, clean);
+    gh_cost_learn(&c->cost, steady ? elapsed : own_part, steady);
+    return stood || cost_elastic(c) ? own_part : gh_cost_charge(&c->cost, own_part, clean);
 }
 
 bool cost_elastic(const struct cost *c) {
@@ -87,13 +88,13 @@ bool cost_elastic(const struct cost *c) {
 uint64_t cost_estimate(const struct cost *c) {
     if (!c->cost.samples[0])
         return c->collective ? BRIEF : GH_COST_UNKNOWN;
-    uint64_t mean = gh_cost_of(&c->cost), most = GH_COST_UNKNOWN / 2; /* with all before it, less than unknown */
+    uint64_t mean = gh_cost_of(&c->cost), most = GH_COST_UNKNOWN / 2; /* keeps sums below "unknown" */
     if (c->collective && c->low < mean)
         mean = c->low;
     return mean < most ? mean : most;
 }
 
-/* Of libraries that many programs use. */
+/* Names in libraries that many programs use. */
 bool cost_is_collective(const char *name) {
     static const char *const parts[] = {"nccl",          "nvshmem",        "allreduce",          "all_reduce",
                                         "allgather",     "all_gather",     "alltoall",           "all_to_all",

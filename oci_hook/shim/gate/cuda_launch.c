@@ -13,18 +13,18 @@ static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
 #define LAUNCH(name, of)                                                                                      \
     GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,    \
                             unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra) { \
-        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                                  \
-              REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra));                      \
+        return THROUGH_GATE(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                    \
+                            REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra));        \
     }
 LAUNCH(cuLaunchKernel, PLAIN)
 LAUNCH(cuLaunchKernel_ptsz, PER_THREAD)
 
-#define LAUNCH_EX(name, of)                                                                           \
-    GH_EXPORT CUresult name(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra) { \
-        if (!c)                                                                                       \
-            return REAL(name)(c, f, parameters, extra);                                               \
-        GATED(of(c->stream), key_of_grid(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared), f,  \
-              REAL(name)(c, f, parameters, extra));                                                   \
+#define LAUNCH_EX(name, of)                                                                                        \
+    GH_EXPORT CUresult name(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra) {              \
+        if (!c)                                                                                                    \
+            return REAL(name)(c, f, parameters, extra);                                                            \
+        return THROUGH_GATE(of(c->stream), key_of_grid(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared), f, \
+                            REAL(name)(c, f, parameters, extra));                                                  \
     }
 LAUNCH_EX(cuLaunchKernelEx, PLAIN)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, PER_THREAD)
@@ -32,13 +32,13 @@ LAUNCH_EX(cuLaunchKernelEx_ptsz, PER_THREAD)
 #define LAUNCH_COOPERATIVE(name, of)                                                                       \
     GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, \
                             unsigned bz, unsigned shared, CUstream stream, void **parameters) {            \
-        GATED(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                               \
-              REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters));                          \
+        return THROUGH_GATE(of(stream), key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f,                 \
+                            REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters));            \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PLAIN)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PER_THREAD)
 
-/* One kernel on each of several devices: each device's gate in turn. */
+/* Launches a kernel on each of several devices: passes the gate of each. */
 GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned n, unsigned flags) {
     struct gate_ticket ticket[GH_POLICY_GPUS];
     if (gate_open() || !list || n > GH_POLICY_GPUS)
@@ -58,14 +58,15 @@ GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list
     return r;
 }
 
-/* Before CUDA 4, block and shared memory were set on the function. */
-GH_EXPORT CUresult cuLaunch(CUfunction f) { GATED(NULL, cost_key(f, 1, 0, 0), f, REAL(cuLaunch)(f)); }
+/* Before CUDA 4, block and shared memory were set by other calls. */
+GH_EXPORT CUresult cuLaunch(CUfunction f) { return THROUGH_GATE(NULL, cost_key(f, 1, 0, 0), f, REAL(cuLaunch)(f)); }
 GH_EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height) {
-    GATED(NULL, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), f, REAL(cuLaunchGrid)(f, width, height));
+    return THROUGH_GATE(NULL, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), f,
+                        REAL(cuLaunchGrid)(f, width, height));
 }
 GH_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
-    GATED(stream, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), f,
-          REAL(cuLaunchGridAsync)(f, width, height, stream));
+    return THROUGH_GATE(stream, cost_key(f, (uint64_t)width << 32 ^ (uint64_t)height, 0, 0), f,
+                        REAL(cuLaunchGridAsync)(f, width, height, stream));
 }
 
 #define DESTROY(name)                          \

@@ -1,20 +1,9 @@
 #include "gate/decide.h"
 
+#include "pages/arithmetic.h"
+
 #define EACH_SLOT(mask, i) \
     for (uint64_t left_ = (mask), i = 0; left_ && ((i = (uint64_t)__builtin_ctzll(left_)), 1); left_ &= left_ - 1)
-
-static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-static uint64_t clamp64(uint64_t x, uint64_t low, uint64_t high) { return x < low ? low : x > high ? high : x; }
-static uint64_t add(uint64_t a, uint64_t b) { return a + b < a ? UINT64_MAX : a + b; }
-
-static uint64_t mul(uint64_t a, uint64_t b) {
-    uint64_t r;
-    return __builtin_mul_overflow(a, b, &r) ? UINT64_MAX : r;
-}
-
-/* Age of a published time. The future is as good as now: forging it buys no more than being active does. */
-static uint64_t age(uint64_t now, uint64_t then) { return then < now ? now - then : 0; }
 
 static unsigned weight_of(const struct gh_share *share) { return share->weight ? share->weight : 1; }
 
@@ -51,10 +40,10 @@ void gh_rules_default(struct gh_rules *rules) {
 
 static int alive(const struct gh_gpu *gpu, unsigned i) { return (gpu->present >> i & 1) && !gpu->slot[i].dead; }
 
-/* Signs of life are as old as they were when the reader looked: a late reader takes nobody for dead. */
-static uint64_t quiet(const struct gh_gpu *gpu, uint64_t then) { return age(gpu->seen, then); }
+/* Age of a sign of life when the slots were read, not now: a reader that is late takes nobody for ended. */
+static uint64_t quiet(const struct gh_gpu *gpu, uint64_t then) { return age64(gpu->seen, then); }
 
-/* Has work, and either its owner or its work has moved of late. */
+/* It has work, and its owner gave a sign of life, or work finished, recently. */
 static int busy(const struct gh_gpu *gpu, unsigned i) {
     const struct gh_slot *s = &gpu->slot[i];
     uint64_t heart = quiet(gpu, s->heartbeat), done = quiet(gpu, s->done_at);
@@ -67,19 +56,19 @@ static int wants(const struct gh_gpu *gpu, unsigned i) {
     return busy(gpu, i) || (s->held && alive(gpu, i) && quiet(gpu, s->heartbeat) < gpu->rules.heartbeat_stale);
 }
 
-/* Shows work and no sign of life: stopped, or without a CPU. Its equals go on without it. */
+/* It shows no sign of life: it is stopped, or has no processor. Its equals go on without it. */
 static int silent(const struct gh_gpu *gpu, unsigned i) {
     const struct gh_slot *s = &gpu->slot[i];
     return min64(quiet(gpu, s->heartbeat), quiet(gpu, s->done_at)) > gpu->rules.silent;
 }
 
-/* Idle for longer than a small gap. */
+/* It has been idle for longer than a small gap. */
 static int released(const struct gh_gpu *gpu, unsigned i) {
     return quiet(gpu, gpu->slot[i].idle_since) > gpu->rules.idle_release;
 }
 
-/* In a small gap a tenant is still served if it is known to leave such gaps or has the tenure: then others fill within
- * the slack, or wait until it is clear that the gap is none. */
+/* A tenant in a small gap still counts as wanting the GPU if it often leaves such gaps, or has the tenure. Others then
+ * fill the gap within the slack, or wait until the gap is too long to be small. */
 static int in_small_gap(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[i];
     return (!s->saturated || s->end > now) && s->idle_since && alive(gpu, i) && !released(gpu, i);
@@ -101,18 +90,18 @@ uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window) {
     return clamp64(window / 4, rules->pacer_min, rules->pacer_max);
 }
 
-/* A slot of a higher class keeps lower ones out while busy and for its linger after. */
+/* Until when a tenant of a higher class keeps lower ones out: while it is busy, and for its linger afterwards. */
 static uint64_t frozen_until(const struct gh_gpu *gpu, unsigned h, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[h];
     if (!alive(gpu, h))
         return 0;
     if (wants(gpu, h))
-        return add(now, gpu->rules.recheck);
+        return add64(now, gpu->rules.recheck);
     if (!s->active_at)
         return 0;
     uint64_t linger = gpu->share[h].linger ? gpu->share[h].linger : min64(s->linger, gpu->rules.linger_max);
-    uint64_t last = s->launched != s->done ? s->done_at : s->active_at; /* stuck work: count from its last progress */
-    return add(min64(last, now), linger);
+    uint64_t last = s->launched != s->done ? s->done_at : s->active_at; /* count stuck work from its last progress */
+    return add64(min64(last, now), linger);
 }
 
 static struct gh_decision wait_for(struct gh_decision d, enum gh_wait on, uint64_t slot, uint64_t until) {
@@ -130,7 +119,7 @@ static struct gh_decision go(struct gh_decision d, enum gh_mode mode) {
     return d;
 }
 
-/* Less v first, lower slot at a tie. */
+/* Order by v, then by slot. */
 static int before(const struct gh_gpu *gpu, unsigned a, unsigned b) {
     return gpu->slot[a].v < gpu->slot[b].v || (gpu->slot[a].v == gpu->slot[b].v && a < b);
 }
@@ -141,11 +130,11 @@ static int competes(const struct gh_gpu *gpu, unsigned i, unsigned me, uint64_t 
     return (wants(gpu, i) && !silent(gpu, i)) || in_small_gap(gpu, i, now);
 }
 
-/* Those of my class that want the GPU, me included, with what the laws need to know of them. */
+/* The tenants of my class that want the GPU, and me. */
 struct crowd {
     uint64_t mask;
     uint64_t n, weights;
-    unsigned least; /* by v */
+    unsigned least; /* the one with the least v */
     int saturated;
 };
 
@@ -164,14 +153,14 @@ static struct crowd crowd_of(const struct gh_gpu *gpu, unsigned me, uint64_t now
     return c;
 }
 
-/* A time bound as a distance in v for the crowd's mean weight: the laws do not depend on the weights' unit. */
+/* A time as a distance in v at the crowd's mean weight, so that the rules do not depend on the unit of weights. */
 static uint64_t as_v(const struct crowd *c, uint64_t time) {
-    return mul(time, GH_WEIGHT_ONE * c->n) / max64(c->weights, 1);
+    return mul64(time, GH_WEIGHT_ONE * c->n) / max64(c->weights, 1);
 }
 
 static uint64_t tenure_of(const struct gh_gpu *gpu, const struct crowd *c, unsigned i) {
     uint64_t quantum = min64(gpu->rules.quantum, gpu->rules.tenure_sum / max64(c->n, 1));
-    uint64_t t = mul(quantum, weight_of(&gpu->share[i]) * c->n) / max64(c->weights, 1);
+    uint64_t t = mul64(quantum, weight_of(&gpu->share[i]) * c->n) / max64(c->weights, 1);
     return clamp64(t, gpu->rules.tenure_min, max64(gpu->rules.tenure_sum, gpu->rules.tenure_min));
 }
 
@@ -181,7 +170,7 @@ static int claim_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
            s->end - s->start <= max64(gpu->rules.tenure_sum, gpu->rules.tenure_min);
 }
 
-/* The newest claim of my class that could be meant; GH_SLOTS when there is none. Serial numbers may wrap. */
+/* The slot with the newest valid claim in my class; GH_SLOTS: none. Serial numbers may wrap. */
 static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     unsigned p = GH_SLOTS;
     EACH_SLOT (gpu->present, i) {
@@ -194,7 +183,7 @@ static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now
     return p;
 }
 
-/* Is p's tenure over, whatever it announced? */
+/* Whether p's tenure is over, whatever end it announced. */
 static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[p];
     if (!alive(gpu, p) || gpu->share[p].freeze || s->end <= now)
@@ -204,10 +193,10 @@ static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64
     return p != me && silent(gpu, p);
 }
 
-/* How long equals may hold me before I stop believing them: several rounds of honest tenures. */
+/* How long my equals may hold me before I ignore them: several rounds of honest tenures. */
 static uint64_t patience(const struct gh_gpu *gpu, const struct crowd *c, unsigned me) {
-    uint64_t round = mul(tenure_of(gpu, c, me), c->weights) / weight_of(&gpu->share[me]);
-    return max64(gpu->rules.starve, mul(round, 4));
+    uint64_t round = mul64(tenure_of(gpu, c, me), c->weights) / weight_of(&gpu->share[me]);
+    return max64(gpu->rules.starve, mul64(round, 4));
 }
 
 struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,
@@ -220,12 +209,12 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
 
     if (share->freeze) {
         d.mode = GH_FROZEN;
-        return wait_for(d, GH_ON_POLICY, me, add(now, r->recheck));
+        return wait_for(d, GH_ON_POLICY, me, add64(now, r->recheck));
     }
 
-    int registered = 0;   /* a higher class exists */
-    int contended = 0;    /* somebody who may not be frozen by me was active of late */
-    uint64_t residue = 0; /* lower classes' work in flight */
+    int registered = 0;   /* a tenant of a higher class is on the GPU */
+    int contended = 0;    /* a tenant of my class was active recently */
+    uint64_t residue = 0; /* of lower classes' work in flight */
     unsigned lower = GH_SLOTS;
     EACH_SLOT (gpu->present, i) {
         if (i == me || !alive(gpu, (unsigned)i))
@@ -235,12 +224,12 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
             uint64_t until = frozen_until(gpu, (unsigned)i, now);
             if (until > now) {
                 d.mode = GH_FROZEN;
-                return wait_for(d, GH_ON_SLOT, i, min64(until, add(now, r->recheck)));
+                return wait_for(d, GH_ON_SLOT, i, min64(until, add64(now, r->recheck)));
             }
         } else if (gpu->share[i].class_ == share->class_) {
             contended |= active(gpu, (unsigned)i);
         } else if (busy(gpu, (unsigned)i)) {
-            residue = add(residue, gpu->slot[i].residue);
+            residue = add64(residue, gpu->slot[i].residue);
             lower = (unsigned)i;
         }
     }
@@ -251,20 +240,20 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
         if (b.level <= 0) {
             d.mode = GH_CAPPED;
             uint64_t refill = (uint64_t)(-(b.level + 1)) / share->cap + 2;
-            return wait_for(d, GH_ON_TIME, me, add(now, min64(refill, r->recheck)));
+            return wait_for(d, GH_ON_TIME, me, add64(now, min64(refill, r->recheck)));
         }
         if (cost >= GH_COST_UNKNOWN && !empty) {
             d.mode = GH_CAPPED;
-            return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, r->window)));
+            return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, r->window)));
         }
     }
 
     if (lower != GH_SLOTS && empty && residue <= r->drain_max) {
         uint64_t since = own->held_since ? own->held_since : now;
-        if (age(now, since) < r->drain_max) {
+        if (age64(now, since) < r->drain_max) {
             d.mode = GH_DRAIN;
             d.held = 1;
-            return wait_for(d, GH_ON_SLOT, lower, add(since, r->drain_max));
+            return wait_for(d, GH_ON_SLOT, lower, add64(since, r->drain_max));
         }
     }
 
@@ -273,48 +262,49 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
 
     uint64_t window = registered ? r->window_guarded : r->window;
     uint64_t left = gh_residue(own, now);
-    /* One longer than the window may queue up behind the end of what runs: else the GPU waits for each of them. */
-    int fits = empty || add(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
+    /* A command longer than the window may be queued when the running one is nearly done; otherwise the GPU would idle
+     * before each such command. */
+    int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
     struct crowd c = crowd_of(gpu, me, now);
 
-    /* Work of mine in flight is work that is done: starving is to be held with nothing. */
-    uint64_t starving = own->held_since && empty ? age(now, max64(own->held_since, mine->idle_since)) : 0;
+    /* I starve only if I am held with nothing in flight. */
+    uint64_t starving = own->held_since && empty ? age64(now, max64(own->held_since, mine->idle_since)) : 0;
     if (now < d.distrust_until || starving > patience(gpu, &c, me)) {
         if (now >= d.distrust_until) {
             int again = d.distrust_until && now - d.distrust_until < d.distrust_for;
-            d.distrust_for = again ? min64(mul(d.distrust_for, 2), r->distrust_max) : r->distrust;
-            d.distrust_until = add(now, d.distrust_for);
+            d.distrust_for = again ? min64(mul64(d.distrust_for, 2), r->distrust_max) : r->distrust;
+            d.distrust_until = add64(now, d.distrust_for);
         }
         if (fits)
             return go(d, GH_MIX);
         d.mode = GH_MIX;
         d.held = 1;
-        return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, window)));
+        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, window)));
     }
 
     unsigned p = newest_claim(gpu, me, now);
-    int woken = 0; /* I came back from idle and have had no tenure since */
+    int woken = 0; /* I have work again after an idle time, and have had no tenure since */
     int over = p == GH_SLOTS || tenure_over(gpu, p, me, now);
-    if (!over && p != me && mine->woke_at > mine->start && add(mine->v, as_v(&c, r->wake_lag)) < gpu->slot[p].v) {
+    if (!over && p != me && mine->woke_at > mine->start && add64(mine->v, as_v(&c, r->wake_lag)) < gpu->slot[p].v) {
         woken = 1;
-        over = age(now, gpu->slot[p].start) >= r->wake_hold && age(now, gpu->slot[p].woke_at) >= r->quantum;
+        over = age64(now, gpu->slot[p].start) >= r->wake_hold && age64(now, gpu->slot[p].woke_at) >= r->quantum;
     }
     if (over) {
         uint64_t last = p == GH_SLOTS ? 0 : gpu->slot[p].epoch;
-        p = c.least; /* who does not take it falls silent and is passed over */
+        p = c.least; /* if it does not take the tenure, it falls silent and is passed over */
         if (p == me) {
             d.claim = 1;
             d.epoch = last + 1 ? last + 1 : 1;
             d.start = now;
-            d.end = add(now, tenure_of(gpu, &c, me));
-            if (!c.saturated && age(now, own->probed_at) >= r->probe_every)
-                d.probe_until = add(now, r->probe);
+            d.end = add64(now, tenure_of(gpu, &c, me));
+            if (!c.saturated && age64(now, own->probed_at) >= r->probe_every)
+                d.probe_until = add64(now, r->probe);
         }
     }
 
     int alone = c.mask == 1ull << me;
-    uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add(gpu->slot[p].start, r->probe));
-    uint64_t lead = mine->v - gpu->slot[c.least].v; /* least is me or has less */
+    uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add64(gpu->slot[p].start, r->probe));
+    uint64_t lead = mine->v - gpu->slot[c.least].v; /* v of c.least is mine or less */
     uint64_t slack = as_v(&c, r->mix_slack);
     d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
     d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
@@ -322,24 +312,24 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
         if (fits)
             return go(d, (enum gh_mode)d.mode);
         d.held = 1;
-        return wait_for(d, GH_ON_OWN_DONE, me, add(now, gh_pacer_step(r, window)));
+        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, window)));
     }
 
     d.held = 1;
-    uint64_t until = add(now, r->recheck);
+    uint64_t until = add64(now, r->recheck);
     const struct gh_slot *s = &gpu->slot[p];
     if (now < probe)
         until = min64(until, probe);
-    else if (d.ahead) /* until the least could have caught up, had it the GPU to itself */
-        until = min64(
-            until, add(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]), r->pacer_min)));
+    else if (d.ahead) /* until c.least, alone on the GPU, would have caught up */
+        until = min64(until, add64(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]),
+                                              r->pacer_min)));
     if (woken && !over)
-        until = min64(until, max64(add(s->start, r->wake_hold), add(s->woke_at, r->quantum)));
+        until = min64(until, max64(add64(s->start, r->wake_hold), add64(s->woke_at, r->quantum)));
     if (s->launched == s->done && !s->held)
-        until = min64(until, add(s->idle_since, r->idle_release + 1));
+        until = min64(until, add64(s->idle_since, r->idle_release + 1));
     if (s->end > now)
         until = min64(until, s->end);
-    return wait_for(d, GH_ON_SLOT, p, max64(until, add(now, r->pacer_min))); /* a neighbour's words make nobody spin */
+    return wait_for(d, GH_ON_SLOT, p, max64(until, add64(now, r->pacer_min))); /* no slot's content can make me spin */
 }
 
 uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
@@ -357,12 +347,12 @@ uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
 }
 
 uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight) {
-    return add(v, mul(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
+    return add64(v, mul64(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
 }
 
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     struct crowd c = crowd_of(gpu, me, now);
-    uint64_t left = c.mask, part = GH_PPM, weights = c.weights; /* water-filling: serve those who need least */
+    uint64_t left = c.mask, part = GH_PPM, weights = c.weights; /* water-filling: first those that need least */
     for (;;) {
         uint64_t sated = 0, need = 0, theirs = 0;
         EACH_SLOT (left, i) {
@@ -391,7 +381,7 @@ uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *d, ui
 }
 
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now) {
-    uint64_t dt = min64(age(now, bucket.at), 1000 * GH_S);
+    uint64_t dt = min64(age64(now, bucket.at), 1000 * GH_S);
     int64_t top = (int64_t)(min64(burst, 1000 * GH_S) * GH_PPM);
     int64_t more = (int64_t)(dt * min64(cap, GH_PPM));
     bucket.level = bucket.level > top - more ? top : bucket.level + more;
@@ -408,7 +398,7 @@ struct gh_bucket gh_bucket_take(struct gh_bucket bucket, int64_t charge) {
 }
 
 uint64_t gh_residue(const struct gh_own *own, uint64_t now) {
-    return own->inflight - min64(age(now, own->running_since), min64(own->running_cost, own->inflight));
+    return own->inflight - min64(age64(now, own->running_since), min64(own->running_cost, own->inflight));
 }
 
 #define GH_DUTY_FALL ((int64_t)(3 * GH_MS / 2))
@@ -418,7 +408,7 @@ uint32_t gh_saturation(uint32_t before_, uint64_t pending, uint64_t length) {
         return before_;
     int64_t now_ = (int64_t)(min64(pending, length) * (uint64_t)GH_PPM / length);
     int64_t step = (int64_t)min64(length, (uint64_t)tau);
-    /* Down in small steps: a moment without a processor looks like a gap of the program's own. */
+    /* Falls in small steps, since a moment without a processor looks like a gap of the program. */
     if (now_ < (int64_t)before_)
         step = step < GH_DUTY_FALL ? step : GH_DUTY_FALL;
     return (uint32_t)((int64_t)before_ + (now_ - (int64_t)before_) * step / tau);
@@ -451,8 +441,8 @@ uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa) {
         for (unsigned i = 0; i < GH_GAP_BINS; i++) {
             uint64_t middle = 6ull << i; /* us: between 4 x 2^i and 8 x 2^i */
             uint64_t t = candidate[k] / GH_US;
-            uint64_t each = middle > t ? add(t, mul(kappa, loss / GH_US)) : middle;
-            cost = add(cost, mul(each, gaps->bin[i]));
+            uint64_t each = middle > t ? add64(t, mul64(kappa, loss / GH_US)) : middle;
+            cost = add64(cost, mul64(each, gaps->bin[i]));
         }
         if (cost < least) {
             least = cost;

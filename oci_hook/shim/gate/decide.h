@@ -1,108 +1,108 @@
-/* The compute-sharing decision: pure functions of what is passed in. No clock, no memory of their own, no I/O, no
- * floating point; integers saturate, so that any bytes in a neighbour's slot give a decision and nothing worse.
- * The shim and the model in simulator/model compile this same file. */
+/* The compute-sharing decision: pure functions, without clock, state, I/O or floating point. Integers saturate, so any
+ * bytes in another container's slot give a decision and nothing worse. The shim compiles this file, and so does the
+ * model in simulator/model. */
 #ifndef GPU_HOOK_DECIDE_H
 #define GPU_HOOK_DECIDE_H
 
 #include "pages/gpu_view.h"
 
 enum gh_mode {
-    GH_OPEN,    /* nobody else was active of late: no gate */
-    GH_GUARDED, /* alone now, but for how long: the window only */
-    GH_ROTATE,  /* all who want are saturated: one tenure after the other */
-    GH_MIX,     /* some leave gaps: all within the slack may fill them */
-    GH_FROZEN,  /* a higher class has the GPU, or the agent's stop */
-    GH_CAPPED,  /* own cap used up */
-    GH_DRAIN    /* a high tenant lets a short residue of lower ones end first */
+    GH_OPEN,    /* no other tenant was active recently: no gate */
+    GH_GUARDED, /* alone, but others may come at any time: only the window bounds launches */
+    GH_ROTATE,  /* all that want the GPU are saturated: one tenure after the other */
+    GH_MIX,     /* some leave gaps, which all tenants within the slack may fill */
+    GH_FROZEN,  /* a higher class has the GPU, or the agent has stopped this tenant */
+    GH_CAPPED,  /* its own cap is used up */
+    GH_DRAIN    /* a tenant of a higher class lets short remaining work of lower ones finish */
 };
 
-/* On which word a held thread sleeps; `until` bounds every sleep. */
+/* The word on which a waiting thread sleeps. gh_decision.until bounds every sleep. */
 enum gh_wait { GH_ON_NOTHING, GH_ON_POLICY, GH_ON_SLOT, GH_ON_OWN_DONE, GH_ON_TIME };
 
-/* Token bucket of a capped tenant. level is in ns x ppm, so that no refill loses a fraction. */
+/* Token bucket of a capped tenant. level is in ns x ppm, so that refilling loses no fraction. */
 struct gh_bucket {
     int64_t level;
     uint64_t at;
 };
 
-/* What a tenant knows of itself and does not publish. */
+/* What a process knows of itself and does not publish. */
 struct gh_own {
     struct gh_bucket bucket;
-    uint64_t inflight;       /* estimated GPU time of launched, not done commands */
-    uint64_t running_since;  /* since when the oldest command in flight can have been running, */
-    uint64_t running_cost;   /* and its estimated GPU time */
-    uint64_t held_since;     /* begin of the present wait at the gate, 0 when not held */
-    uint64_t distrust_until; /* gates of equals are ignored until then, */
-    uint64_t distrust_for;   /* which is so long */
-    uint64_t probed_at;      /* last claim with a probe_until */
-    uint8_t idle;            /* this process has nothing in flight, though its container may have */
-    uint8_t ahead;           /* was stopped for its lead, and stays so until most of it is gone */
+    uint64_t inflight;       /* estimated GPU time of its commands in flight */
+    uint64_t running_since;  /* the oldest command in flight may have been running since then; */
+    uint64_t running_cost;   /* its estimated GPU time */
+    uint64_t held_since;     /* begin of the present wait for others at the gate; 0: none */
+    uint64_t distrust_until; /* until then, tenants of the same class are ignored, */
+    uint64_t distrust_for;   /* for this long in all */
+    uint64_t probed_at;      /* time of its last claim with a probe_until */
+    uint8_t idle;            /* this process has nothing in flight, though the container may have */
+    uint8_t ahead;           /* it was stopped for its lead in v, until most of that lead is gone */
 };
 
 struct gh_decision {
     uint8_t go;
     uint8_t mode;  /* enum gh_mode */
-    uint8_t on;    /* enum gh_wait, when not go */
+    uint8_t on;    /* enum gh_wait, if not go */
     uint8_t slot;  /* with GH_ON_SLOT */
-    uint8_t claim; /* publish epoch, start, end, probe_until in the own slot, then wake its waiters */
-    uint8_t held;  /* publish as the own slot's `held` */
-    /* The owner of a tenure that is told to wait for a slot or for its cap yields: it sets its `end` to now at the
+    uint8_t claim; /* publish epoch, start, end and probe_until in our slot, then wake its waiters */
+    uint8_t held;  /* publish as `held` of our slot */
+    /* If the owner of a tenure is told to wait for a slot or for its cap, it yields: it sets its `end` to now at the
      * latest and wakes its waiters, since they may have reckoned with an older v of its. */
     uint64_t until;
     uint64_t epoch, start, end, probe_until;
-    uint64_t distrust_until, distrust_for; /* these three to be kept in gh_own */
+    uint64_t distrust_until, distrust_for; /* these and `ahead`: to be kept in gh_own */
     uint8_t ahead;
 };
 
 void gh_rules_default(struct gh_rules *rules);
 
-/* May tenant `me` submit a command of estimated GPU time `cost` at `now`? Asked before every submission.
- * gpu->slot[me] is the own slot, up to date; the others are snapshots. A cost of GH_COST_UNKNOWN goes alone. */
+/* May tenant `me` launch a command of estimated GPU time `cost` at `now`? Asked before every launch. gpu->slot[me] is
+ * its own slot, up to date; the others are snapshots. A command of cost GH_COST_UNKNOWN is launched alone. */
 struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,
                              uint64_t cost);
 
-/* The own slot's v after idle time: at most `bank` behind the least v of the peers that were active of late. */
+/* The tenant's v after an idle time: at most `bank` behind the least v of its equals that were active recently. */
 uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me);
 
-/* v after `charge` ns of GPU time at gh_weight(). Never less than before. */
+/* v after `charge` ns of GPU time at weight gh_weight(). Never less than before. */
 uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight);
 
-/* The weight v is kept by, in thousandths: what the tenant is owed now. A tenant that cannot use its part (duty) is
- * owed only its duty, the others the rest by weight: so it does not hold them back, nor they it. */
+/* The weight by which v is charged, in thousandths: what the tenant is owed now. A tenant that cannot use its part (see
+ * duty) is owed only its duty, and the others share the rest by weight, so that none holds another back. */
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
 
-/* gh_own.held_since after a decision: time that others, not the own window, cap or a freeze, keep me waiting. */
+/* gh_own.held_since after a decision. Only waits for other tenants count, not for the window, a cap or a freeze. */
 uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *decision, uint64_t now);
 
-/* Bucket at `now`; then less `charge` ns of GPU time (negative: given back), debt allowed. The estimate is taken at
- * submission, the difference to the charge when the command is done: so the bound on savings loses nothing meanwhile. */
+/* The bucket at `now`; and less `charge` ns of GPU time (negative: returned), which may leave a debt. The estimate is
+ * taken at launch, the difference to the charge when the command is done, so a full bucket loses nothing meanwhile. */
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now);
 struct gh_bucket gh_bucket_take(struct gh_bucket bucket, int64_t charge);
 
-/* What is left of the work in flight, taking the oldest command to run since it could. */
+/* GPU time left of the work in flight, if its oldest command runs since it could. */
 uint64_t gh_residue(const struct gh_own *own, uint64_t now);
 
-/* Duty in ppm after `length` ns of tenure of which `pending` had work; the flag has hysteresis. */
+/* Duty in ppm after `length` ns of tenure with work for `pending` ns of them; and the flag, with hysteresis. */
 uint32_t gh_saturation(uint32_t before, uint64_t pending, uint64_t length);
 uint8_t gh_saturated(uint8_t before, uint32_t saturation);
 
-/* Step of the pacer for an in-flight bound. */
+/* How often the pacer looks, for a bound of work in flight; and that bound. */
 uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window);
 uint64_t gh_window(const struct gh_gpu *gpu, unsigned me);
 
-/* Adaptive linger: a decaying histogram of a high tenant's idle gaps. */
+/* For the adaptive linger: a decaying histogram of a tenant's idle gaps. */
 #define GH_GAP_BINS 24 /* bin i: gaps below 2^i x 8 us */
 struct gh_gaps {
     uint32_t bin[GH_GAP_BINS];
 };
 void gh_gap_seen(struct gh_gaps *gaps, uint64_t gap);
-/* The candidate T with the least expected idle time + kappa x loss x P(gap > T); loss is one re-preemption's, in ns. */
+/* The candidate T with the least expected idle time + kappa x loss x P(gap > T). loss: ns that a new freeze costs. */
 uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa);
 
-/* Learned cost of a command key: running mean over the last GH_LEARN samples. Clean samples were measured after nobody
- * else had had work for a while; the others, elapsed time shared out among those with work, serve until there is a clean one. */
+/* Learned cost of a command key: a running mean over GH_LEARN samples. Clean samples were measured when nobody else had
+ * had work for a while. The others are the tenant's part of the elapsed time; they are used until enough are clean. */
 #define GH_LEARN 256u
-#define GH_LEARN_CLEAN 16u /* so many before they are believed */
+#define GH_LEARN_CLEAN 16u /* clean samples needed before they are used */
 #define GH_COST_UNKNOWN GH_S
 struct gh_cost {
     uint64_t mean[2]; /* ns x 256; of all samples, of clean ones */
@@ -110,9 +110,8 @@ struct gh_cost {
 };
 void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean);
 uint64_t gh_cost_of(const struct gh_cost *cost);
-/* What a finished command is charged: its own elapsed time where that is clean, else its key's cost. Long ones are
- * rarely undisturbed from begin to end, and learning from the short ones among them would be unfair: always their own
- * elapsed time, shared out. */
+/* What a finished command is charged: its own elapsed time if that is clean, else the cost of its key. Long commands
+ * are rarely undisturbed, and only the shortest of them would be clean: they are always charged their own time. */
 #define GH_COST_LONG (2 * GH_MS)
 uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean);
 

@@ -7,8 +7,8 @@
 #include "driver/real.h"
 #include "gate/gate_inside.h"
 
-#define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever was announced */
-#define UNMARKED (100 * GH_US)  /* an unknown command that cannot be measured */
+#define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever the slots announce */
+#define UNMARKED (100 * GH_US)  /* cost of an unknown command that cannot be measured */
 #define KAPPA 4u
 #define RESUME_LOSS (GH_MS / 2 + 60 * GH_US)
 #define ALONE_TRIES 1000
@@ -25,15 +25,15 @@ static bool anybody_awake(const struct gh_gate *g) {
     return false;
 }
 
-/* Nobody to share with, nothing to count: until somebody comes, launches do not ask. */
+/* Nobody else wants the GPU and no cap counts our work: from now on launches bypass the gate. */
 static void set_open(struct gh_gate *g, uint64_t now) {
     uint64_t tick = gate_ticks();
     struct gate_fast *f = g->fast;
     bool ready = true;
     g->wanting = 0;
-    STORE(&gate_head(g)->idle_since, now);
-    STORE(&gate_head(g)->active_at, now);
-    STORE(&g->own_slot.sub->heartbeat, now);
+    WORD_STORE_RELEASE(&gate_head(g)->idle_since, now);
+    WORD_STORE_RELEASE(&gate_head(g)->active_at, now);
+    WORD_STORE_RELEASE(&g->own_slot.process->heartbeat, now);
     if (!gate_has_peers(g)) {
         atomic_store_explicit(&f->fresh, 0, memory_order_relaxed);
     } else if (!g->tick0) {
@@ -53,7 +53,7 @@ static void set_open(struct gh_gate *g, uint64_t now) {
     atomic_store_explicit(&f->open, ready ? (g->page ? g->seq : 0) : UINT64_MAX, memory_order_release);
 }
 
-/* From here on launches are counted. */
+/* From now on launches are counted. */
 static void set_closed(struct gh_gate *g, uint64_t now) {
     if (atomic_load_explicit(&g->fast->open, memory_order_relaxed) != UINT64_MAX)
         g->uncounted_at = now;
@@ -67,20 +67,20 @@ static void woken(struct gh_gate *g, uint64_t now) {
     if (s->active_at)
         gh_gap_seen(&g->gaps, now - s->idle_since);
     if (!g->view.share[g->me].linger)
-        STORE(&h->linger, gh_linger(&g->gaps, g->view.rules.window_guarded + RESUME_LOSS, KAPPA));
-    STORE(&h->woke_at, now);
+        WORD_STORE_RELEASE(&h->linger, gh_linger(&g->gaps, g->view.rules.window_guarded + RESUME_LOSS, KAPPA));
+    WORD_STORE_RELEASE(&h->woke_at, now);
     gate_raise_v(g, 0);
 }
 
 static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     struct gh_slot_head *h = gate_head(g);
     struct gh_own own = g->own;
-    /* The window is the container's: each process with work has its part of it. */
+    /* The window is for the whole container: the other processes with work are taken to use as much of it. */
     own.inflight = gh_residue(&g->own, now) * (g->siblings + 1);
     own.running_cost = 0;
     own.idle = g->launched - g->done == g->stuck_commands;
     if (g->view.share[g->me].cap)
-        own.bucket = cost_bucket(LOAD(&h->credit), g->view.share[g->me].cap, g->view.rules.burst, now);
+        own.bucket = cost_bucket(WORD_LOAD_RELAXED(&h->credit), g->view.share[g->me].cap, g->view.rules.burst, now);
     struct gh_decision d = gh_decide(&g->view, g->me, &own, now, cost);
     if (d.distrust_until != g->own.distrust_until)
         __atomic_add_fetch(&h->distrusts, 1, __ATOMIC_RELAXED);
@@ -90,19 +90,19 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     g->mode = d.mode;
     g->own.held_since = gh_held_since(&g->own, &d, now);
     uint8_t by = d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1);
-    if (LOAD(&h->mode) != d.mode || LOAD(&h->mode_by) != by) {
-        STORE(&h->mode, d.mode);
-        STORE(&h->mode_by, by);
-        STORE(&h->mode_since, now);
+    if (WORD_LOAD_RELAXED(&h->mode) != d.mode || WORD_LOAD_RELAXED(&h->mode_by) != by) {
+        WORD_STORE_RELEASE(&h->mode, d.mode);
+        WORD_STORE_RELEASE(&h->mode_by, by);
+        WORD_STORE_RELEASE(&h->mode_since, now);
     }
     if (d.go || d.held)
-        STORE(&h->active_at, now);
+        WORD_STORE_RELEASE(&h->active_at, now);
     if (d.claim) {
-        STORE(&h->end, 0); /* half a claim is none */
-        STORE(&h->start, d.start);
-        STORE(&h->probe_until, d.probe_until);
-        STORE(&h->epoch, d.epoch);
-        STORE(&h->end, d.end);
+        WORD_STORE_RELEASE(&h->end, 0); /* invalid until all of it is written */
+        WORD_STORE_RELEASE(&h->start, d.start);
+        WORD_STORE_RELEASE(&h->probe_until, d.probe_until);
+        WORD_STORE_RELEASE(&h->epoch, d.epoch);
+        WORD_STORE_RELEASE(&h->end, d.end);
         if (d.probe_until)
             g->own.probed_at = now;
         gate_tenure_begin(g, now);
@@ -114,7 +114,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     return d;
 }
 
-/* Sleeps as the decision says; false: it came back at once. Entered and left with the lock. */
+/* Sleeps as the decision says. False: it was woken at once. The lock is held on entry and on return. */
 static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, bool plainly) {
     uint64_t step = d->until > now ? d->until - now : 0;
     const uint32_t *word = NULL;
@@ -127,13 +127,13 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
         seen = g->peer[d->slot].word;
     } else if (d->on == GH_ON_OWN_DONE) {
         word = &g->done_word;
-        seen = LOAD(&g->done_word);
+        seen = WORD_LOAD_RELAXED(&g->done_word);
     } else if (d->on == GH_ON_POLICY && g->page) {
         word = &g->page->seq;
         seen = g->seq;
     }
     bool full = d->on == GH_ON_OWN_DONE && d->held;
-    if (gate_asks(g)) { /* not here: it may take its time */
+    if (gate_asks(g)) { /* by the pacer, not here, since it may take long */
         g->needed_at = now;
         pacer_need(g);
     }
@@ -167,22 +167,22 @@ static bool has_lower(const struct gh_gate *g) {
     return false;
 }
 
-/* That there is work after a time without: who keeps a command ready behind a word has it to close. */
+/* We have work after an idle time: wakes lower classes, which must close the word before a prequeued command. */
 static void tell_lower(struct gh_gate *g) {
     if (g->tell)
         slot_wake(&g->own_slot);
     g->tell = false;
 }
 
-/* Until the driver may be asked. False: nothing is to be kept of this launch. */
-static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream stream, bool *front) {
+/* Waits until the launch is admitted. False: the gate is open, and the launch is not accounted for. */
+static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream stream, bool *prequeue) {
     bool held = false;
     unsigned early = 0;
     g->tell = false;
     uint64_t came = 0;
     g->entering++;
     for (bool first = true;; first = false) {
-        marks_poll(g);
+        markers_poll(g);
         uint64_t now = gate_now(g);
         came = first ? now : came;
         gate_publish(g, now);
@@ -194,8 +194,8 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             g->tell = has_lower(g);
         }
         struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
-        *front = front_may(g, &d, context, stream, cost_of(&g->costs, key));
-        if (*front) {
+        *prequeue = prequeue_may(g, &d, context, stream, cost_of(&g->costs, key));
+        if (*prequeue) {
             d.go = 1;
             d.held = 0;
         }
@@ -206,7 +206,7 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             tell_lower(g);
         }
         if (d.go) {
-            STORE(&g->own_slot.sub->waiting, --g->entering);
+            WORD_STORE_RELEASE(&g->own_slot.process->waiting, --g->entering);
             if (!first)
                 slot_waited(&g->own_slot, (now - came) * g->scale);
             if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {
@@ -223,7 +223,7 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
     }
 }
 
-/* A small window is refilled by what is seen to be done: it takes more markers. */
+/* The window is refilled when work is seen to be done, so a small window needs more markers. */
 static uint64_t batch_time(const struct gh_gate *g) { return min64(BATCH_TIME, gh_window(&g->view, g->me) / 2); }
 
 static bool is_collective(struct gh_gate *g, uint64_t key, CUfunction f) {
@@ -233,7 +233,7 @@ static bool is_collective(struct gh_gate *g, uint64_t key, CUfunction f) {
     if (!f || (was | 1) == (key | 1))
         return f && was & 1;
     if ((REAL(cuFuncGetName)(&name, f) && REAL(cuKernelGetName)(&name, f)) || !name)
-        name = ""; /* drivers before 12.3 */
+        name = ""; /* drivers before 12.3 have neither */
     bool is = cost_is_collective(name);
     atomic_store_explicit(&known->key, (key & ~1ull) | is, memory_order_relaxed);
     return is;
@@ -245,14 +245,14 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     struct gh_gate *g = gate_of(&context);
     if (!stream)
         stream = (CUstream)CU_STREAM_LEGACY;
-    if (!g || marks_capturing(stream))
+    if (!g || markers_capturing(stream))
         return;
     bool collective = is_collective(g, key, f);
     if (!gh_lock(&g->lock))
         return;
     cost_of(&g->costs, key)->collective = collective;
-    bool front;
-    if (!admit(g, key, context, stream, &front)) {
+    bool prequeue;
+    if (!admit(g, key, context, stream, &prequeue)) {
         gh_unlock(&g->lock);
         return;
     }
@@ -260,16 +260,16 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
     struct cost *cost = cost_of(&g->costs, key);
     t->estimate = cost_estimate(cost);
     t->stream = stream;
-    t->track = marks_track(g, context, stream);
+    t->track = markers_track(g, context, stream);
     struct track *k = t->track ? &g->track[t->track - 1] : NULL;
     if (k) {
         t->queued = k->batch || k->first;
-        t->timed =
-            cost_due(cost, front || k->batch + 1 >= BATCH_COMMANDS || k->batch_estimate + t->estimate >= batch_time(g));
-        if (t->timed || k->thread) /* nobody but this thread can mark its stream later */
-            t->mark = marks_take(g, context);
+        t->timed = cost_due(cost, prequeue || k->batch + 1 >= BATCH_COMMANDS ||
+                                      k->batch_estimate + t->estimate >= batch_time(g));
+        if (t->timed || k->thread) /* no other thread could put a marker into this thread's stream later */
+            t->marker = markers_take(g, context);
     }
-    if (!t->mark && t->estimate >= GH_COST_UNKNOWN)
+    if (!t->marker && t->estimate >= GH_COST_UNKNOWN)
         t->estimate = UNMARKED;
     if (g->launched == g->done) {
         g->busy_since = g->done_at = now;
@@ -289,20 +289,20 @@ void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction
         k->last_at = now;
         k->entered++;
         t->gate = g;
-    } else { /* more streams than we can follow: charged, not waited for */
+    } else { /* too many streams to track: charge the command, as if it were done */
         gate_retire(g, now + t->estimate, 1, t->estimate, t->estimate, 0);
     }
     gate_publish(g, now);
     tell_lower(g);
     gh_unlock(&g->lock);
-    if (front)
-        front_put(g, context, stream, t->estimate);
-    if (t->timed && t->queued) /* what was not seen to be done may be done: then the program is not ahead of the GPU */
-        t->queued = !marks_idle(stream);
-    if (t->mark)
-        g->mark[t->mark - 1].begun = gate_now(g);
-    if (t->mark && (!marks_ready(&g->mark[t->mark - 1], context) ||
-                    (t->timed && REAL(cuEventRecord)(g->mark[t->mark - 1].begin, stream))))
+    if (prequeue)
+        prequeue_put(g, context, stream, t->estimate);
+    if (t->timed && t->queued) /* earlier commands may be done without our knowledge */
+        t->queued = !markers_idle(stream);
+    if (t->marker)
+        g->marker[t->marker - 1].begun = gate_now(g);
+    if (t->marker && (!markers_ready(&g->marker[t->marker - 1], context) ||
+                      (t->timed && REAL(cuEventRecord)(g->marker[t->marker - 1].begin, stream))))
         t->timed = false;
 }
 
@@ -310,13 +310,13 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     struct gh_gate *g = t->gate;
     if (!g)
         return r;
-    struct mark *m = t->mark ? &g->mark[t->mark - 1] : NULL;
+    struct marker *m = t->marker ? &g->marker[t->marker - 1] : NULL;
     uint64_t launched_at = gate_now(g);
     bool marked = m && r == CUDA_SUCCESS && m->context && !REAL(cuEventRecord)(m->end, t->stream);
     if (!gh_lock(&g->lock))
         return r;
     struct track *k = &g->track[t->track - 1];
-    if (k->entered) /* its context is not gone meanwhile */
+    if (k->entered) /* 0 if its context was destroyed meanwhile */
         k->entered--;
     if (r != CUDA_SUCCESS && k->batch) {
         k->batch--;
@@ -329,11 +329,11 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
         m->timed = t->timed;
         m->queued = t->queued;
         m->begun = launched_at - min64(m->begun, launched_at);
-        marks_link(g, t->track, t->mark);
+        markers_link(g, t->track, t->marker);
     } else if (m) {
-        marks_give(g, t->mark);
+        markers_give(g, t->marker);
     }
-    if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* it cannot be measured after all */
+    if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* it cannot be measured: assume less */
         k->batch_estimate -= min64(t->estimate - UNMARKED, k->batch_estimate);
         g->inflight -= min64(t->estimate - UNMARKED, g->inflight);
         g->own.inflight = g->inflight;
@@ -344,7 +344,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     return r;
 }
 
-/* ---- what the program does besides ---- */
+/* ---- synchronisation, and destruction of streams and contexts ---- */
 
 uint64_t gate_before_sync(void) {
     struct gh_state *st = gh_here();
@@ -362,13 +362,13 @@ void gate_synchronised(uint64_t before, CUstream stream, bool whole) {
         stream = (CUstream)CU_STREAM_LEGACY;
     if (!g || !gh_lock(&g->lock))
         return;
-    marks_poll(g);
+    markers_poll(g);
     uint64_t now = gate_now(g);
     for (unsigned i = 0; i < TRACKS; i++) {
         struct track *k = &g->track[i];
         if (k->used && k->context == context && (whole || (k->stream == stream && !k->thread)) && !k->entered &&
             !k->first && k->last_at < before)
-            marks_flush(g, i + 1, now);
+            markers_flush(g, i + 1, now);
     }
     gate_publish(g, now);
     gh_unlock(&g->lock);
@@ -379,8 +379,8 @@ static struct gates *existing(void) {
     return st ? atomic_load_explicit(&st->gates, memory_order_acquire) : NULL;
 }
 
-/* Takes the lock when no thread of ours is in the driver with an event or this stream; NULL: with any. False: one does
- * not come back. */
+/* Takes the lock when no thread of ours is in a driver call with this stream; NULL: with any stream or event. False: a
+ * call does not return. */
 static bool lock_alone(struct gh_gate *g, CUstream stream) {
     for (int i = 0; i < ALONE_TRIES && gh_lock(&g->lock); i++) {
         void *with = atomic_load(&g->tailing);
@@ -402,21 +402,21 @@ void gate_stream_leaves(CUstream stream) {
             struct track *k = &g->track[n];
             if (!k->used || k->stream != stream || k->thread)
                 continue;
-            unsigned mark = k->batch ? marks_take(g, k->context) : 0;
+            unsigned marker = k->batch ? markers_take(g, k->context) : 0;
             CUcontext context = k->context;
             gh_unlock(&g->lock);
-            struct mark *m = mark ? &g->mark[mark - 1] : NULL;
+            struct marker *m = marker ? &g->marker[marker - 1] : NULL;
             bool marked =
-                m && !marks_capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+                m && !markers_capturing(stream) && markers_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
             gh_lock(&g->lock);
             if (m)
                 m->timed = 0;
             if (marked && k->batch)
-                marks_link(g, n + 1, mark);
-            else if (mark)
-                marks_give(g, mark);
-            marks_flush(g, n + 1, gate_now(g));
-            k->stream = (CUstream)~(uintptr_t)0; /* the next stream of that name is another one */
+                markers_link(g, n + 1, marker);
+            else if (marker)
+                markers_give(g, marker);
+            markers_flush(g, n + 1, gate_now(g));
+            k->stream = (CUstream)~(uintptr_t)0; /* a new stream may get the same handle */
         }
         gh_unlock(&g->lock);
         if (lock_alone(g, stream))
@@ -430,27 +430,27 @@ void gate_context_leaves(CUcontext context) {
         struct gh_gate *g = all->gate[i];
         if (!lock_alone(g, NULL))
             continue;
-        front_leave(g, context);
+        prequeue_leave(g, context);
         uint64_t now = gate_now(g);
         for (unsigned n = 0; n < TRACKS; n++) {
             struct track *k = &g->track[n];
             if (!k->used || k->context != context)
                 continue;
             while (k->first) {
-                unsigned mark = k->first;
-                struct mark *m = &g->mark[mark - 1];
+                unsigned marker = k->first;
+                struct marker *m = &g->marker[marker - 1];
                 k->first = m->next;
-                uint64_t most = now - min64(now, m->submitted); /* more it did not have, if nothing is known of it */
+                uint64_t most = now - min64(now, m->submitted); /* upper bound for a command of unknown cost */
                 gate_retire(g, now, m->count, m->estimate, m->estimate < GH_COST_UNKNOWN ? m->estimate : most, 0);
-                marks_give(g, mark);
+                markers_give(g, marker);
             }
             k->last = 0;
-            marks_flush(g, n + 1, now);
+            markers_flush(g, n + 1, now);
             k->used = 0;
         }
-        for (unsigned n = 0; n < MARKS; n++) /* its events go with it */
-            if (g->mark[n].context == context)
-                g->mark[n].context = NULL;
+        for (unsigned n = 0; n < MARKERS; n++) /* its events are destroyed with it */
+            if (g->marker[n].context == context)
+                g->marker[n].context = NULL;
         gate_publish(g, now);
         gh_unlock(&g->lock);
     }

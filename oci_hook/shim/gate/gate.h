@@ -1,5 +1,5 @@
-/* The gate before every launch: asks gh_decide, waits, keeps the books of what is in flight. One per GPU, all of a
- * process's streams and threads together. */
+/* The gate before every launch: it asks gh_decide, waits, and accounts for what is in flight. One per GPU, for all
+ * streams and threads of a process. */
 #ifndef GPU_HOOK_GATE_H
 #define GPU_HOOK_GATE_H
 
@@ -8,18 +8,18 @@
 
 struct gh_gate;
 
-/* What the fast path needs of a GPU; written under the gate's lock. */
+/* What the fast path needs of a GPU. Written with the gate's lock held. */
 struct gate_fast {
-    const uint32_t *seq;     /* of the GPU page */
-    _Atomic uint64_t open;   /* no gate while *seq is this; UINT64_MAX: gate */
-    _Atomic uint64_t looked; /* ticks when the peers were last read, */
-    _Atomic uint64_t fresh;  /* which holds for so many ticks; 0: there are no peers */
+    const uint32_t *seq;     /* word of the GPU page */
+    _Atomic uint64_t open;   /* launches pass while *seq is this; UINT64_MAX: the gate decides */
+    _Atomic uint64_t looked; /* gate_ticks() when the other slots were last read, */
+    _Atomic uint64_t fresh;  /* which is valid for so many ticks; 0: there are no others */
 };
 
 struct gates {
     uint32_t count;
     struct gate_fast fast[GH_POLICY_GPUS];
-    struct gh_gate *gate[GH_POLICY_GPUS]; /* as many */
+    struct gh_gate *gate[GH_POLICY_GPUS]; /* the first `count` */
     struct gh_gate *of_gpu[GH_POLICY_GPUS];
 };
 
@@ -41,7 +41,8 @@ static inline struct gates *gates_here(void) {
     return __builtin_expect(g || !st, 1) ? g : gates_make(st);
 }
 
-/* Whether a launch need not come by: alone on all GPUs and uncapped, or nobody has moved of late. */
+/* Whether a launch may bypass the gate: on every GPU we have no cap, and are alone or no other container was active
+ * recently. */
 static inline bool gate_open(void) {
     struct gates *g = gates_here();
     for (uint32_t i = 0; g && i < g->count; i++) {
@@ -55,39 +56,49 @@ static inline bool gate_open(void) {
     return true;
 }
 
-/* One launch between the decision and the driver's answer. */
+/* One launch, between gate_enter and gate_leave. */
 struct gate_ticket {
-    struct gh_gate *gate; /* NULL: not tracked */
+    struct gh_gate *gate; /* NULL: the launch is not accounted for */
     uint64_t key, estimate;
-    unsigned track, mark; /* 1 + index; 0 none */
+    unsigned track, marker; /* 1 + index; 0 none */
     CUstream stream;
     bool timed, queued;
 };
 
-/* Before a launch into `stream`: as it is, or CU_STREAM_PER_THREAD for the NULL of a _ptsz function. f: NULL when it is
- * no kernel. May wait. */
+/* Before a launch into `stream`, for which _ptsz functions pass CU_STREAM_PER_THREAD instead of NULL. key: of its cost.
+ * f: NULL if it is no kernel. May wait. */
 void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction f);
-/* After it, with the driver's answer, which it returns. */
+/* After the launch, with the driver's answer. Returns that answer. */
 CUresult gate_leave(struct gate_ticket *t, CUresult r);
 
-/* The clock of a GPU's gate for `gate_synchronised`; 0 when nothing is tracked. */
+/* The gate's time, to be passed to gate_synchronised; 0 if nothing is in flight. */
 uint64_t gate_before_sync(void);
-/* The program has seen all work of the stream (NULL with `all`: of the current context) that was launched before. */
+/* The program has waited for all work of the stream (`all`: of the current context) that was launched before. */
 void gate_synchronised(uint64_t before, CUstream stream, bool all);
-/* About to be destroyed by the program: nothing of ours touches it from now on. */
+/* Before the program destroys these. From now on we use them no more. */
 void gate_stream_leaves(CUstream stream);
 void gate_context_leaves(CUcontext context);
 void gate_forget(uint64_t key);
 
-/* In an interceptor: returns what the driver answers to `call`, which is made when it may be. */
-#define GATED(stream, key, f, call)           \
-    do {                                      \
-        if (__builtin_expect(gate_open(), 1)) \
-            return call;                      \
-        struct gate_ticket ticket;            \
-        gate_enter(&ticket, stream, key, f);  \
-        return gate_leave(&ticket, call);     \
-    } while (0)
+/* The result of `call`, a call of the driver, which is made once the gate admits it. May wait. `call` stands twice in
+ * the expression and is evaluated once. */
+#define THROUGH_GATE(stream, key, f, call)              \
+    __extension__({                                     \
+        struct gate_ticket ticket_;                     \
+        CUresult result_;                               \
+        if (__builtin_expect(gate_open(), 1)) {         \
+            result_ = (call);                           \
+        } else {                                        \
+            gate_enter(&ticket_, (stream), (key), (f)); \
+            result_ = gate_leave(&ticket_, (call));     \
+        }                                               \
+        result_;                                        \
+    })
+/* The same for what needs the gate only if `condition` holds, and is no kernel. */
+#define THROUGH_GATE_IF(condition, stream, key, call) \
+    (gate_open() || !(condition) ? (call) : THROUGH_GATE(stream, key, NULL, call))
+
+/* Which stream NULL means: in plain functions the legacy default stream, in _ptsz and _ptds functions the thread's. */
 #define PLAIN(stream) (stream)
 #define PER_THREAD(stream) ((stream) ? (stream) : (CUstream)CU_STREAM_PER_THREAD)
 

@@ -1,21 +1,21 @@
-/* The gate's books: what is known of the others' work, what they may know of ours, and what it is charged. */
+/* The gate's accounting: what we know of other containers' work, what we publish of ours, and what it is charged. */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "gate/gate_inside.h"
 
-#define STUCK_AFTER (10 * GH_MS)     /* beyond what it should take, were it only sliced */
-#define UNCOUNTED_MOST (500 * GH_MS) /* for a driver's queue to run empty */
+#define STUCK_AFTER (10 * GH_MS)     /* longer than it should take if it were only time-sliced */
+#define UNCOUNTED_MOST (500 * GH_MS) /* until a driver's queue has run empty */
 
-/* ---- what is known of the others ---- */
+/* ---- what we know of the others ---- */
 
 static const struct seen *last_seen(const struct gh_gate *g) { return &g->seen[g->looks % HISTORY]; }
 
 void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     if (!must && now - g->looked < LOOK_EVERY)
         return;
-    if (g->page && LOAD(&g->page->seq) != g->seq)
+    if (g->page && WORD_LOAD_RELAXED(&g->page->seq) != g->seq)
         gate_read_page(g);
     uint64_t elapsed = now - g->looked, top = g->view.slot[g->me].v;
     uint32_t contexts = 1 + g->siblings;
@@ -59,7 +59,7 @@ void gate_ask(struct gh_gate *g) {
             slot_ask(&copy);
             if (gh_lock(&g->lock))
                 slot_answered(&g->peer[i], &copy);
-            return; /* the others at the next look: each may take its time */
+            return; /* one at a time, since each may take long */
         }
 }
 
@@ -70,7 +70,7 @@ bool gate_asks(const struct gh_gate *g) {
     return false;
 }
 
-uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean) {
+uint64_t gate_own_part(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bool *clean) {
     uint64_t begin = now - min64(elapsed, now);
     const struct seen *then = last_seen(g), *last = then;
     for (uint64_t back = 1; then->at > begin && back < HISTORY && back <= g->looks; back++)
@@ -86,7 +86,7 @@ uint64_t gate_shared(const struct gh_gate *g, uint64_t now, uint64_t elapsed, bo
 void gate_halt(struct gh_gate *g, uint64_t now, bool halted) {
     if (g->halted == halted)
         return;
-    gate_look(g, now, true); /* until here, time was shared out in another way */
+    gate_look(g, now, true); /* the time up to now is divided by the old state */
     if (halted)
         g->halt[++g->halts % HALTS] = (struct halt){now, UINT64_MAX};
     else
@@ -104,10 +104,10 @@ uint64_t gate_halted(const struct gh_gate *g, uint64_t since, uint64_t now) {
     return sum;
 }
 
-/* ---- what the others may know of us ---- */
+/* ---- what we publish of us ---- */
 
-/* A stream's first commands take far longer than they should: they wait for something, maybe for what is at the gate.
- * Or for what was launched uncounted before them, which says nothing of them nor of the tenant's gaps. */
+/* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. Exception: it
+ * may be behind launches made before counting began, which tell nothing of it nor of the tenant's gaps. */
 static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, uint64_t estimate, uint64_t now) {
     if (k->done_at < g->uncounted_at && now - min64(g->uncounted_at, now) < UNCOUNTED_MOST) {
         g->unsure = true;
@@ -119,14 +119,14 @@ static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, u
         return false;
     g->stuck += k->batch_estimate;
     g->stuck_commands += k->batch;
-    for (unsigned n = k->first; n; n = g->mark[n - 1].next) {
-        g->stuck += g->mark[n - 1].estimate;
-        g->stuck_commands += g->mark[n - 1].count;
+    for (unsigned n = k->first; n; n = g->marker[n - 1].next) {
+        g->stuck += g->marker[n - 1].estimate;
+        g->stuck_commands += g->marker[n - 1].count;
     }
     return true;
 }
 
-/* The oldest commands in flight: since when they can have been running, and how long they should. */
+/* Finds the oldest commands in flight: since when they may have been running, and their estimated GPU time. */
 static void find_running(struct gh_gate *g, uint64_t now) {
     uint64_t at = UINT64_MAX, cost = 0;
     g->stuck = g->stuck_commands = 0;
@@ -134,7 +134,7 @@ static void find_running(struct gh_gate *g, uint64_t now) {
         const struct track *k = &g->track[i];
         if (!k->used || (!k->first && !k->batch))
             continue;
-        const struct mark *m = k->first ? &g->mark[k->first - 1] : NULL;
+        const struct marker *m = k->first ? &g->marker[k->first - 1] : NULL;
         uint64_t since = m ? m->submitted : k->first_at, estimate = m ? m->estimate : k->batch_estimate;
         if (!is_stuck(g, k, since, estimate, now) && since < at) {
             at = since;
@@ -147,21 +147,21 @@ static void find_running(struct gh_gate *g, uint64_t now) {
     g->own.running_cost = cost;
 }
 
-/* GPU time had so far: what was charged, and the present command's part. */
+/* GPU time used so far: what was charged, and the elapsed part of the running commands. */
 static uint64_t worked(struct gh_gate *g, uint64_t now) {
     uint64_t more = 0;
     if (g->launched != g->done)
         more = min64(now - min64(g->own.running_since, now), g->own.running_cost);
-    return LOAD(&gate_head(g)->charged) + more;
+    return WORD_LOAD_RELAXED(&gate_head(g)->charged) + more;
 }
 
-/* Saturation is learned from times in which nobody else had work for a while: only then is it the tenant's own doing.
- * Nor is it its doing that the GPU runs dry while its next launch waits for the own window. */
+/* Saturation is learned while nobody else has work: only then are gaps the tenant's own. Time in which the next launch
+ * waits for the tenant's window counts as used, since such gaps are not its own either. */
 void gate_count_clear(struct gh_gate *g, uint64_t now) {
     uint64_t clear_at = last_seen(g)->clear_at, charge = worked(g, now);
     if (clear_at <= g->counted_at) {
         g->clear += now - g->counted_at;
-        /* Charged may be less than before, when what ran was reckoned to run for longer. */
+        /* The charge may have fallen, if what ran was estimated to run for longer. */
         g->clear_charged += g->full ? now - g->counted_at : charge - g->counted_charge;
     }
     g->counted_at = now;
@@ -173,9 +173,10 @@ static void tenure_observe(struct gh_gate *g, bool idle) {
     uint64_t until = idle ? g->clear_at_idle : g->clear, charged = idle ? g->charged_at_idle : g->clear_charged;
     if (until > g->tenure_clear && !g->unsure) {
         int64_t had = (int64_t)(charged - g->tenure_charged);
-        uint32_t duty = gh_saturation(LOAD(&h->duty), had > 0 ? (uint64_t)had : 0, until - g->tenure_clear);
-        STORE(&h->duty, duty);
-        STORE(&h->saturated, gh_saturated(LOAD(&h->saturated), duty));
+        uint32_t duty =
+            gh_saturation(WORD_LOAD_RELAXED(&h->duty), had > 0 ? (uint64_t)had : 0, until - g->tenure_clear);
+        WORD_STORE_RELEASE(&h->duty, duty);
+        WORD_STORE_RELEASE(&h->saturated, gh_saturated(WORD_LOAD_RELAXED(&h->saturated), duty));
     }
     g->tenure_clear = g->clear;
     g->tenure_charged = g->clear_charged;
@@ -201,22 +202,22 @@ void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle) {
 void gate_publish(struct gh_gate *g, uint64_t now) {
     struct gh_slot_head *h = gate_head(g);
     bool was_busy = g->view.slot[g->me].launched != g->view.slot[g->me].done;
-    unsigned kept = front_kept(g);
+    unsigned kept = prequeue_blocked(g);
     uint64_t launched = g->launched - kept;
     bool busy = launched != g->done;
     slot_keep(&g->own_slot);
-    struct gh_sub_slot *sub = g->own_slot.sub;
+    struct gh_slot_process *sub = g->own_slot.process;
     find_running(g, now);
     uint64_t residue = gh_residue(&g->own, now);
-    STORE(&sub->residue, residue - min64(residue, front_behind(g)));
-    STORE(&sub->done_at, g->done_at);
-    STORE(&sub->done, g->done);
-    STORE(&sub->launched, launched);
-    STORE(&sub->held, g->holding + kept);
-    STORE(&sub->waiting, g->entering);
-    STORE(&sub->heartbeat, now);
+    WORD_STORE_RELEASE(&sub->residue, residue - min64(residue, prequeue_pending(g)));
+    WORD_STORE_RELEASE(&sub->done_at, g->done_at);
+    WORD_STORE_RELEASE(&sub->done, g->done);
+    WORD_STORE_RELEASE(&sub->launched, launched);
+    WORD_STORE_RELEASE(&sub->held, g->holding + kept);
+    WORD_STORE_RELEASE(&sub->waiting, g->entering);
+    WORD_STORE_RELEASE(&sub->heartbeat, now);
     if (busy || was_busy || g->holding)
-        STORE(&h->active_at, now);
+        WORD_STORE_RELEASE(&h->active_at, now);
     if (g->wanting)
         slot_wanted(&g->own_slot, g->wanting, now);
     g->wanting = busy || kept || g->entering ? now : 0;
@@ -224,7 +225,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     unsigned contexts;
     struct gh_slot *s = &g->view.slot[g->me];
     *s = gh_slot_view(g->own_slot.page, sizeof *g->own_slot.page, now, g->view.rules.heartbeat_stale, &contexts);
-    if (sub == &g->own_slot.spare && busy) { /* all are taken: the page does not show us */
+    if (sub == &g->own_slot.unseen && busy) { /* no record is free, so the file does not show us */
         s->launched += launched - g->done;
         contexts++;
     }
@@ -232,10 +233,10 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     if (was_busy && s->launched == s->done) {
         g->clear_at_idle = g->clear;
         g->charged_at_idle = g->clear_charged;
-        STORE(&h->idle_since, now);
+        WORD_STORE_RELEASE(&h->idle_since, now);
         s->idle_since = now;
         if (gate_has_peers(g))
-            slot_wake(&g->own_slot); /* lower classes count their linger from here */
+            slot_wake(&g->own_slot); /* lower classes count the linger from now */
     }
     if (g->tenure && busy && g->clear > g->tenure_clear + 2 * GH_MS)
         tenure_observe(g, false);
@@ -243,14 +244,14 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
 
 void gate_yield(struct gh_gate *g, uint64_t now) {
     struct gh_slot_head *h = gate_head(g);
-    if (LOAD(&h->end) > now)
-        STORE(&h->end, now);
+    if (WORD_LOAD_RELAXED(&h->end) > now)
+        WORD_STORE_RELEASE(&h->end, now);
     if (gate_has_peers(g))
         slot_wake(&g->own_slot);
 }
 
 void gate_raise_v(struct gh_gate *g, uint64_t charge) {
-    uint64_t *v = &gate_head(g)->v, old = LOAD(v);
+    uint64_t *v = &gate_head(g)->v, old = WORD_LOAD_RELAXED(v);
     uint32_t weight = charge ? gh_weight(&g->view, g->me, g->looked) : 1;
     for (;;) {
         uint64_t next = charge ? gh_charge(old, charge, weight) : max64(old, gh_wake_v(&g->view, g->me));
@@ -260,22 +261,22 @@ void gate_raise_v(struct gh_gate *g, uint64_t charge) {
 }
 
 void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge) {
-    uint64_t *credit = &gate_head(g)->credit, old = LOAD(credit);
+    uint64_t *credit = &gate_head(g)->credit, old = WORD_LOAD_RELAXED(credit);
     uint32_t cap = g->view.share[g->me].cap;
     while (cap && !__atomic_compare_exchange_n(credit, &old, cost_take(old, cap, g->view.rules.burst, now, charge),
                                                false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         ;
 }
 
-/* The cap's bucket stands still while a collective waits. Were that charged in full, the other side would wait in its
- * turn until it is paid, and each would make the other wait longer and longer. */
+/* While a collective waits for its peers, the cap's bucket neither fills nor empties. If the wait were charged in full,
+ * each side would wait at its cap and so make the other side wait, longer each time. */
 static int64_t of_bucket(const struct gh_gate *g, uint64_t charge, uint64_t waited) {
     waited = min64(waited, charge);
     return (int64_t)(charge - waited + waited / 1000 * g->view.share[g->me].cap / (GH_PPM / 1000));
 }
 
 void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited) {
-    /* Streams beside each other: each command was measured, but a second has only a second. */
+    /* Streams ran in parallel: together they are charged no more than the time that has passed. */
     uint64_t wall = now - min64(g->busy_since, now);
     if (g->busy_track > TRACKS)
         wall -= min64(g->busy_lost, wall);
@@ -289,7 +290,7 @@ void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estim
     if (charge)
         gate_raise_v(g, charge);
     __atomic_add_fetch(&gate_head(g)->charged, charge, __ATOMIC_RELAXED);
-    STORE(&gate_head(g)->preempt_bound, gh_window(&g->view, g->me) + g->long_one);
+    WORD_STORE_RELEASE(&gate_head(g)->preempt_bound, gh_window(&g->view, g->me) + g->long_one);
     __atomic_add_fetch(&g->done_word, 1, __ATOMIC_RELEASE);
     if (g->waiting)
         syscall(SYS_futex, &g->done_word, 129 /* FUTEX_WAKE_PRIVATE */, INT32_MAX, NULL, NULL, 0);

@@ -1,4 +1,4 @@
-/* Markers: events behind commands, by which the gate learns what is done and how long it took. */
+/* Markers: events behind commands, which tell the gate what is done and how long it took. */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@ static uint64_t thread_of(CUstream stream) {
     return stream == (CUstream)CU_STREAM_PER_THREAD ? (uint64_t)syscall(SYS_gettid) : 0;
 }
 
-unsigned marks_track(struct gh_gate *g, CUcontext context, CUstream stream) {
+unsigned markers_track(struct gh_gate *g, CUcontext context, CUstream stream) {
     uint64_t thread = thread_of(stream);
     unsigned free = 0;
     for (unsigned i = 0; i < TRACKS; i++) {
@@ -25,29 +25,29 @@ unsigned marks_track(struct gh_gate *g, CUcontext context, CUstream stream) {
     return free;
 }
 
-unsigned marks_take(struct gh_gate *g, CUcontext context) {
+unsigned markers_take(struct gh_gate *g, CUcontext context) {
     unsigned bare = 0;
-    for (unsigned i = 0; i < MARKS; i++) {
-        if (g->mark[i].used)
+    for (unsigned i = 0; i < MARKERS; i++) {
+        if (g->marker[i].used)
             continue;
-        if (g->mark[i].context == context) {
-            g->mark[i].used = 1;
+        if (g->marker[i].context == context) {
+            g->marker[i].used = 1;
             return i + 1;
         }
-        if (!bare && !g->mark[i].context)
+        if (!bare && !g->marker[i].context)
             bare = i + 1;
     }
     if (bare)
-        g->mark[bare - 1] = (struct mark){.used = 1};
+        g->marker[bare - 1] = (struct marker){.used = 1};
     return bare;
 }
 
-void marks_give(struct gh_gate *g, unsigned mark) {
-    g->mark[mark - 1].used = 0;
-    g->mark[mark - 1].next = 0;
+void markers_give(struct gh_gate *g, unsigned marker) {
+    g->marker[marker - 1].used = 0;
+    g->marker[marker - 1].next = 0;
 }
 
-bool marks_ready(struct mark *m, CUcontext context) {
+bool markers_ready(struct marker *m, CUcontext context) {
     if (m->context)
         return true;
     if (REAL(cuEventCreate)(&m->begin, 0))
@@ -60,9 +60,9 @@ bool marks_ready(struct mark *m, CUcontext context) {
     return true;
 }
 
-void marks_link(struct gh_gate *g, unsigned track, unsigned mark) {
+void markers_link(struct gh_gate *g, unsigned track, unsigned marker) {
     struct track *k = &g->track[track - 1];
-    struct mark *m = &g->mark[mark - 1];
+    struct marker *m = &g->marker[marker - 1];
     m->count = k->batch;
     m->estimate = k->batch_estimate;
     m->submitted = k->first_at;
@@ -70,14 +70,14 @@ void marks_link(struct gh_gate *g, unsigned track, unsigned mark) {
     k->batch = 0;
     k->batch_estimate = 0;
     if (k->last)
-        g->mark[k->last - 1].next = (uint16_t)mark;
+        g->marker[k->last - 1].next = (uint16_t)marker;
     else
-        k->first = (uint16_t)mark;
-    k->last = (uint16_t)mark;
+        k->first = (uint16_t)marker;
+    k->last = (uint16_t)marker;
 }
 
-/* The commands after the last marker are known to be done. */
-void marks_flush(struct gh_gate *g, unsigned track, uint64_t now) {
+/* The commands after the newest marker are known to be done. */
+void markers_flush(struct gh_gate *g, unsigned track, uint64_t now) {
     struct track *k = &g->track[track - 1];
     uint32_t count = k->batch;
     uint64_t estimate = k->batch_estimate;
@@ -87,39 +87,39 @@ void marks_flush(struct gh_gate *g, unsigned track, uint64_t now) {
         gate_retire(g, now, count, estimate, estimate, 0);
 }
 
-static void retire(struct gh_gate *g, struct mark *m, uint64_t now, bool measured, float ms) {
+static void retire(struct gh_gate *g, struct marker *m, uint64_t now, bool measured, float ms) {
     uint64_t charge = m->estimate, waited = 0;
     if (measured && m->timed && ms >= 0 && ms < 1e6f) {
-        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* the GPU's time, as the gate's is */
+        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* in the GPU's time, as are the gate's times */
         elapsed -= min64(elapsed, gate_halted(g, now - min64(elapsed, now), now));
         bool clean;
-        uint64_t shared = gate_shared(g, now, elapsed, &clean);
+        uint64_t own_part = gate_own_part(g, now, elapsed, &clean);
         struct cost *cost = cost_of(&g->costs, m->key);
         charge = charge - min64(m->sampled, charge) +
-                 cost_seen(cost, elapsed, shared, m->queued, m->begun < elapsed / 8, clean, &waited);
+                 cost_seen(cost, elapsed, own_part, m->queued, m->begun < elapsed / 8, clean, &waited);
         g->unsure |= !cost_sure(cost);
         g->long_one = max64(elapsed, g->long_one - g->long_one / 256);
     } else if (charge >= GH_COST_UNKNOWN) {
-        charge = now - min64(now, m->submitted); /* not measured, of unknown cost: at most this */
+        charge = now - min64(now, m->submitted); /* of unknown cost and not measured: the upper bound */
     }
     gate_retire(g, now, m->count, m->estimate, charge, waited);
 }
 
-/* One thread at a time; the events of a marker on a track are touched by it alone until it takes them off. */
-void marks_poll(struct gh_gate *g) {
+/* One thread at a time. Only this thread uses the events of markers in a track, until it removes them from there. */
+void markers_poll(struct gh_gate *g) {
     if (g->polling || g->launched == g->done)
         return;
     g->polling = 1;
     for (unsigned i = 0; i < TRACKS; i++) {
         while (g->track[i].first) {
-            struct mark *m = &g->mark[g->track[i].first - 1];
+            struct marker *m = &g->marker[g->track[i].first - 1];
             CUcontext context = m->context;
             CUevent begin = m->begin, end = m->end;
             bool timed = m->timed;
             gh_unlock(&g->lock);
             CUcontext before = NULL;
             float ms = -1;
-            int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* a query would break another thread's capture */
+            int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* else a query would break a capture of another thread */
             bool pushed = REAL(cuCtxGetCurrent)(&before) || before != context;
             CUresult r = pushed ? REAL(cuCtxPushCurrent_v2)(context) : CUDA_SUCCESS;
             if (r == CUDA_SUCCESS) {
@@ -134,26 +134,26 @@ void marks_poll(struct gh_gate *g) {
             gh_lock(&g->lock);
             if (r == CUDA_ERROR_NOT_READY)
                 break;
-            /* Whatever else the driver says, nothing more is to be learned of it. */
-            unsigned mark = g->track[i].first;
+            /* After any other answer, too, nothing more can be learned from this event. */
+            unsigned marker = g->track[i].first;
             g->track[i].first = m->next;
             if (!m->next)
                 g->track[i].last = 0;
             g->track[i].done_at = gate_now(g);
             retire(g, m, g->track[i].done_at, r == CUDA_SUCCESS, ms);
-            marks_give(g, mark);
+            markers_give(g, marker);
         }
     }
     g->polling = 0;
 }
 
-bool marks_capturing(CUstream stream) {
+bool markers_capturing(CUstream stream) {
     int status = 0;
     CUresult r = REAL(cuStreamIsCapturing)(stream, &status);
-    return r ? r != GH_MISSING : status; /* drivers before 10.0 capture nothing */
+    return r ? r != GH_MISSING : status; /* drivers before 10.0 cannot capture */
 }
 
-bool marks_idle(CUstream stream) {
+bool markers_idle(CUstream stream) {
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult r = REAL(cuStreamQuery)(stream);
@@ -161,31 +161,31 @@ bool marks_idle(CUstream stream) {
     return r == CUDA_SUCCESS;
 }
 
-void marks_tail(struct gh_gate *g) {
+void markers_tail(struct gh_gate *g) {
     for (unsigned i = 0; i < TRACKS; i++) {
         struct track *k = &g->track[i];
         uint64_t now = gate_now(g);
         if (!k->used || !k->batch || k->entered || now - min64(now, k->last_at) < TAIL_AFTER)
             continue;
-        if (k->thread) { /* none but its thread can mark it: it is done when it should be, or its thread says so */
+        if (k->thread) { /* only its own thread could put a marker there: assume that it is done when it should be */
             if (now - min64(now, k->last_at) > k->batch_estimate + GH_MS)
-                marks_flush(g, i + 1, now);
+                markers_flush(g, i + 1, now);
             continue;
         }
         CUcontext context = k->context;
         CUstream stream = k->stream;
-        unsigned mark = marks_take(g, context);
-        if (!mark)
+        unsigned marker = markers_take(g, context);
+        if (!marker)
             return;
         atomic_store(&g->tailing, (void *)((uintptr_t)stream + 1));
         gh_unlock(&g->lock);
-        struct mark *m = &g->mark[mark - 1];
+        struct marker *m = &g->marker[marker - 1];
         CUcontext popped;
         bool there = false;
         if (!REAL(cuCtxPushCurrent_v2)(context)) {
             int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
             REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-            there = !marks_capturing(stream) && marks_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+            there = !markers_capturing(stream) && markers_ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
             REAL(cuThreadExchangeStreamCaptureMode)(&mode);
             REAL(cuCtxPopCurrent_v2)(&popped);
         }
@@ -193,8 +193,8 @@ void marks_tail(struct gh_gate *g) {
         atomic_store(&g->tailing, NULL);
         m->timed = 0;
         if (there && k->used && k->context == context && k->stream == stream && k->batch)
-            marks_link(g, i + 1, mark);
+            markers_link(g, i + 1, marker);
         else
-            marks_give(g, mark);
+            markers_give(g, marker);
     }
 }

@@ -1,5 +1,5 @@
-/* The thread that looks for finished commands while somebody waits for them, or a cap counts them. It is made at the
- * first launch that is counted, and goes when there was nothing to count for a while. */
+/* The pacer: a thread that looks for finished commands while others wait for them, or a cap counts them. The first
+ * launch that is counted starts it; it ends after some time without work. */
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <pthread.h>
@@ -12,10 +12,11 @@
 #include "gate/gate_inside.h"
 
 #define STACK (256u << 10)
-#define GO_AFTER (100 * GH_MS)   /* without work */
-#define STOPPED_MOST (2 * GH_MS) /* between two looks whether stopped work may go on */
+#define GO_AFTER (100 * GH_MS)   /* it ends after this time without work */
+#define STOPPED_MOST (2 * GH_MS) /* longest time between two looks whether stopped work may go on */
 
-/* Busy: looks at the window's rhythm. Idle: waits until it is clear that this is no small gap, and yields. */
+/* How long to sleep, in ns. With work in flight: by the window. Idle: until the gap is no longer a small one; then the
+ * tenure is ended. */
 static uint64_t step(struct gh_gate *g, uint64_t now) {
     const struct gh_rules *r = &g->view.rules;
     const struct gh_slot *s = &g->view.slot[g->me];
@@ -42,18 +43,18 @@ static void *pace(void *gate) {
     prctl(PR_SET_NAME, "gpu-hook", 0, 0, 0);
     while (gh_lock(&g->lock)) {
         gate_ask(g);
-        marks_poll(g);
-        marks_tail(g);
+        markers_poll(g);
+        markers_tail(g);
         uint64_t now = gate_now(g);
         gate_publish(g, now);
-        gate_look(g, now, front_behind(g)); /* a store in time is all that keeps it off the GPU */
+        gate_look(g, now, prequeue_pending(g)); /* only a store in time keeps a prequeued command off the GPU */
         uint64_t ns = step(g, now);
         struct gh_decision d = {.go = 1};
         if (g->tiers && g->launched != g->done)
             d = gh_decide(&g->view, g->me, &g->own, now, 0);
         bool frozen = !d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT;
-        front_close(g, frozen);
-        gate_halt(g, now, front_kept(g) && g->launched - 1 == g->done);
+        prequeue_close(g, frozen);
+        gate_halt(g, now, prequeue_blocked(g) && g->launched - 1 == g->done);
         if (g->halted)
             ns = min64(d.until - min64(now, d.until) + GH_US, STOPPED_MOST);
         if (g->stop || (!g->halted && ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
@@ -63,7 +64,7 @@ static void *pace(void *gate) {
         }
         const uint32_t *word = &g->pacer_word;
         uint32_t seen = g->pacer_word;
-        unsigned watched = g->halted ? d.slot : front_watched(g);
+        unsigned watched = g->halted ? d.slot : prequeue_watched(g);
         if (watched < GH_SLOTS && g->peer[watched].mapped) {
             word = &g->peer[watched].mapped->head.word;
             seen = g->peer[watched].word;
@@ -75,7 +76,7 @@ static void *pace(void *gate) {
     return NULL;
 }
 
-/* The program ends: no thread of ours is to be in the driver while that is taken down, and nobody need wait for us. */
+/* The program ends: the pacer must leave the driver before the driver is shut down, and nobody need wait for us. */
 static void at_exit(void) {
     struct gh_state *st = gh_here();
     struct gates *all = st ? atomic_load(&st->gates) : NULL;
@@ -86,14 +87,14 @@ static void at_exit(void) {
         g->stop = 1;
         g->pacer_word++;
         syscall(SYS_futex, &g->pacer_word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-        __atomic_store_n(&g->own_slot.sub->launched, g->own_slot.sub->done, __ATOMIC_RELEASE);
+        __atomic_store_n(&g->own_slot.process->launched, g->own_slot.process->done, __ATOMIC_RELEASE);
         if (g->tenure)
             gate_yield(g, gate_now(g));
         gh_unlock(&g->lock);
         for (int k = 0; k < 50 && atomic_load(&g->pacer); k++)
             slot_sleep(NULL, 0, GH_MS);
         if (gh_lock(&g->lock)) {
-            front_leave(g, NULL);
+            prequeue_leave(g, NULL);
             gh_unlock(&g->lock);
         }
     }
@@ -101,7 +102,7 @@ static void at_exit(void) {
 
 void pacer_need(struct gh_gate *g) {
     static _Atomic int registered;
-    if (g->pacer == 2) { /* in its long sleep */
+    if (g->pacer == 2) { /* it is in its long sleep */
         g->pacer = 1;
         __atomic_add_fetch(&g->pacer_word, 1, __ATOMIC_RELEASE);
         syscall(SYS_futex, &g->pacer_word, FUTEX_WAKE, 1, NULL, NULL, 0);
@@ -117,10 +118,10 @@ void pacer_need(struct gh_gate *g) {
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are for the program's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
     g->pacer = 1;
     if (pthread_create(&thread, &attributes, pace, g) && pthread_create(&thread, NULL, pace, g))
-        g->pacer = 0; /* done is seen at the next launch or synchronisation, then */
+        g->pacer = 0; /* without it, the next launch or synchronisation finds what is done */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }

@@ -13,11 +13,12 @@
 
 #include "pages/layout.h"
 
-/* Others decide what a question costs. Not more often than this, and not in more than a hundredth of the time. */
+/* Other containers decide how long a test of a lock takes. So we test at most this often, and for at most a hundredth
+ * of the time. */
 #define ASK_EVERY (50 * GH_MS)
 #define ASK_PART 100
 #define RETRY_EVERY (100 * GH_MS)
-#define HIGH 100 /* descriptors out of the way of programs that count on low numbers */
+#define HIGH 100 /* lowest descriptor that we use: some programs rely on low ones */
 
 static uint64_t real_now(void) {
     struct timespec t;
@@ -36,7 +37,7 @@ static char *number(char *to, unsigned n, unsigned digits) {
     return to + digits;
 }
 
-/* Another tenant can have a lease on what it can open: then an open that could sleep, would. 0: none, see errno. */
+/* Opens without waiting: another container can have a lease on any file that it can open. fd 0: failed, see errno. */
 static struct slot_file open_high(const char *path, int flags, struct stat *st) {
     const int always = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags | always, 0666);
@@ -69,7 +70,7 @@ static void close_ours(struct slot_file *file) {
 
 enum locked { LOCKED, BUSY, NO_LOCKS };
 
-/* Classical record locks: the kernel drops them when the process dies or execs, and a forked child has none. */
+/* Traditional record locks: the kernel drops them when the process ends or execs, and a forked child has none. */
 static enum locked lock_byte(const struct slot_file *file, off_t at) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
     if (!file->fd || !is_ours(file))
@@ -85,38 +86,38 @@ static void unlock_byte(const struct slot_file *file, off_t at) {
         syscall(SYS_fcntl, file->fd - 1, F_SETLK, &lock);
 }
 
-/* Whether another process holds a write lock there. For that a file must be open for writing, which a slot file is to
- * its own container alone; read locks can be anybody's, and say nothing. In doubt: yes. */
+/* Whether another process holds a write lock there. A write lock needs a file open for writing, and only its own
+ * container can open a slot file so. Read locks can be anybody's, so they prove nothing. In doubt: yes. */
 static bool write_locked(const struct slot_file *file, off_t at, off_t length) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = length};
     return syscall(SYS_fcntl, file->fd - 1, F_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
-/* ---- the own file ---- */
+/* ---- our own file ---- */
 
-/* GH_SUB_LOCKS, in the container's own tmpfs: its locks are what siblings see, and no neighbour can open it. Written
- * while the gates are made, for all GPUs. */
+/* GH_PROCESS_LOCKS, in the container's own tmpfs: the processes of the container see each other's locks there, and no
+ * other container can open it. Opened while the gates are made; one file for all GPUs. */
 static struct slot_file among;
 
-/* No O_CREAT on a file that is there: see open_page() of account.c. */
+/* No O_CREAT on a file that exists: see open_page() in account/account.c. */
 static void open_among(void) {
     struct stat st;
     struct slot_file file;
-    if (is_ours(&among)) /* of another GPU: to close a second descriptor would drop the locks of the first */
+    if (is_ours(&among)) /* open already; closing a second descriptor would drop the locks of the first */
         return;
-    file = open_high(GH_SUB_LOCKS, O_RDWR, &st);
+    file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (!file.fd && errno == ENOENT)
-        file = open_high(GH_SUB_LOCKS, O_RDWR | O_CREAT | O_EXCL, &st);
+        file = open_high(GH_PROCESS_LOCKS, O_RDWR | O_CREAT | O_EXCL, &st);
     if (!file.fd && errno == EEXIST)
-        file = open_high(GH_SUB_LOCKS, O_RDWR, &st);
+        file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (file.fd && (st.st_mode & 0666) != 0666 && st.st_uid == geteuid())
-        fchmod(file.fd - 1, 0666); /* the umask took some of it */
+        fchmod(file.fd - 1, 0666); /* the umask has removed some bits */
     among = file;
 }
 
-static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SUB_SLOTS + i; }
+static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SLOT_PROCESSES + i; }
 
-/* Sub-slot i for us, if no living sibling has it. withheld: neighbours cannot see that by a lock. */
+/* Takes record i, unless a running process of the container has it. *withheld: other containers see no lock for it. */
 static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
     uint64_t nobody = 0;
     enum locked mine = lock_byte(&among, among_at(own, i));
@@ -131,8 +132,8 @@ static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
             unlock_byte(&among, among_at(own, i));
         return false;
     }
-    /* Without a lock that siblings see, only what nobody ever had. */
-    return mine == LOCKED || __atomic_compare_exchange_n(&own->page->sub[i].owner, &nobody, own->generation, false,
+    /* Without a lock that our container's processes see, take only a record that was never used. */
+    return mine == LOCKED || __atomic_compare_exchange_n(&own->page->process[i].owner, &nobody, own->generation, false,
                                                          __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
@@ -142,41 +143,43 @@ static void take(struct slot_own *own) {
     own->generation = __atomic_add_fetch(&head->generation, 1, __ATOMIC_RELAXED);
     if (!own->generation)
         own->generation = 1;
-    own->sub = &own->spare;
-    for (unsigned i = 0; i < GH_SUB_SLOTS; i++) {
-        struct gh_sub_slot *sub = &own->page->sub[i];
+    own->process = &own->unseen;
+    for (unsigned i = 0; i < GH_SLOT_PROCESSES; i++) {
+        struct gh_slot_process *sub = &own->page->process[i];
         bool withheld = false;
         if (own->file.fd && !claim(own, i, &withheld))
             continue;
-        own->inherited = LOAD(&sub->owner) && LOAD(&sub->launched) != LOAD(&sub->done);
-        STORE(&sub->owner, 0);
-        STORE(&sub->launched, 0);
-        STORE(&sub->done, 0);
-        STORE(&sub->done_at, 0);
-        STORE(&sub->heartbeat, 0);
-        STORE(&sub->residue, 0);
-        STORE(&sub->held, 0);
-        STORE(&sub->waiting, 0);
-        STORE(&sub->withheld, withheld);
-        STORE(&sub->pid, (uint32_t)syscall(SYS_getpid));
-        STORE(&sub->owner, own->generation);
-        uint32_t top = LOAD(&head->top);
+        own->inherited =
+            WORD_LOAD_RELAXED(&sub->owner) && WORD_LOAD_RELAXED(&sub->launched) != WORD_LOAD_RELAXED(&sub->done);
+        WORD_STORE_RELEASE(&sub->owner, 0);
+        WORD_STORE_RELEASE(&sub->launched, 0);
+        WORD_STORE_RELEASE(&sub->done, 0);
+        WORD_STORE_RELEASE(&sub->done_at, 0);
+        WORD_STORE_RELEASE(&sub->heartbeat, 0);
+        WORD_STORE_RELEASE(&sub->residue, 0);
+        WORD_STORE_RELEASE(&sub->held, 0);
+        WORD_STORE_RELEASE(&sub->waiting, 0);
+        WORD_STORE_RELEASE(&sub->withheld, withheld);
+        WORD_STORE_RELEASE(&sub->pid, (uint32_t)syscall(SYS_getpid));
+        WORD_STORE_RELEASE(&sub->owner, own->generation);
+        uint32_t top = WORD_LOAD_RELAXED(&head->top);
         while (top < i + 1 &&
                !__atomic_compare_exchange_n(&head->top, &top, i + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             ;
-        own->sub = sub;
+        own->process = sub;
         break;
     }
     own->retry_at = own->lock_at = again(since, real_now(), RETRY_EVERY);
 }
 
 bool slot_may_lock(const struct slot_own *own) {
-    return own->file.fd && own->sub != &own->spare && LOAD(&own->sub->withheld) && real_now() >= own->lock_at;
+    return own->file.fd && own->process != &own->unseen && WORD_LOAD_RELAXED(&own->process->withheld) &&
+           real_now() >= own->lock_at;
 }
 
 void slot_lock(struct slot_own *copy) {
     uint64_t since = real_now();
-    copy->locked = lock_byte(&copy->file, copy->sub - copy->page->sub) == LOCKED;
+    copy->locked = lock_byte(&copy->file, copy->process - copy->page->process) == LOCKED;
     copy->lock_at = again(since, real_now(), RETRY_EVERY);
 }
 
@@ -184,13 +187,13 @@ void slot_locked(struct slot_own *own, const struct slot_own *copy) {
     own->lock_at = copy->lock_at;
     if (!copy->locked)
         return;
-    if (own->sub == copy->sub)
-        STORE(&own->sub->withheld, 0);
-    else /* lost meanwhile */
-        unlock_byte(&copy->file, copy->sub - copy->page->sub);
+    if (own->process == copy->process)
+        WORD_STORE_RELEASE(&own->process->withheld, 0);
+    else /* the record was lost meanwhile */
+        unlock_byte(&copy->file, copy->process - copy->page->process);
 }
 
-/* The own file, mapped. NULL: it is not there, no such file, or somebody has a lease on it. */
+/* Maps our own file. NULL: it is missing, is no slot file, or another process has a lease on it. */
 static struct gh_slot_page *map_own(unsigned gpu, struct slot_file *file) {
     char path[sizeof GH_SLOT_FILE + 4] = GH_SLOT_FILE "/";
     struct stat st;
@@ -207,13 +210,13 @@ static struct gh_slot_page *map_own(unsigned gpu, struct slot_file *file) {
 
 static void begin(struct gh_slot_page *page) {
     struct gh_slot_head *head = &page->head;
-    if (LOAD(&head->magic) != GH_SLOT_MAGIC || LOAD(&head->version) != GH_SLOT_VERSION) {
-        STORE(&head->duty, GH_PPM); /* until it is learned */
-        STORE(&head->saturated, 1);
-        STORE(&head->version, GH_SLOT_VERSION);
-        STORE(&head->magic, GH_SLOT_MAGIC);
+    if (WORD_LOAD_RELAXED(&head->magic) != GH_SLOT_MAGIC || WORD_LOAD_RELAXED(&head->version) != GH_SLOT_VERSION) {
+        WORD_STORE_RELEASE(&head->duty, GH_PPM); /* until it is learned */
+        WORD_STORE_RELEASE(&head->saturated, 1);
+        WORD_STORE_RELEASE(&head->version, GH_SLOT_VERSION);
+        WORD_STORE_RELEASE(&head->magic, GH_SLOT_MAGIC);
     }
-    STORE(&head->counts, 1);
+    WORD_STORE_RELEASE(&head->counts, 1);
 }
 
 bool slot_attach(struct slot_own *own, unsigned gpu) {
@@ -231,12 +234,12 @@ bool slot_attach(struct slot_own *own, unsigned gpu) {
 }
 
 static void raise_to(uint64_t *word, uint64_t least) {
-    uint64_t old = LOAD(word);
+    uint64_t old = WORD_LOAD_RELAXED(word);
     while (old < least && !__atomic_compare_exchange_n(word, &old, least, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         ;
 }
 
-/* The file, in the place of the private memory that there was instead; what was had meanwhile, was had. */
+/* Maps the file where the private memory was, and adds to it what was charged meanwhile. */
 static void attach_late(struct slot_own *own) {
     struct gh_slot_page *page = map_own(own->gpu, &own->file);
     if (!page)
@@ -252,17 +255,17 @@ static void attach_late(struct slot_own *own) {
 }
 
 void slot_keep(struct slot_own *own) {
-    bool lost = own->sub != &own->spare && LOAD(&own->sub->owner) != own->generation;
-    bool complete = own->file.fd && own->sub != &own->spare;
+    bool lost = own->process != &own->unseen && WORD_LOAD_RELAXED(&own->process->owner) != own->generation;
+    bool complete = own->file.fd && own->process != &own->unseen;
     if (!lost && (complete || real_now() < own->retry_at))
         return;
-    uint64_t launched = LOAD(&own->sub->launched), done = LOAD(&own->sub->done);
+    uint64_t launched = WORD_LOAD_RELAXED(&own->process->launched), done = WORD_LOAD_RELAXED(&own->process->done);
     if (!own->file.fd)
         attach_late(own);
     if (lost || own->file.fd) {
         take(own);
-        STORE(&own->sub->launched, launched);
-        STORE(&own->sub->done, done);
+        WORD_STORE_RELEASE(&own->process->launched, launched);
+        WORD_STORE_RELEASE(&own->process->done, done);
     } else {
         own->retry_at = real_now() + RETRY_EVERY;
     }
@@ -273,7 +276,7 @@ void slot_wake(struct slot_own *own) {
     __atomic_add_fetch(word, 1, __ATOMIC_RELEASE);
     if (own->wake_at && real_now() < own->wake_at)
         return;
-    /* A neighbour may put thousands of threads to sleep here, and does not pay for waking them. */
+    /* Another container can put thousands of threads to sleep on our word at no cost to itself. */
     uint64_t since = real_now();
     bool many = syscall(SYS_futex, word, FUTEX_WAKE, GH_WAKES, NULL, NULL, 0) >= GH_WAKES;
     own->wake_at = many ? again(since, real_now(), 0) : 0;
@@ -288,7 +291,7 @@ void slot_waited(struct slot_own *own, uint64_t ns) {
 }
 
 void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now) {
-    uint64_t last = LOAD(&own->page->head.wanted_at);
+    uint64_t last = WORD_LOAD_RELAXED(&own->page->head.wanted_at);
     if (now > GH_WANTED_STEP && since < now - GH_WANTED_STEP)
         since = now - GH_WANTED_STEP;
     while (last < now)
@@ -308,7 +311,7 @@ void slot_close(struct slot_peer *peer) {
     *peer = (struct slot_peer){0};
 }
 
-/* Not there, or its owner or another neighbour has a lease on it: as if nobody had that slot, for a while. */
+/* False: it is missing or another container has a lease on it. Then the slot counts as empty for a while. */
 static bool open_peer(struct slot_peer *peer, unsigned gpu, unsigned slot, uint64_t born) {
     char path[sizeof GH_SHARE_DIR + 16] = GH_SHARE_DIR "/";
     struct stat st;
@@ -330,22 +333,22 @@ bool slot_may_ask(const struct slot_peer *peer) { return peer->ask && peer->file
 
 void slot_ask(struct slot_peer *copy) {
     uint64_t since = real_now();
-    copy->gone = is_ours(&copy->file) && !write_locked(&copy->file, 0, GH_SUB_SLOTS) ? copy->beat : 0;
+    copy->gone = is_ours(&copy->file) && !write_locked(&copy->file, 0, GH_SLOT_PROCESSES) ? copy->beat : 0;
     copy->ask_at = again(since, real_now(), ASK_EVERY);
 }
 
 void slot_answered(struct slot_peer *peer, const struct slot_peer *copy) {
     if (peer->born != copy->born || peer->file.fd != copy->file.fd || peer->file.inode != copy->file.inode)
-        return; /* another one's meanwhile */
+        return; /* the slot has another owner by now */
     peer->gone = copy->gone;
     peer->ask_at = copy->ask_at;
 }
 
-/* A process there has no lock, and says that it is not to blame. */
+/* Whether a process there says that others keep it from its lock. */
 static bool withheld(const struct gh_slot_page *page) {
-    unsigned top = page->head.top < GH_SUB_SLOTS ? page->head.top : GH_SUB_SLOTS;
+    unsigned top = page->head.top < GH_SLOT_PROCESSES ? page->head.top : GH_SLOT_PROCESSES;
     for (unsigned i = 0; i < top; i++)
-        if (page->sub[i].owner && page->sub[i].withheld)
+        if (page->process[i].owner && page->process[i].withheld)
             return true;
     return false;
 }
@@ -375,8 +378,8 @@ struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, ui
     struct gh_slot s = gh_slot_view(got.bytes, (size_t)n, now, rules->heartbeat_stale, contexts);
     if (n == GH_SLOT_FILE_SIZE)
         peer->word = got.page.head.word;
-    /* No step back is believed, and none forward that could neither be work done meanwhile nor a return from idling:
-     * else who wakes beside a liar would take its v along to honest tenants. */
+    /* v may not fall, nor rise by more than work done meanwhile or a return from idling explains. Otherwise an honest
+     * tenant that wakes beside a liar would take over its v. */
     uint64_t most = top;
     if (!fresh && before->v + elapsed * 1000 > most)
         most = before->v + elapsed * 1000;
@@ -386,7 +389,7 @@ struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, ui
         s.v = most;
     if (!fresh && s.v < before->v)
         s.v = before->v;
-    /* Silent: dead, or only without a processor? An answer holds until the next sign of life. */
+    /* A silent container has ended, or got no processor. What we find out is valid until its next sign of life. */
     bool silent = s.heartbeat && now > s.heartbeat && now - s.heartbeat > rules->silent;
     peer->beat = s.heartbeat;
     s.dead = silent && peer->gone == s.heartbeat;

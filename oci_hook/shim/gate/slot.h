@@ -1,79 +1,79 @@
-/* Slot files at work: the own one, mapped, with this process's sub-slot; the others', read as snapshots. */
+/* Access to slot files: our own is mapped, with a record of this process; the others are read as snapshots. */
 #ifndef GPU_HOOK_SLOT_H
 #define GPU_HOOK_SLOT_H
 
 #include <stdbool.h>
 
 #include "pages/slot_page.h"
+#include "process/atomics.h"
 
 #define GH_WAKES 64
-#define GH_WANTED_STEP (20 * GH_MS) /* who does not look for longer had no processor, and wanted no GPU */
+#define GH_WANTED_STEP (20 * GH_MS) /* a process that did not run for longer than this did not want the GPU meanwhile */
 
-/* Words of a slot file, which other processes look at while they change. */
-#define LOAD(p) __atomic_load_n(p, __ATOMIC_RELAXED)
-#define STORE(p, x) __atomic_store_n(p, x, __ATOMIC_RELEASE)
-
-/* A descriptor of ours. The program may have closed it, and its number may be another file's by now. */
+/* A descriptor of ours. The program may have closed it, and opened another file with the same number. */
 struct slot_file {
     int fd; /* 1 + descriptor; 0 none */
     uint64_t inode, device;
 };
 
 struct slot_own {
-    struct gh_slot_page *page; /* the file, or private memory when there is none: then nobody sees us */
-    struct gh_sub_slot *sub;   /* ours in it, or spare */
-    struct gh_sub_slot spare;
+    struct gh_slot_page *page;       /* the mapped file; private memory if there is none, and then nobody sees us */
+    struct gh_slot_process *process; /* our record in it, or &unseen */
+    struct gh_slot_process unseen;
     unsigned gpu;
     uint64_t generation;
-    uint64_t retry_at;     /* when what we have not got is tried again: the file, a sub-slot; in real time */
-    uint64_t lock_at;      /* and the lock, for neighbours to see */
-    bool locked;           /* the last try's answer */
-    uint64_t wake_at;      /* more slept on our word than should: when they are next woken */
-    bool inherited;        /* its last owner went with work in flight */
-    struct slot_file file; /* its locks are what neighbours see; anybody can put read locks in their way */
+    uint64_t retry_at;     /* real time at which a missing file or record is tried again, */
+    uint64_t lock_at;      /* and the lock that other containers see */
+    bool locked;           /* result of the last try for that lock */
+    uint64_t wake_at;      /* too many threads sleep on our word: not woken before this */
+    bool inherited;        /* the last owner of our record ended with work in flight */
+    struct slot_file file; /* other containers see its locks, and can put read locks in their way */
 };
 
-/* Opens the own slot file of the GPU at `gpu` of the policy page and takes a sub-slot. False: no memory. */
+/* Opens our slot file of the GPU with this index in the policy page, and takes a process record. False: no memory. */
 bool slot_attach(struct slot_own *own, unsigned gpu);
-/* Our sub-slot is ours still; else another one is taken, now or once one is free. A file that could not be opened is
- * tried again. */
+/* If our record was lost, takes another one, as soon as one is free. Tries again to open a file that was missing. */
 void slot_keep(struct slot_own *own);
-/* The lock that neighbours should see is missing, and may be tried for again. Then: tries, which takes as long as
- * others have made the file's list of locks: for a copy of `own`, without the gate's lock. */
+/* slot_may_lock: the lock that other containers should see is missing, and may be tried again. slot_lock tries, on a
+ * copy of `own` and without the gate's lock, since it takes longer the more locks others have on the file. slot_locked
+ * takes over the result. */
 bool slot_may_lock(const struct slot_own *own);
 void slot_lock(struct slot_own *copy);
 void slot_locked(struct slot_own *own, const struct slot_own *copy);
-/* Sleepers on our word look again: the first GH_WAKES of them now, others when their sleep ends. */
+/* Wakes up to GH_WAKES threads that sleep on our word. Others look again when their sleep ends. */
 void slot_wake(struct slot_own *own);
-/* A launch was held at the gate for `ns` of real time. */
+/* A launch has waited at the gate for `ns` of real time. */
 void slot_waited(struct slot_own *own, uint64_t ns);
-/* There was work to do from `since`, or for at most GH_WANTED_STEP, until `now`: counted once for all processes. */
+/* Counts the time from `since` (at most GH_WANTED_STEP ago) to `now`, in which there was work to do. Time that another
+ * process has counted is not counted again. */
 void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now);
 
 struct slot_peer {
-    uint64_t born; /* the grant that it was opened for */
+    uint64_t born; /* `born` of the grant for which it was opened */
     struct slot_file file;
-    uint64_t open_at;            /* not opened: when to try again; in real time, as */
-    uint64_t ask_at;             /* when its lock may be asked for again */
-    bool ask;                    /* an answer would matter */
-    uint64_t beat;               /* its heartbeat, as of the snapshot; */
-    uint64_t gone;               /* and as of the last answer, if that was that nobody holds a lock */
-    uint32_t word;               /* as of the snapshot */
-    struct gh_slot_page *mapped; /* for FUTEX_WAIT on its word, never for reading */
+    uint64_t open_at;            /* not open: real time at which it is tried again; */
+    uint64_t ask_at;             /* and at which its locks may be tested again */
+    bool ask;                    /* it is silent: the answer would matter */
+    uint64_t beat;               /* its heartbeat in the last snapshot; */
+    uint64_t gone;               /* its heartbeat when we last found that nobody holds a lock */
+    uint32_t word;               /* its futex word in the last snapshot */
+    struct gh_slot_page *mapped; /* only for FUTEX_WAIT on its word; never read */
 };
 
-/* A snapshot. `before`: the last one of the same peer, or all zero. top: the highest v believed of anybody. */
+/* A snapshot of another slot. before: the last one of the same slot, or zeros. elapsed: time since then. top: highest v
+ * in all slots' last snapshots. *contexts: how many of its processes have work. */
 struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, uint64_t born, uint64_t now,
                          const struct gh_rules *rules, const struct gh_slot *before, uint64_t elapsed, uint64_t top,
                          unsigned *contexts);
 void slot_close(struct slot_peer *peer);
-/* Whether it may be asked now if anybody lives there. Then: asks, which takes as long as its owner, or anybody who can
- * open the file, has made its list of locks. For a copy of `peer`, without the gate's lock. */
+/* slot_may_ask: whether we may test now if a process of that container runs. slot_ask tests, on a copy of `peer` and
+ * without the gate's lock, since the time it takes grows with the locks on the file. slot_answered takes over the
+ * result. */
 bool slot_may_ask(const struct slot_peer *peer);
 void slot_ask(struct slot_peer *copy);
 void slot_answered(struct slot_peer *peer, const struct slot_peer *copy);
 
-/* Sleeps until the word differs from `seen`, somebody wakes, or `ns` are over; a word of NULL only sleeps. */
+/* Sleeps until the word differs from `seen`, a thread wakes us, or `ns` are over. word NULL: only sleeps. */
 void slot_sleep(const uint32_t *word, uint32_t seen, uint64_t ns);
 
 #endif

@@ -1,10 +1,10 @@
-/* How a program gets our functions by cuGetProcAddress: the driver answers, so that version and flags are judged by
- * it; if its answer is a function that we take over, the program gets ours. */
+/* cuGetProcAddress: the driver answers, since it knows what version and flags mean. If its answer is a function that we
+ * intercept, the program gets ours instead. */
 #include "driver/cuda.h"
 #include "driver/real.h"
 #include "process/state.h"
 
-/* Sorted by nothing: some hundred pointers, compared only when a program looks up a function. */
+/* Not sorted: some hundred pointers, compared only when a program looks up a function. */
 static const struct {
     unsigned index;
     void *ours;

@@ -2,15 +2,15 @@
 
 #include "memory/cuda_pool.h"
 
-/* Refuses only after the dead were swept and our own pools gave back what they keep for later. */
+/* Refuses only after a sweep, and after our own pools have released what they keep for later. */
 static CUresult reserve(struct gh_state *st, int gpu, uint64_t units, const struct gh_limit *limit) {
     uint64_t most = limit->whole ? GH_UNLIMITED : limit->bytes >> GH_UNIT_SHIFT;
-    enum gh_booked done = gh_reserve(st, (unsigned)gpu, units, most);
+    enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, most);
     if (done == GH_NO_ROOM && units <= most && pools_trim(st, gpu))
         done = gh_reserve(st, (unsigned)gpu, units, most);
     if (done == GH_NO_ROOM)
         gh_press(st, (unsigned)gpu);
-    return done == GH_BOOKED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return done == GH_RESERVED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes) {
@@ -58,8 +58,8 @@ void uncharge(struct charge *c) {
     c->units = 0;
 }
 
-CUresult settle_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle) {
-    if (r == CUDA_SUCCESS && c->at.gpu >= 0) /* not noted for lack of memory: booked until the process ends */
+CUresult finish_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle) {
+    if (r == CUDA_SUCCESS && c->at.gpu >= 0) /* without memory for the note, it stays charged until the process ends */
         gh_pointers_put(&c->st->pointers, key_of(kind, handle), pack(c->units, c->at.gpu, c->at.context, kind));
     else
         uncharge(c);
@@ -73,7 +73,7 @@ struct owed begin_free(enum kind kind, uint64_t handle) {
 }
 
 CUresult end_free(struct owed *o, CUresult r) {
-    if (!o->value) { /* maybe a graph's memory, or an imported pool's */
+    if (!o->value) { /* maybe memory of a graph or of an imported pool */
         if (o->st && atomic_load(&o->st->pools.count))
             atomic_store(&o->st->pools.dirty, 1);
         return r;

@@ -1,29 +1,28 @@
-/* Charges of device memory against the container's account: reserved before the driver is asked, kept or undone by its
- * answer. */
+/* Charges for device memory: made before the driver is called, kept or undone according to its answer. */
 #ifndef GPU_HOOK_CHARGE_H
 #define GPU_HOOK_CHARGE_H
 
 #include "account/account.h"
 #include "memory/allocation.h"
 
-/* A reservation, between the decision and the driver's answer. */
+/* A charge made, while the driver has not answered yet. */
 struct charge {
     struct gh_state *st;
     struct place at;
     uint64_t units;
 };
 
-/* Reserve bytes on the current context's GPU. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
+/* Charges bytes on the current context's GPU. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult charge(struct charge *c, uint64_t bytes);
 CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes);
-/* More or less of the same: after the driver said how much it was. */
+/* Changes the charge to what the driver says that it has allocated. */
 CUresult recharge(struct charge *c, uint64_t bytes);
 void uncharge(struct charge *c);
 
-/* The driver's answer `r` to an allocation of `handle`: keep the charge with it, or undo it. Returns r. */
-CUresult settle_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle);
+/* Given the driver's answer `r`: notes the charge for `handle`, or undoes it. Returns r. */
+CUresult finish_alloc(struct charge *c, CUresult r, enum kind kind, uint64_t handle);
 
-/* An allocation that is about to be freed; the pair of calls around the driver's. */
+/* An allocation that is about to be freed: begin_free before the driver's call, end_free with its answer. */
 struct owed {
     struct gh_state *st;
     uint64_t key, value;
@@ -31,7 +30,7 @@ struct owed {
 struct owed begin_free(enum kind kind, uint64_t handle);
 CUresult end_free(struct owed *o, CUresult r);
 
-/* What the container may have on a GPU, and what of that is free, in bytes. False: no valid page. */
+/* The limit on a GPU and how much of it is free, in bytes; whole: there is no limit. False: no valid page. */
 bool gpu_memory(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total, bool *whole);
 
 #endif

@@ -1,12 +1,12 @@
-/* Arrays and mip-maps at the size they take. The driver tells that size only for arrays without memory of their own
- * (deferred mapping), so a twin without memory is made, asked and destroyed. Where the driver has no such arrays, an
- * upper bound of the layouts that GPUs use: blocks of 64 bytes by 8 rows, up to 16 of them in a column and 32 deep. */
+/* Arrays and mip-maps, charged by the size they take. The driver tells that size only for arrays without memory of
+ * their own (deferred mapping), so we make such a twin, ask for its size and destroy it. For drivers without such
+ * arrays we use an upper bound of the layouts of GPUs: blocks of 64 bytes by 8 rows, up to 16 high and 32 deep. */
 #include "driver/real.h"
 #include "memory/charge.h"
 
 static uint64_t up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
-/* Bits of one element, a compressed block of 4 x 4 counted as 16 of its elements. Unknown formats: the widest. */
+/* Bits of one element; a compressed block of 4 x 4 counts as 16 elements. Unknown formats count as the widest one. */
 static uint64_t element_bits(int format, unsigned channels) {
     /* clang-format off */
     switch (format) {
@@ -41,7 +41,7 @@ static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uin
 }
 
 #define OWN_MEMORY(d) (!((d)->flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)))
-#define TOO_LONG (1ull << 32) /* no GPU has such lengths; keeps the products below in range */
+#define TOO_LONG (1ull << 32) /* longer than on any GPU; keeps the products below in range */
 
 static uint64_t upper_bound(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
     bool layered = d->flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
@@ -96,7 +96,7 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) 
         if (r)                                                        \
             return r;                                                 \
         r = REAL(name)(array, d);                                     \
-        return settle_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array); \
+        return finish_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array); \
     }
 #define WIDER(depth_, flags_) \
     &(CUDA_ARRAY3D_DESCRIPTOR) { d->width, d->height, depth_, d->format, d->channels, flags_ }
@@ -111,7 +111,7 @@ GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_AR
     if (r)
         return r;
     r = REAL(cuMipmappedArrayCreate)(array, d, levels);
-    return settle_alloc(&c, r, MIPMAP, r ? 0 : (uintptr_t)*array);
+    return finish_alloc(&c, r, MIPMAP, r ? 0 : (uintptr_t)*array);
 }
 
 GH_EXPORT CUresult cuArrayDestroy(CUarray array) {

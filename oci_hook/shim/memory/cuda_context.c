@@ -1,10 +1,10 @@
-/* Contexts: what they take themselves, and that their memory goes with them. */
+/* Contexts: the memory that they take themselves, and the memory that is freed with them. */
 #include "driver/real.h"
 #include "gate/gate.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
 
-/* What a context takes is charged by the figure of the policy page, where it has one; the agent corrects it. */
+/* A context is charged by the figure in the policy page, if there is one. The agent corrects it (surcharge). */
 static CUresult charge_context(struct charge *c, CUdevice device) {
     struct gh_state *st = gh_here();
     struct gh_limit limit = {0};
@@ -15,7 +15,7 @@ static CUresult charge_context(struct charge *c, CUdevice device) {
     int gpu = gpu_of_device(st, device);
     if (gpu >= 0)
         gh_policy_limit(st, (unsigned)gpu, &limit);
-    if (gpu < 0 || !limit.context_bytes) { /* without a GPU nothing can be allocated in it later */
+    if (gpu < 0 || !limit.context_bytes) { /* without a granted GPU, later allocations in it are refused */
         *c = (struct charge){st, {gpu, 0}, 0};
         return CUDA_SUCCESS;
     }
@@ -31,7 +31,7 @@ static CUresult made(struct charge *c, CUresult r, const CUcontext *context) {
                             pack(c->units, c->at.gpu, 0, CONTEXT)))
         gh_count_contexts(c->st, (unsigned)c->at.gpu, 1);
     else
-        uncharge(c); /* known already: a primary context that is retained again */
+        uncharge(c); /* we know it already: a primary context that is retained again */
     return r;
 }
 
@@ -44,7 +44,7 @@ static bool lives_in(uint64_t key, uint64_t value, void *with) {
     const struct leaving *l = with;
     enum kind kind = kind_of(value);
     (void)key;
-    if (kind == GRAPHED) /* the driver may have freed it with the context: count on its coming back no longer */
+    if (kind == GRAPHED) /* the driver may have freed it with the context: forget that it exists */
         return true;
     if (context_of(value) != l->context || (kind != LINEAR && kind != ARRAY && kind != MIPMAP && kind != LIMIT))
         return false;
@@ -94,7 +94,7 @@ CREATE(cuCtxCreate_v4, (CUcontext *context, void *parameters, unsigned flags, CU
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
 
-/* A primary context that was reset has kept its charge: that is now the new one's. */
+/* A primary context that was reset has kept its charge, which the new one takes over. */
 static bool take_over(struct charge *c, CUdevice device) {
     struct gh_state *st = gh_here();
     CUcontext last = st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
@@ -120,12 +120,12 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     if (r == CUDA_SUCCESS && st && device >= 0 && device < GH_DEVICES) {
         CUcontext last = atomic_exchange(&st->contexts.primary[device], *context);
         if (last && last != *context)
-            gone(st, last, true); /* reset, and come back under another handle */
+            gone(st, last, true); /* it was reset, and came back with another handle */
     }
     return r;
 }
 
-/* Released by its last holder, or reset: its memory is gone. A reset one keeps its charge for when it is used again. */
+/* The last release, or a reset, frees its memory. After a reset it keeps its own charge until it is used again. */
 static CUresult released(CUresult r, CUdevice device, bool reset) {
     struct gh_state *st = gh_here();
     unsigned flags;
@@ -139,7 +139,7 @@ static CUresult released(CUresult r, CUdevice device, bool reset) {
     return r;
 }
 
-/* Maybe not for good; then what it has in flight counts as done a little early. */
+/* Called before every release. If others still hold the context, its work in flight only counts as done too early. */
 static void primary_leaves(CUdevice device) {
     struct gh_state *st = gh_here();
     CUcontext context = st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
@@ -159,7 +159,7 @@ RELEASE(cuDevicePrimaryCtxReset_v2, true)
 
 /* ---- limits that make a context take memory ---- */
 
-/* What a value of a limit takes beyond its default, which is part of any context. */
+/* Bytes that a limit takes beyond its default, which is part of every context. */
 static uint64_t limit_bytes(int limit, size_t value) {
     uint64_t usual = limit == CU_LIMIT_STACK_SIZE ? 1 << 10 : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? 1 << 20 : 8 << 20;
     uint64_t more = value > usual ? value - usual : 0;
@@ -167,7 +167,7 @@ static uint64_t limit_bytes(int limit, size_t value) {
     int processors = 0, threads = 0;
     if (limit != CU_LIMIT_STACK_SIZE)
         return more;
-    /* A stack for every thread that can be on the GPU at once. */
+    /* a stack for every thread that can run on the GPU at once */
     if (REAL(cuCtxGetDevice)(&device) ||
         REAL(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) ||
         REAL(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device))
@@ -181,12 +181,12 @@ GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     if (limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE || !st || REAL(cuCtxGetCurrent)(&context) ||
         !context)
         return REAL(cuCtxSetLimit)(limit, value);
-    uint64_t name = (uintptr_t)context + (uint64_t)limit; /* contexts are further apart than three bytes */
+    uint64_t name = (uintptr_t)context + (uint64_t)limit; /* unique, since contexts are more than three bytes apart */
     struct owed before = begin_free(LIMIT, name);
     struct charge c;
     CUresult r = charge(&c, limit_bytes(limit, value));
     if (r == CUDA_SUCCESS)
-        r = settle_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
+        r = finish_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
     end_free(&before, CUDA_SUCCESS == r ? r : CUDA_ERROR_INVALID_VALUE);
     return r;
 }

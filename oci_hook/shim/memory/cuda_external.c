@@ -1,6 +1,6 @@
-/* Memory of other makers. What a CUDA process of any container exported is charged to that process, and imports of it
- * (cuIpcOpenMemHandle, cuMemImportFromShareableHandle, pool imports) are charged to nobody else. External memory comes
- * from programs that do not go through libcuda, so nobody has counted it yet: it is charged to the importer. */
+/* Imported memory. What a CUDA process exports stays charged to that process alone, so imports of it are not charged
+ * (cuIpcOpenMemHandle, cuMemImportFromShareableHandle, pool imports). External memory comes from programs that do not
+ * use libcuda, so nobody is charged for it yet: the importer is. */
 #include "driver/real.h"
 #include "memory/charge.h"
 
@@ -10,7 +10,7 @@ GH_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_E
     if (r)
         return r;
     r = REAL(cuImportExternalMemory)(memory, d);
-    return settle_alloc(&c, r, EXTERNAL, r ? 0 : (uintptr_t)*memory);
+    return finish_alloc(&c, r, EXTERNAL, r ? 0 : (uintptr_t)*memory);
 }
 
 GH_EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory) {

@@ -1,5 +1,5 @@
-/* Memory nodes of graphs. A graph takes its memory from a pool of its device's own when it is launched or uploaded,
- * and that pool keeps it; so a launch is charged like an allocation from a pool, by what the graph's nodes allocate. */
+/* Memory nodes of graphs. When a graph is launched or uploaded, it takes its memory from a graph pool of its device,
+ * and that pool keeps it. So a launch is charged like an allocation from a pool, for what its nodes allocate. */
 #include <stdlib.h>
 
 #include "driver/real.h"
@@ -7,7 +7,7 @@
 #include "gate/gate.h"
 #include "memory/cuda_pool.h"
 
-#define NESTED 16 /* child graphs within child graphs */
+#define NESTED 16 /* levels of child graphs that are read */
 
 struct memory_node {
     CUdeviceptr at;
@@ -16,10 +16,10 @@ struct memory_node {
     enum { LASTS, FREED_INSIDE, FREES } what;
 };
 
-struct needs { /* what one launch may take and give back */
+struct needs { /* what one launch of a graph may allocate and free */
     uint64_t bytes[GH_DEVICES];
-    bool frees_first; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: what the last launch left comes back */
-    bool failed;      /* no memory to note all of it */
+    bool frees_first; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: frees what the last launch left */
+    bool failed;      /* no memory to note all nodes */
     size_t count, room;
     struct memory_node *node;
 };
@@ -109,7 +109,7 @@ static bool is_ours(struct gh_state *st, CUdeviceptr at) {
 
 static void end(struct growths *g) {
     while (g->count)
-        pool_end(&g->of[--g->count]); /* a launch cannot be undone: what it took is booked */
+        pool_end(&g->of[--g->count]); /* a launch cannot be undone, so what it took is charged */
 }
 
 static CUresult begin(struct growths *g, struct gh_state *st, const struct needs *n) {
@@ -134,7 +134,7 @@ static CUresult begin(struct growths *g, struct gh_state *st, const struct needs
     return r;
 }
 
-/* What it left is the graph pool's; noted so that it is known to be there when the graph is launched again. */
+/* Notes the memory that the launch left allocated, so that the next launch knows of it. The graph pool is charged. */
 static void launched(struct gh_state *st, const struct needs *n, bool ok) {
     for (size_t i = 0; i < n->count; i++) {
         uint64_t key = key_of(GRAPHED, n->node[i].at);
@@ -183,7 +183,7 @@ static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 
 LAUNCH(cuGraphLaunch, PLAIN(stream))
 LAUNCH(cuGraphLaunch_ptsz, PER_THREAD(stream))
 
-/* ---- how graphs are made ---- */
+/* ---- making graphs ---- */
 
 static void note_nodes(int type) {
     struct gh_state *st = gh_here();
@@ -214,7 +214,7 @@ ADD_NODE(cuGraphAddNode_v3)
 
 struct making {
     struct gh_state *st;
-    struct needs *n; /* NULL: it takes no memory */
+    struct needs *n; /* NULL: the graph takes no memory */
     struct growths g;
 };
 

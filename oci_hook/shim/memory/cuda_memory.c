@@ -1,4 +1,4 @@
-/* Linear memory, and what a program is told about its memory. */
+/* Linear memory, and the figures that a program gets of its memory. */
 #include "driver/real.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
@@ -9,7 +9,7 @@ GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     if (r)
         return r;
     r = REAL(cuMemAlloc_v2)(pointer, bytes);
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
 GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
@@ -18,20 +18,20 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     if (r)
         return r;
     r = REAL(cuMemAlloc)(pointer, bytes);
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
-/* Managed memory may lie on the GPU as a whole, so all of it counts. */
+/* All of a managed allocation may lie on the GPU, so all of it is charged. */
 GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
     struct charge c;
     CUresult r = charge(&c, bytes);
     if (r)
         return r;
     r = REAL(cuMemAllocManaged)(pointer, bytes, flags);
-    return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
 }
 
-#define PITCH 512ull /* what every GPU so far rounds a row up to; the driver's answer is what counts */
+#define PITCH 512ull /* every GPU so far rounds rows up to this; corrected by the driver's answer */
 
 static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
     return !__builtin_mul_overflow((pitch + PITCH - 1) & ~(PITCH - 1), height, bytes);
@@ -51,7 +51,7 @@ static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
             REAL(undo)(*pointer);                                                                             \
             r = CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
         }                                                                                                     \
-        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                 \
+        return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                 \
     }
 ALLOC_PITCH(cuMemAllocPitch_v2, CUdeviceptr, size_t, cuMemFree_v2)
 ALLOC_PITCH(cuMemAllocPitch, unsigned, unsigned, cuMemFree)
@@ -66,7 +66,7 @@ GH_EXPORT CUresult cuMemFree(unsigned pointer) {
     return end_free(&o, REAL(cuMemFree)(pointer));
 }
 
-/* The driver's figures, narrowed to the container's share. */
+/* Limits the driver's figures to what the container may have. */
 static void narrow(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total) {
     uint64_t left, limit;
     bool whole = false;

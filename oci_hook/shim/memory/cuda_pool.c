@@ -5,13 +5,13 @@
 #include "driver/real.h"
 
 #define PAGE_SHIFT 21
-#define PAGE_BYTES (1ull << PAGE_SHIFT) /* a GPU's page: pools grow by whole ones */
-#define FIRST_LEAST (32ull << 20)       /* what drivers grow a pool by at least */
-#define MOST_LEAST (1ull << 30)         /* and what we would believe */
+#define PAGE_BYTES (1ull << PAGE_SHIFT) /* a page of the GPU; pools grow by whole pages */
+#define FIRST_LEAST (32ull << 20)       /* drivers grow a pool by at least this */
+#define MOST_LEAST (1ull << 30)         /* and we believe at most this */
 #define CHANGES ((1ull << 24) - 1)
 
-static uint64_t booked_units(uint64_t booked) { return booked >> 24; }
-static uint64_t booked_next(uint64_t booked, uint64_t units) { return units << 24 | ((booked + 1) & CHANGES); }
+static uint64_t charged_units(uint64_t charged) { return charged >> 24; }
+static uint64_t charged_next(uint64_t charged, uint64_t units) { return units << 24 | ((charged + 1) & CHANGES); }
 
 /* ---- the table ---- */
 
@@ -37,9 +37,9 @@ struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind
             atomic_store(&pool->handle, handle);
             atomic_store(&pool->gpu, gpu);
             pool->device = device;
-            atomic_store(&pool->booked, 0);
+            atomic_store(&pool->charged, 0);
             atomic_store(&pool->grain, FIRST_LEAST);
-            atomic_store(&pool->shared, 0);
+            atomic_store(&pool->exportable, 0);
             atomic_store(&pool->pieces, 0);
             atomic_store(&pool->touched, 0);
             atomic_store_explicit(&pool->kind, kind, memory_order_release);
@@ -67,10 +67,10 @@ struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice de
     return pool_note(st, handle, POOL_ALIVE, device, gpu_of_device(st, device));
 }
 
-/* ---- who may be at a pool at once ---- */
+/* ---- which operations may use a pool at the same time ---- */
 
-/* Operations that may change a pool are many at once, but for one that counts on the pool's idle memory: that is alone.
- * Nobody waits longer than seconds: then the one alone is taken for a thread that is gone. */
+/* Many operations may change a pool at once. Only an operation that relies on the pool's idle memory must be alone.
+ * After waiting for seconds we assume that the thread of that operation has gone. */
 void pool_enter(struct gh_pool *pool) {
     int64_t until = 0;
     for (unsigned step = 0;; step++) {
@@ -87,7 +87,8 @@ void pool_leave(struct gh_pool *pool) { atomic_fetch_sub(&pool->inflight, 1); }
 
 enum turn { TURN_MINE, TURN_OTHERS, TURN_NEVER };
 
-/* Who has entered waits until the others have left. TURN_OTHERS: another does the same; leave, and enter again. */
+/* An operation that has entered waits until the others have left. TURN_OTHERS: another one waits for the same; leave,
+ * and enter again. */
 static enum turn be_alone(struct gh_pool *pool) {
     int64_t until = 0;
     uint32_t nobody = 0;
@@ -101,14 +102,14 @@ static enum turn be_alone(struct gh_pool *pool) {
     return TURN_MINE;
 }
 
-/* ---- which of the GPU's pages are in use ---- */
+/* ---- which pages of the GPU are in use ---- */
 
-/* A piece lies in whole pages of its own, and at its ends in pages that it may share. */
+/* Counts the pages of a piece: those in its middle are its own, those at its ends it may share with other pieces. */
 static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t value, int64_t more) {
     uint64_t first = address >> PAGE_SHIFT, last = (address + gh_bytes(units_of(value)) - 1) >> PAGE_SHIFT;
     int64_t pages = last > first ? (int64_t)(last - first - 1) * more : 0;
     for (uint64_t page = first;; page = last) {
-        int64_t ends = gh_pointers_count(&st->pointers, key_of(PAGE, page), 16 * more); /* so that its kind_of() is 0 */
+        int64_t ends = gh_pointers_count(&st->pointers, key_of(PAGE, page), 16 * more); /* 16: kind_of() stays 0 */
         if (ends == (more > 0 ? 16 : 0))
             pages += more;
         if (page == last)
@@ -121,7 +122,7 @@ static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, u
 void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
     unsigned at = (unsigned)(pool - st->pools.pool);
     uint64_t value = pack(gh_units(bytes), atomic_load(&pool->gpu), at, POOLED);
-    uint64_t stale = gh_pointers_take(&st->pointers, address); /* it went with its context */
+    uint64_t stale = gh_pointers_take(&st->pointers, address); /* it was freed with its context */
     if (stale && kind_of(stale) == POOLED)
         touch(st, &st->pools.pool[context_of(stale) % GH_POOLS], address, stale, -1);
     gh_pointers_put(&st->pointers, address, value);
@@ -150,16 +151,16 @@ uint64_t pool_least(struct gh_state *st) {
     return least ? least : FIRST_LEAST;
 }
 
-/* The most that a pool grows by when it must hand out so much more. */
+/* The most that a pool can grow by to allocate so many more bytes. */
 static uint64_t growth_for(struct gh_state *st, const struct gh_pool *pool, uint64_t bytes) {
     uint64_t grain = atomic_load(&pool->grain), least = pool_least(st);
     if (grain < least && least > FIRST_LEAST)
-        grain = least; /* we were wrong before */
+        grain = least; /* a pool has grown by more than we thought */
     bytes = (bytes + grain - 1) & ~(grain - 1);
     return bytes > least ? bytes : least;
 }
 
-/* What is reserved is a sum of what it grew by, so the lowest bit bounds the grain from above. */
+/* The reserved size is a sum of growths, so its lowest bit is an upper bound for the grain. */
 static void learn_grain(struct gh_pool *pool, uint64_t reserved) {
     uint64_t low = reserved & -reserved, grain = atomic_load(&pool->grain);
     low = low > PAGE_BYTES ? low : PAGE_BYTES;
@@ -167,7 +168,7 @@ static void learn_grain(struct gh_pool *pool, uint64_t reserved) {
         atomic_store(&pool->grain, low);
 }
 
-/* A driver that grows pools by more than any known one: foresee twice as much from now on. */
+/* This driver grows pools by more than we foresaw: foresee twice as much from now on. */
 static void learn_least(struct gh_state *st) {
     uint64_t least = pool_least(st);
     if (least < MOST_LEAST)
@@ -181,54 +182,55 @@ static uint64_t limit_of(struct gh_state *st, unsigned gpu) {
     return limit.whole ? GH_UNLIMITED : limit.bytes >> GH_UNIT_SHIFT;
 }
 
-/* What others booked in advance covers their growth, whether it is in the figure already or not; so the figure is right
- * to book, but never more than we have: the rest is theirs. Only who is alone may add what nobody foresaw. */
-CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, bool alone) {
+/* Other operations have charged their own growth in advance, whether the driver's figure contains it yet or not. So we
+ * set the charge to that figure, but to no more than the pool's charge and our advance: the rest is theirs. Only an
+ * operation that is alone may add what nobody foresaw. */
+CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t foreseen, bool alone) {
     unsigned gpu = (unsigned)atomic_load(&pool->gpu);
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < 1000; i++) {
-        uint64_t was = atomic_load_explicit(&pool->booked, memory_order_acquire), reserved, used;
+        uint64_t was = atomic_load_explicit(&pool->charged, memory_order_acquire), reserved, used;
         bool only = atomic_load(&pool->inflight) == 1;
         if (!figures(pool, &reserved, &used))
             break;
         only = alone || (only && atomic_load(&pool->inflight) == 1);
         learn_grain(pool, reserved);
-        uint64_t have = booked_units(was), now = gh_units(reserved);
-        if (!only && now > have + held)
-            now = have + held;
-        if (now > have + held) {
-            uint64_t more = now - have - held;
+        uint64_t have = charged_units(was), now = gh_units(reserved);
+        if (!only && now > have + foreseen)
+            now = have + foreseen;
+        if (now > have + foreseen) {
+            uint64_t more = now - have - foreseen;
             learn_least(st);
-            if (gh_reserve(st, gpu, more, limit_of(st, gpu)) != GH_BOOKED) {
+            if (gh_reserve(st, gpu, more, limit_of(st, gpu)) != GH_RESERVED) {
                 result = CUDA_ERROR_OUT_OF_MEMORY;
-                /* Booked all the same: the memory is taken until the caller has undone his call. */
-                if (gh_reserve(st, gpu, more, GH_UNLIMITED) != GH_BOOKED)
+                /* Charge it all the same: the memory is in use until the caller has undone its call. */
+                if (gh_reserve(st, gpu, more, GH_UNLIMITED) != GH_RESERVED)
                     break;
             }
-            held += more;
+            foreseen += more;
         }
-        uint64_t next = booked_next(was, now);
-        if (atomic_compare_exchange_strong(&pool->booked, &was, next)) {
-            gh_release(st, gpu, have + held - now);
+        uint64_t next = charged_next(was, now);
+        if (atomic_compare_exchange_strong(&pool->charged, &was, next)) {
+            gh_release(st, gpu, have + foreseen - now);
             return result;
         }
     }
-    /* The driver does not tell: what was foreseen stays booked for the pool. */
-    uint64_t was = atomic_load(&pool->booked);
-    while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, booked_units(was) + held))) {}
+    /* The driver does not answer: what was charged in advance stays charged to the pool. */
+    uint64_t was = atomic_load(&pool->charged);
+    while (!atomic_compare_exchange_strong(&pool->charged, &was, charged_next(was, charged_units(was) + foreseen))) {}
     return result;
 }
 
-/* Whether the driver will do with what the pool has: it remaps pages that nothing uses before it takes more from the
- * GPU, except in pools that other processes may map. Asked when alone at the pool; keeps the driver from giving idle
- * memory back meanwhile. */
+/* Whether the pool's idle memory suffices: the driver remaps unused pages before it takes more from the GPU, except in
+ * pools that other processes can map. The caller is alone at the pool. If true, the release threshold is raised, so
+ * that the driver does not release the idle memory meanwhile. */
 static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {
     struct gh_pool *pool = g->pool;
     CUmemoryPool handle = atomic_load(&pool->handle);
     uint64_t reserved, used, all = UINT64_MAX, pages = (bytes + PAGE_BYTES - 1) >> PAGE_SHIFT;
     if (atomic_load(&pool->kind) == POOL_GRAPH)
         return figures(pool, &reserved, &used) && reserved + back >= used + bytes;
-    if ((pages > 1 && atomic_load(&pool->shared)) ||
+    if ((pages > 1 && atomic_load(&pool->exportable)) ||
         REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &g->threshold) ||
         REAL(cuMemPoolSetAttribute)(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all))
         return false;
@@ -255,12 +257,12 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
     for (int i = 0; i < 1000; i++) {
         uint64_t units = gh_units(growth_for(st, pool, bytes));
         pool_enter(pool);
-        enum gh_booked done = gh_reserve(st, (unsigned)gpu, units, limit_of(st, (unsigned)gpu));
-        if (done == GH_BOOKED) {
+        enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, limit_of(st, (unsigned)gpu));
+        if (done == GH_RESERVED) {
             g->units = units;
             return CUDA_SUCCESS;
         }
-        /* No room to grow: what the pool keeps may do; else it must give that back first. */
+        /* No room to grow. The pool's idle memory may suffice; otherwise the pools must release theirs first. */
         enum turn turn = done == GH_NO_ROOM ? be_alone(pool) : TURN_NEVER;
         if (turn == TURN_MINE && suffices(g, bytes, back)) {
             g->alone = true;
@@ -295,7 +297,7 @@ CUresult pool_end(struct growth *g) {
     return r;
 }
 
-/* True when it keeps memory that it does not need: the driver may give that back at any synchronisation. */
+/* True if the pool has idle memory, which the driver may release at any synchronisation. */
 static bool look(struct gh_state *st, struct gh_pool *pool) {
     uint64_t reserved, used;
     pool_enter(pool);
@@ -304,7 +306,7 @@ static bool look(struct gh_state *st, struct gh_pool *pool) {
     return !figures(pool, &reserved, &used) || reserved > used;
 }
 
-bool pool_charged(const struct gh_pool *pool) {
+bool pool_is_accounted(const struct gh_pool *pool) {
     uint32_t kind = atomic_load(&pool->kind);
     return (kind == POOL_ALIVE || kind == POOL_GRAPH) && atomic_load(&pool->gpu) >= 0;
 }
@@ -314,7 +316,7 @@ void pools_look(struct gh_state *st) {
     if (!n || !atomic_exchange(&st->pools.dirty, 0))
         return;
     for (uint32_t i = 0; i < n; i++)
-        if (pool_charged(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
+        if (pool_is_accounted(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
             atomic_store(&st->pools.dirty, 1);
 }
 
@@ -323,9 +325,9 @@ bool pools_trim(struct gh_state *st, int gpu) {
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         struct gh_pool *pool = &st->pools.pool[i];
-        if (!pool_charged(pool) || atomic_load(&pool->gpu) != gpu || !booked_units(atomic_load(&pool->booked)))
+        if (!pool_is_accounted(pool) || atomic_load(&pool->gpu) != gpu || !charged_units(atomic_load(&pool->charged)))
             continue;
-        /* Relaxed: else a trim would spoil a capture that another thread has under way. */
+        /* In another mode, a trim would invalidate a capture that another thread has begun. */
         int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         pool_enter(pool);
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -341,12 +343,12 @@ bool pools_trim(struct gh_state *st, int gpu) {
     return any;
 }
 
-void pool_bury(struct gh_state *st, struct gh_pool *pool) {
-    uint64_t was = atomic_load(&pool->booked);
+void pool_reclaim(struct gh_state *st, struct gh_pool *pool) {
+    uint64_t was = atomic_load(&pool->charged);
     uint32_t destroyed = POOL_DESTROYED;
-    while (!atomic_compare_exchange_strong(&pool->booked, &was, booked_next(was, 0))) {}
+    while (!atomic_compare_exchange_strong(&pool->charged, &was, charged_next(was, 0))) {}
     if (atomic_load(&pool->gpu) >= 0)
-        gh_release(st, (unsigned)atomic_load(&pool->gpu), booked_units(was));
+        gh_release(st, (unsigned)atomic_load(&pool->gpu), charged_units(was));
     atomic_compare_exchange_strong(&pool->kind, &destroyed, POOL_FREE);
 }
 
@@ -355,7 +357,7 @@ void pool_freed(struct gh_state *st, uint64_t address, uint64_t value) {
     touch(st, pool, address, value, -1);
     atomic_store(&st->pools.dirty, 1);
     if (atomic_load(&pool->kind) == POOL_DESTROYED && atomic_load(&pool->pieces) <= 0)
-        pool_bury(st, pool);
+        pool_reclaim(st, pool);
 }
 
 struct list {

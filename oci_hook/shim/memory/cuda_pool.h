@@ -1,5 +1,6 @@
-/* Memory pools: the driver takes memory for a pool in large pieces, hands parts of it out, and keeps what is freed. So
- * the books follow what a pool has reserved: booked before it may grow, corrected by the driver's own figure after. */
+/* Memory pools. The driver reserves memory for a pool in large blocks, allocates pieces of it and keeps what is freed.
+ * So a pool is charged for what it has reserved: for its largest growth before a call, corrected by the driver's own
+ * figure after it. */
 #ifndef GPU_HOOK_CUDA_POOL_H
 #define GPU_HOOK_CUDA_POOL_H
 
@@ -8,50 +9,51 @@
 
 enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_DESTROYED, POOL_GRAPH };
 
-/* A pool's growth, between the decision and the driver's answer. */
+/* A pool that may grow, while the driver has not answered yet. */
 struct growth {
     struct gh_state *st;
     struct gh_pool *pool; /* NULL: nothing is charged */
-    uint64_t units;       /* booked in advance; */
-    bool alone;           /* or none, for the pool has enough idle: no other operation may take that meanwhile */
-    uint64_t threshold;   /* then the pool's own release threshold */
+    uint64_t units;       /* charged in advance, */
+    bool alone;           /* or 0, since the pool has enough idle memory, which no other operation may take */
+    uint64_t threshold;   /* with `alone`: the pool's own release threshold */
 };
 
-/* Among the pools known: NULL: not there. */
+/* The pool with this handle; NULL if we do not know it. */
 struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind);
-/* The same, or a new entry. NULL when the table is full: then each allocation is charged by itself. */
+/* The same, or a new entry. NULL if the table is full: then each allocation from the pool is charged by itself. */
 struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu);
-/* A pool that we did not see made: a device's own, or one of a library that looked its functions up elsewhere. */
+/* Notes a pool whose creation we did not see: a device's default pool, or one made by a library that bypassed us. */
 struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device);
-/* The pool of graph memory of a device. */
+/* The pool of a device's graph memory. */
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu);
-/* Whether what it takes is on a GPU that is accounted for. */
-bool pool_charged(const struct gh_pool *pool);
+/* Whether the pool's memory is charged to this process. */
+bool pool_is_accounted(const struct gh_pool *pool);
 
-/* Around what may change a pool: waits while another counts on its idle memory. */
+/* Calls that may change a pool stand between these two. pool_enter waits while another call relies on idle memory. */
 void pool_enter(struct gh_pool *pool);
 void pool_leave(struct gh_pool *pool);
-/* Book what the pool may grow by for `bytes` more, of which `back` come back to it first. CUDA_SUCCESS or
+/* Charges what the pool may grow by to allocate `bytes`, after `back` bytes have been freed into it. CUDA_SUCCESS or
  * CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back);
-/* Correct by what it did grow. CUDA_ERROR_OUT_OF_MEMORY: more than there is room for; the caller undoes the call. */
+/* Corrects the charge to what the pool has grown by. CUDA_ERROR_OUT_OF_MEMORY: it grew beyond the limit, and the caller
+ * undoes its call. */
 CUresult pool_end(struct growth *g);
-/* Brings the books to what the driver has reserved. `held` was booked in advance and is given back or used up here.
- * CUDA_ERROR_OUT_OF_MEMORY: the pool grew beyond what there was room for; it is booked all the same. */
-CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t held, bool alone);
-/* The least that a pool is taken to grow by, in bytes. */
+/* Charges the pool for what the driver has reserved now, using or releasing the `foreseen` units charged in advance.
+ * CUDA_ERROR_OUT_OF_MEMORY: the pool grew beyond the limit; it is charged all the same. */
+CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t foreseen, bool alone);
+/* The smallest growth of a pool, as far as we know, in bytes. */
 uint64_t pool_least(struct gh_state *st);
-/* A part of a pool was handed out. */
+/* Notes a piece allocated from a pool. */
 void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes);
-/* The last part of a pool that was destroyed is gone, and the driver's memory with it. */
-void pool_bury(struct gh_state *st, struct gh_pool *pool);
-/* A part of a pool was freed: its address and what was noted for it. */
+/* Releases the charge of a destroyed pool whose last piece has been freed. */
+void pool_reclaim(struct gh_state *st, struct gh_pool *pool);
+/* Forgets a piece of a pool that was freed. value: its note. */
 void pool_freed(struct gh_state *st, uint64_t address, uint64_t value);
-/* A context went, and pieces of pools may have gone with it: asks the driver which. */
+/* A context was destroyed: asks the driver which pieces of pools were freed with it. */
 void pools_lost(struct gh_state *st);
-/* Our pools gave memory back, or may have: look. */
+/* Corrects the charges of pools that may have released memory. */
 void pools_look(struct gh_state *st);
-/* Makes our pools on a GPU give back what they keep. False: there are none. */
+/* Makes our pools on a GPU release their idle memory. False: there is no such pool. */
 bool pools_trim(struct gh_state *st, int gpu);
 
 #endif

@@ -1,4 +1,4 @@
-/* The calls of memory pools, and those after which a driver gives idle pool memory back. */
+/* Calls of memory pools, and calls after which a driver releases idle memory of pools. */
 #include "driver/real.h"
 #include "gate/gate.h"
 #include "memory/charge.h"
@@ -9,7 +9,7 @@ static bool capturing(CUstream stream) {
     return !REAL(cuStreamIsCapturing)(stream, &status) && status;
 }
 
-/* The device of a stream; the default streams are the current context's. */
+/* The device of a stream; a default stream is the current context's. */
 static bool device_of(CUstream stream, CUdevice *device) {
     CUcontext of = NULL, now = NULL, popped;
     if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &of) || !of ||
@@ -25,7 +25,7 @@ static bool device_of(CUstream stream, CUdevice *device) {
 typedef CUresult alloc_call(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 typedef CUresult free_call(CUdeviceptr, CUstream);
 
-/* `default_stream`: what the stream NULL means to this variant of the call. */
+/* default_stream: which stream NULL means in this variant of the call. */
 static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, alloc_call *call,
                             free_call *undo, uintptr_t default_stream) {
     struct gh_state *st = gh_here();
@@ -34,27 +34,27 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
     CUresult r;
     if (!st)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (capturing(stream ? stream : (CUstream)default_stream)) { /* a node: charged when the graph is launched */
+    if (capturing(stream ? stream : (CUstream)default_stream)) { /* a graph node: its launch is charged */
         atomic_store(&st->pools.graphs_allocate, 1);
         return call(pointer, bytes, handle, stream);
     }
     if (!device_of(stream, &device) || (!handle && REAL(cuDeviceGetMemPool)(&handle, device)))
-        return call(pointer, bytes, handle, stream); /* the driver refuses, too */
+        return call(pointer, bytes, handle, stream); /* the driver will refuse it, too */
     struct gh_pool *pool = pool_find(st, handle, POOL_ALIVE);
     if (!pool && !(pool = pool_learn(st, handle, device))) {
-        struct charge c; /* too many pools: charge each piece by what one may grow for it */
+        struct charge c; /* too many pools: charge the piece for what a pool may grow by */
         uint64_t least = pool_least(st);
         if (bytes > UINT64_MAX / 2)
             return CUDA_ERROR_OUT_OF_MEMORY;
         if ((r = charge_at(&c, st, (struct place){gpu_of_device(st, device), 0}, (bytes + least - 1) & ~(least - 1))))
             return r;
         r = call(pointer, bytes, handle, stream);
-        return settle_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+        return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
     }
     if ((r = pool_begin(&g, st, pool, bytes, 0)))
         return r;
     r = call(pointer, bytes, handle, stream);
-    if (r == CUDA_SUCCESS && g.pool) /* before the end: who is alone next must know of it */
+    if (r == CUDA_SUCCESS && g.pool) /* before pool_end: an operation that is alone next must know of it */
         pool_put(st, pool, *pointer, bytes);
     if (pool_end(&g) && r == CUDA_SUCCESS) {
         struct owed o = begin_free(LINEAR, *pointer);
@@ -93,7 +93,7 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool han
         return r;                                                                                                    \
     }
 
-/* A synchronisation is when the driver gives back what a pool keeps above its release threshold. */
+/* At a synchronisation the driver releases what a pool keeps above its release threshold. */
 static CUresult synchronised(CUresult r) {
     struct gh_state *st = gh_here();
     uint32_t n = st ? atomic_load_explicit(&st->pools.count, memory_order_acquire) : 0;
@@ -128,34 +128,35 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *p
         pool = pool_note(st, *handle, POOL_ALIVE, props->location.id,
                          on_host(&props->location) ? NOT_CHARGED : gpu_of_device(st, props->location.id));
     if (pool)
-        atomic_store(&pool->shared, props->handle_types != 0);
+        atomic_store(&pool->exportable, props->handle_types != 0);
     return r;
 }
 
-/* Pieces that are still handed out keep the pool's memory until the last of them is freed. */
+/* Pieces that are still allocated keep the pool's memory until the last of them is freed. */
 GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     struct gh_state *st = gh_here();
     struct gh_pool *pool = st ? pool_find(st, handle, POOL_ALIVE) : NULL;
-    if (pool && pool_charged(pool)) {
+    if (pool && pool_is_accounted(pool)) {
         pool_enter(pool);
         REAL(cuMemPoolTrimTo)(handle, 0);
         pool_correct(st, pool, 0, false);
         pool_leave(pool);
     }
-    if (pool) /* before the driver may give the handle to another pool */
+    if (pool) /* before the driver can give the handle to another pool */
         atomic_store(&pool->kind, POOL_DESTROYED);
     CUresult r = REAL(cuMemPoolDestroy)(handle);
     if (pool && r != CUDA_SUCCESS)
         atomic_store(&pool->kind, POOL_ALIVE);
     else if (pool && atomic_load(&pool->pieces) <= 0)
-        pool_bury(st, pool);
+        pool_reclaim(st, pool);
     return r;
 }
 
-/* A call that may give back what a pool has idle, or tell the driver to keep it: not while another counts on that. */
+/* Before a call that may release idle memory of a pool, or change how much it keeps: waits while another call relies
+ * on that memory. */
 static struct gh_pool *entered(struct gh_state *st, void *handle, enum pool_kind kind) {
     struct gh_pool *pool = st ? pool_find(st, handle, kind) : NULL;
-    if (!pool || !pool_charged(pool))
+    if (!pool || !pool_is_accounted(pool))
         return NULL;
     pool_enter(pool);
     return pool;
@@ -183,7 +184,7 @@ GH_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, voi
     return r;
 }
 
-/* An imported pool hands out nothing new, and what its exporter handed out is charged to him. */
+/* Nothing can be allocated from an imported pool, and its exporter is charged for the pieces in it. */
 GH_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *os, int type, uint64_t flags) {
     CUresult r = REAL(cuMemPoolImportFromShareableHandle)(handle, os, type, flags);
     struct gh_state *st = gh_here();

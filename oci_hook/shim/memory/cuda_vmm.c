@@ -1,6 +1,6 @@
-/* Virtual memory management. A piece of memory lives while a handle or a mapping holds it, so it is charged from
- * cuMemCreate until both are gone. A piece that was exported, mapped into a sparse array or bound to a multicast object
- * may live on in ways that are not seen here: it stays charged until the process ends. */
+/* Virtual memory management. A piece of memory exists as long as a handle or a mapping of it, so it is charged from
+ * cuMemCreate until the last of these is gone. A piece that was exported, mapped into a sparse array or bound to a
+ * multicast object may exist for longer without our knowledge, so it stays charged until the process ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,11 +10,11 @@
 struct piece {
     uint64_t units;
     unsigned gpu;
-    unsigned handles, maps; /* who holds it */
-    bool kept;              /* charged until the process ends */
+    unsigned handles, maps; /* how many of each exist */
+    bool permanent;         /* charged until the process ends */
 };
 
-struct held { /* a handle value, given out `times` times */
+struct handle_uses { /* how often the driver has returned a handle value */
     struct piece *piece;
     unsigned times;
 };
@@ -26,7 +26,7 @@ struct mapping {
 
 struct vmm {
     struct gh_lock lock;
-    uint64_t clock; /* orders mappings against an unmapping that is under way */
+    uint64_t clock; /* numbers mappings, to tell those made during an unmapping */
     struct mapping *map;
     size_t count, room;
 };
@@ -41,27 +41,27 @@ static struct vmm *vmm(struct gh_state *st) {
     return none;
 }
 
-/* Under the lock. */
+/* With the lock held. */
 static void drop_if_free(struct gh_state *st, struct piece *p) {
-    if (p->handles || p->maps || p->kept)
+    if (p->handles || p->maps || p->permanent)
         return;
     gh_release(st, p->gpu, p->units);
     free(p);
 }
 
-static struct held *held(struct gh_state *st, CUmemHandle handle) {
-    return (struct held *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(HANDLE, handle));
+static struct handle_uses *uses_of(struct gh_state *st, CUmemHandle handle) {
+    return (struct handle_uses *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(HANDLE, handle));
 }
 
-/* Under the lock: one more time this handle value was given out for the piece. */
-static bool hold(struct gh_state *st, CUmemHandle handle, struct piece *p) {
-    struct held *h = held(st, handle);
+/* With the lock held: the driver has returned this handle value for the piece once more. */
+static bool add_use(struct gh_state *st, CUmemHandle handle, struct piece *p) {
+    struct handle_uses *h = uses_of(st, handle);
     if (h && h->piece == p) {
         h->times++;
     } else {
         if (!(h = malloc(sizeof *h)))
             return false;
-        *h = (struct held){p, 1};
+        *h = (struct handle_uses){p, 1};
         if (!gh_pointers_put(&st->pointers, key_of(HANDLE, handle), (uintptr_t)h)) {
             free(h);
             return false;
@@ -84,7 +84,7 @@ GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAll
         return r;
     r = REAL(cuMemCreate)(handle, bytes, prop, flags);
     struct piece *p = r ? NULL : malloc(sizeof *p);
-    if (!p || c.at.gpu < 0) { /* without memory for the note: charged until the process ends */
+    if (!p || c.at.gpu < 0) { /* without memory for the note, it stays charged until the process ends */
         if (r)
             uncharge(&c);
         free(p);
@@ -92,7 +92,7 @@ GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAll
     }
     *p = (struct piece){.units = c.units, .gpu = (unsigned)c.at.gpu};
     if (gh_lock(&v->lock)) {
-        if (!hold(st, *handle, p))
+        if (!add_use(st, *handle, p))
             free(p);
         gh_unlock(&v->lock);
     }
@@ -103,9 +103,9 @@ GH_EXPORT CUresult cuMemRelease(CUmemHandle handle) {
     struct gh_state *st = gh_here();
     struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
     struct piece *p = NULL;
-    /* Before the driver may give the value to another piece. */
+    /* before the driver can give the value to another piece */
     if (v && gh_lock(&v->lock)) {
-        struct held *h = held(st, handle);
+        struct handle_uses *h = uses_of(st, handle);
         if (h) {
             p = h->piece;
             if (!--h->times) {
@@ -120,8 +120,8 @@ GH_EXPORT CUresult cuMemRelease(CUmemHandle handle) {
         p->handles--;
         if (r == CUDA_SUCCESS)
             drop_if_free(st, p);
-        else if (!hold(st, handle, p))
-            p->kept = true;
+        else if (!add_use(st, handle, p))
+            p->permanent = true;
         gh_unlock(&v->lock);
     }
     return r;
@@ -135,15 +135,15 @@ GH_EXPORT CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *addres
         return r;
     for (size_t i = 0; i < v->count; i++)
         if ((uintptr_t)address - v->map[i].at < v->map[i].size) {
-            if (!hold(st, *handle, v->map[i].piece))
-                v->map[i].piece->kept = true;
+            if (!add_use(st, *handle, v->map[i].piece))
+                v->map[i].piece->permanent = true;
             break;
         }
     gh_unlock(&v->lock);
     return r;
 }
 
-/* Under the lock: the first mapping at or above an address; the list is sorted. */
+/* With the lock held: the index of the first mapping at or above an address. The list is sorted. */
 static size_t position(const struct vmm *v, uint64_t at) {
     size_t low = 0, high = v->count;
     while (low < high) {
@@ -178,12 +178,12 @@ GH_EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHa
     struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
     if (r || !v || !gh_lock(&v->lock))
         return r;
-    struct held *h = held(st, handle);
+    struct handle_uses *h = uses_of(st, handle);
     if (h) {
         if (insert(v, (struct mapping){at, bytes, ++v->clock, h->piece}))
             h->piece->maps++;
         else
-            h->piece->kept = true;
+            h->piece->permanent = true;
     }
     gh_unlock(&v->lock);
     return r;
@@ -200,7 +200,7 @@ GH_EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
     CUresult r = REAL(cuMemUnmap)(at, bytes);
     if (r || !v || !gh_lock(&v->lock))
         return r;
-    /* What another thread maps at this address meanwhile is younger than `began`. */
+    /* A mapping that another thread has made at this address since then has a higher number than `began`. */
     for (size_t i = position(v, at); i < v->count && v->map[i].at + v->map[i].size <= at + bytes;) {
         struct mapping m = v->map[i];
         if (m.made > began) {
@@ -221,9 +221,9 @@ static void keep(CUmemHandle handle) {
     struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
     if (!v || !gh_lock(&v->lock))
         return;
-    struct held *h = held(st, handle);
+    struct handle_uses *h = uses_of(st, handle);
     if (h)
-        h->piece->kept = true;
+        h->piece->permanent = true;
     gh_unlock(&v->lock);
 }
 
@@ -247,7 +247,7 @@ typedef struct { /* CUarrayMapInfo */
             unsigned long long offset, size;
         } tail;
     } subresource;
-    int operation, handle_type; /* operation 1: map */
+    int operation, handle_type; /* operation: 1 is map */
     CUmemHandle handle;
     unsigned long long offset;
     unsigned device_mask, flags, reserved[2];
@@ -265,7 +265,7 @@ typedef struct { /* CUarrayMapInfo */
 MAP_ARRAY(cuMemMapArrayAsync)
 MAP_ARRAY(cuMemMapArrayAsync_ptsz)
 
-/* Memory bound to a multicast object is the binder's own, charged when it was made; the object may hold it from now on. */
+/* Memory bound to a multicast object was charged when it was made. From now on the object may keep it. */
 static CUresult bound(CUresult r, CUmemHandle handle) {
     if (r == CUDA_SUCCESS)
         keep(handle);
@@ -279,7 +279,7 @@ static CUresult bound_at(CUresult r, CUdeviceptr at, size_t bytes) {
         return r;
     for (size_t i = 0; i < v->count; i++)
         if (v->map[i].at < at + bytes && at < v->map[i].at + v->map[i].size)
-            v->map[i].piece->kept = true;
+            v->map[i].piece->permanent = true;
     gh_unlock(&v->lock);
     return r;
 }

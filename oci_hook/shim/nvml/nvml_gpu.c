@@ -12,10 +12,10 @@ int gpu_of_handle(struct gh_state *st, nvmlDevice_t device) {
     return gh_policy_find(st, uuid);
 }
 
-bool share_view(nvmlDevice_t device, struct gh_share_view *out) {
+bool memory_view(nvmlDevice_t device, struct gh_memory_view *out) {
     struct gh_state *st = gh_here();
     struct gh_limit limit;
-    *out = (struct gh_share_view){0};
+    *out = (struct gh_memory_view){0};
     int gpu = st ? gpu_of_handle(st, device) : -1;
     if (gpu < 0 || !gh_policy_limit(st, (unsigned)gpu, &limit))
         return true;

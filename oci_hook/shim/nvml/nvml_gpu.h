@@ -6,14 +6,14 @@
 #include "driver/nvml.h"
 #include "process/state.h"
 
-struct gh_share_view { /* bytes; total = free + used */
+struct gh_memory_view { /* bytes; total = free + used */
     uint64_t total, free, used;
-    bool known; /* else there is no limit to show: nothing is free of what the driver calls the total */
+    bool known; /* false: no limit is known; show the driver's total with nothing free */
 };
 
-/* The granted GPU behind a handle, or -1. */
+/* The index of the granted GPU of a handle, or -1. */
 int gpu_of_handle(struct gh_state *st, nvmlDevice_t device);
-/* What to show of a GPU. False: show the driver's figures (a whole GPU). */
-bool share_view(nvmlDevice_t device, struct gh_share_view *out);
+/* The memory figures to show for a GPU. False: show the driver's (a whole GPU). */
+bool memory_view(nvmlDevice_t device, struct gh_memory_view *out);
 
 #endif

@@ -1,6 +1,6 @@
-/* NVML's view of processes and load: the container's own. The processes are those with a slot on the account page, by
- * their pids here. The load of each is what the driver says of these pids; a driver that numbers processes as the host
- * does cannot be asked, and then nothing is shown rather than the neighbours' load. */
+/* NVML's processes and load: only the container's own. The processes are those with an account slot, with their pids in
+ * this container. Their load is what the driver says of these pids. If the driver uses the host's pids, it cannot be
+ * asked, and nothing is shown rather than the load of other containers. */
 #include <stdlib.h>
 
 #include "account/account.h"
@@ -8,7 +8,7 @@
 #include "driver/real.h"
 #include "nvml/nvml_gpu.h"
 
-#define COMPUTE 0 /* nvmlProcessMode: the others are graphics and MPS, which a share does not offer */
+#define COMPUTE 0 /* nvmlProcessMode; a container with a share has no graphics and MPS processes */
 #define MANY 512
 #define NONE 0xffffffffu /* no MIG instance */
 
@@ -27,7 +27,7 @@ static unsigned own_processes(struct gh_state *st, int gpu, struct process *out,
         uint64_t owner = atomic_load(&page->owner[slot]);
         if (!owner || owner & GH_OWNER_SWEEP || gh_owner_ns(owner) != gh_owner_ns(st->me))
             continue;
-        uint64_t bytes = gh_bytes(gh_slot_use(page, slot, (unsigned)gpu));
+        uint64_t bytes = gh_bytes(gh_account_slot_used(page, slot, (unsigned)gpu));
         if ((bytes || atomic_load(&page->entry[slot][gpu].contexts)) &&
             gh_account_slot_alive(st, slot, owner, atomic_load(&page->stack[slot])))
             out[n++] = (struct process){gh_owner_pid(owner), bytes};
@@ -38,8 +38,8 @@ static unsigned own_processes(struct gh_state *st, int gpu, struct process *out,
 /* False: the driver's own lists are shown (a whole GPU). */
 static bool listed(nvmlDevice_t device, struct process *list, unsigned *n) {
     struct gh_state *st = gh_here();
-    struct gh_share_view v;
-    if (!share_view(device, &v))
+    struct gh_memory_view v;
+    if (!memory_view(device, &v))
         return false;
     *n = st ? own_processes(st, gpu_of_handle(st, device), list, MANY) : 0;
     return true;
@@ -52,7 +52,7 @@ static bool mine(const struct process *list, unsigned n, unsigned pid) {
     return false;
 }
 
-/* What every list call does with the caller's array. */
+/* The answer of every list call, given the size of the caller's array. */
 static nvmlReturn_t hand_out(unsigned n, unsigned *count, const void *array) {
     bool room = *count >= n && (array || !n);
     *count = n;
@@ -96,7 +96,7 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device
 
 /* ---- load ---- */
 
-/* The driver's samples, of our processes alone; the caller frees. */
+/* The driver's samples of our processes; the caller frees them. */
 static nvmlReturn_t own_samples(nvmlDevice_t device, const struct process *list, unsigned own, uint64_t since,
                                 nvmlProcessUtilizationSample_t **out, unsigned *n) {
     unsigned room = 0;
@@ -105,7 +105,7 @@ static nvmlReturn_t own_samples(nvmlDevice_t device, const struct process *list,
     nvmlReturn_t r = REAL(nvmlDeviceGetProcessUtilization)(device, NULL, &room, since);
     if (r != NVML_ERROR_INSUFFICIENT_SIZE || !room)
         return r == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : r;
-    room += 64; /* processes come and go between the two calls */
+    room += 64; /* processes may start between the two calls */
     if (!(*out = calloc(room, sizeof **out)))
         return NVML_ERROR_NOT_FOUND;
     if ((r = REAL(nvmlDeviceGetProcessUtilization)(device, *out, &room, since)))
@@ -146,7 +146,7 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device
     return n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* Whether the driver numbers processes as we do: then it lists some process of ours. */
+/* Whether the driver uses this container's pids: then it lists some process of ours. */
 static bool same_numbers(nvmlDevice_t device, const struct process *list, unsigned own) {
     unsigned n = 0;
     bool same = false;
@@ -183,25 +183,25 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUt
     rates->gpu = rates->gpu < 100 ? rates->gpu : 100;
     rates->memory = rates->memory < 100 ? rates->memory : 100;
     free(samples);
-    /* No sample of ours: we are idle, or go by other numbers there. */
+    /* No sample of ours: we are idle, or the driver uses other pids. */
     return r == NVML_SUCCESS || same_numbers(device, list, own) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Histories of the whole GPU's load say what the neighbours do. */
+/* The load history of the whole GPU would show what other containers do. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long long since, int *value_type,
                                             unsigned *count, void *samples) {
-    struct gh_share_view v;
+    struct gh_memory_view v;
     bool load = type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES;
-    if (load && share_view(device, &v))
+    if (load && memory_view(device, &v))
         return NVML_ERROR_NOT_SUPPORTED;
     return REAL(nvmlDeviceGetSamples)(device, type, since, value_type, count, samples);
 }
 
-/* Accounting keeps the neighbours' pids and use. */
+/* NVML's accounting contains pids and use of other containers. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids) {
-    struct gh_share_view v;
+    struct gh_memory_view v;
     nvmlReturn_t r = REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
-    if (r != NVML_SUCCESS || !share_view(device, &v))
+    if (r != NVML_SUCCESS || !memory_view(device, &v))
         return r;
     for (unsigned i = 0; pids && i < *count; i++)
         pids[i] = 0;
@@ -210,19 +210,19 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned
 }
 
 GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats) {
-    struct gh_share_view v;
+    struct gh_memory_view v;
     nvmlReturn_t r = REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
-    if (r != NVML_SUCCESS || !share_view(device, &v))
+    if (r != NVML_SUCCESS || !memory_view(device, &v))
         return r;
     *stats = (nvmlAccountingStats_t){0};
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Video sessions carry the neighbours' pids. */
+/* Video sessions contain pids of other containers. */
 #define SESSIONS(name)                                                                  \
     GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) { \
-        struct gh_share_view v;                                                         \
-        if (!count || !share_view(device, &v))                                          \
+        struct gh_memory_view v;                                                        \
+        if (!count || !memory_view(device, &v))                                         \
             return REAL(name)(device, count, sessions);                                 \
         *count = 0;                                                                     \
         return NVML_SUCCESS;                                                            \

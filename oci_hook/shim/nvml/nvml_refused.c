@@ -1,5 +1,5 @@
-/* What changes a GPU for everybody (clocks, modes, counters, MIG layout) is refused, on whole GPUs as well: such
- * changes outlive the container. */
+/* Calls that change a GPU for everybody (clocks, modes, counters, MIG layout) are refused, on whole GPUs as well, since
+ * such changes outlive the container. */
 #include "driver/nvml.h"
 #include "driver/real.h"
 

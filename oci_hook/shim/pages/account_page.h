@@ -1,15 +1,15 @@
-/* The account page: the memory books of one container, shared by its processes. docs/internals/account-page.md tells the
- * protocol and why the books are right after a SIGKILL at any instruction.
+/* The account page: how much device memory each process of one container uses. Its processes share it.
+ * docs/internals/account-page.md has the protocol, and why the page is right after a SIGKILL at any instruction.
  *
- * All zero is a valid empty page, so that creating it needs no initialiser that could be killed. Little-endian,
- * naturally aligned, every field one atomic word. Amounts are in units of 512 bytes.
+ * A page of zeros is a valid empty page, so creating it takes no step that a kill could interrupt. Little-endian,
+ * naturally aligned, every field is one atomic word. Amounts are units of 512 bytes. Each process has an account slot.
  *
- * total[GPU]      value:34 | slot:10 | tag:20    sum of all slots, and the operation that wrote it
- * announce         delta:44 (signed) | tag:20     what the owner is about to do
- * committed        value:34 | tag:20              the owner's share after its operation `tag`
- * ack              tag                            the last operation of this slot that others saw take effect
- * spare            idle:24 | taken:40             of the owner's share: freed but not given back; what others took of it
- * surcharge[GPU]  units                          contexts, modules: what NVML sees beyond the total
+ * total[GPU]       value:34 | slot:10 | tag:20   sum of all account slots, and which operation of which slot wrote it
+ * announce         delta:44 (signed) | tag:20    the operation that the slot's owner is about to do
+ * committed        value:34 | tag:20             what the owner is charged after its operation `tag`
+ * ack              tag                           the last operation of this slot that another process saw take effect
+ * free_cache       idle:24 | taken:40            of what is charged: freed but not released; what others took of that
+ * surcharge[GPU]   units                         contexts, modules: what NVML sees in use beyond the total
  * owner[slot]      pid:22 | sweep:1 | ns:10 | start:31   0 free */
 #ifndef GPU_HOOK_ACCOUNT_PAGE_H
 #define GPU_HOOK_ACCOUNT_PAGE_H
@@ -20,25 +20,25 @@
 #define GH_ACCOUNT_MAGIC 0x3154434148474755ull /* "UGGHACT1" */
 #define GH_ACCOUNT_VERSION 2u
 #define GH_ACCOUNT_GPUS 16
-#define GH_ACCOUNT_SLOTS 1024 /* slot 0 is nobody */
+#define GH_ACCOUNT_SLOTS 1024 /* slot 0 is never used */
 #define GH_UNIT_SHIFT 9
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+#pragma GCC diagnostic error "-Wpadded" /* other programs read the file, so every byte has a name */
 
-struct gh_account_entry { /* one slot's share of one GPU */
+struct gh_account_entry { /* one account slot on one GPU */
     _Atomic uint64_t announce;
     _Atomic uint64_t committed;
     _Atomic uint64_t ack;
-    _Atomic uint64_t contexts; /* how many contexts the process has on the GPU; for process lists only */
+    _Atomic uint64_t contexts; /* how many contexts the process has on the GPU; only for process lists */
 };
 
 struct gh_account_gpu {
     _Atomic uint64_t total;
-    _Atomic uint64_t surcharge; /* units beyond the total that NVML sees in use; written by the node's agent */
-    _Atomic uint64_t pressure;  /* counts refusals: processes with idle pool memory then give it back */
-    _Atomic uint64_t lent;      /* 1 once a slot has kept something idle */
-    uint8_t reserved[32];       /* a cache line of its own */
+    _Atomic uint64_t surcharge; /* units that NVML sees in use beyond the total; the node's agent writes it */
+    _Atomic uint64_t pressure;  /* counts refusals; processes with idle pool memory release it when this changes */
+    _Atomic uint64_t cached;    /* 1 once any slot has had something in its free cache */
+    uint8_t reserved[32];       /* each GPU has its own cache line */
 };
 
 struct gh_account_page {
@@ -48,9 +48,9 @@ struct gh_account_page {
     struct gh_account_gpu gpu[GH_ACCOUNT_GPUS];
     uint8_t reserved2[2048];
     _Atomic uint64_t owner[GH_ACCOUNT_SLOTS];
-    _Atomic uint64_t stack[GH_ACCOUNT_SLOTS]; /* the owner's stack bottom: differs after exec; 0 not known */
+    _Atomic uint64_t stack[GH_ACCOUNT_SLOTS]; /* bottom of the owner's stack, changes with exec; 0 not known */
     struct gh_account_entry entry[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
-    _Atomic uint64_t spare[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
+    _Atomic uint64_t free_cache[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
 };
 
 #pragma GCC diagnostic pop
@@ -64,17 +64,17 @@ static inline uint64_t gh_word(uint64_t value, uint64_t slot, uint64_t tag) { re
 static inline uint64_t gh_word_value(uint64_t w) { return w >> 30; }
 static inline uint64_t gh_word_slot(uint64_t w) { return w >> 20 & GH_SLOT_MASK; }
 static inline uint64_t gh_tag(uint64_t w) { return w & GH_TAG_MASK; }
-static inline uint64_t gh_share(uint64_t committed) { return committed >> GH_TAG_BITS & GH_VALUE_MAX; }
-#define GH_SPARE_BITS 40
-#define GH_SPARE_MASK ((1ull << GH_SPARE_BITS) - 1)
-static inline uint64_t gh_spare(uint64_t idle, uint64_t taken) {
-    return idle << GH_SPARE_BITS | (taken & GH_SPARE_MASK);
+static inline uint64_t gh_committed_units(uint64_t committed) { return committed >> GH_TAG_BITS & GH_VALUE_MAX; }
+#define GH_CACHE_BITS 40
+#define GH_CACHE_MASK ((1ull << GH_CACHE_BITS) - 1)
+static inline uint64_t gh_cache_word(uint64_t idle, uint64_t taken) {
+    return idle << GH_CACHE_BITS | (taken & GH_CACHE_MASK);
 }
-static inline uint64_t gh_idle(uint64_t spare) { return spare >> GH_SPARE_BITS; }
-static inline uint64_t gh_taken(uint64_t spare) { return spare & GH_SPARE_MASK; }
+static inline uint64_t gh_cache_idle(uint64_t unseen) { return unseen >> GH_CACHE_BITS; }
+static inline uint64_t gh_cache_taken(uint64_t unseen) { return unseen & GH_CACHE_MASK; }
 static inline int64_t gh_delta(uint64_t announce) { return (int64_t)announce >> GH_TAG_BITS; }
 
-#define GH_OWNER_SWEEP (1ull << 41) /* held by a sweeper, not by a user of memory */
+#define GH_OWNER_SWEEP (1ull << 41) /* taken by a sweeper that clears the slot, not by a user of memory */
 static inline uint64_t gh_owner(uint64_t pid, uint64_t ns, uint64_t start) {
     return (pid & 0x3fffff) << 42 | (ns & 0x3ff) << 31 | (start & 0x7fffffff);
 }

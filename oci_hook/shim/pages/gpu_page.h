@@ -1,8 +1,9 @@
-/* The GPU page: by whom a GPU is shared, and how. Every container on the GPU has a copy of its own, which gpu-hook
- * writes on the host: page 1 + N of GH_POLICY_FILE, N the GPU's place in the policy page. Derived from the ledger alone.
- * Little-endian, naturally aligned, one page. Twin: oci_hook/core/gpu_page.py; a test compares the two.
- * seq is a seqlock as the policy page's, and the word on which a frozen thread sleeps (FUTEX_WAIT, works on a read-only
- * mapping). Who cannot read a page goes on with the last one it could read; without any, only the own cap is held. */
+/* The GPU page says which containers share a GPU, and how. gpu-hook writes it on the host, from the ledger alone.
+ * Every container on the GPU has its own read-only copy: page 1 + N of GH_POLICY_FILE, where N is the GPU's index in
+ * the policy page. One page, little-endian, naturally aligned. Twin: oci_hook/core/gpu_page.py; a test compares them.
+ * seq is a seqlock, as in the policy page, and the futex word on which the threads of a frozen container sleep
+ * (FUTEX_WAIT works on a read-only mapping). A process that cannot read the page keeps the last one that it read; with
+ * none at all it only holds its own cap. */
 #ifndef GPU_HOOK_GPU_PAGE_H
 #define GPU_HOOK_GPU_PAGE_H
 
@@ -14,17 +15,17 @@
 #define GH_GPU_VERSION 1u
 #define GH_GPU_PAGE_SIZE 4096u
 
-/* Common to all containers on the GPU: a file of GH_SLOT_FILE_SIZE zero bytes per granted slot, GH_SHARE_DIR/N/slot/II (two
- * decimal digits), a fresh inode per grant. The container's own is also mounted read-write, at GH_SLOT_FILE/N. */
+/* Each slot has a file of this many bytes, at first zero: GH_SHARE_DIR/N/slot/II (II: two decimal digits), which all
+ * containers on the GPU can read; a fresh inode for each grant. Its own container can write it, at GH_SLOT_FILE/N. */
 #define GH_SLOT_FILE_SIZE 8192u
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+#pragma GCC diagnostic error "-Wpadded" /* other programs read the file, so every byte has a name */
 
 struct gh_gpu_share {
     struct gh_share share;
     uint32_t reserved0;
-    uint64_t born; /* another number for every grant that ever had this slot; 0 free */
+    uint64_t born; /* differs for every grant that ever had this slot; 0 free */
     uint64_t reserved1;
 };
 
@@ -36,7 +37,7 @@ struct gh_gpu_page {
     uint32_t version;
     uint32_t size; /* GH_GPU_PAGE_SIZE */
     uint32_t seq;
-    uint32_t time_scale; /* times of the rules are multiplied by it: 1, more on a slowed-down simulated GPU */
+    uint32_t time_scale; /* real time runs so many times faster than the GPU's: 1, more on a simulated GPU */
     uint64_t generation; /* counts the changes */
     uint64_t present;    /* bit i: slot i is granted */
     char uuid[48];

@@ -1,8 +1,8 @@
-/* What the compute-sharing decision reads: one GPU, its tenants' slots, its rules, as plain data.
- * The owner of a slot publishes its view; everybody else reads a snapshot of it. Nothing here is trusted beyond what
- * decide.h says: a slot is written by a tenant, the shares and the rules only by gpu-hook.
- * Units: times and durations in nanoseconds of one clock common to the GPU; virtual time v in nanoseconds of GPU time
- * at weight GH_WEIGHT_ONE. */
+/* What the compute-sharing decision reads, as plain data: one GPU, its rules, and the share and slot of each tenant.
+ * A tenant is a container on the GPU, with all its processes. It writes its own slot; the others read a snapshot.
+ * Only gpu-hook writes shares and rules. Slots are not trusted: decide.h says what any bytes in them can cause.
+ * Times and durations are nanoseconds of one clock common to the GPU. Virtual time v is nanoseconds of GPU time at
+ * weight GH_WEIGHT_ONE. */
 #ifndef GPU_HOOK_SHARE_PAGES_H
 #define GPU_HOOK_SHARE_PAGES_H
 
@@ -15,39 +15,39 @@
 #define GH_MS 1000000ull
 #define GH_S 1000000000ull
 
-/* Bytes of these two are copied and compared: none may hold what the compiler left there. */
+/* The bytes of these two structs are copied and compared, so the compiler may insert no padding. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wpadded"
 
-/* What gpu-hook grants the slot's container on this GPU. */
+/* A tenant's compute share: what gpu-hook grants the container on this GPU. */
 struct gh_share {
-    uint8_t class_;  /* enum gh_class of policy_page.h; a higher number goes first */
-    uint8_t freeze;  /* the agent's stop: admit nothing */
-    uint16_t weight; /* 1..10000; relative, GH_WEIGHT_ONE is only the unit of v */
-    uint32_t cap;    /* GPU time in ppm of elapsed time, 0 none */
-    uint32_t linger; /* how long a busy slot still counts as busy, 0: believe the slot's own (bounded) */
+    uint8_t class_;  /* enum gh_class of policy_page.h; a higher class goes first */
+    uint8_t freeze;  /* stopped by the agent or `gpu-hook freeze`: admit nothing */
+    uint16_t weight; /* 1..10000, relative to the other weights; GH_WEIGHT_ONE is only the unit of v */
+    uint32_t cap;    /* most GPU time, in ppm of elapsed time; 0 no cap */
+    uint32_t linger; /* how long a slot counts as busy after its work; 0: as long as the slot says (bounded) */
 };
 
-/* One tenant as it shows itself. All processes of a container are one tenant. */
+/* A tenant's slot, as it published it. */
 struct gh_slot {
     uint64_t launched;    /* commands submitted */
-    uint64_t done;        /* commands seen to be finished; busy means launched != done */
-    uint64_t done_at;     /* when done last moved */
+    uint64_t done;        /* commands seen to be finished; the tenant is busy while launched != done */
+    uint64_t done_at;     /* when `done` last changed */
     uint64_t heartbeat;   /* when the owner last wrote anything */
-    uint64_t active_at;   /* when it was last busy or held at a gate */
-    uint64_t idle_since;  /* when it last became not busy */
-    uint64_t woke_at;     /* when it last came back from an idle time longer than gh_rules.wake_idle */
+    uint64_t active_at;   /* when it was last busy, or waiting at the gate */
+    uint64_t idle_since;  /* when it last stopped being busy */
+    uint64_t woke_at;     /* when it last had work again after an idle time longer than gh_rules.wake_idle */
     uint64_t v;           /* virtual time */
-    uint64_t residue;     /* estimated GPU time to the end of what was launched, as of the heartbeat */
-    uint64_t epoch;       /* the slot's last claim of tenure: serial number, */
-    uint64_t start;       /* begin */
-    uint64_t end;         /* and end; shortened to "now" to yield */
-    uint64_t probe_until; /* nobody fills the tenure before: costs and saturation are learned undisturbed */
-    uint32_t duty;        /* ppm of the GPU it keeps busy when it has it for itself (learned) */
-    uint32_t linger;      /* adaptive linger of this slot, used when its share leaves the choice */
-    uint8_t held;         /* a thread of it waits at a gate (for its turn, not for its own cap or a freeze) */
-    uint8_t saturated;    /* duty is as good as all, with hysteresis */
-    uint8_t dead;         /* set by the reader: the owner's lock is free */
+    uint64_t residue;     /* estimated GPU time until its launched work is done, as of the heartbeat */
+    uint64_t epoch;       /* its last tenure (the time in which it has the GPU): serial number, */
+    uint64_t start;       /* begin, */
+    uint64_t end;         /* and end, which it moves to now when it yields */
+    uint64_t probe_until; /* until then nobody else runs in its tenure, so that it can learn costs and saturation */
+    uint32_t duty;        /* how much of the GPU it keeps busy when it has the GPU to itself: ppm, learned */
+    uint32_t linger;      /* learned; used when gh_share.linger is 0 */
+    uint8_t held;         /* one of its threads waits for its turn (not for its cap or the end of a freeze) */
+    uint8_t saturated;    /* its duty is close to all of the GPU; with hysteresis */
+    uint8_t dead;         /* set by the reader: no process of it holds a lock, so none runs */
     uint8_t reserved[5];
 };
 
@@ -55,36 +55,36 @@ struct gh_slot {
 
 /* The control laws' constants (defaults: gh_rules_default). */
 struct gh_rules {
-    uint64_t window;         /* in-flight bound among equals */
-    uint64_t window_guarded; /* the same while a slot of a higher class is registered */
+    uint64_t window;         /* how much GPU time may be in flight beside tenants of the same class */
+    uint64_t window_guarded; /* the same while a tenant of a higher class is on the GPU */
     uint64_t quantum;        /* mean tenure */
     uint64_t tenure_min;
-    uint64_t tenure_sum;    /* the wanting tenants' tenures together stay below */
-    uint64_t recheck;       /* a waiter looks again after this, whatever it waits for */
-    uint64_t idle_release;  /* idle for longer: the tenure is over */
-    uint64_t mix_slack;     /* lead of v over the least that a filling tenant may have */
-    uint64_t bank;          /* credit that an idle time may leave */
-    uint64_t wake_idle;     /* idle for longer and back: woke */
-    uint64_t wake_lag;      /* a woken tenant with v this much lower than the primary's takes over */
-    uint64_t wake_hold;     /* once the primary has had this much, and has itself been awake for a quantum */
-    uint64_t probe;         /* undisturbed beginning of a tenure that others fill, */
-    uint64_t probe_every;   /* this often */
-    uint64_t active_within; /* a peer active this recently keeps the windows on */
+    uint64_t tenure_sum;    /* bound for the sum of the tenures of all tenants that want the GPU */
+    uint64_t recheck;       /* a waiting thread looks again after this, whatever it waits for */
+    uint64_t idle_release;  /* a tenure ends when its owner was idle for longer than this */
+    uint64_t mix_slack;     /* how far ahead of the least v a tenant may be and still run in another's tenure */
+    uint64_t bank;          /* how far behind the others' v an idle time may leave a tenant */
+    uint64_t wake_idle;     /* a tenant with work again after a longer idle time has woken */
+    uint64_t wake_lag;      /* a woken tenant takes over if its v is lower than the tenure owner's by this, */
+    uint64_t wake_hold;     /* and the owner has had the GPU for this long, and has been awake for a quantum */
+    uint64_t probe;         /* length of the undisturbed beginning of a tenure, if gaps in it are given to others, */
+    uint64_t probe_every;   /* and how often a tenant has one */
+    uint64_t active_within; /* launches pass without a gate when no other tenant was active within this time */
     uint64_t heartbeat_stale;
-    uint64_t silent;         /* who shows work and no sign of life for this long is passed over */
-    uint64_t progress_stale; /* work that has not moved for this long does not count as work */
+    uint64_t silent;         /* a tenant that shows work but no sign of life for this long is passed over */
+    uint64_t progress_stale; /* work of which nothing finished for this long does not count */
     uint64_t linger_max;
-    uint64_t drain_max; /* a high tenant waits at most this for lower residues, if they promise to be shorter */
-    uint64_t pacer_min, pacer_max; /* bounds of the step at which own completions are looked for */
-    uint64_t starve;   /* held this long by equals with nothing in flight: go on as without gates for distrust */
-    uint64_t distrust; /* for twice as long each time that it follows soon on the last, up to distrust_max */
+    uint64_t drain_max;            /* how long a tenant lets shorter remaining work of lower classes finish first */
+    uint64_t pacer_min, pacer_max; /* bounds of the interval at which a process looks for its finished commands */
+    uint64_t starve;   /* a tenant held so long by its equals, with nothing in flight, ignores them for `distrust`, */
+    uint64_t distrust; /* doubled each time that follows soon on the last, up to distrust_max */
     uint64_t distrust_max;
-    uint64_t burst; /* bound of a capped tenant's saved-up time */
+    uint64_t burst; /* most unused GPU time that a capped tenant can save up */
 };
 
 struct gh_gpu {
     uint64_t present; /* bit i: slot i is granted */
-    uint64_t seen;    /* when the others' slots were read */
+    uint64_t seen;    /* when the other tenants' slots were read */
     struct gh_rules rules;
     struct gh_share share[GH_SLOTS];
     struct gh_slot slot[GH_SLOTS];

@@ -1,4 +1,4 @@
-/* Where the shims find their files in a container. Twin: oci_hook/core/layout.py (a test compares them).
+/* Where the shims find their files in a container. Twin: oci_hook/core/layout.py; a test compares them.
  * Tests build with another GH_PRIVATE. */
 #ifndef GPU_HOOK_LAYOUT_H
 #define GPU_HOOK_LAYOUT_H
@@ -10,7 +10,8 @@
 #define GH_REAL_LIBNVML GH_PRIVATE "/driver/ml"
 #define GH_POLICY_FILE GH_PRIVATE "/policy"
 #define GH_ACCOUNT_FILE GH_PRIVATE "/account/page"
-#define GH_SUB_LOCKS GH_PRIVATE "/account/slots" /* made by the first process with a slot file; its locks, see slot.c */
+/* The first process makes this file; its locks: gate/slot.c. */
+#define GH_PROCESS_LOCKS GH_PRIVATE "/account/slots"
 #define GH_SHARE_DIR GH_PRIVATE "/share"
 #define GH_SLOT_FILE GH_PRIVATE "/slot"
 

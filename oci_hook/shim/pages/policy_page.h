@@ -1,7 +1,7 @@
-/* The policy page: what gpu-hook tells the shim. Written by gpu-hook on the host, read-only in containers.
- * One page of 4096 bytes, little-endian, naturally aligned. Twin: oci_hook/core/pages.py; a test compares the two.
- * seq is a seqlock: odd while being written; a reader takes a value only if seq was the same even number before and
- * after. Unknown version, short file, bad magic: the reader fails closed. */
+/* The policy page tells the shim what its container may use. gpu-hook writes it on the host; containers only read it.
+ * One page of 4096 bytes, little-endian, naturally aligned. Twin: oci_hook/core/pages.py; a test compares them.
+ * seq is a seqlock: it is odd while the page is written, and a reader uses what it read only if seq was the same even
+ * number before and after. With an unknown version, a short file or a bad magic the shim refuses device memory. */
 #ifndef GPU_HOOK_POLICY_PAGE_H
 #define GPU_HOOK_POLICY_PAGE_H
 
@@ -17,18 +17,18 @@ enum gh_class { GH_OFFLINE = 0, GH_DEFAULT = 1, GH_ONLINE = 2 };
 enum gh_gpu_flags { GH_GPU_WHOLE = 1u << 0 /* no limit is enforced on this GPU */ };
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic error "-Wpadded" /* others read the file: every byte of it has a name */
+#pragma GCC diagnostic error "-Wpadded" /* other programs read the file, so every byte has a name */
 
 struct gh_gpu_policy {
     char uuid[48];          /* "GPU-xxxxxxxx-...", NUL-padded */
     uint64_t memory_limit;  /* bytes */
-    uint64_t memory_total;  /* bytes of the physical GPU, for information */
-    uint32_t compute;       /* guaranteed per cent, 0 none */
-    uint32_t compute_limit; /* ceiling per cent */
+    uint64_t memory_total;  /* bytes of the physical GPU; only shown */
+    uint32_t compute;       /* guaranteed per cent of the GPU's time; 0 none */
+    uint32_t compute_limit; /* most per cent of the GPU's time */
     uint32_t flags;         /* enum gh_gpu_flags */
     uint32_t minor;         /* /dev/nvidiaN */
-    uint64_t context_bytes; /* what a CUDA context takes on this GPU; 0 not known */
-    uint32_t slot;          /* 1 + the container's slot on the GPU page; 0 none: the GPU is not shared out in time */
+    uint64_t context_bytes; /* memory that a CUDA context takes on this GPU; 0 not known */
+    uint32_t slot;          /* 1 + the container's slot on the GPU page; 0: the GPU's time is not shared */
     uint8_t reserved[36];
 };
 

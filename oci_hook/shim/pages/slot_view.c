@@ -1,10 +1,7 @@
 #include <string.h>
 
+#include "pages/arithmetic.h"
 #include "pages/slot_page.h"
-
-static uint64_t age(uint64_t now, uint64_t then) { return then < now ? now - then : 0; }
-static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint64_t stale, unsigned *contexts) {
     struct gh_slot s = {0};
@@ -26,21 +23,21 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
                          .idle_since = h.idle_since,
                          .woke_at = h.woke_at,
                          .linger = h.linger};
-    unsigned top = h.top < GH_SUB_SLOTS ? h.top : GH_SUB_SLOTS;
+    unsigned top = h.top < GH_SLOT_PROCESSES ? h.top : GH_SLOT_PROCESSES;
     for (unsigned i = 0; i < top; i++) {
-        struct gh_sub_slot sub;
+        struct gh_slot_process sub;
         memcpy(&sub, (const char *)bytes + sizeof h + i * sizeof sub, sizeof sub);
         if (!sub.owner)
             continue;
-        s.done_at = most(s.done_at, sub.done_at);
-        s.heartbeat = most(s.heartbeat, sub.heartbeat);
-        if (least(age(now, sub.heartbeat), age(now, sub.done_at)) > stale)
+        s.done_at = max64(s.done_at, sub.done_at);
+        s.heartbeat = max64(s.heartbeat, sub.heartbeat);
+        if (min64(age64(now, sub.heartbeat), age64(now, sub.done_at)) > stale)
             continue;
         s.held |= sub.held != 0;
         if (sub.launched > sub.done) {
             ++*contexts;
-            s.launched += least(sub.launched - sub.done, 1u << 30);
-            s.residue += least(sub.residue, GH_S);
+            s.launched += min64(sub.launched - sub.done, 1u << 30);
+            s.residue += min64(sub.residue, GH_S);
         }
     }
     return s;

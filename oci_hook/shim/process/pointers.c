@@ -8,7 +8,8 @@
 
 #define FIRST_BITS 8
 
-/* Device pointers are multiples of 256 or more, handles are small numbers: multiply, then use the high bits. */
+/* Device pointers are multiples of 256 or more and handles are small numbers, so the low bits say little: multiply,
+ * and use the high bits. */
 static uint64_t mix(uint64_t key) { return (key ^ key >> 32) * 0x9e3779b97f4a7c15ull; }
 static struct gh_shard *shard_of(struct gh_pointers *map, uint64_t hash) { return &map->shard[hash >> 60]; }
 static uint32_t home(const struct gh_shard *s, uint64_t hash) { return hash << 4 >> (64 - s->bits); }
@@ -39,7 +40,7 @@ static bool grow(struct gh_shard *s) {
     return true;
 }
 
-/* Backward-shift deletion: no tombstones, so that a map that lives long stays quick. */
+/* Backward-shift deletion leaves no tombstones, so a map stays quick however long it lives. */
 static void remove_at(struct gh_shard *s, uint32_t hole) {
     uint32_t mask = (1u << s->bits) - 1;
     for (uint32_t i = (hole + 1) & mask; s->cell[i].key; i = (i + 1) & mask) {
@@ -53,8 +54,8 @@ static void remove_at(struct gh_shard *s, uint32_t hole) {
     s->used--;
 }
 
-/* Takes the shard of a key and finds its cell, which is empty when the key is not there; `make`: with room for one more.
- * NULL, with the shard given back: no such key, or no memory. */
+/* Locks the shard of a key and returns its cell. `make`: a new key gets an empty cell. NULL, with the shard unlocked,
+ * when there is no such key or no memory. */
 static struct gh_pointer *cell_of(struct gh_pointers *map, uint64_t key, bool make, struct gh_shard **shard) {
     uint64_t hash = mix(key);
     struct gh_shard *s = *shard = shard_of(map, hash);
@@ -118,7 +119,7 @@ void gh_pointers_filter(struct gh_pointers *map, bool (*drop)(uint64_t, uint64_t
         struct gh_shard *s = &map->shard[n];
         if (!take(s))
             continue;
-        /* A removal may shift a later pair into place i, or wrap one behind us: look again until nothing goes. */
+        /* A removal may move a later pair into place i, or an earlier place: repeat until nothing is removed. */
         for (bool again = true; again && s->bits;) {
             again = false;
             for (uint32_t i = 0; i < 1u << s->bits;) {

@@ -11,7 +11,7 @@
 
 #include "pages/layout.h"
 
-#define TRIES 100000 /* a writer needs a microsecond; one that died in the middle leaves the page refused */
+#define TRIES 100000 /* a writer needs a microsecond; a page whose writer was killed in the middle is refused */
 
 bool gh_policy_valid(const struct gh_policy_page *page) {
     return page->magic == GH_POLICY_MAGIC && page->version == GH_POLICY_VERSION && page->size == GH_POLICY_SIZE &&
@@ -45,7 +45,7 @@ static const struct gh_policy_page *policy(struct gh_state *st) {
 
 static uint32_t sequence(const struct gh_policy_page *page) { return __atomic_load_n(&page->seq, __ATOMIC_ACQUIRE); }
 
-/* A copy of one GPU's record that no writer was changing meanwhile; ngpus and the class beside it. */
+/* Copies the record of one GPU, ngpus and the class, all from the same version of the page. */
 static bool copy_gpu(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus, uint32_t *class_) {
     const struct gh_policy_page *page = policy(st);
     for (int i = 0; page && i < TRIES; i++) {
@@ -82,7 +82,7 @@ static bool snapshot(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *ou
 
 bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
     const struct gh_policy_page *page = atomic_load_explicit(&st->policy, memory_order_acquire);
-    if (page) { /* the usual case, without copying a record */
+    if (page) { /* the usual case: no record is copied */
         uint32_t seq = sequence(page);
         if (!(seq & 1) && gh_policy_valid(page) && gpu < page->ngpus) {
             out->bytes = __atomic_load_n(&page->gpu[gpu].memory_limit, __ATOMIC_RELAXED);
@@ -107,7 +107,7 @@ bool gh_policy_usable(struct gh_state *st) {
     return snapshot(st, 0, &record, &ngpus);
 }
 
-/* What follows the "GPU-" or "MIG-" is the identity. */
+/* The identity is what follows "GPU-" or "MIG-". */
 static const char *bare(const char *uuid) {
     return strncasecmp(uuid, "GPU-", 4) && strncasecmp(uuid, "MIG-", 4) ? uuid : uuid + 4;
 }

@@ -39,7 +39,7 @@ bool gh_lock_wait(struct gh_lock *lock) {
     return true;
 }
 
-/* For kernels before 4.14, which cannot wipe. */
+/* For kernels before 4.14, which have no MADV_WIPEONFORK. */
 static void wipe_in_child(void) {
     struct gh_state *st = atomic_load(&state);
     if (st)
@@ -89,7 +89,7 @@ void gh_say(enum gh_said what, const char *line) {
     struct gh_state *st = gh_here();
     if (st && atomic_fetch_or(&st->said, 1u << what) & 1u << what)
         return;
-    /* One write, so that lines of several processes do not mix; nothing can be done when it fails. */
+    /* One write, so that lines of several processes do not mix. If it fails, there is nothing to do. */
     if (syscall(SYS_write, 2, line, strlen(line)) < 0)
         return;
 }

@@ -1,0 +1,67 @@
+"""What the agent's parts have in common: the settings, the grants, the GPUs, and what is wrong.
+
+Each part has a file and state of its own: ledger_watch.py (grants), driver_watch.py (inventory, device nodes),
+gpu_watch.py (NVML's samples), auditing.py and protection.py (findings), lease_watch.py, response.py (acts on findings),
+publish.py (shows it all).
+"""
+
+from oci_hook.agent import journal
+from oci_hook.agent.metrics import Counters
+from oci_hook.agent.options import Options
+from oci_hook.agent.sampler import GpuSample
+from oci_hook.agent.view import Watched
+from oci_hook.config import settings as node_settings
+from oci_hook.core.grant import Grant
+from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.errors import GhError
+
+
+class Node:
+    """grants, watched: by key. inventory: None where the cached one does not hold. gpus: NVML's last samples, by UUID.
+    problems: texts, by what is wrong (metrics.PROBLEMS). shown: whether what is published is up to date."""
+
+    def __init__(self, prefix: str, options: Options) -> None:
+        self.prefix = prefix
+        self.options = options
+        self.settings = node_settings.load(prefix)
+        self.inventory: Inventory | None = None
+        self.grants: dict[str, Grant] = {}
+        self.watched: dict[str, Watched] = {}
+        self.gpus: dict[str, GpuSample] = {}
+        self.problems: dict[str, str] = {}
+        self.counters = Counters()
+        self.shown = False
+
+    @property
+    def state_dir(self) -> str:
+        return self.settings.state_dir
+
+    def load_settings(self) -> None:
+        try:
+            self.settings = node_settings.load(self.prefix)
+        except GhError as e:
+            self.problem("settings", str(e))
+        else:
+            self.problem("settings", "")
+
+    def problem(self, name: str, what: str) -> None:
+        """Note what is wrong, or that it is not any more (""); only changes go to the journal."""
+        if what == self.problems.get(name, ""):
+            return
+        if what:
+            self.problems[name] = what[:300]
+            journal.write(f"{name}: {what}", journal.WARNING)
+        else:
+            del self.problems[name]
+            journal.write(f"{name}: well again", journal.NOTICE)
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        return next((gpu for gpu in self.inventory.gpus if gpu.uuid == uuid), None) if self.inventory else None
+
+    def sharing(self, uuid: str) -> dict[str, Grant]:
+        """The grants with a share of this GPU, by key."""
+        return {k: g for k, g in self.grants.items() if any(share.uuid == uuid for share in g.shares)}
+
+    def granted_gpus(self) -> set[str]:
+        """The UUIDs of all GPUs that a grant has a share of."""
+        return {share.uuid for grant in self.grants.values() for share in grant.shares}

@@ -1,0 +1,59 @@
+"""What is asked of a GPU, and on what terms: values that go unchanged from the request to the grant, its pages and events.
+
+CONTRIBUTING.md lists what else a new annotation needs.
+"""
+
+from oci_hook.core.value import Value
+
+POLICIES = ("best-effort", "fixed-share", "burst-share")  # the number of a policy in pages is its place here
+CLASSES = ("offline", "default", "online")  # the lowest first; likewise
+POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
+CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}
+WORDS = {"policy": POLICIES, "priority_class": CLASSES}  # of those terms that are one of a few words
+
+
+class GpuRequest(Value):
+    """What is asked of one GPU.
+
+    device: None (any GPU), an index ("0") or a UUID ("GPU-...") of exactly this GPU.
+    memory: ("mib", n), or ("percent", n) of the GPU that is chosen, 1..100; None: not asked for.
+    compute: guaranteed per cent 1..100, or None (no guarantee).
+    Neither memory nor compute: the whole GPU.
+    """
+
+    device: str | None = None
+    memory: tuple[str, int] | None = None
+    compute: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.memory is None and self.compute is None
+
+
+class Terms(Value):
+    """The terms of a container, the same on all of its GPUs.
+
+    preempt_tolerance_us: the longest time in microseconds that a lower class may hold the GPU once this container has
+    work; None: no limit. capabilities: which of the driver's files it gets. imex_channels: the numbers of the IMEX
+    channels that it may open; only with whole GPUs.
+    """
+
+    policy: str = "burst-share"
+    priority_class: str = "default"
+    preempt_tolerance_us: int | None = None
+    capabilities: tuple[str, ...] = ("compute", "utility")
+    imex_channels: tuple[int, ...] = ()
+
+    def data(self) -> "dict[str, object]":
+        """The terms as JSON has them: `class` is the field priority_class, a reserved word in Python."""
+        return {data_name(name): list(v) if isinstance(v, tuple) else v for name, v in self.fields().items()}
+
+
+def data_name(field: str) -> str:
+    """The name of a term in JSON."""
+    return field.removeprefix("priority_")
+
+
+def key(field: str) -> str:
+    """The annotation key of a term, without the prefix."""
+    return data_name(field).removesuffix("_us").replace("_", "-")

@@ -1,0 +1,55 @@
+"""`gpu-hook events`: one line per event, for each kind; JSON lines; a container's events; what a tenant cannot forge."""
+
+import json
+
+import pytest
+
+from oci_hook.cli import events as command
+from oci_hook.core.grant import Share
+from oci_hook.ledger import events
+from tests.cli.box import Install
+
+
+def kinds(install: Install) -> list[str]:
+    return [json.loads(line)["event"] for line in install.text("events", "--json").splitlines()]
+
+
+def test_each_kind_has_its_line(install: Install) -> None:
+    grant = install.grant("one", Share("GPU-0", 4096, 30), who={"namespace": "ml", "pod": "p", "container": "c"})
+    events.granted(str(install.state), grant, 0.0125)
+    events.changed(str(install.state), grant, grant.replace(shares=(Share("GPU-0", 2048, 30),)))
+    events.record(str(install.state), "new-kind", id="one", detail=7)
+    lines = install.text("events").splitlines()
+    assert lines[0].endswith("  granted   ml/p/c  GPU-0: 4Gi, compute 30% (took 12.5 ms)")
+    assert lines[1].endswith("ml/p/c  GPU-0: memory 4096 MiB -> 2048 MiB")
+    assert lines[2].endswith("  one  detail 7")
+
+
+def test_of_one_container(install: Install) -> None:
+    for id, name in (("abcdef", "ns/pod/web"), ("abcdee", "ns/pod/db")):
+        events.record(str(install.state), "ended", id=id, name=name)
+    for words, count in ((("-c", "abcd"), 2), (("-c", "abcdef"), 1), (("-c", "db"), 1), (("-c", "ns/pod/web"), 1)):
+        assert len(install.text("events", *words).splitlines()) == count
+    nothing = install.run("events", "-c", "nobody")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "no event is about nobody\n")
+
+
+@pytest.mark.parametrize("field", ["id", "name", "kind", "evidence"])
+def test_escape_sequences_do_not_reach_the_terminal(install: Install, field: str) -> None:
+    event = {"id": "c", "kind": "k", "evidence": "e", "action": "a", field: "\x1b[2J"}
+    events.record(str(install.state), "finding", **event)
+    assert "\x1b" not in install.text("events")
+
+
+def test_a_damaged_line_is_left_out(install: Install) -> None:
+    events.record(str(install.state), "ended", id="one")
+    with open(install.state / "events", "a") as log:
+        log.write("{broken\n[]\n")
+    events.record(str(install.state), "ended", id="two")
+    assert kinds(install) == ["ended", "ended"]
+
+
+def test_an_event_that_was_cut_short(install: Install) -> None:
+    events.record(str(install.state), "granted", id="long", text="x" * 5000)
+    assert "driver files only" in install.text("events") and json.loads(install.text("events", "--json"))["cut"]
+    assert command.changed({"event": "changed", "at": 1, "cut": True}) == "cut True"

@@ -1,0 +1,46 @@
+"""`gpu-hook gpus`: the table and its JSON, what is granted of each GPU, and the warning about GPUs that are in use."""
+
+from pathlib import Path
+
+import pytest
+
+from oci_hook.cli import gpus
+from oci_hook.core.grant import Share
+from tests.cli.box import Install
+
+
+def test_table_and_json(install: Install) -> None:
+    install.grant("one", Share("GPU-0", 4096, 30))
+    install.grant("two", Share("GPU-0", 1024))
+    head, title, first, second = install.text("gpus").splitlines()
+    assert head == "driver 1.2 in PREFIX/driver, simulated"
+    assert " ".join(title.split()) == "INDEX UUID NAME MEMORY MINOR TIER GRANTED MEMORY GRANTED COMPUTE CONTAINERS"
+    assert first.split() == ["0", "GPU-0", "Simulated", "GPU", "24Gi", "0", "-", "5Gi", "30%", "2"]
+    assert second.split() == ["1", "GPU-1", "Simulated", "GPU", "24Gi", "1", "-", "0Mi", "0%", "0"]
+    data = install.data("gpus")
+    assert (data["driver_version"], data["simulated"]) == ("1.2", True)
+    gpu = data["gpus"][0]
+    assert (gpu["index"], gpu["uuid"], gpu["memory_mib"], gpu["tier"]) == (0, "GPU-0", 24576, None)
+    assert (gpu["granted_mib"], gpu["granted_compute"], gpu["containers"]) == (5120, 30, 2)
+
+
+def test_without_an_inventory(install: Install) -> None:
+    (install.state / "inventory.json").unlink()
+    assert install.data("gpus", status=1)["errors"][0]["code"] == "GH-301"
+
+
+def test_a_gpu_in_use_is_not_probed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[str] = []
+    monkeypatch.setattr(gpus.probed, "probe", lambda inventory, gpu: probed.append(gpu.uuid) or {"bits": 0})
+    monkeypatch.setattr(gpus.probed, "save", lambda settings, inventory, seen: None)
+    install.grant("one", Share("GPU-0", 4096, 30))
+    result = install.run("gpus", "--probe")
+    assert probed == ["GPU-1"] and result.exit_code == 0
+    assert result.stderr.startswith("warning: GH-310: GPU 0 (GPU-0) has containers and was not probed")
+
+
+def test_refresh_names_what_is_missing(install: Install) -> None:
+    """The driver's folder of this install has files that are no libraries."""
+    before = Path(install.state, "inventory.json").read_bytes()
+    assert install.data("gpus", "--refresh", status=1)["errors"][0]["code"] in ("GH-301", "GH-302")
+    assert Path(install.state, "inventory.json").read_bytes() == before

@@ -1,0 +1,79 @@
+"""`gpu-hook install` and `uninstall` of one machine's engines, seen from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from oci_hook.cli.main import cli
+from oci_hook.engines import edits
+
+DOCKER = "etc/docker/daemon.json"
+
+
+class Machine:
+    """A machine with dockerd, whose / is a folder, and a prefix for the install."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.prefix = root / "host", root / "prefix"
+        program = self.root / "usr/bin/dockerd"
+        program.parent.mkdir(parents=True)
+        program.touch()
+        self.state = root / "state"
+
+    def run(self, *args: str, status: int = 0) -> Result:
+        where = ("--prefix", str(self.prefix), "--host-root", str(self.root))
+        result = CliRunner().invoke(cli, [*args, *where], catch_exceptions=False)
+        assert result.exit_code == status, result.output
+        return result
+
+    def install(self, *args: str) -> str:
+        return self.run("install", "--state-dir", str(self.state), *args).stdout
+
+
+@pytest.fixture
+def machine(native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(edits, "LOCK", str(tmp_path / "lock"))
+    return Machine(tmp_path)
+
+
+def test_registered_and_unregistered(machine: Machine) -> None:
+    lines = machine.install().splitlines()
+    assert lines[0].startswith(f"installed in {machine.prefix}: runtime ")
+    assert f"docker: created {machine.root / DOCKER}" in lines
+    assert "docker: takes effect after `systemctl reload docker`" in lines
+    assert list(json.loads((machine.root / DOCKER).read_text())["runtimes"]) == ["gpu-hook"]
+    assert "docker: unchanged" in machine.install()
+    text = machine.run("uninstall").stdout
+    assert f"docker: removed {machine.root / DOCKER}" in text and text.endswith(f"removed {machine.prefix}\n")
+    assert not (machine.root / DOCKER).exists() and not machine.prefix.exists()
+    assert machine.run("uninstall", status=1).stderr.startswith("GH-504: ")
+
+
+def test_json(machine: Machine) -> None:
+    data = json.loads(machine.install("--json"))
+    assert set(data) == {"prefix", "dry_run", "runtime", "state_dir", "engines"} and not data["dry_run"]
+    (engine,) = data["engines"]
+    assert (engine["engine"], engine["command"], engine["restarted"]) == ("docker", "systemctl reload docker", False)
+    assert [(f["path"], f["change"]) for f in engine["files"]] == [(str(machine.root / DOCKER), "created")]
+
+
+def test_a_dry_run_changes_nothing(machine: Machine) -> None:
+    text = machine.install("--dry-run")
+    assert f"docker: would create {machine.root / DOCKER}" in text and "+" in text
+    assert not machine.prefix.exists() and not (machine.root / "etc").exists()
+    machine.install("--no-engines")
+    assert not (machine.root / "etc").exists()
+    assert machine.run("uninstall", "--dry-run").stdout == "registered with no engine\n"
+
+
+def test_print_only_prints(machine: Machine) -> None:
+    text = machine.run("install", "--print", "--engine", "docker").stdout
+    assert text.startswith("# docker: merge into /etc/docker/daemon.json") and '"gpu-hook"' in text
+    assert not machine.prefix.exists()
+
+
+def test_an_engine_that_is_not_here(machine: Machine) -> None:
+    result = machine.run("install", "--engine", "crio", "--state-dir", str(machine.state), status=1)
+    assert result.stderr.startswith("GH-505: crio is not on this machine: no crio in /usr/local/sbin, ")

@@ -1,0 +1,73 @@
+"""Calls between the shim's files go one way: computed from the symbols that each object defines and uses."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_hook.shim import build
+
+HERE = build.HERE
+# A folder includes headers of those to its left only.
+ORDER = ["pages", "process", "account", "driver", "gate", "memory", "nvml", "lookup"]
+
+
+def symbols(made: Path) -> tuple[set[str], set[str]]:
+    """What an object defines, and what it leaves undefined."""
+    said = subprocess.run(["nm", "-P", "-g", str(made)], capture_output=True, text=True, check=True).stdout
+    rows = [line.split()[:2] for line in said.splitlines()]
+    return {name for name, kind in rows if kind != "U"}, {name for name, kind in rows if kind == "U"}
+
+
+def calls(library: build.Library, shim: Path, out: Path) -> dict[str, set[str]]:
+    """File -> the files of the same library whose functions or data it uses."""
+    include = [f"-I{shim / 'shim' / library.soname.split('.')[0]}", f"-I{HERE}"]
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-fPIC", "-w", *include]
+    defined, used = {}, {}
+    for path in library.files():
+        name = str(Path(path).relative_to(HERE))
+        made = out / (name.replace("/", "-") + ".o")
+        subprocess.run([*compiler, "-c", "-o", str(made), path], check=True)
+        defined[name], used[name] = symbols(made)
+    owner = {symbol: name for name, found in defined.items() for symbol in found}
+    return {name: {owner[s] for s in found if s in owner} - {name} for name, found in used.items()}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of more than one file that reach each other."""
+
+    def reach(start: str) -> set[str]:
+        found, left = set(), [start]
+        while left:
+            for to in arrows[left.pop()] - found:
+                found.add(to)
+                left.append(to)
+        return found
+
+    reached = {name: reach(name) for name in arrows}
+    tied = {name: {other for other in reached[name] if name in reached[other]} for name in arrows}
+    return [set(found) for found in {frozenset(found) for found in tied.values() if len(found) > 1}]
+
+
+@pytest.mark.parametrize("library", build.LIBRARIES, ids=lambda library: library.soname)
+def test_calls_go_one_way(library: build.Library, shim: Path, tmp_path: Path) -> None:
+    arrows = calls(library, shim, tmp_path)
+    assert len(arrows) == len(library.files())
+    assert circles(arrows) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
+
+
+def test_folders_include_downwards() -> None:
+    wrong = []
+    for path in sorted([*HERE.rglob("*.c"), *HERE.rglob("*.h")]):
+        folder = path.relative_to(HERE).parts[0]
+        for there in re.findall(r'#include "(\w+)/', path.read_text()):
+            if ORDER.index(there) > ORDER.index(folder):
+                wrong.append(f"{path.relative_to(HERE)} includes {there}/")
+    assert wrong == []
+    assert sorted(ORDER) == sorted(p.name for p in HERE.iterdir() if p.is_dir() and any(p.glob("*.c")))

@@ -1,0 +1,59 @@
+"""What every text of the repository keeps: its width, the field's words, and links that lead to a heading."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+WIDTH = 140
+# What no person writes or reads by the line.
+NOT_TEXT = re.compile(r"^data/|\.(svg|json|png)$")
+# Words that one of the field's words replaced: GPU, shim, fix.
+OLD_WORDS = re.compile(r"(?<![\w-])(cards?|stand-?ins?|mend(?:s|ed|ing)?)(?![\w-])", re.IGNORECASE)
+# Where such a word means something else.
+OTHER_MEANINGS = {
+    "oci_hook/discovery/discover.py": '"card"',  # the kernel's name for nodes of /dev/dri
+    "tests/test_docs.py": "card|stand|mend",  # this list
+}
+
+
+def lines() -> Iterator[tuple[str, int, str]]:
+    """(file, number, line) of every tracked text file."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True, check=True).stdout
+    for name in names.split("\0"):
+        path = REPO / name
+        if name and path.is_file() and not NOT_TEXT.search(name):
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+                yield name, number, line
+
+
+def test_no_line_is_wider_than_a_reader_sees() -> None:
+    assert [f"{name}:{number}" for name, number, line in lines() if len(line) > WIDTH] == []
+
+
+def test_old_words_do_not_come_back() -> None:
+    found = []
+    for name, number, line in lines():
+        if OLD_WORDS.search(line) and not re.search(OTHER_MEANINGS.get(name, "^(?!)"), line):
+            found.append(f"{name}:{number}: {line.strip()[:100]}")
+    assert found == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as forges make them; headings in fenced blocks are none."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower() for h in headings)
+    return {re.sub(r"[^\w\- ]", "", h).replace(" ", "-") for h in plain}
+
+
+def test_links_lead_to_headings() -> None:
+    broken = []
+    for name in {name for name, _, _ in lines() if name.endswith(".md")}:
+        page = REPO / name
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]*)\)", page.read_text()):
+            there = page.parent / target if target else page
+            if there.suffix == ".md" and anchor not in anchors(there):
+                broken.append(f"{name}: {target}#{anchor}")
+    assert broken == []
