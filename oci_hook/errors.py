@@ -47,7 +47,6 @@ CODES = {
     "GH-412": "the container's config.json or image needs more memory than gpu-hook may use",
     "GH-413": "a container with a share cannot be restored from a checkpoint",
     "GH-501": "settings are missing or not valid",
-    "GH-502": "settings changed since they were compiled",
     "GH-503": "the real runtime is missing or is gpu-hook itself",
     "GH-504": "the install prefix or its state directory is not usable",
     "GH-505": "an engine is not installed on this machine",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oci_hook.apply.to_cgroup import DeviceCgroup
-    from oci_hook.apply.to_container import Container
+    from oci_hook.apply.to_container import LiveContainer
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant, Identity, Life
     from oci_hook.core.request import Request
@@ -109,7 +109,7 @@ def give(
     request: "Request",
     given: "State",
     config: "Spec",
-    container: "Container",
+    container: "LiveContainer",
     settings: "Settings",
     began: float,
 ) -> None:
@@ -123,8 +123,6 @@ def give(
     try:
         live.put(admission.grant, admission.inventory, config, container, devices, settings)
         events.granted(settings.state_dir, admission.grant, time.monotonic() - began)
-        if settings.stale:  # engines do not show the standard error of a hook that succeeds
-            log.journal("GH-502: settings.yaml changed since it was compiled; run `gpu-hook settings compile`")
     except BaseException:
         limits.no_deadline()
         release(admission.grant.key, settings, force=True)

@@ -115,12 +115,8 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
     plan = bundle_plan.plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     check_sources(plan.steps, settings)
     check_mount_points(plan.steps, settings)
-    warnings = list(plan.warnings)
-    if settings.stale:
-        text = "settings.yaml changed since it was compiled; run `gpu-hook settings compile`"
-        warnings.append(Problem("GH-502", text))
-    if warnings:
-        log.report(warnings, call.log, call.log_format, "warning")
+    if plan.warnings:
+        log.report(plan.warnings, call.log, call.log_format, "warning")
     edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
     done.original = data
     spec.save(call.config, edited)
@@ -148,6 +144,8 @@ def run_real(settings: "Settings", args: "Sequence[str]") -> "NoReturn":
         st, own = os.stat(path), os.stat(f"{settings.prefix}/bin/gpu-hook-runtime")
         if (st.st_dev, st.st_ino) == (own.st_dev, own.st_ino):
             raise refuse("GH-503", f"runtime {path} is gpu-hook-runtime itself; set `runtime` in settings.yaml")
+        if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
+            raise refuse("GH-503", f"runtime {path} can be changed by others than root; set `runtime` in settings.yaml")
         limits.lift()
         # Python at its start ignores these signals and may add LC_CTYPE; the runtime must get what the engine gave.
         _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)

@@ -18,14 +18,13 @@ from typing import Any
 
 import hypothesis
 import pytest
-import yaml
 
-from oci_hook.config import settings_compile
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
+from oci_hook.install import settings_edit
 from oci_hook.ledger import store
 from oci_hook.linux.mount import mountinfo, unmount
 from oci_hook.linux.proc import boot_id
@@ -96,16 +95,17 @@ class Install:
         save_inventory(self.settings, self.inventory)
 
     def set(self, **changes: object) -> None:
-        """Change settings.yaml (top-level keys, or rules) and compile it."""
-        file = self.prefix / "etc/settings.yaml"
-        data = yaml.safe_load(file.read_text())
-        for key, value in changes.items():
-            (data if key in data else data["rules"])[key] = value
-        file.write_text(yaml.safe_dump(data))
-        self.settings = settings_compile.compile(str(self.prefix))
+        """Change settings.yaml: text, a number, a flag or a list for each key."""
+        self.settings = settings_edit.change(str(self.prefix), **{key: as_text(v) for key, v in changes.items()})
 
     def grants(self) -> tuple[Grant, ...]:
         return store.snapshot(str(self.state))
+
+
+def as_text(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def make_inventory(driver: Path, state: Path) -> Inventory:

@@ -258,7 +258,7 @@ def no_driver_file(install: Install) -> None:
 
 
 def bad_settings(install: Install) -> None:
-    (install.prefix / "etc/settings.json").write_text("{")
+    (install.prefix / "etc/settings.yaml").write_text("{")
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_bad_stages(install, state, stage):
 def test_poststop_never_fails(install, state, bundle, runc):
     for document in ("", "garbage", state, {**state, "pid": None}):
         assert call(install, "poststop", document).returncode == 0
-    (install.prefix / "etc/settings.json").unlink()
+    (install.prefix / "etc/settings.yaml").unlink()
     assert call(install, "poststop", state).returncode == 0
 
 

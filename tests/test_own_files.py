@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.config import settings_compile
 from oci_hook.errors import SettingsError
+from oci_hook.install import settings_edit
 from tests.conftest import Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -28,7 +28,7 @@ def without_pack(install: Install) -> Path:
 
 
 FILES: dict[str, tuple[Callable[[Install], Path], str]] = {
-    "settings": (lambda i: i.prefix / "etc/settings.json", "GH-501"),
+    "settings": (lambda i: i.prefix / "etc/settings.yaml", "GH-501"),
     "pack": (pack, "GH-504"),
     "folder of the pack": (lambda i: i.prefix / "lib/gpu-hook", "GH-504"),
     "module": (lambda i: without_pack(i) / "core/plan.py", "GH-504"),
@@ -69,7 +69,7 @@ def test_used_as_laid(prefix: Install, bundle: Bundle, runc: Runc) -> None:
 
 
 @pytest.mark.parametrize("how", [writable_by_group, somebody_elses])
-def test_settings_that_others_write_are_not_compiled(prefix: Install, how: Callable[[Path], None]) -> None:
+def test_settings_that_others_write_are_not_changed(prefix: Install, how: Callable[[Path], None]) -> None:
     how(prefix.prefix / "etc/settings.yaml")
     with pytest.raises(SettingsError, match="GH-501: .* can be changed by others than root"):
-        settings_compile.compile(str(prefix.prefix))
+        settings_edit.change(str(prefix.prefix))

@@ -471,7 +471,7 @@ def test_node_faults(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     shim.chmod(0o666)
     refused(runc, prefix, bundle(ASK), "GH-305")
     shim.chmod(0o644)
-    settings = prefix.prefix / "etc/settings.json"
+    settings = prefix.prefix / "etc/settings.yaml"
     text = settings.read_text()
     settings.write_text("{")
     refused(runc, prefix, bundle(ASK), "GH-501")
@@ -535,21 +535,32 @@ def test_ledger_disk_full(prefix: Install, bundle: Bundle, runc: Runc) -> None:
         subprocess.run(["umount", "-l", str(state)], check=True)
 
 
-def test_the_real_runtime_is_missing_or_ourselves(prefix: Install, bundle: Bundle, runc: Runc) -> None:
-    """Also where only Python can notice: launcher.conf is right, the compiled settings are not."""
-    settings = prefix.prefix / "etc/settings.json"
-    data = json.loads(settings.read_text())
-    for runtime in ("/nowhere/runc", prefix.program, "/etc/passwd"):
-        settings.write_text(json.dumps({**data, "runtime": runtime}))
+def test_the_real_runtime_is_missing_or_not_to_be_used(
+    prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path
+) -> None:
+    settings = prefix.prefix / "etc/settings.yaml"
+    text = settings.read_text()
+    loose = tmp_path / "loose"
+    shutil.copy("/bin/true", loose)
+    loose.chmod(0o757)
+    for runtime in ("/nowhere/runc", prefix.program, "/etc/passwd", loose):
+        settings.write_text(text.replace(f"runtime: {prefix.settings.runtime}", f"runtime: {runtime}"))
         refused(runc, prefix, bundle(ASK), "GH-503")
         assert prefix.grants() == ()
 
 
-def test_changed_settings_are_one_warning(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+def test_changed_settings_are_in_effect_at_the_next_start(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     yaml = prefix.prefix / "etc/settings.yaml"
-    yaml.write_text(yaml.read_text() + "# changed\n")
+    text = yaml.read_text()
+    yaml.write_text(text.replace("memory_step: 1 ", "memory_step: 1000 "))
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+    assert [grant.shares[0].memory_mib % 1000 for grant in prefix.grants()] == [0]
+    yaml.write_text(text.replace("memory_step: 1 ", "memory_stop: 1 "))
     r = runc.create(bundle(ASK), prefix)
-    assert r.returncode == 0 and r.stderr.count("GH-502") == 1 and "level=warning" in r.stderr
+    line = text[: text.index("memory_step")].count("\n") + 1
+    assert r.returncode == 1 and r.stderr.count("GH-501") == 1 and f"etc/settings.yaml:{line}: " in r.stderr
+    assert "did you mean memory_step?" in r.stderr
+    assert runc.create(bundle(), prefix).returncode == 0 and runc("delete", "--force", runc.ids[0]).returncode == 0
 
 
 def test_an_unexpected_exception_is_one_line(prefix: Install, bundle: Bundle, runc: Runc) -> None:

@@ -78,11 +78,13 @@ OURS = {
     "ledger.proof",
     "ledger.life",
     "linux.lock",
+    "config.flat_yaml",
+    "config.keys",
     "config.settings",
     "ledger.slot_files",
     "apply.sources",
     "ledger.store",
-    "ledger.tell",
+    "ledger.messages",
     "oci",
     "oci.annotations",
     "oci.request_mounts",
@@ -197,10 +199,10 @@ def test_closed_standard_files(install: Install, bundle: Bundle) -> None:
 
 def test_the_launcher_alone_handles_the_rest(install: Install, bundle: Bundle) -> None:
     """A container that asks for nothing starts no Python, which would fail here."""
-    conf = install.prefix / "etc/launcher.conf"
-    text = conf.read_text().replace("python=/usr/bin/python3", "python=/bin/false")
+    file = install.prefix / "etc/settings.yaml"
+    text = file.read_text().replace("python: /usr/bin/python3", "python: /bin/false")
     assert "/bin/false" in text
-    conf.write_text(text)
+    file.write_text(text)
     plain = bundle(edit=lambda s: s["process"].update(args=["sh", "-c", "a && b > c"]))
     for args in (["state", "x"], ["create", "-b", str(plain), "x"], ["delete", "x"], ["--version"]):
         assert subprocess.run([install.program, *args]).returncode == 0

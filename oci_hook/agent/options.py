@@ -1,12 +1,11 @@
-"""The agent's settings: the section `agent` of settings.yaml, as compiled; flags of the command win over it."""
+"""The agent's settings: the `agent.` lines of settings.yaml; flags of the command win over them."""
 
 import os
 
 from oci_hook.agent.http import is_loopback
-from oci_hook.core.layout import SETTINGS_JSON
 from oci_hook.core.value import Value
 from oci_hook.errors import refuse
-from oci_hook.oci import fastjson
+from oci_hook.install import agent_settings
 
 TOKEN_MIN = 16
 
@@ -26,23 +25,18 @@ class Options(Value):
 
 def load(prefix: str) -> Options:
     """Raises SettingsError GH-501."""
-    path = os.path.join(prefix, SETTINGS_JSON)
-    try:
-        with open(path, "rb") as f:
-            return Options(**fastjson.loads(f.read()).get("agent", {}))
-    except (OSError, ValueError, TypeError, AttributeError) as e:
-        raise refuse("GH-501", f"settings {path}: {e}; run `gpu-hook settings compile --prefix {prefix}`") from None
+    return Options(**agent_settings.load(prefix))
 
 
 def split(address: str) -> tuple[str, int]:
-    """(host, port) of an address that settings_compile has checked."""
+    """(host, port) of an address that install/agent_settings.py has checked."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def token(options: Options) -> str:
-    """What requests must carry, "" nothing. Raises SettingsError GH-501 where others could read or set it, and for an
-    address beyond this machine without one."""
+    """The token that requests must have; "": none. Raises SettingsError GH-501 if other users could read or set it, and
+    if the address is not of this machine alone and there is none."""
     if options.token_file == "none":
         if options.address != "none" and not is_loopback(split(options.address)[0]):
             raise refuse(

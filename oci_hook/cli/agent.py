@@ -31,9 +31,9 @@ def agent(prefix: str, **flags: Any) -> None:
     """
     from oci_hook.agent import options  # only here: other commands need not load it
     from oci_hook.agent.agent import Agent
-    from oci_hook.config import settings_compile as checks
+    from oci_hook.install import agent_settings
 
-    readers = {**checks.AGENT, "interval": float}
+    readers: dict[str, Any] = {**agent_settings.AGENT, "interval": float}
     try:
         given = {}
         for name, value in flags.items():

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from oci_hook.cli import agent_check, output, registration
-from oci_hook.config import settings as node_settings
-from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT
+from oci_hook.config.settings import state_in_use
+from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT, STATE_IN_USE
 from oci_hook.discovery import mark
 from oci_hook.engines import prefix as installs
 from oci_hook.engines import register
@@ -58,13 +58,11 @@ def install(
 
 def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
     """Remove the install with its simulated GPUs: (files that stay because they are not ours, notes for the user)."""
-    try:
-        state_dir = node_settings.load(prefix).state_dir
-    except GhError:
+    state_dir = state_in_use(prefix)
+    if not state_dir:
         left = installs.remove(prefix, force, [Path(prefix, SIM_ROOT)])
-        return left, [
-            "its settings cannot be read, so its state directory stays (/run/gpu-hook unless another was chosen)"
-        ]
+        why = f"{prefix}/{STATE_IN_USE} cannot be read"
+        return left, [f"{why}, so its state directory stays (/run/gpu-hook unless another was chosen)"]
     other = state_owner.other(prefix, state_dir)
     left = installs.remove(prefix, force, [Path(prefix, SIM_ROOT), *simulated_folders(prefix, state_dir)])
     if other:

@@ -5,11 +5,10 @@ from typing import Any
 
 import click
 
-from oci_hook.config import settings
+from oci_hook.config.settings import state_in_use
 from oci_hook.engines import NAMES, register
 from oci_hook.engines import prefix as installs
 from oci_hook.engines.edits import Registration
-from oci_hook.errors import GhError
 
 engines = click.option(
     "--engine",
@@ -87,8 +86,5 @@ def printed(names: Sequence[str], registration: Registration) -> tuple[list[Any]
 
 def refuse_while_held(prefix: str, force: bool) -> None:
     """Refuse to uninstall while containers hold shares, before any engine is unregistered. Raises GH-504."""
-    try:
-        state_dir = settings.load(prefix).state_dir
-    except GhError:  # removing the install reports it
-        return
-    installs.refuse_while_held(state_dir, force)
+    if state_dir := state_in_use(prefix):  # otherwise removing the install reports it
+        installs.refuse_while_held(state_dir, force)

@@ -1,61 +1,91 @@
-"""`gpu-hook settings check|compile`: the settings people write, and what the runtime reads of them."""
+"""`gpu-hook settings check|show|set`: the settings of an install, which are in effect at the next container start."""
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from oci_hook.cli import output
-from oci_hook.config import settings as compiled
-from oci_hook.config import settings_compile
+from oci_hook.config import flat_yaml, keys
+from oci_hook.config import settings as node_settings
+from oci_hook.config.settings import Settings
 from oci_hook.core.layout import SETTINGS_YAML
-from oci_hook.errors import Problem, SettingsError
+from oci_hook.errors import refuse
+from oci_hook.install import settings_check, settings_edit
+from oci_hook.install.settings_template import default_settings_yaml
+
+if TYPE_CHECKING:
+    from oci_hook.config.flat_yaml import Value
 
 
 @click.group()
 def settings() -> None:
-    """Check or compile the settings of an install."""
+    """Check, show or change the settings of an install."""
 
 
 @settings.command()
 @output.answers
 def check(prefix: str) -> output.Report:
-    """Say whether settings.yaml is valid and in use; write nothing."""
-    said = settings_compile.check(prefix)
-    used, why = in_use(prefix)
-    if used is not None and used.fields() != said.fields():
-        why = Problem("GH-502", f"{file(prefix)} differs from what is in use; run {compile_command(prefix)}")
-    return output.Report(
-        {"settings": as_data(said), "in_use": why is None},
-        [f"{file(prefix)} is valid" + ("" if why else " and in use")],
-        warnings=[why] if why else [],
-    )
+    """Say whether settings.yaml is valid, with the line of each problem; write nothing.
+
+    Looks at more than a container's start does: the programs, the owners of paths, the agent's settings.
+    """
+    said = settings_check.check(prefix)
+    node_settings.load(prefix)  # raises where the state directory is not the one in use
+    return output.Report({"settings": as_data(said)}, [f"{file(prefix)} is valid"])
 
 
-@settings.command(name="compile")
+@settings.command()
 @output.answers
-def compile_(prefix: str) -> output.Report:
-    """Check settings.yaml and write what the runtime reads; containers made from now on obey it."""
-    said = settings_compile.compile(prefix)
-    return output.Report({"settings": as_data(said)}, [f"{file(prefix)} is valid and now in use"])
+def show(prefix: str) -> output.Report:
+    """Print every setting with its value, as lines of settings.yaml; a comment marks the defaults."""
+    said = node_settings.load(prefix)
+    data = node_settings.read(prefix)
+    values = {key: value for _, key, value, _ in flat_yaml.lines(data)}
+    text = default_settings_yaml(mode=said.mode, runtime=said.runtime, python=said.python).encode()
+    defaults = {key: value for _, key, value, _ in flat_yaml.lines(text)}
+    lines = []
+    for key in keys.READERS:
+        comment = "" if key in values else "  # the default"
+        lines.append(f"{key}: {flat_yaml.quoted(values.get(key, defaults[key]))}{comment}")
+    return output.Report({"settings": as_data(said)}, lines)
 
 
-def in_use(prefix: str) -> tuple[compiled.Settings | None, Problem | None]:
+@settings.command(name="set")
+@click.argument("values", metavar="KEY=VALUE...", nargs=-1, required=True)
+@output.answers
+def set_(prefix: str, values: tuple[str, ...]) -> output.Report:
+    """Change lines of settings.yaml, or add them.
+
+    The other lines and the comments stay as they are. Nothing is written unless all of the file is valid then.
+    Containers made from now on obey it; a running agent reads its settings when it starts. Write a list as [a, b].
+
+    `set state_dir=DIR` moves the install to that directory. This is refused while containers hold shares in the old
+    one, which is emptied.
+    """
+    changes = dict(map(read_pair, values))
+    said = settings_edit.change(prefix, **changes)
+    lines = [f"{file(prefix)} says {key}: {flat_yaml.quoted(value)}" for key, value in changes.items()]
+    return output.Report({"settings": as_data(said)}, lines)
+
+
+def read_pair(text: str) -> "tuple[str, Value]":
+    """(key, value) of KEY=VALUE, a list as a list. Raises SettingsError GH-501 for a key that is not a setting."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"{text[:60]!r}: write KEY=VALUE")
+    if key not in keys.READERS:
+        raise refuse("GH-501", f"{key[:60]!r} is not a setting; {keys.suggest(key)}")
     try:
-        used = compiled.load(prefix)
-    except SettingsError as e:
-        return None, e.problems[0]
-    return used.replace(stale=False), None  # the values are compared, not the time of the file
+        found = flat_yaml.split_line(f"{key}: {value}") if value.startswith("[") else None
+    except ValueError:
+        found = None
+    return key, found[1] if found else value
 
 
-def as_data(said: compiled.Settings) -> dict[str, object]:
-    data = {**said.fields(), "rules": said.rules.fields()}
-    del data["stale"]
-    return data
+def as_data(said: Settings) -> dict[str, object]:
+    return {**said.fields(), "rules": said.rules.fields()}
 
 
 def file(prefix: str) -> str:
     return os.path.join(prefix, SETTINGS_YAML)
-
-
-def compile_command(prefix: str) -> str:
-    return f"`gpu-hook settings compile --prefix {prefix}`"

@@ -6,7 +6,7 @@ from pathlib import Path
 from oci_hook.engines import NAMES, engine
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import refuse
-from oci_hook.linux import own_path
+from oci_hook.install import own_path
 
 FOLDERS = (
     "/usr/local/sbin",

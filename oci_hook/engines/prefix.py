@@ -13,41 +13,23 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from oci_hook.config import settings_compile
-from oci_hook.config.settings import Settings
-from oci_hook.config.settings import load as load_settings
-from oci_hook.config.settings_template import default_settings_yaml
+from oci_hook.config.settings import Settings, state_in_use
 from oci_hook.core import layout
 from oci_hook.core.pages import MAX_GPUS
 from oci_hook.engines.edits import locked, remove_empty
 from oci_hook.errors import GhError, NodeError, refuse
-from oci_hook.install import state_move, state_owner
+from oci_hook.install import own_path, settings_edit, state_move, state_owner
+from oci_hook.install.settings_template import default_settings_yaml
+from oci_hook.install.write import write
 from oci_hook.ledger import claims, store
-from oci_hook.linux import own_path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-HOT_FOLDERS = ("apply", "config", "core", "discovery", "ledger", "linux", "observe", "oci")
-HOT_FILES = ("__init__.py", "errors.py", "hook.py", "precreate.py", "program.py", "runtime.py")
-CLI_ONLY = (
-    "account.py",
-    "change.py",
-    "char_links.py",
-    "context_memory.py",
-    "cuda_memory.py",
-    "discover.py",
-    "driver_files.py",
-    "elf.py",
-    "inotify.py",
-    "nvml_gpus.py",
-    "own_path.py",
-    "settings_compile.py",
-    "settings_template.py",
-    "state_move.py",
-    "state_owner.py",
-    "orphans.py",
-)
+# What containers need is whole folders and the modules beside them; everything else is for commands and the agent.
+HOT_FOLDERS = ("apply", "config", "core", "ledger", "linux", "oci")
+COLD_FILES = ("__main__.py",)
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
-STARTS = ("runtime.py", "hook.py")  # what they start
+OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
+STARTS = ("runtime.py", "hook.py")  # what PROGRAMS start
 LOCK = ".lock"
 SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
@@ -56,7 +38,7 @@ EMPTY_FILES = (
 )
 EMPTY_FOLDERS = (layout.ACCOUNT_DIR, *(f"{layout.SHARE_DIR}/{i}" for i in range(MAX_GPUS)))
 
-# Run by the install's own Python, for which the code is compiled; its arguments are the library folder and the names.
+# The install's own Python runs this and compiles the code for itself. Arguments: the library folder, the files' names.
 PACK = """
 import marshal, sys
 from importlib.util import MAGIC_NUMBER
@@ -76,13 +58,13 @@ print(sys.implementation.cache_tag)
 
 
 def native(arch: str = platform.machine()) -> Path:
-    """Where the compiled parts are: inside an installed package, or in the build folder of a checkout."""
+    """The folder of the compiled parts: in an installed package, or in the build folder of a checkout."""
     packed = PACKAGE / "native" / arch
     return packed if packed.is_dir() else PACKAGE.parent / "build" / arch
 
 
 def lay(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
-    """Make or renew the install at `prefix`; the settings in use. An existing settings.yaml is kept, and then the other
+    """Make or renew the install at `prefix`; returns its settings. An existing settings.yaml is kept, and then the other
     arguments must be None or what it says. A first one that fails leaves nothing.
 
     Raises SettingsError GH-50x, GH-305.
@@ -112,14 +94,14 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """One install or removal at a time of this prefix, which is made where it is not there: waits for the other. The
-    lock is a file of root's alone: who may open one can hold it for ever. Raises GH-504 with who holds it."""
+    """Only one process installs or removes at this prefix at a time; others wait. The prefix is made if it does not exist.
+    Only root may open the lock file: whoever can open one can hold its lock for ever. Raises GH-504 with the holder."""
     fd = -1
     while fd < 0:
         _folder(root)
         try:
             fd = locked(str(root / LOCK), "GH-504")
-        except FileNotFoundError:  # the other took the prefix away meanwhile
+        except FileNotFoundError:  # another process removed the prefix meanwhile
             pass
     try:
         yield
@@ -147,11 +129,11 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     if new:
         if "runtime" not in given:
             given["runtime"] = find_runtime()
-        settings_compile.write(str(yaml), default_settings_yaml(prefix=str(root), **given))
+        write(str(yaml), default_settings_yaml(prefix=str(root), **given))
     try:
-        settings = settings_compile.compile(str(root))
+        settings = settings_edit.change(str(root))
     except GhError:
-        if new:  # else the next try would be held to the wrong values
+        if new:  # otherwise the next try would have to agree with the wrong values
             yaml.unlink()
         raise
     for key, value in given.items():
@@ -171,8 +153,8 @@ def find_runtime() -> str:
 
 
 def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> list[str]:
-    """Take an install away, and the folders of its simulated driver; paths that stay because they are not ours. Raises
-    GH-504 while containers hold shares."""
+    """Remove an install, and the folders of its simulated driver; returns the paths that stay since they are not ours.
+    Raises GH-504 while containers hold shares."""
     root = Path(prefix)
     if not _installed(root):
         raise _no_install(prefix)
@@ -182,13 +164,13 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
                 return _remove(root, prefix, force, simulated)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root") from None
-    remove_empty(root)  # another one had taken it away
+    remove_empty(root)  # another process had removed it
     raise _no_install(prefix)
 
 
 def _installed(root: Path) -> bool:
-    """Also what a killed `lay` or `remove` left."""
-    return any((root / name).exists() for name in (layout.LAUNCHER_CONF, layout.SETTINGS_YAML, layout.LIB_DIR))
+    """Whether there is an install, or the rest that a killed `lay` or `remove` left."""
+    return any((root / name).exists() for name in (layout.STATE_IN_USE, layout.SETTINGS_YAML, layout.LIB_DIR))
 
 
 def _no_install(prefix: str) -> GhError:
@@ -196,10 +178,7 @@ def _no_install(prefix: str) -> GhError:
 
 
 def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> list[str]:
-    try:
-        state_dir: str | None = load_settings(prefix).state_dir
-    except GhError:
-        state_dir = None
+    state_dir = state_in_use(prefix) or None
     if state_dir is not None:
         refuse_while_held(state_dir, force)
     others = state_dir is not None and bool(state_owner.other(prefix, state_dir))
@@ -222,20 +201,20 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
 def _remove_files(root: Path) -> None:
     for name in PROGRAMS:
         (root / "bin" / name).unlink(missing_ok=True)
-    # lib/container was the skeleton in 0.1.0. `lay` leaves it: a mount goes with the file on which a container has it.
+    # lib/container was the skeleton in 0.1.0. `lay` leaves it: a container would lose what is mounted on its files.
     for folder in (layout.LIB_DIR, layout.SHIM_DIR, layout.CLOSED_DIR, "lib/container"):
         shutil.rmtree(root / folder, ignore_errors=True)
-    for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
+    for name in (layout.SETTINGS_YAML, layout.STATE_IN_USE, *OLD_FILES):
         (root / name).unlink(missing_ok=True)
     for folder in ("bin", "etc", "lib", ""):
         try:
             (root / folder).rmdir()
-        except OSError:  # something of somebody else's
+        except OSError:  # it has files that are not ours
             pass
 
 
 def refuse_while_held(state_dir: str, force: bool) -> None:
-    """Raises GH-504 while containers hold shares; NodeError GH-303 where that cannot be told."""
+    """Raises GH-504 while containers hold shares; NodeError GH-303 if that cannot be found out."""
     try:
         living = store.snapshot(state_dir)
     except NodeError:
@@ -254,7 +233,7 @@ def _folder(path: Path) -> None:
     if st.st_uid not in (0, os.geteuid()) or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise refuse("GH-504", f"{path} can be changed by others than its owner root; chmod go-w, chown root")
     if new:
-        path.chmod(0o755)  # whatever the umask: containers map these files as any user
+        path.chmod(0o755)  # whatever the umask: any user in a container maps these files
 
 
 def _copy(source: Path, target: Path, mode: int) -> None:
@@ -264,7 +243,7 @@ def _copy(source: Path, target: Path, mode: int) -> None:
 
 
 def _put(temporary: Path, target: Path, mode: int) -> None:
-    """Rename, when its bytes are on the disk: else a machine that loses its power may come back with an empty file."""
+    """Rename after the bytes are on the disk; otherwise a machine that loses its power may come back with an empty file."""
     temporary.chmod(mode)
     fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -275,7 +254,7 @@ def _put(temporary: Path, target: Path, mode: int) -> None:
 
 
 def _skeleton(folder: Path) -> None:
-    """The directory that becomes PRIVATE in containers: nothing but places to mount on."""
+    """The directory that becomes PRIVATE in containers: empty files and folders to mount on."""
     _folder(folder)
     for path in EMPTY_FILES:
         file = folder / path[len(layout.PRIVATE) + 1 :]
@@ -287,7 +266,7 @@ def _skeleton(folder: Path) -> None:
         _folder(inside.parent)
         if path == layout.ACCOUNT_DIR:
             inside.mkdir(exist_ok=True)
-            for planted in inside.iterdir():  # by whoever could come here before the folder above was closed
+            for planted in inside.iterdir():  # put there by a user who could enter before CLOSED_DIR was closed
                 shutil.rmtree(planted) if planted.is_dir() and not planted.is_symlink() else planted.unlink()
             inside.chmod(layout.OPEN_MODE)
         else:
@@ -295,11 +274,10 @@ def _skeleton(folder: Path) -> None:
 
 
 def _python_files(target: Path) -> list[str]:
-    """Copy the hot path's sources and the start file; the names of the package's files, relative to `target`."""
-    names = [name for name in HOT_FILES if (PACKAGE / name).exists()]
+    """Copy the hot path's sources and the start files; returns the names of the package's files below `target`."""
+    names = sorted(path.name for path in PACKAGE.glob("*.py") if path.name not in COLD_FILES)
     for folder in HOT_FOLDERS:
-        found = (path.relative_to(PACKAGE) for path in (PACKAGE / folder).rglob("*.py") if path.name not in CLI_ONLY)
-        names += sorted(map(str, found))
+        names += sorted(str(path.relative_to(PACKAGE)) for path in (PACKAGE / folder).rglob("*.py"))
     kept = {target / PACKAGE.name / name for name in names}
     for name in names:
         file = target / PACKAGE.name / name

@@ -1,7 +1,8 @@
-"""The end of a state directory: an install that goes, or that is given another one.
+"""A state directory that an install leaves: the install is removed, or is given another directory.
 
-Not for the hot path. The ledger in the old directory is read by nobody afterwards: what its containers hold would be
-booked a second time, so that it stays while one lives. And its tmpfs mounts would stay until a reboot: it is emptied.
+Nobody reads the old directory's ledger afterwards, so the GPU memory of a container in it would be booked a second
+time: an install stays while a container holds a share there. What it leaves is emptied, since its tmpfs mounts would
+otherwise stay until a reboot.
 """
 
 import contextlib
@@ -10,45 +11,42 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from oci_hook.config.settings import load
+from oci_hook.config.settings import state_in_use
 from oci_hook.core import layout
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import refuse
 from oci_hook.install import state_owner
+from oci_hook.install.write import write
 from oci_hook.ledger import claims, slot_files, store
 from oci_hook.linux.lock import lock_file
 
 
 @contextlib.contextmanager
 def moving(prefix: str, state_dir: str) -> Iterator[None]:
-    """Around the writing of settings that name this state directory: where those in use name another one of ours, its
-    ledger is locked, and what is ours in it goes at the end.
+    """Around the writing of settings that name this state directory: at the end the install uses it. If the install
+    used another directory until now, that one's ledger is locked meanwhile, and what is ours in it is removed.
 
-    Raises SettingsError GH-501 while containers hold shares there, NodeError GH-303 where that cannot be told.
+    Raises SettingsError GH-501 while containers hold shares there, NodeError GH-303 if that cannot be found out.
     """
-    old = _left(prefix, state_dir)
-    if not old:
-        yield
-        return
-    fd = _lock(old)
+    used = state_in_use(prefix)
+    old = used if _is_left(prefix, used, state_dir) else ""
+    fd = _lock(old) if old else -1
     try:
-        refuse_while_held(old)
+        if old:
+            refuse_while_held(old)
         yield
-        empty(prefix, old)  # with the lock: a start that waits for it fails, and the next one uses the new directory
-        claims.forget(old)
+        if used != state_dir:
+            write(os.path.join(prefix, layout.STATE_IN_USE), f"{state_dir}\n")
+        if old:  # still locked: a start that waits for the lock fails, and the next start uses the new directory
+            empty(prefix, old)
+            claims.forget(old)
     finally:
         if fd >= 0:
             os.close(fd)
 
 
-def _left(prefix: str, state_dir: str) -> str:
-    """The directory that is used now, if this is another one."""
-    try:
-        old = load(prefix).state_dir
-    except GhError:  # nothing was in use
-        return ""
-    if os.path.realpath(old) == os.path.realpath(state_dir) or state_owner.other(prefix, old):
-        return ""
-    return old
+def _is_left(prefix: str, used: str, state_dir: str) -> bool:
+    """Whether `used` is another directory, and this install's."""
+    return used != "" and os.path.realpath(used) != os.path.realpath(state_dir) and not state_owner.other(prefix, used)
 
 
 def _lock(state_dir: str) -> int:
@@ -61,7 +59,7 @@ def _lock(state_dir: str) -> int:
 
 
 def refuse_while_held(state_dir: str) -> None:
-    """For the holder of the ledger's lock. Raises SettingsError GH-501, NodeError GH-303."""
+    """The caller holds the ledger's lock. Raises SettingsError GH-501, NodeError GH-303."""
     try:
         living = store.peek(state_dir)
     except FileNotFoundError:
@@ -75,18 +73,18 @@ def refuse_while_held(state_dir: str) -> None:
 
 
 def empty(prefix: str, state_dir: str) -> None:
-    """Take away what an install has in its state directory, and the directory where nothing else is in it. Simulated
+    """Remove what an install has in its state directory, and the directory itself if nothing else is in it. Simulated
     GPUs stay: a driver root leads to them. Raises SettingsError GH-504."""
     try:
         slot_files.drop(state_dir)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then try again") from None
-    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.TOLD_DIR):
+    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
     for name in (layout.INVENTORY, layout.TIERS, layout.EVENTS, f"{layout.EVENTS}.1"):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(state_dir, name))
-    with contextlib.suppress(OSError):  # an agent that runs keeps its lock, or another one could join it
+    with contextlib.suppress(OSError):  # a running agent keeps its lock file: without it a second agent could start
         fd = lock_file(os.path.join(state_dir, layout.AGENT_LOCK), fcntl.LOCK_EX, wait=False)
         os.unlink(os.path.join(state_dir, layout.AGENT_LOCK))
         os.close(fd)

@@ -1,8 +1,8 @@
-"""Whose state directory it is: STATE/owner names the prefix of the one install that may write and empty it.
+"""Which install owns a state directory: STATE/owner names the prefix of the one install that may write and empty it.
 
-Not for the hot path: it is looked at when settings are compiled, and written by `install`, `sim up` and whoever lists
-the GPUs, without which no container starts after a reboot has emptied the directory. An install that is gone, or has
-another state directory now, owns nothing.
+`install`, `settings set`, `sim up` and whoever lists the GPUs write it; without a list of the GPUs no container starts
+after a reboot has emptied the directory. An install that is gone, or that uses another state directory now
+(PREFIX/etc/state_dir), owns nothing here.
 """
 
 import contextlib
@@ -11,26 +11,26 @@ import fcntl
 import os
 import stat
 
-from oci_hook.config.settings import load
+from oci_hook.config.settings import state_in_use
 from oci_hook.core import layout
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux.lock import lock_file, own_dir
 
 OURS = {
-    *(layout.LEDGER_DIR, layout.PAGES_DIR, layout.TOLD_DIR, layout.SHARE_STATE),
+    *(layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.SHARE_STATE),
     *(layout.INVENTORY, layout.TIERS, layout.STATE_OWNER),
     *(layout.EVENTS, f"{layout.EVENTS}.1", layout.AGENT_LOCK, "sim"),
 }
 MAX_SIZE = 4096
-MENDS = {
+FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "run as root"),
 }
 
 
 def other(prefix: str, state_dir: str) -> str:
-    """The prefix of another install, which is there and uses this state directory; "" where there is none."""
+    """The prefix of another existing install that uses this state directory; "" if there is none."""
     try:
         fd = _open(state_dir)
     except OSError:
@@ -42,14 +42,14 @@ def other(prefix: str, state_dir: str) -> str:
 
 
 def check(prefix: str, state_dir: str) -> None:
-    """Raises SettingsError GH-504 where the directory is another's."""
+    """Raises SettingsError GH-504 if the directory is another install's."""
     if found := other(prefix, state_dir):
         raise _taken(found, state_dir)
 
 
 def unfit(prefix: str, state_dir: str) -> str:
-    """Why it cannot be our state directory, if it has things of others in it or is inside an install: what gpu-hook
-    writes and removes there would be theirs, and the other way round. "" where it can."""
+    """Why this directory cannot be our state directory: other programs' files are in it, or it is inside an install, so
+    that gpu-hook would remove files that are not its own, or its own would be removed. "" if it can."""
     at = os.path.realpath(state_dir)
     inside, own = at, os.path.realpath(prefix)
     while inside != "/":
@@ -61,7 +61,7 @@ def unfit(prefix: str, state_dir: str) -> str:
             return f"is inside the state directory {inside[:80]}; choose another place"
     try:
         others = sorted(set(os.listdir(at)) - OURS)
-    except OSError:  # not there yet; what else is wrong with it is said by own_dir
+    except OSError:  # it does not exist yet; own_dir says what else is wrong
         return ""
     if others and _said(at) != _name(prefix):
         return f"is not empty and not gpu-hook's (it has {show(others[0][:40])}); choose an empty or new directory"
@@ -69,8 +69,8 @@ def unfit(prefix: str, state_dir: str) -> str:
 
 
 def claim(prefix: str, state_dir: str) -> None:
-    """Make the directory, for root alone, and ours. Raises SettingsError GH-504 where it is another's, NodeError GH-303
-    where it is not fit."""
+    """Make the directory, for root alone, and write that it is ours. Raises SettingsError GH-504 if it is another
+    install's, NodeError GH-303 if it cannot be used."""
     if why := unfit(prefix, state_dir):
         raise refuse("GH-504", f"state_dir {state_dir[:80]} {why}")
     try:
@@ -86,14 +86,14 @@ def claim(prefix: str, state_dir: str) -> None:
         finally:
             os.close(fd)
         if os.stat(state_dir).st_mode & 0o077 and set(os.listdir(state_dir)) <= OURS:
-            os.chmod(state_dir, 0o700)  # 0.1.0's `sim up` made it 0755; what containers write to is in it
+            os.chmod(state_dir, 0o700)  # 0.1.0's `sim up` made it 0755, and containers write to files in it
     except OSError as e:
-        fix = MENDS.get(e.errno or 0, "choose another state_dir, on tmpfs")
+        fix = FIXES.get(e.errno or 0, "choose another state_dir, on tmpfs")
         raise refuse("GH-303", f"{str(e.filename or state_dir)[:150]}: {e.strerror}; {fix}") from None
 
 
 def release(prefix: str, state_dir: str) -> None:
-    """The directory is nobody's, if it was ours; it goes where nothing else is in it."""
+    """If the directory is ours, it is nobody's from now on, and is removed if nothing else is in it."""
     if not other(prefix, state_dir):
         for remove, path in ((os.unlink, f"{state_dir}/{layout.STATE_OWNER}"), (os.rmdir, state_dir)):
             try:
@@ -103,7 +103,7 @@ def release(prefix: str, state_dir: str) -> None:
 
 
 def foreign(state_dir: str) -> list[str]:
-    """What is in a state directory that was emptied and is not ours."""
+    """The paths in an emptied state directory that are not gpu-hook's."""
     found = []
     for folder, ours in ((state_dir, OURS), (f"{state_dir}/{layout.SHARE_STATE}", set[str]())):
         with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ def _open(state_dir: str) -> int:
 
 
 def _said(state_dir: str) -> bytes:
-    """What its owner file says; b"" for none."""
+    """What the directory's owner file says; b"" if there is none."""
     try:
         fd = _open(state_dir)
         try:
@@ -128,7 +128,7 @@ def _said(state_dir: str) -> bytes:
 
 
 def _in_use(folder: str) -> bool:
-    """It is the state directory of an install, or was and still has its ledger."""
+    """Whether the folder is the state directory of an install, or was one and still has its ledger."""
     said = _said(folder)
     if not said.startswith(b"/") or not said.endswith(b"\n"):
         return False
@@ -143,11 +143,10 @@ def _name(prefix: str) -> bytes:
 def _other(fd: int, prefix: str, state_dir: str) -> str:
     st, said = os.fstat(fd), os.pread(fd, MAX_SIZE, 0)
     if not stat.S_ISREG(st.st_mode) or not said.endswith(b"\n") or said == _name(prefix):
-        return ""  # one that was not written to its end is nobody's
+        return ""  # a file that was not written to its end names nobody
     found = os.fsdecode(said[:-1])
-    try:
-        used = load(found).state_dir
-    except GhError:  # half an install is one, too
+    used = state_in_use(found)
+    if not used:  # half an install is one, too
         return found if os.path.lexists(f"{found}/{layout.SETTINGS_YAML}") else ""
     return found if os.path.realpath(used) == os.path.realpath(state_dir) else ""
 

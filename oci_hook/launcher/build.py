@@ -1,9 +1,17 @@
-"""Compiles the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook."""
+"""Compiles the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook.
+
+What the launcher shares with the Python code is compiled in: the words of core/dialects without which a config.json
+asks for nothing, and the defaults of the settings that it reads.
+"""
 
 import subprocess
+import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).parent / "launcher.c"
+HERE = Path(__file__).resolve().parent
+SOURCES = [HERE / "launcher.c", HERE / "flat_yaml.c"]
+PACKAGE = HERE.parent
+READ = [PACKAGE / name for name in ("core/dialects/__init__.py", "core/layout.py", "config/settings.py")]
 PROGRAMS = {"gpu-hook-runtime": [], "oci-gpu-hook": ["-DHOOK"]}
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-fstack-protector-strong"]
 
@@ -14,10 +22,21 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
     Raises subprocess.CalledProcessError when it does not compile.
     """
     out.mkdir(parents=True, exist_ok=True)
-    newest = max(SOURCE.stat().st_mtime_ns, Path(__file__).stat().st_mtime_ns)
+    newest = max(file.stat().st_mtime_ns for file in (*HERE.glob("*.[ch]"), *READ, Path(__file__)))
     for name, defines in PROGRAMS.items():
         target = out / name
         if not target.exists() or target.stat().st_mtime_ns < newest:
-            subprocess.run(
-                [*cc, "-target", f"{arch}-linux-musl", *FLAGS, *defines, "-o", str(target), str(SOURCE)], check=True
-            )
+            options = ["-target", f"{arch}-linux-musl", *FLAGS, *shared(), *defines, "-o", str(target)]
+            subprocess.run([*cc, *options, *map(str, SOURCES)], check=True)
+
+
+def shared() -> list[str]:
+    """The compiler's options that define what the Python code says."""
+    if str(PACKAGE.parent) not in sys.path:
+        sys.path.insert(0, str(PACKAGE.parent))
+    from oci_hook.config.settings import Settings
+    from oci_hook.core import dialects
+
+    defaults = Settings("/")
+    words = ", ".join(f'"{word}"' for word in dialects.triggers())
+    return [f"-DASKS={words}", f'-DRUNTIME="{defaults.runtime}"', f'-DPYTHON="{defaults.python}"']

@@ -1,10 +1,10 @@
 /* The program that container engines call: gpu-hook-runtime, and (with -DHOOK) oci-gpu-hook.
  *
- * It decides in less than a millisecond whether Python is needed at all. Contract: every call but `create`, `run` and
- * `restore`, and every container that asks for nothing, goes to the real runtime with its arguments untouched. Whatever is not
- * understood here goes to Python, which either understands it or refuses with a code; nothing is guessed.
+ * It decides in less than a millisecond whether Python is needed at all. Every call but `create`, `run` and `restore`, and
+ * every container that asks for nothing, goes to the real runtime with its arguments untouched. What the launcher does not
+ * understand it hands over to Python, which either understands it or refuses with a code; nothing is guessed.
  *
- * Paths: the install prefix is where /proc/self/exe says (PREFIX/bin/NAME), never what argv[0] or the environment say.
+ * The install's prefix comes from /proc/self/exe (PREFIX/bin/NAME), never from argv[0] or the environment.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -19,30 +19,39 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "flat_yaml.h"
+
+#if !defined(ASKS) || !defined(RUNTIME) || !defined(PYTHON)
+#error "build.py defines ASKS, RUNTIME and PYTHON from the Python code"
+#endif
+
 #ifdef HOOK
 #define START "lib/gpu-hook/hook.py"
 #else
 #define START "lib/gpu-hook/runtime.py"
 #endif
 #define START_END "# end\n" /* the last line of launcher/start.py */
-#define CONF "etc/launcher.conf"
+#define SETTINGS "etc/settings.yaml"
 #define MAX_SPEC (16 << 20) /* oci/spec.py MAX_SIZE */
+#define MAX_PATH 1024       /* config/keys.py MAX_PATH */
 
 extern char **environ;
 
 static struct {
     char prefix[PATH_MAX];
-    char runtime[PATH_MAX]; /* the real one */
-    char python[PATH_MAX];
+    char runtime[MAX_PATH]; /* the real runtime */
+    char python[MAX_PATH];
     bool standalone;
+    bool understood; /* settings.yaml is within the subset of flat_yaml.h, and its mode, runtime and python are valid */
+    bool runtime_known; /* `runtime` is what settings.yaml says, whatever is wrong in its other lines */
     struct stat self;
-    const char *log; /* --log, --log-format: where the runtime's caller looks for errors */
+    const char *log; /* the file of --log, where the engine looks for errors; NULL: none */
     bool log_json;
 } g;
 
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
-/* The text as the inside of a JSON (or logrus) string: hostile bytes must not break the line. */
+/* Copies text into a JSON (or logrus) string without its quotes. Bytes that could break the line are escaped, or become ?. */
 static void escape(char *to, size_t room, const char *from) {
     char *end = to + room - 7;
     for (; *from && to < end; from++) {
@@ -57,7 +66,7 @@ static void escape(char *to, size_t room, const char *from) {
     *to = 0;
 }
 
-/* One coded line to stderr and the runtime's log, then the end; nothing was changed. */
+/* Writes one coded line to standard error and the log, and ends the program. Nothing has been changed until then. */
 __attribute__((noreturn, format(printf, 1, 2))) static void refuse(const char *format, ...) {
     char text[1024], quoted[2100], when[40];
     va_list args;
@@ -70,7 +79,8 @@ __attribute__((noreturn, format(printf, 1, 2))) static void refuse(const char *f
     time_t now = time(NULL);
     struct tm tm;
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
-    const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* a FIFO may have no reader */
+    const int flags =
+        O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* O_NONBLOCK: a FIFO may have no reader */
     int fd = g.log ? open(g.log, flags, 0644) : -1;
     if (fd >= 0) {
         if (g.log_json)
@@ -99,71 +109,96 @@ static void find_prefix(void) {
         refuse("GH-504: /proc/self/exe: %s", strerror(errno));
 }
 
-static void set_path(char *to, const char *key, const char *value) {
-    if (value[0] != '/' || strlen(value) >= PATH_MAX)
-        refuse("GH-504: %s/" CONF ": %s must be an absolute path, not '%s'; run `gpu-hook install` again", g.prefix,
-               key, value);
-    strcpy(to, value);
+/* Whether the path has this component, given with the slash before it. */
+static bool has_component(const char *path, const char *component) {
+    size_t size = strlen(component);
+    for (; (path = strstr(path, component)); path++)
+        if (!path[size] || path[size] == '/')
+            return true;
+    return false;
 }
 
-/* PREFIX/etc/launcher.conf: lines of key=value, written by `gpu-hook install`. Only root may have written it. */
-static void read_conf(void) {
-    char path[PATH_MAX + sizeof CONF + 1], text[3 * PATH_MAX], mode[16] = "";
-    struct stat st;
-    snprintf(path, sizeof path, "%s/" CONF, g.prefix);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st))
-        refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
-    if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
-        refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (n < 0 || n == sizeof text - 1)
-        refuse("GH-504: %s cannot be read or is too long; run `gpu-hook install` again", path);
-    text[n] = 0;
-    if (strlen(text) != (size_t)n)
-        refuse("GH-504: %s has a NUL byte; run `gpu-hook install` again", path);
-    for (char *save, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        char *value = strchr(line, '=');
-        if (line[0] == '#')
-            continue;
-        if (!value)
-            refuse("GH-504: %s: a line without '=': '%s'; run `gpu-hook install` again", path, line);
-        *value++ = 0;
-        if (!strcmp(line, "runtime"))
-            set_path(g.runtime, line, value);
-        else if (!strcmp(line, "python"))
-            set_path(g.python, line, value);
-        else if (!strcmp(line, "mode"))
-            snprintf(mode, sizeof mode, "%s", value);
-        else
-            refuse("GH-504: %s: unknown key '%s'; run `gpu-hook install` again", path, line);
+/* Copies a path of settings.yaml, if it is one: absolute and in its shortest form, as config/keys.py checks it. */
+static bool set_path(char *to, struct text value) {
+    char path[MAX_PATH];
+    if (!value.size || value.size >= sizeof path || value.at[0] != '/')
+        return false;
+    memcpy(path, value.at, value.size);
+    path[value.size] = 0;
+    if (strstr(path, "//") || has_component(path, "/.") || has_component(path, "/..") ||
+        (value.size > 1 && path[value.size - 1] == '/'))
+        return false;
+    strcpy(to, path);
+    return true;
+}
+
+static bool is(struct text t, const char *word) { return t.size == strlen(word) && !memcmp(t.at, word, t.size); }
+
+static void read_settings_text(struct text rest) {
+    bool good = true, runtime_good = true;
+    int modes = 0, runtimes = 0, pythons = 0;
+    struct setting s;
+    for (enum flat_yaml what; (what = flat_yaml_next(&rest, &s)) != FLAT_YAML_END;) {
+        if (what == FLAT_YAML_OUTSIDE) {
+            good = false;
+        } else if (is(s.key, "runtime")) {
+            runtime_good = !runtimes++ && !s.list && set_path(g.runtime, s.value);
+        } else if (is(s.key, "python")) {
+            good &= !pythons++ && !s.list && set_path(g.python, s.value);
+        } else if (is(s.key, "mode")) {
+            g.standalone = is(s.value, "standalone");
+            good &= !modes++ && (g.standalone || is(s.value, "on-top") || is(s.value, "below"));
+        }
     }
-    g.standalone = !strcmp(mode, "standalone");
-    if (!g.standalone && strcmp(mode, "on-top") && strcmp(mode, "below"))
-        refuse("GH-504: %s: mode must be standalone, on-top or below, not '%s'", path, mode);
-    if (!g.runtime[0] || !g.python[0])
-        refuse("GH-504: %s: runtime or python is missing; run `gpu-hook install` again", path);
+    g.understood = good && runtime_good;
+    g.runtime_known = g.understood || (runtimes == 1 && runtime_good);
+}
+
+/* PREFIX/etc/settings.yaml. Only root may have written it; otherwise none of it is believed. */
+static void read_settings(void) {
+    static char path[PATH_MAX + sizeof SETTINGS + 1], text[FLAT_YAML_MAX + 1];
+    struct stat st;
+    strcpy(g.runtime, RUNTIME);
+    strcpy(g.python, PYTHON);
+    g.standalone = true;
+    snprintf(path, sizeof path, "%s/" SETTINGS, g.prefix);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return;
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == 0 && !(st.st_mode & 022)) {
+        ssize_t n = read(fd, text, sizeof text);
+        if (n >= 0 && n <= FLAT_YAML_MAX)
+            read_settings_text((struct text){text, (size_t)n});
+    }
+    close(fd);
 }
 
 /* ---- the two ways out ------------------------------------------------------------------------------------------ */
 
+/* Refuses to run, as root, a program that others could change. `key` is the setting that names it. */
+static void check_program(const char *code, const char *key, const char *path, struct stat *st) {
+    if (stat(path, st))
+        refuse("%s: %s %s: %s; set `%s` in settings.yaml", code, key, path, strerror(errno), key);
+    if (!S_ISREG(st->st_mode) || st->st_uid != 0 || (st->st_mode & 022))
+        refuse("%s: %s %s must be a program of root that nobody else can write; set `%s` in settings.yaml", code, key,
+               path, key);
+}
+
 #ifndef HOOK
 __attribute__((noreturn)) static void exec_runtime(char **argv) {
     struct stat st;
-    if (stat(g.runtime, &st))
-        refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
+    check_program("GH-503", "runtime", g.runtime, &st);
     if (st.st_dev == g.self.st_dev && st.st_ino == g.self.st_ino)
         refuse("GH-503: runtime %s is gpu-hook-runtime itself; set `runtime` in settings.yaml to the real one",
                g.runtime);
     argv[0] = g.runtime;
     execve(g.runtime, argv, environ);
-    refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml and install again", g.runtime, strerror(errno));
+    refuse("GH-503: runtime %s: %s; set `runtime` in settings.yaml", g.runtime, strerror(errno));
 }
 #endif
 
-/* The file that Python is to run: root's alone, and all of it. Of one that is empty, or was cut short between two lines,
- * Python makes a success; and of one that is missing, an error without a code that is in no log. */
+/* The file that Python is to run must be root's alone, and whole. Python would end with success for an empty file, or one
+ * that was cut short between two lines; for a missing file its error has no code and is in no log. */
 static void check_start(const char *path) {
     char end[sizeof START_END - 1];
     const off_t size = sizeof end;
@@ -182,7 +217,7 @@ static void check_start(const char *path) {
 __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
     /* -I: no PYTHON* variable, no user site, no script folder in sys.path. -S: no site-packages. */
     static char start[PATH_MAX + sizeof START + 1];
-    for (int fd = 0; fd <= STDERR_FILENO; fd++) /* else the first file that Python opens becomes its stderr */
+    for (int fd = 0; fd <= STDERR_FILENO; fd++) /* otherwise the first file that Python opens becomes its stderr */
         if (fcntl(fd, F_GETFD) < 0)
             open("/dev/null", O_RDWR);
     char **args = calloc((size_t)argc + 5, sizeof *args);
@@ -190,6 +225,8 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
         refuse("GH-504: out of memory");
     snprintf(start, sizeof start, "%s/" START, g.prefix);
     check_start(start);
+    struct stat st;
+    check_program("GH-504", "python", g.python, &st);
     args[0] = g.python;
     args[1] = "-I";
     args[2] = "-S";
@@ -197,11 +234,11 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
     for (int i = 1; i < argc; i++)
         args[3 + i] = argv[i];
 #ifdef HOOK
-    /* A hook entry without env gets the runtime's, with some runtimes the container's: LD_PRELOAD of an image. */
+    /* A hook without `env` gets the runtime's environment; some runtimes give it the container's, with LD_PRELOAD. */
     static char *environ[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL};
 #endif
     execve(g.python, args, environ);
-    refuse("GH-504: python %s: %s; set `python` in settings.yaml and install again", g.python, strerror(errno));
+    refuse("GH-504: python %s: %s; set `python` in settings.yaml", g.python, strerror(errno));
 }
 
 #ifndef HOOK
@@ -214,7 +251,7 @@ struct known {
     enum flag kind;
 };
 
-/* runc, crun and youki together. STOP: the runtime prints something and ends, whatever follows. */
+/* The flags of runc, crun and youki together. STOP: the runtime prints something and ends, whatever follows. */
 static const struct known before_command[] = {
     {"root", VALUE},
     {"log", VALUE},
@@ -245,7 +282,7 @@ static const struct known of_create[] = {
     {"d", SWITCH},
     {"help", STOP},
     {"h", STOP},
-    /* of restore */
+    /* flags of restore */
     {"image-path", VALUE},
     {"work-path", VALUE},
     {"manage-cgroups-mode", VALUE},
@@ -261,7 +298,8 @@ static const struct known of_create[] = {
     {0},
 };
 
-/* Reads argv[*i] as a flag: its kind, its name's place and its value (NULL for a switch). Moves *i to the last word. */
+/* Reads argv[*i] as a flag: returns its kind, sets *name to its row's name and *value to its value (NULL for a switch), and
+ * moves *i to the last word that belongs to it. */
 static enum flag read_flag(const struct known *table, char **argv, int *i, const char **name, const char **value) {
     const char *word = argv[*i] + 1;
     if (*word == '-')
@@ -274,13 +312,13 @@ static enum flag read_flag(const struct known *table, char **argv, int *i, const
         *value = word[length] ? word + length + 1 : NULL;
         if (table->kind == VALUE && !*value && !(*value = argv[++*i]))
             return UNKNOWN;
-        /* a switch with a value, "--debug=false", is left to Python */
+        /* a switch with a value, as "--debug=false", is left to Python */
         return table->kind != VALUE && *value ? UNKNOWN : table->kind;
     }
     return UNKNOWN;
 }
 
-/* Where errors go, wherever it stands: words that are not understood may come before it. */
+/* Looks for --log and --log-format in all words, for a command line in which an earlier word is not understood. */
 static void find_log(char **argv) {
     const char *name, *value;
     for (int i = 1; argv[i]; i++) {
@@ -324,17 +362,17 @@ static struct call read_call(char **argv) {
     bool seen = false;
     for (i++; argv[i]; i++) {
         if (argv[i][0] != '-' || !argv[i][1])
-            continue; /* the container's id: runtimes take flags after it as well */
+            continue; /* the container's id; runtimes take flags after it as well */
         enum flag kind = read_flag(of_create, argv, &i, &name, &value);
         if (kind == UNKNOWN || kind == STOP) {
-            call.what = kind == STOP ? PASS : DOUBT; /* "--" is unknown, too */
+            call.what = kind == STOP ? PASS : DOUBT; /* "--" is UNKNOWN as well */
             return call;
         }
         if (name[0] == 'b') {
             if (seen)
                 call.what = DOUBT;
             seen = true;
-            call.bundle = *value ? value : "."; /* as the runtimes take it */
+            call.bundle = *value ? value : "."; /* runtimes take an empty --bundle= for the working directory */
         }
     }
     return call;
@@ -342,30 +380,11 @@ static struct call read_call(char **argv) {
 
 /* ---- config.json ----------------------------------------------------------------------------------------------- */
 
-struct text {
-    const char *at;
-    size_t size;
-};
-
 static const char *find(struct text t, const char *needle) { return memmem(t.at, t.size, needle, strlen(needle)); }
 
-/* Bytes that a container that wants something from us must have in its config.json (core/request.py reads them). */
-static const char *const asks[] = {
-    "gpu-hook.io/",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_IMEX_CHANNELS",
-    "T9K_GPU",
-    "GPU_HOOK_",
-    "tensorstack.dev/",
-    "tke.cloud.tencent.com/",
-    "tencent.com/vcuda-",
-    "nvidia.com/vcuda-",
-    "nvidia.com/gpu",
-    "nvidia.com/priority",
-    "nvidia-container-devices",
-    0,
-};
-/* On top of or below the NVIDIA runtime: whatever that one would act on, or has left in the spec. */
+/* A config.json without any of these bytes asks for nothing (core/dialects/__init__.py: triggers). */
+static const char *const asks[] = {ASKS, 0};
+/* In the modes on-top and below: what the NVIDIA runtime would act on, or has left in the spec. */
 static const char *const nvidia_asks[] = {
     "NVIDIA_", "nvidia", "libcuda", "CUDA_VERSION", "cdi.k8s.io/", "DOCKER_RESOURCE_", 0,
 };
@@ -377,9 +396,9 @@ static bool any_of(struct text t, const char *const *needles) {
     return false;
 }
 
-/* A mount in /run/gpu-hook is a request, too, however that path is written: "/run//gpu-hook", "/run/./gpu-hook",
- * "run/x/../gpu-hook" (oci/request_mounts.py takes them as the runtimes do). Other folders of that name, as installs have, ask
- * for nothing. */
+/* Whether a mount in /run/gpu-hook may ask for a share, in whatever spelling of that path: "/run//gpu-hook",
+ * "/run/./gpu-hook", "run/x/../gpu-hook" (oci/request_mounts.py reads them as the runtimes do). Folders of that name at other
+ * places, such as /opt/gpu-hook, ask for nothing. */
 static bool asks_by_mount(struct text t) {
     static const char name[] = "/gpu-hook";
     const char *end = t.at + t.size, *p = t.at;
@@ -395,8 +414,8 @@ static bool asks_by_mount(struct text t) {
     return false;
 }
 
-/* A character of the needles could be written as an escape: "\/" or "\u00XX" of a letter, digit, '-', '.', '/', '_'.
- * Go's encoder writes \u003c, \u003e, \u0026 and control characters only; those are no doubt. */
+/* Whether the text has an escape that could hide a character of the words above: "\/", or "\u00XX" of a letter, a digit,
+ * '-', '.', '/' or '_'. Go's encoder writes only \u003c, \u003e, \u0026 and control characters, which hide none. */
 static bool odd_escape(struct text t) {
     const char *end = t.at + t.size, *p = t.at;
     while ((p = memchr(p, '\\', (size_t)(end - p)))) {
@@ -416,7 +435,7 @@ static bool odd_escape(struct text t) {
     return false;
 }
 
-/* "KEY" : "sandbox" with JSON's white space. */
+/* Whether the text has this key with the value "sandbox", in whatever JSON white space. */
 static bool says_sandbox(struct text t, const char *quoted_key) {
     const char *p = find(t, quoted_key), *end = t.at + t.size;
     static const char value[] = "\"sandbox\"";
@@ -427,7 +446,7 @@ static bool says_sandbox(struct text t, const char *quoted_key) {
     return (size_t)(end - p) >= sizeof value - 1 && !memcmp(p, value, sizeof value - 1);
 }
 
-/* Whether Python must look at this container. */
+/* Whether Python must look at the container of this bundle. */
 static bool wanted(const char *bundle) {
     char path[PATH_MAX];
     struct stat st;
@@ -435,7 +454,7 @@ static bool wanted(const char *bundle) {
         return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return false; /* the runtime says what is wrong with it */
+        return false; /* the runtime reports what is wrong with it */
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > MAX_SPEC)
         return true;
     char *buffer = malloc((size_t)st.st_size + 1);
@@ -453,8 +472,8 @@ static bool wanted(const char *bundle) {
     bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
                    says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
     if (g.standalone)
-        return asked && !sandbox; /* skipped means: no GPU */
-    /* Here skipped would mean: a GPU without limits. */
+        return asked && !sandbox; /* a container that is passed on gets no GPU */
+    /* In these modes a container that is passed on could get a GPU without limits. */
     bool served = any_of(t, nvidia_asks) || find(t, "\\");
     return served || (asked && !sandbox);
 }
@@ -465,13 +484,15 @@ int main(int argc, char **argv) {
         refuse("GH-504: called without arguments");
 #ifdef HOOK
     find_prefix();
-    read_conf();
+    read_settings();
     exec_python(argc, argv);
 #else
-    struct call call = read_call(argv); /* first, since it knows where errors go */
+    struct call call = read_call(argv); /* first: it finds out where errors are to be logged */
     find_prefix();
-    read_conf();
-    if (call.what == PASS || (call.what == CREATE && !wanted(call.bundle)))
+    read_settings();
+    /* A container can be stopped and removed whatever is wrong in settings.yaml, as long as its `runtime` is known. None
+     * is started then: Python says what is wrong. */
+    if (call.what == PASS ? g.runtime_known : call.what == CREATE && g.understood && !wanted(call.bundle))
         exec_runtime(argv);
     exec_python(argc, argv);
 #endif

@@ -1,7 +1,7 @@
-"""The file that the launcher starts as `python3 -I -S PREFIX/lib/gpu-hook/PROGRAM.py ARGS`; PROGRAM: runtime or hook.
+"""The launcher starts this file as `python3 -I -S PREFIX/lib/gpu-hook/PROGRAM.py ARGS`; PROGRAM is runtime or hook.
 
-Beside it lies the package, and a pack: all modules compiled, in one file per kind of Python, which saves the import
-system some 200 system calls. Without a pack for this Python the package is imported as usual, only slower.
+The package lies beside it, and a pack: all its modules compiled, in one file for the install's version of Python. The
+pack saves the import system some 200 system calls. Another Python imports the package from its sources, only slower.
 """
 
 import posix
@@ -9,14 +9,14 @@ import sys
 
 
 def check(st: "posix.stat_result") -> None:
-    """Code that others than root could change is not run."""
+    """Raises PermissionError for code that others than root could change."""
     if st.st_uid not in (0, posix.geteuid()) or st.st_mode & 0o022:
         raise PermissionError("it can be changed by others than root")
 
 
 def check_all(folder: str) -> None:
     places = [folder]
-    for place in places:  # it grows
+    for place in places:  # the list grows while it is walked
         st = posix.stat(place)
         check(st)
         if st.st_mode & 0o170000 == 0o040000:
@@ -63,7 +63,7 @@ def install_pack(folder: str) -> None:
 
 
 def damaged(why: Exception) -> int:
-    """The one error that no module of ours can tell, since they cannot be loaded."""
+    """Report that the package cannot be loaded, without any of its modules; returns the exit status."""
     message = f"GH-504: {folder} cannot be loaded ({type(why).__name__}); run `gpu-hook install` again"
     sys.stderr.write(f'level=error msg="{message}"\n')
     flags = dict(zip(sys.argv, [*sys.argv[1:], ""], strict=True))
@@ -93,5 +93,5 @@ try:
 except Exception as e:
     sys.exit(damaged(e))
 sys.exit(main(folder[: -len("/lib/gpu-hook")], sys.argv[1:]))
-# The launcher looks for the last line: a file that was cut short might end as if all were well.
+# The launcher looks for the last line: Python would run a file that was cut short, and might end with success.
 # end

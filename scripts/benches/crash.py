@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import tiny_image
 
 from gpu_hook_simulator import driver_root
-from oci_hook.config import settings_compile
 from oci_hook.discovery import discover
 from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
+from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
 from oci_hook.linux.proc import start_time
 
@@ -37,7 +37,7 @@ class Place:
         installs.lay(str(self.prefix), state_dir=str(self.state))
         driver_root.make(str(self.prefix), str(self.state), 1, GPU_MIB)
         root = driver_root.root_of(str(self.prefix))
-        settings = settings_compile.set_driver_root(str(self.prefix), str(root))
+        settings = settings_edit.set_driver_root(str(self.prefix), str(root))
         save_inventory(settings, discover.discover(settings.driver_root))
         tiny_image.busybox(folder / "rootfs")
         subprocess.run(["runc", "spec"], cwd=folder, check=True)

@@ -25,7 +25,6 @@ from load.tenant import Json
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model import metrics
 from gpu_hook_simulator.model.scenarios import OFFLINE, ONLINE, requests
-from oci_hook.core.layout import SETTINGS_YAML
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
@@ -252,10 +251,7 @@ def duty_key(offline: str) -> str:
 
 def set_linger(stage: Any, linger: float) -> None:
     """For containers that start from now on."""
-    file = stage.prefix / SETTINGS_YAML
-    word = f"{linger:g}ms" if linger else "adaptive"
-    file.write_text(re.sub(r"(?m)^  linger: .*$", f"  linger: {word}", file.read_text()))
-    stage.cli("settings", "compile")
+    stage.cli("settings", "set", f"linger={linger:g}ms" if linger else "linger=adaptive")
 
 
 def rows(found: Json) -> list[Json]:

@@ -22,11 +22,11 @@ sys.path[:0] = [str(REPO), str(REPO / "scripts")]
 
 import tiny_image  # noqa: E402
 
-from oci_hook.config import settings_compile  # noqa: E402
 from oci_hook.config.settings import Settings  # noqa: E402
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory  # noqa: E402
 from oci_hook.discovery.save import save_inventory  # noqa: E402
 from oci_hook.engines import prefix as installs  # noqa: E402
+from oci_hook.install import settings_edit  # noqa: E402
 from oci_hook.ledger import slot_files  # noqa: E402
 from oci_hook.linux.proc import boot_id  # noqa: E402
 
@@ -77,7 +77,7 @@ class _Place:
             Path(file).write_text("driver\n")
         (state / "sim/gpus").mkdir(parents=True)
         (state / "sim/gpus/0").write_text("gpu\n")
-        compiled = settings_compile.set_driver_root(settings.prefix, str(driver))
+        compiled = settings_edit.set_driver_root(settings.prefix, str(driver))
         found = Inventory(
             boot_id=boot_id(),
             driver_version=DRIVER,

@@ -26,10 +26,10 @@ class Node:
 
     def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
         from gpu_hook_simulator import driver_root
-        from oci_hook.config import settings_compile
         from oci_hook.discovery import discover
         from oci_hook.discovery.save import save_inventory
         from oci_hook.engines import prefix
+        from oci_hook.install import settings_edit
 
         self.prefix, self.state = folder / "prefix", folder / "state"
         # Nothing is started through a runtime here, so any program may stand where a machine has none.
@@ -39,7 +39,7 @@ class Node:
         if simulated:
             driver_root.make(str(self.prefix), str(self.state), 1, 24576, time_scale)
             root = driver_root.root_of(str(self.prefix))
-            self.settings = settings_compile.set_driver_root(str(self.prefix), str(root))
+            self.settings = settings_edit.set_driver_root(str(self.prefix), str(root))
             # the bare runs find the simulated driver so
             os.environ["GPU_HOOK_SIM_GPUS"] = f"{self.state}/sim/gpus"
         self.inventory = discover.discover(self.settings.driver_root)

@@ -10,7 +10,6 @@ import click
 from gpu_hook_simulator import cli_model, driver_root, topology
 from gpu_hook_simulator import mig as sim_mig
 from oci_hook.cli import output
-from oci_hook.config import settings_compile
 from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
@@ -19,7 +18,7 @@ from oci_hook.discovery.discover import discover
 from oci_hook.discovery.mark import MARK
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
-from oci_hook.install import state_owner
+from oci_hook.install import settings_edit, state_owner
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import slot_files, store
 
@@ -84,7 +83,7 @@ def up(
     root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places, former)
     try:
         found = discover(str(root))
-        settings = settings_compile.set_driver_root(prefix, str(root))
+        settings = settings_edit.set_driver_root(prefix, str(root))
     except Exception:
         driver_root.remove(prefix, settings.state_dir)
         raise
@@ -160,7 +159,7 @@ def down(prefix: str, force: bool) -> output.Report:
     drop_shared(settings, force)
     former = former_root(settings)
     if settings.driver_root == str(driver_root.root_of(prefix)):
-        settings_compile.set_driver_root(prefix, former)
+        settings_edit.set_driver_root(prefix, former)
         for name in (INVENTORY, TIERS):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{settings.state_dir}/{name}")

@@ -258,7 +258,7 @@ static void fault(struct sim *sim) {
     sim->victim = victim;
     if (c->fault == KILL) {
         gpu_destroy(&sim->gpu, victim, sim->now);
-        sim->published.slot[victim].dead = 1;
+        sim->published.slot[victim].ended = 1;
         t->state = GONE;
         t->at = t->pacer = NEVER;
     } else {

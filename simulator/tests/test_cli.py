@@ -13,11 +13,12 @@ from click.testing import CliRunner
 
 from gpu_hook_simulator import driver_root
 from oci_hook.cli.main import cli
-from oci_hook.config import settings_compile
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
 from oci_hook.errors import NodeError
+from oci_hook.install import settings_edit
+from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import inventory, store
 from oci_hook.linux.proc import boot_id, process_life
 
@@ -32,12 +33,12 @@ class Install:
         runtime = place / "runc"
         runtime.write_text("#!/bin/sh\n")
         runtime.chmod(0o755)
-        text = settings_compile.default_settings_yaml(
+        text = default_settings_yaml(
             prefix=str(self.prefix), runtime=str(runtime), driver_root=REAL_ROOT, state_dir=str(place / "state")
         )
         self.yaml = self.prefix / "etc/settings.yaml"
         self.yaml.write_text(text)
-        self.settings = settings_compile.compile(str(self.prefix))
+        self.settings = settings_edit.change(str(self.prefix))
 
     def run(self, *args: str, status: int = 0) -> str:
         r = CliRunner().invoke(cli, [*args, "--prefix", str(self.prefix)], catch_exceptions=False)

@@ -9,12 +9,13 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from oci_hook.cli.main import cli
-from oci_hook.config import settings_compile
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.core.pages import policy_page
 from oci_hook.discovery.save import save_inventory
+from oci_hook.install import settings_edit
+from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
 from tests.terms import made
@@ -45,14 +46,14 @@ class Install:
         runtime = self.file("runc")
         runtime.chmod(0o755)
         self.say(
-            settings_compile.default_settings_yaml(
+            default_settings_yaml(
                 runtime=str(runtime),
                 python=sys.executable,
                 driver_root=str(prefix / "driver"),
                 state_dir=str(self.state),
             )
         )
-        self.settings: Settings = settings_compile.compile(str(prefix))
+        self.settings: Settings = settings_edit.change(str(prefix))
         driver = prefix / "driver"
         self.inventory = Inventory(
             boot_id=boot_id(),

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.config import settings_compile
+from oci_hook.install import settings_edit
 from tests.cli.box import Install
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/annotations.md").read_text()
@@ -24,7 +24,7 @@ def test_every_example_says_what_it_shows() -> None:
 def test_example(install: Install, command: str, answer: str) -> None:
     yaml = (install.prefix / "etc/settings.yaml").read_text()
     install.say(yaml.replace("dialects: [", "dialects: [qgpu, ").replace("unit: none", "unit: GiB"))
-    settings_compile.compile(str(install.prefix))
+    settings_edit.change(str(install.prefix))
     said = " ".join(install.text(*shlex.split(command)).split())
     for part in answer.split("; "):
         assert part in said

@@ -27,7 +27,7 @@ from oci_hook.linux.proc import boot_id, process_life
 from tests.conftest import REPO
 from tests.gate.gpus import until
 
-Finding = dict[str, str]
+CheckResult = dict[str, str]
 
 
 class Node:
@@ -49,15 +49,15 @@ class Node:
         assert result.exit_code == 0, result.output
         return result.output
 
-    def doctor(self) -> tuple[int, list[Finding]]:
+    def doctor(self) -> tuple[int, list[CheckResult]]:
         args = ["doctor", "--json", "--prefix", str(self.prefix), "--host-root", str(self.root)]
         result = CliRunner().invoke(cli, args, catch_exceptions=False)
         return result.exit_code, json.loads(result.output)["findings"]
 
-    def wrong(self) -> list[Finding]:
+    def wrong(self) -> list[CheckResult]:
         return [f for f in self.doctor()[1] if f["state"] in ("warn", "fail")]
 
-    def fix(self, finding: Finding) -> None:
+    def fix(self, finding: CheckResult) -> None:
         """Run the command that it prints, as a user does."""
         folder = self.prefix.parent / "bin"
         folder.mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ TOML = "/etc/containerd/config.toml"
 TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
     "no launcher": (drop("bin/gpu-hook-runtime"), "prefix", "fail", "GH-504", "does not exist"),
     "older install": (
-        edit("etc/launcher.conf", "# gpu-hook ", "# gpu-hook 0."),
+        edit("lib/gpu-hook/oci_hook/__init__.py", '= "', '= "0.'),
         "prefix",
         "warn",
         "GH-504",
@@ -159,20 +159,13 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
         "is open to all users of this machine",
     ),
     "settings for all": (
-        lambda n: (n.prefix / "etc/settings.json").chmod(0o666),
+        lambda n: (n.prefix / "etc/settings.yaml").chmod(0o666),
         "prefix",
         "fail",
         "GH-504",
         "can be changed by others",
     ),
-    "settings changed": (
-        edit("etc/settings.yaml", "by-class", "spread"),
-        "settings",
-        "warn",
-        "GH-502",
-        "differs",
-    ),
-    "settings not compiled": (drop("etc/settings.json"), "settings", "fail", "GH-501", "settings.json"),
+    "state directory not known": (drop("etc/state_dir"), "settings", "fail", "GH-504", "does not say which one"),
     "no shim": (drop("lib/shim/libcuda.so.1"), "shim", "fail", "GH-305", "is missing"),
     "a wrong shim": (
         lambda n: shutil.copy(n.prefix / "lib/shim/libcuda.so.1", n.prefix / "lib/shim/libnvidia-ml.so.1"),
@@ -258,7 +251,7 @@ def test_settings_that_are_not_valid_name_their_line(well: Node) -> None:
     edit("etc/settings.yaml", "compute_step: 1", "compute_step: 0")(well)
     (finding,) = well.wrong()
     assert finding["code"] == "GH-501" and "settings.yaml:" in finding["message"] and finding["state"] == "fail"
-    assert f"{well.prefix}/etc/settings.yaml && gpu-hook settings compile" in finding["fix"]
+    assert f"{well.prefix}/etc/settings.yaml && gpu-hook settings check" in finding["fix"]
 
 
 def test_a_broken_engine_file_names_its_place(well: Node) -> None:
@@ -426,7 +419,7 @@ def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A command is named only where it helps: not for the usual place, and not while containers live."""
     state, usual = tmp_path / "state", tmp_path / "usual"
     edit("etc/settings.yaml", str(well.state), str(state))(well)
-    well.run("settings", "compile")
+    well.run("settings", "set", f"state_dir={state}")
     well.run("gpus", "--refresh")
     if "in use" in where:
         grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)

@@ -198,16 +198,13 @@ def test_a_node_that_is_not_fit(install: Install) -> None:
     assert install.text(*ask, status=1).startswith("GH-305: PREFIX/lib/shim/libcuda.so.1: No such file")
     (install.state / "inventory.json").unlink()
     assert install.text(*ask, status=1).startswith("GH-301: ")
-    (install.prefix / "etc/settings.json").unlink()
+    (install.prefix / "etc/settings.yaml").unlink()
     assert install.text(*ask, status=1).startswith("GH-501: ")
 
 
-def test_stale_settings_are_a_warning(install: Install) -> None:
-    install.say("# changed\n")
-    assert install.run("explain").stderr == (
-        "warning: GH-502: settings.yaml changed since; run `gpu-hook settings compile`\n"
-    )
-    assert [w["code"] for w in install.data("explain")["warnings"]] == ["GH-502"]
+def test_changed_settings_are_in_effect(install: Install) -> None:
+    install.say((install.prefix / "etc/settings.yaml").read_text().replace("memory_min: 1 ", "memory_min: 3Gi "))
+    assert "3Gi" in install.text(*asking("gpu-hook.io/memory=1Gi"))
 
 
 def test_options_must_be_pairs(install: Install) -> None:

@@ -102,7 +102,7 @@ def test_version_and_unknown_command() -> None:
 @output.answers
 def answering(prefix: str) -> output.Report:
     """Answer with a warning."""
-    return output.Report({"a": 1}, ["one", "two"], [Problem("GH-502", "w")], exit_status=3)
+    return output.Report({"a": 1}, ["one", "two"], [Problem("GH-505", "w")], exit_status=3)
 
 
 @click.command()
@@ -114,9 +114,9 @@ def failing(prefix: str) -> output.Report:
 
 def test_a_report_for_people_and_as_json() -> None:
     plain = CliRunner().invoke(answering, [])
-    assert (plain.exit_code, plain.stdout, plain.stderr) == (3, "one\ntwo\n", "warning: GH-502: w\n")
+    assert (plain.exit_code, plain.stdout, plain.stderr) == (3, "one\ntwo\n", "warning: GH-505: w\n")
     as_json = CliRunner().invoke(answering, ["--json"])
-    assert json.loads(as_json.stdout) == {"a": 1, "warnings": [{"code": "GH-502", "message": "w"}]}
+    assert json.loads(as_json.stdout) == {"a": 1, "warnings": [{"code": "GH-505", "message": "w"}]}
 
 
 def test_problems_for_people_and_as_json() -> None:

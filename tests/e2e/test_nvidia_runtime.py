@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from oci_hook.apply import to_text
 from oci_hook.config import settings as node_settings
-from oci_hook.config import settings_compile
 from oci_hook.core.inventory import GpuNode
 from oci_hook.discovery.save import save_inventory
+from oci_hook.install import settings_edit
 from oci_hook.ledger import inventory, store
 from tests.conftest import REPO
 from tests.e2e.stage import GPU_MIB, MULTIARCH, SHARE, Stage, compile_client, glibc_image, stopped_at_the_limit
@@ -57,11 +56,8 @@ class Beside(Stage):
         ours, _, theirs = mode.partition(" ")
         runc = str(shutil.which("runc"))
         nvidia = str(self.toolkit / "nvidia-container-runtime")
-        file = self.prefix / "etc/settings.yaml"
-        values = yaml.safe_load(file.read_text())
-        values |= {"mode": ours, "runtime": nvidia if ours == "on-top" else runc, **more}
-        file.write_text(yaml.safe_dump(values))
-        settings_compile.compile(str(self.prefix))
+        values = {"mode": ours, "runtime": nvidia if ours == "on-top" else runc, **more}
+        settings_edit.change(str(self.prefix), **values)
         conf = {
             "mode": theirs or "cdi",
             "lower": self.own if ours == "below" else runc,

@@ -67,11 +67,7 @@ class Place:
         return self.hideout.gpu_hook(*args, "--prefix", str(self.prefix))
 
     def rules(self, **changes: object) -> None:
-        file = self.prefix / "etc/settings.yaml"
-        data = yaml.safe_load(file.read_text())
-        data["rules"].update(changes)
-        file.write_text(yaml.safe_dump(data))
-        self.gpu_hook("settings", "compile")
+        self.gpu_hook("settings", "set", *(f"{key}={str(value).lower()}" for key, value in changes.items()))
 
     def grants(self) -> list[Any]:
         """What `gpu-hook ps` says on the engine's own machine."""

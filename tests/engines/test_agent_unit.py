@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.agent.box import UNIT, wait_for
 from tests.e2e.stage import CC, GLIBC
@@ -68,11 +67,7 @@ class Box(Systemd):
         super().__init__(place, "/opt/gpu-hook", "/run/gpu-hook", FIRST)
         try:
             assert self("systemctl", "start", "systemd-journald.socket", "systemd-journald").returncode == 0
-            settings = yaml.safe_load(self("cat", "/opt/gpu-hook/etc/settings.yaml").stdout)
-            settings["agent"].update(interval=1, policy="freeze", tolerance="16Mi")
-            (self.dir / "settings.yaml").write_text(yaml.safe_dump(settings))
-            self("cp", f"{self.dir}/settings.yaml", "/opt/gpu-hook/etc/settings.yaml")
-            self.gpu_hook("settings", "compile")
+            self.gpu_hook("settings", "set", "agent.interval=1", "agent.policy=freeze", "agent.tolerance=16Mi")
         except BaseException:
             self.close()
             raise

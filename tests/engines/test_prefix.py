@@ -1,6 +1,5 @@
 """Laying an install, laying it anew, taking it away: nothing of it stays, nothing of others goes."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -72,7 +71,7 @@ def test_what_is_laid(place: Path) -> None:
     ]
     package = place / layout.LIB_DIR / "oci_hook"
     assert (package / "runtime.py").exists() and (package / "hook.py").exists()
-    assert not (package / "cli").exists() and not (package / "config/settings_compile.py").exists()
+    assert {p.name for p in package.iterdir() if p.is_dir()} == {*installs.HOT_FOLDERS}
     assert len(list((place / layout.LIB_DIR).glob("*.pack"))) == 1
 
 
@@ -97,7 +96,7 @@ def test_again_keeps_the_settings_and_renews_the_rest(place: Path) -> None:
     old = program.stat().st_ino
     settings = installs.lay(str(place))
     assert settings.rules.placement == "spread"
-    assert json.loads((place / layout.SETTINGS_JSON).read_text())["rules"]["placement"] == "spread"
+    assert load(str(place)).rules.placement == "spread"
     assert not stale.exists()
     assert program.stat().st_ino != old and program.read_bytes() != b"old"
     with pytest.raises(GhError) as e:
@@ -138,7 +137,7 @@ def test_a_first_try_with_wrong_values_leaves_nothing(place: Path) -> None:
 
 def test_what_a_killed_one_left_can_be_removed(place: Path) -> None:
     lay(place)
-    for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON, layout.LAUNCHER_CONF):
+    for name in (layout.SETTINGS_YAML, layout.STATE_IN_USE):
         (place / name).unlink()
     assert installs.remove(str(place)) == [] and not place.exists()
 
@@ -223,11 +222,11 @@ def test_settings_below_a_folder_that_others_can_change(place: Path, key: str) -
     lines = [f"{key}: {value}" if line.startswith(f"{key}:") else line for line in yaml.read_text().splitlines()]
     yaml.write_text("\n".join(lines) + "\n")
     top.chmod(0o777)
-    before = (place / layout.SETTINGS_JSON).read_text()
+    before = (place / layout.STATE_IN_USE).read_text()
     with pytest.raises(GhError) as e:
         installs.lay(str(place))
     assert f"{key}: {top} can be changed by others" in str(e.value)
-    assert (place / layout.SETTINGS_JSON).read_text() == before
+    assert (place / layout.STATE_IN_USE).read_text() == before
 
 
 HOLD = "import fcntl, os, sys, time; os.setuid({uid}); fd = os.open({path!r}, os.O_RDONLY | os.O_CREAT, 0o600);"

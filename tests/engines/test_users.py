@@ -204,11 +204,8 @@ def called(place: Place, runtime: str, hook: bool = False) -> Iterator[Run]:
 
 
 def set_runtime(place: Place, hideout: Hideout, name: str) -> None:
-    file = place.prefix / "etc/settings.yaml"
     path = hideout.run("sh", "-c", f"command -v {name}").stdout.strip()
-    lines = [f"runtime: {path}" if line.startswith("runtime:") else line for line in file.read_text().splitlines()]
-    file.write_text("\n".join(lines) + "\n")
-    place.gpu_hook("settings", "compile")
+    place.gpu_hook("settings", "set", f"runtime={path}")
 
 
 @pytest.fixture(scope="module")

@@ -8,25 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.config import settings_compile
-from oci_hook.config.settings import load
+from oci_hook.config.settings import load, state_in_use
 from oci_hook.core import layout
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.pages import policy_page
 from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
+from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
 from oci_hook.linux.proc import boot_id, process_life
-from tests.conftest import Install
+from tests.conftest import Bundle, Install, Runc
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")]
 
+ASK = {"gpu-hook.io/memory": "1Gi"}
 Act = Callable[[Install], object]
 WAYS: dict[str, Act] = {
-    "compile": lambda p: settings_compile.compile(str(p.prefix)),
+    "settings": lambda p: settings_edit.change(str(p.prefix)),
     "install": lambda p: installs.lay(str(p.prefix)),
-    "sim": lambda p: settings_compile.set_driver_root(str(p.prefix), "/"),
+    "sim": lambda p: settings_edit.set_driver_root(str(p.prefix), "/"),
 }
 
 
@@ -54,7 +55,7 @@ def mounts(prefix: Install) -> list[str]:
 def test_not_while_a_container_holds_a_share(prefix: Install, tmp_path: Path, way: str, new: str) -> None:
     """It would run on, and its memory be given to another."""
     hold(prefix, os.getpid())
-    before = [(prefix.prefix / file).read_text() for file in (layout.SETTINGS_JSON, layout.LAUNCHER_CONF)]
+    before = (prefix.prefix / layout.STATE_IN_USE).read_text()
     if new == "link to other":
         (tmp_path / "other").mkdir()
         (tmp_path / "link").symlink_to("other")
@@ -64,19 +65,19 @@ def test_not_while_a_container_holds_a_share(prefix: Install, tmp_path: Path, wa
     (problem,) = e.value.problems
     assert problem.code == "GH-501" and "1 container(s) hold shares in" in problem.message and len(str(problem)) < 300
     assert f"keep state_dir: {str(prefix.state)[:80]}" in problem.message
-    assert [(prefix.prefix / file).read_text() for file in (layout.SETTINGS_JSON, layout.LAUNCHER_CONF)] == before
-    assert len(prefix.grants()) == 1 and load(str(prefix.prefix)).state_dir == str(prefix.state)
+    assert (prefix.prefix / layout.STATE_IN_USE).read_text() == before
+    assert len(prefix.grants()) == 1 and state_in_use(str(prefix.prefix)) == str(prefix.state)
 
 
 def test_one_directory_by_two_names_is_no_other(prefix: Install, tmp_path: Path) -> None:
     hold(prefix, os.getpid())
     (tmp_path / "link").symlink_to(prefix.state)
     name(prefix, tmp_path / "link")
-    settings_compile.compile(str(prefix.prefix))
+    settings_edit.change(str(prefix.prefix))
     assert len(prefix.grants()) == 1 and len(mounts(prefix)) == 1
 
 
-@pytest.mark.parametrize("way", ["compile", "install"])
+@pytest.mark.parametrize("way", ["settings", "install"])
 def test_nothing_of_ours_stays_behind(prefix: Install, tmp_path: Path, way: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as creator:
         hold(prefix, creator.pid)
@@ -93,13 +94,13 @@ def test_nothing_of_ours_stays_behind(prefix: Install, tmp_path: Path, way: str)
 def test_what_became_anothers_is_left(prefix: Install, tmp_path: Path) -> None:
     second = tmp_path / "second"
     installs.lay(str(second), state_dir=str(tmp_path / "third"))
-    for file in (layout.SETTINGS_YAML, layout.SETTINGS_JSON):
+    for file in (layout.SETTINGS_YAML, layout.STATE_IN_USE):
         text = (second / file).read_text().replace(f"{tmp_path}/third", str(prefix.state))
         (second / file).write_text(text)
     (prefix.state / layout.STATE_OWNER).write_text(f"{second}\n")
     hold(prefix, os.getpid())
     name(prefix, tmp_path / "other")
-    settings_compile.compile(str(prefix.prefix))
+    settings_edit.change(str(prefix.prefix))
     assert len(store.snapshot(str(prefix.state))) == 1 and len(mounts(prefix)) == 1
 
 
@@ -108,5 +109,43 @@ def test_a_ledger_that_cannot_be_read_may_hold_anything(prefix: Install, tmp_pat
     (prefix.state / f"ledger/{one.key}.json").write_text("{")
     name(prefix, tmp_path / "other")
     with pytest.raises(GhError, match="GH-303"):
-        settings_compile.compile(str(prefix.prefix))
+        settings_edit.change(str(prefix.prefix))
+    assert state_in_use(str(prefix.prefix)) == str(prefix.state)
+
+
+def test_nothing_starts_until_the_install_has_moved(
+    prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path
+) -> None:
+    """The ledger of the new directory does not know the containers of the old one."""
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+    text = (prefix.prefix / layout.SETTINGS_YAML).read_text()
+    name(prefix, tmp_path / "other")
+    advice = f"`gpu-hook settings set state_dir={tmp_path}/other`"
+    refused = runc.create(bundle(ASK), prefix)
+    assert refused.returncode == 1 and "GH-504: " in refused.stderr, refused.stderr
+    assert f"this install still uses {prefix.state}"[:90] in refused.stderr and advice in refused.stderr
+    with pytest.raises(GhError, match="GH-504"):
+        load(str(prefix.prefix))
+    assert runc.create(bundle(), prefix).returncode == 0  # one that asks for nothing
+    assert not (tmp_path / "other").exists() and len(prefix.grants()) == 1
+    with pytest.raises(GhError, match="GH-501: .* 1 container"):
+        settings_edit.change(str(prefix.prefix), state_dir=str(tmp_path / "other"))
+    (prefix.prefix / layout.SETTINGS_YAML).write_text(text)  # back again: in effect at once
+    assert runc.create(bundle(ASK), prefix).returncode == 0
+    runc.close()
+    name(prefix, tmp_path / "other")
+    settings_edit.change(str(prefix.prefix), state_dir=str(tmp_path / "other"))
+    refused = runc.create(bundle(ASK), prefix)
+    assert refused.returncode == 1 and "GH-301: " in refused.stderr  # its GPUs are not listed yet
+    save_inventory(load(str(prefix.prefix)), prefix.inventory)
+    assert (tmp_path / "other" / layout.STATE_OWNER).read_text() == f"{prefix.prefix}\n"
+
+
+@pytest.mark.parametrize("left", ["", "no line end", "/other\n", None])
+def test_an_install_that_does_not_say_what_it_uses_starts_nothing(prefix: Install, left: str | None) -> None:
+    file = prefix.prefix / layout.STATE_IN_USE
+    file.unlink() if left is None else file.write_text(left)
+    with pytest.raises(GhError, match="GH-504: .* `gpu-hook settings set state_dir=/"):
+        load(str(prefix.prefix))
+    settings_edit.change(str(prefix.prefix), state_dir=str(prefix.state))
     assert load(str(prefix.prefix)).state_dir == str(prefix.state)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.config import settings_compile
-from oci_hook.config.settings import load
+from oci_hook.config.settings import load, state_in_use
 from oci_hook.core import layout
 from oci_hook.discovery.save import save_inventory
 from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError, SettingsError
-from oci_hook.install import state_owner
+from oci_hook.install import settings_edit, state_owner
 from oci_hook.ledger import inventory, slot_files
 from tests.conftest import Install, make_inventory
 
@@ -45,15 +44,17 @@ def test_a_second_install_is_refused_and_leaves_nothing(state: Path, tmp_path: P
     lay(b, state)
 
 
-def test_settings_that_name_anothers_are_not_compiled(state: Path, tmp_path: Path) -> None:
+def test_settings_that_name_anothers_are_refused(state: Path, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     lay(a, state)
     lay(b, tmp_path / "other")
     yaml = b / layout.SETTINGS_YAML
     yaml.write_text(yaml.read_text().replace(f"{tmp_path}/other", str(state)))
     with pytest.raises(SettingsError, match=rf"GH-501: .*yaml:\d+: state_dir: .* install in {a};"):
-        settings_compile.compile(str(b))
-    assert load(str(b)).state_dir == f"{tmp_path}/other"
+        settings_edit.change(str(b))
+    assert state_in_use(str(b)) == f"{tmp_path}/other"
+    with pytest.raises(SettingsError, match="GH-504"):
+        load(str(b))
 
 
 def test_after_a_reboot_it_is_whose_gpus_are_listed_first(prefix: Install, tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_what_nobody_uses_may_be_taken_over(state: Path, tmp_path: Path, how: st
     elif how == "moved on":
         yaml = a / layout.SETTINGS_YAML
         yaml.write_text(yaml.read_text().replace(str(state), f"{tmp_path}/new"))
-        settings_compile.compile(str(a))
+        settings_edit.change(str(a))
     elif how == "torn":
         (state / "owner").write_text(str(a)[:-1])
     else:
@@ -86,7 +87,7 @@ def test_what_nobody_uses_may_be_taken_over(state: Path, tmp_path: Path, how: st
 
 def test_half_an_install_still_owns(state: Path, tmp_path: Path) -> None:
     lay(tmp_path / "a", state)
-    (tmp_path / "a" / layout.SETTINGS_JSON).write_text("damaged")
+    (tmp_path / "a" / layout.STATE_IN_USE).write_text("damaged")
     with pytest.raises(GhError, match="GH-50"):
         lay(tmp_path / "b", state)
 
@@ -95,7 +96,7 @@ def test_an_uninstall_leaves_what_is_anothers(prefix: Install, tmp_path: Path) -
     """Two installs of 0.1.0 could share a directory: who looked at the GPUs last has it now."""
     second = tmp_path / "second"
     lay(second, tmp_path / "other")
-    for name in (layout.SETTINGS_YAML, layout.SETTINGS_JSON):
+    for name in (layout.SETTINGS_YAML, layout.STATE_IN_USE):
         file = second / name
         file.write_text(file.read_text().replace(f"{tmp_path}/other", str(prefix.state)))
     before = sorted(os.listdir(prefix.state))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oci_hook.config.settings import Settings
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY, PRIVATE, VISIBLE_DIR
 from oci_hook.oci import request_mounts
@@ -19,7 +20,7 @@ from tests.conftest import REPO
 ASKS = '{"annotations": {"gpu-hook.io/memory": "1Gi"}}'
 SANDBOX = '{"annotations": {"gpu-hook.io/memory": "1Gi", "io.kubernetes.cri.container-type":"sandbox"}}'
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="launcher.conf must belong to root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="settings.yaml must belong to root")
 
 
 class Place:
@@ -40,14 +41,14 @@ class Place:
         (self.prefix / "lib/gpu-hook").mkdir(parents=True)
         for start in ("runtime.py", "hook.py"):
             shutil.copy(REPO / "oci_hook/launcher/start.py", self.prefix / "lib/gpu-hook" / start)
-        self.conf()
+        self.say()
         self.bundle = root / "b"
         self.bundle.mkdir()
 
-    def conf(self, text: str | None = None, mode: str = "standalone") -> None:
+    def say(self, text: str | None = None, mode: str = "standalone") -> None:
         if text is None:
-            text = f"# comment\nruntime={self.root}/runtime\npython={self.root}/python\nmode={mode}\n"
-        (self.prefix / "etc/launcher.conf").write_text(text)
+            text = f"# comment\nruntime: {self.root}/runtime\npython: {self.root}/python  # of ours\nmode: {mode}\n"
+        (self.prefix / "etc/settings.yaml").write_text(text)
 
     def spec(self, text: str | bytes) -> None:
         (self.bundle / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -241,7 +242,9 @@ def test_the_trigger_may_be_anywhere(place: Place) -> None:
 
 
 def test_a_sandbox_inside_a_string_is_none(place: Place) -> None:
-    env = json.dumps({"env": ['X="io.kubernetes.cri.container-type":"sandbox"'], "annotations": {"T9K_GPU": "1"}})
+    env = json.dumps(
+        {"env": ['X="io.kubernetes.cri.container-type":"sandbox"'], "annotations": {"T9K_GPU_PERCENT": "1"}}
+    )
     place.spec(env)
     assert place.goes_to("create", "x") == "python"
 
@@ -266,7 +269,7 @@ def test_a_sandbox_inside_a_string_is_none(place: Place) -> None:
 def test_beside_the_nvidia_runtime_nothing_it_serves_is_skipped(
     place: Place, mode: str, spec: str, wanted: str
 ) -> None:
-    place.conf(mode=mode)
+    place.say(mode=mode)
     place.spec(spec)
     assert place.goes_to("create", "x") == wanted
 
@@ -331,71 +334,147 @@ def refused(place: Place, code: str, *args: str) -> str:
     return r.stderr
 
 
-def test_conf_must_be_there_and_roots_own(place: Place) -> None:
-    conf = place.prefix / "etc/launcher.conf"
-    for mode in (0o664, 0o646):
-        conf.chmod(mode)
-        refused(place, "GH-504")
-    conf.chmod(0o644)
-    os.chown(conf, 1, 0)
-    refused(place, "GH-504")
-    conf.unlink()
-    refused(place, "GH-504")
-    (place.root / "conf").write_text("")
-    conf.symlink_to(place.root / "conf")
-    refused(place, "GH-504")
+def goes_to(place: Place, *args: str) -> str:
+    """ "runtime", "python", or "default": the default Python, whose own message says that there is no install."""
+    said, r = place.call(*args)
+    if said:
+        return said[0]
+    assert r.returncode == 1 and r.stderr.count("\n") == 1 and "GH-504: " in r.stderr and str(place.prefix) in r.stderr
+    return "default"
+
+
+def test_settings_that_are_not_roots_own_are_not_believed(place: Place) -> None:
+    """Not their runtime, nor their Python: the default one says what is wrong."""
+    file = place.prefix / "etc/settings.yaml"
+    for args in (["state", "x"], ["create", "x"]):
+        assert goes_to(place, *args) == "runtime"
+        for mode in (0o664, 0o646):
+            file.chmod(mode)
+            assert goes_to(place, *args) == "default"
+        file.chmod(0o644)
+        os.chown(file, 1, 0)
+        assert goes_to(place, *args) == "default"
+        os.chown(file, 0, 0)
+    text = file.read_text()
+    (place.root / "elsewhere").write_text(text)
+    makes = [lambda: None, file.mkdir, lambda: os.mkfifo(file), lambda: file.symlink_to(place.root / "elsewhere")]
+    for make in makes:
+        file.rmdir() if file.is_dir() else file.unlink(missing_ok=True)
+        make()
+        assert goes_to(place, "state", "x") == goes_to(place, "create", "x") == "default"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("line", "known"),
     [
-        "",
-        "runtime=/bin/true\n",
-        "runtime=runc\npython=/p\nmode=standalone\n",
-        "runtime=/r\npython=/p\nmode=other\n",
-        "runtime=/r\npython=/p\nmode=standalone\nmore=1\n",
-        "runtime=/r\npython=/p\nmode=standalone\njunk\n",
-        "runtime=/r\npython=/p\nmode=standalone\n\0",
-        "runtime=/" + "x" * 5000 + "\npython=/p\nmode=standalone\n",
-        "#" * 20000,
+        ("mode: other", True),
+        ("mode: below\nmode: below", True),
+        ("python: python3", True),
+        ("rules:", True),
+        ("  placement: spread", True),
+        ("junk", True),
+        ("# \0", True),
+        ("a: 'b", True),
+        ("runtime: /bin/true", False),  # it is there twice
+        ("#" * 70000, False),  # none of the file is read
     ],
 )
-def test_conf_that_is_wrong(place: Place, text: str) -> None:
-    place.conf(text)
-    refused(place, "GH-504")
+def test_settings_that_are_not_understood(place: Place, line: str, known: bool) -> None:
+    """Nothing is started; what runs can be stopped and removed, if the real runtime is known."""
+    place.say()
+    text = (place.prefix / "etc/settings.yaml").read_text()
+    if line.startswith(("mode", "python")):
+        text = "".join(t for t in text.splitlines(keepends=True) if not t.startswith(line[:4]))
+    place.say(f"{text}{line}\n")
+    python = "default" if line.startswith(("python", "###")) else "python"
+    for spec in (ASKS, "{}"):
+        place.spec(spec)
+        assert goes_to(place, "create", "x") == python
+    assert goes_to(place, "delete", "x") == ("runtime" if known else python)
+
+
+@pytest.mark.parametrize(
+    "path", ["runc", "//bin/true", "/bin/../bin/true", "/bin/./true", "/bin/true/", "[a]", "/" + "x" * 1024]
+)
+def test_a_path_that_is_not_one(place: Place, path: str) -> None:
+    place.say(f"python: {place.root}/python\nmode: standalone\nruntime: {path}\n")
+    assert goes_to(place, "create", "x") == goes_to(place, "state", "x") == "python"
+
+
+def test_settings_that_the_launcher_does_not_read_are_pythons_business(place: Place) -> None:
+    place.say(f"colour: red\nruntime: '{place.root}/runtime'\nlinger: never\npython: \"{place.root}/python\"\n")
+    assert goes_to(place, "create", "x") == "runtime"
+    place.spec(ASKS)
+    assert goes_to(place, "create", "x") == "python"
+
+
+def test_what_settings_do_not_say_is_the_default(place: Place) -> None:
+    place.say("# nothing\n")
+    place.spec("{}")
+    default = Settings("/").runtime
+    _, r = place.call("--version")
+    if os.path.exists(default):
+        assert r.stdout == subprocess.run([default, "--version"], capture_output=True, text=True).stdout
+    else:
+        assert "GH-503" in r.stderr and default in r.stderr
+    place.spec(ASKS)
+    assert goes_to(place, "create", "x") == "default"
+
+
+def test_the_words_that_ask_are_those_of_the_dialects(place: Place) -> None:
+    program = (place.prefix / "bin/gpu-hook-runtime").read_bytes()
+    assert all(word.encode() in program for word in dialects.triggers())
 
 
 def test_runtime_missing_or_itself(place: Place) -> None:
-    python = f"python={place.root}/python\nmode=standalone\n"
-    place.conf(f"runtime={place.root}/none\n{python}")
+    python = f"python: {place.root}/python\nmode: standalone\n"
+    place.say(f"runtime: {place.root}/none\n{python}")
     refused(place, "GH-503")
-    place.conf(f"runtime={place.root}\n{python}")
+    place.say(f"runtime: {place.root}\n{python}")
     refused(place, "GH-503")
-    place.conf(f"runtime={place.program}\n{python}")
+    place.say(f"runtime: {place.program}\n{python}")
     assert "itself" in refused(place, "GH-503")
     link = place.root / "hard"
     os.link(place.program, link)
-    place.conf(f"runtime={link}\n{python}")
+    place.say(f"runtime: {link}\n{python}")
     refused(place, "GH-503")
+
+
+@pytest.mark.parametrize("name", ["runtime", "python"])
+def test_programs_that_others_can_change_are_not_run(place: Place, name: str) -> None:
+    place.spec(ASKS)
+    args, code = (["state", "x"], "GH-503") if name == "runtime" else (["create", "x"], "GH-504")
+    for mode in (0o775, 0o757):
+        (place.root / name).chmod(mode)
+        assert "nobody else can write" in refused(place, code, *args)
+    (place.root / name).chmod(0o755)
+    os.chown(place.root / name, 1, 0)
+    refused(place, code, *args)
 
 
 def test_errors_go_to_the_log(place: Place) -> None:
     log = place.root / "log"
-    place.conf('runtime=r"\\\x01\xff\n')
-    _, r = place.call("--log", str(log), "--log-format", "json", "state", "x")
+    odd = place.prefix.rename(place.root / 'r"\\\x01\u00ff')  # its name is in the message
+    (odd / "lib/gpu-hook/runtime.py").unlink()
+    place.spec(ASKS)
+
+    def create(*flags: str) -> "subprocess.CompletedProcess[str]":
+        return place.call(*flags, "create", "x", program=odd / "bin/gpu-hook-runtime", timeout=30)[1]
+
+    r = create("--log", str(log), "--log-format", "json")
     assert r.returncode == 1 and r.stderr.startswith("GH-504: ")
     line = json.loads(log.read_text())
     assert line["level"] == "error" and line["msg"].startswith("GH-504: ") and line["time"].endswith("Z")
-    assert 'r"' in line["msg"]
+    assert 'r"\\???/lib' in line["msg"]
     log.unlink()
-    _, r = place.call(f"--log={log}", "state", "x")
+    create(f"--log={log}")
     assert log.read_text().startswith('time="') and 'level=error msg="GH-504: ' in log.read_text()
     log.unlink()
     os.mkfifo(log)
-    _, r = place.call("--log", str(log), "state", "x", timeout=30)
+    r = create("--log", str(log))
     assert r.returncode == 1 and 'level=error msg="GH-504: ' in r.stderr
     log.unlink()
-    _, r = place.call("--log", "/nowhere/log", "state", "x")
+    r = create("--log", "/nowhere/log")
     assert r.returncode == 1 and 'level=error msg="GH-504: ' in r.stderr
 
 

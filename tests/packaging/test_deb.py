@@ -127,8 +127,7 @@ def test_installed_used_and_purged(machine: Machine) -> None:
 
 def test_settings_outlive_upgrade_and_removal_not_purge(machine: Machine, newer: Path) -> None:
     machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
-    machine.sh(f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml")
-    machine.sh("gpu-hook settings compile")
+    machine.sh("gpu-hook settings set placement=spread")
     machine.sh(f"dpkg -i /packages/{newer.name}")
     assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
     assert not machine.exists("/usr/lib/gpu-hook/oci_hook/cli/translate.py")

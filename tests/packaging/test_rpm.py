@@ -71,9 +71,7 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert "gpu-hook-simulator" in machine.fails("rpm --erase --test gpu-hook")  # which needs it
     machine.sh("gpu-hook sim up --gpus 2; gpu-hook install --engine docker")
     assert machine.sh("gpu-hook gpus").count("GPU-") == 2
-    machine.sh(
-        f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml; gpu-hook settings compile"
-    )
+    machine.sh(f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml; gpu-hook settings check")
     machine.sh(f"rpm --upgrade --nodeps /packages/{newer.name}")
     assert machine.sh("rpm --query gpu-hook").startswith("gpu-hook-99-")
     assert not machine.exists("/usr/lib/gpu-hook/oci_hook/cli/translate.py")

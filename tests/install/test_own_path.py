@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.linux import own_path
+from oci_hook.install import own_path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 NOBODY = 65534

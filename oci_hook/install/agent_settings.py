@@ -1,0 +1,71 @@
+"""The `agent.` settings: their readers. A container's start checks only that these names are known."""
+
+import ipaddress
+from typing import TYPE_CHECKING, Any
+
+from oci_hook.config import settings as node_settings
+from oci_hook.config.keys import memory, one_of, path, whole
+from oci_hook.config.settings import Reading
+from oci_hook.core.units import show
+from oci_hook.errors import SettingsError
+
+if TYPE_CHECKING:
+    from oci_hook.config.flat_yaml import Value
+    from oci_hook.config.keys import Reader
+
+SECTION = "agent."
+
+
+def address(value: "Value") -> str:
+    """HOST:PORT or [HOST]:PORT with a number for a host; "none"."""
+    host, _, port = str(value).rpartition(":")
+    try:
+        if value != "none":
+            ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+        if value != "none" and not 0 <= int(port) <= 65535:
+            raise ValueError
+    except ValueError:
+        raise ValueError('is not an address like 127.0.0.1:9409, "[::1]:9409" or none') from None
+    return str(value)
+
+
+def path_or_none(value: "Value") -> str:
+    return "none" if value == "none" else path(value)
+
+
+# By the name in agent/options.py, where the defaults are.
+AGENT: "dict[str, Reader]" = {
+    "address": address,
+    "token_file": path_or_none,
+    "textfile": path_or_none,
+    "policy": one_of("protect", "report", "freeze", "kill"),
+    "tolerance": memory(0),
+    "compute_tolerance": whole(1, 100),
+    "interval": whole(1, 60),
+}
+
+
+def load(prefix: str) -> dict[str, Any]:
+    """The agent's settings that settings.yaml has, by their names in AGENT. Raises SettingsError GH-501 with every
+    problem of the file."""
+    reading = node_settings.parse(prefix, node_settings.read(prefix))
+    node_settings.interpret(prefix, reading)
+    found = check(reading)
+    if reading.problems:
+        raise SettingsError(*reading.problems)
+    return found
+
+
+def check(reading: Reading) -> dict[str, Any]:
+    """The same of a file that is read already; adds the problems of its `agent.` lines."""
+    found = {}
+    for name, read in AGENT.items():
+        key = SECTION + name
+        if key in reading.values:
+            try:
+                found[name] = read(reading.values[key])
+            except ValueError as e:
+                value = reading.values[key]
+                shown = f"{key}: {show(value)}" if isinstance(value, str) else key
+                reading.complain(f"{shown} {e}", reading.lines[key])
+    return found

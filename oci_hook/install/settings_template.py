@@ -1,0 +1,91 @@
+"""The settings.yaml of a new install: every setting with its default, so that the file documents itself."""
+
+from oci_hook.config.flat_yaml import quoted
+
+TEMPLATE = """\
+# Settings of this gpu-hook install: lines of key: value. A change is in effect when the next container starts; only
+# state_dir is changed with `gpu-hook settings set state_dir=DIR --prefix {prefix}`.
+# `gpu-hook settings check` says what is wrong. What each setting means and its bounds: docs/reference/settings.md
+
+# standalone: gpu-hook brings the driver files itself.
+# on-top: gpu-hook calls the NVIDIA runtime (set `runtime` to it).  below: the NVIDIA runtime calls gpu-hook.
+mode: {mode}
+
+# The real runtime that makes the containers; an absolute path, never gpu-hook itself.
+runtime: {runtime}
+
+# Python 3.10 or newer for the few calls that ask for a GPU; no packages are used.
+python: {python}
+
+# Where the NVIDIA driver's files are: / or, with a driver container, for example /run/nvidia/driver.
+driver_root: {driver_root}
+
+# Ledger, pages and inventory; on tmpfs, so that a reboot empties it as it ends the containers.
+state_dir: {state_dir}
+
+# none, or qgpu: shares as TKE's qGPU has them. Its memory_min, memory_step, compute_step and memory_per_share then hold
+# instead of the defaults below.
+profile: none
+
+# Who gets idle compute where a container asks for compute and names no policy:
+# burst-share, fixed-share or best-effort.
+default_policy: burst-share
+
+# Which GPU when several fit: binpack (the fullest), spread (the emptiest), or by-class: spread for class online,
+# which should meet few others, and binpack for the rest.
+placement: by-class
+
+# What a container gets that asks for a GPU, but neither for memory nor for compute:
+# exclusive (alone on it) or shared (without limits, beside others).
+whole_gpus: exclusive
+
+# Memory as 4Gi, 512Mi or a number of MiB; compute in per cent.
+memory_reserve: 0         # of each GPU, never granted
+memory_step: 1            # shares are multiples of this
+memory_min: 1             # and at least this
+compute_step: 1
+max_shares_per_gpu: 64
+memory_per_share: 0       # 4Gi: at most 4 containers share a GPU of 16 GiB; 0: no such bound
+
+# How long a container still has the GPU to itself against lower classes once its work is done: adaptive (learned
+# from its own gaps, mostly about 2ms) or a time, as 100ms. For containers that start from now on.
+linger: adaptive
+
+# true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for GPUs as annotations do.
+# Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
+trust_env: false
+
+# Other systems' words that are understood as well: of t9k, qgpu, gpu-manager, hami, nvidia-volumes.
+# qgpu needs qgpu_memory_unit: MiB or GiB, as your manifests mean qgpu-memory.
+dialects: [t9k, gpu-manager, hami, nvidia-volumes]
+qgpu_memory_unit: none
+
+# The node agent (`gpu-hook agent`, not needed by containers; restart it after a change); docs/guide/agent.md.
+agent.address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs agent.token_file
+agent.token_file: none          # a file that root alone can read; every request must carry its first line
+agent.textfile: none            # a *.prom file in node_exporter's textfile directory
+agent.policy: protect           # a cheat: protect (kill who takes what others were granted), report, freeze or kill
+agent.tolerance: 256Mi          # how far a container may be above its memory limit before that is a finding
+agent.compute_tolerance: 15     # how many per cent of a GPU it may be above its ceiling; 100 finds nobody
+agent.interval: 5               # seconds between two looks at the GPUs
+"""
+
+
+def default_settings_yaml(
+    prefix: str = "/opt/gpu-hook",
+    mode: str = "standalone",
+    runtime: str = "/usr/sbin/runc",
+    python: str = "/usr/bin/python3",
+    driver_root: str = "/",
+    state_dir: str = "/run/gpu-hook",
+) -> str:
+    """The commented file, with these values; paths are quoted where they need it. Raises ValueError for a path that no
+    line can hold."""
+    values = {
+        "mode": mode,
+        "runtime": quoted(runtime),
+        "python": quoted(python),
+        "driver_root": quoted(driver_root),
+        "state_dir": quoted(state_dir),
+    }
+    return TEMPLATE.format(prefix=prefix, **values)
