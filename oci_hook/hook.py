@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oci_hook.apply.to_cgroup import DeviceCgroup
-    from oci_hook.apply.to_container import Container
+    from oci_hook.apply.to_container import LiveContainer
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant, Identity, Life
     from oci_hook.core.request import Request
@@ -109,7 +109,7 @@ def give(
     request: "Request",
     given: "State",
     config: "Spec",
-    container: "Container",
+    container: "LiveContainer",
     settings: "Settings",
     began: float,
 ) -> None:

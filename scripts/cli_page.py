@@ -23,8 +23,8 @@ Most commands have these options:
 - `--json`: Print one JSON object.
 - `-h, --help`: Show this message and exit.
 
-Exit status: 0 done; 1 refused, with a [code](errors.md) and what to do on standard error; 2 wrong usage. `doctor` and
-`explain` say more with theirs.
+Exit status: 0 done; 1 refused, with a [code](errors.md) and what to do on standard error; 2 wrong usage. `doctor`,
+`explain`, `set`, `freeze` and `resume` say more with theirs. The keys of `--json`: [json.md](json.md).
 """
 
 

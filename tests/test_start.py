@@ -98,7 +98,7 @@ OURS = {
     "ledger.slot_files",
     "apply.sources",
     "ledger.store",
-    "ledger.tell",
+    "ledger.messages",
     "oci",
     "oci.annotations",
     "oci.request_mounts",

@@ -20,12 +20,12 @@ from collections import Counter
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.gpu_page import cap, guaranteed
 from oci_hook.core.grant import Grant, Share
+from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
 from oci_hook.observe.account import Usage
 from oci_hook.observe.inside import Owner, owners
 
 KINDS = ("over-memory", "over-compute", "not-granted", "no-shim", "bad-account-page", "holds-lease")
-MIB = 1 << 20
 LOOKS = 3  # over which compute is averaged: one look sees less than a second
 
 Kept = Usage | str | None  # what an account page says; a text: what is wrong with it; None: nothing yet

@@ -12,8 +12,9 @@ from oci_hook.agent.response import Response
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.gpu_page import guaranteed
 from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.units import MIB
 from oci_hook.ledger.slot_files import read_gate
-from oci_hook.observe.account import MIB, UNIT, Usage
+from oci_hook.observe.account import UNIT, Usage
 
 
 class Auditing:
@@ -32,7 +33,7 @@ class Auditing:
         self._measured_at: float | None = None
 
     def audit(self, gpus: dict[str, GpuSample]) -> None:
-        """gpus: by UUID, without those that NVML could not look at."""
+        """Audit one sample. gpus: by UUID, without those that NVML could not look at."""
         node = self._node
         accounts, unread = self._accounts.read(node.grants, self._protection.by_process())
         processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})

@@ -1,4 +1,4 @@
-"""The device nodes of the GPUs that the node should have and may have lost (the driver makes them on first use)."""
+"""Repairs device nodes of GPUs that are missing on the node: the driver makes them only on first use."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from oci_hook.linux.device import mknodat
 
 
 def repair(inventory: Inventory) -> tuple[list[str], list[str]]:
-    """Make missing nodes and links of real GPUs; (what was made, what is wrong). What is there, even wrong, stays."""
+    """Make missing nodes and links of real GPUs: (what was made, what is wrong). A wrong node is reported and kept."""
     made: list[str] = []
     wrong: list[str] = []
     if inventory.simulated:

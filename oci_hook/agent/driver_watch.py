@@ -30,7 +30,7 @@ class DriverWatch:
         self._changed: frozenset[str] = frozenset()  # GPUs that only one of NVML and the inventory has
 
     def look(self, now: float) -> str:
-        """Bring `node.inventory` up to date; why there is none, else ""."""
+        """Bring `node.inventory` up to date. Returns why there is no inventory, or ""."""
         node, why = self._node, ""
         self._take_discovered(now)
         try:

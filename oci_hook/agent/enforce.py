@@ -44,8 +44,8 @@ def freeze(grant: Grant) -> str:
 
 
 def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:
-    """Send SIGKILL to the container's init, with which its pid namespace ends, to the processes `others` of it, (pid,
-    start time), and to all in its cgroup; "" or why that failed, for instance since some of them still run after
+    """Kill the container: its init, with which its pid namespace ends, the processes `others` (pid, start time) of it,
+    and all processes in its cgroup. Returns "" or why that failed, also if some of them still run after
     EXIT_SECONDS."""
     init = (grant.life.init,) if grant.life.init else ()
     problems: list[str] = []
@@ -105,12 +105,12 @@ def _send(processes: tuple[tuple[int, int], ...], problems: list[str]) -> None:
 
 def _freezer(grant: Grant) -> str:
     """The container's cgroup in version 1's freezer hierarchy, if that cgroup is the container's alone; else ""."""
-    init, told = grant.life.init, grant.life.cgroup
+    init, reported = grant.life.init, grant.life.cgroup
     try:
-        if init is not None and is_running(init) and not _shared(init[0], "freezer", told):
-            return inside.directory(init[0], "freezer", told) or ""
+        if init is not None and is_running(init) and not _shared(init[0], "freezer", reported):
+            return inside.directory(init[0], "freezer", reported) or ""
         # Its init has ended: take the cgroup of the same path as the known one, in the freezer hierarchy.
-        head, found, tail = told.partition("/devices/")
+        head, found, tail = reported.partition("/devices/")
         return f"{head}/freezer/{tail}" if found and init is not None and not is_running(init) else ""
     except OSError:
         return ""
@@ -136,11 +136,11 @@ def _thaw(top: str) -> None:
             continue
 
 
-def _shared(pid: int, controller: str, told: str) -> bool:
+def _shared(pid: int, controller: str, reported: str) -> bool:
     """Whether the container's cgroup in that hierarchy ("": version 2) is the top one, or the agent is in it, too."""
     own = cgroups(os.getpid())
     for names, path in cgroups(pid):
         if controller in names.split(","):
-            path = inside.ancestor(path, told) or path
+            path = inside.ancestor(path, reported) or path
             return path == "/" or any(is_below(o, (names, path)) for o in own)
     return True

@@ -1,4 +1,4 @@
-"""Reads the node's events (ledger/events.py) as they are written, over the change of files; without damaged lines."""
+"""Reads the node's events (ledger/events.py) as they are written, also when the file is replaced; skips damaged lines."""
 
 import os
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from oci_hook.core.layout import EVENTS
 from oci_hook.oci import fastjson
 
-AT_ONCE = 4 << 20  # bytes; more than both files are allowed to have
+AT_ONCE = 4 << 20  # bytes per read; more than both files may have
 
 
 class Follower:
-    """`read` gives what was written since the last time. old: begin with all that is there."""
+    """`read` returns what was written since the previous call. old: begin with all events that are there."""
 
     def __init__(self, state_dir: str, old: bool) -> None:
         self._path = f"{state_dir}/{EVENTS}"
         self._old = old
         self._inode = 0
         self._offset = 0
-        self._older = (0, 0)  # inode of the file before, and how far it was read: a last writer may come late
+        self._older = (0, 0)  # the previous file's inode, and how far it was read: a last writer may come late
         self._begun = False
 
     def read(self) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ class Follower:
             else:
                 self._older = (0, 0)
         if now:
-            if now[0] == self._inode and now[1] < self._offset:  # somebody cut it
+            if now[0] == self._inode and now[1] < self._offset:  # it was cut
                 self._offset = 0
             self._inode = now[0]
             more, self._offset = self._from(self._path, self._offset)
@@ -58,7 +58,7 @@ class Follower:
         return st.st_ino, st.st_size
 
     def _from(self, path: str, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """(the events of whole lines from there on, where they end)"""
+        """(the events in the whole lines from this offset on, the offset of their end)"""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:

@@ -1,8 +1,8 @@
-"""Who a process is, for a person who reads a finding: its user, age, parent and command.
+"""Describes a process for a person who reads a finding: its user, age, parent and command.
 
-By psutil, which is loaded with the first finding: it costs 6 MB, and four times what the agent's own reading of /proc
-takes, which is therefore what the looks at the GPUs use. The command line is not read by it: that is memory of the
-process, which can be of any length, and of a file system that never answers who reads it.
+psutil is loaded with the first finding. It costs 6 MB and four times the time of the agent's own reading of /proc, so
+the regular looks at the GPUs do not use it. The command line is not read by psutil: it is memory of the process, which
+can be of any length, or on a file system that never answers.
 """
 
 import threading
@@ -13,13 +13,13 @@ from oci_hook.linux.proc import read_file
 COMMAND_MAX = 120
 CMDLINE = "/proc/{}/cmdline"
 CMDLINE_MAX = 4096  # bytes that are read
-PATIENCE = 0.2  # seconds for them
+PATIENCE = 0.2  # seconds to read them
 
 _reader: threading.Thread | None = None
 
 
 def describe(pid: int) -> str:
-    """In words; "" where it has ended, or psutil is not installed."""
+    """The process in words; "" if it has ended, or psutil is not installed."""
     try:
         import psutil  # type: ignore[import-untyped]
     except ImportError:
@@ -29,7 +29,7 @@ def describe(pid: int) -> str:
         with process.oneshot():
             age = max(0, time.time() - process.create_time())
             words = f"user {process.uids().effective}, {age:.0f} s old, parent {process.ppid()}"
-        # Not its name: psutil completes a long one by the command line.
+        # psutil's name() is not used: it completes a long name from the command line.
         data = _command(pid) or read_file(f"/proc/{pid}/comm", 64)
     except (psutil.Error, OSError, ValueError):
         return ""
@@ -38,7 +38,8 @@ def describe(pid: int) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """b"" where there is none, or does not come; whoever waits for one that does not is left to wait, alone."""
+    """The command line; b"" if there is none, or if it is not read in time. The thread that reads it is left behind
+    then, and no other one is started while it waits."""
     global _reader
     if _reader is not None and _reader.is_alive():
         return b""

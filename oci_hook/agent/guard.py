@@ -9,15 +9,15 @@ from oci_hook.agent.event_log import Follower
 from oci_hook.agent.protect import Harm, Judgement, Look, Member, Protector, Tenant
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.inventory import Gpu
+from oci_hook.core.units import MIB
 from oci_hook.linux.proc import start_time
 from oci_hook.observe.account import Usage
 
-MIB = 1 << 20
-
 
 class Guard:
-    """By the GPU's UUID: alarms: bytes; when less memory is free, the GPU is to be looked at. due: when it is to be
-    looked at again (monotonic seconds). unlisted: bytes in use that belong to no listed process.
+    """`judge` looks at GPUs; three results are kept by the GPU's UUID. alarms: bytes; when less memory is free, the GPU
+    is to be looked at. due: when it is to be looked at again (monotonic seconds). unlisted: bytes in use that belong to
+    no listed process.
 
     tolerance_mib: what a container may have above its limit.
     """

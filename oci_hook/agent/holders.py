@@ -1,4 +1,5 @@
-"""Who can hold memory of a GPU without being listed by NVML: whoever has the driver's nodes open, by inheritance."""
+"""Which containers can have memory of a GPU without being listed by NVML: those whose processes have the driver's device
+nodes open, as a forked child has by inheritance."""
 
 import os
 from collections.abc import Iterator
@@ -6,26 +7,27 @@ from collections.abc import Iterator
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Gpu
 from oci_hook.core.layout import SIM_GPUS
-from oci_hook.linux.proc import read_file
+from oci_hook.linux.proc import pids, read_file
 from oci_hook.observe import inside
 
-UVM = "/dev/nvidia-uvm"  # every CUDA process has it; tools that only look at the GPU do not
+UVM = "/dev/nvidia-uvm"  # each CUDA process has it open; tools that only query the GPU do not
 
 
 def able(gpu: Gpu, grants: dict[str, Grant]) -> set[str]:
-    """Keys of the containers that can hold memory of the GPU; "": a process of none of them can, or we cannot tell."""
+    """The keys of the containers that can have memory of the GPU; with "" if a process of none of them can, or if that
+    cannot be found out."""
     members: dict[int, str] = {}
     found = set()
     for key, grant in grants.items():
-        pids = inside.pids(grant.life.init[0], grant.life.cgroup) if grant.life.init else None
-        if pids is None:
+        own = inside.pids(grant.life.init[0], grant.life.cgroup) if grant.life.init else None
+        if own is None:
             return {""}
-        members.update(dict.fromkeys(pids, key))
+        members.update(dict.fromkeys(own, key))
     names: tuple[str, ...] = (UVM,)
     if gpu.simulated:
         parts = gpu.file.split("/")  # a path of another mount namespace may lack its beginning
         names = ("/".join(("", *parts[-3:])), f"{SIM_GPUS.removeprefix('/dev')}/{parts[-1]}")
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in pids():
         key = members.get(pid, "")
         if key not in found and any(link.endswith(names) for link in _open(pid, gpu.simulated)):
             found.add(key)
@@ -33,7 +35,8 @@ def able(gpu: Gpu, grants: dict[str, Grant]) -> set[str]:
 
 
 def _open(pid: int, writable: bool) -> Iterator[str]:
-    """What it has open, by name. writable: only that; the simulated NVML opens GPUs as CUDA does, but to read."""
+    """The paths of its open files. writable: only those open for writing, since the simulated NVML opens the same files
+    as CUDA, but for reading."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):

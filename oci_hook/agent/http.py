@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server inside the agent's one loop: GET of a few pages, nothing else.
 
-The standard library's servers have a thread per client and no bound; here a client has a time and a size, and there are
-at most so many of them, whatever they send or do not read. One request per connection.
+The standard library's servers have a thread per client and no bound. Here the number of clients, the time of each and
+the size of its request are limited, whatever a client sends or does not read. One request per connection.
 """
 
 import base64
@@ -18,7 +18,7 @@ SECONDS = 10.0  # from the connection to the last byte
 REQUEST_MAX = 8 << 10
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
 REASONS |= {405: "Method Not Allowed", 431: "Request Header Fields Too Large", 500: "Internal Server Error"}
-# The page brings its own script and style and asks this server alone.
+# The page contains its script and style, and connects to this server only.
 SAFE = (
     "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
     " connect-src 'self'; frame-ancestors 'none'\r\n"
@@ -42,15 +42,15 @@ class Client:
         self.answered = False
 
 
-class Request(Value):
+class HttpRequest(Value):
     method: str
     path: str
     headers: dict[str, str]
 
 
-def parse(data: bytes) -> Request | None:
-    """The head of a request, without its query; None: not HTTP/1 (RFC 9112), or one that two readers could read
-    differently: a header that is folded, named with blanks or said twice, a bare CR or LF, a body."""
+def parse(data: bytes) -> HttpRequest | None:
+    """The head of a request, without its query; None if it is not HTTP/1 (RFC 9112), or if two parsers could understand
+    it differently: a header that is folded, has blanks in its name or occurs twice, a bare CR or LF, a body."""
     try:
         lines = data.split(b"\r\n\r\n", 1)[0].decode("ascii").split("\r\n")
         method, target, version = lines[0].split(" ")
@@ -70,11 +70,11 @@ def parse(data: bytes) -> Request | None:
         headers[known] = value
     if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         return None
-    return Request(method, target.split("?", 1)[0], headers)
+    return HttpRequest(method, target.split("?", 1)[0], headers)
 
 
-def credential(request: Request) -> bytes:
-    """The token that a request carries: as a bearer's (programs), or as the password of any user (browsers)."""
+def credential(request: HttpRequest) -> bytes:
+    """The token of a request: a bearer token (programs), or the password of any user name (browsers)."""
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return given.strip().encode()
@@ -85,7 +85,7 @@ def credential(request: Request) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an address in 127.0.0.0/8, or ::1; a name never is."""
+    """Whether this is an address in 127.0.0.0/8, or ::1; False for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -110,16 +110,16 @@ def names_this_machine(host: str) -> bool:
 
 
 class Server:
-    """`pages`: by path. token: every request must carry it, "" none.
+    """`pages`: by path. token: every request must have it; "": none is needed.
 
-    Where no token is asked, the Host header must name this machine itself, or else any web page that a person on it
-    looks at could read ours by a name that it points here.
+    If no token is needed, the Host header must name this machine itself. Otherwise any web page in a browser on this
+    machine could read the agent's pages by a host name that it resolves to this machine (DNS rebinding).
     """
 
     def __init__(
         self, selector: selectors.BaseSelector, host: str, port: int, token: str, pages: dict[str, Page]
     ) -> None:
-        """Raises OSError when the address cannot be had."""
+        """Raises OSError when the address cannot be bound."""
         self._selector = selector
         self._token = token
         self._pages = pages
@@ -147,19 +147,19 @@ class Server:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # none left, or out of descriptors: the next turn of the loop tries again
+            except OSError:  # no more clients, or no descriptor is left: the next turn of the loop tries again
                 return
             if len(self._clients) >= CLIENTS:
                 self.refused += 1
                 oldest = min(self._clients.values(), key=lambda c: c.deadline)
-                self._end(oldest)  # who comes is served; who only holds a place loses it
+                self._end(oldest)  # a new client is served in place of the oldest one
             connection.setblocking(False)
             client = Client(connection, now + SECONDS)
             self._clients[connection.fileno()] = client
             self._selector.register(connection, selectors.EVENT_READ, lambda now, c=client: self._ready(c))
 
     def check(self, now: float) -> None:
-        """End those whose time is over."""
+        """Close the connections whose time is over."""
         for client in [c for c in self._clients.values() if now >= c.deadline]:
             self._end(client)
 
@@ -205,7 +205,7 @@ class Server:
         if not client.to_send:
             self._end(client)
 
-    def _answer(self, request: Request | None) -> tuple[int, str, bytes, str]:
+    def _answer(self, request: HttpRequest | None) -> tuple[int, str, bytes, str]:
         """(status, content type, body, further headers)"""
         plain = "text/plain; charset=utf-8"
         if request is None:
@@ -223,7 +223,7 @@ class Server:
             return 404, plain, ("there is " + " ".join(self._pages) + "\n").encode(), ""
         try:
             kind, body = page()
-        except Exception as e:  # one page's mistake must not end the agent
+        except Exception as e:  # an error in one page must not end the agent
             return 500, plain, f"unexpected {type(e).__name__}\n".encode(), ""
         return 200, kind, body, ""
 

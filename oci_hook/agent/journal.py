@@ -1,7 +1,7 @@
-"""Lines for the journal, by its native protocol, so that a container's can be asked for by its id.
+"""Writes to the journal by its native protocol, so that the lines of one container can be queried by its id.
 
     journalctl -t gpu-hook-agent GPU_HOOK_CONTAINER=ID
-Where standard error is not the journal's (systemd.exec(5), $JOURNAL_STREAM), they go there as text.
+If standard error does not belong to the journal (systemd.exec(5), $JOURNAL_STREAM), the lines go there as text.
 """
 
 import os
@@ -13,7 +13,7 @@ ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6  # syslog(3)
 
 
 def write(message: str, priority: int = INFO, **fields: str) -> None:
-    """One entry; fields become GPU_HOOK_<NAME>. Never fails, never waits."""
+    """Write one entry; fields become GPU_HOOK_<NAME>. Never fails and never waits."""
     message = "".join(c if c.isprintable() else "?" for c in message)[:4000]
     entry = [("MESSAGE", message), ("PRIORITY", str(priority)), ("SYSLOG_IDENTIFIER", "gpu-hook-agent")]
     entry += [(f"GPU_HOOK_{name.upper()}", value) for name, value in fields.items() if value]
@@ -30,7 +30,7 @@ def write(message: str, priority: int = INFO, **fields: str) -> None:
 
 
 def field(name: str, value: str) -> bytes:
-    """systemd's "Native Journal Protocol": a value with a newline in it is preceded by its length."""
+    """One field of systemd's "Native Journal Protocol": a value that contains a newline is preceded by its length."""
     data = value.encode("utf-8", "replace")[:4096]
     if b"\n" in data:
         return name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"

@@ -1,8 +1,9 @@
-"""Keeps open what containers mount: a write lease needs to be the only opener of its file (fcntl(2), F_SETLEASE).
+"""Keeps the files that containers mount open, so that no lease can be taken on them (fcntl(2), F_SETLEASE).
 
-Without this, root in a container takes one on the driver's library, through its read-only mount, as soon as nobody has
-it open, and the next program that loads it sleeps for fs.lease-break-time, 45 s. A read lease is refused as well while
-the file is open for writing: so are the slot files, which their owners open to write."""
+A write lease is refused while another process has the file open. Without this, root in a container could take one on
+the driver's library through its read-only mount while no process has it open; the next program that loads the library
+would sleep for fs.lease-break-time, 45 s. A read lease is refused only while the file is open for writing; slot files
+are therefore kept open for writing."""
 
 import os
 import stat
@@ -13,12 +14,12 @@ from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import CONTAINER_DIR, SHIM_DIR
 from oci_hook.ledger.slot_files import slot_path
 
-MOST = 4096
+MOST = 4096  # files
 KINDS = ("library", "binary", "data", "firmware")
 
 
 def wanted(inventory: Inventory | None, prefix: str) -> list[str]:
-    """The files that containers mount: of the driver, and of the install."""
+    """The paths of the files that containers mount: the driver's and the install's."""
     paths = []
     if inventory is not None:
         paths = [inventory.libcuda, inventory.libnvml, *(f.path for f in inventory.files if f.kind in KINDS)]
@@ -29,16 +30,16 @@ def wanted(inventory: Inventory | None, prefix: str) -> list[str]:
 
 
 def slots(state_dir: str, grants: Iterable[Grant]) -> list[str]:
-    """The slot files of all grants."""
+    """The paths of the slot files of all grants."""
     shares = [share for grant in grants for share in grant.shares if share.slot]
     return [slot_path(state_dir, share.uuid, share.slot) for share in shares]
 
 
 class Keeper:
-    """`keep` these files open, and no others. access: os.O_RDONLY or os.O_RDWR. files: by (device, inode).
+    """`keep` opens these files and closes all others. access: os.O_RDONLY or os.O_RDWR. files: paths by (device, inode).
 
-    missed: those that could not be opened now, because a lease is held on them. To open asks the holder to give it up,
-    and the next `keep` finds it so."""
+    missed: files that could not be opened because of a lease. The attempt makes the kernel break the lease, so that a
+    later `keep` can open the file."""
 
     def __init__(self, access: int = os.O_RDONLY) -> None:
         self._access = access

@@ -1,7 +1,7 @@
-"""Leases (fcntl(2), F_SETLEASE) that processes of containers hold on files which gpu-hook or the driver needs.
+"""Finds leases (fcntl(2), F_SETLEASE) that processes of containers hold on files which gpu-hook or the driver needs.
 
-No honest program takes one there. A lease makes others who open the file wait for its holder, or fail where they may
-not wait.
+No honest program takes a lease there. Another process that opens the file waits until the holder releases the lease, or
+fails if it may not wait.
 """
 
 import os
@@ -17,8 +17,8 @@ FDS_MAX = 65536
 
 
 class Lease(Value):
-    """file: (device, inode). write: others cannot even read it. pid: who took it; it may have ended since, and left the
-    lease to its child."""
+    """file: (device, inode). write: a write lease, which keeps others even from reading. pid: the process that took it;
+    it may have ended, and a child may have inherited the lease."""
 
     pid: int
     file: tuple[int, int]
@@ -26,8 +26,8 @@ class Lease(Value):
 
 
 class File(Value):
-    """A file on which nobody may hold one. what: in words. owner: the key of the grant whose own it is, "" for what all
-    need."""
+    """A file on which no container may hold a lease. what: in words. owner: the key of the grant whose file it is; "" if
+    all containers need it."""
 
     what: str
     owner: str = ""
@@ -46,7 +46,7 @@ def parse(text: bytes) -> list[Lease]:
             at = words.index(b"LEASE")
             major, minor, inode = words[at + 4].split(b":")
             device = os.makedev(int(major, 16), int(minor, 16))
-            # Of one that is being broken, what it is to become is shown.
+            # For a lease that is being broken, the kernel shows what it is to become.
             write = words[at + 2] != b"READ" or words[at + 1] != b"ACTIVE"
             found.append(Lease(int(words[at + 3]), (device, int(inode)), write))
         except (ValueError, IndexError):
@@ -55,14 +55,14 @@ def parse(text: bytes) -> list[Lease]:
 
 
 def now() -> tuple[list[Lease], bool]:
-    """Those that are held, and whether that is all: of more locks than LOCKS_MAX the rest is not seen."""
+    """(the leases that are held, whether these are all): of /proc/locks, LOCKS_MAX bytes are read. Raises OSError."""
     data = read_file("/proc/locks", LOCKS_MAX)
     return parse(data), len(data) < LOCKS_MAX
 
 
 def holds(pid: int, file: tuple[int, int]) -> bool:
-    """Whether this process has the descriptor to which a lease on this file belongs: /proc/PID/fdinfo (proc(5)) lists
-    locks since Linux 4.1."""
+    """Whether this process has the descriptor to which a lease on this file belongs. /proc/PID/fdinfo (proc(5)) lists
+    leases since Linux 4.1."""
     folder = f"/proc/{pid}/fdinfo"
     try:
         for name in os.listdir(folder)[:FDS_MAX]:
@@ -83,7 +83,7 @@ def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], 
 
     def add(path: str, file: File) -> None:
         try:
-            st = os.stat(path)  # which no lease can keep waiting
+            st = os.stat(path)  # a lease does not delay stat
             found[st.st_dev, st.st_ino] = file
         except OSError:
             pass

@@ -11,14 +11,14 @@ from oci_hook.agent.audit import KINDS
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.prometheus import Exposition, labels
 from oci_hook.core.slot_page import WAIT_BOUNDS
+from oci_hook.core.units import MIB
 from oci_hook.errors import CODES
 from oci_hook.ledger.events import short
 
-MIB = 1 << 20
 GPU = ("gpu", "uuid")
 CONTAINER = ("id", "namespace", "pod", "container")
 GRANTED = ("policy", "class", "state")
-# Of each container on each GPU: metric, help, field of view.share_view, factor to the base unit.
+# For each container on each GPU: metric, help, field of view.share_view, factor to the base unit.
 SHARE = (
     ("memory_limit_bytes", "Memory limit.", "memory_mib", MIB),
     ("memory_used_bytes", "In use, by NVML or the account page, whichever is more.", "used_mib", MIB),
@@ -46,7 +46,7 @@ SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class Counters:
-    """What happened since the agent started; refusals and grants are read from the node's event log."""
+    """Counts since the agent started. Refusals and grants are read from the node's event log."""
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class Counters:
 
 
 def exposition(node: dict[str, Any], counters: Counters) -> bytes:
-    """What a scrape gets. node: view.view()."""
+    """The text for a scrape. node: view.view()."""
     out = Exposition()
     out.gauge("build_info", "Version of gpu-hook.", labels(("version",), (__version__,)), 1)
     out.gauge("simulated", "1: the GPUs are simulated.", "", int(node["simulated"]))

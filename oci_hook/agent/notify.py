@@ -1,4 +1,4 @@
-"""Say to systemd that we are ready and alive (sd_notify(3): one datagram per message to $NOTIFY_SOCKET)."""
+"""Tells systemd that the agent is ready and alive (sd_notify(3): one datagram per message to $NOTIFY_SOCKET)."""
 
 import math
 import os
@@ -6,7 +6,8 @@ import socket
 
 
 class Notifier:
-    """Silent where nobody listens. watchdog: seconds between signs of life that systemd wants, 0 none."""
+    """Does nothing if systemd did not start the agent. watchdog: seconds within which systemd expects a sign of life; 0:
+    it expects none."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -16,7 +17,7 @@ class Notifier:
         self._alive_at = 0.0
 
     def alive(self, now: float) -> float:
-        """Give a sign of life if it is time for one; when the next is due, in monotonic seconds."""
+        """Send a sign of life if one is due; when the next one is due, in monotonic seconds."""
         if not self.watchdog:
             return math.inf
         if now >= self._alive_at:

@@ -1,14 +1,14 @@
 """NVML in a process of its own, `python -m oci_hook.agent.nvml_process`: if it hangs or crashes, the agent goes on.
 
-Lines on standard input ask:
-    (empty)                  for a sample of all GPUs: {"gpus": {UUID: GPU}, "error": ""}
-    look UUID                for one GPU, without its load: {"look": UUID, "gpu": GPU}
-    watch {"UUID": BYTES}    to look at a GPU unasked as soon as it has less free than this, in place of what was
-                             watched before; a GPU is then watched again when the next line says so
+Requests are lines on standard input:
+    (empty)                  a sample of all GPUs: {"gpus": {UUID: GPU}, "error": ""}
+    look UUID                one GPU, without its utilization: {"look": UUID, "gpu": GPU}
+    watch {"UUID": BYTES}    replace the watched GPUs by these. As soon as one has fewer bytes free, it is looked at as
+                             by `look`, and is not watched any more until the next such line
 Answers are lines of JSON on standard output. GPU is {"at", "used", "total", "busy", "processes": [[pid, bytes or null,
-busy %]], "steady", "error": ""}: at: the monotonic clock before NVML was asked; steady: the memory in use was the same
-before and after the processes were listed. The library is the one in LD_PRELOAD, as in discovery/nvml_gpus.py.
-Values are bytes and per cent; busy is -1 where unknown.
+busy %]], "steady", "error": ""}. at: the monotonic clock before NVML was asked. steady: the memory in use was the same
+before and after the processes were listed. busy: utilization in per cent, -1 if unknown. Sizes are bytes. The library
+is the one in LD_PRELOAD, as in discovery/nvml_gpus.py.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 
 WATCH_SECONDS = 0.25
-HISTORY_US = 2_000_000  # utilisation samples older than this say nothing of now
+HISTORY_US = 2_000_000  # older utilization samples are not used
 
 
 def text(value: Any) -> str:
@@ -29,7 +29,7 @@ def text(value: Any) -> str:
 
 
 class Nvml:
-    """Handles are asked for once; after an error of the library as a whole it is started anew."""
+    """Handles are obtained once. After an error of the library as a whole, the library is initialised again."""
 
     def __init__(self) -> None:
         self.handles: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class Nvml:
                 self.handles = {}
             count = pynvml.nvmlDeviceGetCount()
             if len(self.handles) != count:
-                # A GPU that fell off the bus may still be counted, and then has no handle.
+                # A GPU that fell off the bus may still be counted, but has no handle.
                 found = (self.handle(i) for i in range(count))
                 self.handles = {uuid: handle for uuid, handle in found if uuid}
         except pynvml.NVMLError as e:
@@ -96,14 +96,14 @@ class Nvml:
         return {"look": uuid, "gpu": self.gpu(uuid, self.handles[uuid], load=False)}
 
     def free(self, uuid: str) -> int | None:
-        """Bytes; None: the GPU cannot be asked now, which the next sample tells."""
+        """Bytes; None if the GPU does not answer, which the next sample reports."""
         try:
             return int(pynvml.nvmlDeviceGetMemoryInfo(self.handles[uuid]).free) if self.up else None
         except (pynvml.NVMLError, KeyError):
             return None
 
     def busy(self, uuid: str, handle: Any) -> dict[int, int]:
-        """Per cent of the GPU by pid, each from its newest sample since the last time."""
+        """Per cent of the GPU by pid, each from its newest sample since the previous call."""
         newest: dict[int, tuple[int, int]] = {}
         try:
             for s in pynvml.nvmlDeviceGetProcessUtilization(handle, self.seen.get(uuid, 0)):
@@ -125,7 +125,7 @@ class Nvml:
 
 
 class Watch:
-    """GPUs whose free memory is looked at; each until it has less than its bytes."""
+    """The GPUs whose free memory is watched, each until fewer bytes than its alarm are free."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.nvml = nvml

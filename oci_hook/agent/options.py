@@ -35,8 +35,8 @@ def split(address: str) -> tuple[str, int]:
 
 
 def token(options: Options) -> str:
-    """What requests must carry, "" nothing. Raises SettingsError GH-501 where others could read or set it, and for an
-    address beyond this machine without one."""
+    """The token that requests must have; "": none. Raises SettingsError GH-501 if other users could read or set it, and
+    if the address is not of this machine alone and there is none."""
     if options.token_file == "none":
         if options.address != "none" and not is_loopback(split(options.address)[0]):
             raise refuse(

@@ -1,6 +1,7 @@
-"""The text that Prometheus reads (format 0.0.4): families in the order of first use, each once.
+"""Writes the text format of Prometheus (0.0.4): each metric family once, in the order of first use.
 
-Label pairs are rendered once per thing and used for all its figures: a scrape of a full node costs a few milliseconds.
+The label pairs of a GPU or container are rendered once and used for all its figures, so that a scrape of a full node
+takes a few milliseconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,19 +11,20 @@ PREFIX = "gpu_hook_"
 
 
 def label(value: object) -> str:
-    """A label's value, bounded and printable, whatever a tenant calls itself."""
+    """A label's value, cut to LABEL_MAX characters and made printable, as it may come from a tenant."""
     text = str(value)[:LABEL_MAX]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def labels(names: Iterable[str], values: Iterable[object]) -> str:
-    """name="value",… as it stands between the braces."""
+    """name="value",… as between the braces of a line."""
     pairs = ((n, label(v).replace("\\", r"\\").replace('"', r"\"")) for n, v in zip(names, values, strict=True))
     return ",".join(f'{n}="{v}"' for n, v in pairs)
 
 
 class Exposition:
-    """at: of `labels`, "" for none. Counters' names are given without _total. None is not known, and left out."""
+    """at: a result of `labels`, or "". A counter's name is given without _total. The value None is unknown and left
+    out."""
 
     def __init__(self) -> None:
         self._families: dict[str, list[str]] = {}
@@ -38,7 +40,7 @@ class Exposition:
     def histogram(
         self, name: str, help: str, at: str, bounds: Sequence[str], counts: Sequence[int], total: float
     ) -> None:
-        """counts: of each bin, the last one beyond all bounds. total: the sum of what was counted."""
+        """counts: of each bin; the last bin is above all bounds. total: the sum of all observed values."""
         lines = self._family(name, "histogram", help)
         start = f"{PREFIX}{name}_bucket{{{at},le=" if at else f"{PREFIX}{name}_bucket{{le="
         n = 0

@@ -11,6 +11,7 @@ from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.agent.response import Response
 from oci_hook.agent.sampler import GpuSample, Sampler
 from oci_hook.core.grant import Grant
+from oci_hook.core.units import MIB
 from oci_hook.errors import GhError
 from oci_hook.ledger import events, store
 
@@ -92,7 +93,7 @@ class Protection:
         return False
 
     def _record_unlisted(self, uuid: str, size: int) -> None:
-        mib = -(-size // guard.MIB)
+        mib = -(-size // MIB)
         some, none = f"{mib} MiB belong to no process that NVML lists", "all memory belongs to listed processes again"
         journal.write(f"GPU {uuid}: {some if size else none}", journal.NOTICE, gpu=uuid)
         events.record(self._node.state_dir, "unlisted-memory", uuid=uuid, mib=mib)

@@ -1,6 +1,6 @@
-"""The agent's side of the NVML process: ask, and do not wait for the answer.
+"""The agent's side of the NVML process (nvml_process.py): it asks, and does not wait for the answer.
 
-States: "starting", "ok", "slow" (an answer is overdue, the process will be killed), "down" (it will be tried again).
+States: "starting", "ok", "slow" (an answer is overdue, the process will be killed), "down" (it will be started again).
 """
 
 import json
@@ -48,8 +48,8 @@ def gpu(c: "dict[str, Any]") -> GpuSample:
 
 
 def parse(line: bytes) -> "tuple[dict[str, GpuSample], str] | tuple[str, GpuSample | None]":
-    """A sample of all GPUs by UUID, and what NVML as a whole says is wrong; or a GPU's UUID and a look at that GPU,
-    None where it could not be looked at. Raises ValueError for anything else."""
+    """(a sample of all GPUs by UUID, the error of NVML as a whole or ""), or (a GPU's UUID, a look at that GPU or None).
+    Raises ValueError for anything else."""
     try:
         data = json.loads(line)
         if "look" in data:
@@ -60,10 +60,10 @@ def parse(line: bytes) -> "tuple[dict[str, GpuSample], str] | tuple[str, GpuSamp
 
 
 class Sampler:
-    """`ask` when a sample is wanted, `receive` when `fd` is readable, `check` now and then; with monotonic seconds.
-    `looks`: at single GPUs, which came with the last `receive`, asked for by `look` or because of `watch`.
+    """Call `ask` for a sample, `receive` when `fd` is readable, and `check` regularly; times are monotonic seconds.
+    looks: the looks at single GPUs that the last `receive` brought, requested by `look` or caused by `watch`.
 
-    answer_seconds: how long an answer may take. One process at a time: a second would hang as well.
+    answer_seconds: how long an answer may take. There is one process at a time, since a second one would hang, too.
     """
 
     def __init__(self, answer_seconds: float = ANSWER_SECONDS) -> None:
@@ -82,7 +82,7 @@ class Sampler:
         self.looks: dict[str, GpuSample | None] = {}
 
     def use(self, inventory: Inventory) -> None:
-        """Sample by this inventory's library from now on."""
+        """Use this inventory's library from now on."""
         if self._inventory is None or (inventory.libnvml, inventory.stamp) != (
             self._inventory.libnvml,
             self._inventory.stamp,
@@ -92,7 +92,7 @@ class Sampler:
         self._inventory = inventory
 
     def ask(self, now: float) -> bool:
-        """Whether a sample is on its way."""
+        """Ask for a sample of all GPUs unless one is awaited; whether one is awaited now."""
         if self._process is None and not self._start(now):
             return False
         if self._asked:
@@ -107,7 +107,7 @@ class Sampler:
         return True
 
     def receive(self, now: float) -> dict[str, GpuSample] | None:
-        """A sample of all GPUs, if one is complete."""
+        """Read what has come; a sample of all GPUs if one is complete."""
         self.looks = {}
         try:
             data = os.read(self.fd, 1 << 20)
@@ -136,12 +136,12 @@ class Sampler:
         return sample
 
     def look(self, uuid: str) -> None:
-        """Ask for one GPU, as soon as may be."""
+        """Ask for a look at one GPU."""
         if self.state == "ok":
             self._say(f"look {uuid}")
 
     def watch(self, alarms: dict[str, int]) -> None:
-        """Be told of GPUs, by UUID, as soon as they have less free than so many bytes; in place of those before."""
+        """Have these GPUs watched instead of the previous ones: each is looked at when fewer bytes are free."""
         if self.state == "ok" and alarms != self._watched:
             self._say(f"watch {json.dumps(alarms)}")
             self._watched = dict(alarms)
@@ -151,17 +151,17 @@ class Sampler:
         try:
             self._process.stdin.write(line.encode() + b"\n")
         except OSError:
-            pass  # the next `ask` finds that out
+            pass  # the next `ask` finds out that the process has ended
 
     def check(self, now: float) -> None:
-        """Give up an answer that is overdue."""
+        """Kill the process if its answer is overdue."""
         if self._asked and now - self._asked > self._answer_seconds:
             self._fail(now, f"NVML gave no answer within {self._answer_seconds:.0f} s")
         elif self._asked and now - self._asked > self._answer_seconds / 2:
             self.state = "slow"
 
     def stop(self, why: str = "") -> None:
-        """End the process. One that the kernel holds in the driver stays until the driver lets it go."""
+        """Kill the process. One that hangs inside the driver ends only when the driver returns."""
         self.state, self.error = "down", why
         self._asked, self._buffer, self.fd, self.pid = 0.0, b"", -1, 0
         self._watched = {}
@@ -178,7 +178,7 @@ class Sampler:
         try:
             process.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
-            pass  # subprocess reaps it when the next one is started
+            pass  # subprocess reaps it when it starts the next process
 
     def _fail(self, now: float, why: str) -> None:
         self.stop(why)

@@ -1,11 +1,11 @@
-"""Metrics as a file for node_exporter's textfile collector: replaced in one step, never seen half."""
+"""Writes the metrics to a file for node_exporter's textfile collector, which is replaced in one step."""
 
 import os
 
 
 def write(path: str, data: bytes) -> str:
-    """ "" or why it could not be written; the file of before stays then."""
-    temporary = f"{path}.new"  # does not end in .prom, so it is not read; of one that was killed, the next takes it
+    """Replace the file; "" or why that failed. The old file stays then."""
+    temporary = f"{path}.new"  # does not end in .prom, so it is not collected; a leftover is overwritten
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:

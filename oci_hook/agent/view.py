@@ -1,4 +1,4 @@
-"""What a person or a program is shown of the node, as plain data: one form for the web page, `top` and the metrics."""
+"""The node as plain data, in one form for the web page, `top` and the metrics."""
 
 import time
 from typing import Any
@@ -9,24 +9,24 @@ from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
+from oci_hook.core.units import MIB
 from oci_hook.observe.account import Usage
 from oci_hook.observe.stage import stage
 
-MIB = 1 << 20
-SAMPLES = 120  # of each container on each GPU that are remembered
+SAMPLES = 120  # remembered for each container on each GPU
 
 
 class Watched:
-    """What was learned of one container beyond its grant."""
+    """What the agent knows of one container beyond its grant."""
 
     def __init__(self) -> None:
         self.account: Usage | str | None = None  # what its account page says
         self.peaks: dict[str, int] = {}
         self.history: dict[str, list[tuple[float, int, int]]] = {}
         self.uses: dict[str, Use] = {}
-        self.gates: dict[str, Gate] = {}  # what slot files tell, by UUID
+        self.gates: dict[str, Gate] = {}  # what its slot files publish, by UUID
         self.meters: dict[str, Meter] = {}
-        self.frozen_seconds = 0.0  # since the agent knows it
+        self.frozen_seconds = 0.0  # since the agent first saw it
         self.stopped = ""  # by the agent: "frozen" or "killed"
 
     def set_gate(self, uuid: str, gate: Gate | None) -> None:
@@ -58,7 +58,7 @@ def view(
     agent: dict[str, Any],
     unlisted: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """gpus: NVML's samples by UUID, where there are any. Sizes are MiB, compute and busy per cent; None: unknown."""
+    """gpus: NVML's samples by UUID. Sizes in the result are MiB, compute and utilization per cent; None: unknown."""
     indices = {gpu.uuid: gpu.index for gpu in inventory.gpus} if inventory else {}
     by_slot = {(s.uuid, s.slot): g.who.id for g in grants.values() for s in g.shares if s.slot}
     harvested: dict[str, float] = {}

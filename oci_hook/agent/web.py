@@ -1,4 +1,4 @@
-"""The pages of the agent's server."""
+"""The pages that the agent serves."""
 
 import json
 from collections.abc import Callable

@@ -12,14 +12,14 @@ from oci_hook.oci import log, spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oci_hook.apply.to_container import Container
+    from oci_hook.apply.to_container import LiveContainer
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.oci.spec_types import Spec
 
 
-def open_container(pid: int, rootfs: str) -> "Container":
+def open_container(pid: int, rootfs: str) -> "LiveContainer":
     """The container whose init is pid, which must be a child of the process that called this hook.
 
     Raises ApplyError GH-404, GH-406.
@@ -33,7 +33,7 @@ def put(
     grant: "Grant",
     inventory: "Inventory",
     config: "Spec",
-    container: "Container",
+    container: "LiveContainer",
     devices: DeviceCgroup,
     settings: "Settings",
 ) -> None:
@@ -53,7 +53,7 @@ def put(
 
 
 def verify(
-    grant: "Grant", inventory: "Inventory", config: "Spec", container: "Container", settings: "Settings"
+    grant: "Grant", inventory: "Inventory", config: "Spec", container: "LiveContainer", settings: "Settings"
 ) -> None:
     """The share was put into the spec: check that the container has it. Raises ApplyError GH-405."""
     image = look(container.path(), config.get("mounts") or (), spec.environment(config))
@@ -61,7 +61,7 @@ def verify(
 
 
 def verify_beside(
-    grant: "Grant", inventory: "Inventory", config: "Spec", container: "Container", settings: "Settings"
+    grant: "Grant", inventory: "Inventory", config: "Spec", container: "LiveContainer", settings: "Settings"
 ) -> None:
     """`verify` together with the NVIDIA runtime, which has brought the driver's files by the spec, or by a hook before
     this one: then the shims are mounted over them here. Raises NodeError, ApplyError."""

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from oci_hook.apply.to_container import Container
+    from oci_hook.apply.to_container import LiveContainer
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
@@ -99,7 +99,7 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def covers(
-    container: "Container", image: "ImageFacts", inventory: "Inventory", past: "Iterable[str]", settings: "Settings"
+    container: "LiveContainer", image: "ImageFacts", inventory: "Inventory", past: "Iterable[str]", settings: "Settings"
 ) -> tuple[Bind, ...]:
     """What to mount over every copy of libcuda and libnvidia-ml that is in the container now, and over `past`, the
     driver's other libraries that would reach a GPU past the shims.
@@ -133,7 +133,7 @@ def covers(
     return tuple(out.values())
 
 
-def check_covered(container: "Container", inventory: "Inventory") -> None:
+def check_covered(container: "LiveContainer", inventory: "Inventory") -> None:
     """Raises ApplyError GH-405 when a program could still open one of the real libraries."""
     real = _identities(inventory)
     for _, path in _mounted(container, inventory):
@@ -141,7 +141,7 @@ def check_covered(container: "Container", inventory: "Inventory") -> None:
             raise refuse("GH-405", f"{path} is still the driver's own library; the image or a mount is in the way")
 
 
-def _mounted(container: "Container", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
+def _mounted(container: "LiveContainer", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
     """(library, path in the container) of each mount that is one, by name or because it is the host's file."""
     real = _identities(inventory)
     top = os.path.realpath(container.rootfs)
@@ -171,7 +171,7 @@ def _identities(inventory: "Inventory") -> dict[tuple[int, int], str]:
     return found
 
 
-def _identity(container: "Container", path: str) -> tuple[int, int]:
+def _identity(container: "LiveContainer", path: str) -> tuple[int, int]:
     """(device, inode) of what is at this canonical path; (0, 0) where another mount hides it."""
     try:
         fd = os.open(container.path(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

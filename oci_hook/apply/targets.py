@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from oci_hook.apply.to_container import Container
+    from oci_hook.apply.to_container import LiveContainer
 
     Made = TypeVar("Made")
 
@@ -39,7 +39,7 @@ class Targets:
 
     __slots__ = ("root", "root_mount", "mounts", "host_devices", "ours", "over", "owner")
 
-    def __init__(self, container: "Container", over: bool) -> None:
+    def __init__(self, container: "LiveContainer", over: bool) -> None:
         self.over = over
         self.root = container.root
         self.owner = namespace.owner(container.pid)

@@ -19,7 +19,7 @@ from oci_hook.linux.libc import AT_FDCWD, SyscallError
 from oci_hook.linux.openat2 import RESOLVE_NO_MAGICLINKS, openat2
 
 
-class Container:
+class LiveContainer:
     """A container's process and root file system, held by descriptors so that neither can be exchanged.
 
     root: O_PATH descriptor of the rootfs as the container's mount namespace has it. root_mount: the id of the mount it
@@ -40,7 +40,7 @@ class Container:
         return f"/proc/self/fd/{self.root}"
 
 
-def open_container(pid: int, rootfs: str) -> Container:
+def open_container(pid: int, rootfs: str) -> LiveContainer:
     """The container whose init is pid and whose root directory the host calls rootfs.
 
     Raises ApplyError GH-406 when pid is no such process, GH-404 when the kernel is too old.
@@ -63,10 +63,10 @@ def open_container(pid: int, rootfs: str) -> Container:
     os.close(proc)
     if not is_mount:
         raise _not_ours(pid, f"has nothing mounted at {rootfs}")
-    return Container(pid, pidfd, root, root_mount, rootfs)
+    return LiveContainer(pid, pidfd, root, root_mount, rootfs)
 
 
-def check_child_of(container: Container, parent: int) -> None:
+def check_child_of(container: LiveContainer, parent: int) -> None:
     """Raises ApplyError GH-406 unless parent is the init's parent, as it is where a runtime makes a container and calls
     the hook. A wrong pid in the state document (of another container, of any other process, our own) is thus refused.
     """
@@ -75,7 +75,7 @@ def check_child_of(container: Container, parent: int) -> None:
 
 
 def apply(
-    plan: tuple[Step, ...], container: Container, sources: tuple[tuple[str, str], ...], over: bool = False
+    plan: tuple[Step, ...], container: LiveContainer, sources: tuple[tuple[str, str], ...], over: bool = False
 ) -> None:
     """Make the plan's mounts and nodes, in its order. Its device rules and variables are left to others.
 
@@ -106,7 +106,7 @@ def apply(
                 os.close(tree)
 
 
-def verify(plan: tuple[Step, ...], container: Container) -> None:
+def verify(plan: tuple[Step, ...], container: LiveContainer) -> None:
     """Check that each path of the plan, resolved as a program in the container would, leads to the plan's file or node.
 
     Raises ApplyError GH-405 for the first that does not.
@@ -186,7 +186,7 @@ def _node_tree(step: DeviceNode) -> int:
 # --- in the container's mount namespace ---
 
 
-def _in_mount_namespace(container: Container, work: list[tuple[Step, int]], over: bool) -> None:
+def _in_mount_namespace(container: LiveContainer, work: list[tuple[Step, int]], over: bool) -> None:
     """Run `_attach_all` in a forked child, which enters the container's mount namespace; we stay in the host's."""
     targets = Targets(container, over)
     reader, writer = os.pipe()
@@ -240,7 +240,7 @@ def _attach_all(targets: Targets, work: list[tuple[Step, int]]) -> None:
 # --- verification ---
 
 
-def _wrong_mount(step: Bind | Tmpfs, container: Container) -> str:
+def _wrong_mount(step: Bind | Tmpfs, container: LiveContainer) -> str:
     try:
         fd = openat2(container.root, step.destination, os.O_PATH, INSIDE)
     except SyscallError as e:
@@ -258,7 +258,7 @@ def _wrong_mount(step: Bind | Tmpfs, container: Container) -> str:
         os.close(fd)
 
 
-def _wrong_node(step: DeviceNode, container: Container) -> str:
+def _wrong_node(step: DeviceNode, container: LiveContainer) -> str:
     try:
         fd = openat2(container.root, step.path, os.O_PATH, INSIDE)
     except SyscallError as e:

@@ -9,7 +9,7 @@ from oci_hook.agent import options
 from oci_hook.cli import live, output
 from oci_hook.config.settings import Settings
 from oci_hook.core.layout import AGENT_LOCK
-from oci_hook.engines.doctor import NOTE, OK, WARN, Finding
+from oci_hook.engines.doctor import NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 
 UNIT = "gpu-hook-agent"
@@ -29,13 +29,13 @@ FIXES = {
 }
 
 
-def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Finding]:
+def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckResult]:
     pid, node = holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings, prefix)
     here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
     managed = here and shutil.which("systemctl") is not None
     if not pid and node is None:
         start = f"systemctl enable --now {UNIT}" if managed else f"gpu-hook agent{option}"
-        yield Finding(
+        yield CheckResult(
             "agent",
             NOTE,
             "does not run: nothing detects containers that bypass their limits; containers do not need it",
@@ -52,23 +52,23 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[Findin
     except GhError:
         return  # reported by another check
     if address == "none":
-        yield Finding("agent", OK, f"runs{of}; it cannot be asked, since its address is set to none")
+        yield CheckResult("agent", OK, f"runs{of}; it cannot be asked, since its address is set to none")
         return
     if node is None:
         message = f"runs{of}, but does not answer on {address}"
-        yield Finding("agent", WARN, message, "", restart)
+        yield CheckResult("agent", WARN, message, "", restart)
         return
     agent = node["agent"]
     version = str(agent.get("version", "an older version"))
     if version != __version__:
-        yield Finding(
+        yield CheckResult(
             "agent", WARN, f"is version {output.printable(version)}, the install is {__version__}", "", restart
         )
     for name, what in agent["problems"].items():
         fix = FIXES.get(name, restart).format(option=option, state_dir=settings.state_dir)
-        yield Finding("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", fix)
+        yield CheckResult("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", fix)
     if not agent["problems"]:
-        yield Finding("agent", OK, f"{output.printable(version)} runs{of} on {address}")
+        yield CheckResult("agent", OK, f"{output.printable(version)} runs{of} on {address}")
 
 
 def holder(path: str) -> int:

@@ -7,7 +7,8 @@ import click
 from oci_hook.cli import output, registration
 from oci_hook.cli.agent_check import check_agent
 from oci_hook.config import settings as node_settings
-from oci_hook.engines.doctor import FAIL, OK, STATES, WARN, Finding, examine
+from oci_hook.core.layout import DEFAULT_PREFIX
+from oci_hook.engines.doctor import FAIL, OK, STATES, WARN, CheckResult, examine
 from oci_hook.errors import GhError
 
 
@@ -25,9 +26,7 @@ def doctor(prefix: str, host_root: str) -> output.Report:
     except GhError:
         pass  # one of the findings says so
     else:
-        findings += check_agent(
-            settings, prefix, "" if prefix == output.DEFAULT_PREFIX else f" --prefix {quote(prefix)}"
-        )
+        findings += check_agent(settings, prefix, "" if prefix == DEFAULT_PREFIX else f" --prefix {quote(prefix)}")
     worst = max((f.state for f in findings), key=STATES.index, default=OK)
     status = {WARN: 1, FAIL: 2}.get(worst, 0)
     width = max(len(f.check) for f in findings)
@@ -38,7 +37,7 @@ def doctor(prefix: str, host_root: str) -> output.Report:
     return output.Report(data, lines, exit_status=status)
 
 
-def as_lines(finding: Finding, width: int) -> list[str]:
+def as_lines(finding: CheckResult, width: int) -> list[str]:
     code = f"{finding.code}: " if finding.code else ""
     lines = [f"{finding.state:4}  {finding.check:{width}}  {code}{output.printable(finding.message)}"]
     if finding.fix and finding.state != OK:

@@ -33,7 +33,7 @@ from oci_hook.oci.spec_types import Mount
 KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
 
-class Container:
+class ExplainedContainer:
     """The container to explain. doc: its config.json, or None if only options describe it. mounts: (destination,
     source) of the mounts that may carry a request."""
 
@@ -138,17 +138,17 @@ def describe(
     env: dict[str, str],
     mounts: list[Mount],
     container: str,
-) -> Container:
+) -> ExplainedContainer:
     """The container that the options describe; they override the spec. Raises ApplyError GH-401."""
     if spec is None:
         name = container or oci_annotations.container_name(annotations)
-        return Container(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None)
+        return ExplainedContainer(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None)
     doc = to_spec.scrub(oci_spec.load(spec))
     annotations = {**(doc.get("annotations") or {}), **annotations}
     env = {**oci_spec.environment(doc), **env}
     name = container or oci_annotations.container_name(annotations)
     found = request_mounts.mounts({"mounts": [*(doc.get("mounts") or ()), *mounts]})
-    return Container(name, annotations, env, found, os.path.dirname(os.path.abspath(spec)), doc)
+    return ExplainedContainer(name, annotations, env, found, os.path.dirname(os.path.abspath(spec)), doc)
 
 
 def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
@@ -171,7 +171,7 @@ def volumes(given: tuple[str, ...]) -> list[Mount]:
 
 
 def plan_for(
-    given: Container,
+    given: ExplainedContainer,
     request: Request,
     found: Allocation,
     inventory: Inventory,
@@ -207,7 +207,9 @@ def plan_for(
     return plan, late
 
 
-def unseen_names(given: Container, named: dict[str, tuple[str, ...]], grants: tuple[Grant, ...]) -> list[Problem]:
+def unseen_names(
+    given: ExplainedContainer, named: dict[str, tuple[str, ...]], grants: tuple[Grant, ...]
+) -> list[Problem]:
     """A warning for each container name in a key that neither this container nor a living one of its pod has."""
     pod = (given.who.namespace, given.who.pod)
     seen = {grant.who.container for grant in grants if (grant.who.namespace, grant.who.pod) == pod} | {given.name}
@@ -218,7 +220,7 @@ def unseen_names(given: Container, named: dict[str, tuple[str, ...]], grants: tu
     ]
 
 
-def keys_without_prefix(given: Container) -> list[Problem]:
+def keys_without_prefix(given: ExplainedContainer) -> list[Problem]:
     """A warning for each key that gpu-hook would know if it had its prefix."""
     keys = [key for key in given.annotations if key.partition(".")[0] in (*native.KEYS, "containers", "request")]
     return [
@@ -226,7 +228,7 @@ def keys_without_prefix(given: Container) -> list[Problem]:
     ]
 
 
-def heading(given: Container, named: dict[str, tuple[str, ...]]) -> list[str]:
+def heading(given: ExplainedContainer, named: dict[str, tuple[str, ...]]) -> list[str]:
     lines = [f"container {given.name or '(the engine gives no name)'}"]
     if named:
         lines.append(f"annotations name {', '.join(map(output.printable, named))}")

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 
 import click
 
+from oci_hook.core.layout import DEFAULT_PREFIX
 from oci_hook.errors import GhError, Problem
 from oci_hook.ledger.events import short as short
 
-DEFAULT_PREFIX = "/opt/gpu-hook"
 CUT = 12  # characters that are enough to tell one UUID or id from another
 
 

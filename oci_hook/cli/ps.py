@@ -8,6 +8,7 @@ import click
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant, Share
+from oci_hook.core.units import MIB
 from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import store
@@ -15,7 +16,6 @@ from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe.account import Usage, look
 from oci_hook.observe.stage import in_words, stage
 
-MIB = 1 << 20
 HEADER = ("CONTAINER", "NAME", "GPU", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
 SPARE = ("UUID", "SINCE", "CLASS", "POLICY", "COMPUTE", "NAME")
 
@@ -69,8 +69,8 @@ def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension 
 
 def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension | None = None) -> dict[str, Any]:
     """One container of the --json document."""
-    books = look(grant)
-    used = [-(-n // MIB) for n in books.totals] if isinstance(books, Usage) else [None] * len(grant.shares)
+    usage = look(grant)
+    used = [-(-n // MIB) for n in usage.totals] if isinstance(usage, Usage) else [None] * len(grant.shares)
     gpus = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": n}
         for share, n in zip(grant.shares, used, strict=True)
@@ -91,7 +91,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
         "suspended_since": int(suspended[1]) if suspended else None,
         "waits_for": suspended[0] if suspended else None,
         "preempt_tolerance_us": grant.terms.preempt_tolerance_us,
-        "account_problem": books if isinstance(books, str) else None,
+        "account_problem": usage if isinstance(usage, str) else None,
         "exclusive": grant.exclusive,
         "capabilities": list(grant.terms.capabilities),
         "driver_version": grant.driver_version,

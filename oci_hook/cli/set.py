@@ -8,7 +8,7 @@ import click
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
 from oci_hook.core import units, value_parsers
-from oci_hook.core.change import Change, changed
+from oci_hook.core.change import GrantChange, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, RequestError
@@ -53,7 +53,7 @@ def set_(
             problems.append(Problem("GH-101", f"{option} {show(text)} {e}"))
             return None
 
-    wish = Change(
+    wish = GrantChange(
         read("--memory", memory, units.memory),
         read("--compute", compute, units.percent),
         read("--compute-limit", compute_limit, units.percent),
@@ -62,7 +62,7 @@ def set_(
     )
     if problems:
         raise RequestError(*problems)
-    if wish == Change():
+    if wish == GrantChange():
         raise click.UsageError("say what to change: --memory, --compute, --compute-limit, --policy or --class")
     settings = node_settings.load(prefix)
     inventory = node_inventory.load(settings)
@@ -95,7 +95,12 @@ def report(before: Grant, after: Grant, delivered: bool) -> output.Report:
 
 def as_data(grant: Grant) -> dict[str, Any]:
     gpus = [share.fields() for share in grant.shares]
-    return {"policy": grant.terms.policy, "class": grant.terms.priority_class, "frozen": grant.frozen, "gpus": gpus}
+    return {
+        "policy": grant.terms.policy,
+        "class": grant.terms.priority_class,
+        "frozen_since": grant.frozen or None,
+        "gpus": gpus,
+    }
 
 
 def in_words(grant: Grant) -> str:

@@ -63,7 +63,7 @@ class Screen:
                 return name(c), c["key"]
             if by == "age":
                 return c["created"], c["key"]
-            field = {"memory": "used_mib"}.get(by, by)
+            field = {"memory": "used_mib", "busy": "utilization"}.get(by, by)
             return -sum(s[field] or 0 for s in c["gpus"]), c["key"]
 
         return sorted(self.node["containers"], key=rank)

@@ -56,7 +56,7 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
         ids = ", ".join(c["id"][:20] for c in living[:5])
         raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
     log = Follower(settings.state_dir, old=True).read()
-    return running(living[0], node) if living else past(settings, container, log)
+    return running(living[0], node, log) if living else past(settings, container, log)
 
 
 def matches(id: str, name: str, container: str) -> bool:
@@ -133,9 +133,9 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
 Reasons = list[str]
 
 
-def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
+def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) -> output.Report:
     """What slows a running container down: its state, its share, its neighbours, and what the GPUs report."""
-    reasons = by_state(c)
+    reasons = by_state(c, by_agent(log, c["id"]))
     if c.get("account_problem"):
         reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")
     for share in c["gpus"]:
@@ -150,16 +150,20 @@ def running(c: dict[str, Any], node: dict[str, Any]) -> output.Report:
     return output.Report({"id": c["id"], "state": c["state"], "reasons": reasons}, fold_lines(lines))
 
 
-def by_state(c: dict[str, Any]) -> Reasons:
+def by_state(c: dict[str, Any], agent: str) -> Reasons:
+    """agent: what the agent did to it, as by_agent() says; "" if nothing."""
     if c["state"] == "starting":
         seconds = c.get("waits_seconds")
         if seconds is None:
             return ["its runtime is creating it and has not started its process yet"]
         return [f"no runtime has begun to create it; its share is kept for another {seconds} s"]
-    if c["state"] == "frozen":
-        since = c.get("frozen_since")
-        at = f" since {time.strftime('%H:%M:%S', time.localtime(since))}" if since else ""
-        return [f"it is frozen{at}; `gpu-hook resume` continues it (after a finding: `runc resume`)"]
+    if c["state"] == "frozen" and c.get("frozen_since"):
+        since = time.strftime("%H:%M:%S", time.localtime(c["frozen_since"]))
+        return [f"it is frozen since {since}; `gpu-hook resume` continues it"]
+    if c["state"] == "killed":
+        return [agent or "the agent killed it"]
+    if c["state"] == "frozen" or (agent and c["state"] == "paused"):
+        return [f"{agent or 'the agent froze it'}; `runc resume` continues it"]
     if c["state"] == "paused":
         return ["it is paused by its engine or runtime; unpause it there, for example by `docker unpause`"]
     return []

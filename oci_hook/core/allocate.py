@@ -1,16 +1,14 @@
-"""Which GPUs a request gets: pure, deterministic, integers only (MiB and percent points).
+"""Chooses the GPUs of a request: pure, deterministic, integers only (MiB and percent points).
 
-A GPU is in one of four states, by the grants on it: free; shared by limits; whole (unlimited containers only, possible
-with `whole_gpus: shared`); or held alone. What never happens: limits above the GPU's memory less `memory_reserve`,
-guarantees above 100 %, anyone beside a container that holds the GPU alone, a limit beside an unlimited container.
+The grants on a GPU put it in one of four states: free; shared, by containers with limits; whole, by containers without
+limits (possible with `whole_gpus: shared`); or exclusive to one container. Four things never happen: the limits exceed
+the GPU's memory less `memory_reserve`; the guarantees exceed 100 %; a second container gets an exclusive GPU; containers
+with and without limits get the same GPU.
 
-Order of preference among the GPUs that have room (ties: the lower index):
-  binpack  a GPU in use before a free one, then the least free memory, then the least free compute
-  spread   the most free memory, then the most free compute, then the fewest containers
-The node's `by-class` is spread for class online, which should meet few others, and binpack for the rest. A container
-that says how long it can wait for its turn is kept from GPUs where a lower class is known to hold the GPU longer.
-Several GPUs: the set with the smallest sum of link distances between its pairs, then the one with the fewest pairs on
-two NUMA nodes, then the one whose GPUs come first in the order of preference.
+Among the GPUs that have room, the placement policy decides which comes first (core/rules.py). A container that states
+the longest preemption delay it tolerates gets no GPU where a container of a lower class is known to take longer.
+For several GPUs, the set with the smallest sum of link distances between its pairs is chosen, then the one with the
+fewest pairs on different NUMA nodes, then the one whose GPUs the placement policy puts first.
 """
 
 from oci_hook.core.gpu_page import free_slot, on_gpu
@@ -27,14 +25,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Bounds = tuple[tuple[str, str, int], ...]
 
-TOO_SMALL = "for a program's context alone"  # which is part of the limit: no program could run
-FAR = 1000  # distance of two GPUs that the inventory has no link for
-PAIRS = MAX_GPUS * MAX_GPUS  # more than a set of GPUs has pairs
-SEARCH_STEPS = 5_000  # sets of GPUs tried for the nearest ones; beyond, the best so far is taken
+TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
+FAR = 1000  # distance of two GPUs without a link in the inventory
+PAIRS = MAX_GPUS * MAX_GPUS  # a bound: no set of GPUs has as many pairs
+SEARCH_STEPS = 5_000  # sets of GPUs that are tried; after that the best one so far is taken
 
 
 class Allocation(Value):
-    """Room was found. shares: in the request's order. notes: (uuid, why or why not) per GPU, in inventory order."""
+    """Room was found. shares: in the request's order. exclusive: no other container may be on the GPUs. notes: (uuid, why
+    the GPU was chosen or not) per GPU, in inventory order."""
 
     shares: tuple[Share, ...]
     exclusive: bool
@@ -42,14 +41,15 @@ class Allocation(Value):
 
 
 class Refusal(Value):
-    """No room: problems are GH-201 (full), GH-202 (unknown GPU, no IMEX channels), GH-203 (too few GPUs)."""
+    """No room was found. problems: GH-201 (full), GH-202 (unknown GPU, no IMEX channels), GH-203 (too few GPUs)."""
 
     problems: tuple[Problem, ...]
     notes: tuple[tuple[str, str], ...] = ()
 
 
 class Usage(Value):
-    """What the grants leave of one GPU. free_mib, free_compute: still to be granted. containers: grants on it."""
+    """What the grants leave of one GPU. free_mib, free_compute: what can still be granted. containers: how many grants are
+    on it. alone: one container has it exclusively. whole: its containers have no limits."""
 
     gpu: Gpu
     free_mib: int
@@ -60,12 +60,12 @@ class Usage(Value):
 
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
-    """Per GPU, in inventory order, what these grants leave of it."""
+    """What these grants leave of each GPU, in inventory order."""
     return tuple(_usage(gpu, grants, rules) for gpu in inventory.gpus)
 
 
 def placement_of(request: Request, rules: Rules) -> str:
-    """Which order of preference holds: the container's word, else the node's."""
+    """The name of the placement policy that applies: the container's, or else the node's."""
     return order_of(request.placement or rules.placement, request.terms.priority_class)
 
 
@@ -76,10 +76,10 @@ def allocate(
     rules: Rules,
     bounds: "Bounds" = (),
 ) -> "Allocation | Refusal":
-    """Find GPUs with room for the request beside the (living) grants.
+    """Finds GPUs with room for the request beside the grants of living containers.
 
-    bounds: (grant's key, GPU's UUID, microseconds) as far as they are known: how long the container holds the GPU at
-    most once a higher class has work.
+    bounds: (grant's key, GPU's UUID, microseconds) where it is known how long that container keeps the GPU at most after
+    a container of a higher class has work.
     """
     if not request.gpus or request.narrow_to == ():
         return Allocation((), False, tuple((c.uuid, "no GPU is asked for") for c in inventory.gpus))
@@ -92,7 +92,7 @@ def allocate(
         return Refusal(problems)
     placement = placement_of(request, rules)
     order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i]))
-    # Per wish, the GPUs that it may get and that have room, best first.
+    # For each GPU that is asked for: the GPUs that it may be and that have room, the preferred one first.
     late = [_late(use, request, grants, bounds) for use in uses]
     blocked = [[_obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)] for wish, _ in wishes]
     options = [
@@ -145,7 +145,8 @@ def _usage(gpu: Gpu, grants: tuple[Grant, ...], rules: Rules) -> Usage:
 def _wishes(
     request: Request, inventory: Inventory
 ) -> "tuple[list[tuple[GpuRequest, int | None]], frozenset[int], tuple[Problem, ...]]":
-    """(wish, GPU number or None for any) in the request's order; the GPUs that may be chosen freely; problems."""
+    """(what is asked of a GPU, the GPU's number or None for any) in the request's order; the numbers of the GPUs that may be
+    chosen; problems."""
     gpus = inventory.gpus
     every = frozenset(range(len(gpus)))
     allowed = every
@@ -198,7 +199,7 @@ def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
 
 
 def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
-    """What the wish means on this GPU."""
+    """The share of this GPU that is asked for."""
     if request.exclusive or wish.whole:
         return Share(gpu.uuid, gpu.memory_mib, whole=True)
     memory = memory_of(gpu, wish.memory or ("percent", wish.compute or 0), rules)
@@ -212,7 +213,7 @@ def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
 
 
 def _late(use: Usage, request: Request, grants: tuple[Grant, ...], bounds: "Bounds") -> tuple[str, str]:
-    """(why the GPU is too slow for what the request tolerates or "", what is not known of it or "")."""
+    """(why this GPU exceeds the tolerated preemption delay, or ""; a remark on containers whose delay is unknown, or "")."""
     tolerance = request.terms.preempt_tolerance_us
     if tolerance is None or not use.containers:
         return "", ""
@@ -228,24 +229,24 @@ def _late(use: Usage, request: Request, grants: tuple[Grant, ...], bounds: "Boun
 
 
 def memory_of(gpu: Gpu, asked: tuple[str, int], rules: Rules) -> int:
-    """("mib", n) or ("percent", n) of this GPU in MiB, as shares are given. Percent is of the memory that can be
-    granted, so that two halves fit."""
+    """("mib", n) or ("percent", n) of this GPU in MiB, rounded as the node's rules say. 100 percent is the memory that can
+    be granted, so that two halves fit."""
     kind, memory = asked
     if kind == "percent":
         memory = max(0, gpu.memory_mib - rules.memory_reserve) * memory // 100
-        memory -= memory % rules.memory_step  # down: what fits as percent still fits in steps
+        memory -= memory % rules.memory_step  # down, so that shares that fit in percent still fit when rounded to steps
     return round_up(max(memory, rules.memory_min), rules.memory_step)
 
 
 def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], rules: Rules) -> int:
-    """The container's slot on the GPU's page; a GPU of its own needs none."""
+    """The container's slot on the GPU page; 0 where the container has the GPU for itself."""
     if alone or (wish.whole and rules.whole_gpus == "exclusive"):
         return 0
     return free_slot(gpu.uuid, grants)
 
 
 def _places(gpu: Gpu, rules: Rules) -> int:
-    """Containers that may share a GPU. A GPU's memory is a little less than its name says, so 15109 MiB are four
+    """How many containers may share the GPU. A GPU has a little less memory than its name says, so 15109 MiB count as four
     times 4 GiB."""
     if not rules.memory_per_share:
         return rules.max_shares_per_gpu
@@ -258,12 +259,12 @@ def round_up(n: int, step: int) -> int:
 
 
 def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> str:
-    """Why this GPU cannot serve the wish, with numbers; "" when it can."""
+    """Why this GPU has no room for what is asked of it, with numbers; "" when it has."""
     need = _share(use.gpu, wish, request, rules)
     name = f"GPU {use.gpu.address} {use.gpu.uuid}"
     containers = f"{use.containers} container" + ("s" if use.containers != 1 else "")
     if use.alone:
-        return f"{name} is held by one container alone"
+        return f"{name} is exclusive to one container"
     if need.whole and (request.exclusive or rules.whole_gpus == "exclusive"):
         return f"{name} is asked for alone and has {containers}" if use.containers else ""
     if need.whole and use.containers and not use.whole:
@@ -321,7 +322,7 @@ def _refusal(
 
 
 def _distances(inventory: Inventory) -> list[list[int]]:
-    """Of each pair: the link's distance, and in a smaller unit whether memory is on the other side."""
+    """For each pair of GPUs: the distance of its link times PAIRS, plus 1 if they are on different NUMA nodes."""
     gpus = inventory.gpus
     number = {gpu.uuid: i for i, gpu in enumerate(gpus)}
     table = [[FAR * PAIRS + _apart(a, b) for b in gpus] for a in gpus]
@@ -337,16 +338,18 @@ def _apart(a: Gpu, b: Gpu) -> int:
 
 
 def _choose(options: list[list[int]], wishes: list[GpuRequest], inventory: Inventory) -> "list[int] | None":
-    """One GPU per wish, no GPU twice: the nearest set, the preferred one among equals; None if there is none."""
+    """A different GPU for each entry of `options`: the set with the shortest links, the preferred one among equals; None if
+    there is none."""
     if len(options) == 1:
         return options[0][:1] or None
     best = _match(options)
     if best is None:
         return None
     distance = _distances(inventory)
-    # Wishes with few options first, so that dead ends show early; equal wishes take GPUs in order of preference.
+    # Entries with few options come first, so that dead ends show early; equal entries take GPUs in order of preference.
     turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
-    # Whether the wish at this turn and the next one are alike: the next one then takes a later GPU.
+    # Whether the entry at this turn and the next one are alike: then the next one takes a later GPU, since swapping the two
+    # makes no difference.
     equal = [_same(wishes[a], wishes[b]) and options[a] == options[b] for a, b in zip(turn, turn[1:], strict=False)]
     nearest = min(d for i, row in enumerate(distance) for j, d in enumerate(row) if i != j)
     pairs = len(options) * (len(options) - 1) // 2
@@ -381,7 +384,7 @@ def _same(a: GpuRequest, b: GpuRequest) -> bool:
 
 
 def _match(options: list[list[int]]) -> "list[int] | None":
-    """A GPU for each wish, by augmenting paths; None if no assignment exists."""
+    """A different GPU for each entry, by augmenting paths; None if no assignment exists."""
     holder: dict[int, int] = {}
 
     def place(wish: int, tried: set[int]) -> bool:

@@ -1,4 +1,4 @@
-"""A living grant -> the same with other limits: `gpu-hook set`. Pure; a wish that does not fit changes nothing."""
+"""Changes the limits in a living grant: `gpu-hook set`. Pure; a change that does not fit raises and changes nothing."""
 
 from oci_hook.core.allocate import TOO_SMALL, memory_of, round_up, usage
 from oci_hook.core.grant import Grant, Share
@@ -9,8 +9,8 @@ from oci_hook.core.value import Value
 from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 
 
-class Change(Value):
-    """What is to be different; None: as it is. memory: ("mib", n) or ("percent", n), of each GPU."""
+class GrantChange(Value):
+    """What is to change; None keeps a value. memory: ("mib", n) or ("percent", n), of each GPU."""
 
     memory: tuple[str, int] | None = None
     compute: int | None = None
@@ -19,12 +19,12 @@ class Change(Value):
     priority_class: str | None = None
 
 
-def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Grant, ...], rules: Rules) -> Grant:
-    """The grant as it would be, beside the other living grants.
+def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple[Grant, ...], rules: Rules) -> Grant:
+    """The changed grant. others: the other living grants, beside which it must fit.
 
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
-    if wish.replace(priority_class=None) == Change():
+    if wish.replace(priority_class=None) == GrantChange():
         return grant.replace(terms=_terms(grant, grant.terms.policy, wish))
     if not grant.shares or any(share.whole for share in grant.shares):
         what = "has its GPUs whole, without limits" if grant.shares else "has no GPU"
@@ -55,12 +55,12 @@ def changed(grant: Grant, wish: Change, inventory: Inventory, others: tuple[Gran
     return grant.replace(shares=tuple(shares), terms=_terms(grant, policy, wish))
 
 
-def _terms(grant: Grant, policy: str, wish: Change) -> Terms:
+def _terms(grant: Grant, policy: str, wish: GrantChange) -> Terms:
     return grant.terms.replace(policy=policy, priority_class=wish.priority_class or grant.terms.priority_class)
 
 
-def _policy(grant: Grant, wish: Change, rules: Rules) -> str:
-    """As in a request: compute without a policy's name, where there was none, is the node's default policy."""
+def _policy(grant: Grant, wish: GrantChange, rules: Rules) -> str:
+    """The new policy. As in a request, compute without a policy means the node's default policy, if none was guaranteed before."""
     guaranteed = any(share.compute for share in grant.shares)
     if wish.policy is not None:
         policy = wish.policy
@@ -75,7 +75,7 @@ def _policy(grant: Grant, wish: Change, rules: Rules) -> str:
     return policy
 
 
-def _compute(share: Share, old: Share, policy: str, former: str, wish: Change, rules: Rules) -> Share:
+def _compute(share: Share, old: Share, policy: str, former: str, wish: GrantChange, rules: Rules) -> Share:
     if policy == "best-effort":
         return share.replace(compute=0, compute_limit=100)
     compute = old.compute if wish.compute is None else min(100, round_up(wish.compute, rules.compute_step))

@@ -1,4 +1,5 @@
-"""Annotations, mounts and environment of one container -> its wishes, and what is wrong with them; no judgement."""
+"""Reads what annotations, mounts and environment of one container ask for, each by itself. core/validate.py judges them
+together."""
 
 from oci_hook.core import dialects, value_parsers
 from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, REQUEST_DIR
@@ -27,8 +28,9 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
 class Wish(Value):
-    """One thing asked for. key: where, as the user wrote it. value: what the reader made of it; None: unreadable, and
-    already complained about. own: said of this container by name. dialect: the table's name."""
+    """One thing that is asked for. name: of the wish, the same in all dialects. key: the annotation, mount or variable, as
+    the user wrote it. value: the parsed text; None: it could not be parsed, and that is among the problems already.
+    own: it names this container, not all containers of the pod. dialect: the name of the table that has the key."""
 
     name: str
     key: str
@@ -87,8 +89,8 @@ def read_request(
     found: list[Wish],
     problems: list[Problem],
 ) -> None:
-    """What `request` says of this container; nothing if it speaks of others only."""
-    from oci_hook.core import per_gpu_request  # here, as few containers need it
+    """Reads the annotation `request`; adds nothing if it is about other containers only."""
+    from oci_hook.core import per_gpu_request  # imported here because few containers need it
 
     suffix = split(key)[1]
     if suffix is not None and not (is_suffix(key, suffix, container, problems) and suffix == container):
@@ -128,9 +130,9 @@ def read_request(
 def from_mounts(
     mounts: "Iterable[tuple[str, str]]", container: str, rules: "Rules", problems: list[Problem]
 ) -> list[Wish]:
-    """The wishes that are written as mounts: (destination, source), the source being /dev/null.
+    """The wishes that are written as mounts: (destination, source), where the source is /dev/null.
 
-    A mount is of one container, so where containers have names it counts as said of this one by name.
+    A mount belongs to one container, so if the container has a name, the wish counts as naming it.
     """
     found: list[Wish] = []
     native = dialects.table(dialects.NATIVE)
@@ -165,14 +167,14 @@ def from_mounts(
 
 
 def below(folder: str, path: str) -> str | None:
-    """The rest of a path in this folder, "" for the folder itself; None for a path elsewhere."""
+    """The path relative to the folder; "" for the folder itself; None for a path outside it."""
     if path != folder and not path.startswith(folder + "/"):
         return None
     return path[len(folder) + 1 :]
 
 
 def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> list[Wish]:
-    """The same wishes from environment variables: only for nodes that trust them (rules.trust_env)."""
+    """The wishes in environment variables; only nodes with rules.trust_env use them."""
     found: list[Wish] = []
     for dialect in (dialects.NATIVE, *dialects.spoken(rules.dialects, env)):
         module = dialects.table(dialect)
@@ -186,7 +188,7 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
 
 
 def narrowing(env: dict[str, str], problems: list[Problem]) -> tuple[str, ...] | None:
-    """The GPUs that the container's own environment narrows it to: None no narrowing, () no GPU at all."""
+    """The GPUs to which the container's own environment narrows it; None: it does not; (): no GPU at all."""
     found: list[Wish] = []
     if VISIBLE in env:
         read(
@@ -205,7 +207,7 @@ def narrowing(env: dict[str, str], problems: list[Problem]) -> tuple[str, ...] |
 
 
 def container_names(annotations: dict[str, str], decode: "Decode" = no_json) -> dict[str, tuple[str, ...]]:
-    """The container names that our annotations speak of, each with the keys that do; for people, so nothing raises."""
+    """The container names in our annotations, each with the keys that have it. It is only shown, so nothing raises."""
     spoken: dict[str, tuple[str, ...]] = {}
     for key, text in annotations.items():
         named: list[str] = []
@@ -227,7 +229,7 @@ def container_names(annotations: dict[str, str], decode: "Decode" = no_json) -> 
 
 
 def split(key: str) -> tuple[str, str | None]:
-    """KEY.CONTAINER below our prefix -> (KEY, CONTAINER), CONTAINER None without a dot. KEYs have no dot."""
+    """Splits KEY.CONTAINER, without our prefix, into (KEY, CONTAINER); CONTAINER is None without a dot. No KEY has a dot."""
     name, dot, suffix = key[len(PREFIX_KEY) :].partition(".")
     return name, suffix if dot else None
 
@@ -235,7 +237,7 @@ def split(key: str) -> tuple[str, str | None]:
 def read(
     row: "Row", key: str, text: object, own: bool, dialect: str, found: list[Wish], problems: list[Problem]
 ) -> None:
-    """Add what one key says to `found`, or why it says nothing to `problems` (and then an unreadable wish)."""
+    """Adds the wishes of one key to `found`. If its text cannot be parsed, adds a wish without a value, and a problem."""
     name, reader, implied = row
     value = None
     if not isinstance(text, str):
@@ -272,7 +274,7 @@ def too_large(annotations: dict[str, str], ours: list[str], problems: list[Probl
 
 
 def is_addressed(annotations: dict[str, str], container: str, problems: list[Problem]) -> bool:
-    """Whether the keys without a suffix speak of this container."""
+    """Whether keys without a suffix apply to this container."""
     if CONTAINERS not in annotations:
         return True
     text = annotations[CONTAINERS]
@@ -317,5 +319,5 @@ def unknown(key: str, native: "ModuleType") -> Problem:
 
 
 def show_key(key: str) -> str:
-    """A key inside a message: as it is when it is an ordinary one."""
+    """A key as it stands in a message: quoted and cut if it is not an ordinary one."""
     return key if len(key) <= 80 and KEY_CHARACTERS.issuperset(key) else show(key)

@@ -1,8 +1,8 @@
-"""Device programs of cgroup v2: eBPF instructions of type BPF_PROG_TYPE_CGROUP_DEVICE, as whole numbers.
+"""Writes and interprets device programs of cgroup v2: eBPF instructions of type BPF_PROG_TYPE_CGROUP_DEVICE, as integers.
 
 The kernel calls the program with r1 at `struct bpf_cgroup_dev_ctx` (include/uapi/linux/bpf.h): three 32-bit words,
-access << 16 | type, major, minor. It leaves 1 in r0 to permit the access and 0 to deny it. An instruction is 64 bits,
-here one int in the byte order of the machines that we run on (little-endian): code, registers, offset, immediate
+access << 16 | type, major, minor. The program leaves 1 in r0 to permit the access and 0 to deny it. An instruction has
+64 bits, here as one little-endian int: code, registers, offset, immediate
 (Documentation/bpf/standardization/instruction-set.rst).
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BLOCK, CHAR = 1, 2  # BPF_DEVCG_DEV_*
 ACCESS = {"m": 1, "r": 2, "w": 4}  # BPF_DEVCG_ACC_*
-GPUS = 254  # minors of the NVIDIA major below are GPUs, 254 and 255 are for all of them
+GPUS = 254  # minors of the NVIDIA major below this are GPUs; 254 and 255 are control nodes
 
 LD_IMM64, LDX_W, LDX_H, LDX_B = 0x18, 0x61, 0x69, 0x71
 MOV_K, MOV_X, AND_K, RSH_K = 0xB7, 0xBF, 0x57, 0x77  # 64-bit
@@ -22,11 +22,11 @@ JA, JNE_K, CALL, EXIT = 0x05, 0x55, 0x85, 0x95
 STEPS = 10_000
 
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
-_CTX = 1 << 48  # what the interpreter has for the address of the context: no number of a device comes near it
+_CTX = 1 << 48  # stands for the address of the context; no device number comes near it
 
 
 class Unreadable(ValueError):
-    """A program that does more than compare its three words with numbers: calls, maps, memory."""
+    """The program does more than compare its three words with numbers: it has calls, maps or other memory."""
 
 
 def instruction(code: int, dst: int = 0, src: int = 0, offset: int = 0, immediate: int = 0) -> int:
@@ -46,8 +46,8 @@ def access_bits(access: str) -> int:
 
 
 def permit(rules: "Iterable[tuple[int, int, str]]") -> tuple[int, ...]:
-    """Instructions that permit these character devices (major, minor, access) and let everything else fall through
-    to whatever is put behind them, with r1 as it was. Raises ValueError for numbers of more than 31 bits."""
+    """Instructions that permit these character devices (major, minor, access). Every other access falls through to the
+    instructions put after them, with r1 unchanged. Raises ValueError for numbers of more than 31 bits."""
     words = [
         instruction(LDX_W, 2, 1, 0),  # r2 = type, r3 = access, r4 = major, r5 = minor
         instruction(MOV_X, 3, 2),
@@ -64,7 +64,9 @@ def permit(rules: "Iterable[tuple[int, int, str]]") -> tuple[int, ...]:
             instruction(JNE_K, 4, offset=6, immediate=major),
             instruction(JNE_K, 5, offset=5, immediate=minor),
             instruction(MOV_X, 6, 3),
-            instruction(AND_K, 6, immediate=~access_bits(access)),  # what is wanted beyond the rule
+            instruction(
+                AND_K, 6, immediate=~access_bits(access)
+            ),  # what is left is access that the rule does not permit
             instruction(JNE_K, 6, offset=2, immediate=0),
             instruction(MOV_K, 0, immediate=1),
             instruction(EXIT),
@@ -73,7 +75,7 @@ def permit(rules: "Iterable[tuple[int, int, str]]") -> tuple[int, ...]:
 
 
 def permits(program: "Sequence[int]", kind: int, access: int, major: int, minor: int) -> bool:
-    """What the kernel would answer: the program, interpreted. Raises Unreadable where it cannot be told."""
+    """Interprets the program: whether the kernel would permit the access. Raises Unreadable where that cannot be told."""
     context = ((access << 16 | kind) & _U32).to_bytes(4, "little") + major.to_bytes(4, "little")
     context += minor.to_bytes(4, "little")
     registers: list[int | None] = [None, _CTX, *[None] * 9]
@@ -182,11 +184,11 @@ def _compare(code: int, a: int, b: int) -> bool:
 
 
 def reachable_gpus(programs: "Iterable[Sequence[int]]", granted: "Iterable[int]") -> list[str]:
-    """GPUs ("195:N") without their minor being granted that all these programs, a container's effective ones, permit
-    to be opened for reading or writing; ["every GPU"] where even a minor that no program names is among them.
+    """The GPUs ("195:N") that the container can open for reading or writing although their minor is not in `granted`;
+    ["every GPU"] if that holds even for a minor that no program names. programs: all that apply to the container.
 
-    A program can tell apart only the numbers that it has, so those are tried, their neighbours, and one of none.
-    A program that cannot be read denies nothing, as far as this is concerned.
+    A program can only distinguish the numbers in its code, so those, their neighbours and one other number are tried.
+    A program that cannot be interpreted counts as denying nothing.
     """
     programs, granted = tuple(programs), frozenset(granted)
     named = {(word >> 32) + near for program in programs for word in program for near in (-1, 0, 1)}

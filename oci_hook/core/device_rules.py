@@ -1,8 +1,8 @@
-"""Which GPUs a container's own device rules would let it open (linux.resources.devices of the OCI runtime spec).
+"""Finds the GPUs that a container's own device rules let it open (linux.resources.devices of the OCI runtime spec).
 
 Rules are read as the kernel's device controller and runc read them (Documentation/admin-guide/cgroup-v1/devices.rst:
-a rule for all devices replaces everything before it; a denial takes back only a permission of exactly its numbers). In
-doubt the answer is "reachable": cgroup v2 would let a denial with other wildcards count, v1 ignores it.
+a rule for all devices replaces all rules before it; a denial removes only a permission with exactly its numbers). In
+doubt a GPU counts as reachable: cgroup v2 applies a denial with other wildcards, v1 ignores it.
 """
 
 from oci_hook.core.layout import NVIDIA_MAJOR
@@ -26,7 +26,7 @@ def _access(rule: "Mapping[str, object]") -> "set[str]":
 
 
 def allowed(rules: "Iterable[Mapping[str, object]]") -> list[tuple[int, int, set[str]]]:
-    """What the list permits for character devices in the end: (major or ANY, minor or ANY, access)."""
+    """The character devices that the whole list permits: (major or ANY, minor or ANY, access)."""
     open_: list[tuple[int, int, set[str]]] = []
     for rule in rules:
         kind = rule.get("type") or "a"
@@ -44,18 +44,18 @@ def allowed(rules: "Iterable[Mapping[str, object]]") -> list[tuple[int, int, set
 
 
 def starts_closed(rules: "Sequence[Mapping[str, object]]") -> bool:
-    """Whether some rule denies everything. Without one, what is not named depends on the runtime."""
+    """Whether some rule denies all devices. Without one, it depends on the runtime whether unnamed devices are open."""
     return any((rule.get("type") or "a") == "a" and rule.get("allow") is not True for rule in rules)
 
 
 def reachable_nodes(rules: "Iterable[Mapping[str, object]]", numbers: "Iterable[tuple[int, int]]") -> list[str]:
-    """Which of these character devices may be opened for reading or writing."""
+    """Those of these character devices that may be opened for reading or writing."""
     open_ = [(major, minor) for major, minor, access in allowed(rules) if access & {"r", "w"}]
     return [f"{a}:{b}" for a, b in numbers if any(major in (ANY, a) and minor in (ANY, b) for major, minor in open_)]
 
 
 def reachable_gpus(rules: "Iterable[Mapping[str, object]]", granted: "Iterable[int]") -> list[str]:
-    """GPUs ("195:N", or "every GPU") that may be opened for reading or writing without their minor being granted."""
+    """The GPUs ("195:N", or "every GPU") that may be opened for reading or writing although their minor is not granted."""
     granted = set(granted)
     found: list[str] = []
     for major, minor, access in allowed(rules):

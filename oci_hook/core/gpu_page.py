@@ -1,7 +1,8 @@
-"""The GPU page: who shares a GPU, and how. Twin of shim/pages/gpu_page.h.
+"""The GPU page: which containers share a GPU, and how. shim/pages/gpu_page.h has the same layout.
 
-Weights are parts of the GPU in hundredths of a percent. A guarantee is its per cent; containers without one share what
-the guarantees of the whole GPU leave, in equal parts, and at least one per cent together: none is ever starved.
+A weight is a part of the GPU in hundredths of a per cent. A container with a guarantee has its per cent as weight. The
+containers without one divide what all guarantees leave, in equal parts and at least one per cent together, so that none
+of them starves.
 """
 
 from struct import Struct
@@ -23,24 +24,24 @@ _SLOT = Struct("<BBHIIIQQ")
 
 
 def on_gpu(uuid: str, grants: tuple[Grant, ...]) -> "list[tuple[Grant, Share]]":
-    """The grants that have a slot on this GPU, with their shares of it, by slot."""
+    """The grants that have a slot on this GPU's page, with their shares of the GPU, in the order of the slots."""
     found = [(grant, share) for grant in grants for share in grant.shares if share.slot and share.uuid == uuid]
     return sorted(found, key=lambda pair: pair[1].slot)
 
 
 def free_slot(uuid: str, grants: tuple[Grant, ...]) -> int:
-    """The lowest free slot of a GPU, as Share.slot has it; 0 when all are taken."""
+    """The lowest free slot on the GPU's page, as Share.slot has it; 0 when all are taken."""
     taken = {share.slot for _, share in on_gpu(uuid, grants)}
     return next((slot for slot in range(1, SLOTS + 1) if slot not in taken), 0)
 
 
 def guaranteed(grant: Grant, share: Share) -> int:
-    """Per cent of the GPU that are the container's before others'; 0 for best-effort."""
+    """The per cent of the GPU that the container is guaranteed; 0 for best-effort."""
     return 0 if grant.terms.policy == "best-effort" or share.whole else share.compute
 
 
 def cap(grant: Grant, share: Share) -> int:
-    """Per cent of the GPU that it may never exceed, also alone; 0 where it may have all of it."""
+    """The per cent of the GPU that the container may never exceed, even if it is alone there; 0: no such limit."""
     if grant.terms.policy == "best-effort" or share.whole or not share.compute:
         return 0
     most = share.compute if grant.terms.policy == "fixed-share" else share.compute_limit
@@ -50,7 +51,7 @@ def cap(grant: Grant, share: Share) -> int:
 def gpu_page(
     uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0, tiers: int = 0
 ) -> bytes:
-    """The whole page of a GPU from all living grants of the node. tiers: the GPU's bits of core/tiers.py."""
+    """The page of a GPU, made from all living grants of the node. tiers: the GPU's bits of core/tiers.py."""
     there = [(grant, share, guaranteed(grant, share)) for grant, share in on_gpu(uuid, grants)]
     firm = [percent for _, _, percent in there if percent]
     left = max(1, 100 - sum(firm))
@@ -77,7 +78,7 @@ def gpu_page(
 
 
 def head(page: bytes) -> tuple[int, int, int]:
-    """(seq, generation, time scale) of a page, or of whatever is in its place: then (1, 0, 1), not to be read."""
+    """(seq, generation, time scale) of a page; (1, 0, 1), which means that it must not be read, of any other bytes."""
     if len(page) < _HEAD.size:
         return 1, 0, 1
     magic, version, size, seq, time_scale, generation, _, _, _ = _HEAD.unpack_from(page)
@@ -87,12 +88,12 @@ def head(page: bytes) -> tuple[int, int, int]:
 
 
 def seq_of(generation: int) -> int:
-    """The seqlock's word of a page that is complete: even, and another one for each generation."""
+    """The seqlock word of a complete page: even, and different for each generation."""
     return 2 * generation & 0xFFFFFFFF
 
 
 def born(page: bytes) -> dict[int, int]:
-    """By Share.slot: the `born` of each grant in a page; none of whatever is in its place."""
+    """The `born` of each grant in a page, by Share.slot; empty for any other bytes."""
     if not head(page)[1] or len(page) < SIZE:
         return {}
     present = _HEAD.unpack_from(page)[6]
@@ -102,5 +103,5 @@ def born(page: bytes) -> dict[int, int]:
 
 
 def tiers_of(page: bytes) -> int:
-    """The bits of a page; 0 of whatever is in its place."""
+    """The tier bits of a page; 0 for any other bytes."""
     return int(_HEAD.unpack_from(page)[8]) if head(page)[1] else 0

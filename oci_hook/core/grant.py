@@ -1,15 +1,15 @@
-"""GPUs and shares given to one container, and what that gift lives by."""
+"""A grant: the GPUs and shares of one container, whose it is, and how long it counts."""
 
 from oci_hook.core.terms import Terms
 from oci_hook.core.value import Value
 
 
 class Share(Value):
-    """One GPU's part of a grant.
+    """What a grant gives of one GPU.
 
-    memory_mib: the limit in MiB. compute: guaranteed per cent (0: none). compute_limit: ceiling per cent.
-    whole: no limits are enforced on this GPU. slot: 1 + the container's slot on the GPU page, 0 where the GPU is the
-    container's alone and not shared out in time.
+    memory_mib: the limit in MiB. compute: guaranteed per cent (0: none). compute_limit: the ceiling in per cent.
+    whole: no limits are enforced on this GPU. slot: 1 + the number of the container's slot on the GPU page; 0 where the
+    container has the GPU for itself, so that it is not time-shared.
     """
 
     uuid: str
@@ -21,9 +21,9 @@ class Share(Value):
 
 
 class Identity(Value):
-    """Whose grant it is. (root, id) is the key: the runtime's state directory and the container's id.
+    """The container of a grant. The grant's key is made from root, the runtime's state directory, and id, the container's.
 
-    Where a front end cannot know the root (OCI hooks), root is "bundle:" + the bundle's path.
+    An OCI hook cannot know the runtime's state directory; its root is "bundle:" and the bundle's path.
     pod_uid, namespace, pod, container: from the io.kubernetes.cri.* annotations, "" outside Kubernetes.
     """
 
@@ -38,14 +38,15 @@ class Identity(Value):
 
 
 class Life(Value):
-    """What a grant lives by: it counts while any of these processes lives, in this boot.
+    """How long a grant counts: while any of these processes lives, in this boot.
 
     creator, init: (pid, start time in clock ticks since boot, field 22 of /proc/PID/stat) or None.
     cgroup: a cgroup directory of the container ("" unknown); a process in it keeps the grant alive as well.
-    cgroup_inode: of that directory; another one under the same path is another container's (0: do not compare).
-    deadline: seconds of the system's monotonic clock until which a grant without any of these counts: its container
-    is about to be made, by nobody that we could watch (0: none).
-    space: the inode number of the pid namespace that the pids are of (0: the reader's own).
+    cgroup_inode: the directory's inode number (0: do not compare). A directory with another inode number under the same
+    path belongs to another container.
+    deadline: seconds of the system's monotonic clock until which the grant counts without any of these processes; used
+    for a container that is about to be made by a process that we cannot identify (0: none).
+    space: the inode number of the pid namespace in which the pids are valid (0: the reader's own).
     """
 
     boot_id: str
@@ -58,11 +59,11 @@ class Life(Value):
 
 
 class Grant(Value):
-    """The ledger's entry. shares is empty for a container that gets driver files but no GPU.
+    """An entry of the ledger. shares is empty for a container that gets driver files but no GPU.
 
-    created: in seconds since 1970. born: in nanoseconds of the system's monotonic clock; another one for every grant
-    that ever had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: as long
-    as suits it. frozen: since when an administrator stops its compute, in seconds since 1970; 0: not.
+    created: seconds since 1970. born: nanoseconds of the system's monotonic clock; different for every grant that ever
+    had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: the gate adapts it
+    to the container. frozen: when an administrator stopped its compute, in seconds since 1970; 0: it is not stopped.
     """
 
     key: str

@@ -1,19 +1,19 @@
-"""What exists on the node: GPUs and driver files, as values. Discovery and the cache are in node/."""
+"""The node's GPUs and driver files, as values. discovery/ finds them; ledger/inventory.py caches them."""
 
 from oci_hook.core.value import Value
 
-WHOLE = "+whole"  # behind a driver file's capability
-MIG = "mig"  # a GpuNode's capability: the nodes that open a MIG device, which every container with it gets
+WHOLE = "+whole"  # suffix of a driver file's capability
+MIG = "mig"  # capability of the nodes that open a MIG device; every container with that MIG device gets them
 
 
 class Gpu(Value):
     """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real GPU.
 
-    context_mib: what one process's context takes of it in MiB, rounded up; 0 not known. time_scale: how many times as
-    long as it says a simulated GPU takes for everything; 1 for real ones.
-    A MIG device is a GPU as well: parent is the UUID of the GPU that it is part of, "" for a GPU; index, minor, pci
-    and numa are the parent's, instance its number there, -1 for a GPU. file: the host file that is a simulated GPU,
-    which containers get at layout.SIM_GPUS/<its name>; "" for real ones.
+    context_mib: the memory that the context of one process takes, in MiB, rounded up; 0: not known. time_scale: a simulated
+    GPU takes so many times as long for everything as it reports; 1 for real GPUs.
+    A MIG device counts as a GPU. Then parent is the UUID of the GPU that it is part of, instance its number there, and
+    index, minor, pci and numa are the parent's. For a GPU that is no MIG device, parent is "" and instance -1.
+    file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
     """
 
     uuid: str
@@ -32,17 +32,18 @@ class Gpu(Value):
 
     @property
     def address(self) -> str:
-        """As people name it: 0, or 0:1 for a MIG device."""
+        """The short name: 0, or 0:1 for a MIG device."""
         return f"{self.index}:{self.instance}" if self.parent else str(self.index)
 
 
 class DriverFile(Value):
     """One file of the driver, as found in the driver root.
 
-    path: absolute host path. kind: "library" | "binary" | "data" | "firmware" | "socket" | "proc". capability: see
-    request; with WHOLE behind it, only for containers whose GPUs are whole: it reaches a GPU past libcuda.
-    names: for a library, the file names it must have in the container (versioned name and soname; an absolute one is a
-    path of its own); for data, its path in the container; else ().
+    path: absolute host path. kind: "library" | "binary" | "data" | "firmware" | "socket" | "proc". capability: a container
+    with this driver capability gets the file; with the suffix WHOLE only if all its GPUs are whole, because the file
+    reaches a GPU without libcuda.
+    names: for a library, its file names in the container (versioned name and soname; an absolute one is a path); for
+    data, its path in the container; else ().
     """
 
     path: str
@@ -52,7 +53,7 @@ class DriverFile(Value):
 
 
 class DeviceFile(Value):
-    """A control node every GPU container needs (nvidiactl, nvidia-uvm, ...): character device numbers, 0666."""
+    """A control node that every container with a GPU needs (nvidiactl, nvidia-uvm, ...): a character device, mode 0666."""
 
     path: str
     major: int
@@ -60,10 +61,10 @@ class DeviceFile(Value):
 
 
 class GpuNode(Value):
-    """A device node beside /dev/nvidiaN that containers with whole GPUs and this capability get, mode 0666; those of
-    capability MIG, every container with the GPU.
+    """A device node besides /dev/nvidiaN, mode 0666. Containers with whole GPUs and this capability get it; nodes with the
+    capability MIG go to every container with the GPU.
 
-    uuid: of the GPU that it belongs to, "" for every GPU.
+    uuid: the GPU that the node belongs to; "" for every GPU.
     """
 
     uuid: str
@@ -76,9 +77,9 @@ class GpuNode(Value):
 class Inventory(Value):
     """The node's GPUs and driver.
 
-    links: (uuid, uuid, distance) per pair of GPUs, smaller is nearer; absent pairs are far.
-    libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files whose change
-    makes the inventory stale; boot_id likewise. imex_major: of the IMEX channels' nodes, -1 where there are none.
+    links: (uuid, uuid, distance) per pair of GPUs; a smaller distance is nearer, and pairs that are not listed are far.
+    libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files; if one of them
+    changes, or boot_id, the inventory is stale. imex_major: the major number of the IMEX channels' nodes, -1 for none.
     """
 
     boot_id: str

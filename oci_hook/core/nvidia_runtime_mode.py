@@ -1,4 +1,7 @@
-"""The plan where the NVIDIA runtime brings the driver's files: which of the steps stay gpu-hook's."""
+"""Which steps of a plan stay gpu-hook's where the NVIDIA runtime brings the driver's files.
+
+The rest of these modes is in apply/nvidia_runtime_mode.py.
+"""
 
 from oci_hook.core.layout import SHIM_DIR
 from oci_hook.core.plan import Bind, DeviceNode
@@ -14,11 +17,11 @@ if TYPE_CHECKING:
 def own_steps(
     plan: "Iterable[Step]", inventory: "Inventory", image: "ImageFacts", prefix: str, late: bool
 ) -> "tuple[Step, ...]":
-    """The plan without the driver's files, but for what covers the image's own.
+    """The plan without the driver's files, except those that cover libraries of the image.
 
-    late: the NVIDIA runtime acts after us. It brings the nodes too, and the shims are mounted by our hook, when its
-    mounts are there; a file of ours where it wants to make a link would be in its way. Rules stay: `systemctl
-    daemon-reload` loses those that a hook makes.
+    late: the NVIDIA runtime acts after us. Then it also makes the device nodes, and our hook mounts the shims later, when
+    its mounts are there: a file of ours would be in the way where it makes a link. The device rules stay in the plan,
+    because `systemctl daemon-reload` drops rules that a hook adds.
     """
     shims = f"{prefix}/{SHIM_DIR}/"
     files = {file.path for file in inventory.files} - {inventory.libcuda, inventory.libnvml}

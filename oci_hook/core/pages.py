@@ -1,4 +1,5 @@
-"""The policy page: packs a grant into the 4096 bytes that the shim reads. Twin of shim/pages/policy_page.h."""
+"""The policy page: packs a grant into the 4096 bytes that the shim reads. shim/pages/policy_page.h has
+the same layout."""
 
 from struct import Struct
 
@@ -13,18 +14,18 @@ SIZE = 4096
 MAX_GPUS = 16
 SEQ_OFFSET = 16
 
-_HEAD = Struct("<QIIIIII40s56x")
+_HEAD = Struct("<QIIII8x40s56x")
 _GPU = Struct("<48sQQIIIIQI36x")
-_POLICY_CLASS, _POLICY_OFFSET = Struct("<II"), 24
+_TERMS, _TERMS_OFFSET = Struct("<II"), 24
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
 WHOLE = 1
 
 
 def amended(page: bytes, grant: Grant) -> bytes:
-    """The page of a grant whose limits, policy and class changed; what the GPU itself says stays, and so does seq."""
+    """The page after the grant's limits, policy or class changed; the figures of the GPU itself and seq stay as they are."""
     new = bytearray(page)
-    _POLICY_CLASS.pack_into(new, _POLICY_OFFSET, *_numbers(grant.terms))
+    _put_terms(new, grant.terms)
     for i, share in enumerate(grant.shares):
         at = _HEAD.size + i * _GPU.size
         _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)
@@ -45,9 +46,9 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
         SIZE,
         seq,
         len(grant.shares),
-        *_numbers(grant.terms),
         grant.key.encode(),
     )
+    _put_terms(page, grant.terms)
     for i, share in enumerate(grant.shares):
         gpu = inventory.gpu(share.uuid)
         _GPU.pack_into(
@@ -66,6 +67,6 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
     return bytes(page)
 
 
-def _numbers(terms: Terms) -> tuple[int, int]:
-    """The terms that the page has, in its order."""
-    return POLICY_NUMBERS[terms.policy], CLASS_NUMBERS[terms.priority_class]
+def _put_terms(page: bytearray, terms: Terms) -> None:
+    """Writes those of the terms that the page has."""
+    _TERMS.pack_into(page, _TERMS_OFFSET, POLICY_NUMBERS[terms.policy], CLASS_NUMBERS[terms.priority_class])

@@ -1,9 +1,10 @@
-"""The `request` annotation: each GPU of a container said by itself, so that they may differ.
+"""Parses the `request` annotation, which describes each GPU of a container by itself, so that they may differ.
 
     {"CONTAINER": [{"memory": "4Gi", "compute": 30, "device": 0}, ...], ...}     or     [{...}, ...]
 
-The list alone is for containers as keys without a suffix are. An entry's parts are those of the keys of the same names,
-as text or as number; an empty entry is a whole GPU. Raises ValueError with the words to put after the value.
+The list alone applies to the same containers as a key without a suffix. An entry has the parts PARTS, with the values of
+the annotation keys of the same names, as text or as number; an empty entry is a whole GPU. Every function raises
+ValueError with the words to put after the value in a message.
 """
 
 from oci_hook.core import units, value_parsers
@@ -45,7 +46,7 @@ def entry(item: object, number: int) -> GpuRequest:
 
 
 def text(item: "dict[str, object]", key: str, number: int) -> str | None:
-    """A part as it would stand in an annotation."""
+    """A part of an entry, as the text of an annotation."""
     value = item.get(key)
     if key not in item:
         return None

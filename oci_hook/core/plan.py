@@ -1,4 +1,4 @@
-"""Grant -> Plan: the ordered changes that make a container of it. Each step describes itself; nothing is done here."""
+"""Grant -> plan: the ordered changes that give a container its GPUs. Each step describes itself; nothing is done here."""
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import MIG, WHOLE, Inventory
@@ -40,7 +40,7 @@ class Bind(Value):
 
 
 class Tmpfs(Value):
-    """A tmpfs of the container's own. size in bytes; mode octal; inodes bounds the number of files."""
+    """A tmpfs that only this container has. size: bytes. inodes: the most files. mode: of its root directory."""
 
     destination: str
     size: int
@@ -52,7 +52,7 @@ class Tmpfs(Value):
 
 
 class DeviceNode(Value):
-    """A character device node to exist in the container, mode 0666, owner root."""
+    """A character device node that the container must have, mode 0666, owner root."""
 
     path: str
     major: int
@@ -74,7 +74,7 @@ class DeviceRule(Value):
 
 
 class EnvVar(Value):
-    """A variable of the container's process; value None removes it."""
+    """A variable in the environment of the container's process; value None removes it."""
 
     name: str
     value: str | None
@@ -89,9 +89,9 @@ Step = Bind | Tmpfs | DeviceNode | DeviceRule | EnvVar
 class ImageFacts(Value):
     """What the plan must know of the image. libdir: where its loader looks for 64-bit libraries.
 
-    cover_cuda, cover_nvml: paths of every copy of these libraries that the image brings, to be covered by ours.
-    cover_other: other libraries of another driver (a cuda-compat package), which must not be loaded beside this one's.
-    c_library: "glibc", "musl" where that is all there is, "" where there is none in the usual places.
+    cover_cuda, cover_nvml: the paths of all copies of these libraries in the image; ours is mounted over each.
+    cover_other: other libraries of a different driver (a cuda-compat package), which must not be loaded with this one.
+    c_library: "glibc"; "musl" if the image has only that; "" if it has none in the usual places.
     """
 
     libdir: str
@@ -102,10 +102,10 @@ class ImageFacts(Value):
 
 
 def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str, state_dir: str) -> tuple[Step, ...]:
-    """Every change, in the order in which it must be made: shims come last, on top of whatever else is there.
+    """All changes, in the order in which they must be made. The shims come last, because they are mounted over other files.
 
-    A GPU given whole gets the shims as well: its page says that nothing is limited, and so accounting, what
-    NVML shows, and a later `set` are the same for every container.
+    A container with a whole GPU gets the shims as well, with a page that limits nothing, so that accounting, what
+    NVML shows and a later `gpu-hook set` are the same for every container.
     """
     gpus = [inventory.gpu(share.uuid) for share in grant.shares]
     steps: list[Step] = [
@@ -138,7 +138,7 @@ def device_nodes(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
 
 
 def _sharing(grant: Grant, state_dir: str) -> list[Step]:
-    """Of each GPU that is shared out in time: its page and everybody's slot file, to read, and the own one."""
+    """For each time-shared GPU: the slot files of all its containers, read-only, and the container's own one, to write."""
     steps: list[Step] = []
     for i, share in enumerate(grant.shares):
         if share.slot:
@@ -149,7 +149,7 @@ def _sharing(grant: Grant, state_dir: str) -> list[Step]:
 
 
 def _offered(grant: Grant) -> set[str]:
-    """The capabilities of driver files for this grant. What no shim governs is for whole GPUs alone."""
+    """The capabilities whose driver files this grant gets. Files that bypass the shims are only for whole GPUs."""
     names = {*grant.terms.capabilities, *(("graphics",) if "display" in grant.terms.capabilities else ())}
     if all(share.whole for share in grant.shares):
         return names | {name + WHOLE for name in names}
@@ -171,7 +171,7 @@ def _nodes_of_gpus(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
 
 def _driver_files(grant: Grant, inventory: Inventory, image: ImageFacts) -> list[Step]:
     steps: list[Step] = []
-    governed = (inventory.libcuda, inventory.libnvml)  # these have their own, private places
+    governed = (inventory.libcuda, inventory.libnvml)  # these are mounted at private paths
     offered = _offered(grant)
     for file in inventory.files:
         if file.capability not in offered or file.path in governed:
@@ -195,13 +195,13 @@ def _stem(path: str) -> str:
 
 
 def _in_root(path: str, root: str) -> str:
-    """A driver file's path as it is inside the driver root."""
+    """The path of a driver file relative to the driver root, with a leading slash."""
     root = root.rstrip("/")
     return path[len(root) :] if path.startswith(root + "/") else path
 
 
 def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
-    """The truth about the grant, for people and programs; the shim never reads it."""
+    """Variables that tell people and programs what the container was given; the shim never reads them."""
 
     def per_gpu(values: list[int]) -> str:
         return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
@@ -214,7 +214,7 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
     if grant.terms.imex_channels:
         values["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, grant.terms.imex_channels))
     if shares:
-        # The inverse of how a percentage becomes MiB (rounded down): who asked for 30 reads 30.
+        # The inverse of how a percentage becomes MiB (rounded down): a container that asked for 30 % reads 30.
         percent = [((share.memory_mib + 1) * 100 - 1) // inventory.gpu(share.uuid).memory_mib for share in shares]
         memory = [share.memory_mib for share in shares]
         values["T9K_GPU_PERCENT"] = per_gpu(percent)

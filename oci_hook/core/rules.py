@@ -1,4 +1,4 @@
-"""The node's placement rules, as compiled from settings: bounds and defaults that requests and `allocate` obey."""
+"""The node's rules, from its settings: bounds and defaults for requests and `allocate`; and the table of placement policies."""
 
 from oci_hook.core.value import Value
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 class Rules(Value):
     """Integers in MiB and percent points.
 
-    memory_reserve: MiB of each GPU that is never granted. memory_step / memory_min: a share's granularity and floor.
-    compute_step: likewise for compute. max_shares_per_gpu: containers on one GPU. memory_per_share: MiB of a GPU's
-    memory for each container that may share it, 0: no such bound. whole_gpus: "exclusive" or "shared", what a request
-    without memory and compute means. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB", or
-    "none" where the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
-    nanoseconds, 0: as long as suits it.
+    memory_reserve: MiB of each GPU that are never granted. memory_step, memory_min: memory limits are multiples of the
+    first and at least the second. compute_step: guarantees are multiples of it. max_shares_per_gpu: the most containers
+    on one GPU. memory_per_share: one container per so many MiB of a GPU; 0: no such bound. whole_gpus: "exclusive" or
+    "shared", the meaning of a request without memory and compute. dialects: names of the enabled dialect tables.
+    qgpu_memory_unit: "MiB", "GiB", or "none" if the dialect qgpu is off. linger: how long a container still counts as
+    busy after its work, in nanoseconds; 0: the gate adapts it to the container.
     """
 
     default_policy: str = "burst-share"
@@ -35,24 +35,28 @@ class Rules(Value):
     linger: int = 0
 
 
-# The placement policies: which GPU is tried first among those that have room. To add one: a row here, and its word in
-# docs/annotations.md and docs/settings.md.
-# Name -> sort key of a GPU's use; the smallest key comes first. Ties: the GPU with the lower index.
+# The placement policies: name -> sort key of a GPU's usage. Of the GPUs that have room, the one with the smallest key is
+# chosen, and of equal ones that with the lowest index. To add a policy: a row here, and its name in the reference pages of
+# annotations and settings.
 ORDERS: "dict[str, Callable[[Usage], tuple[int, ...]]]" = {
     # A GPU in use before a free one, then the least free memory, then the least free compute.
     "binpack": lambda use: (int(not use.containers), use.free_mib, use.free_compute),
     # The most free memory, then the most free compute, then the fewest containers.
     "spread": lambda use: (-use.free_mib, -use.free_compute, use.containers),
 }
-BY_CLASS = "by-class"  # a node's policy only: the one that this table has for the container's class
-OF_CLASS = {"online": "spread", "default": "binpack", "offline": "binpack"}  # online containers should meet few others
+BY_CLASS = "by-class"  # only as the node's setting: OF_CLASS has the policy for the container's class
+OF_CLASS = {
+    "online": "spread",
+    "default": "binpack",
+    "offline": "binpack",
+}  # an online container should share with few others
 
 
 def order_of(placement: str, priority_class: str) -> str:
-    """The name of the order that a policy means for a container of this class."""
+    """The name in ORDERS that this policy means for a container of this class."""
     return OF_CLASS[priority_class] if placement == BY_CLASS else placement
 
 
 def preference(name: str, use: "Usage") -> tuple[int, ...]:
-    """The sort key of a GPU under this order."""
+    """The sort key of a GPU, with its index for equal ones."""
     return (*ORDERS[name](use), use.gpu.index, use.gpu.instance)

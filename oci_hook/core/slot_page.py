@@ -1,7 +1,8 @@
-"""What a container's slot file says of its compute (docs/internals/compute-gate.md). Twin of
-shim/pages/slot_page.h; a test compares.
+"""Parses a container's slot file, which describes its use of compute (docs/internals/compute-gate.md).
+shim/pages/slot_page.h has the same layout; a test compares them.
 
-A tenant wrote it: shown, compared with the driver's figures, never relied on. Any bytes give bounded figures, or None.
+The tenant writes the file, so its figures are shown and compared with the driver's, and nothing relies on them. Any bytes
+give bounded figures, or None.
 """
 
 from struct import Struct
@@ -16,24 +17,28 @@ if TYPE_CHECKING:
 MAGIC = 0x31544F4C53504847
 VERSION = 1
 HEAD = Struct("<QIIQIIQQQQQQQQQQIBBBBQQQQQQ16Q")
-SUB = Struct("<QQQQQQIIII")
-SUB_OFFSET = 512
-SUBS = 120
+PROCESS = Struct("<QQQQQQIIII")
+PROCESS_OFFSET = 512
+PROCESSES = 120
 WAITS = 16
-WAIT_BOUNDS = tuple(64e-6 * (1 << i) for i in range(WAITS - 1))  # seconds; the last bin has none
+WAIT_BOUNDS = tuple(64e-6 * (1 << i) for i in range(WAITS - 1))  # seconds; the last bin has no upper bound
 MODES = ("open", "guarded", "rotate", "mix", "frozen", "capped", "drain")  # enum gh_mode of shim/gate/decide.h
-SANE = 1 << 62  # no counter of nanoseconds or commands gets there
-BOUND_MAX = 1 << 42  # more than an hour: nobody's longest command
+SANE = 1 << 62  # more than any counter of nanoseconds or commands reaches
+BOUND_MAX = 1 << 42  # more than an hour: longer than any command
 THREADS_MAX = 1024  # of one process at the gate
 SECOND = 1_000_000_000
 
 
 class Gate(Value):
-    """charged: seconds of GPU time had. wanted: seconds in which there was work in flight or at the gate, None where
-    the shim is of a release that does not count that. launches: commands submitted through the gate. waiting:
-    threads held now. waits, waited: the gate's waits by length (the bin i: shorter than WAIT_BOUNDS[i]) and their sum
-    in seconds; None as wanted. mode: of MODES, since when in seconds of CLOCK_MONOTONIC. waits_for: the slot it waits
-    for, as Share.slot has it, 0 none. preempt_bound: seconds, 0 unknown."""
+    """The state of a container's compute gate on one GPU.
+
+    charged: seconds of GPU time that the container was charged. wanted: seconds in which it had work in flight or at the
+    gate; None if its shim is of a release that does not count them. launches: commands submitted through the gate.
+    waiting: threads that wait at the gate now. waits: how many waits were shorter than WAIT_BOUNDS[i], by i; None like
+    wanted. waited: their sum in seconds. mode: one of MODES. since: when the mode began, seconds of CLOCK_MONOTONIC.
+    waits_for: the slot of the container that it waits for, as Share.slot has it; 0: none. preempt_bound: the longest that
+    it keeps the GPU after a higher class has work, in seconds; 0: unknown.
+    """
 
     charged: float = 0.0
     wanted: float | None = None
@@ -48,8 +53,8 @@ class Gate(Value):
 
 
 def parse(data: bytes, scale: int = 1) -> Gate | None:
-    """A whole slot file, in this machine's seconds. scale: the GPU page's. None: nothing yet, or nothing that makes
-    sense."""
+    """The gate's state from a whole slot file, in this machine's seconds. scale: the GPU page's time scale. None: the file
+    is empty, or its figures make no sense."""
     if len(data) != SLOT_FILE_SIZE:
         return None
     words: tuple[Any, ...] = HEAD.unpack_from(data)
@@ -60,10 +65,11 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
     if max(charged, since, wanted, waited, *waits) > SANE:
         return None
     launches = waiting = 0
-    for i in range(min(top, SUBS)):
-        sub = SUB.unpack_from(data, SUB_OFFSET + SUB.size * i)
-        launches += min(sub[1], SANE)
-        waiting += bool(sub[0]) and min(max(sub[6], sub[8]), THREADS_MAX)  # the latter: not by every release
+    for i in range(min(top, PROCESSES)):
+        process = PROCESS.unpack_from(data, PROCESS_OFFSET + PROCESS.size * i)
+        launches += min(process[1], SANE)
+        # process[8] is not written by every release
+        waiting += bool(process[0]) and min(max(process[6], process[8]), THREADS_MAX)
     return Gate(
         charged=charged * scale / SECOND,
         wanted=wanted * scale / SECOND if counts == 1 else None,

@@ -1,4 +1,4 @@
-"""What would have to change for a refused request to fit: found by `allocate` itself, so every answer is true."""
+"""Finds the changes with which a refused request would fit. It asks `allocate` about each, so every suggestion is true."""
 
 from oci_hook.core.allocate import Allocation, allocate
 from oci_hook.core.grant import Grant
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Change(Value):
-    """One way to make room. kind: memory | compute | both | policy | channels | GPUs | devices | share |
-    wait. text: for people.
+class Suggestion(Value):
+    """One change that makes the request fit. kind: memory | compute | both | policy | channels | gpus | devices | share |
+    wait. text: the change in words.
 
-    request: what to ask instead ("wait": the same). gone: keys of the grants that must end first.
+    request: what to ask for instead; for the kind wait, the same request. gone: keys of the grants that must end first.
     """
 
     kind: str
@@ -26,10 +26,10 @@ class Change(Value):
     gone: tuple[str, ...] = ()
 
 
-def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Change, ...]:
-    """The smallest changes, one of each kind that helps, what asks least of the user first; empty: it fits as it is."""
+def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Suggestion, ...]:
+    """The smallest change of each kind that helps, the easiest for the user first; empty if the request fits as it is."""
 
-    # Less than a context takes is refused as well: what fits is an interval from there up.
+    # Less memory than a context takes is refused as well, so the amounts that fit are an interval that begins here.
     least = max(rules.memory_min, 1, *(gpu.context_mib for gpu in inventory.gpus))
 
     def fits(asked: Request, beside: tuple[Grant, ...] = grants) -> bool:
@@ -42,39 +42,41 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
     found = []
     if memory := _most(lambda n: fits(_limited(request, memory=n)), _memory(request, inventory), least):
         asked = _limited(request, memory=memory)
-        found.append(Change("memory", f"ask for at most {memory} MiB of memory", asked))
+        found.append(Suggestion("memory", f"ask for at most {memory} MiB of memory", asked))
     computes = [gpu.compute for gpu in request.gpus if gpu.compute is not None]
     if computes and request.terms.policy != "best-effort":
         if compute := _most(lambda n: fits(_limited(request, compute=n)), max(computes)):
-            found.append(Change("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute)))
+            found.append(
+                Suggestion("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute))
+            )
         best_effort = request.replace(terms=request.terms.replace(policy="best-effort"))
         if fits(best_effort):
-            found.append(Change("policy", "use policy best-effort, which guarantees no compute", best_effort))
+            found.append(Suggestion("policy", "use policy best-effort, which guarantees no compute", best_effort))
     if not found and computes:
         compute = _most(lambda n: fits(_limited(request, least, n)), max(computes))
         memory = _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory), least)
         if compute and memory:
             text = f"ask for at most {memory} MiB of memory and {compute} % compute"
-            found.append(Change("both", text, _limited(request, memory, compute)))
+            found.append(Suggestion("both", text, _limited(request, memory, compute)))
     without_channels = request.replace(terms=request.terms.replace(imex_channels=()))
     if without_channels != request and fits(without_channels):
-        found.append(Change("channels", "ask for no IMEX channels", without_channels))
+        found.append(Suggestion("channels", "ask for no IMEX channels", without_channels))
     anywhere = request.replace(gpus=tuple(c.replace(device=None) for c in request.gpus), narrow_to=None)
     if anywhere != request and not request.every_gpu and fits(anywhere):
-        found.append(Change("devices", "name no GPUs: others have room", anywhere))
+        found.append(Suggestion("devices", "name no GPUs: others have room", anywhere))
     fewer = _most(lambda n: fits(request.replace(gpus=request.gpus[:n])), len(request.gpus) - 1)
     if fewer:
-        found.append(Change("gpus", f"ask for {fewer} instead of {len(request.gpus)} GPUs", _first(request, fewer)))
+        found.append(Suggestion("gpus", f"ask for {fewer} instead of {len(request.gpus)} GPUs", _first(request, fewer)))
     if request.exclusive or all(gpu.whole for gpu in request.gpus):
         share = request.replace(exclusive=False, gpus=tuple(GpuRequest(c.device, ("mib", 1)) for c in request.gpus))
         if memory := _most(lambda n: fits(_limited(share, memory=n, raise_to=True)), _total(inventory), least):
             asked = _limited(share, memory=memory, raise_to=True)
-            found.append(Change("share", f"ask for a share of at most {memory} MiB instead of whole GPUs", asked))
+            found.append(Suggestion("share", f"ask for a share of at most {memory} MiB instead of whole GPUs", asked))
     gone = _in_the_way(lambda beside: fits(request, beside), grants)
     if gone:
         names = ", ".join(grant.who.id[:40] for grant in gone)
         what = f"wait until {names} ends" if len(gone) == 1 else f"wait until these end: {names}"
-        found.append(Change("wait", what, request, tuple(grant.key for grant in gone)))
+        found.append(Suggestion("wait", what, request, tuple(grant.key for grant in gone)))
     return tuple(found)
 
 
@@ -87,7 +89,7 @@ def _total(inventory: Inventory) -> int:
 
 
 def _memory(request: Request, inventory: Inventory) -> int:
-    """The most that any GPU's wish can mean in MiB; 0 where no memory is asked for."""
+    """The most memory in MiB that any entry of the request can mean; 0 if all ask for whole GPUs."""
     total = _total(inventory)
     return max(
         (
@@ -103,7 +105,7 @@ def _memory(request: Request, inventory: Inventory) -> int:
 def _limited(
     request: Request, memory: int | None = None, compute: int | None = None, raise_to: bool = False
 ) -> Request:
-    """The request with at most so much on each GPU; memory that followed from compute is said by itself then."""
+    """The request with at most so much of each GPU. Memory that followed from compute becomes explicit."""
 
     def limited(gpu: GpuRequest) -> GpuRequest:
         if memory is not None:
@@ -119,7 +121,7 @@ def _limited(
 
 
 def _most(good: "Callable[[int], bool]", top: int, least: int = 1) -> int:
-    """The largest n in least..top that is good, where a smaller one is as good; 0: none is."""
+    """The largest n in least..top that is good, if every smaller one is good as well; 0: none is."""
     if top < least or not good(least):
         return 0
     low, high = least, top
@@ -133,7 +135,7 @@ def _most(good: "Callable[[int], bool]", top: int, least: int = 1) -> int:
 
 
 def _in_the_way(fits: "Callable[[tuple[Grant, ...]], bool]", grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
-    """The fewest grants, by size, without which it fits; () where even an empty node is too small."""
+    """A smallest set of grants without which the request fits; () if even an empty node is too small."""
     by_size = sorted(
         grants, key=lambda g: (sum(s.memory_mib for s in g.shares), sum(s.compute for s in g.shares), g.key)
     )
@@ -143,7 +145,7 @@ def _in_the_way(fits: "Callable[[tuple[Grant, ...]], bool]", grants: tuple[Grant
     if not fits(()):
         return ()
     kept = list(grants)
-    for grant in reversed(by_size):  # the largest first, until it fits, then give back those that were not needed
+    for grant in reversed(by_size):  # drop the largest first until it fits, then keep those again that need not go
         kept.remove(grant)
         if fits(tuple(kept)):
             break

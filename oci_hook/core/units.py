@@ -1,7 +1,8 @@
-"""Text that a tenant wrote -> bounded numbers. Each function raises ValueError with the words to put after the value.
+"""Parses text that a tenant wrote into bounded numbers. Each function raises ValueError with the words to put after the
+value in a message.
 
-ASCII digits only: no sign, blank, exponent, leading zero or foreign digit, so that one number has one spelling and
-int() never meets more than a few characters.
+Only ASCII digits count: no sign, blank, exponent, leading zero or other digits, so that a number has one spelling and
+int() never gets more than a few characters.
 """
 
 MIB = 1 << 20  # bytes
@@ -13,11 +14,11 @@ SIZE_HELP = "write 4Gi, 512Mi, 2048 (MiB) or 30%"
 
 
 class OutOfBounds(ValueError):
-    """A number, but not one that is allowed here."""
+    """The text is a number, but out of bounds."""
 
 
 def show(value: object) -> str:
-    """A value inside a message: quoted, escaped, and cut to 45 characters to leave room for the advice."""
+    """A value as it stands in a message: quoted, escaped, and cut to 45 characters to leave room for the advice."""
     if not isinstance(value, str):
         return f"of type {type(value).__name__}"
     shown = ascii(value[:45])
@@ -39,7 +40,7 @@ def percent(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """`4Gi`, `512Mi`, `2048`: MiB. Decimal units are refused: nobody can tell which of two sizes "4G" of a GPU is."""
+    """`4Gi`, `512Mi`, `2048`: MiB. Decimal units are refused, because "4G" of a GPU is used for two different sizes."""
     factor = SIZES.get(text[-2:], 0)
     try:
         return integer(text[:-2] if factor else text, 1, MAX_MEMORY_MIB // (factor or 1)) * (factor or 1)
@@ -50,7 +51,7 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> int:
-    """`300us`, `100ms`, `2s`: nanoseconds, from 1us to 4s (the GPU page has 32 bits for them)."""
+    """`300us`, `100ms`, `2s`: nanoseconds, from 1us to 4s (the GPU page has 32 bits for a time)."""
     number = text.rstrip("unms")
     factor = DURATIONS.get(text[len(number) :])
     if factor is None:
@@ -64,12 +65,12 @@ def duration(text: str) -> int:
 
 
 def memory(text: str) -> tuple[str, int]:
-    """A size, or per cent of a GPU: ("mib", n) or ("percent", n)."""
+    """A size, or a percentage of a GPU: ("mib", n) or ("percent", n)."""
     return ("percent", percent(text)) if text.endswith("%") else ("mib", size(text))
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A comma list, blanks around its items trimmed, without repeats, in the order given; no item may be empty."""
+    """The items of a comma list in their order, without the blanks around them and without repeats; none may be empty."""
     items = [item.strip(" ") for item in text.split(",")]
     if not all(items):
         raise ValueError("has an empty item")

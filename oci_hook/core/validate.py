@@ -1,7 +1,7 @@
-"""The wishes of one container judged together: what contradicts what, and what is meant where nothing is said.
+"""Checks the wishes of one container together: which of them contradict each other, and which defaults apply.
 
-Each function answers one question and adds to `given.problems` what is wrong; its answer counts only if that stays
-empty. A wish whose value is None could not be read: that was said already, and nothing follows from it.
+Each function answers one question and adds what is wrong to `given.problems`; its answer counts only if that list stays
+empty. A wish whose value is None could not be parsed: that is among the problems already, and nothing follows from it.
 """
 
 from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from oci_hook.core.collect import Wish
     from oci_hook.core.rules import Rules
 
-# Wishes that ask for a GPU; the others only say how.
+# The wishes that ask for a GPU; the others only say how.
 ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "per_gpu")
-INSTEAD = ("memory", "compute", "gpus", "devices")  # what `request` (the wish "per_gpu") says as well
+INSTEAD = ("memory", "compute", "gpus", "devices")  # the annotation `request` (the wish "per_gpu") has these as well
 
 
 class Given:
@@ -28,11 +28,11 @@ class Given:
         self.wishes: dict[str, Wish] = {}
         for wish in sorted(found, key=lambda wish: not wish.own):
             self.add(wish)
-        self.settle()
+        self.resolve_per_gpu()
 
-    def settle(self) -> None:
-        """`request` says all of INSTEAD: what is said of this container by name wins over what is said of its pod, and
-        side by side they contradict each other, even where they agree."""
+    def resolve_per_gpu(self) -> None:
+        """The annotation `request` has all of INSTEAD. If one of the two names this container and the other is for the whole
+        pod, the first wins; else they contradict each other, even where they agree."""
         gpus = self.wishes.get("per_gpu")
         if gpus is None:
             return
@@ -44,11 +44,11 @@ class Given:
         for wish in rivals:
             if wish in same and gpus.own and not wish.own:
                 del self.wishes[wish.name]
-            elif None not in (wish.value, gpus.value) and wish.value not in (NONE, VOID):  # `declined` says those
+            elif None not in (wish.value, gpus.value) and wish.value not in (NONE, VOID):  # `declined` reports those
                 self.contradict("per_gpu", wish.name, "request says each GPU's share by itself")
 
     def add(self, wish: "Wish") -> None:
-        """A key for this container wins over the same dialect's key for the pod; else two must say the same."""
+        """A key that names this container wins over the same dialect's key for the pod; else two keys must agree."""
         other = self.wishes.setdefault(wish.name, wish)
         if other.dialect == wish.dialect and other.own != wish.own:
             return
@@ -62,19 +62,19 @@ class Given:
         return self.wishes[name].value if name in self.wishes else None
 
     def who_says(self, name: str) -> "Wish | None":
-        """The wish that limits memory, or that asks for compute."""
+        """The wish from which the memory limit, or the compute, comes. name: memory or compute."""
         if any(getattr(gpu, name) is not None for gpu in self.value("per_gpu") or ()):
             return self.wishes["per_gpu"]
         return self.wishes.get(name)
 
     @property
-    def share(self) -> bool:
+    def partial(self) -> bool:
         """Whether a part of a GPU is asked for, not the whole."""
         return self.who_says("memory") is not None or self.who_says("compute") is not None
 
     @property
-    def shares_compute(self) -> bool:
-        """Whether compute is asked for, or may be, in what could not be read."""
+    def asks_compute(self) -> bool:
+        """Whether compute is asked for, or may be asked for in a value that could not be parsed."""
         return self.who_says("compute") is not None or ("per_gpu" in self and self.value("per_gpu") is None)
 
     def complain(self, code: str, message: str) -> None:
@@ -86,7 +86,7 @@ class Given:
 
 
 def code(one: "Wish", two: "Wish") -> str:
-    """Of a contradiction, by whose words it is in."""
+    """The code of a contradiction, by whether one dialect contradicts itself or two contradict each other."""
     return "GH-103" if one.dialect == two.dialect else "GH-104"
 
 
@@ -96,7 +96,7 @@ def asks(found: "Iterable[Wish]") -> bool:
 
 
 def declined(given: Given) -> str | None:
-    """NONE or VOID where the container asks for no GPU. It may decline what its pod asks for all containers."""
+    """NONE or VOID if the container asks for no GPU, else None. A container may decline what its pod asks for."""
     off = next((given.wishes[n] for n in ("gpus", "devices") if given.value(n) in (NONE, VOID)), None)
     if off is None:
         return None
@@ -108,7 +108,7 @@ def declined(given: Given) -> str | None:
 
 
 def check_count(given: Given) -> None:
-    """gpus and devices name the same number of GPUs."""
+    """Checks that gpus and devices name the same number of GPUs."""
     count, devices = given.value("gpus"), given.value("devices")
     if count is None or devices is None:
         return
@@ -118,24 +118,24 @@ def check_count(given: Given) -> None:
 
 
 def exclusive(given: Given, rules: "Rules") -> bool:
-    """Whether nobody else may be on the GPUs; whole GPUs follow the node's whole_gpus where nothing is said."""
+    """Whether no other container may be on the GPUs. Without a word, whole GPUs follow the node's whole_gpus."""
     said = given.value("exclusive")
     if said is None:
-        return not given.share and rules.whole_gpus == "exclusive"
-    if said and given.share:
+        return not given.partial and rules.whole_gpus == "exclusive"
+    if said and given.partial:
         limit = given.who_says("memory") or given.who_says("compute")
         given.contradict("exclusive", limit.name if limit else "exclusive", "an exclusive GPU has no limits")
-    if not said and not given.share and rules.whole_gpus == "exclusive":
+    if not said and not given.partial and rules.whole_gpus == "exclusive":
         why = "on this node a GPU without memory or compute is exclusive; ask for memory or compute"
         given.complain("GH-103", f"{given.wishes['exclusive']}: {why}")
     return bool(said)
 
 
 def policy(given: Given, rules: "Rules") -> str:
-    """Memory alone guarantees no compute, which is best-effort; else the container's word, else the node's."""
+    """best-effort if only memory is asked for, because that guarantees no compute; else the container's policy, or the node's."""
     said = given.value("policy")
     memory = given.who_says("memory")
-    if memory is not None and not given.shares_compute:
+    if memory is not None and not given.asks_compute:
         if said not in (None, "best-effort"):
             given.contradict("policy", memory.name, "that policy divides compute, and no compute is asked")
         return "best-effort"
@@ -143,12 +143,12 @@ def policy(given: Given, rules: "Rules") -> str:
 
 
 def compute_limit(given: Given, policy: str) -> int | None:
-    """The ceiling of burst-share, not below the guarantee."""
+    """The ceiling, which only burst-share has, and which is not below the guarantee; None: no ceiling."""
     limit, asked = given.value("compute-limit"), given.who_says("compute")
     if not isinstance(limit, int):
         return None
     wish = given.wishes["compute-limit"]
-    if not given.shares_compute:
+    if not given.asks_compute:
         given.complain("GH-103", f"{wish} is a ceiling above a guarantee, and no compute is asked; add compute")
     elif policy != "burst-share":
         if "policy" not in given or given.value("policy"):
@@ -159,7 +159,7 @@ def compute_limit(given: Given, policy: str) -> int | None:
 
 
 def preempt_tolerance(given: Given, rules: "Rules") -> int | None:
-    """How long a lower class may hold the GPU once this container has work; only the highest class may say."""
+    """The longest tolerated preemption delay in microseconds, which only the highest class may state; None: not stated."""
     said = given.value("preempt-tolerance")
     if (
         said is not None
@@ -172,29 +172,30 @@ def preempt_tolerance(given: Given, rules: "Rules") -> int | None:
 
 
 def guarantee(given: Given) -> int:
-    """The highest per cent that is asked of any GPU; 0 where it could not be read."""
+    """The highest compute that is asked of any GPU, in per cent; 0 if it could not be parsed."""
     each = [gpu.compute for gpu in given.value("per_gpu") or ()]
     return max((n for n in (*each, given.value("compute")) if n is not None), default=0)
 
 
 def capabilities(given: Given, rules: "Rules") -> tuple[str, ...]:
-    """With a share only what the shim libraries govern; `all` is whatever is offered."""
+    """The driver capabilities. A container without whole GPUs may only have those that the shims govern; `all` means all that
+    it may have."""
     said = given.value("capabilities")
     if said is None:
         return ("compute", "utility")
     if said == ALL:
-        return WITH_A_SHARE if given.share else CAPABILITIES
+        return WITH_A_SHARE if given.partial else CAPABILITIES
     past = [name for name in said if name not in WITH_A_SHARE]
-    if past and given.share:
+    if past and given.partial:
         why = f"{', '.join(past)} would reach the GPU past the limits; drop it, or ask for a whole GPU"
         given.complain("GH-106", f"{given.wishes['capabilities']}: {why}")
     return tuple(said)
 
 
 def imex_channels(given: Given, rules: "Rules") -> tuple[int, ...]:
-    """What comes through a channel is memory of other GPUs' that no limit counts: for whole GPUs alone."""
+    """The IMEX channels. They give access to memory that no limit counts, so they are only for whole GPUs."""
     said = given.value("imex-channels") or ()
-    if said and given.share:
+    if said and given.partial:
         why = "an IMEX channel would reach memory past the limits; drop it, or ask for a whole GPU"
         given.complain("GH-106", f"{given.wishes['imex-channels']}: {why}")
     return tuple(said)

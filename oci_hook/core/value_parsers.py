@@ -1,6 +1,7 @@
-"""What one annotation value means: the readers that the dialect tables name, each from text to one plain value.
+"""The parsers of annotation values that the dialect tables name: each turns text into one plain value.
 
-A reader returns None for "as if the key were not there", and raises ValueError with the words to put after the value.
+A parser returns None if the key counts as absent, and raises ValueError with the words to put after the value in a
+message.
 """
 
 from oci_hook.core.rules import BY_CLASS as BY_CLASS
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 PLACEMENTS = tuple(ORDERS)
 CAPABILITIES = ("compute", "utility", "video", "graphics", "display", "ngx", "compat32")
-WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the GPU past libcuda, so no limit would hold
+WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the GPU without libcuda, so no limit would hold
 
 ALL = "all"
 NONE = "none"  # driver files, but no GPU
@@ -23,18 +24,18 @@ VOID = "void"  # not a GPU container at all
 
 MAX_GPUS = 16  # the policy page's table (core/pages.py)
 MAX_INDEX = 255
-MAX_CHANNEL = 2047  # as many IMEX channels as NVIDIA's module makes unless it is told otherwise
+MAX_CHANNEL = 2047  # the last IMEX channel that NVIDIA's module makes by default
 MAX_UUID = 47  # the policy page's field, less its NUL
 UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-")
 SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
 
 
 class Several(dict[str, object]):
-    """What a reader answers whose key means one wish or another, by its value: wish -> value."""
+    """What a parser returns if the value decides which wish the key means: wish -> value."""
 
 
 def devices(text: str) -> str | tuple[str, ...] | None:
-    """The grammar of NVIDIA_VISIBLE_DEVICES: indices and UUIDs, or `all`, `none`, `void`; empty: not asked.
+    """The grammar of NVIDIA_VISIBLE_DEVICES: indices and UUIDs, or `all`, `none`, `void`; an empty text counts as absent.
 
     https://docs.nvidia.com/datacenter/cloud-native/container-toolkit (`void` counts even inside a list).
     """
@@ -51,7 +52,7 @@ def devices(text: str) -> str | tuple[str, ...] | None:
 
 
 def device(item: str) -> str:
-    """An index, a UUID, or a MIG device as GPU:DEVICE or by its UUID."""
+    """A GPU by index or UUID, or a MIG device as GPU:DEVICE or by UUID."""
     if item.startswith(("GPU-", "MIG-")):
         if len(item) > MAX_UUID or not UUID_CHARACTERS.issuperset(item):
             raise ValueError("has a GPU UUID that is not well-formed")
@@ -77,7 +78,7 @@ def gpus(text: str) -> int | str:
 
 
 def channels(text: str) -> tuple[int, ...]:
-    """Numbers of IMEX channels, in rising order."""
+    """The numbers of IMEX channels, in rising order."""
     items = names(text)
     if len(items) > MAX_GPUS:
         raise ValueError(f"names more than {MAX_GPUS} IMEX channels")
@@ -90,7 +91,7 @@ def gpu_count(text: str) -> int:
 
 
 def cores(text: str) -> Several:
-    """A share of one GPU in per cent, or whole GPUs as 100, 200, ...: what each of the two asks for."""
+    """Below 100, a share of one GPU in per cent; 100, 200, ... are whole GPUs."""
     number = integer(text, 1, 100 * MAX_GPUS)
     if number < 100:
         return Several(compute=number)
@@ -100,7 +101,7 @@ def cores(text: str) -> Several:
 
 
 def memory_mb(text: str) -> tuple[str, int]:
-    """What other systems call MB, and mean MiB."""
+    """A number that other systems call MB, by which they mean MiB."""
     return ("mib", integer(text, 1, MAX_MEMORY_MIB))
 
 
@@ -141,7 +142,7 @@ def flag(text: str) -> bool:
 
 
 def capabilities(text: str) -> str | tuple[str, ...]:
-    """Driver capabilities, in the order of CAPABILITIES; or `all`: whatever is offered with this kind of request."""
+    """Driver capabilities, in the order of CAPABILITIES; or `all`: all that this kind of request may have."""
     items = names(text)
     if items == (ALL,):
         return ALL

@@ -1,7 +1,7 @@
-"""/dev/char/MAJOR:MINOR for the driver's device nodes, which it makes without udev. Not for the hot path.
+"""Links /dev/char/MAJOR:MINOR to the driver's device nodes. The driver makes its nodes without udev, so without links.
 
-runc before 1.1.7 and systemd before 240 leave a device without one out of the rules that systemd keeps; the next
-`systemctl daemon-reload` then takes it away from running containers (runc issue 3708).
+For a device without a link, runc before 1.1.7 and systemd before 240 write no rule into the systemd unit; the next
+`systemctl daemon-reload` then removes the device from running containers (runc issue 3708).
 """
 
 import os
@@ -14,7 +14,7 @@ FOLDER = "/dev/char"
 
 
 def nodes(gpus: Inventory) -> list[tuple[str, int, int]]:
-    """(path, major, minor) of every node that containers may be given."""
+    """(path, major, minor) of every node that containers may get."""
     wanted = [(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor) for gpu in gpus.gpus]
     wanted += [(device.path, device.major, device.minor) for device in gpus.control]
     wanted += [(node.path, node.major, node.minor) for node in gpus.nodes]
@@ -30,13 +30,13 @@ def is_device(path: str, major: int, minor: int) -> bool:
 
 
 def missing(gpus: Inventory) -> list[tuple[str, str]]:
-    """(node, link) of nodes that are there and have no link."""
+    """(node, link) for each node that exists without a link."""
     found = ((path, f"{FOLDER}/{major}:{minor}", major, minor) for path, major, minor in nodes(gpus))
     return [(path, link) for path, link, *number in found if is_device(path, *number) and not is_device(link, *number)]
 
 
 def make(gpus: Inventory) -> None:
-    """Make the missing links of real GPUs. Where that is not possible, `doctor` says so."""
+    """Make the missing links of real GPUs. `doctor` reports those that cannot be made."""
     for path, link in () if gpus.simulated else missing(gpus):
         try:
             os.makedirs(FOLDER, exist_ok=True)

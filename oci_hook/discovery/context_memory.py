@@ -1,8 +1,9 @@
-"""Measures what one process's context takes of each GPU and prints it as JSON; a program of its own: drivers hang.
+"""Measures the memory of one process's context on each GPU and prints it as JSON. A program of its own, as a driver
+call may hang.
 
 usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.context_memory LIBCUDA
 
-discovery/nvml_gpus.py says what LD_PRELOAD is for.
+LD_PRELOAD: as in discovery/nvml_gpus.py.
 """
 
 import ctypes
@@ -13,13 +14,13 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-ROUNDS = 3  # by difference: a neighbour who allocates meanwhile spoils one round, seldom all
+ROUNDS = 3  # of measuring by difference: an allocation by another process spoils one round, rarely all
 
 
 def by_process(handle: Any) -> int:
-    """What NVML says that this process has on the GPU: bytes, 0 where it says nothing of it.
+    """Bytes that this process has on the GPU according to NVML; 0 if NVML does not list it.
 
-    It knows no process of another PID namespace, and on some systems no process's memory.
+    NVML lists no process of another PID namespace, and on some systems no process's memory.
     """
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -29,7 +30,7 @@ def by_process(handle: Any) -> int:
 
 
 def with_context(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> tuple[int, int]:
-    """(by process, by difference) bytes of a primary context that is made and released; (0, 0): it cannot be made."""
+    """Make and release a primary context: its bytes (by process, by difference); (0, 0) if it cannot be made."""
     own, used = by_process(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).used
     context = ctypes.c_void_p()
     if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal):
@@ -41,7 +42,7 @@ def with_context(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> tuple[int, int
 
 
 def measure(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> int:
-    """Bytes of one context; 0 where it cannot be measured, as on a GPU that is full or held by one process."""
+    """Bytes of one context; 0 if it cannot be measured, as on a GPU that is full or in exclusive-process mode."""
     differences = []
     for _ in range(ROUNDS):
         own, difference = with_context(cuda, ordinal, handle)

@@ -1,4 +1,4 @@
-"""Asks libcuda for each GPU's memory and prints it as JSON; a program of its own, since a driver call may hang.
+"""Asks libcuda for each GPU's memory and prints it as JSON. A program of its own, as a driver call may hang.
 
 usage: python -m oci_hook.discovery.cuda_memory LIBCUDA
 """

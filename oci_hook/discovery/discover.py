@@ -1,4 +1,4 @@
-"""Look at the node: driver files, GPUs, control devices -> Inventory. For the CLI; containers read the cache."""
+"""Discovers the node's inventory: driver files, GPUs, control devices. For the CLI; container starts read the cache."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any
 
 from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
+from oci_hook.core.units import MIB
 from oci_hook.discovery import driver_files
 from oci_hook.discovery import mark as marks
 from oci_hook.errors import refuse
@@ -19,7 +20,6 @@ from oci_hook.linux.proc import boot_id
 NVML_SECONDS = 60.0  # a first NVML call without persistence mode may initialise every GPU, about 2 s each
 LIB_RM_VERSION_MISMATCH = 18  # NVML_ERROR_...: the library is not of the loaded kernel driver's version
 PROC = "/proc"
-MIB = 1 << 20
 
 
 def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECONDS) -> Inventory:
@@ -43,7 +43,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         if answer["driver_version"] != files.version:
             raise refuse(
                 "GH-302",
-                f"NVML speaks of driver {answer['driver_version']}, its file is {files.version}; install one version",
+                f"NVML reports driver {answer['driver_version']}, its file is {files.version}; install one version",
             )
         contexts = context_mib(files.libcuda, files.libnvml, env, nvml_seconds)
         instances = {gpu["uuid"]: (gpu.pop("gi", -1), gpu.pop("ci", -1)) for gpu in answer["gpus"]}
@@ -96,7 +96,7 @@ def environment(driver_root: str) -> tuple[dict[str, str], marks.Mark | None]:
 
 
 def kernel_version(proc: str = PROC) -> str:
-    """The loaded kernel driver's version, "" when none is.
+    """The loaded kernel driver's version; "" when none is loaded.
 
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  ..." or, for the open one, "... Kernel Module for
     x86_64  580.95.05  Release Build ...": the first word after "Module" that is a dotted number.
@@ -112,12 +112,12 @@ def kernel_version(proc: str = PROC) -> str:
 
 
 def ask_nvml(library: str, environment: dict[str, str], seconds: float) -> dict[str, Any]:
-    """NVML's GPUs, or {"error": why not}. In a process of its own that is killed after that time."""
+    """NVML's GPUs, or {"error": why}. Asked in a process of its own, which is killed after so many seconds."""
     return _ask([sys.executable, "-m", "oci_hook.discovery.nvml_gpus"], {**environment, "LD_PRELOAD": library}, seconds)
 
 
 def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds: float, why: str) -> tuple[Gpu, ...]:
-    """GPUs as the kernel driver lists them, their memory from libcuda, which /proc does not know."""
+    """The GPUs that the kernel driver lists in /proc; their memory, which is not there, by libcuda. why: NVML's error."""
     found = []
     for file in sorted(Path(f"{proc}/driver/nvidia/gpus").glob("*/information")):
         lines = (line.partition(":") for line in file.read_text().splitlines())
@@ -140,9 +140,9 @@ def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds
 
 
 def context_mib(libcuda: str, libnvml: str, environment: dict[str, str], seconds: float) -> dict[str, int]:
-    """MiB, rounded up, that one process's context takes, by UUID; 0 or absent where it cannot be measured.
+    """MiB, rounded up, that one process's context takes, by UUID; 0 or absent if it cannot be measured.
 
-    A GPU that is full, or whose driver does not answer, is no less a GPU: then contexts are not charged there.
+    That is so on a GPU that is full, or whose driver does not answer. Contexts are not charged there then.
     """
     program = [sys.executable, "-m", "oci_hook.discovery.context_memory", libcuda]
     answer = _ask(program, {**_every_gpu(environment), "LD_PRELOAD": libnvml}, seconds)
@@ -150,14 +150,14 @@ def context_mib(libcuda: str, libnvml: str, environment: dict[str, str], seconds
 
 
 def _every_gpu(environment: dict[str, str]) -> dict[str, str]:
-    """Indices as NVML has them: by PCI bus id. Whatever narrows the caller's own view must not narrow the node's."""
+    """The environment in which CUDA numbers the GPUs as NVML does, by PCI bus id, and hides none of them."""
     wide = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     wide.pop("CUDA_VISIBLE_DEVICES", None)
     return wide
 
 
 def _ask(command: list[str], environment: dict[str, str], seconds: float) -> dict[str, Any]:
-    # This package must be found, and nothing of the caller's directory.
+    # The program must find this package, and nothing in the caller's directory.
     package = str(Path(__file__).resolve().parents[2])
     environment = {**environment, "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
     try:
@@ -176,7 +176,7 @@ def _ask(command: list[str], environment: dict[str, str], seconds: float) -> dic
 
 
 def numa_node(pci: str, sys_root: str = "/sys") -> int:
-    """The GPU's NUMA node, -1 unknown. pci: as NVML writes it, 00000000:3B:00.0."""
+    """The GPU's NUMA node, -1 if unknown. pci: as NVML writes it, 00000000:3B:00.0."""
     domain, _, rest = pci.lower().partition(":")
     try:
         return int(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())
@@ -185,11 +185,11 @@ def numa_node(pci: str, sys_root: str = "/sys") -> int:
 
 
 def nodes_of_whole_gpus(gpus: tuple[Gpu, ...], sys_root: str = "/sys", dev: str = "/dev") -> tuple[GpuNode, ...]:
-    """The nodes for graphics and displays: the GPU's own of /dev/dri, and nvidia-modeset's where it is loaded; for
-    compute those of GPUDirect Storage, whose module makes one for each queue.
+    """The device nodes that whole GPUs have besides /dev/nvidiaN. Graphics: the GPU's own in /dev/dri. Displays:
+    nvidia-modeset's, if it is loaded. Compute: those of GPUDirect Storage, whose module makes one for each queue.
 
-    Left out, also for whole GPUs: nvidia-cap nodes for MIG's configuration and monitor, which are the node's; IMEX
-    channels, which are asked for one by one; NVSwitches, the fabric manager's.
+    Left out: the nvidia-cap nodes of MIG's configuration and monitor, which concern all containers; IMEX channels,
+    which are requested one by one; NVSwitches, which the fabric manager uses.
     """
     found = []
     for path in sorted(Path(dev).glob("nvidia-fs[0-9]*")):
@@ -200,7 +200,7 @@ def nodes_of_whole_gpus(gpus: tuple[Gpu, ...], sys_root: str = "/sys", dev: str 
         found.append(GpuNode("", "display", "/dev/nvidia-modeset", NVIDIA_MAJOR, 254))
     for gpu in gpus:
         if gpu.parent:
-            continue  # a part draws nothing, and the node is the whole GPU's
+            continue  # a MIG device has no graphics, and the node belongs to the whole GPU
         domain, _, rest = gpu.pci.lower().partition(":")
         for folder in sorted(Path(f"{sys_root}/bus/pci/devices/{domain[-4:]}:{rest}/drm").glob("*")):
             if not folder.name.startswith(("card", "renderD")):
@@ -209,15 +209,15 @@ def nodes_of_whole_gpus(gpus: tuple[Gpu, ...], sys_root: str = "/sys", dev: str 
                 major, _, minor = (folder / "dev").read_text().strip().partition(":")
                 found.append(GpuNode(gpu.uuid, "graphics", f"/dev/dri/{folder.name}", int(major), int(minor)))
             except (OSError, ValueError):
-                pass  # just going
+                pass  # it is just being removed
     return tuple(found)
 
 
 def nodes_of_mig(gpus: tuple[Gpu, ...], instances: dict[str, tuple[int, int]], proc: str = PROC) -> tuple[GpuNode, ...]:
-    """The nodes that open each MIG device: of its GPU instance and of its compute instance in it.
+    """The nodes that a process must open for a MIG device: of its GPU instance, and of the compute instance in that.
 
-    instances: (GPU instance, compute instance) by UUID. Raises NodeError GH-302 where the kernel has no such device: an
-    open of the GPU alone would then fail in every container.
+    instances: (GPU instance, compute instance) by UUID. Raises NodeError GH-302 if the kernel has no such device:
+    without it, opening the GPU fails in every container.
     """
     found = []
     for gpu in gpus:
@@ -235,7 +235,7 @@ def nodes_of_mig(gpus: tuple[Gpu, ...], instances: dict[str, tuple[int, int]], p
 
 
 def number_in(file: str, key: str) -> int:
-    """The number behind "key:" in a file of the kernel driver's; -1 for none."""
+    """The number after "key:" in a file of the kernel driver; -1 if there is none."""
     try:
         lines = (line.partition(":") for line in Path(file).read_text().splitlines())
         return next((int(value) for name, _, value in lines if name.strip() == key), -1)
@@ -244,7 +244,7 @@ def number_in(file: str, key: str) -> int:
 
 
 def dynamic_major(name: str, proc: str = PROC) -> int:
-    """The major number of this character device driver; -1 when it is not loaded."""
+    """The major number of this character device driver; -1 if it is not loaded."""
     try:
         lines = Path(f"{proc}/devices").read_text().partition("Block devices")[0].splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The NVIDIA driver's files in a driver root, by capability: what a container needs beside the device nodes.
+"""Finds the NVIDIA driver's files in a driver root, by capability: what a container needs besides the device nodes.
 
-Not for the hot path: `gpu-hook gpus --refresh` looks once, the inventory remembers. A library counts when its version
-suffix is the driver's and its ELF class and machine are this machine's; links are followed inside the root only.
+`gpu-hook gpus --refresh` looks for them once, and the inventory keeps them. A library is taken if its version suffix is
+the driver's and its ELF class and machine are this machine's. Links are followed inside the root only.
 """
 
 import os
@@ -14,7 +14,7 @@ from oci_hook.discovery import elf
 from oci_hook.errors import refuse
 from oci_hook.linux.walk import Tree, Work
 
-ROOT_STEPS = 1 << 20  # half a second: root's own files, and often the whole node's
+ROOT_STEPS = 1 << 20  # half a second: these are root's own files, often of the whole node
 
 # Where distributions put the 64-bit libraries; the first place that has a library wins.
 LIBRARY_PLACES = (
@@ -40,9 +40,9 @@ BINARY_PLACES = (
 )
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
-# The names that NVIDIA's own container toolkit hands to containers per capability. OpenCL and VDPAU reach the GPU
-# without libcuda, as graphics do: for whole GPUs alone. Left out: the MPS programs, which would be one server for
-# clients with limits of their own.
+# The names that NVIDIA's own container toolkit gives to containers, by capability. OpenCL and VDPAU reach the GPU without
+# libcuda, as graphics do, so they are for whole GPUs only. The MPS programs are left out: one MPS server would serve
+# clients that have different limits.
 LIBRARIES = {
     "utility": ("nvidia-ml", "nvidia-cfg", "nvidia-nscq"),
     "compute": (
@@ -69,13 +69,13 @@ LIBRARIES = {
     ),
     "ngx": ("nvidia-ngx",),
 }
-# Libraries with versions of their own, which others look for by soname.
+# Libraries with version numbers of their own, which are loaded by soname.
 OWN_VERSION = {
     "graphics": ("nvidia-egl-gbm", "nvidia-egl-wayland", "nvidia-egl-wayland2", "nvidia-egl-xcb", "nvidia-egl-xlib"),
 }
-# Other names that they are loaded by: for a client on another machine's display, and as the backend of GBM.
+# Other names by which libraries are loaded: for a client on another machine's display, and as the backend of GBM.
 ALSO = {"GLX_nvidia": "libGLX_indirect.so.0", "nvidia-allocator": "gbm/nvidia-drm_gbm.so"}
-# Files that tell loaders where the libraries are, and data; the container has them at these paths.
+# Files that tell loaders where the libraries are, and data files; a container gets them at these paths.
 DATA = {
     "compute" + WHOLE: ("/etc/OpenCL/vendors/nvidia.icd", "/etc/cufile.json"),  # the second: GPUDirect Storage
     "graphics": (
@@ -90,7 +90,7 @@ DATA = {
     ),
     "display": ("/usr/share/X11/xorg.conf.d/10-nvidia.conf", "/usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf"),
 }
-# The X server's modules, at the same path too; one file by all its names.
+# Modules of the X server, which a container gets at the same path. Each tuple has all names of one file.
 X_MODULES = (
     ("drivers/nvidia_drv.so",),
     ("extensions/libglxserver_nvidia.so", "extensions/libglxserver_nvidia.so.{version}"),
@@ -102,7 +102,7 @@ FIRMWARE = ("/lib/firmware/nvidia/{version}", "gsp*.bin")
 
 
 class DriverFiles(Value):
-    """What was found. version: the driver's. libcuda, libnvml: absolute host paths of the real libraries."""
+    """The result of a search. version: the driver's. libcuda, libnvml: absolute host paths of the real libraries."""
 
     version: str
     libcuda: str
@@ -111,7 +111,7 @@ class DriverFiles(Value):
 
 
 def find(root: str, kernel_version: str = "", machine: str = "") -> DriverFiles:
-    """Look through the driver root. kernel_version: what the loaded driver says, "" if none is loaded.
+    """Search the driver root. kernel_version: the loaded driver's, "" if none is loaded.
 
     Raises NodeError GH-302 when libcuda or libnvidia-ml are missing, of two versions, or not of the loaded driver's.
     """
@@ -179,13 +179,13 @@ class _Search:
         return DriverFiles(version, cuda[version], nvml[version], tuple(files))
 
     def _versions(self, stem: str) -> dict[str, str]:
-        """Version -> host path of every fitting lib<stem>.so.VERSION."""
+        """Version -> host path of each lib<stem>.so.VERSION for this machine."""
         found: dict[str, str] = {}
         start = f"lib{stem}.so."
         for place in self.library_places:
             for name in self.listing[place]:
                 version = name[len(start) :]
-                # libcuda.so.1 is a soname, not a version: a driver's has at least one dot (550.163.01).
+                # libcuda.so.1 is a soname, not a version: a driver's version has at least one dot (550.163.01).
                 if name.startswith(start) and "." in version and version.replace(".", "").isdigit():
                     path = self._fitting(f"{place}/{name}")[0]
                     if path:
@@ -203,7 +203,7 @@ class _Search:
         return "", ""
 
     def _fitting(self, path: str) -> tuple[str, str]:
-        """(host path, soname) when it leads to a 64-bit library of this machine, else ("", "")."""
+        """(host path, soname) if the path leads to a 64-bit library for this machine, else ("", "")."""
         try:
             inside, mode = self.tree.resolve(path)
             if not S_ISREG(mode):

@@ -1,4 +1,4 @@
-"""The few facts of an ELF file that tell a driver's library from a stranger's: class, machine, SONAME. For the CLI."""
+"""Reads the facts of an ELF file by which a driver's library is recognised: class, machine, SONAME."""
 
 import os
 from struct import Struct, error
@@ -22,7 +22,7 @@ class Elf(Value):
 
 
 def read(fd: int) -> Elf | None:
-    """What the open file says of itself; None when it is no little-endian ELF file. Raises OSError."""
+    """The facts of an open file; None if it is no little-endian ELF file. Raises OSError."""
     head = os.pread(fd, _HEADER.size, 0)
     if len(head) < 20 or head[:4] != b"\x7fELF" or head[5] != 1:
         return None
@@ -31,12 +31,12 @@ def read(fd: int) -> Elf | None:
         return Elf(32, machine, "")
     try:
         return Elf(64, machine, _soname(fd, head))
-    except (error, ValueError):  # cut short
+    except (error, ValueError):  # the file is cut off
         return None
 
 
 def whole(fd: int) -> bool:
-    """It is a 64-bit ELF file, and as long as its segments and section headers say. Raises OSError."""
+    """Whether it is a 64-bit ELF file, and as long as its segments and section headers say. Raises OSError."""
     head, size = os.pread(fd, _HEADER.size, 0), os.fstat(fd).st_size
     if len(head) < _HEADER.size or head[:6] != b"\x7fELF\x02\x01":
         return False

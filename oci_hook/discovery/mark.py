@@ -1,12 +1,12 @@
 """The mark of a simulated driver: all that gpu-hook knows of a simulator.
 
-A driver root with the file MARK at its top is a simulated one. Whoever makes simulated GPUs writes the mark, JSON with
-these keys:
+A driver root with the file MARK at its top is a simulated one. The program that makes simulated GPUs writes the mark,
+JSON with these keys:
 
 environment   what a program on the host needs in its environment, so that the root's libraries find the GPUs
 files         UUID -> the host file behind this GPU or MIG device; containers get it at layout.SIM_GPUS/<its name>
 folders       what `gpu-hook uninstall` removes with the install, if it is below the prefix or the state directory
-time_scale    how many times as long as they say these GPUs take for everything; 1 if it is missing
+time_scale    how many times longer everything takes on these GPUs than their own figures say; 1 if it is missing
 """
 
 import json
@@ -18,7 +18,7 @@ MARK = "gpu-hook-simulated.json"
 
 
 class Mark:
-    """What the mark says."""
+    """The content of the mark. Raises ValueError, KeyError, TypeError, AttributeError for a damaged text."""
 
     def __init__(self, text: str) -> None:
         said = json.loads(text)

@@ -1,7 +1,7 @@
-"""Asks NVML for the GPUs and prints them as JSON. Run as a program of its own by `discover`, because NVML may hang.
+"""Asks NVML for the GPUs and prints them as JSON. `discover` runs it as a program of its own, because NVML may hang.
 
-The library is the one named in LD_PRELOAD: nvidia-ml-py opens "libnvidia-ml.so.1", and the loader then hands out the
-library of that soname that is loaded already.
+It uses the library that is named in LD_PRELOAD: nvidia-ml-py opens "libnvidia-ml.so.1", and the loader returns the
+library that is already loaded under this soname.
 """
 
 import json
@@ -10,7 +10,8 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-MIB = 1 << 20
+from oci_hook.core.units import MIB
+
 NVLINK_DISTANCE = 1  # nearer than any PCIe path; those are NVML_TOPOLOGY_* numbers from 0 (one board) to 50 (two CPUs)
 
 
@@ -19,7 +20,7 @@ def text(value: Any) -> str:
 
 
 def memory_mib(handle: Any) -> int:
-    """What programs can have: the total without what the driver keeps for itself, where it says so."""
+    """What programs can use: the total without what the driver reserves, if it tells that."""
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         return int((info.total - info.reserved) // MIB)
@@ -28,15 +29,15 @@ def memory_mib(handle: Any) -> int:
 
 
 def is_split(handle: Any) -> bool:
-    """Whether the GPU is in MIG mode: then it can be used by its parts alone."""
+    """Whether the GPU is in MIG mode: then only its MIG devices can be used."""
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-    except pynvml.NVMLError:  # not a GPU that knows MIG
+    except pynvml.NVMLError:  # the GPU does not support MIG
         return False
 
 
 def mig_devices(handle: Any, gpu: dict[str, Any]) -> list[dict[str, Any]]:
-    """The GPU's MIG devices, with the ids of their GPU and compute instances. Profiles may leave numbers out."""
+    """The GPU's MIG devices, with the ids of their GPU and compute instances. Their indices may have gaps."""
     found = []
     for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -65,7 +66,7 @@ def distance(a: Any, b: Any) -> int | None:
     except pynvml.NVMLError:
         pass
     try:
-        # One board is 0 there, and NVLink must stay the nearest.
+        # One board is 0 there, and NVLink must remain the nearest.
         return max(int(pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b)), NVLINK_DISTANCE + 1)
     except pynvml.NVMLError:
         return None
@@ -90,7 +91,7 @@ def main() -> int:
                 "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
             }
             gpus += mig_devices(h, gpu) if is_split(h) else [gpu]
-        except pynvml.NVMLError as e:  # it has fallen off the bus: the others are there
+        except pynvml.NVMLError as e:  # this GPU has fallen off the bus; go on with the others
             error = e
             continue
         handles.append(h)

@@ -78,7 +78,7 @@ class Target:
 
 
 @dataclass
-class Change:
+class FileChange:
     """A file's bytes now (`old`), without our lines (`before`) and after the change (`new`); None: no such file."""
 
     path: Path  # the file that is replaced, with symbolic links followed
@@ -128,7 +128,7 @@ class Record:
         """Whether another engine uses this file as well."""
         return any(str(path) in files for name, files in self.engines.items() if name != engine)
 
-    def keep(self, engine: str, change: Change) -> None:
+    def keep(self, engine: str, change: FileChange) -> None:
         """Record a change that is about to be made, and before that write its backup."""
         backup = self.backup(engine, change.path)
         if change.before is not None:
@@ -171,11 +171,11 @@ class Record:
             self.path.unlink(missing_ok=True)
 
 
-def plan(target: Target, record: Record, engine: str, remove: bool = False) -> Change:
+def plan(target: Target, record: Record, engine: str, remove: bool = False) -> FileChange:
     """The change of one file that registers (or unregisters); writes nothing. Raises SettingsError GH-506 to GH-508."""
     path, old = read(target.path)
     if remove and record.shared(engine, path):
-        return Change(path, old, old, old)
+        return FileChange(path, old, old, old)
     entry = record.entry(engine, path)
     notes: Notes = dict(entry.get("notes", {}))
     if old is None:
@@ -186,14 +186,14 @@ def plan(target: Target, record: Record, engine: str, remove: bool = False) -> C
         stripped = target.strip(text_of(path, old), notes)
         before = None if stripped is None else stripped.encode()
     if remove:
-        return Change(path, old, before, before, notes)
+        return FileChange(path, old, before, before, notes)
     # From an earlier install, only the choice to be the default runtime stays; the other notes are taken again.
     notes = {"default": notes["default"]} if "default" in notes else {}
     notes["file"] = before is not None
     new = target.add(None if before is None else text_of(path, before), notes)
     if old is not None and old.strip() and target.parse(text_of(path, old), path) == target.parse(new, path):
-        return Change(path, old, before, old, notes)  # equal as data: the administrator only reordered it
-    return Change(path, old, before, new.encode(), notes)
+        return FileChange(path, old, before, old, notes)  # equal as data: the administrator only reordered it
+    return FileChange(path, old, before, new.encode(), notes)
 
 
 def saved(record: Record, engine: str, path: Path, entry: dict[str, Any]) -> bytes | None:
@@ -209,7 +209,7 @@ def saved(record: Record, engine: str, path: Path, entry: dict[str, Any]) -> byt
     return data
 
 
-def carry_out(changes: list[Change], record: Record, engine: str, remove: bool = False) -> None:
+def carry_out(changes: list[FileChange], record: Record, engine: str, remove: bool = False) -> None:
     """Write planned changes, in order. Raises SettingsError GH-507; the files after the failed one are unchanged."""
     for change in changes:
         if change.old != change.new:
@@ -224,7 +224,7 @@ def carry_out(changes: list[Change], record: Record, engine: str, remove: bool =
             record.forget(engine, change.path)
 
 
-def put_in_place(change: Change) -> None:
+def put_in_place(change: FileChange) -> None:
     if change.new is not None:
         replace_file(change.path, change.new)
         return
@@ -234,7 +234,7 @@ def put_in_place(change: Change) -> None:
         raise refuse("GH-507", f"{change.path}: {e.strerror}; remove it by hand") from None
 
 
-def reverted(change: Change) -> Change:
+def reverted(change: FileChange) -> FileChange:
     """The change that reverts this one."""
     return replace(change, old=change.new, new=change.old)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from oci_hook.engines import NAMES, detect, engine
 from oci_hook.engines.edits import (
-    Change,
+    FileChange,
     Record,
     Registration,
     carry_out,
@@ -34,7 +34,7 @@ class Result:
     """
 
     engine: str
-    changes: list[Change]
+    changes: list[FileChange]
     command: str = ""
     restarted: bool = False
 
@@ -85,7 +85,7 @@ def unregister(
     return results
 
 
-def _removal(name: str, recorded: list[Path], registration: Registration, record: Record) -> list[Change]:
+def _removal(name: str, recorded: list[Path], registration: Registration, record: Record) -> list[FileChange]:
     """The changes that unregister from one engine: in the recorded files and in those that it reads now."""
     module = engine(name)
     try:

@@ -18,7 +18,7 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.linux.lock import lock_file, own_dir
 
 OURS = {
-    *(layout.LEDGER_DIR, layout.PAGES_DIR, layout.TOLD_DIR, layout.SHARE_STATE),
+    *(layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.SHARE_STATE),
     *(layout.INVENTORY, layout.TIERS, layout.STATE_OWNER),
     *(layout.EVENTS, f"{layout.EVENTS}.1", layout.AGENT_LOCK, "sim"),
 }

@@ -42,7 +42,7 @@ THEIRS: tuple[str, ...] = (
 SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai")
 
 
-class Container:
+class ManifestContainer:
     """One container of a template. wishes: from its resources and its pod's annotations. words: our annotations for it;
     None if it requests nothing. lost: some of these do not fit into annotation keys."""
 
@@ -60,7 +60,7 @@ class Pod:
     def __init__(self, kind: str, name: str) -> None:
         self.kind = kind
         self.name = name
-        self.containers: list[Container] = []
+        self.containers: list[ManifestContainer] = []
         self.annotations: dict[str, str] = {}
         self.notes: list[str] = []
 
@@ -160,7 +160,7 @@ def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
     annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
     problems: list[Problem] = []
     for node in nodes:
-        container = Container(yaml_edit.scalars(node).get("name", ""))
+        container = ManifestContainer(yaml_edit.scalars(node).get("name", ""))
         pod.containers.append(container)
         own: list[Problem] = []
         for key in annotations:
@@ -201,7 +201,7 @@ def resources(container: yaml.Node, rows: dict[str, Any], problems: list[Problem
     return {key: text for key, text in {**requests, **limits}.items() if key in rows}
 
 
-def resolve(container: Container, pod: Pod, problems: list[Problem], rules: Rules) -> None:
+def resolve(container: ManifestContainer, pod: Pod, problems: list[Problem], rules: Rules) -> None:
     """Set the container's request and words from its wishes."""
     names = {wish.name: wish for wish in container.wishes}
     whole, memory = names.get("exclusive"), names.get("memory")
@@ -239,7 +239,7 @@ def words(given: validate.Given) -> dict[str, str]:
     return found
 
 
-def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
+def in_annotations(pod: Pod, asking: Sequence[ManifestContainer]) -> dict[str, str]:
     """Keys without a suffix if every container requests the same; else keys with the name of each that requests."""
     first = asking[0].words or {}
     if len(asking) == len(pod.containers) and all(container.words == first for container in asking):
@@ -263,11 +263,11 @@ def in_annotations(pod: Pod, asking: Sequence[Container]) -> dict[str, str]:
     return found
 
 
-def fits(key: str, container: Container) -> bool:
+def fits(key: str, container: ManifestContainer) -> bool:
     return len(f"{key}.{container.name}") <= MAX_NAME
 
 
-def in_request(container: Container) -> list[dict[str, Any]]:
+def in_request(container: ManifestContainer) -> list[dict[str, Any]]:
     """A container's GPUs in the form of the annotation `request`, for names that are too long for a key."""
     request, values = container.request, container.words or {}
     if request is None or request.every_gpu or not request.gpus:

@@ -1,1 +1,1 @@
-"""Who holds what on this node's GPUs: grants, what they live by, admission, and what containers are told."""
+"""The ledger of this node: which container has which share of a GPU, when a grant ends, and what containers are told."""

@@ -11,7 +11,7 @@ from oci_hook.core.layout import TIERS
 from oci_hook.core.pages import policy_page
 from oci_hook.core.request import Request
 from oci_hook.core.value import Value
-from oci_hook.errors import NoRoomError, refuse
+from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.ledger import events, store
 from oci_hook.ledger.claims import Claims
 from oci_hook.ledger.inventory import load
@@ -68,7 +68,12 @@ def admit_on(
     bounds = _bounds(settings) if request.terms.preempt_tolerance_us is not None else ()
     for seconds in (QUICK, PATIENT):
         with store.open_ledger(settings.state_dir, seconds=seconds) as ledger:
-            _check_free(ledger, key, who, instead_of)
+            try:
+                _check_free(ledger, key, who, instead_of)
+            except GhError:
+                if ledger.unsure and seconds == QUICK:
+                    continue  # that container may have ended
+                raise
             found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
             if isinstance(found, Refusal):
                 if ledger.unsure and seconds == QUICK:

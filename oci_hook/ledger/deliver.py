@@ -1,4 +1,4 @@
-"""Writes the messages of ledger/tell.py into the files that containers see, without the ledger's lock: a tenant that
+"""Writes the messages of ledger/messages.py into the files that containers see, without the ledger's lock: a tenant that
 holds a lease on such a file delays only this delivery, and no other container's start, `ps` or change."""
 
 import fcntl
@@ -7,7 +7,7 @@ import os
 from oci_hook.core.gpu_page import SIZE
 from oci_hook.core.layout import PAGES_DIR
 from oci_hook.errors import GhError
-from oci_hook.ledger import slot_files, tell
+from oci_hook.ledger import messages, slot_files
 from oci_hook.linux.lock import lock_file
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ def deliver(state_dir: str, mine: "Iterable[str]") -> set[str]:
     """
     late: set[str] = set()
     must = dict.fromkeys(mine)
-    for name in dict.fromkeys([*must, *tell.pending(tell.names(state_dir))]):
+    for name in dict.fromkeys([*must, *messages.pending(messages.names(state_dir))]):
         try:
             lock = lock_file(_lock(state_dir, name), fcntl.LOCK_EX, wait=name in must)
             try:
@@ -46,34 +46,36 @@ def deliver(state_dir: str, mine: "Iterable[str]") -> set[str]:
 
 def _lock(state_dir: str, name: str) -> str:
     """The lock file for this message: messages that write the same pages have the same lock."""
-    if not name.startswith(tell.GPU):
-        name = (tell.private(name)[1] and tell.said(state_dir, name).decode("ascii", "replace")) or tell.POLICIES
-    return f"{tell.folder(state_dir)}/{name}{tell.LOCK}"
+    if not name.startswith(messages.GPU):
+        name = (
+            messages.private(name)[1] and messages.newest(state_dir, name).decode("ascii", "replace")
+        ) or messages.POLICIES
+    return f"{messages.folder(state_dir)}/{name}{messages.LOCK}"
 
 
 def _deliver(state_dir: str, name: str) -> set[str]:
-    message = tell.begin(state_dir, name)
-    if message is None:  # another delivery took it along
+    message = messages.begin(state_dir, name)
+    if message is None:  # another process has delivered it
         return set()
     late = set()
-    if name.startswith(tell.GPU):
-        late = _tell_gpu(state_dir, name, message)
+    if name.startswith(messages.GPU):
+        late = _deliver_gpu(state_dir, name, message)
     else:
-        key, number = tell.private(name)
-        page = tell.delivered(state_dir, message.decode("ascii", "replace"))[:SIZE] if number else message
+        key, number = messages.private(name)
+        page = messages.delivered(state_dir, message.decode("ascii", "replace"))[:SIZE] if number else message
         if not slot_files.write_page(page_file(state_dir, key), number, page):
             return {key}
-    tell.end(state_dir, name)
+    messages.end(state_dir, name)
     return late
 
 
-def _tell_gpu(state_dir: str, name: str, message: bytes) -> set[str]:
+def _deliver_gpu(state_dir: str, name: str, message: bytes) -> set[str]:
     page, whom = slot_files.parse(message)
-    slot_files.set_slots(state_dir, name[len(tell.GPU) :], tell.delivered(state_dir, name)[:SIZE], page)
+    slot_files.set_slots(state_dir, name[len(messages.GPU) :], messages.delivered(state_dir, name)[:SIZE], page)
     late = set()
     for key, number in whom:
         if not slot_files.write_page(page_file(state_dir, key), number, page):
             # A message for this container alone, so that the others are not told again.
-            tell.say(state_dir, f"{key}-{number}", name.encode())
+            messages.write(state_dir, f"{key}-{number}", name.encode())
             late.add(key)
     return late

@@ -8,7 +8,7 @@ import os
 
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
-from oci_hook.core.layout import INVENTORY
+from oci_hook.core.layout import DEFAULT_PREFIX, INVENTORY
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux.proc import boot_id, read_file
 from oci_hook.oci import fastjson
@@ -38,14 +38,14 @@ def load(settings: Settings) -> Inventory:
         raise _stale(settings, f"{path} cannot be read ({e})") from None
     if inventory.driver_root != settings.driver_root:
         raise _stale(settings, f"the setting driver_root changed from {inventory.driver_root}")
-    for mark in inventory.stamp:
-        now = stamp(mark[0])
-        if now[1:] == (0, 0, 0) != mark[1:]:
+    for then in inventory.stamp:
+        now = stamp(then[0])
+        if now[1:] == (0, 0, 0) != then[1:]:
             raise refuse(
-                "GH-302", f"{mark[0][:150]} is gone; install or load the driver again, {_look_again(settings)}"
+                "GH-302", f"{then[0][:150]} is gone; install or load the driver again, {_look_again(settings)}"
             )
-        if now != mark:
-            raise _stale(settings, f"{mark[0]} changed since the GPUs were listed")
+        if now != then:
+            raise _stale(settings, f"{then[0]} changed since the GPUs were listed")
     return inventory
 
 
@@ -69,7 +69,7 @@ def _stale(settings: Settings, why: str) -> GhError:
 
 
 def _look_again(settings: Settings) -> str:
-    prefix = f" --prefix {settings.prefix}" if settings.prefix != "/opt/gpu-hook" else ""
+    prefix = f" --prefix {settings.prefix}" if settings.prefix != DEFAULT_PREFIX else ""
     return f"run `gpu-hook gpus --refresh{prefix}`"
 
 
@@ -81,5 +81,5 @@ def _from_data(data: "Any") -> Inventory:
     data["files"] = tuple(DriverFile(**{**file, "names": tuple(file["names"])}) for file in data["files"])
     data["nodes"] = tuple(GpuNode(**node) for node in data.get("nodes") or ())
     data["links"] = tuple(tuple(link) for link in data["links"])
-    data["stamp"] = tuple(tuple(mark) for mark in data["stamp"])
+    data["stamp"] = tuple(tuple(entry) for entry in data["stamp"])
     return Inventory(**data)

@@ -80,9 +80,9 @@ class Judge:
             if life.init is not None and life.cgroup_inode:
                 self._living.add(life.cgroup)
             return grant
-        told = lives.found(grant)
-        if told is not None and told[0].init != life.init:
-            new, named = told
+        reported = lives.found(grant)
+        if reported is not None and reported[0].init != life.init:
+            new, named = reported
             if (proc.is_running(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key)):
                 if new.cgroup_inode:
                     self._living.add(new.cgroup)
@@ -101,7 +101,7 @@ class Judge:
             return grant
         # A process may have left the mount namespace, as user namespaces allow; it cannot leave the cgroup. If the
         # runtime's file names another container of this id, the cgroup is that container's.
-        if told is None and life.init is None and lives.occupied(life):
+        if reported is None and life.init is None and lives.occupied(life):
             return grant
         return None
 
@@ -141,5 +141,5 @@ def is_being_made(grant: Grant) -> bool:
     """Whether its container does not exist yet: its creator is at work, or it waits for its runtime."""
     if grant.life.init is not None:
         return False
-    told = lives.found(grant)
-    return told is None or not (told[1] or _holds(told[0].init, grant.key))
+    reported = lives.found(grant)
+    return reported is None or not (reported[1] or _holds(reported[0].init, grant.key))

@@ -2,9 +2,9 @@
 
 STATE/share/UUID/slot/NN  a file per granted slot, on a tmpfs of the GPU; each grant gets a new inode. Its container may
                           write, truncate and grow it at will, the others may read it
-STATE/told/gpu-UUID       the message with the GPU page (core/gpu_page.py), and with the page files that it goes into
+STATE/messages/gpu-UUID   the message with the GPU page (core/gpu_page.py), and with the page files that it goes into
 
-The GPU page follows from the ledger; `say` writes the message under the ledger's lock. A delivery (ledger/deliver.py)
+The GPU page follows from the ledger; `write_message` writes it under the ledger's lock. A delivery (ledger/deliver.py)
 makes the slot files match it and copies it into the page file of each container, which no other container sees. The
 tmpfs is mounted on first use, and is missing in other mount namespaces than that of its first user (ARCHITECTURE.md).
 """
@@ -16,7 +16,7 @@ from oci_hook.core.gpu_page import SIZE, SLOT_FILE_SIZE, born, gpu_page, head, s
 from oci_hook.core.layout import PAGE_UID, SHARE_STATE, SLOT_DIR, slot_file
 from oci_hook.core.pages import SEQ_OFFSET
 from oci_hook.errors import refuse
-from oci_hook.ledger import tell
+from oci_hook.ledger import messages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def slot_path(state_dir: str, uuid: str, slot: int) -> str:
     return f"{folder(state_dir, uuid)}/{slot_file(slot)}"
 
 
-def say(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int = 0, tiers: int = 0) -> None:
+def write_message(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int = 0, tiers: int = 0) -> None:
     """Write the message for all containers on the GPU. For the holder of the ledger's lock.
 
     time_scale: 0 keeps the previous message's time scale and tiers. Raises OSError.
     """
-    old = tell.said(state_dir, tell.GPU + uuid)[:SIZE]
+    old = messages.newest(state_dir, messages.GPU + uuid)[:SIZE]
     _, generation, scale = head(old)
     generation += 1
     page = gpu_page(
@@ -59,12 +59,12 @@ def say(state_dir: str, uuid: str, grants: "tuple[Grant, ...]", time_scale: int 
     # Page 0 of a container's page file is its policy page; the GPU pages follow in the order of its GPUs.
     whom = [(g.key, 1 + i) for g in grants for i, s in enumerate(g.shares) if s.slot and s.uuid == uuid]
     lines = "".join(f"{key} {n}\n" for key, n in whom)
-    tell.say(state_dir, tell.GPU + uuid, page + lines.encode())
+    messages.write(state_dir, messages.GPU + uuid, page + lines.encode())
 
 
 def page(state_dir: str, uuid: str) -> bytes:
     """The GPU page of the newest message; b"" for none. Raises OSError."""
-    return tell.said(state_dir, tell.GPU + uuid)[:SIZE]
+    return messages.newest(state_dir, messages.GPU + uuid)[:SIZE]
 
 
 def parse(message: bytes) -> tuple[bytes, list[tuple[str, int]]]:

@@ -3,8 +3,8 @@
 STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
 STATE/ledger/KEY.json    a grant; created by rename, so a reader sees all of it or none
 STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
-STATE/pages/KEY/said     a copy of its policy page that only root sees
-STATE/told               messages for containers about changes (ledger/tell.py)
+STATE/pages/KEY/copy     a copy of its policy page that only root sees
+STATE/messages           messages for containers about changes (ledger/messages.py)
 
 Under the lock no file is opened that a container sees, since a tenant can make such an open wait. Messages are
 delivered after the lock is released (ledger/deliver.py).
@@ -20,10 +20,10 @@ import os
 
 from oci_hook.core.gpu_page import SIZE as GPU_PAGE_SIZE
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.layout import LEDGER_DIR, PAGE_UID, PAGES_DIR, TOLD_DIR
+from oci_hook.core.layout import LEDGER_DIR, MESSAGES_DIR, PAGE_UID, PAGES_DIR
 from oci_hook.core.pages import SIZE, amended
 from oci_hook.errors import GhError, refuse
-from oci_hook.ledger import slot_files, tell
+from oci_hook.ledger import messages, slot_files
 from oci_hook.ledger.deliver import PAGE_FILE, deliver
 from oci_hook.ledger.grant_file import GRANT_MAX, encode
 from oci_hook.ledger.grant_file import read as _read
@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-SAID_FILE = "said"
+COPY_FILE = "copy"  # of the policy page
 
 
 def grant_key(root: str, id: str) -> str:
@@ -58,7 +58,7 @@ class Ledger:
 
     __slots__ = (
         *("grants", "swept", "late", "unsure"),
-        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_said", "_made", "_must"),
+        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_messages", "_made", "_must"),
     )
 
     def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK) -> None:
@@ -72,14 +72,14 @@ class Ledger:
         self._lock = -1
         self._wait = wait
         self._judge = Judge(seconds, later=True)
-        self._unclear = False  # STATE/told/unclear is set
-        self._said: list[str] = []  # the names of its messages
+        self._unclear = False  # STATE/messages/unclear is set
+        self._messages: list[str] = []  # the names of its messages
         self._made: list[str] = []  # the keys of its new grants
         self._must = False  # the transaction fails if a message cannot be delivered
 
     def __enter__(self) -> "Ledger":
         try:
-            for folder in (self._state, self._folder, self._pages, tell.folder(self._state)):
+            for folder in (self._state, self._folder, self._pages, messages.folder(self._state)):
                 own_dir(folder)
             self._lock = lock_file(self._folder + "/lock", fcntl.LOCK_EX, self._wait)
             judged = self._judged()
@@ -104,7 +104,7 @@ class Ledger:
         this transaction made are removed again, and the next transaction delivers what it changed."""
         self._unlock()
         try:
-            self.late = deliver(self._state, self._said if kind is None else ())
+            self.late = deliver(self._state, self._messages if kind is None else ())
         except BaseException as e:
             if kind is not None or not self._must and isinstance(e, (OSError, GhError)):
                 return  # it stays pending, and the next transaction delivers it
@@ -138,20 +138,22 @@ class Ledger:
         try:
             os.mkdir(folder)
             os.chmod(folder, 0o755)  # despite the umask: a runtime in a user namespace opens the page
-            _write(f"{folder}/{SAID_FILE}", page, 0o600)
-            gpus = [i for i, held in enumerate(grant.shares) if held.slot]
+            _write(f"{folder}/{COPY_FILE}", page, 0o600)
+            gpus = [i for i, share in enumerate(grant.shares) if share.slot]
             room = bytes(GPU_PAGE_SIZE * (1 + gpus[-1])) if gpus else b""  # the delivery fills its GPU pages
             _write(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
             self._begin()  # the next transaction may still see a creator alive that is killed after this
             self._save(grant.key, data)
-            self._say((*self.grants, grant), [held.uuid for held in shared(grant)], time_scales or {}, tiers or {})
+            self._write_messages(
+                (*self.grants, grant), [share.uuid for share in shared(grant)], time_scales or {}, tiers or {}
+            )
             self._done()
         except BaseException as e:
             try:
                 for name in (f"{grant.key}.json", f"{grant.key}.tmp"):
                     _unlink(f"{self._folder}/{name}")
                 _drop_folder(folder)
-                self._say(self.grants, [held.uuid for held in shared(grant)])
+                self._write_messages(self.grants, [share.uuid for share in shared(grant)])
             except OSError:
                 pass  # the first failure is reported; the next sweep removes the rest
             if isinstance(e, OSError):
@@ -182,7 +184,7 @@ class Ledger:
             self._save(grant.key, encode(grant))
             self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
             self._amend(grant)
-            self._say(self.grants, [held.uuid for held in shared(grant)])
+            self._write_messages(self.grants, [share.uuid for share in shared(grant)])
             self._must = True
             self._done()
         except OSError as e:
@@ -195,7 +197,7 @@ class Ledger:
         try:
             self._begin()
             _remove(self._folder, self._pages, key)
-            self._say(self.grants, [held.uuid for g in found for held in shared(g)])
+            self._write_messages(self.grants, [share.uuid for g in found for share in shared(g)])
             self._done()
         except OSError as e:
             raise unusable(self._state, e) from None
@@ -209,7 +211,7 @@ class Ledger:
 
     def _sweep(self, judged: "list[tuple[Grant, Grant | None]]") -> None:
         living, ended = [], []
-        there = tell.names(self._state)
+        there = messages.names(self._state)
         for name in os.listdir(self._folder):
             if name.endswith(".tmp"):
                 os.unlink(f"{self._folder}/{name}")
@@ -232,29 +234,31 @@ class Ledger:
         for name in os.listdir(self._pages):
             if name not in by_key:
                 _drop_folder(f"{self._pages}/{name}")
-        tell.forget(self._state, there, set(by_key))
-        if tell.UNCLEAR in there:  # an earlier transaction crashed, and which messages it wrote is not known
+        messages.forget(self._state, there, set(by_key))
+        if messages.UNCLEAR in there:  # an earlier transaction crashed, and which messages it wrote is not known
             self._unclear = True
             for grant in living:
                 self._amend(grant)
-            self._say(self.grants, [*tell.gpus(there), *(held.uuid for grant in living for held in shared(grant))])
+            self._write_messages(
+                self.grants, [*messages.gpus(there), *(share.uuid for grant in living for share in shared(grant))]
+            )
         else:
-            self._say(self.grants, [held.uuid for grant in ended for held in shared(grant)])
+            self._write_messages(self.grants, [share.uuid for grant in ended for share in shared(grant)])
         self._done()
 
     def _begin(self) -> None:
         """Before the first change: if this process is killed, the next transaction writes all messages again."""
         if not self._unclear:
-            tell.set_unclear(self._state)
+            messages.set_unclear(self._state)
             self._unclear = True
 
     def _done(self) -> None:
         """The messages about all changes are written."""
         if self._unclear:
-            tell.set_clear(self._state)
+            messages.set_clear(self._state)
             self._unclear = False
 
-    def _say(
+    def _write_messages(
         self,
         grants: tuple[Grant, ...],
         uuids: list[str],
@@ -264,21 +268,21 @@ class Ledger:
         """Write the message for all containers of these GPUs. time_scales, tiers: as in `put`; None keeps them."""
         for uuid in dict.fromkeys(uuids):
             scale = 0 if time_scales is None else time_scales.get(uuid, 1)
-            slot_files.say(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
-            self._said.append(tell.GPU + uuid)
+            slot_files.write_message(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
+            self._messages.append(messages.GPU + uuid)
 
     def _amend(self, grant: Grant) -> None:
         """Make the policy page what the grant says, and write the message with it."""
-        path = f"{self._pages}/{grant.key}/{SAID_FILE}"
+        path = f"{self._pages}/{grant.key}/{COPY_FILE}"
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             old = os.read(fd, SIZE)
         finally:
             os.close(fd)
         page = amended(old, grant)
-        tell.replace(path, page, path + tell.TEMPORARY)
-        tell.say(self._state, f"{grant.key}-0", page)
-        self._said.append(f"{grant.key}-0")
+        messages.replace(path, page, path + messages.TEMPORARY)
+        messages.write(self._state, f"{grant.key}-0", page)
+        self._messages.append(f"{grant.key}-0")
 
     def _save(self, key: str, data: bytes) -> None:
         path = f"{self._folder}/{key}"
@@ -351,8 +355,8 @@ def forget(state_dir: str, key: str) -> bool:
         fd = lock_file(folder + "/lock", fcntl.LOCK_EX)
         try:
             found = os.path.lexists(f"{folder}/{key}.json")
-            if os.path.isdir(f"{state_dir}/{TOLD_DIR}"):
-                tell.set_unclear(state_dir)  # the next transaction, which follows here, writes all messages again
+            if os.path.isdir(f"{state_dir}/{MESSAGES_DIR}"):
+                messages.set_unclear(state_dir)  # the next transaction, which follows here, writes all messages again
             _remove(folder, f"{state_dir}/{PAGES_DIR}", key)
         finally:
             os.close(fd)
@@ -360,7 +364,7 @@ def forget(state_dir: str, key: str) -> bool:
             with open_ledger(state_dir):
                 pass
         except GhError:
-            pass  # another grant is damaged as well; the next one who opens the ledger is told
+            pass  # another grant is damaged as well, which the next transaction reports
         return found
     except FileNotFoundError:
         return False
@@ -370,7 +374,7 @@ def forget(state_dir: str, key: str) -> bool:
 
 def shared(grant: Grant) -> list[Share]:
     """The grant's shares of GPUs that containers share in time."""
-    return [held for held in grant.shares if held.slot]
+    return [share for share in grant.shares if share.slot]
 
 
 def unusable(state_dir: str, e: OSError) -> GhError:

@@ -1,1 +1,1 @@
-"""One file per kernel interface, functions named as the system call; knows no GPU and no container."""
+"""One file per kernel interface, with functions named after the system calls. Nothing here knows GPUs or containers."""

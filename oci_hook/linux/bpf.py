@@ -1,4 +1,4 @@
-"""bpf(2) as far as a cgroup's device program needs it: what is attached, its instructions, load, replace in one step.
+"""bpf(2) for the device program of a cgroup: find what is attached, read its instructions, load, replace in one step.
 
 Wants CAP_SYS_ADMIN, or CAP_BPF and CAP_NET_ADMIN, in the first user namespace.
 """
@@ -20,7 +20,6 @@ F_ALLOW_MULTI = 2
 F_REPLACE = 4
 QUERY_EFFECTIVE = 1
 PROGRAMS = 64  # BPF_CGROUP_MAX_PROGS: the kernel attaches no more to one cgroup
-INSTRUCTIONS = 1 << 20  # BPF_COMPLEXITY_LIMIT_INSNS
 LOG_SIZE = 1 << 16
 
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
@@ -57,7 +56,7 @@ class _InfoByFd(ctypes.Structure):
 
 
 class _ProgramInfo(ctypes.Structure):
-    """The head of struct bpf_prog_info; the kernel fills as much as it is given room for."""
+    """The beginning of struct bpf_prog_info; the kernel fills as much as the caller has room for."""
 
     _fields_ = [
         ("type", _U32),
@@ -71,8 +70,8 @@ class _ProgramInfo(ctypes.Structure):
 
 
 def attached(cgroup: int, effective: bool = False) -> tuple[list[int], int]:
-    """(ids of the device programs attached to the cgroup, flags of their attachment); all of them are asked, and each
-    must permit. effective: those of the cgroups above as well. Raises SyscallError."""
+    """(ids of the device programs attached to the cgroup, flags of their attachment). An access needs the permission of
+    each of them. effective: with those of the cgroups above. Raises SyscallError."""
     ids = (_U32 * PROGRAMS)()
     query = _Query(cgroup, CGROUP_DEVICE, QUERY_EFFECTIVE if effective else 0, 0, ctypes.addressof(ids), PROGRAMS)
     _bpf(PROG_QUERY, query, "BPF_PROG_QUERY")
@@ -80,7 +79,7 @@ def attached(cgroup: int, effective: bool = False) -> tuple[list[int], int]:
 
 
 def open_program(id: int) -> int:
-    """A descriptor of a loaded program. Raises SyscallError; ENOENT: it is gone."""
+    """A descriptor of a loaded program. Raises SyscallError; ENOENT: it was unloaded."""
     return _bpf(PROG_GET_FD_BY_ID, _ById(id, 0, 0), "BPF_PROG_GET_FD_BY_ID")
 
 
@@ -101,7 +100,7 @@ def instructions(program: int) -> tuple[int, ...]:
 
 
 def load(program: "Sequence[int]") -> int:
-    """A descriptor of the program, verified by the kernel. Raises SyscallError, with the verifier's last word."""
+    """Load a program, which the kernel verifies; its descriptor. Raises SyscallError with the verifier's last line."""
     data = ctypes.create_string_buffer(b"".join(word.to_bytes(8, "little") for word in program), 8 * len(program))
     license = ctypes.create_string_buffer(b"Apache-2.0")
     log = ctypes.create_string_buffer(LOG_SIZE)
@@ -133,12 +132,12 @@ def load(program: "Sequence[int]") -> int:
 
 
 def replace(cgroup: int, old: int, new: int, flags: int) -> None:
-    """Put program `new` in the place of `old` in one step; there is no instant without one. flags: those of the
-    attachment. Raises SyscallError; ENOENT: `old` is not there any more."""
+    """Replace program `old` by `new` in one step, so that the cgroup is never without one. flags: those of the
+    attachment. Raises SyscallError; ENOENT: `old` is not attached any more."""
     if flags & F_ALLOW_MULTI:
         attr = _Attach(cgroup, new, CGROUP_DEVICE, flags | F_REPLACE, old)
     else:
-        attr = _Attach(cgroup, new, CGROUP_DEVICE, flags, 0)  # where only one may be attached, another takes its place
+        attr = _Attach(cgroup, new, CGROUP_DEVICE, flags, 0)  # only one may be attached, so the new one replaces it
     _bpf(PROG_ATTACH, attr, "BPF_PROG_ATTACH")
 
 
@@ -147,7 +146,7 @@ def _bpf(command: int, attr: ctypes.Structure, what: str) -> int:
 
 
 def _lock_more_memory() -> bool:
-    """Kernels before 5.11 book programs as locked memory, of which there may be little."""
+    """Raise the limit of locked memory, to which kernels before 5.11 charge programs; whether that can help."""
     import resource
 
     try:

@@ -1,4 +1,4 @@
-"""Where a process's cgroup is on this host (cgroups(7)): version 1 by controller, and version 2."""
+"""Finds and opens the directory of a process's cgroup (cgroups(7)): of version 1 by controller, and of version 2."""
 
 import os
 
@@ -17,7 +17,7 @@ def v2_path(pid: int) -> str | None:
 
 
 def open_v1(pid: int, controller: str) -> int | None:
-    """An O_PATH descriptor of that directory, known to be on a cgroup file system; None as v1_path."""
+    """An O_PATH descriptor of that directory, which is checked to be on a cgroup file system; None as v1_path."""
     return open_path(v1_path(pid, controller), CGROUP_SUPER_MAGIC)
 
 
@@ -39,7 +39,8 @@ def _path(member: str | None, fstype: str, controller: str) -> str | None:
 
 
 def open_path(path: str | None, magic: int) -> int | None:
-    """An O_PATH descriptor of a cgroup's directory, known to be on this file system. Raises OSError."""
+    """An O_PATH descriptor of a cgroup's directory, which is checked to be on this type of file system. Raises
+    OSError."""
     if path is None:
         return None
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -56,7 +57,7 @@ def read(directory: int, name: str) -> str:
 
 
 def write(directory: int, name: str, line: str) -> None:
-    """One write(2), which is one command to the kernel."""
+    """Write the line with one write(2), which the kernel takes as one command. Raises OSError."""
     fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.write(fd, line.encode())

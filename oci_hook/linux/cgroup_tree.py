@@ -59,8 +59,9 @@ def _below(fd: int, left: list[int], deep: int) -> "Iterator[list[int]]":
 
 
 def is_container(cgroup: str, inode: int) -> bool:
-    """Whether this directory is a cgroup below the top of its hierarchy, where every process of the node is, and has
-    this inode number (0: any): a cgroup that was removed and made again has another one. Raises OSError."""
+    """Whether this directory can be a container's cgroup: it is not the top of its hierarchy, in which every process of
+    the node is, and has this inode number (0: any). A cgroup that was removed and made again has another inode number.
+    Raises OSError."""
     return os.path.exists(cgroup + "/../cgroup.procs") and inode in (0, os.stat(cgroup).st_ino)
 
 

@@ -1,4 +1,4 @@
-"""The only use of CDLL: system calls by number, with errno as OSError. Every other file here is one kernel interface."""
+"""Calls system calls by number and functions of the C library, and raises errno as OSError."""
 
 import ctypes
 import os

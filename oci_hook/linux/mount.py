@@ -1,5 +1,5 @@
-"""Mounts by descriptor: open_tree, mount_setattr, move_mount, fsopen; by path: mount, umount2; and what is mounted:
-statx, mountinfo."""
+"""Mounts: by descriptor (open_tree, mount_setattr, move_mount, fsopen), by path (mount, umount2), and what is mounted
+(statx, mountinfo)."""
 
 import ctypes
 import errno
@@ -27,7 +27,7 @@ PROC_SUPER_MAGIC = 0x9FA0  # include/uapi/linux/magic.h
 CGROUP_SUPER_MAGIC = 0x27E0EB
 CGROUP2_SUPER_MAGIC = 0x63677270
 TMPFS_MAGIC = 0x01021994
-TENANT_MOUNTS = 1 << 20  # bytes of mountinfo that a tenant's process may have
+TENANT_MOUNTS = 1 << 20  # bytes of mountinfo that are read of a tenant's process
 CHUNK = 1 << 16
 
 _STATX = Struct("=8xQ128xQ104x")  # struct statx: stx_attributes, stx_mnt_id
@@ -65,13 +65,13 @@ def open_tree(fd: int, path: str) -> int:
 
 
 def mount_setattr(tree: int, options: tuple[str, ...], path: str) -> None:
-    """Set the flags among ro, nosuid, nodev, noexec on a detached tree and make it private."""
+    """Set these flags (ro, nosuid, nodev, noexec) on a detached tree, and make it private."""
     attr = _MountAttr(attributes(options), 0, MS_PRIVATE, 0)
     syscall("mount_setattr", tree, b"", AT_EMPTY_PATH, ctypes.byref(attr), ctypes.sizeof(attr), path=path)
 
 
 def attributes(options: tuple[str, ...]) -> int:
-    """MOUNT_ATTR bits of mount options; "rw" is none. KeyError for an option that has no such bit."""
+    """The MOUNT_ATTR bits of mount options; "rw" has none. Raises KeyError for an option without such a bit."""
     bits = 0
     for option in options:
         if option != "rw":
@@ -110,7 +110,7 @@ def resize_tmpfs(path: str, settings: str) -> None:
 
 
 def unmount(path: str) -> None:
-    """Take away what is on top at path, at once; it lives on where it is in use or mounted elsewhere."""
+    """Detach the topmost mount at path at once; the file system stays while it is in use or mounted elsewhere."""
     check(_umount2(os.fsencode(path), MNT_DETACH | UMOUNT_NOFOLLOW), "umount2", path)
 
 
@@ -130,12 +130,12 @@ def fstatfs_type(fd: int) -> int:
 
 
 class TooManyMounts(OSError):
-    """A list of mounts longer than the reader will have it."""
+    """A list of mounts that is longer than the caller accepts."""
 
 
 def mountinfo(process: str = "self", most: int = 0) -> tuple[Mount, ...]:
-    """The mounts that a process sees, in kernel order: of two at one place the later is on top. most: bytes of them
-    that are read (0: all), for processes that may have made as many as they like. Raises TooManyMounts."""
+    """The mounts that a process sees, in the kernel's order: of two at one place the later one is on top. most: how many
+    bytes are accepted (0: any), for processes that may have made any number of mounts. Raises TooManyMounts, OSError."""
     with open(f"/proc/{process}/mountinfo", "rb", buffering=0) as f:
         parts, size = [], 0
         while part := f.read(CHUNK):

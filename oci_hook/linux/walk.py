@@ -1,11 +1,11 @@
-"""Where a path leads inside a root directory, found component by component with descriptors; nothing is followed out.
+"""Resolves paths inside a root directory, component by component with descriptors; no link is followed out of it.
 
 Only openat(2) with O_PATH|O_NOFOLLOW and readlinkat(2) are used, so that it works on any kernel and needs no ctypes.
 `..` at the root stays there and absolute links start over at the root, as after chroot(2). Parts that do not exist are
-resolved by their text, as the container runtimes do for mount destinations that they are about to create.
+resolved by their text, as container runtimes do for mount destinations that they are about to create.
 
-What is below the root may be hostile, so all of it is paid for from one account (Work): a component that is known, a
-name in a folder, 64 bytes of a path cost one step, a system call LOOK of them. A step is about half a microsecond.
+What is below the root may be hostile, so the total work is limited (Work). A component that is known, a name in a
+folder and 64 bytes of a path cost one step each, a system call costs LOOK steps. A step is about half a microsecond.
 """
 
 import os
@@ -17,14 +17,14 @@ MAX_LINKS = 40  # path_resolution(7)
 MAX_PATH = 4095
 MAX_FOLDERS = 900  # open at a time, by one Tree; RLIMIT_NOFILE is 1024 by default
 LOOK = 8
-# Of a Tree that is not told another sum: some 30 ms. An ordinary image takes a tenth of it or less, most of that for
-# the names in its library folders.
+# The default: some 30 ms. An ordinary image takes a tenth of it or less, most of that for the names in its library
+# folders.
 STEPS = 1 << 16
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Work:
-    """How much may still be looked at. what: whose files these are, for the message."""
+    """How many steps are left. what: whose files these are, for the message."""
 
     __slots__ = ("left", "what")
 
@@ -33,7 +33,7 @@ class Work:
         self.what = what
 
     def spend(self, steps: int) -> None:
-        """Raises ApplyError GH-402 when it is too much, and from then on always."""
+        """Raises ApplyError GH-402 when no steps are left, and at each later call."""
         self.left -= steps
         if self.left < 0:
             raise refuse(
@@ -44,8 +44,8 @@ class Work:
 
 
 class _Node:
-    """One name in the tree. mode 0: there is nothing. fd: of a directory, or -1. link: a link's text. size: of the
-    canonical path, in characters."""
+    """One name in the tree. mode: st_mode, 0 if the name does not exist. fd: of a directory, or -1. link: a link's text.
+    size: characters of the canonical path."""
 
     __slots__ = ("name", "up", "mode", "fd", "link", "below", "size")
 
@@ -68,7 +68,7 @@ class _Node:
 
 
 class Tree:
-    """A root directory. `with Tree(path) as tree:` closes what it opened. Results are remembered: one look per name.
+    """A root directory. `with Tree(path) as tree:` closes what it opened. Each name is looked at once and remembered.
 
     Every method raises ApplyError GH-402 when `work` is used up.
     """
@@ -109,15 +109,15 @@ class Tree:
                         self.work.spend(self.work.left + 1)
                     fd = os.open(name, _PATH | os.O_DIRECTORY, dir_fd=parent.fd)
                     self._fds.add(fd)
-            except (FileNotFoundError, NotADirectoryError):  # the second: swapped meanwhile
+            except (FileNotFoundError, NotADirectoryError):  # the second: the parent was replaced meanwhile
                 mode = 0
-            except ValueError:  # a NUL, or half a surrogate pair out of JSON
+            except ValueError:  # a NUL, or half a surrogate pair from JSON
                 raise OSError(22, "not a file name", name[:100]) from None
         node = parent.below[name] = _Node(name, parent, mode, fd, link)
         return node
 
     def _node(self, path: str) -> _Node:
-        """Of a canonical path."""
+        """The node of a canonical path."""
         node = self._root
         for name in path.split("/"):
             if name:
@@ -126,7 +126,7 @@ class Tree:
         return node
 
     def hide(self, path: str) -> None:
-        """Something is mounted on this canonical path: what the root has there and below is not seen any more."""
+        """Treat this canonical path as empty: something is mounted there, which hides what the root has."""
         node = self._node(path)
         if node.fd >= 0:
             self._fds.discard(node.fd)
@@ -168,7 +168,7 @@ class Tree:
         return here.path(), here.mode
 
     def names(self, path: str) -> list[str]:
-        """What is in the directory with this canonical path; empty when it is none. Raises OSError."""
+        """The names in the directory with this canonical path; [] if it is no directory. Raises OSError."""
         node = self._node(path)
         if node.fd < 0:
             return []
@@ -176,7 +176,7 @@ class Tree:
         found = []
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=node.fd)
         try:
-            with os.scandir(fd) as entries:  # a name at a time: there may be millions
+            with os.scandir(fd) as entries:  # one name at a time, since there may be millions
                 for entry in entries:
                     self.work.spend(1)
                     found.append(entry.name)
@@ -185,12 +185,12 @@ class Tree:
         return found
 
     def read(self, path: str, size: int) -> bytes:
-        """The first bytes of the regular file at this canonical path; b"" where it is none. Raises OSError."""
+        """The first `size` bytes of the regular file at this canonical path; b"" if it is none. Raises OSError."""
         parent, _, name = path.rpartition("/")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(name, flags, dir_fd=self._node(parent).fd)
         try:
-            if not S_ISREG(os.fstat(fd).st_mode):  # swapped meanwhile
+            if not S_ISREG(os.fstat(fd).st_mode):  # it was replaced meanwhile
                 return b""
             parts = []
             while size > 0 and (more := os.read(fd, size)):
@@ -202,6 +202,6 @@ class Tree:
             os.close(fd)
 
     def rdev(self, path: str) -> int:
-        """Device number of what is at this canonical path. Raises OSError."""
+        """The device number (st_rdev) of the file at this canonical path. Raises OSError."""
         parent, _, name = path.rpartition("/")
         return os.stat(name, dir_fd=self._node(parent).fd, follow_symlinks=False).st_rdev

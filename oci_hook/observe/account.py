@@ -57,7 +57,6 @@ SLOT_MASK = 0x3FF
 VALUE_MAX = (1 << 34) - 1
 SWEEP = 1 << 41
 UNIT = 512
-MIB = 1 << 20
 BLOCK = 32  # slots that are compared with EMPTY at once
 EMPTY = bytes(8 * BLOCK)
 FLOCK = struct.Struct("hhqqi4x")  # struct flock, fcntl(2), where off_t has 64 bits
@@ -91,12 +90,12 @@ class Account:
     A file system that the container mounts there later, which might never answer, is not entered.
     """
 
-    __slots__ = ("_dir", "_init", "_told", "_alive", "_rest", "_took", "_table", "file")
+    __slots__ = ("_dir", "_init", "_reported", "_alive", "_rest", "_took", "_table", "file")
 
-    def __init__(self, pid: int, start: int, told: str = "") -> None:
-        """pid, start: the container's init. told: the directory of its cgroup, if the runtime told it. Raises OSError,
+    def __init__(self, pid: int, start: int, reported: str = "") -> None:
+        """pid, start: the container's init. reported: the directory of its cgroup, if the runtime reports it. Raises OSError,
         DamagedPage."""
-        self._init, self._told = pid, told
+        self._init, self._reported = pid, reported
         self._alive: dict[tuple[int, int, int], bool | tuple[int, int]] = {}  # by (slot, owner, stack)
         self._rest = self._took = 0.0
         self._table: inside.Table | None = None  # during one read
@@ -221,7 +220,7 @@ class Account:
         it has ended; True: not known."""
         if self._table is None:
             began = time.thread_time()
-            self._table = inside.Table(inside.pids(self._init, self._told), LISTING)
+            self._table = inside.Table(inside.pids(self._init, self._reported), LISTING)
             if (took := time.thread_time() - began) > LISTING:
                 self._rest = time.monotonic() + REST * took
         for process in self._table.find(owner_of(owner)):

@@ -30,39 +30,40 @@ class Process:
 
 def owners(inner: int, start: int, ns: int) -> frozenset[Owner]:
     """The ways in which the shim may have written a process into the account page (gh_identify in
-    shim/process/identity.c): without a /proc of its own namespace it does not know its start time; without any /proc, nor its namespace."""
+    shim/process/identity.c): without a /proc of its own namespace it does not know the start time, and without any /proc
+    not even its namespace."""
     pid, space = inner & 0x3FFFFF, (ns ^ ns >> 10 ^ ns >> 20) & 0x3FF
     return frozenset(((pid, start & 0x7FFFFFFF, space), (pid, 0, space), (pid, 0, 0)))
 
 
-def ancestor(path: str, told: str) -> str:
+def ancestor(path: str, reported: str) -> str:
     """The path of a container's own cgroup in some hierarchy, given its init's: the container's root may have moved the
-    init to a cgroup below (in user and cgroup namespaces of its own). told: the directory of the container's cgroup, as
-    the runtime tells it, or "". "" where no part of `path` matches that."""
-    while told and path.strip("/"):
-        if told.endswith(path):
+    init to a cgroup below (in user and cgroup namespaces of its own). reported: the directory of the container's cgroup, as
+    the runtime reports it, or "". "" where no part of `path` matches that."""
+    while reported and path.strip("/"):
+        if reported.endswith(path):
             return path
         path = path.rpartition("/")[0]
     return ""
 
 
-def directory(init: int, controller: str, told: str) -> str | None:
+def directory(init: int, controller: str, reported: str) -> str | None:
     """The directory of the container's own cgroup in a hierarchy ("": version 2); None where that is not mounted.
-    told: as for `ancestor`. Raises OSError."""
+    reported: as for `ancestor`. Raises OSError."""
     there = cgroup.v1_path(init, controller) if controller else cgroup.v2_path(init)
     line = cgroup.member(init, controller)
     if there is None or line is None:
         return None
-    own = ancestor(line, told)
+    own = ancestor(line, reported)
     return there.removesuffix(line[len(own) :]) if own else there
 
 
-def pids(init: int, told: str = "") -> list[int] | None:
+def pids(init: int, reported: str = "") -> list[int] | None:
     """Host pids of the container's processes; None where they are not known: the cgroup is not the container's alone,
-    cannot be read, or has too many. told: as for `ancestor`."""
+    cannot be read, or has too many. reported: as for `ancestor`."""
     try:
         names = ("devices", "pids", "freezer", "")
-        path = next(filter(None, (directory(init, name, told) for name in names)), None)
+        path = next(filter(None, (directory(init, name, reported) for name in names)), None)
         return None if path is None else below(path)
     except (OSError, ValueError):
         return None

@@ -1,8 +1,8 @@
 """Compiles the shim libraries libcuda.so.1 and libnvidia-ml.so.1.
 
-Every name of data/driver-symbols is exported: those of intercepts.def from C, the rest as generated jump stubs that
-look the real function up on first use. The real library is an absolute DT_NEEDED: a linker writes that when it links
-against a library whose soname is the path.
+They export every name of data/driver-symbols: those in intercepts.def are C functions, the rest are generated jump
+stubs that look the real function up at the first call. The real library is an absolute DT_NEEDED, which a linker
+writes when it links against a library whose soname is a path.
 """
 
 import re
@@ -25,13 +25,13 @@ FLAGS = [
 ]
 LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
 INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view", "gated"}
-EXEMPT = {"cuGetExportTable"}  # private tables without names: nothing to compare their pointers with
+EXEMPT = {"cuGetExportTable"}  # returns private tables without names, whose functions we cannot recognise
 # The folders of each library; README.md says what each is for. cuda_*.c are libcuda's alone.
 COMMON = ("pages", "process", "account", "driver")
 
 
 class Library:
-    """One shim: its soname, which symbol lists it exports, what a missing function returns."""
+    """One shim: its soname, the symbol lists that it exports, what a missing function returns, its folders."""
 
     def __init__(self, soname: str, lists: str, taken: str, uses: str, real: str, missing: int, folders: str) -> None:
         self.soname = soname
@@ -75,7 +75,7 @@ def classes() -> dict[str, str]:
 
 
 def check() -> None:
-    """Raise SystemExit when a known function has no class, or its class demands an interceptor that is not there."""
+    """Raise SystemExit if a known function has no class, or its class needs an interceptor that is missing."""
     kinds = classes()
     taken = {
         "GH_CUDA": set(table("GH_CUDA")),
@@ -121,7 +121,7 @@ def _names_header(library: Library, private: str) -> tuple[str, list[str]]:
 
 
 def _x86_64(stubs: list[str]) -> str:
-    """Tail jumps; the slow path keeps the argument registers (System V: integers, xmm0-7, al), calls the resolver."""
+    """Tail jumps. The slow path saves the argument registers (System V: integers, xmm0-7, al), calls the resolver."""
     out = [".text", ".p2align 4", "gh_lazy:"]
     integers = ["rdi", "rsi", "rdx", "rcx", "r8", "r9", "rax"]
     out += [f"push %{r}" for r in integers]
@@ -168,9 +168,9 @@ def _newest(*patterns: Path) -> int:
 
 
 def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", flags: tuple[str, ...] = ()) -> None:
-    """Compile into `out` for `arch` (as `uname -m` says) with the compiler `cc`; what is newer than its sources stays.
+    """Compile into `out` for `arch` (as `uname -m` says) with the compiler `cc` what is older than its sources.
 
-    `private` is the container's private directory; only tests build with another. Raises CalledProcessError.
+    `private` is the container's private directory; only tests use another one. Raises CalledProcessError.
     """
     check()
     work = out / "shim"

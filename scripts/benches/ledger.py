@@ -30,7 +30,7 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.layout import MARKER, SLOT_DIR, slot_file
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import GhError
-from oci_hook.ledger import admit, claims, slot_files, store, tell
+from oci_hook.ledger import admit, claims, messages, slot_files, store
 from oci_hook.ledger.deliver import page_file
 from oci_hook.ledger.proof import Judge
 from oci_hook.linux.proc import boot_id, process_life
@@ -276,7 +276,7 @@ class Campaign:
             if there:
                 self.found("leaks", f"{uuid} has no GPU page")
             return
-        if tell.GPU + uuid in tell.pending(tell.names(state)):
+        if messages.GPU + uuid in messages.pending(messages.names(state)):
             return  # the transaction before this one is telling, or was killed while it did: the next one goes on
         for grant in grants:
             for number, held in enumerate(grant.shares, 1):

@@ -1,5 +1,5 @@
-/* Simulated libcuda: arrays and mip-mapped arrays. Their memory is larger than their elements: rows are padded to 64 bytes,
- * columns to 8 rows, the whole to 64 KiB. */
+/* Simulated libcuda: arrays and mip-mapped arrays. An array takes more memory than its elements: rows are padded to 64 bytes,
+ * columns to 8 rows, and the whole array to 64 KiB. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -31,7 +31,7 @@ struct array {
     uint64_t magic;
     struct desc3d desc;
     struct layout layout;
-    CUdeviceptr memory; /* 0: a level of a mip-mapped array, or one without memory of its own */
+    CUdeviceptr memory; /* 0: it has none of its own, as a level of a mip-mapped array */
     uint64_t size;
 };
 
@@ -47,7 +47,7 @@ struct mipmap {
 #define ARRAY_MAGIC 0x6172726179212121ull
 #define MIPMAP_MAGIC 0x6d69706d61702121ull
 
-/* Bytes of one element, 0: a format that is not simulated. */
+/* Bytes of one element; 0 for a format that is not simulated. */
 static unsigned element(const struct desc3d *d) {
     unsigned c = d->channels == 1 || d->channels == 2 || d->channels == 4 ? d->channels : 0;
     /* clang-format off */
@@ -77,7 +77,7 @@ static CUresult check(const struct desc3d *d) {
     return CUDA_SUCCESS;
 }
 
-/* Bytes of an array whose pitch and slice are set here. */
+/* Sets the array's pitch and slice; returns its size in bytes. */
 static uint64_t lay_out(const struct desc3d *d, struct layout *l) {
     l->pitch = round_up(d->width * element(d), ROW);
     l->slice = l->pitch * (d->height ? round_up(d->height, ROWS) : 1);
@@ -178,7 +178,7 @@ API CUresult cuArrayGetMemoryRequirements(struct requirements *out, struct array
     return CUDA_SUCCESS;
 }
 
-/* --- mip-maps: each level half as wide, high and deep as the one before; layers stay --- */
+/* --- mip-maps: each level is half as wide, high and deep as the one before; the number of layers stays --- */
 
 API CUresult cuMipmappedArrayCreate(struct mipmap **out, const struct desc3d *desc, unsigned levels) {
     CUcontext ctx;

@@ -1,5 +1,5 @@
-/* Simulated libcuda: capturing a stream. What is submitted becomes nodes; what cannot be captured is refused, and spoils
- * the capture, as with the real driver. */
+/* Simulated libcuda: capturing a stream. Submitted work becomes nodes of a graph. A call that cannot be captured
+ * is refused and invalidates the capture, as in the real driver. */
 #define _GNU_SOURCE
 #include "graph.h"
 
@@ -11,7 +11,7 @@ enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };     /* CU_STREAM_CAPTURE_STATUS_
 
 struct capture {
     struct graph *graph;
-    struct node *last; /* every node comes after the one captured before it: a context's work is run in order anyway */
+    struct node *last; /* each node depends on the one captured before it: a context's work runs in order anyway */
     struct stream *stream[MAX_STREAMS]; /* the first is the origin */
     int streams, mode, status;
     pthread_t thread;
@@ -111,7 +111,7 @@ CUresult capture_record(struct stream *s, CUevent event) {
     return CUDA_SUCCESS;
 }
 
-/* A stream that waits for a captured event joins the capture; an event from outside cannot be waited for. */
+/* A stream that waits for a captured event joins the capture. Waiting for an event from outside is an error. */
 CUresult capture_wait(struct stream *s, CUevent event) {
     struct capture *c = event->captured;
     CUresult r = CUDA_SUCCESS;
@@ -180,7 +180,7 @@ static CUresult end(CUstream handle, struct graph **out) {
         *out = good ? c->graph : NULL;
     if (!good || !out)
         graph_destroy(c->graph);
-    /* An event may still point here: the object stays, marked as over. */
+    /* An event may still point to the capture, so its object is kept and marked as ended. */
     c->status = NONE;
     return good ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
@@ -236,7 +236,7 @@ API CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream s, int *st, uint64_t *id, s
 
 static CUresult info3(CUstream s, int *st, uint64_t *id, struct graph **g, struct node ***l, const void **edges,
                       size_t *n) {
-    static const uint8_t plain[8]; /* CUgraphEdgeData of a dependency without particulars */
+    static const uint8_t plain[8]; /* CUgraphEdgeData of an ordinary dependency */
     if (edges)
         *edges = plain;
     return info(s, st, id, g, l, n);

@@ -1,12 +1,12 @@
-/* Simulated libcuda: a context's channels: rings of work on the GPU, filled here. */
+/* Simulated libcuda: a context's channels. Each is a ring of work on the GPU, which this file fills. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <stdlib.h>
 
-#define SPARE (CHANNELS + 2) /* cells for waits between channels, beyond the depth */
+#define SPARE (CHANNELS + 2) /* cells beyond the queue depth, for waits between channels */
 
-/* Context's mutex held. The n-th channel, made when it is first used; NULL: the GPU has no more. */
+/* Context's mutex held. Returns the n-th channel and makes it at its first use; NULL when the GPU has no more. */
 static struct channel *open_channel(CUcontext ctx, int n, int priority) {
     if (ctx->channel[n])
         return ctx->channel[n];
@@ -24,7 +24,7 @@ static struct channel *open_channel(CUcontext ctx, int n, int priority) {
     return ctx->channel[n] = ch;
 }
 
-/* Context's mutex held: the stream's own channel, else the one that the fewest share. */
+/* Context's mutex held. Returns the stream's channel; a new stream gets the channel with the fewest streams. */
 static struct channel *channel_of(struct stream *s) {
     CUcontext ctx = s->ctx;
     if (s->channel)
@@ -61,7 +61,7 @@ void channel_close(CUcontext ctx) {
     for (int i = 0; i < CHANNELS; i++)
         if (ctx->channel[i])
             atomic_store(&ctx->channel[i]->closed, true);
-    gpu_give_group(sim_gpu_of(ctx), ctx->group);
+    gpu_release_group(sim_gpu_of(ctx), ctx->group);
     pthread_mutex_unlock(&ctx->mutex);
 }
 
@@ -96,12 +96,12 @@ static void append(struct channel *ch, const struct gpu_work *work) {
     atomic_store_explicit(&q->tail, seq + 1, memory_order_release);
 }
 
-/* Context's mutex held: what comes next in `ch` comes after the other channel's work so far. */
+/* Context's mutex held. The next work of `ch` starts after the other channel's work up to `last`. */
 static void after(struct channel *ch, const struct channel *other, uint64_t last) {
     append(ch, &(struct gpu_work){.kind = WORK_AFTER, .other = (uint32_t)other->queue, .seq = last - 1});
 }
 
-/* The legacy default stream waits for all blocking streams, and these for it. */
+/* The legacy default stream waits for all blocking streams, and all blocking streams wait for it. */
 static void order(struct stream *s, struct channel *ch) {
     CUcontext ctx = s->ctx;
     struct channel *legacy = ctx->channel[0];
@@ -119,13 +119,13 @@ static void order(struct stream *s, struct channel *ch) {
     }
 }
 
-/* Context's mutex held, but not while it waits. */
+/* Waits until the ring has a free cell. Context's mutex held; it is released while waiting. */
 static void make_room(CUcontext ctx, struct channel *ch) {
     uint64_t depth = ch->gpu->file->head.queue_depth;
     if (depth < 16 || depth > GPU_RING - SPARE)
         depth = GPU_RING - SPARE;
     while (!ctx->closed && ch->tail - ch->head >= depth) {
-        uint64_t seq = ch->tail - depth; /* a little more than one, so that not every launch sleeps */
+        uint64_t seq = ch->tail - depth; /* waits for more than one free cell, so that not every launch sleeps */
         ch->head = gpu_head_of(ch->gpu->file, ch->queue);
         if (ch->tail - ch->head < depth)
             break;
@@ -138,7 +138,7 @@ static void make_room(CUcontext ctx, struct channel *ch) {
     while (!ctx->closed && ch->tail - atomic_load(&ch->ops_head) >= GPU_RING &&
            atomic_load(&ch->ops_head) != atomic_load(&ch->ops_tail) &&
            ch->op[atomic_load(&ch->ops_head) % GPU_RING].seq + GPU_RING <= ch->tail)
-        memops_run(ch); /* written by the GPU's front end in a moment */
+        memops_run(ch); /* the front end would write the values in a moment */
 }
 
 CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *event, const struct memop *op) {
@@ -178,7 +178,7 @@ CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *ev
     return CUDA_SUCCESS;
 }
 
-/* Stream memory operations below `last` are done. */
+/* Whether all stream memory operations before `last` are done. */
 static bool ops_done(struct channel *ch, uint64_t last) {
     uint64_t head = atomic_load_explicit(&ch->ops_head, memory_order_acquire);
     return head == atomic_load_explicit(&ch->ops_tail, memory_order_acquire) || ch->op[head % GPU_RING].seq >= last;

@@ -1,11 +1,11 @@
-/* Simulated libcuda: copies and fills. They take the GPU's time in their stream's turn, but kernels touch no memory
- * here, so the bytes are moved at once; by synchronous ones, when their turn was. */
+/* Simulated libcuda: copies and fills. They take GPU time in the order of their stream. Kernels here touch no
+ * memory, so the bytes are moved at the call; a synchronous copy moves them after its turn on the GPU. */
 #define _GNU_SOURCE
 #include "heap.h"
 
 #include <string.h>
 
-/* Within the GPU, bandwidth is used twice: read and written. */
+/* A copy within the GPU uses the bandwidth twice: it reads and writes. */
 static CUresult busy(struct stream *s, uint32_t kind, unsigned rate, uint64_t bytes) {
     const struct gpu_head *h = &sim_gpu_of(s->ctx)->file->head;
     uint64_t ns = bytes && h->copy_rate[rate]
@@ -41,7 +41,7 @@ CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, 
     if (capture_active(s))
         return capture_copy(s, to, from, bytes);
     TRY(copy_time(s, to, from, bytes));
-    if (wait && !within_gpu(to, from)) /* what touches no host memory, no host waits for */
+    if (wait && !within_gpu(to, from)) /* the host does not wait for a copy that touches no host memory */
         TRY(sim_stream_wait(s));
     memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
     return CUDA_SUCCESS;
@@ -149,7 +149,7 @@ ASYNC_FILL2D(cuMemsetD2D16Async_ptsz, unsigned short, 2, PER_THREAD(stream))
 ASYNC_FILL2D(cuMemsetD2D32Async, unsigned, 4, stream)
 ASYNC_FILL2D(cuMemsetD2D32Async_ptsz, unsigned, 4, PER_THREAD(stream))
 
-/* --- boxes: host or device memory with a pitch, or an array --- */
+/* --- copies of boxes: between host memory, device memory with a pitch, and arrays --- */
 
 struct copy2d { /* CUDA_MEMCPY2D */
     struct {
@@ -248,7 +248,7 @@ API CUresult cuMemcpy3DPeerAsync_ptsz(const struct copy3d *c, CUstream s) { retu
 API CUresult cuMemcpy3DAsync_v2(const struct copy3d *c, CUstream s) { return copy_box(c, s, false); }
 API CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy3d *c, CUstream s) { return copy_box(c, PER_THREAD(s), false); }
 
-/* Copies between linear memory and the rows of an array of one row: offset in bytes. */
+/* Copies between linear memory and an array of one row; offset in bytes. */
 static CUresult array_row(struct array *array, size_t offset, size_t bytes, uint64_t *at) {
     struct layout l;
     TRY(array_layout(array, &l));

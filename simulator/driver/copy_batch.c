@@ -1,5 +1,5 @@
 /* Simulated libcuda: several copies in one call, and copies with attributes (CUDA 12.8, 13.0, 13.2). The attributes say
- * when the source may be read and what else may run meanwhile; here each copy is made in its turn. */
+ * when the source may be read and what may run meanwhile; here the copies are made one after the other. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -19,7 +19,7 @@ struct operand { /* CUmemcpy3DOperand; type: pointer 1, array 2 */
 };
 struct batch_op { /* CUDA_MEMCPY3D_BATCH_OP */
     struct operand from, to;
-    size_t width, height, depth; /* elements: an array's, else bytes */
+    size_t width, height, depth; /* in elements for an array, else in bytes */
     unsigned order, flags;
 };
 _Static_assert(sizeof(struct batch_op) == 112, "CUDA_MEMCPY3D_BATCH_OP");

@@ -14,7 +14,7 @@ struct gpu sim_gpu[GPU_MAX];
 int sim_gpus;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static uint32_t *alive; /* a page that the kernel wipes in a forked child: there the driver is not initialised */
+static uint32_t *alive; /* in a page that the kernel clears in a forked child, where the driver is not initialised */
 static struct context *contexts;
 static struct {
     struct context *ctx;
@@ -27,7 +27,7 @@ static __thread struct {
 
 /* --- initialisation --- */
 
-/* CUDA_VISIBLE_DEVICES: indices or UUID prefixes; the first that names nothing ends the list. */
+/* CUDA_VISIBLE_DEVICES: indices or UUID prefixes. The first entry that names no GPU ends the list. */
 static void narrow(const char *list) {
     struct gpu kept[GPU_MAX];
     int count = 0;
@@ -56,7 +56,7 @@ API CUresult cuInit(unsigned flags) {
     if (!alive) {
         int all = gpus_open(sim_gpu, GPU_MAX, true);
         sim_gpus = 0;
-        for (int i = 0; i < all; i++) /* a GPU in MIG mode is no device of its own */
+        for (int i = 0; i < all; i++) /* a GPU in MIG mode is not a device itself */
             if (sim_gpu[i].file->head.mig != GPU_SPLIT)
                 sim_gpu[sim_gpus++] = sim_gpu[i];
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -306,7 +306,7 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (!gpu_reserve(gpu, gpu->file->head.context_bytes)) {
-        gpu_give_group(gpu, ctx->group);
+        gpu_release_group(gpu, ctx->group);
         free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -323,7 +323,7 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
     return CUDA_SUCCESS;
 }
 
-/* Mutex held. The object itself stays, so that a stale handle on some thread's stack is recognised, not followed. */
+/* Mutex held. The object is kept, so that a stale handle on some thread's context stack is recognised. */
 static void destroy_context(CUcontext ctx) {
     struct gpu *gpu = sim_gpu_of(ctx);
     for (struct context **p = &contexts; *p; p = &(*p)->next)

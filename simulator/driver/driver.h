@@ -57,28 +57,28 @@ struct capture;
 struct channel;
 struct stream {
     CUcontext ctx;
-    struct capture *capture; /* not NULL: what is submitted becomes nodes of a graph */
+    struct capture *capture; /* not NULL: submitted work becomes nodes of a graph */
     struct channel *channel; /* NULL before the first work */
-    uint64_t last;           /* 1 + sequence number of its last work there, 0 none yet */
+    uint64_t last;           /* 1 + sequence number of its last work in the channel; 0: none yet */
     unsigned flags;
     int priority;
 };
 
-#define CHANNELS 16 /* of a context; the first is the legacy default stream's. Further streams share the others. */
+#define CHANNELS 16 /* of a context. The first is the legacy default stream's; the other streams share the rest. */
 struct context {
     uint64_t magic;
     int device;
     unsigned flags;
     bool primary;
-    int group;             /* on the GPU */
+    int group;             /* number of its gpu_group */
     bool closed;           /* under the mutex */
-    pthread_mutex_t mutex; /* submission; taken before the GPU's */
+    pthread_mutex_t mutex; /* for submission; locked before the GPU's mutex */
     struct channel *channel[CHANNELS];
     struct stream null_stream;
     struct context *next;
 };
 
-/* What a stream memory operation does when its work is passed. */
+/* What a stream memory operation does when its turn in the channel comes. */
 struct memop {
     uint64_t seq, address, value;
     uint32_t kind;    /* WORK_WAIT, WORK_WRITE or WORK_SPIN */
@@ -92,10 +92,10 @@ struct channel { /* this process's side of a queue */
     unsigned users;
     bool watched;           /* by the front end */
     _Atomic bool closed;    /* its context was destroyed, and the queue may be another's */
-    uint64_t tail, head;    /* submitted; known to be done */
-    uint64_t blocking;      /* 1 + the last work of a stream that waits for the legacy default stream and vice versa */
-    uint64_t after_legacy;  /* how much of the legacy channel its work comes after */
-    uint64_t before_legacy; /* how much of it the legacy channel's work comes after */
+    uint64_t tail, head;    /* numbers of works: submitted; known to be done */
+    uint64_t blocking;      /* 1 + the last work of a blocking stream (or of the legacy default stream) here */
+    uint64_t after_legacy;  /* it has been ordered after the legacy channel's work up to here */
+    uint64_t before_legacy; /* the legacy channel has been ordered after its work up to here */
     struct event *pending[GPU_RING];
     struct memop op[GPU_RING];
     _Atomic uint64_t ops_tail, ops_head; /* submitted, done */
@@ -104,7 +104,7 @@ struct channel { /* this process's side of a queue */
 extern struct gpu sim_gpu[GPU_MAX];
 extern int sim_gpus;
 
-/* CUDA_SUCCESS when cuInit was called in this very process (not before a fork). */
+/* CUDA_SUCCESS when this process itself called cuInit; a call before the fork does not count. */
 CUresult sim_ready(void);
 /* The calling thread's current context. */
 CUresult sim_context(CUcontext *ctx);
@@ -112,8 +112,8 @@ bool sim_context_valid(CUcontext ctx);
 CUresult sim_device(CUdevice dev);
 static inline struct gpu *sim_gpu_of(CUcontext ctx) { return &sim_gpu[ctx->device]; }
 
-/* graph.c: what a stream that is being captured does instead; capture_forbids: CUDA_SUCCESS unless this thread must
- * not do what cannot be captured. */
+/* capture.c: what a stream does while it is captured. capture_forbids: an error when a capture of this thread (or a
+ * global one) does not allow calls that cannot be captured. */
 static inline bool capture_active(const struct stream *s) { return s->capture != NULL; }
 struct copy3d;
 CUresult capture_forbids(void);
@@ -135,7 +135,7 @@ bool capture_holds(const struct capture *capture);
 CUresult channel_submit(struct stream *stream, struct gpu_work work, struct event *event, const struct memop *op);
 bool channel_done(struct channel *channel, uint64_t last);
 void channel_wait(struct channel *channel, uint64_t last);
-void channel_leave(struct stream *stream); /* it is destroyed */
+void channel_leave(struct stream *stream); /* the stream is destroyed */
 void channel_close(CUcontext ctx);
 
 /* event.c */
@@ -145,37 +145,38 @@ struct event {
     struct channel *channel; /* NULL: never recorded */
     CUcontext ctx;
     uint64_t seq, done_ns;
-    bool retired;             /* its cell has been used again, its time is in done_ns */
-    struct capture *captured; /* recorded last in a stream that was being captured */
+    bool retired;             /* its cell is used again; its time is in done_ns */
+    struct capture *captured; /* not NULL: its last record was captured, by this capture */
 };
 CUresult event_record(CUevent event, struct stream *stream);
 CUresult event_wait(struct stream *stream, CUevent event);
 
-/* module.c: what of a launch matters here */
+/* module.c: what the simulation needs to know of a launch */
 struct kernel {
-    uint64_t duration_ns; /* the mean, where it varies: */
-    const double *spread; /* quantiles to multiply it by, NULL none */
+    uint64_t duration_ns; /* the mean, if `spread` is set */
+    const double *spread; /* quantiles to multiply the duration by; NULL: constant */
     uint64_t seed;
-    uint64_t spin;  /* runs until this word is not 0; 0: no such kernel */
+    uint64_t spin;  /* address of a word: the kernel runs until it is not 0. 0: an ordinary kernel */
     uint32_t width; /* SMs */
 };
 CUresult kernel_of(CUfunction function, int device, uint64_t blocks, void **params, struct kernel *out);
-uint64_t kernel_ns(const struct kernel *kernel); /* of its next run */
+uint64_t kernel_ns(const struct kernel *kernel); /* duration of its next run */
 unsigned function_threads(CUfunction function);
 /* launch.c */
 CUresult kernel_submit(struct stream *stream, const struct kernel *kernel);
 
 /* stream.c */
-#define PER_THREAD(handle) ((handle) ? (handle) : (CUstream)2) /* what NULL means in the _ptsz and _ptds functions */
+#define PER_THREAD(handle) \
+    ((handle) ? (handle) : (CUstream)2) /* NULL is the per-thread stream in _ptsz and _ptds functions */
 CUresult sim_stream(CUstream handle, struct stream **stream);
 CUresult sim_stream_wait(struct stream *stream);
 CUresult sim_context_wait(CUcontext ctx);
 /* memop.c */
 CUresult memops_of(const void *list, unsigned n, struct memop *out); /* CUstreamBatchMemOpParams */
 CUresult memops_submit(struct stream *stream, const struct memop *ops, unsigned n);
-void memops_run(struct channel *channel); /* those whose work is done: on this thread, when nobody else does it */
+void memops_run(struct channel *channel); /* does the operations whose turn has come, if no other thread is doing so */
 void memops_start(struct channel *channel);
-/* copy.c: the GPU's time for so many bytes */
+/* copy.c: submits the GPU time of a copy or fill of so many bytes */
 CUresult copy_time(struct stream *stream, uint64_t to, uint64_t from, uint64_t bytes);
 CUresult fill_time(struct stream *stream, uint64_t bytes);
 /* host.c: pinned host memory. */

@@ -1,16 +1,17 @@
-/* The simulated GPU's time, pure on memory: from one state and the rings to a later state. Untrusted: the rings and
- * the state may hold anything; every index is checked, and every step moves time or finishes a work.
+/* The simulated GPU's time: computes a later state from a state and the rings of work. It has no other input and makes
+ * no system call. Any process may have written anything to the rings and the state, so every index is checked, and
+ * every step moves time on or finishes a work.
  *
- * Physics: contexts with work take turns of a slice each. A change costs more when the one that is left still has work.
- * Within a context the kernels at the heads of its channels run at once as far as the SMs suffice, in order of
- * priority, then of their launches. Copies to and from the host have an engine each and hold no slice. Marks, waits and
- * writes take no time. */
+ * Physics: contexts with work take turns of one time slice each. Switching costs more when the context that loses its
+ * turn still has work. Within a context, the kernels at the heads of its channels run at the same time as far as there
+ * are SMs, by priority, then in the order of their launches. Copies to and from the host use one copy engine per
+ * direction and no time slice. Marks, waits and writes take no time. */
 #include "gpu.h"
 
 #include <string.h>
 
-#define SHORTEST_SLICE_NS 10000ull /* bounds the steps from one look to the next */
-#define MOST_STEPS 2000000u        /* of one look; then time jumps */
+#define SHORTEST_SLICE_NS 10000ull /* limits the number of steps of one computation */
+#define MOST_STEPS 2000000u        /* of one computation; after that, time jumps to the end */
 #define NEVER UINT64_MAX
 
 enum phase { PHASE_IDLE, PHASE_SWITCH, PHASE_RUN };
@@ -44,7 +45,7 @@ unsigned gpu_utilisation(const struct gpu_busy *b, uint64_t now_ns) {
     return ns >= GPU_PERIOD_NS ? 100 : (unsigned)((ns * 100 + GPU_PERIOD_NS / 2) / GPU_PERIOD_NS);
 }
 
-/* The work at a queue's head that has been submitted by time t; NULL: none. *at: when there will be one. */
+/* The work at a queue's head, NULL if none was submitted by time t; then *at is when the next one will be, or NEVER. */
 static const struct gpu_work *head_of(struct run *r, unsigned i, uint64_t *at) {
     const struct gpu_queue *q = &r->file->queue[i];
     struct gpu_progress *p = &r->s->queue[i];
@@ -53,14 +54,14 @@ static const struct gpu_work *head_of(struct run *r, unsigned i, uint64_t *at) {
     if (cut > tail)
         cut = tail;
     *at = NEVER;
-    if (p->head < cut || tail - p->head > GPU_RING) { /* void, or figures that cannot be */
+    if (p->head < cut || tail - p->head > GPU_RING) { /* the work is void, or the numbers are impossible */
         p->head = p->head < cut && tail - p->head <= GPU_RING ? cut : tail;
         p->began = 0;
     }
     if (p->head == tail)
         return NULL;
     const struct gpu_work *w = &q->ring[p->head % GPU_RING];
-    if (w->submit_ns > r->now + 1000000000) /* only a neighbour writes such a thing */
+    if (w->submit_ns > r->now + 1000000000) /* impossible: some process scribbled here; do not wait for it */
         return w;
     *at = w->submit_ns;
     return w->submit_ns <= r->t ? w : NULL;
@@ -88,7 +89,8 @@ static bool met(const struct gpu_work *w, uint64_t t, uint64_t *at) {
 
 static bool is_kernel(const struct gpu_work *w) { return w->kind == WORK_KERNEL || w->kind == WORK_SPIN; }
 
-/* Do what takes no time, and give the copy engines work. *at: when there is more to do here. False: the log is full. */
+/* Does the works that take no time, and gives the copy engines work. *at: when this must run again. False: the log of
+ * marks is full. */
 static bool front_end(struct run *r, uint64_t *at) {
     struct gpu_state *s = r->s;
     *at = NEVER;
@@ -142,10 +144,10 @@ static bool front_end(struct run *r, uint64_t *at) {
 static bool on(const struct run *r, unsigned g) {
     const struct gpu_group *group = &r->file->group[g];
     uint32_t owner = atomic_load_explicit(&group->owner, memory_order_relaxed) - 1;
-    return owner < GPU_SLOTS && !(r->s->dead[owner / 64] >> owner % 64 & 1);
+    return owner < GPU_SLOTS && !(r->s->exited[owner / 64] >> owner % 64 & 1);
 }
 
-/* Which groups have kernels to run, one bit each. */
+/* The groups that have kernels to run, one bit each. */
 static void runnable(struct run *r, uint64_t bits[GPU_GROUPS / 64]) {
     memset(bits, 0, GPU_GROUPS / 8);
     for (unsigned i = 0; i < r->queues; i++) {
@@ -159,7 +161,7 @@ static void runnable(struct run *r, uint64_t bits[GPU_GROUPS / 64]) {
 
 static bool has(const uint64_t *bits, unsigned g) { return bits[g / 64] >> g % 64 & 1; }
 
-/* The next group in turn after this one, itself last; -1: nobody has work. */
+/* The group whose turn is next after this one (which comes last); -1: no group has work. */
 static int next_turn(const struct run *r, const uint64_t *bits, unsigned after) {
     for (unsigned k = 1; k <= r->groups; k++) {
         unsigned g = (after + k) % r->groups;
@@ -186,8 +188,8 @@ static void change_turn(struct run *r, unsigned g, uint64_t cost) {
     r->s->switch_end_ns = r->t + (cost < 100000000 ? cost : 100000000);
 }
 
-/* The head of one queue before that of another of its group: by priority, then in the order of their launches, or a
- * stream that is kept full would keep the others out for ever. */
+/* Whether the head of queue a starts before the head of queue b of the same group: by priority, then by the time of
+ * the launch. Without the latter, a stream that is always full would keep the others waiting for ever. */
 static bool goes_before(const struct run *r, unsigned a, unsigned b) {
     const struct gpu_queue *p = &r->file->queue[a], *q = &r->file->queue[b];
     if (p->priority != q->priority)
@@ -195,7 +197,7 @@ static bool goes_before(const struct run *r, unsigned a, unsigned b) {
     return p->ring[r->s->queue[a].head % GPU_RING].submit_ns < q->ring[r->s->queue[b].head % GPU_RING].submit_ns;
 }
 
-/* Kernels of the group that run now; *shortest: what is left of the first that will end. */
+/* Fills `set` with the queues whose kernels run now, returns how many. *shortest: time left of the one that ends first. */
 static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *shortest) {
     uint32_t sms = r->file->head.sm_count ? r->file->head.sm_count : 1, used = 0;
     unsigned n = 0;
@@ -242,7 +244,7 @@ static unsigned resident(struct run *r, unsigned g, uint16_t *set, uint64_t *sho
     return n;
 }
 
-/* Times at which values are seen end a spinning kernel. */
+/* Lowers *at to the time at which a spinning kernel's value was seen, which ends it. */
 static void spins(const struct run *r, const uint16_t *set, unsigned n, uint64_t *at) {
     for (unsigned k = 0; k < n; k++) {
         const struct gpu_queue *q = &r->file->queue[set[k]];
@@ -252,7 +254,7 @@ static void spins(const struct run *r, const uint16_t *set, unsigned n, uint64_t
     }
 }
 
-/* One step: to the next instant at which something changes, at most to r->now. False: the log is full. */
+/* One step: time moves to the next change, at most to r->now. False: the log of marks is full. */
 static bool step(struct run *r) {
     struct gpu_state *s = r->s;
     uint64_t at, bits[GPU_GROUPS / 64];
@@ -274,7 +276,7 @@ static bool step(struct run *r) {
             r->t = s->switch_end_ns < at ? s->switch_end_ns : at;
             return true;
         }
-        if (next >= 0 && !has(bits, current)) /* its process died meanwhile */
+        if (next >= 0 && !has(bits, current)) /* its process exited during the switch */
             change_turn(r, (unsigned)next, r->file->head.switch_idle_ns);
         else
             begin_turn(r, current);
@@ -296,7 +298,7 @@ static bool step(struct run *r) {
         change_turn(r, (unsigned)next, r->file->head.switch_idle_ns);
         return true;
     }
-    /* The slice timer runs on while nobody else wants the GPU: only its phase matters. */
+    /* The slice timer keeps running while no other context wants the GPU; later only its phase counts. */
     uint64_t slice = slice_of(r);
     bool others = next != (int)current;
     if (s->slice_end_ns > r->t + slice)
@@ -338,10 +340,10 @@ static bool compute(const struct gpu_file *f, struct gpu_state *s, uint64_t now,
     bool whole = true;
     if (s->logged > GPU_LOG)
         s->logged = 0;
-    /* Once more at now itself: what takes no time is done even if no time passes. */
+    /* At least one step, also if no time passes: works that take no time are done at once. */
     uint64_t ignored;
     for (unsigned i = 0; i < MOST_STEPS && r.groups && (r.t < now || i == 0); i++) {
-        /* A mark behind the last kernel is done when that is, not when something else happens next. */
+        /* A mark is done when the kernel before it is, not at the next change of something else. */
         if (queue >= 0 && (!(whole = front_end(&r, &ignored)) || s->queue[queue].head > seq))
             break;
         if (!(whole = step(&r)))

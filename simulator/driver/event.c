@@ -1,5 +1,5 @@
-/* Simulated libcuda: events. A recorded one is a mark in its stream's channel; its time is kept here before the mark's
- * cell is used again. */
+/* Simulated libcuda: events. A recorded event is a mark in its stream's channel. Before the mark's cell is used again,
+ * its time is copied to the event. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -115,7 +115,7 @@ CUresult event_wait(struct stream *s, CUevent e) {
         return capture_unsupported(s);
     if (!e->channel || e->retired || e->channel == s->channel)
         return CUDA_SUCCESS;
-    if (e->channel->gpu != sim_gpu_of(s->ctx)) /* of another GPU: the caller waits */
+    if (e->channel->gpu != sim_gpu_of(s->ctx)) /* the event is another GPU's: the caller itself waits */
         return cuEventSynchronize(e);
     struct gpu_work work = {.kind = WORK_AFTER, .other = (uint32_t)e->channel->queue, .seq = e->seq};
     return channel_submit(s, work, NULL, NULL);

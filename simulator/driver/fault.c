@@ -1,10 +1,11 @@
-/* Simulated libcuda: faults that tests ask for in the GPU's head. */
+/* Simulated libcuda: the faults that `gpu-hook sim fault` writes into the GPU's head, for tests. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <time.h>
 
-/* At every entry of the driver that asks for its state. Which of two threads' calls is the N-th is left to chance. */
+/* Called by every driver function that checks whether the driver is initialised. Between threads, chance decides whose
+ * call is the N-th. */
 CUresult fault(void) {
     static _Atomic uint32_t calls, draws;
     if (!sim_gpus)
@@ -25,7 +26,7 @@ CUresult fault(void) {
     return fail && n % fail == 0 ? (CUresult)h->fail_code : CUDA_SUCCESS;
 }
 
-/* How many real nanoseconds one of GPU time takes; programs that sleep between launches must know it. */
+/* How many real nanoseconds one nanosecond of GPU time takes, for programs that sleep between launches. */
 API CUresult gpuHookSimulatedTimeScale(CUdevice dev, unsigned *scale) {
     TRY(sim_device(dev));
     if (!scale)

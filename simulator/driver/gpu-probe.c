@@ -1,18 +1,18 @@
-/* gpu-probe: a small CUDA driver API program for demos and tests; runs on any libcuda, real or simulated.
+/* gpu-probe: a small program of the CUDA driver API for demos and tests. It runs on any libcuda, real or simulated.
  *
- * usage: gpu-probe COMMAND [ARGUMENT] ...      the commands are done in order, one line of output each
- *        gpu-probe -                           the commands are read from standard input
+ * usage: gpu-probe COMMAND [ARGUMENT] ...      does the commands in order and prints one line for each
+ *        gpu-probe -                           reads the commands from standard input
  *   info             every device: name, total and free memory
  *   device N         use device N from now on (default 0)
  *   alloc MIB        allocate MIB mebibytes and write to the first and last byte
  *   fill MIB         allocate pieces of MIB mebibytes until one is refused
  *   free             free everything allocated so far
  *   launch US COUNT  launch COUNT kernels that each keep the GPU busy for US microseconds, and wait for them
- *   run US SECONDS   keep launching kernels of US microseconds; what part of the GPU was had, in total and per second
- *   bench COUNT      what launch, alloc+free and cuMemGetInfo cost on the host, in ns per call
+ *   run US SECONDS   keep launching kernels of US microseconds; prints its part of the GPU, in total and per second
+ *   bench COUNT      prints what launch, alloc+free and cuMemGetInfo cost on the host, in ns per call
  *   hold SECONDS     keep everything for a while
  *   pause            keep everything until standard input ends
- * exit status: 0 every step did what it says; 1 a call was refused; 2 usage; 3 no libcuda.so.1 or no device
+ * exit status: 0 every command succeeded; 1 a call was refused; 2 usage; 3 no libcuda.so.1 or no device
  *
  * Built twice: the plain one opens libcuda.so.1 with dlopen; gpu-probe-linked (-DLINKED) is linked against it. */
 #define _POSIX_C_SOURCE 200809L
@@ -174,7 +174,7 @@ static double seconds(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* Spins until the GPU's clock has moved on by its parameter. The simulated driver reads the comment instead. */
+/* A kernel that spins until the GPU's clock has advanced by its parameter. The simulated driver reads the PTX comment. */
 static const char KERNEL[] = ".version 6.3\n.target %s\n.address_size 64\n// sim_us=%lu\n"
                              ".visible .entry work(.param .u64 ns) {\n"
                              ".reg .u64 %%t<4>;\n.reg .pred %%p;\n"
@@ -183,7 +183,7 @@ static const char KERNEL[] = ".version 6.3\n.target %s\n.address_size 64\n// sim
                              "setp.lt.u64 %%p, %%t3, %%t1;\n@%%p bra again;\nret;\n}\n";
 
 static void *kernel(unsigned long us) {
-    /* The oldest architecture that a driver still compiles for differs: CUDA 13 dropped those before sm_75. */
+    /* Drivers differ in the oldest architecture that they compile for: CUDA 13 dropped those before sm_75. */
     static const char *const targets[] = {"sm_75", "sm_50", "sm_30"};
     char image[640];
     void *module, *function = NULL;
@@ -217,8 +217,8 @@ static void launch(unsigned long us, unsigned long n) {
     printf("launch %lu x %lu us: %.1f ms (alone it takes %.1f ms)\n", n, us, ms, (double)us * (double)n / 1e3);
 }
 
-/* Two batches of about 5 ms are on their way at any time: never idle for want of a launch, and what is counted is done.
- * Seconds are those of the clock on the wall, so that the lines of several containers stand beside each other. */
+/* Two batches of about 5 ms are always queued, so the GPU is never idle for lack of a launch; only finished work counts.
+ * Seconds are of wall-clock time, so that the lines of several containers can be compared. */
 static void run(unsigned long us, double length) {
     void *function = kernel(us), *event[2];
     unsigned long batch = us < 5000 ? 5000 / us : 1, n = 0, done = 0, then = 0;
@@ -249,7 +249,7 @@ static void run(unsigned long us, double length) {
            (double)(done * us) / (at - begin) / 1e4);
 }
 
-/* Batches far below the launch queue's depth, so that no call waits for the GPU. */
+/* The batches are far smaller than the launch queue, so no call waits for the GPU. */
 static void bench(unsigned long n) {
     void *function = kernel(0);
     double launches = 0, allocs = 0, infos = 0, begin;
@@ -279,7 +279,7 @@ static void bench(unsigned long n) {
                allocs / (double)n * 1e9, infos / (double)n * 1e9);
 }
 
-/* Does one command; next() gives the words after it. Returns 2 for what is not understood. */
+/* Does one command; next() gives its arguments, one by one. Returns the exit status; 2 for an unknown command. */
 static int command(const char *word, char *(*next)(void)) {
     char *a = NULL, *b = NULL;
     int takes = !strcmp(word, "launch") || !strcmp(word, "run")    ? 2

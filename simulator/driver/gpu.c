@@ -41,7 +41,7 @@ static bool map_gpu(struct gpu *gpu, const char *path, bool writable) {
     if (fstat(fd, &st) == 0 && st.st_size >= (off_t)sizeof *file)
         file = mmap(NULL, sizeof *file, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
     if (file == MAP_FAILED)
-        return false; /* fd stays open: closing it could drop a lock that this process holds on the same file */
+        return false; /* fd stays open: closing it would drop every lock that this process holds on the file */
     const struct gpu_head *h = &file->head;
     if (h->magic != (GPU_MAGIC) || h->version != GPU_VERSION || h->file_size != sizeof *file ||
         !ends(h->uuid, sizeof h->uuid) || !ends(h->name, sizeof h->name) || !ends(h->pci, sizeof h->pci) ||
@@ -97,7 +97,8 @@ static int record_lock(int fd, short type, off_t byte) {
     return r;
 }
 
-/* One process at a time, but not for ever: its holder may have been stopped. What is done under it is right without. */
+/* Lets one process at a time decide, but waits 20 ms at most, since the holder may have been stopped. What follows is
+ * correct without the lock as well. */
 static void engine_lock(const struct gpu *gpu) {
     for (int i = 0; i < 200 && record_lock(gpu->fd, F_WRLCK, LOCK_ENGINE) < 0; i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
@@ -115,7 +116,7 @@ static uint64_t my_start_ticks(void) {
     if (n <= 0)
         return 0;
     text[n] = 0;
-    char *p = strrchr(text, ')'); /* the command may hold blanks and brackets; field 3 follows it */
+    char *p = strrchr(text, ')'); /* the command may contain blanks and brackets; field 3 follows the last bracket */
     for (int field = 2; p && field < 22; field++)
         p = strchr(p + 1, ' ');
     return p ? strtoull(p, NULL, 10) : 0;
@@ -134,11 +135,11 @@ int gpu_owner(const struct gpu *gpu, int slot) {
         return 0;
     if (l.l_type != F_UNLCK)
         return l.l_pid > 0 ? l.l_pid : 0;
-    /* Our own locks are not reported to us; the other library of this process may hold this one. */
+    /* The kernel does not report our own locks. This process's other library may hold this one. */
     return s->pid && owned_by_me(s) ? getpid() : -1;
 }
 
-/* Everything that the slot's process had. Nothing may be submitted for it any more. */
+/* Releases all that the slot's process had and makes its queued work void. */
 static void clear_slot(struct gpu_file *file, int slot) {
     struct gpu_slot *s = &file->slot[slot];
     for (unsigned i = 0; i < gpu_queues(file); i++) {
@@ -158,7 +159,7 @@ static void clear_slot(struct gpu_file *file, int slot) {
     memset(s->command, 0, sizeof s->command);
 }
 
-/* Mutex held. */
+/* Clears the slot if its process has exited. Mutex held. */
 static void reap(struct gpu *gpu, int slot) {
     const struct gpu_slot *s = &gpu->file->slot[slot];
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
@@ -174,7 +175,7 @@ void gpu_reap(struct gpu *gpu) {
         reap(gpu, i);
 }
 
-/* Take the first free one of an array whose elements begin with their owner; -1: none is. */
+/* Takes the first free element of an array whose elements begin with their owner; returns its index, -1: none is free. */
 static int take(struct gpu *gpu, void *array, size_t size, unsigned most, _Atomic uint32_t *count) {
     for (unsigned i = 0; i < most; i++) {
         _Atomic uint32_t *owner = (void *)((char *)array + i * size);
@@ -194,7 +195,7 @@ int gpu_take_group(struct gpu *gpu) {
     return take(gpu, f->group, sizeof *f->group, GPU_GROUPS, &f->head.groups);
 }
 
-void gpu_give_group(struct gpu *gpu, int group) {
+void gpu_release_group(struct gpu *gpu, int group) {
     struct gpu_file *f = gpu->file;
     for (unsigned i = 0; i < gpu_queues(f); i++)
         if (atomic_load(&f->queue[i].owner) == (uint32_t)gpu->slot + 1 && f->queue[i].group == (uint32_t)group) {
@@ -263,7 +264,8 @@ bool gpu_reserve(struct gpu *gpu, uint64_t bytes) {
         return false;
     if (try_reserve(gpu, bytes))
         return true;
-    /* Two that tried at once may both have been refused, and the dead still count: decide again, one at a time. */
+    /* Two processes that tried at the same time may both have been refused, and exited ones still count. Try again, one
+ * process at a time. */
     pthread_mutex_lock(&gpu->mutex);
     engine_lock(gpu);
     gpu_reap(gpu);

@@ -1,21 +1,21 @@
-/* The simulated GPU: one shared-memory file per GPU, mapped by every process that uses it. No server: whoever
- * needs the GPU's time or memory brings the shared state up to date itself.
+/* The simulated GPU: one shared-memory file per GPU, mapped by every process that uses it. There is no server: a process
+ * that needs the GPU's time or memory brings the shared state up to date itself.
  *
- * Memory: the truth is the sum over the living slots' `used`. A process owns its slot by a classical record lock
- * (fcntl F_SETLK) on byte LOCK_SLOT + slot: the kernel drops it when the process dies or execs, in whatever pid
- * namespace, and fork does not pass it on. Such a lock is also lost when the process closes any descriptor of the
- * file, so nobody here ever closes one.
+ * Memory in use is the sum of `used` over the slots of living processes. A process owns its slot by a classical record
+ * lock (fcntl F_SETLK) on byte LOCK_SLOT + slot. The kernel drops the lock when the process exits or execs, in any pid
+ * namespace, and does not pass it on by fork. A process also loses the lock when it closes any descriptor of the file,
+ * so this library never closes one.
  *
- * Time: a context is a group of channels (queues), each a ring of submitted work. Only the owner writes a ring and its
- * tail. How far the GPU is with all of it is a `gpu_state`, computed forward to "now" by whoever looks: it copies the
- * live state, computes (engine.c), and makes its copy the live one by a compare-and-swap of `live`. So there is no
- * lock: a process that is stopped or killed at any instruction hinders nobody, and what it computed late is dropped.
+ * Time: a context is a group of channels (queues). Each is a ring of submitted work; only its owner writes the ring and
+ * its tail. A `gpu_state` says how far the GPU is with all work. A process that looks copies the live state, computes it
+ * forward to now (engine.c), and makes its copy the live one by a compare-and-swap of `live`. There is no lock: a process
+ * that is stopped or killed at any instruction hinders no other, and a state that it computed too late is dropped.
  *
- * GPU time is CLOCK_MONOTONIC divided by the head's time_scale: a GPU with the scale 20 is a twentieth as fast as it
- * says it is, so that a slow machine keeps up with it. What programs are told is GPU time.
+ * GPU time is CLOCK_MONOTONIC divided by the head's time_scale: a GPU with scale 20 takes 20 times as long as it says,
+ * so that a slow machine keeps up with it. Programs are told GPU time.
  *
- * Whoever may use a GPU may write to its file, as to the registers of a real one: a process that scribbles there
- * spoils the simulation for its neighbours. The library only sees to it that nobody hangs or crashes by it.
+ * A process that may use a GPU may write to its file, as to the registers of a real one. What it scribbles there spoils
+ * the simulation for its neighbours, but makes none of them hang or crash.
  *
  * Python twin of the head: gpu_hook_simulator/driver_root.py (what is before `live`); a test compares the two. */
 #ifndef GPU_HOOK_SIM_GPU_H
@@ -33,10 +33,10 @@
 #define GPU_GROUPS 256
 #define GPU_QUEUES 256
 #define GPU_RING 1024
-#define GPU_LOG 64   /* marks that one step of the state can pass */
-#define GPU_STATES 4 /* per slot: two by turns, for its threads and for its front end */
+#define GPU_LOG 64   /* marks that one computation of the state can pass */
+#define GPU_STATES 4 /* per slot: two for its threads and two for its front end, used alternately */
 #define GPU_MAX 32
-#define GPU_PERIOD_NS 166666667ull /* NVML's sampling period: utilisation is that of the last full period */
+#define GPU_PERIOD_NS 166666667ull /* NVML's sampling period; utilisation is that of the last full one */
 #define LOCK_SLOT (1ll << 32)
 #define LOCK_ENGINE (1ll << 33)
 
@@ -45,22 +45,22 @@ enum gpu_kind {
     WORK_TO,
     WORK_FROM,  /* a copy between host and GPU, on the copy engine of that direction */
     WORK_MARK,  /* an event: takes no time, leaves a time */
-    WORK_AFTER, /* waits for another queue's work */
-    WORK_WAIT,  /* waits until its owner has seen a value in memory */
-    WORK_WRITE, /* takes no time; its owner then writes a value to memory */
-    WORK_SPIN,  /* a kernel that runs until its owner has seen a value in memory */
+    WORK_AFTER, /* waits for work of another queue */
+    WORK_WAIT,  /* waits until its owner has seen a certain value in memory */
+    WORK_WRITE, /* takes no time; then its owner writes a value to memory */
+    WORK_SPIN,  /* a kernel that runs until its owner has seen a certain value */
 };
 
 struct gpu_work {
-    _Atomic uint64_t seq1; /* 1 + sequence number: tells it from what was in the cell before */
+    _Atomic uint64_t seq1; /* 1 + sequence number; differs from that of the cell's work before */
     uint64_t submit_ns;
     uint64_t duration_ns;
     uint64_t done_ns; /* of a mark */
     uint32_t kind;
     uint32_t width;       /* SMs that a kernel fills */
-    uint32_t other;       /* AFTER: the queue, and */
-    _Atomic uint32_t met; /* WAIT, SPIN: the owner saw the value, at met_ns */
-    uint64_t seq;         /*        the number of its work */
+    uint32_t other;       /* AFTER: it waits for this queue */
+    _Atomic uint32_t met; /* WAIT, SPIN: the owner saw the value at met_ns */
+    uint64_t seq;         /* AFTER: and for this work there */
     uint64_t met_ns;
 };
 
@@ -70,62 +70,62 @@ struct gpu_queue {
     int32_t priority; /* smaller goes first, within the group */
     uint32_t reserved;
     _Atomic uint64_t tail; /* works submitted */
-    _Atomic uint64_t cut;  /* works below it are void: their process died */
+    _Atomic uint64_t cut;  /* works below this number are void: their process exited */
     uint8_t pad[32];
     struct gpu_work ring[GPU_RING];
 };
 
-struct gpu_group {          /* a context: what the GPU slices its time between */
+struct gpu_group {          /* a context: the GPU gives time slices to groups */
     _Atomic uint32_t owner; /* 1 + slot, 0 free */
 };
 
 struct gpu_busy {
     uint64_t total_ns;
-    uint64_t period; /* the sampling period that `ns` speaks of; `last_ns` is of the one before */
+    uint64_t period; /* number of the sampling period of `ns`; `last_ns` is of the one before */
     uint64_t ns, last_ns;
 };
 
 struct gpu_progress { /* of a queue */
     uint64_t head;    /* works done */
-    uint64_t left_ns; /* of the work at head, once it began */
+    uint64_t left_ns; /* time left of the work at head, if it began */
     uint64_t began;
 };
 
-struct gpu_logged { /* a mark's time, on its way to the ring */
+struct gpu_logged { /* a mark's time, not yet copied to the ring */
     uint32_t queue, reserved;
     uint64_t seq, done_ns;
 };
 
 struct gpu_state {
-    uint64_t now_ns;        /* computed up to here */
-    uint64_t switch_end_ns; /* PHASE_SWITCH */
-    uint64_t slice_end_ns;  /* of the current group's turn */
+    uint64_t now_ns;        /* the state is computed up to this time */
+    uint64_t switch_end_ns; /* in PHASE_SWITCH: when the switch ends */
+    uint64_t slice_end_ns;  /* when the current group's turn ends */
     uint32_t phase;         /* of enum phase */
     uint32_t current;       /* 1 + group, 0 none yet */
     uint32_t copying[2];    /* 1 + queue whose head each copy engine is at, 0 none */
     uint64_t copy_end_ns[2];
     uint32_t logged, reserved;
-    uint64_t dead[GPU_SLOTS / 64]; /* slots whose work is left out: by readers, who cannot reap */
+    uint64_t exited[GPU_SLOTS / 64]; /* slots of exited processes; set by readers, who cannot write to the file */
     struct gpu_busy busy;
     struct gpu_logged log[GPU_LOG];
     struct gpu_busy slot[GPU_SLOTS];
-    struct gpu_progress queue[GPU_QUEUES]; /* last: only those in use are copied */
+    struct gpu_progress queue[GPU_QUEUES]; /* the last field: only those in use are copied */
 };
 
 struct gpu_slot {
-    _Atomic uint64_t used; /* bytes on the GPU, contexts included */
-    uint64_t start_ticks;  /* with pid: tells an owner from a stranger (field 22 of /proc/self/stat) */
-    int32_t pid;           /* as the owner sees itself; others learn it from the lock */
+    _Atomic uint64_t used; /* bytes on the GPU, including contexts */
+    uint64_t start_ticks;  /* of the owner (field 22 of /proc/self/stat): with pid, it identifies a process */
+    int32_t pid;           /* in the owner's pid namespace; others learn its pid from the lock */
     uint32_t contexts;
     char command[16];
     uint8_t reserved[24];
 };
 
-/* A MIG device has a file of its own, named GPU_MIG + 8 * minor of its GPU + its number there. */
+/* The file of a MIG device has the name GPU_MIG + 8 * (minor of its GPU) + (its number on that GPU). */
 #define GPU_MIG 100
 enum gpu_mig { GPU_PLAIN, GPU_SPLIT, GPU_PART };
 
-struct gpu_head { /* fixed when the GPU is made; all strings NUL-padded */
+struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     uint64_t magic;
     uint32_t version;
     uint32_t file_size;
@@ -134,38 +134,38 @@ struct gpu_head { /* fixed when the GPU is made; all strings NUL-padded */
     char pci[32];            /* 160: "00000000:51:00.0" */
     char driver_version[32]; /* 192 */
     uint64_t memory_total;   /* 224: bytes */
-    uint64_t context_bytes;  /* 232: what a context takes */
+    uint64_t context_bytes;  /* 232: memory of a context */
     uint32_t minor;          /* 240: /dev/nvidiaN */
     int32_t numa;            /* 244 */
     uint32_t cuda_version;   /* 248: 12040 = 12.4 */
     uint32_t sm_count;       /* 252 */
     uint32_t capability;     /* 256: 90 = 9.0 */
-    uint32_t time_scale;     /* 260: 1 ns of GPU time is so many of CLOCK_MONOTONIC; 0 as 1 */
-    uint64_t slice_ns;       /* 264: a context's turn when others wait */
-    uint64_t switch_ns;      /* 272: cost of a turn's change, when both contexts have work */
-    uint64_t kernel_ns;      /* 280: duration of a kernel that names none */
-    uint64_t switch_idle_ns; /* 288: the same, from a context without work */
-    uint64_t wake_ns;        /* 296: from the end of work to the return of a blocking wait for it */
+    uint32_t time_scale;     /* 260: ns of CLOCK_MONOTONIC per ns of GPU time; 0 means 1 */
+    uint64_t slice_ns;       /* 264: a context's turn while others wait */
+    uint64_t switch_ns;      /* 272: time of a switch between contexts that both have work */
+    uint64_t kernel_ns;      /* 280: duration of a kernel that does not say its own */
+    uint64_t switch_idle_ns; /* 288: time of a switch away from a context without work */
+    uint64_t wake_ns;        /* 296: from the end of work until a blocking wait for it returns */
     uint64_t copy_rate[3];   /* 304: bytes per microsecond: to the GPU, from it, within it */
     uint32_t queue_depth;    /* 328: unfinished launches that a channel takes before a launch blocks */
     uint32_t unused;         /* 332 */
     /* Faults, set while the GPU is in use (`gpu-hook sim fault`); 0: none. */
-    uint32_t fail_every;       /* 336: every so-manieth driver call fails */
+    uint32_t fail_every;       /* 336: N: every N-th driver call fails */
     uint32_t fail_code;        /* 340: with this CUresult */
-    uint32_t block_every;      /* 344: every so-manieth driver call blocks */
-    uint32_t block_us;         /* 348: for 0 to so long, in real time */
-    uint32_t nvml_call_us;     /* 352: an NVML question about load or processes takes so long, in real time */
+    uint32_t block_every;      /* 344: N: every N-th driver call blocks */
+    uint32_t block_us;         /* 348: for a real time from 0 to this */
+    uint32_t nvml_call_us;     /* 352: real time that an NVML question about load or processes takes */
     uint32_t nvml_without;     /* 356: not supported: bit 0 utilisation, bit 1 utilisation per process */
     uint32_t mig;              /* 360: of enum gpu_mig */
     uint32_t mig_index;        /* 364: a MIG device's number on its GPU */
     uint32_t gpu_instance;     /* 368 */
     uint32_t compute_instance; /* 372 */
-    char parent[48];           /* 376: a MIG device's GPU */
+    char parent[48];           /* 376: UUID of a MIG device's GPU */
     uint32_t nvlink;           /* 424: bit N: an NVLink to GPU N */
-    uint32_t lost;             /* 428: a fault: the GPU has fallen off the bus */
+    uint32_t lost;             /* 428: a fault: not 0 when the GPU has fallen off the bus */
     uint8_t reserved[80];      /* 432 */
-    _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state; from here on the GPU's */
-    _Atomic uint32_t slots, queues, groups; /* how many were ever taken: nothing is beyond */
+    _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state. From here on, the libraries write */
+    _Atomic uint32_t slots, queues, groups; /* how many were ever taken; those beyond were never used */
 };
 
 struct gpu_file {
@@ -187,27 +187,27 @@ _Static_assert(sizeof(struct gpu_work) == 64, "a cell is a cache line");
 struct gpu {
     int fd;
     struct gpu_file *file;
-    int slot;                  /* ours, or -1 */
+    int slot;                  /* this process's slot; -1: none */
     pthread_mutex_t mutex;     /* among this process's threads */
-    struct gpu_state *scratch; /* for looks ahead; under the mutex */
-    uint64_t reaped_ns;        /* when the dead were last looked for */
+    struct gpu_state *scratch; /* for computing ahead; protected by the mutex */
+    uint64_t reaped_ns;        /* when it last looked for exited processes */
 };
 
-/* Map every GPU whose file is in $GPU_HOOK_SIM_GPUS or /dev/nvidia-sim, by minor number, skipping those whose
- * device node refuses to be opened (device rules). Returns how many. */
+/* Maps the GPUs whose files are in $GPU_HOOK_SIM_GPUS, else in /dev/nvidia-sim, in order of minor number. Skips those
+ * whose device node may not be opened (device rules). Returns how many it mapped. */
 int gpus_open(struct gpu *gpus, int max, bool writable);
 
-/* The GPU's time in nanoseconds, and how long one of them takes. */
+/* The GPU's time in nanoseconds; and how many real nanoseconds one of them takes. */
 uint64_t gpu_now(const struct gpu_file *file);
 static inline uint64_t gpu_scale(const struct gpu_file *file) {
     uint32_t scale = file->head.time_scale;
     return scale ? scale : 1;
 }
 
-/* The living owner of a slot in our pid namespace: > 0 its pid, 0 alive but not visible from here, -1 dead or free. */
+/* The owner of a slot: > 0 its pid in our pid namespace; 0 it lives in another pid namespace; -1 exited or free. */
 int gpu_owner(const struct gpu *gpu, int slot);
 
-/* How many to look at. */
+/* How many elements of an array were ever taken. */
 static inline unsigned gpu_count(const _Atomic uint32_t *counter, unsigned most) {
     uint32_t n = atomic_load_explicit(counter, memory_order_acquire);
     return n < most ? n : most;
@@ -216,45 +216,45 @@ static inline int gpu_slots(const struct gpu_file *f) { return (int)gpu_count(&f
 static inline unsigned gpu_queues(const struct gpu_file *f) { return gpu_count(&f->head.queues, GPU_QUEUES); }
 static inline unsigned gpu_groups(const struct gpu_file *f) { return gpu_count(&f->head.groups, GPU_GROUPS); }
 
-/* Take a slot for this process. False: all are taken. */
+/* Takes a slot for this process. False: all are taken. */
 bool gpu_claim(struct gpu *gpu);
-/* Book bytes on our slot. False: the GPU's memory does not suffice even after the dead were reaped. */
+/* Adds bytes to our slot. False: the GPU has not enough memory, also after the slots of exited processes were cleared. */
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes);
 void gpu_release(struct gpu *gpu, uint64_t bytes);
-/* Bytes in use by the living. reap: also clear the slots of the dead (needs a writable mapping). */
+/* Bytes that living processes use. reap: also clears the slots of exited ones (needs a writable mapping). */
 uint64_t gpu_used(struct gpu *gpu, bool reap);
 
-/* A context, and a channel of it; -1: all are taken. */
+/* Takes a group for a context, or a queue for a channel of it; -1: all are taken. */
 int gpu_take_group(struct gpu *gpu);
-void gpu_give_group(struct gpu *gpu, int group);
+void gpu_release_group(struct gpu *gpu, int group);
 int gpu_take_queue(struct gpu *gpu, int group, int priority);
 
-/* --- time: engine.c, pure on memory --- */
+/* --- time: engine.c, which only reads and computes --- */
 
-/* Compute the state up to now. False: the log is full before that; apply it and go on. */
+/* Computes the state up to now. False: the log of marks was full before; apply it and call again. */
 bool engine_run(const struct gpu_file *file, struct gpu_state *state, uint64_t now_ns);
-/* The same until that work is done, not beyond now_ns. */
+/* The same until that work is done, at most up to now_ns. */
 bool engine_run_until(const struct gpu_file *file, struct gpu_state *state, uint64_t now_ns, int queue, uint64_t seq);
 /* Per cent busy in the last full sampling period before now. */
 unsigned gpu_utilisation(const struct gpu_busy *busy, uint64_t now_ns);
 
-/* --- and gpu_time.c, on the GPU --- */
+/* --- and gpu_time.c, on the shared file --- */
 
-/* A consistent copy of the live state. False: a neighbour keeps changing it. */
+/* Makes a consistent copy of the live state. False: neighbours changed it at every try. */
 bool gpu_picture(const struct gpu_file *file, struct gpu_state *out, uint64_t *live);
-/* Bring the GPU up to now. front: on behalf of the front end, which shares nothing with the threads. */
+/* Brings the GPU's state up to now. front: the caller is the front end, which shares nothing with the threads. */
 void gpu_advance(struct gpu *gpu, bool front);
-/* Works of this queue that are done. */
+/* Number of this queue's works that are done. */
 uint64_t gpu_head_of(const struct gpu_file *file, int queue);
-/* When a passed mark was passed; 0: not known, its cell has been used again. */
+/* When a done mark was done; 0: not known, since its cell is used again. */
 uint64_t gpu_mark_ns(struct gpu *gpu, int queue, uint64_t seq);
 /* Whether that work is done by now. */
 bool gpu_done(struct gpu *gpu, int queue, uint64_t seq);
-/* Wait until the work is done, and for as long as a blocking wait takes to return. */
+/* Waits until the work is done, and then as long as a blocking wait takes to return. */
 void gpu_wait(struct gpu *gpu, int queue, uint64_t seq);
-/* How many real nanoseconds to sleep, at most `most`, until that work may be done. */
+/* How many real nanoseconds to sleep until that work may be done; at most `most`. */
 uint64_t gpu_ahead_ns(struct gpu *gpu, int queue, uint64_t seq, uint64_t most);
-/* Take dead processes' work off the GPU. Mutex held. */
+/* Removes the work of exited processes from the GPU. Mutex held. */
 void gpu_reap(struct gpu *gpu);
 
 #endif

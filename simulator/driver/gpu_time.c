@@ -1,4 +1,5 @@
-/* The simulated GPU's time as processes share it: a live state that whoever looks replaces by a later one. */
+/* How processes share the simulated GPU's time: any process that looks computes a later state and puts it in place of
+ * the live one. */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -7,9 +8,10 @@
 #include <string.h>
 #include <time.h>
 
-#define REAP_NS 1000000ull /* real time between two looks for the dead */
-#define LOOK_NS 2000000ull /* real time: a waiter looks again, in case a neighbour died or was stopped */
-#define TRIES 16           /* neighbours that are quicker; a hostile one may always be */
+#define REAP_NS 1000000ull /* real time between two looks for exited processes */
+#define LOOK_NS \
+    2000000ull   /* real time: a waiter looks again so soon, since a neighbour may have exited or been stopped */
+#define TRIES 16 /* how often neighbours may be quicker; a hostile one may always be */
 
 static const struct gpu_state *live_state(const struct gpu_file *f, uint64_t live) {
     return &f->state[(live & 0xffff) % (GPU_SLOTS * GPU_STATES)];
@@ -26,7 +28,7 @@ bool gpu_picture(const struct gpu_file *f, struct gpu_state *out, uint64_t *live
     return false;
 }
 
-/* Marks' times into the rings. May be done twice, by two. */
+/* Copies the times of passed marks into the rings. Two processes may both do it. */
 static void apply_log(struct gpu_file *f, const struct gpu_state *s) {
     for (unsigned i = 0; i < s->logged && i < GPU_LOG; i++) {
         const struct gpu_logged *l = &s->log[i];
@@ -47,7 +49,7 @@ void gpu_advance(struct gpu *gpu, bool front) {
             continue;
         apply_log(f, s);
         s->logged = 0;
-        memset(s->dead, 0, sizeof s->dead);
+        memset(s->exited, 0, sizeof s->exited);
         bool whole = engine_run(f, s, gpu_now(f));
         if (!atomic_compare_exchange_strong(&f->head.live, &live, ((live >> 16) + 1) << 16 | mine))
             continue;
@@ -82,7 +84,8 @@ uint64_t gpu_mark_ns(struct gpu *gpu, int queue, uint64_t seq) {
     pthread_mutex_lock(&gpu->mutex);
     struct gpu_state *s = scratch(gpu);
     if (s && gpu_picture(gpu->file, s, &live))
-        apply_log(gpu->file, s); /* whoever computed it may have been stopped before it did */
+        apply_log(gpu->file,
+                  s); /* the process that computed this state may have been stopped before it copied the times */
     pthread_mutex_unlock(&gpu->mutex);
     const struct gpu_work *w = &gpu->file->queue[queue].ring[seq % GPU_RING];
     return atomic_load(&w->seq1) == seq + 1 ? w->done_ns : 0;
@@ -130,7 +133,7 @@ bool gpu_done(struct gpu *gpu, int queue, uint64_t seq) {
 
 void gpu_wait(struct gpu *gpu, int queue, uint64_t seq) {
     uint64_t wake = gpu->file->head.wake_ns < 10000000 ? gpu->file->head.wake_ns * gpu_scale(gpu->file) : 0;
-    bool late = false; /* slept until its end and the time of waking up */
+    bool late = false; /* it slept until the end of the work, plus the time that waking up takes */
     while (!gpu_done(gpu, queue, seq)) {
         uint64_t ns = gpu_ahead_ns(gpu, queue, seq, LOOK_NS);
         late = ns < LOOK_NS;

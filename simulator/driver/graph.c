@@ -1,5 +1,5 @@
-/* Simulated libcuda: graphs, and their memory: the device's graph pool grows when a launch needs more than it has, keeps
- * what is freed, and gives it back to cuDeviceGraphMemTrim alone. */
+/* Simulated libcuda: graphs and their memory. The device's graph pool grows when a launch needs more than it has and
+ * keeps freed memory; only cuDeviceGraphMemTrim releases it. */
 #define _GNU_SOURCE
 #include "graph.h"
 
@@ -18,7 +18,7 @@ static struct {
     uint64_t used, used_high, reserved, reserved_high;
 } memory[GPU_MAX];
 
-/* So much more in use at a launch's peak, and so much after it. */
+/* A launch uses `peak` more bytes at its peak and `after` more bytes after it. */
 static CUresult memory_grow(int device, uint64_t peak, uint64_t lasting) {
     struct gpu *gpu = &sim_gpu[device];
     CUresult r = CUDA_SUCCESS;
@@ -74,7 +74,7 @@ API CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attribute, uint64_t 
 
 API CUresult cuDeviceSetGraphMemAttribute(CUdevice dev, int attribute, const uint64_t *value) {
     TRY(sim_device(dev));
-    if (!value || *value || (attribute != 1 && attribute != 3)) /* the high marks can be reset */
+    if (!value || *value || (attribute != 1 && attribute != 3)) /* only the high marks can be set, and only to 0 */
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     if (attribute == 1)
@@ -475,7 +475,7 @@ API CUresult cuGraphAddDependencies_v2(struct graph *g, nodes from, nodes to, co
 struct exec {
     uint64_t magic;
     unsigned long long flags;
-    struct op *ops; /* in the order in which they are run; no child graphs */
+    struct op *ops; /* in the order of execution; child graphs are expanded */
     size_t count;
 };
 
@@ -500,7 +500,7 @@ static void append(struct exec *e, const struct node *node) {
     e->ops[e->count++].from = node;
 }
 
-/* Append the graph's operations so that each comes after those it depends on; CUDA_ERROR_INVALID_VALUE: a circle. */
+/* Appends the graph's operations, each after those that it depends on. CUDA_ERROR_INVALID_VALUE: there is a cycle. */
 static CUresult flatten(const struct graph *g, struct exec *e) {
     const struct node **todo = malloc((g->count + 1) * sizeof *todo);
     size_t left = 0;
@@ -531,7 +531,7 @@ static CUresult flatten(const struct graph *g, struct exec *e) {
     return r;
 }
 
-/* Memory that a launch needs at most at once, and that stays after it, on one device. */
+/* The most memory that a launch uses at once on one device, and the memory that remains after it. */
 static void footprint(const struct exec *e, int device, uint64_t *peak, uint64_t *lasting) {
     uint64_t now = 0;
     *peak = 0;
@@ -662,7 +662,7 @@ static int update(struct exec *e, struct graph *g) {
     if (result)
         free(new.ops);
     else {
-        for (size_t i = 0; i < e->count; i++) /* they are still known by the nodes of the first graph */
+        for (size_t i = 0; i < e->count; i++) /* the operations are still identified by the nodes of the first graph */
             new.ops[i].from = e->ops[i].from;
         free(e->ops);
         e->ops = new.ops;
@@ -753,7 +753,7 @@ static CUresult launch(struct exec *e, CUstream handle) {
     TRY(sim_stream(handle, &s));
     if (capture_active(s))
         return capture_unsupported(s);
-    for (size_t i = 0; i < e->count; i++) /* what an earlier launch left must have been freed */
+    for (size_t i = 0; i < e->count; i++) /* memory of an earlier launch must have been freed */
         if (e->ops[i].type == NODE_ALLOC && heap_find(e->ops[i].memory.address, &piece)) {
             if (!(e->flags & AUTO_FREE_ON_LAUNCH))
                 return CUDA_ERROR_INVALID_VALUE;
@@ -773,11 +773,11 @@ static CUresult launch(struct exec *e, CUstream handle) {
                 if (e->ops[i + 1].kernel.width > all.width)
                     all.width = e->ops[i + 1].kernel.width;
             }
-            TRY(kernel_submit(s, &all)); /* one command: kernels that follow each other are one to the GPU */
+            TRY(kernel_submit(s, &all)); /* kernels that follow each other are one command for the GPU */
         } else if (op->type == NODE_ALLOC && !freed_inside(e, i))
             TRY(heap_note((struct piece){op->memory.address, op->memory.size, 0, s->ctx, GRAPH, NULL}));
         else if (op->type == NODE_FREE && heap_find(op->memory.address, &piece))
-            TRY(heap_free(op->memory.address)); /* of an earlier launch, or not of a graph at all */
+            TRY(heap_free(op->memory.address)); /* memory of an earlier launch, or not of a graph */
         else
             TRY(run(op, s));
     }

@@ -1,4 +1,4 @@
-/* Graphs: nodes that are run in order of a topological sort. What a captured stream adds is in capture.c. */
+/* Graphs: their nodes run in the order of a topological sort. capture.c makes nodes of a captured stream's work. */
 #ifndef GPU_HOOK_SIM_GRAPH_H
 #define GPU_HOOK_SIM_GRAPH_H
 
@@ -20,14 +20,14 @@ enum node_type { /* CU_GRAPH_NODE_TYPE_... */
 
 struct op { /* what one node does */
     enum node_type type;
-    const struct node *from; /* in an executable graph */
-    bool flat;               /* COPY: linear, else a box */
+    const struct node *from; /* the graph's node, in an executable graph */
+    bool flat;               /* COPY: linear memory; else a box */
     union {
         struct kernel kernel;
         struct {
             struct memop one, *list;
             unsigned n;
-        } memop; /* list: of n, in a graph; one: captured, or to be run */
+        } memop; /* list: n operations of a graph's node; one: a captured operation, or one to run */
         struct {
             uint64_t to, from, bytes;
         } copy;
@@ -53,7 +53,7 @@ struct op { /* what one node does */
 struct node {
     struct graph *graph;
     struct op op;
-    struct node **before; /* what must be done first */
+    struct node **before; /* the nodes that it depends on */
     size_t n_before;
     struct node *next;
 };
@@ -67,7 +67,7 @@ struct graph {
 CUresult graph_new(struct graph **out);
 void graph_destroy(struct graph *graph);
 CUresult graph_add(struct graph *graph, struct node *const *before, size_t n, const struct op *op, struct node **out);
-/* The address of an allocation node: host memory without a booking. */
+/* The address for an allocation node: host memory that does not yet count on the GPU. */
 CUresult graph_address(struct op *op, size_t bytes, int device);
 
 #endif

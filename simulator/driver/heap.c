@@ -1,5 +1,5 @@
-/* Simulated libcuda: device memory by address. What counts is the booking on the GPU; the bytes are host memory that
- * costs nothing until a program touches it. */
+/* Simulated libcuda: device memory by address. The GPU counts the bytes; they are host memory, which costs nothing
+ * until a program touches it. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -8,10 +8,10 @@
 #include <sys/mman.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct piece *pieces; /* by falling address: mmap hands out addresses downwards, so most go to the end */
+static struct piece *pieces; /* by falling address: mmap assigns addresses downwards, so most new ones go to the end */
 static size_t count, room;
 
-/* Mutex held: index of the first piece whose address is not above this one. */
+/* Mutex held. Index of the first piece whose address is not above this one. */
 static size_t position(uint64_t address) {
     size_t low = 0, high = count;
     while (low < high) {

@@ -1,23 +1,23 @@
-/* The process's device memory by address: who booked it and how it goes back. */
+/* The process's device memory by address: whose it is and how it is released. */
 #ifndef GPU_HOOK_SIM_HEAP_H
 #define GPU_HOOK_SIM_HEAP_H
 
 #include "driver.h"
 
-#define GRAIN 512ull       /* what an allocation is rounded to */
+#define GRAIN 512ull       /* allocations are rounded up to it */
 #define BLOCK (2ull << 20) /* the GPU's page: granularity of virtual memory management, pools, graph memory */
 
 enum kind {
-    DEVICE, /* booked and mapped for itself */
+    DEVICE, /* counted and mapped for itself */
     MANAGED,
     POOLED,   /* a part of a pool's chunk */
-    GRAPH,    /* allocated by a graph launch, booked by the device's graph pool */
-    IMPORTED, /* another process's memory: mapped here, booked there */
+    GRAPH,    /* allocated by a graph launch, counted by the device's graph pool */
+    IMPORTED, /* another process's memory: mapped here, counted there */
 };
 
 struct piece {
     uint64_t address, size;
-    uint64_t mapped; /* bytes to unmap when it goes, 0: none */
+    uint64_t mapped; /* bytes to unmap when it is freed; 0: none */
     CUcontext ctx;
     enum kind kind;
     CUmemoryPool pool;
@@ -25,35 +25,35 @@ struct piece {
 
 static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
-/* Book bytes on the GPU; when it is full, unused memory of this process's pools goes back first. */
+/* Counts bytes on the GPU; when it is full, first releases unused memory of this process's pools. */
 bool heap_book(struct gpu *gpu, uint64_t bytes);
-/* Sparse host memory at an address that is also the device pointer; 0: none. */
+/* Sparse host memory, whose address is the device pointer; 0: the host has none. */
 uint64_t heap_map(uint64_t bytes);
-/* Addresses without memory, a multiple of the alignment; 0: none. */
+/* An aligned range of addresses without memory; 0: the host has none. */
 uint64_t address_range(uint64_t size, uint64_t alignment);
-/* Book, map, note. */
+/* Counts the bytes, maps them and adds the piece. */
 CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind);
 CUresult heap_note(struct piece piece);
-/* The piece that begins at, or holds, this address. */
+/* The piece that begins at this address; the piece that contains it. */
 bool heap_find(uint64_t address, struct piece *out);
 bool heap_holding(uint64_t address, struct piece *out);
-/* Forget it; the caller gives it back. False: no piece begins there. */
+/* Removes the piece from the list; the caller releases its memory. False: no piece begins there. */
 bool heap_take(uint64_t address, struct piece *out);
-/* cuMemFree without waiting. */
+/* As cuMemFree, without waiting for work. */
 CUresult heap_free(CUdeviceptr address);
-/* Everything that a context allocated. */
+/* Frees all that a context allocated. */
 void heap_free_all(CUcontext ctx);
 
 /* pool.c */
 void pool_free(struct piece piece);
-void pool_release(int device, bool all); /* unused memory above each pool's release threshold, or all of it */
+void pool_release(int device, bool all); /* releases unused memory above each pool's threshold, or all unused memory */
 CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcontext ctx);
 CUmemoryPool pool_current(int device);
 /* array.c */
 struct array;
 struct layout {
     uint64_t address;
-    size_t pitch, slice; /* bytes from row to row, from layer to layer */
+    size_t pitch, slice; /* bytes from one row to the next, and from one layer to the next */
 };
 CUresult array_layout(struct array *array, struct layout *out);
 size_t array_element(const struct array *array); /* bytes */
@@ -77,7 +77,7 @@ CUresult copy_box_in(const struct copy3d *copy, struct stream *stream);
 void fill_row(uint64_t to, uint32_t value, size_t width, size_t n);
 /* graph.c */
 void graph_memory_free(struct piece piece);
-/* vmm.c: a sparse memory file, which other processes can map; -1: none */
+/* vmm.c: makes a sparse memory file, which other processes can map; -1 on failure */
 int memory_file(uint64_t bytes);
 void ipc_forget(uint64_t address);
 

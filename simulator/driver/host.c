@@ -1,4 +1,4 @@
-/* Simulated libcuda: pinned host memory: allocated, or registered where the program has it, read-only pages too. */
+/* Simulated libcuda: pinned host memory, allocated by the driver or registered by the program, also read-only pages. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -57,7 +57,8 @@ static bool forget(uint64_t address, bool registered) {
     return hit != NULL;
 }
 
-/* Every page of the range is mapped so: the driver pins pages for writing unless it is told otherwise. */
+/* Whether every page of the range is mapped for reading, or for writing too: the driver pins pages for writing unless
+ * the caller says READ_ONLY. */
 static bool mapped(uint64_t from, uint64_t to, bool writable) {
     FILE *f = fopen("/proc/self/maps", "re");
     unsigned long long a, b;

@@ -12,7 +12,7 @@ CUresult kernel_submit(struct stream *s, const struct kernel *k) {
 
 struct shape {
     uint64_t blocks, threads;
-    bool cooperative; /* all blocks must run at once */
+    bool cooperative; /* all blocks must run at the same time */
 };
 
 static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void **params) {
@@ -95,7 +95,8 @@ API CUresult cuLaunchCooperativeKernelMultiDevice(const struct launch_params *li
     TRY(sim_ready());
     if (!list || !n || n > (unsigned)sim_gpus || flags & ~3u)
         return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < n; i++) { /* one launch per device, in streams made for it */
+    for (unsigned i = 0; i < n;
+         i++) { /* one launch per device, each in a stream that the program made for this device */
         if ((uintptr_t)list[i].stream <= 2)
             return CUDA_ERROR_INVALID_HANDLE;
         TRY(sim_stream(list[i].stream, &s));
@@ -112,7 +113,7 @@ API CUresult cuLaunchCooperativeKernelMultiDevice(const struct launch_params *li
     return CUDA_SUCCESS;
 }
 
-/* The launches before CUDA 4: block shape and parameters are set on the function. */
+/* The launches before CUDA 4, whose block shape and parameters are set on the function. */
 static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream) {
     if (!f)
         return CUDA_ERROR_INVALID_HANDLE;

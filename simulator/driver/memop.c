@@ -1,10 +1,10 @@
-/* Simulated libcuda: stream memory operations. The GPU's state says when their turn is; memory is this process's, so
- * this process must look at it and write it: its front end, which stands for the GPU's. It is a process of its own
- * within this address space (clone with CLONE_VM, without CLONE_THREAD), because a GPU goes on when the program is
- * stopped by SIGSTOP, and so does this. It ends with the program. A frozen cgroup freezes it too.
+/* Simulated libcuda: stream memory operations. The GPU's state says when an operation's turn comes. The memory belongs to
+ * this process, so this process must read and write it. Its *front end* does so, in place of the GPU's. The front end is
+ * a process of its own within this address space (clone with CLONE_VM, without CLONE_THREAD): like a real GPU, it goes on
+ * while SIGSTOP stops the program. It ends with the program. A frozen cgroup freezes it too.
  *
- * It is started by the first operation and sleeps while there is none. It shares the files table, so that it and the
- * program are one owner of record locks. It uses no lock that a stopped thread may hold, and allocates nothing. */
+ * The first operation starts the front end; it sleeps while there is none. It shares the table of open files, so that it
+ * and the program are one owner of record locks. It takes no lock that a stopped thread may hold, and allocates nothing. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -27,12 +27,13 @@
 #define START_TRIES 20000
 #define MOST_CHANNELS (CHANNELS * 64)
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* starting; the front end never takes it */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* for starting; the front end never takes it */
 static struct channel *_Atomic watched[MOST_CHANNELS];
 static _Atomic unsigned n_watched;
-static _Atomic uint32_t bell; /* rung when there is work */
-static _Atomic int running;   /* 0 not started, 1 by the front end, 2 it cannot be: program threads do it */
-static _Atomic int there;     /* a front end was seen to run */
+static _Atomic uint32_t bell; /* a futex: changes when there is work */
+static _Atomic int
+    running; /* 0 not started; 1 the front end runs; 2 it cannot be started: the program's threads do its work */
+static _Atomic int there; /* the front end was seen running */
 static pid_t program;
 
 static uint64_t value_at(const struct memop *op) {
@@ -57,7 +58,7 @@ static void write_value(const struct memop *op) {
         atomic_store((_Atomic uint32_t *)(uintptr_t)op->address, (uint32_t)op->value);
 }
 
-/* Do what can be done now, in order. True: something was. One caller at a time. */
+/* Does the operations whose turn has come, in order. True: there were some. One caller at a time. */
 static bool progress(struct channel *ch) {
     const struct gpu_file *f = ch->gpu->file;
     struct gpu_queue *q = &ch->gpu->file->queue[ch->queue];
@@ -126,7 +127,7 @@ static int front_end(void *unused) {
     return 0;
 }
 
-/* Lends the front end its thread-local storage, hence sleeps while it lives; and reaps it. */
+/* The front end uses this thread's thread-local storage, so this thread sleeps while the front end lives, then reaps it. */
 static void *keeper(void *stack) {
     for (;;) {
         pid_t pid = clone(front_end, (char *)stack + STACK, CLONE_VM | CLONE_FILES | CLONE_FS, NULL);
@@ -152,7 +153,7 @@ static void start(void) {
         pthread_sigmask(SIG_SETMASK, &old, NULL);
         if (ok)
             pthread_detach(thread);
-        /* From here on the program may be stopped at any time, and its thread that makes the front end with it. */
+        /* From here on the program may be stopped at any time, with the thread that starts the front end. */
         for (int i = 0; ok && i < START_TRIES && !atomic_load(&there) && atomic_load(&running) != 2; i++)
             sleep_ns(POLL_LEAST_NS);
         int nobody = 0;
@@ -242,7 +243,7 @@ CUresult memops_of(const void *list, unsigned n, struct memop *out) {
         case 2:
         case 5: out[i].kind = WORK_WRITE; break;
         case 3:
-        case 6: /* flush, barrier: all is in order here; a wait for what is so */
+        case 6: /* flush and barrier: operations are in order here anyway */
             out[i] = (struct memop){.kind = WORK_MARK};
             continue;
         default: return CUDA_ERROR_INVALID_VALUE;
@@ -254,7 +255,7 @@ CUresult memops_of(const void *list, unsigned n, struct memop *out) {
 
 static CUresult batch(CUstream handle, unsigned n, const void *list, unsigned flags) {
     struct stream *s;
-    struct memop ops[256]; /* what the real driver takes at most */
+    struct memop ops[256]; /* the most that the real driver takes */
     TRY(sim_stream(handle, &s));
     if (flags || (n && !list) || n > 256)
         return CUDA_ERROR_INVALID_VALUE;

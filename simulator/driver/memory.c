@@ -1,4 +1,4 @@
-/* Simulated libcuda: linear device memory, what is said about an address. */
+/* Simulated libcuda: linear device memory, and what the driver says of an address. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -11,7 +11,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind) {
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) { return allocate(out, bytes, DEVICE); }
 
-/* Work that uses this memory may be under way: cuMemFree waits for it, as the real one does. */
+/* Queued work may still use this memory: cuMemFree waits for it, as the real one does. */
 API CUresult cuMemFree_v2(CUdeviceptr address) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
@@ -47,7 +47,7 @@ API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     return CUDA_SUCCESS;
 }
 
-/* The API before CUDA 3.2 has 32-bit addresses and sizes; such memory cannot be had from a 64-bit GPU. */
+/* The API before CUDA 3.2 has 32-bit addresses and sizes; a 64-bit GPU has no such memory. */
 API CUresult cuMemAlloc(unsigned *out, unsigned bytes) {
     (void)out, (void)bytes;
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -1,4 +1,4 @@
-/* Simulated libcuda: modules, and functions: how long a kernel runs. It computes nothing. */
+/* Simulated libcuda: modules and functions, which say how long a kernel runs. Kernels compute nothing. */
 #define _GNU_SOURCE
 #include "heap.h"
 #include "../model/rng.h"
@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An image may be anything. When it is text (PTX), only names that occur in it are found, and words in it say how long
- * its kernels run; "WORD NAME=N" is for one of them, "WORD=N" for all:
+/* An image may be anything. In text (PTX), only functions whose names occur in it are found, and words in it say how
+ * long its kernels run; "WORD NAME=N" is for one kernel, "WORD=N" for all:
  *   sim_us=N      the duration; without it, a name that ends in "_Nus" runs N us, any other the GPU's default
- *   sim_sigma=S   log-normal with that mean; the same draws in every run of the program
+ *   sim_sigma=S   log-normal durations with that mean; the same random draws in every run of the program
  *   sim_seed=N    other draws
  *   sim_param     the duration is the first parameter, 64 bits of nanoseconds
  *   sim_spin=1    the first parameter is the address of 32 bits: runs until they are not 0 */
@@ -21,7 +21,7 @@ struct function {
     const double *spread;
     uint64_t seed;
     bool by_parameter, spins;
-    unsigned threads;   /* of the launches before cuLaunchKernel: block shape, */
+    unsigned threads;   /* for launches older than cuLaunchKernel: block shape, */
     uint64_t parameter; /* and the first parameter */
     struct module *module;
     struct function *next;
@@ -51,7 +51,7 @@ static CUresult load(CUmodule *out, const void *image) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (is_text(image))
         m->text = strdup(image);
-    sim_context_wait(ctx); /* loading code may synchronise, as freeing memory does */
+    sim_context_wait(ctx); /* loading a module waits for the context, as freeing memory does */
     *out = m;
     return CUDA_SUCCESS;
 }
@@ -92,7 +92,7 @@ API CUresult cuModuleUnload(CUmodule m) {
     return CUDA_SUCCESS;
 }
 
-/* What the text says behind "WORD NAME=", else behind "WORD="; NULL: nothing. */
+/* The text after "WORD NAME=", else after "WORD="; NULL if there is none. */
 static const char *said(const struct module *m, const char *word, const char *name) {
     char key[176];
     const char *at;
@@ -131,7 +131,7 @@ static void describe(struct function *f, const struct module *m) {
     f->seed = seed ? strtoull(seed, NULL, 10) : 1;
     for (const char *c = f->name; *c; c++) /* FNV-1a */
         f->seed = (f->seed ^ (unsigned char)*c) * 0x100000001b3ull;
-    /* Read by hand: strtod obeys the program's locale. */
+    /* Not by strtod, which depends on the program's locale. */
     double value = 0, unit = 1;
     for (bool point = false; sigma && ((*sigma >= '0' && *sigma <= '9') || (*sigma == '.' && !point)); sigma++)
         if (*sigma == '.')
@@ -202,7 +202,7 @@ API CUresult cuModuleGetLoadingMode(int *mode) {
     return CUDA_SUCCESS;
 }
 
-/* A library is a module that needs no context, a kernel a function. */
+/* Here a library is a module that needs no context, and a kernel is a function. */
 API CUresult cuLibraryLoadData(CUmodule *out, const void *image, int *jit, void **jit_values, unsigned jit_n,
                                int *options, void **values, unsigned n) {
     (void)jit, (void)jit_values, (void)jit_n, (void)options, (void)values, (void)n;
@@ -277,7 +277,7 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, C
     return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared);
 }
 
-/* --- what launches before cuLaunchKernel take from the function --- */
+/* --- launches older than cuLaunchKernel take these from the function --- */
 
 API CUresult cuFuncSetBlockShape(CUfunction f, int x, int y, int z) {
     if (!f || x <= 0 || y <= 0 || z <= 0)

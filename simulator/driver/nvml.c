@@ -1,5 +1,5 @@
-/* The simulated libnvidia-ml: what management tools ask, answered from the same GPU files, which it only reads.
- * What is not listed here does not exist in this library; tools take that for an old driver's answer. */
+/* The simulated libnvidia-ml: answers the questions of management tools from the GPU files, which it only reads. Other
+ * functions of NVML answer "not supported" (build.py). */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -35,7 +35,7 @@ static int users;
 API nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     pthread_mutex_lock(&mutex);
-    if (!count) /* kept after the last nvmlShutdown: see gpu.h on closing */
+    if (!count) /* GPUs stay open after the last nvmlShutdown: closing would drop locks (gpu.h) */
         count = gpus_open(gpus, GPU_MAX, false);
     if (count)
         users++;
@@ -144,13 +144,14 @@ API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size
     size_t n = f ? fread(name, 1, sizeof name - 1, f) : 0;
     if (f)
         fclose(f);
-    name[n] = 0; /* up to the first NUL: the program */
+    name[n] = 0; /* the program's name ends at the first NUL */
     return n ? text(out, size, name) : NVML_ERROR_NOT_FOUND;
 }
 
 /* --- which device --- */
 
-/* MIG devices come after all GPUs (GPU_MIG) and are found through theirs; alone in a container, they are its GPUs. */
+/* MIG devices come after all GPUs (GPU_MIG) and are found through their GPU. In a container that has only them, they
+ * are its GPUs. */
 static int visible(void) {
     int n = 0;
     while (n < count && gpus[n].file->head.mig != GPU_PART)
@@ -246,7 +247,7 @@ TEXT(nvmlDeviceGetName, d->file->head.name)
 NUMBER(nvmlDeviceGetIndex, unsigned, d - gpus)
 NUMBER(nvmlDeviceGetMinorNumber, unsigned, d->file->head.minor)
 NUMBER(nvmlDeviceGetBrand, unsigned, 0)       /* NVML_BRAND_UNKNOWN */
-NUMBER(nvmlDeviceGetComputeMode, unsigned, 0) /* default: several processes at once */
+NUMBER(nvmlDeviceGetComputeMode, unsigned, 0) /* the default mode: several processes at once */
 NUMBER(nvmlDeviceGetPersistenceMode, unsigned, 1)
 NUMBER(nvmlDeviceGetDisplayMode, unsigned, 0)
 NUMBER(nvmlDeviceGetDisplayActive, unsigned, 0)
@@ -285,7 +286,7 @@ static nvmlReturn_t pci_info(nvmlDevice_t d, struct pci_info *out) {
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, struct pci_info *out) { return pci_info(d, out); }
 
-/* Simulated GPUs hang on one host bridge each; within a NUMA node they meet at the node. */
+/* Each simulated GPU has a host bridge of its own; GPUs of one NUMA node are joined at the node. */
 API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *out) {
     DEVICE(a);
     DEVICE(b);
@@ -340,17 +341,17 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *ou
     return r;
 }
 
-/* A private copy of the GPU's state, computed up to now without the dead; free() it. */
+/* A private copy of the GPU's state, computed up to now without exited processes; free() it. */
 static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out) {
     uint64_t live;
     struct gpu_state *s = calloc(1, sizeof *s);
     if (!s)
         return NVML_ERROR_MEMORY;
     gpu_picture(d->file, s, &live);
-    memset(s->dead, 0, sizeof s->dead);
+    memset(s->exited, 0, sizeof s->exited);
     for (unsigned i = 0, n = (unsigned)gpu_slots(d->file); i < n; i++)
         if (gpu_owner(d, (int)i) < 0)
-            s->dead[i / 64] |= 1ull << i % 64;
+            s->exited[i / 64] |= 1ull << i % 64;
     do
         s->logged = 0;
     while (!engine_run(d->file, s, now) && s->now_ns < now);
@@ -358,7 +359,7 @@ static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out
     return NVML_SUCCESS;
 }
 
-/* What the GPU's head asks of questions about load: to take long, and not to be supported. */
+/* Faults for questions about load that the GPU's head asks for: slow answers, and "not supported". */
 static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which) {
     uint32_t us = d->file->head.nvml_call_us;
     if (us)

@@ -1,6 +1,6 @@
-/* The simulated libnvidia-ml: what nvidia-smi needs beside the documented queries. It asks for one of NVML's internal
- * tables, whose first word is the table's size in bytes; entries beyond that it does without. It makes a set of events
- * before it prints; no event ever comes here. */
+/* The simulated libnvidia-ml: what nvidia-smi needs beside the documented queries. nvidia-smi asks for one of NVML's
+ * internal tables, whose first word is the table's size in bytes, and does without entries beyond that size. It makes a
+ * set of events before it prints; here no event ever happens. */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>

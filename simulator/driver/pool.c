@@ -1,6 +1,6 @@
 /* Simulated libcuda: stream-ordered memory. A pool takes memory from the GPU in chunks, hands out parts of them, and
- * keeps what is freed until a synchronisation finds more unused than its release threshold. Before it grows, it remaps
- * pages of its own that nothing uses; so do real drivers, except for pools that other processes may map. */
+ * keeps what is freed until a synchronisation finds more unused than its release threshold. Before it grows, it uses
+ * its own free pages again by remapping them; so do real drivers, except for pools that other processes may map. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -10,14 +10,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define CHUNK (32ull << 20) /* what a pool grows by at least */
+#define CHUNK (32ull << 20) /* the least that a pool grows by */
 #define POOL_MAGIC 0x706f6f6c2d73696dull
 #define EXPORT_MAGIC 0x7074722d73696d21ull
 
-struct part { /* of a chunk, in order of address, without gaps */
+struct part { /* of a chunk; parts are in order of address, without gaps */
     uint64_t address, size;
     bool used;
-    bool moved; /* with used: no memory behind it any more, it went into another chunk */
+    bool moved; /* its memory went to another chunk (then `used` is set, too) */
     struct part *next;
 };
 
@@ -30,7 +30,7 @@ struct chunk {
 struct pool {
     uint64_t magic;
     int device;
-    int fd; /* backing of a pool that can be shared, -1 */
+    int fd; /* the memory file of a pool that can be shared; -1: none */
     bool imported, destroyed;
     uint64_t file_end;
     uint64_t reserved, reserved_high, used, used_high, threshold;
@@ -81,7 +81,7 @@ CUmemoryPool pool_current(int device) {
 
 /* --- chunks --- */
 
-/* Mutex held: a chunk for memory that is booked already. */
+/* Mutex held. Makes a chunk for memory that the GPU has already counted. */
 static struct chunk *new_chunk(struct pool *pool, uint64_t size) {
     struct chunk *chunk = calloc(1, sizeof *chunk);
     struct part *part = calloc(1, sizeof *part);
@@ -122,14 +122,14 @@ static bool grow(struct pool *pool, uint64_t size) {
     return true;
 }
 
-/* The whole pages within an unused part. */
+/* The whole pages (of BLOCK bytes) within an unused part. */
 static uint64_t whole_pages(const struct part *p, uint64_t *from) {
     *from = round_up(p->address, BLOCK);
     uint64_t end = (p->address + p->size) / BLOCK * BLOCK;
     return !p->used && end > *from ? end - *from : 0;
 }
 
-/* Mutex held: takes the pages [from, from + size) out of a part that nothing uses. */
+/* Mutex held. Takes the pages [from, from + size) out of an unused part. */
 static bool take_pages(struct chunk *chunk, struct part *p, uint64_t from, uint64_t size) {
     struct part *pages = calloc(1, sizeof *pages), *rest = calloc(1, sizeof *rest);
     if (!pages || !rest) {
@@ -146,7 +146,7 @@ static bool take_pages(struct chunk *chunk, struct part *p, uint64_t from, uint6
     return true;
 }
 
-/* Mutex held: a chunk for `size` out of pages that the pool has and nothing uses. False: too few. */
+/* Mutex held. Makes a chunk of `size` bytes from the pool's unused pages. False: there are too few. */
 static bool remap(struct pool *pool, uint64_t size) {
     uint64_t need = round_up(size, BLOCK), there = 0, from;
     for (struct chunk *c = pool->chunks; c; c = c->next)
@@ -163,10 +163,10 @@ static bool remap(struct pool *pool, uint64_t size) {
             if (pages && take_pages(c, p, from, pages))
                 need -= pages;
         }
-    return true; /* without memory for a note a page counts twice: the host is out of memory */
+    return true; /* the host is out of memory: this page counts twice */
 }
 
-/* Mutex held: give back chunks that nothing uses while more than `keep` bytes are reserved. */
+/* Mutex held. Releases unused chunks while the pool has more than `keep` bytes. */
 static void trim(struct pool *pool, uint64_t keep) {
     for (struct chunk **p = &pool->chunks; *p && pool->reserved > keep;) {
         struct chunk *chunk = *p;
@@ -188,7 +188,7 @@ static void trim(struct pool *pool, uint64_t keep) {
     }
 }
 
-/* Mutex held: a destroyed pool lives on until its last allocation is freed. */
+/* Mutex held. A destroyed pool is freed with its last allocation. */
 static void bury(struct pool *pool) {
     if (!pool->destroyed || pool->used)
         return;
@@ -211,7 +211,7 @@ void pool_release(int device, bool all) {
     pthread_mutex_unlock(&mutex);
 }
 
-/* Mutex held: the smallest part that fits; what is left of it stays free. 0: none. */
+/* Mutex held. Takes the smallest free part that fits and leaves its rest free. 0: none fits. */
 static uint64_t cut(struct pool *pool, uint64_t size) {
     struct chunk *in = NULL;
     struct part *best = NULL;
@@ -271,14 +271,14 @@ CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcont
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     CUresult r = valid(pool) && !pool->imported ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
-    /* What other processes can map must consist of pages. */
+    /* Memory that other processes can map must consist of whole pages. */
     struct gpu *gpu = r == CUDA_ERROR_OUT_OF_MEMORY ? &sim_gpu[pool->device] : NULL;
     uint64_t size = round_up(bytes, gpu && pool->fd >= 0 ? 4096 : GRAIN), at = 0;
     if (gpu && bytes <= gpu->file->head.memory_total && (gpu->slot >= 0 || gpu_claim(gpu))) {
         at = cut(pool, size);
         if (!at) {
             bool grown = remap(pool, size) || grow(pool, size);
-            if (!grown) { /* the GPU is full: what other pools keep unused goes first */
+            if (!grown) { /* the GPU is full: first release the unused memory of other pools */
                 for (struct pool *p = pools; p; p = p->next)
                     if (p->device == pool->device)
                         trim(p, 0);
@@ -397,7 +397,7 @@ static CUresult attribute(CUmemoryPool pool, int which, void *value, bool set) {
     case USED_HIGH: {
         uint64_t *high = which == RESERVED_HIGH ? &pool->reserved_high : &pool->used_high;
         if (set && *number)
-            return CUDA_ERROR_INVALID_VALUE; /* they can only be reset */
+            return CUDA_ERROR_INVALID_VALUE; /* these marks can only be reset */
         if (set)
             *high = which == RESERVED_HIGH ? pool->reserved : pool->used;
         else
@@ -461,7 +461,7 @@ static CUresult free_in_stream(CUdeviceptr address, CUstream stream) {
         return capture_free(s, address);
     if (!heap_find(address, &piece))
         return CUDA_ERROR_INVALID_VALUE;
-    if (piece.kind == DEVICE) /* not from a pool: it must not go before the work that uses it */
+    if (piece.kind == DEVICE) /* not from a pool: it must not be freed before the work that uses it */
         TRY(sim_stream_wait(s));
     return heap_free(address);
 }
@@ -479,7 +479,7 @@ API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t n, CUmemoryPo
 API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream s) { return free_in_stream(address, s); }
 API CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream s) { return free_in_stream(address, PER_THREAD(s)); }
 
-/* --- sharing: the pool is a memory file; its memory is booked by its maker alone --- */
+/* --- sharing: the pool is a memory file; its memory counts for the process that made it --- */
 
 struct export { /* within CUmemPoolPtrExportData, 64 bytes */
     uint64_t magic, offset, size;
@@ -512,7 +512,7 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle,
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Mutex held: where in the file this address of the pool is. */
+/* Mutex held. The offset of this address in the pool's file. */
 static bool offset_of(const struct pool *pool, uint64_t address, uint64_t *offset) {
     const struct chunk *c = pool->chunks;
     while (c && address - c->address >= c->size)

@@ -1,9 +1,9 @@
-/* Simulated libcuda: cuGetProcAddress, both versions: base name + CUDA version + stream flag -> symbol. */
+/* Simulated libcuda: both versions of cuGetProcAddress, which find a symbol by base name, CUDA version and stream flag. */
 #include "driver.h"
 
 #include <string.h>
 
-/* Declared under another name in C, so that one plain type does for all. */
+/* Each symbol is declared in C under another name, so that one plain type serves all. */
 #define F(base, version, symbol) extern void at_##symbol(void) __asm__(#symbol);
 #define P F
 #include "names.def"

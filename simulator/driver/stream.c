@@ -1,4 +1,4 @@
-/* Simulated libcuda: streams. Each has a channel of its context, in which its work runs in order. */
+/* Simulated libcuda: streams. A stream uses one channel of its context, where its work runs in order. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -10,10 +10,10 @@ struct live_stream {
     uint64_t magic;
     uint64_t id;
     struct stream s;
-    struct live_stream *next; /* of the thread's own */
+    struct live_stream *next; /* the thread's next default stream */
 };
 
-/* --- the thread's own default streams, one per context that it used --- */
+/* --- per-thread default streams: one for each context that the thread used --- */
 
 static pthread_key_t own_key;
 static pthread_once_t own_once = PTHREAD_ONCE_INIT;
@@ -86,7 +86,7 @@ API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int prior
 
 API CUresult cuStreamCreate(CUstream *out, unsigned flags) { return cuStreamCreateWithPriority(out, flags, 0); }
 
-/* What is still to be done in it is done; nobody waits for that here. */
+/* Queued work still runs; cuStreamDestroy does not wait for it. */
 static CUresult stream_destroy(CUstream handle) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
@@ -104,8 +104,8 @@ API CUresult cuStreamDestroy_v2(CUstream handle) { return stream_destroy(handle)
 
 /* --- waiting --- */
 
-/* The last work that waiting for this stream means, per channel: the legacy default stream's includes that of all
- * blocking streams. all: of the whole context. */
+/* The last work per channel that a wait for this stream waits for. For the legacy default stream, that includes all
+ * blocking streams. all: the whole context. */
 static bool each_channel(struct stream *s, bool all, bool wait) {
     CUcontext ctx = s->ctx;
     struct channel *ch[CHANNELS];
@@ -222,7 +222,7 @@ API CUresult cuCtxSynchronize_v2(CUcontext ctx) {
     return sim_context_valid(ctx) ? sim_context_wait(ctx) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-/* Host functions run at once, when what came before them is done: the caller waits, unlike with the real driver. */
+/* The caller waits for the work before a host function, then runs it; the real driver runs it in a thread of its own. */
 static CUresult host_function(CUstream handle, void (*function)(void *), void *data) {
     struct stream *s;
     if (!function)

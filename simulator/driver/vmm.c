@@ -1,5 +1,5 @@
-/* Simulated libcuda: virtual memory management, and memory of other processes and makers. What can be shared is a sparse
- * memory file; it is booked once, by who made it. */
+/* Simulated libcuda: virtual memory management, and memory from other processes and other APIs. Memory that can be shared
+ * is a sparse memory file; it counts once, for the process that made it. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -233,7 +233,7 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, i
     return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
-/* An import books nothing: the GPU's memory is held once, by the exporter. */
+/* An import does not count: the memory counts once, for the exporter. */
 API CUresult cuMemImportFromShareableHandle(unsigned long long *out, void *os_handle, int type) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
@@ -253,7 +253,7 @@ API CUresult cuMemImportFromShareableHandle(unsigned long long *out, void *os_ha
     return r;
 }
 
-/* --- IPC handles: a name of the exporter's memory file, by which a process of the same user opens it --- */
+/* --- IPC handles: the path of the exporter's memory file, which another process of the same user can open --- */
 
 struct ipc_handle { /* within CUipcMemHandle, 64 bytes */
     uint64_t magic;
@@ -264,7 +264,7 @@ struct ipc_handle { /* within CUipcMemHandle, 64 bytes */
 
 #define IPC_MAGIC 0x6970632d73696d21ull
 
-static struct shared { /* an allocation that was given a file, and importers' mappings of such */
+static struct shared { /* an allocation with a file, or an importer's mapping of one */
     uint64_t address, size;
     int fd;
     bool imported;
@@ -273,7 +273,7 @@ static struct shared { /* an allocation that was given a file, and importers' ma
     struct shared *next;
 } *shared;
 
-/* Mutex held: put a memory file below an allocation that has private memory so far. */
+/* Mutex held. Replaces an allocation's private memory by a memory file. */
 static struct shared *share(const struct piece *p) {
     for (struct shared *s = shared; s; s = s->next)
         if (s->address == p->address && s->size == p->size && !s->imported)
@@ -289,7 +289,7 @@ static struct shared *share(const struct piece *p) {
         return NULL;
     }
     unsigned char resident;
-    for (uint64_t i = 0; i < p->mapped; i += 4096) /* only what was ever touched */
+    for (uint64_t i = 0; i < p->mapped; i += 4096) /* copies only pages that were ever touched */
         if (!mincore(old + i, 4096, &resident) && resident & 1)
             memcpy((uint8_t *)at + i, old + i, 4096);
     mremap(at, p->mapped, p->mapped, MREMAP_MAYMOVE | MREMAP_FIXED, old);
@@ -321,7 +321,7 @@ static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned
     if (memcmp(handle.uuid, sim_gpu_of(ctx)->file->head.uuid + 4, sizeof handle.uuid))
         return CUDA_ERROR_INVALID_DEVICE;
     if (handle.pid == getpid())
-        return CUDA_ERROR_INVALID_CONTEXT; /* a process cannot open its own */
+        return CUDA_ERROR_INVALID_CONTEXT; /* a process cannot open its own handle */
     pthread_mutex_lock(&mutex);
     CUresult r = CUDA_ERROR_INVALID_VALUE;
     struct shared *s = shared;
@@ -378,7 +378,7 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     return !s ? CUDA_ERROR_INVALID_VALUE : last ? heap_free(address) : CUDA_SUCCESS;
 }
 
-/* The file below an allocation that goes. */
+/* Closes the file of an allocation that is freed. */
 void ipc_forget(uint64_t address) {
     pthread_mutex_lock(&mutex);
     for (struct shared **p = &shared; *p; p = &(*p)->next)
@@ -392,7 +392,7 @@ void ipc_forget(uint64_t address) {
     pthread_mutex_unlock(&mutex);
 }
 
-/* --- external memory: another maker's file (a Vulkan allocation, say), not booked --- */
+/* --- external memory: another API's file, such as a Vulkan allocation; it does not count --- */
 
 struct external {
     int fd;
@@ -425,7 +425,7 @@ API CUresult cuImportExternalMemory(struct external **out, const struct external
     struct external *e = calloc(1, sizeof *e);
     if (!e)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *e = (struct external){desc->handle.fd, desc->size}; /* the descriptor is the driver's from now on */
+    *e = (struct external){desc->handle.fd, desc->size}; /* the driver owns the descriptor now */
     *out = e;
     return CUDA_SUCCESS;
 }

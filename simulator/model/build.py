@@ -5,7 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SHIM = HERE.parent.parent / "oci_hook" / "shim"
-SOURCES = ("main.c", "sim.c", "standin.c", "gpu.c", "rng.c")
+SOURCES = ("main.c", "sim.c", "shim.c", "gpu.c", "rng.c")
 DECISION = ("gate/decide.c", "gate/decide.h", "pages/arithmetic.h", "pages/gpu_view.h")
 # No fused multiply-add: the same scenario and seed give the same figures on every machine.
 FLAGS = (

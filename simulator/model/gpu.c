@@ -72,7 +72,7 @@ static unsigned next_with_work(const struct gpu *gpu) {
     return gpu->current;
 }
 
-/* The slice timer runs on while nobody else wants the GPU: only its phase matters. */
+/* The slice timer keeps running while no other context wants the GPU; later only its phase counts. */
 static void renew_slice(struct gpu *gpu, uint64_t now) {
     if (gpu->slice_end <= now)
         gpu->slice_end += ((now - gpu->slice_end) / gpu->slice + 1) * gpu->slice;
@@ -88,7 +88,8 @@ static void run(struct gpu *gpu, uint64_t now) {
     struct kernel *k = front(gpu, gpu->current);
     if (!k->began) {
         k->began = now;
-        k->clean = gpu->context[gpu->current].clear_from <= now; /* judged now: long ones are cut short more often */
+        k->clean = gpu->context[gpu->current].clear_from <=
+                   now; /* decided at its begin: others would interrupt long kernels more often */
         k->shared = gpu_shared(gpu, gpu->current, now);
     }
     gpu->phase = GPU_RUN;
@@ -141,7 +142,7 @@ void gpu_step(struct gpu *gpu) {
         gpu->slice_end = now + gpu->slice;
         if (gpu->work >> i & 1) {
             run(gpu, now);
-        } else if (gpu->work) { /* its process died meanwhile */
+        } else if (gpu->work) { /* its process exited during the switch */
             switch_away(gpu, gpu->switch_idle, now);
         } else {
             gpu->phase = GPU_IDLE;

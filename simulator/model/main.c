@@ -1,10 +1,10 @@
-/* share-model: scenarios on standard input, one JSON object per scenario on standard output. Simulated figures.
+/* share-model: reads scenarios from standard input, prints one JSON object per scenario. All figures are simulated.
  *
- *   set KEY VALUE        a figure of the GPU, the laws or the run; times in ns
- *   tenant KEY=VALUE ... a tenant; kernel= host= rare= gap= period= on= off= linger= in ns, cap= in ppm
- *   run NAME             each tenant alone (native), then all together; ends the scenario, `set` lines stay
- *   trial NAME           all together only
- *   clear                back to the defaults
+ *   set KEY VALUE        sets a constant of the GPU, the laws or the run; times in ns
+ *   tenant KEY=VALUE ... adds a tenant; kernel= host= rare= gap= period= on= off= linger= in ns, cap= in ppm
+ *   run NAME             runs each tenant alone (native), then all together; ends the scenario and keeps what was set
+ *   trial NAME           runs all together only
+ *   clear                sets all back to the defaults
  */
 #include <errno.h>
 #include <inttypes.h>

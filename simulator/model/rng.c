@@ -12,7 +12,7 @@ uint64_t rng_next(struct rng *rng) { /* splitmix64 */
 double rng_unit(struct rng *rng) { return (double)(rng_next(rng) >> 11) * 0x1p-53; }
 
 static double exp_(double x) {
-    /* Halve into the range where twelve terms of the series are exact to a double, then square back. */
+    /* Halves x into the range where twelve terms of the series are exact to a double, then squares the result. */
     int halvings = 0;
     while (x > 0.25 || x < -0.25) {
         x /= 2;
@@ -26,7 +26,7 @@ static double exp_(double x) {
     return sum;
 }
 
-static double log_(double x) { /* Newton on exp_, from a start good to a factor */
+static double log_(double x) { /* by Newton's method on exp_, from a rough start */
     double y = 0;
     while (x > 1.5) {
         x /= 2;
@@ -44,7 +44,7 @@ static double log_(double x) { /* Newton on exp_, from a start good to a factor 
 
 double rng_exponential(struct rng *rng) { return -log_(1 - rng_unit(rng)); }
 
-/* Area below the normal density, by its series (all terms positive; |x| <= 5). */
+/* The normal distribution function, by a series whose terms are all positive; |x| <= 5. */
 static double normal_below(double x) {
     double sum = x, term = x;
     for (int i = 1; i < 120 && term * term > 1e-28; i++)
@@ -52,7 +52,7 @@ static double normal_below(double x) {
     return 0.5 + sum * exp_(-x * x / 2) * 0.39894228040143268;
 }
 
-/* Normal quantiles at the middles of equal steps: Newton, each from its neighbour nearer the middle. */
+/* Normal quantiles at the middles of equal steps, by Newton's method; each starts from its neighbour towards 0.5. */
 static void normal_quantiles(double *q) {
     double x = 0;
     for (int i = LOGNORMAL_STEPS / 2; i < LOGNORMAL_STEPS; i++) {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "standin.h"
+#include "shim.h"
 
 static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
@@ -139,7 +139,7 @@ static void note_submission(struct sim *sim, unsigned i) {
                 samples_add(&sim->release, took);
                 uint64_t due = max64(sim->high_idle + linger, sim->low_ended);
                 const struct tenant *t = &sim->tenant[i];
-                int served = (sim->gpu.work & sim->low) != 0; /* low work is on the GPU: released already */
+                int served = (sim->gpu.work & sim->low) != 0; /* low work is on the GPU, so it was released already */
                 if (!served && t->state == GATE && t->held_from <= due && t->waited != GH_CAPPED &&
                     sim->now > due + GH_MS)
                     sim->violations.late_release++;
@@ -161,7 +161,7 @@ static void launch(struct sim *sim, unsigned i) {
         return;
     }
     int go = t->program.lie                 ? 1
-             : sim->config.policy == LEDGER ? standin_gate(sim, i, first)
+             : sim->config.policy == LEDGER ? shim_gate(sim, i, first)
              : sim->config.policy == STRICT ? strict_gate(sim, i)
                                             : 1;
     if (!go) {
@@ -171,7 +171,7 @@ static void launch(struct sim *sim, unsigned i) {
     if (t->state == GATE && measured(sim))
         t->longest_hold = max64(t->longest_hold, sim->now - t->held_from);
     if (sim->config.policy != NATIVE && !t->program.lie)
-        standin_submitted(sim, i);
+        shim_submitted(sim, i);
     note_submission(sim, i);
     gpu_submit(&sim->gpu, i, t->duration, t->key, sim->now);
     t->submitted++;
@@ -196,7 +196,7 @@ static void host(struct sim *sim, unsigned i) {
     case GATE: launch(sim, i); break;
     case SYNCED:
         if (sim->config.policy != NATIVE && !sim->tenant[i].program.lie)
-            standin_poll(sim, i);
+            shim_poll(sim, i);
         after_burst(sim, i);
         break;
     default: break;
@@ -258,7 +258,7 @@ static void fault(struct sim *sim) {
     sim->victim = victim;
     if (c->fault == KILL) {
         gpu_destroy(&sim->gpu, victim, sim->now);
-        sim->published.slot[victim].dead = 1;
+        sim->published.slot[victim].ended = 1;
         t->state = GONE;
         t->at = t->pacer = NEVER;
     } else {
@@ -266,7 +266,7 @@ static void fault(struct sim *sim) {
     }
 }
 
-/* Somebody is kept from submitting by his equals while the GPU has nothing to do. */
+/* Measures how long tenants wait at the gate while the GPU is idle; waits for a freeze or a cap do not count. */
 static void watch_progress(struct sim *sim) {
     int stalled = 0;
     if (!sim->gpu.work)
@@ -283,8 +283,8 @@ static void watch_progress(struct sim *sim) {
     }
 }
 
-/* Invariant I8 on the grid of windows: what is charged in any L >= 100 ms is at most cap x L + savings + window +
- * kernel; what is executed may lag behind its charge, so that cap x (these three) more can fall into the same L. */
+/* Invariant I8, checked on the grid of windows: the charge in any time L >= 100 ms is at most cap x L + savings + window
+ * + kernel. Execution may lag behind its charge, so cap x (savings + window + kernel) more can fall into the same L. */
 static int cap_exceeded(const struct sim *sim, unsigned i) {
     const struct tenant *t = &sim->tenant[i];
     if (!sim->config.share[i].cap || sim->config.policy != LEDGER || sim->config.charge != EXACT)
@@ -328,7 +328,7 @@ void sim_run(struct sim *sim, const struct config *config) {
     sim->lease.owner = GH_SLOTS;
     sim->victim = GH_SLOTS;
     sim->takeover = NEVER;
-    uint64_t start = 10 * GH_MS; /* slots use 0 for "never" */
+    uint64_t start = 10 * GH_MS; /* not 0, which means "never" in a slot */
     for (unsigned i = 0; i < config->count; i++) {
         struct tenant *t = &sim->tenant[i];
         t->program = config->program[i];
@@ -381,7 +381,7 @@ void sim_run(struct sim *sim, const struct config *config) {
         if (who == config->count)
             gpu_step(&sim->gpu);
         else if (pacer)
-            standin_pacer(sim, who);
+            shim_pacer(sim, who);
         else
             host(sim, who);
         watch_progress(sim);

@@ -1,4 +1,4 @@
-/* Tenants on one GPU in virtual time: the programs, the shim around decide(), two baselines. */
+/* Tenants on one GPU in virtual time: their programs, the shim around decide(), and two baselines. */
 #ifndef GPU_HOOK_MODEL_SIM_H
 #define GPU_HOOK_MODEL_SIM_H
 
@@ -12,20 +12,21 @@ enum policy { NATIVE, STRICT, LEDGER };
 enum charge { EXACT, SPLIT, LEARNED };
 enum gap_kind { GAP_FIXED, GAP_UNIFORM, GAP_EXPONENTIAL };
 
-/* A tenant that does not play by the rules: without gates and silent; the same and claiming all; claiming all, idle. */
+/* Tenants that break the rules. BYPASS: launches without the gate and publishes nothing. GREEDY: the same, and claims
+ * tenure for ever. GHOST: claims tenure for ever and does nothing. */
 enum lie { HONEST, BYPASS, GREEDY, GHOST };
 
-/* What a tenant's program does, for ever: `count` kernels, then perhaps a synchronise, then a gap. */
+/* What a tenant's program repeats: `count` kernels, then a synchronise if `sync`, then a gap. */
 struct program {
-    uint64_t count, kernel, host; /* kernels per burst, mean ns each, host ns per launch */
-    double sigma;                 /* of ln(duration) */
-    uint64_t rare, rare_ppm;      /* a kernel of another length, ns, and how often */
+    uint64_t count, kernel, host; /* kernels per burst; mean ns of each; host ns per launch */
+    double sigma;                 /* standard deviation of ln(duration) */
+    uint64_t rare, rare_ppm;      /* ns of a rare kernel of another length; how often it comes */
     int sync;
     uint64_t gap;    /* ns after a burst */
     uint64_t period; /* open loop: mean ns between requests, instead of a gap */
     enum gap_kind spread;
     enum lie lie;
-    uint64_t begin;   /* starts so late */
+    uint64_t begin;   /* when it starts, ns */
     uint64_t on, off; /* runs in the first `on` of each on + off */
 };
 
@@ -39,7 +40,7 @@ struct config {
     struct gh_rules rules;
     uint32_t kappa;
     uint64_t strict_quantum;
-    enum fault fault; /* of whoever has the tenure then */
+    enum fault fault; /* happens to the tenant that has the tenure at fault_at */
     uint64_t fault_at, fault_for;
     unsigned count;
     struct program program[MAX_TENANTS];
@@ -61,21 +62,21 @@ struct tenant {
     struct rng rng;
     const double *durations;
     enum host_state state;
-    uint64_t at; /* next thing the host does, NEVER while it waits for the GPU */
+    uint64_t at; /* when the host acts next; NEVER while it waits for the GPU */
     uint64_t left, duration, asked, next_request;
     uint32_t key;
 
-    struct gh_own own;      /* what the shim keeps */
-    struct gh_gpu view;     /* and what it has read */
-    uint64_t viewed, pacer; /* when; next pacer step or NEVER */
-    unsigned waits_on;      /* slot, or GH_SLOTS */
-    uint8_t mode, waited;   /* of the last decision, of the last one that was to wait */
+    struct gh_own own;      /* what the shim keeps of its own tenant */
+    struct gh_gpu view;     /* what the shim last read of all slots */
+    uint64_t viewed, pacer; /* when it read `view`; time of the next pacer step, or NEVER */
+    unsigned waits_on;      /* the slot it waits for; GH_SLOTS: none */
+    uint8_t mode, waited;   /* of the last decision; of the last one that was to wait */
     struct gh_cost cost[2];
     uint64_t estimate[QUEUE_SIZE], charged_completed, charged_shared;
     struct gh_gaps gaps;
-    int tenure; /* has it; counters at its begin: */
+    int tenure; /* whether it has the tenure; and counters when that began: */
     uint64_t tenure_clear, tenure_pending;
-    uint64_t stopped_until; /* SIGSTOP: nothing of it runs before */
+    uint64_t stopped_until; /* after a SIGSTOP: nothing of it runs before this time */
 
     uint64_t submitted, charged, requests; /* results */
     uint64_t completed0, executed0, charged0;
@@ -83,41 +84,41 @@ struct tenant {
     uint64_t window[WINDOWS], longest_hold, held_from, longest_kernel;
 };
 
-/* What must never happen, counted. */
+/* How often things happened that must never happen. */
 struct violations {
     uint64_t v_went_back, late_low_submit, late_release, no_progress, distrust, cap_exceeded;
 };
 
 struct sim {
     struct config config;
-    struct gh_gpu published; /* as published */
+    struct gh_gpu published; /* the slots as their owners wrote them */
     uint64_t now;
-    struct { /* strict lease */
+    struct { /* of the strict lease */
         unsigned owner;
         uint64_t end;
         int draining;
         unsigned queue[MAX_TENANTS], waiting;
     } lease;
     unsigned victim;
-    uint64_t takeover; /* fault to the next submission of another tenant, NEVER without */
+    uint64_t takeover; /* from the fault to another tenant's next submission; NEVER: none */
     uint64_t stalled_from, longest_stall;
-    /* Seen from the high class: */
-    uint64_t high_from, high_idle; /* its request began, its work ended; 0 when not so */
+    /* From the highest class's view: */
+    uint64_t high_from, high_idle; /* when its request began; when its work ended; 0: it did not */
     int low_gone;
     uint64_t low_ended;
     struct samples low_free, release;
     struct violations violations;
-    uint64_t events, low; /* counted; mask of tenants below the highest class */
-    struct gpu gpu;       /* these two last: only tenants in use are cleared */
+    uint64_t events, low; /* number of events; mask of the tenants below the highest class */
+    struct gpu gpu;       /* the last two fields: only tenants in use are cleared */
     struct tenant tenant[MAX_TENANTS];
 };
 
-/* Runs config into sim (which the caller allocates; released by sim_release). */
+/* Runs `config` in `sim`, which the caller allocates and sim_release() frees. */
 void sim_run(struct sim *sim, const struct config *config);
 void sim_release(struct sim *sim);
 void config_default(struct config *config);
 void samples_add(struct samples *samples, uint64_t value);
-/* ppm-th sample, 0 without samples; sorts. */
+/* The sample below which `ppm` of all are; 0 without samples. Sorts them. */
 uint64_t samples_at(struct samples *samples, uint64_t ppm);
 
 #endif

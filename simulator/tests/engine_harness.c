@@ -1,4 +1,4 @@
-/* The engine for tests, on memory of its own: works submitted for a slot at a time, done times read back. */
+/* The engine for tests, on private memory: tests submit works with a time and read when they were done. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ struct bench *bench_new(uint64_t slice, uint64_t loaded, uint64_t idle) {
     b->file.head.sm_count = 100;
     atomic_store(&b->file.head.groups, 16);
     atomic_store(&b->file.head.queues, 32);
-    for (unsigned i = 0; i < 32; i++) { /* two channels for each of 16 contexts, of a process each */
+    for (unsigned i = 0; i < 32; i++) { /* 16 contexts of one process each, with two channels each */
         atomic_store(&b->file.queue[i].owner, i / 2 + 1);
         atomic_store(&b->file.group[i / 2].owner, i / 2 + 1);
         b->file.queue[i].group = i / 2;
@@ -51,7 +51,7 @@ void bench_advance(struct bench *b, uint64_t now) {
     }
 }
 
-/* When this work will be done, if nothing else comes; at most `end`. */
+/* When this work will be done if nothing else is submitted; at most `end`. */
 uint64_t bench_foresee(struct bench *b, uint64_t end, int queue, uint64_t seq) {
     struct gpu_state s = b->state;
     engine_run_until(&b->file, &s, end, queue, seq);

@@ -175,7 +175,7 @@ def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None
         def gpu(id: str) -> Any:
             return agent.container(id)["gpus"][0]
 
-        wait_for(lambda: all(gpu(id)["share"] and gpu(id)["gate"]["launches"] > 0 for id in ids))
+        wait_for(lambda: all(gpu(id)["compute_used"] and gpu(id)["gate"]["launches"] > 0 for id in ids))
         text = agent.get("/metrics").decode()
         assert "gpu_hook_container_compute_charged_seconds_total{" in text and 'mode="' in text
         settings = load(str(stage.prefix))
@@ -198,14 +198,14 @@ PAST_THE_GATE = (
 
 
 def watch(agent: Agent, ids: list[str], seconds: float) -> list[tuple[float, float]]:
-    """(NVML's utilisation by the container's processes on average, its share error at the end)."""
+    """(NVML's utilization by the container's processes on average, its shortfall at the end)."""
     seen: list[dict[float, int]] = [{} for _ in ids]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         node = agent.node()
         for id, one in zip(ids, seen, strict=True):
             gpu = next(c for c in node["containers"] if c["id"] == id)["gpus"][0]
-            one[node["at"]] = gpu["busy"] or 0
+            one[node["at"]] = gpu["utilization"] or 0
         time.sleep(0.1)
     return [
         (sum(one.values()) / len(one), agent.container(id)["gpus"][0]["compute_shortfall"])
@@ -213,7 +213,7 @@ def watch(agent: Agent, ids: list[str], seconds: float) -> list[tuple[float, flo
     ]
 
 
-def test_share_errors_are_what_the_gpu_saw(stage: Stage, root: Path) -> None:
+def test_the_shortfall_is_what_the_gpu_saw(stage: Stage, root: Path) -> None:
     """Two that keep to the gate; then one beside them that passes it by, and takes from both."""
     ask = {**SHARE, "gpu-hook.io/policy": "burst-share"}
     guarantees = (60, 30)
@@ -415,7 +415,7 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
             with monkeypatch.context() as patch:
                 patch.setattr(agent_check, "__version__", "9.9")
                 (old,) = said("warn")
-                assert "this is 9.9" in old["message"] and "gpu-hook" in old["fix"]
+                assert "the install is 9.9" in old["message"] and "gpu-hook" in old["fix"]
             agent.process.send_signal(signal.SIGSTOP)
             (silent,) = said("warn")
             agent.process.send_signal(signal.SIGCONT)

@@ -6,7 +6,8 @@ from oci_hook.agent.audit import Auditor, Process, Seen, Verdict
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.terms import Terms
-from oci_hook.observe.account import MIB, Usage
+from oci_hook.core.units import MIB
+from oci_hook.observe.account import Usage
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -99,7 +100,7 @@ def load(*busy: tuple[int, int]) -> dict[str, GpuSample]:
 def capped(percent: int, policy: str = "fixed-share", frozen: int = 0) -> Grant:
     share = Share(GPU, 1000, percent, slot=1)
     who = Identity("/", "a", "/")
-    return Grant("a", who, Life("b", init=(1, 2)), (share,), terms=Terms(policy=policy), frozen=frozen)
+    return Grant("a", who, Life("b", init=(1, 2)), (share,), Terms(policy), frozen=frozen)
 
 
 def loaded(case: Case, *busy: int, gated: bool = True) -> Verdict:

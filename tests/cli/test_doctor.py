@@ -27,7 +27,7 @@ from oci_hook.linux.proc import boot_id, process_life
 from tests.conftest import REPO
 from tests.gate.gpus import until
 
-Finding = dict[str, str]
+CheckResult = dict[str, str]
 
 
 class Node:
@@ -49,15 +49,15 @@ class Node:
         assert result.exit_code == 0, result.output
         return result.output
 
-    def doctor(self) -> tuple[int, list[Finding]]:
+    def doctor(self) -> tuple[int, list[CheckResult]]:
         args = ["doctor", "--json", "--prefix", str(self.prefix), "--host-root", str(self.root)]
         result = CliRunner().invoke(cli, args, catch_exceptions=False)
         return result.exit_code, json.loads(result.output)["findings"]
 
-    def wrong(self) -> list[Finding]:
+    def wrong(self) -> list[CheckResult]:
         return [f for f in self.doctor()[1] if f["state"] in ("warn", "fail")]
 
-    def fix(self, finding: Finding) -> None:
+    def fix(self, finding: CheckResult) -> None:
         """Run the command that it prints, as a user does."""
         folder = self.prefix.parent / "bin"
         folder.mkdir(exist_ok=True)

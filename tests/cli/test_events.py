@@ -20,7 +20,7 @@ def test_each_kind_has_its_line(install: Install) -> None:
     events.changed(str(install.state), grant, grant.replace(shares=(Share("GPU-0", 2048, 30),)))
     events.record(str(install.state), "new-kind", id="one", detail=7)
     lines = install.text("events").splitlines()
-    assert lines[0].endswith("  granted   ml/p/c  GPU-0: 4Gi, compute 30% (took 12.5 ms)")
+    assert lines[0].endswith("  granted          ml/p/c  GPU-0: 4Gi, compute 30% (took 12.5 ms)")
     assert lines[1].endswith("ml/p/c  GPU-0: memory 4096 MiB -> 2048 MiB")
     assert lines[2].endswith("  one  detail 7")
 

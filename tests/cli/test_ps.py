@@ -14,6 +14,7 @@ import pytest
 
 from oci_hook.cli import ps
 from oci_hook.core.grant import Grant, Life, Share
+from oci_hook.core.units import MIB
 from oci_hook.linux.mount import mountinfo
 from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe import account as used
@@ -144,10 +145,10 @@ def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
     data = bytearray(used.SIZE)
     used.HEAD.pack_into(data, 0, used.MAGIC, used.VERSION)
     for i, mib in enumerate(totals_mib):
-        value = int(mib * used.MIB) // used.UNIT
+        value = int(mib * MIB) // used.UNIT
         words = value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0, int(idle_mib > 0)
         used.GPU.pack_into(data, used.GPUS_OFFSET + used.GPU.size * i, *words)
-        spare = (idle_mib * used.MIB // used.UNIT) << used.SPARE_SHIFT | 11
+        spare = (idle_mib * MIB // used.UNIT) << used.FREE_SHIFT | 11
         struct.pack_into("<Q", data, used.FREE_CACHES_OFFSET + 8 * (used.MOST_GPUS * 3 + i), spare)
     return bytes(data)
 
@@ -327,7 +328,7 @@ def test_the_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         3 * struct.calcsize("<Q"),
         used.FREE_CACHES_OFFSET,
         used.MOST_GPUS,
-        used.SPARE_SHIFT,
+        used.FREE_SHIFT,
     ]
 
 

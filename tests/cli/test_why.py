@@ -1,4 +1,4 @@
-"""`why` and `events` without an agent: what the ledger, the books and the event log tell."""
+"""`why` and `events` without an agent: from the ledger, account pages and the event log."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from oci_hook.cli import why
 from oci_hook.core.grant import Identity, Share
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import NoRoomError
@@ -120,3 +121,19 @@ def test_events_as_they_come(install: Install) -> None:
             assert told == [f"n{n}" for n in range(300)]  # nothing lost, nothing twice
         finally:
             p.kill()
+
+
+def test_what_stopped_a_container() -> None:
+    killed = "the agent killed it: over-memory on GPU-0: e"
+    frozen = killed.replace("killed", "froze")
+
+    def said(state: str, agent: str = "", since: int | None = None) -> str:
+        return "; ".join(why.by_state({"state": state, "frozen_since": since}, agent))
+
+    assert said("running") == said("running", frozen) == ""  # it was resumed
+    assert said("frozen", since=1) == time.strftime(
+        "it is frozen since %H:%M:%S; `gpu-hook resume` continues it", time.localtime(1)
+    )
+    assert said("frozen", frozen) == said("paused", frozen) == f"{frozen}; `runc resume` continues it"
+    assert said("killed", killed) == killed and said("killed") == "the agent killed it"
+    assert said("paused").startswith("it is paused by its engine or runtime; unpause it there")

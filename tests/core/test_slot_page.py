@@ -43,8 +43,10 @@ def made(**words: int) -> bytes:
         *(slot_page.MAGIC, slot_page.VERSION, head.get("top", 2), 1, 0, 0, 5, n["charged"], *[0] * 8, 0, 0),
         *(n["mode"], n["by"], n["counts"], n["since"], n["bound"], 0, n["wanted"], 0, n["waited"], *range(16)),
     )
-    subs = slot_page.SUB.pack(1, 100, 90, 0, 0, 0, 2, 77, 3, 0) + slot_page.SUB.pack(0, 50, 50, 0, 0, 0, 9, 78, 0, 0)
-    return (page.ljust(slot_page.SUB_OFFSET, b"\0") + subs).ljust(SLOT_FILE_SIZE, b"\0")
+    processes = slot_page.PROCESS.pack(1, 100, 90, 0, 0, 0, 2, 77, 3, 0) + slot_page.PROCESS.pack(
+        0, 50, 50, 0, 0, 0, 9, 78, 0, 0
+    )
+    return (page.ljust(slot_page.PROCESS_OFFSET, b"\0") + processes).ljust(SLOT_FILE_SIZE, b"\0")
 
 
 def test_python_reads_what_c_wrote(tmp_path: Path) -> None:
@@ -53,8 +55,12 @@ def test_python_reads_what_c_wrote(tmp_path: Path) -> None:
     subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "writer", tmp_path / "writer.c"], check=True)
     done = subprocess.run([tmp_path / "writer"], check=True, capture_output=True)
     assert parse(done.stdout) == GATE == parse(made())
-    subs, first, drain = map(int, done.stderr.split())
-    assert (subs, first / 1e9, drain) == (slot_page.SUBS, slot_page.WAIT_BOUNDS[0], slot_page.MODES.index("drain"))
+    processes, first, drain = map(int, done.stderr.split())
+    assert (processes, first / 1e9, drain) == (
+        slot_page.PROCESSES,
+        slot_page.WAIT_BOUNDS[0],
+        slot_page.MODES.index("drain"),
+    )
 
 
 def test_times_are_this_machines() -> None:

@@ -187,9 +187,9 @@ static void dead_or_silent_primary_loses_its_tenure(void) {
     tenant(1, 1, 100);
     claim(0, 1, now - GH_MS, 10 * GH_MS);
     MUST(!ask(1).go);
-    gpu.slot[0].dead = 1;
+    gpu.slot[0].ended = 1;
     MUST(ask(1).go);
-    gpu.slot[0].dead = 0;
+    gpu.slot[0].ended = 0;
     gpu.slot[0].heartbeat = gpu.slot[0].done_at = now - 3 * GH_MS;
     struct gh_decision d = ask(1);
     MUST(d.go && d.claim && d.epoch == 2);

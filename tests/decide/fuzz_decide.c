@@ -79,7 +79,7 @@ static void hostile_slot(struct gh_slot *s, uint64_t now) {
         .linger = (uint32_t)draw(),
         .held = (uint8_t)below(2),
         .saturated = (uint8_t)below(2),
-        .dead = below(8) == 0,
+        .ended = below(8) == 0,
     };
     s->end = below(4) ? s->start + below(30 * GH_MS) : draw();
 }
@@ -151,7 +151,7 @@ static void any_neighbours(void) {
         };
         hostile_slot(&gpu.slot[i], now);
     }
-    gpu.slot[me].dead = 0;
+    gpu.slot[me].ended = 0;
     struct gh_own own = own_of(now, 1);
     uint64_t cost = below(4) ? below(GH_MS) : below(2) ? GH_COST_UNKNOWN : draw();
     memcpy(&copy, &gpu, sizeof gpu); /* the bytes between its fields, too */
@@ -186,7 +186,7 @@ static void any_neighbours(void) {
             higher += gpu.share[i].class_ > gpu.share[me].class_;
             lower += gpu.share[i].class_ < gpu.share[me].class_;
             equals += gpu.share[i].class_ == gpu.share[me].class_;
-            int working = s->launched != s->done && !s->dead && s->heartbeat <= now &&
+            int working = s->launched != s->done && !s->ended && s->heartbeat <= now &&
                           now - s->heartbeat < 50 * GH_MS && s->done_at <= now && now - s->done_at < GH_S;
             if (working && gpu.share[i].class_ > gpu.share[me].class_)
                 CHECK(12, !d.go); /* I9 */

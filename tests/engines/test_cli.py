@@ -68,13 +68,13 @@ def test_uninstall_leaves_no_simulated_gpu_no_event_and_no_lock(machine: Machine
     with lock.open() as agent:
         fcntl.flock(agent, fcntl.LOCK_EX)
         output = machine.run("uninstall")
-        assert f"its agent still runs: `kill {os.getpid()}`" in output and "not ours" not in output
+        assert f"its agent still runs; stop it by `kill {os.getpid()}`" in output and "stays, since it" not in output
         assert os.listdir(machine.state) == ["agent.lock"] and not machine.prefix.exists()
     machine.run("install")
     CliRunner().invoke(cli, ["sim", "up", "--prefix", str(machine.prefix)], catch_exceptions=False)
     (machine.prefix / "etc/state_dir").unlink()
     output = machine.run("uninstall")
-    assert "its state directory stays" in output and "not ours" not in output and not machine.prefix.exists()
+    assert "its state directory stays" in output and "stays, since it" not in output and not machine.prefix.exists()
     machine.run("install")
     machine.run("uninstall")
     assert not machine.prefix.exists() and not (tmp_path / "lock").exists()

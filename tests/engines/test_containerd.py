@@ -180,7 +180,7 @@ def test_two_containers_of_a_pod_have_limits_of_their_own(containerd: Containerd
     box.saw_its_share(containerd.look(trainer), 2048)
     who = {grant["name"]: grant for grant in containerd.place.grants()}
     assert set(who) == {"server", "trainer"}
-    expected = {"engine": "containerd", "namespace": "default", "pod": "pod", "pod_uid": "uid-0", "container": server}
+    expected = {"engine": "containerd", "namespace": "default", "pod": "pod", "pod_uid": "uid-0", "id": server}
     assert {key: who["server"][key] for key in expected} == expected
 
 

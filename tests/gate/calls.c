@@ -2,8 +2,8 @@
  *
  *   calls MICROSECONDS
  *
- * Prints "launched NANOSECONDS COUNT" for the clock and the first thread's launches, and "CALL NANOSECONDS MICROSECONDS"
- * for the clock and how long the call took, over and over. Ends when its input does. */
+ * Prints "launched NANOSECONDS COUNT" for the clock and the first thread's launches, and
+ * "CALL NANOSECONDS MICROSECONDS" for the clock and how long the call took, over and over. Ends when its input does. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-/* When cost.c measures, and what it makes of kernels whose time depends on others. Silent when all is as it should be. */
+/* When cost.c measures, and what it learns of kernels whose time depends on others. Prints nothing if all is right. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -22,30 +22,30 @@ static uint64_t beside(struct cost *c, uint64_t us, uint64_t contexts) {
 int main(void) {
     struct cost c = {0};
 
-    /* Steady times, and slices of others in between: no. */
+    /* Not elastic: steady times, with time slices of others in between. */
     for (int i = 0; i < 200; i++) {
         CHECK(alone(&c, 20 + (uint64_t)i % 3) < 30 * GH_US);
         CHECK(beside(&c, i % 10 ? 21 : 1060, 2) < 30 * GH_US);
         CHECK(!cost_elastic(&c) && waited == 0);
     }
     CHECK(cost_estimate(&c) > 15 * GH_US && cost_estimate(&c) < 30 * GH_US);
-    /* Nor times that are merely uneven: log-normal, sigma about 0.5. */
+    /* Not elastic: times that are only uneven, log-normal with sigma of about 0.5. */
     static const uint64_t uneven[] = {30, 41, 50, 58, 66, 75, 85, 97, 112, 136, 190};
     struct cost u = {0};
     for (uint64_t i = 0; i < 3000; i++) {
         alone(&u, uneven[i * i * 7 % 11]);
         CHECK(!cost_elastic(&u));
     }
-    /* Nor one key for kernels of all sizes, none of which is long. */
+    /* Not elastic: one key for kernels of all sizes, none of which is long. */
     u = (struct cost){0};
     for (uint64_t i = 0; i < 3000; i++) {
         alone(&u, i % 10 ? 20 : 1000);
         CHECK(!cost_elastic(&u));
     }
-    /* So long no slice takes: charged as measured, even before it is known as elastic. */
+    /* No time slice is so long: charged as measured, even before the key is known to be elastic. */
     CHECK(beside(&c, 40000, 2) == 20 * GH_MS);
 
-    /* One in four waits: elastic, charged as measured. */
+    /* Elastic, charged as measured: one launch in four waits. */
     c = (struct cost){0};
     for (uint64_t i = 0; i < 40; i++)
         alone(&c, i % 4 ? 20 : 10000);
@@ -54,7 +54,7 @@ int main(void) {
     CHECK(alone(&c, 10000) == 10 * GH_MS && waited == 0);
     CHECK(alone(&c, 20) == 20 * GH_US);
     CHECK(beside(&c, 1000, 2) == 500 * GH_US);
-    /* It may come to rest. */
+    /* A key can stop being elastic. */
     for (int i = 0; i < 2000; i++)
         alone(&c, 20);
     CHECK(!cost_elastic(&c));
@@ -74,7 +74,7 @@ int main(void) {
     for (int i = 1; i < 320; i++)
         CHECK(cost_due(&c, false) == (i % 32 == 0));
 
-    /* By its name, from the first launch on; what it waited is told apart. */
+    /* A collective by its name, from the first launch on; its wait is reported apart. */
     c = (struct cost){.collective = true};
     CHECK(cost_elastic(&c) && cost_estimate(&c) < GH_MS);
     CHECK(alone(&c, 500000) == 500 * GH_MS && waited > 499 * GH_MS);
@@ -84,7 +84,7 @@ int main(void) {
     CHECK(cost_is_collective("void vllm::cross_device_reduce_1stage<float, 2>"));
     CHECK(!cost_is_collective("ampere_sgemm_128x64_tn") && !cost_is_collective(""));
 
-    /* No cap makes anybody wait for longer than ten seconds. */
+    /* No wait at a cap is longer than ten seconds. */
     uint64_t now = 100 * GH_S, credit = cost_take(now, 100000, 10 * GH_MS, now, 500 * (int64_t)GH_S);
     CHECK(credit == now + 10 * GH_S);
     return wrong;

@@ -1,6 +1,6 @@
-/* How often the files and locks of others are asked for, whatever that costs, and what stands in a file's place. With
- * -Wl,--wrap=syscall: system calls are counted, and questions for locks can be made slow. check_slot WHAT, in
- * GH_PRIVATE of its own. */
+/* How often slot.c opens files and tests locks of other containers, whatever that costs, and whatever is in a file's
+ * place. Linked with -Wl,--wrap=syscall: system calls are counted, and tests of locks can be made slow.
+ * check_slot WHAT, with a GH_PRIVATE of its own. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -33,7 +33,7 @@ static uint64_t now(void) {
     return (uint64_t)t.tv_sec * GH_S + (uint64_t)t.tv_nsec;
 }
 
-/* As a caller with up to five arguments leaves them in registers. */
+/* Takes the arguments as a caller with up to five of them leaves them in registers. */
 long __real_syscall(long number, long a, long b, long c, long d, long e);
 long __wrap_syscall(long number, long a, long b, long c, long d, long e);
 long __wrap_syscall(long number, long a, long b, long c, long d, long e) {
@@ -93,7 +93,7 @@ static void missing(const struct gh_rules *rules) {
     }
 }
 
-/* Of a silent neighbour: at most a hundredth of the time, and one question more. */
+/* A silent container's locks are tested for at most a hundredth of the time, and once more. */
 static void asked(const struct gh_rules *rules, uint64_t costs, uint64_t every) {
     struct slot_peer peer = {0};
     struct gh_slot_page page = {.head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 1},
@@ -106,7 +106,7 @@ static void asked(const struct gh_rules *rules, uint64_t costs, uint64_t every) 
     while (now() < until) {
         unsigned had = questions;
         look(&peer, rules);
-        HOLD(questions == had); /* the gate's lock is held there */
+        HOLD(questions == had); /* not while the gate's lock is held */
         if (!slot_may_ask(&peer))
             continue;
         struct slot_peer copy = peer;
@@ -119,7 +119,7 @@ static void asked(const struct gh_rules *rules, uint64_t costs, uint64_t every) 
     HOLD(!close(fd));
 }
 
-/* Nobody holds a lock: dead, until the next sign of life; but not where the lock is withheld. */
+/* If nobody holds a lock, the container has ended until its next sign of life; but not if its lock is withheld. */
 static void dead(const struct gh_rules *rules) {
     struct slot_peer peer = {0};
     struct gh_slot_page page = {.head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 1},
@@ -129,26 +129,26 @@ static void dead(const struct gh_rules *rules) {
         page.process[0].heartbeat++;
         page.process[0].withheld = (uint32_t)withheld;
         HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
-        HOLD(!look(&peer, rules).dead && slot_may_ask(&peer) == !withheld);
+        HOLD(!look(&peer, rules).ended && slot_may_ask(&peer) == !withheld);
         struct slot_peer copy = peer;
         slot_ask(&copy);
         if (!withheld) {
             slot_answered(&peer, &copy);
-            HOLD(look(&peer, rules).dead && !slot_may_ask(&peer));
+            HOLD(look(&peer, rules).ended && !slot_may_ask(&peer));
             page.process[0].heartbeat++;
             HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
-            slot_answered(&peer, &copy); /* late: of another sign of life */
-            HOLD(!look(&peer, rules).dead);
+            slot_answered(&peer, &copy); /* too late: it has given another sign of life */
+            HOLD(!look(&peer, rules).ended);
             copy.born++;
             slot_answered(&peer, &copy);
-            HOLD(!look(&peer, rules).dead);
+            HOLD(!look(&peer, rules).ended);
             struct timespec pause = {0, 60 * GH_MS};
             nanosleep(&pause, NULL);
         }
     }
 }
 
-/* Many strangers asleep on the own word: a hundredth of the time, as well. Few: each time. */
+/* If many threads of others sleep on our word, waking takes at most a hundredth of the time; if few, all are woken. */
 static void crowd(void) {
     struct slot_own own = {0};
     HOLD(slot_attach(&own, 0));
@@ -170,7 +170,7 @@ static void in_the_way(const char *path) {
     struct slot_own own = {0};
     HOLD(slot_attach(&own, 0));
     HOLD(own.page->head.magic == GH_SLOT_MAGIC && own.process != &own.unseen);
-    if (strcmp(path, OWN)) { /* without a lock that siblings see: the file's alone */
+    if (strcmp(path, OWN)) { /* no lock in the container's own file: only in the slot file */
         HOLD(own.file.fd && !own.process->withheld);
         return;
     }
@@ -192,7 +192,7 @@ static void in_the_way(const char *path) {
         HOLD(now() < until);
     }
     struct gh_slot_head seen;
-    int fd = open(path, O_RDWR); /* never closed: that would drop our locks */
+    int fd = open(path, O_RDWR); /* not closed, since that would drop our locks */
     HOLD(pread(fd, &seen, sizeof seen, 0) == sizeof seen);
     HOLD(seen.magic == GH_SLOT_MAGIC && seen.v == 5 * GH_S && seen.charged == 3 * GH_S && seen.top == 1);
     HOLD(own.page == at && own.process == &at->process[0] && own.process->launched == 9 && !own.process->withheld);

@@ -1,4 +1,4 @@
-"""Boxes on one simulated GPU, slowed down, so that a loaded machine of two cores is quick enough."""
+"""Boxes on one simulated GPU, slowed down so that a loaded machine with two cores keeps up."""
 
 import platform
 import subprocess
@@ -17,7 +17,7 @@ SCALE = 10
 
 
 class Place:
-    """A GPU with tenants, or several with the same ones, a box for each, and the load program."""
+    """A GPU with tenants (or several GPUs with the same tenants), a box for each tenant, and the load program."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ def place(tmp_path: Path, load: Path, shim: Path) -> Iterator[Callable[..., Plac
     def make(
         *tenants: Tenant, scale: int = SCALE, libraries: Path = shim, mib: int = 1024, more: Sequence[Any] = ()
     ) -> Place:
-        """more: of each further GPU, how it is shared by the same tenants."""
+        """more: for each further GPU, how the same tenants share it."""
         made.append(Place(tmp_path / f"gpu{len(made)}", load, libraries, list(tenants), scale, mib, list(more)))
         return made[-1]
 

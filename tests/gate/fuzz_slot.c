@@ -1,5 +1,5 @@
-/* Fuzz target: a slot file of any bytes, alone and as a neighbour of the decision. With libFuzzer as it is; with
- * -DGH_FUZZ_MAIN: `fuzz_slot SEED COUNT` makes inputs by itself, `fuzz_slot FILE` runs one. */
+/* Fuzz target: a slot file with any bytes, read alone and used in a decision. libFuzzer uses it as it is. With
+ * -DGH_FUZZ_MAIN, `fuzz_slot SEED COUNT` makes its own inputs and `fuzz_slot FILE` runs one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
         }                                                              \
     } while (0)
 
-/* What the stack held before must be in nobody's answer. */
+/* Fills the stack, which must not change any answer. */
 __attribute__((noinline)) static void leave_on_stack(int byte) {
     uint8_t junk[8192];
     memset(junk, byte, sizeof junk);
@@ -33,7 +33,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct gh_own own = {0};
     uint64_t now = 1000 * GH_S;
     unsigned contexts, again;
-    uint8_t *exact = malloc(size ? size : 1); /* so that a read beyond its end is seen */
+    uint8_t *exact = malloc(size ? size : 1); /* so that the sanitizer sees a read beyond its end */
     memcpy(exact, data, size);
     leave_on_stack(0x55);
     struct gh_slot s, same;
@@ -43,10 +43,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memset(&same, 0xaa, sizeof same);
     view(&same, exact, size, now, &again);
     free(exact);
-    HOLD(!memcmp(&s, &same, sizeof s) && contexts == again); /* I15; the struct has no padding (share_pages.h) */
+    HOLD(!memcmp(&s, &same, sizeof s) && contexts == again); /* I15; the struct has no padding (gpu_view.h) */
     HOLD(size == GH_SLOT_FILE_SIZE || (!s.heartbeat && !s.v && !contexts));
     HOLD(contexts <= GH_SLOT_PROCESSES && (contexts > 0) == (s.launched != s.done));
-    HOLD(s.duty <= GH_PPM && s.residue <= GH_SLOT_PROCESSES * GH_S && !s.dead);
+    HOLD(s.duty <= GH_PPM && s.residue <= GH_SLOT_PROCESSES * GH_S && !s.ended);
     gh_rules_default(&gpu.rules);
     gpu.present = 3;
     gpu.seen = now;

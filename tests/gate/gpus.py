@@ -96,7 +96,7 @@ class Gpu:
         self.give(policy, number)
 
     def scribble(self, data: bytes) -> None:
-        """Other bytes in the place of every GPU page."""
+        """Overwrite every GPU page with other bytes."""
         for policy, number in self.copies:
             with open(policy, "r+b") as f:
                 os.pwrite(f.fileno(), data, PAGE * (1 + number))
@@ -135,7 +135,7 @@ class Box:
             "mount -t tmpfs none /run && mkdir -p /run/gpu-hook /run/lock && "
             f'mount --rbind {self.place} /run/gpu-hook && exec "$@"'
         )
-        # Above the tests beside these: what is tried here is who has the GPU, not who has the processor.
+        # Before the tests that run beside these: they test who has the GPU, not who has the processor.
         return ["nice", "-n", "-10", "unshare", "-m", "sh", "-c", script, "sh", *argv]
 
     def env(self, **more: str) -> dict[str, str]:
@@ -186,11 +186,11 @@ class Load:
         return last[1]
 
     def waits(self) -> bool:
-        """Its thread sleeps at the gate."""
+        """Whether its thread sleeps at the gate."""
         return "futex" in Path(f"/proc/{self.process.pid}/wchan").read_text()
 
     def ready(self, timeout: float = 30) -> None:
-        """It has launched something."""
+        """Wait until it has launched something."""
         end = time.monotonic() + timeout
         while not self.points:
             assert self.process.poll() is None and time.monotonic() < end, self.said()
@@ -215,7 +215,7 @@ class Load:
 
 
 def measure(loads: list[Load], seconds: float, settle: float = 1.0) -> list[float]:
-    """Launches of each during the same span."""
+    """Launches of each program during the same time."""
     for load in loads:
         load.ready()
     time.sleep(settle)
@@ -227,7 +227,7 @@ def measure(loads: list[Load], seconds: float, settle: float = 1.0) -> list[floa
 
 
 def until(true: Callable[[], T], seconds: float = 30) -> T:
-    """Wait for it, and return it; fails when it does not come."""
+    """Wait until it is true and return it; fails if it never is."""
     end = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < end, "it did not come to pass"
@@ -251,7 +251,7 @@ def has(gpu: Gpu, load: Load, us: float, least: float, seconds: float = 1, settl
 
 
 def have(loads: list[Load], wanted: list[float], within: float, seconds: float = 2, settle: float = 1) -> None:
-    """Of all launches, these parts are theirs."""
+    """These are their parts of all launches."""
 
     def right(got: list[float]) -> bool:
         return all(abs(part - want) < within for part, want in zip(got, wanted, strict=True))
@@ -260,14 +260,14 @@ def have(loads: list[Load], wanted: list[float], within: float, seconds: float =
 
 
 def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[float]:
-    """Of all launches, those of each."""
+    """Each one's part of all launches."""
     counts = measure(loads, seconds, settle)
     assert sum(counts) > 0, [load.said() for load in loads]
     return [n / sum(counts) for n in counts]
 
 
-def sub_slots(gpu: Gpu, slot: int) -> list[tuple[int, int]]:
-    """Owner and launches of each sub-slot ever used."""
+def records(gpu: Gpu, slot: int) -> list[tuple[int, int]]:
+    """Owner and launches of each process record ever used."""
     page = gpu.slot_file(slot).read_bytes()
     (top,) = struct.unpack_from("<I", page, 12)
     return [struct.unpack_from("<QQ", page, 512 + 64 * i) for i in range(top)]

@@ -2,14 +2,18 @@
  *
  *   load WAY MICROSECONDS [BURST GAP_MICROSECONDS]
  *
- * launches kernels of that length for ever by the named route, or copies or fills a megabyte each time; with BURST so
- * many at a time, then synchronises and rests. "brief" launches three, waits for the end of its input, launches three
- * more and ends. "gpus" does the same on the second GPU at once; "contexts" and "reset" destroy the context every 20
- * launches with work in flight; "child" forks every 200, and ends with 4 when its child comes by a launch; "silent"
- * launches 300 at once, and is killed by the first system call among the last 200. The kernels of "grows" are a quarter
- * as long the first fifty times. "paced" rests after each launch for twice as long as its kernel takes a GPU that is
- * slowed down ten times, without a look whether it is done. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many kernels it has
- * launched. Ends when its input does. */
+ * launches kernels of that length for ever by the named route, or copies or fills a megabyte each time; with BURST, so
+ * many at a time, then it synchronises and rests. Every 20 ms it prints "NANOSECONDS LAUNCHES": the clock, and how many
+ * kernels it has launched. It ends when its input does. Some ways are special:
+ *
+ *   brief            launches three kernels, waits for the end of its input, launches three more and ends
+ *   gpus             launches on the second GPU as well
+ *   contexts, reset  destroys the context every 20 launches, with work in flight
+ *   child            forks every 200 launches, and ends with 4 if its child gets through a launch
+ *   silent           launches 300 at once; the first system call among the last 200 kills it
+ *   grows            its first fifty kernels are a quarter as long
+ *   paced            rests after each launch for twice as long as its kernel takes on a GPU that is slowed down ten
+ *                    times, and never looks whether the kernel is done */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -190,7 +194,7 @@ static void fork_one(void) {
         exit(4);
 }
 
-/* From here on, any system call but these is the end. The time is the simulated driver's need, where it takes one. */
+/* From here on, any other system call kills us. The simulated driver needs those for the time. */
 static void forbid(void) {
 #define ALLOW(nr) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
     struct sock_filter list[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), ALLOW(SYS_write), ALLOW(SYS_exit_group),
@@ -202,7 +206,7 @@ static void forbid(void) {
 
 static void silent(void) {
     for (int i = 0; i < 300; i++) {
-        if (i == 100) { /* everything was called once */
+        if (i == 100) { /* every function was called once */
             MUST("cuStreamSynchronize", stream);
             forbid();
         }
@@ -304,7 +308,7 @@ int main(int argc, char **argv) {
             renew(way);
         if (count % 200 == 0 && !strcmp(way, "child"))
             fork_one();
-        if (now() - began < 400000000) /* until the others are there, too: no queue that was filled while alone */
+        if (now() - began < 400000000) /* until the other programs run, too, so that no queue was filled while alone */
             MUST("cuStreamSynchronize", strcmp(way, "ptsz") ? stream : PER_THREAD);
         if (!strcmp(way, "paced"))
             usleep((useconds_t)microseconds * 20);

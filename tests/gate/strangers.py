@@ -1,4 +1,4 @@
-"""What another tenant does to a slot file that it has open read-only, or its owner with its own: locks and leases."""
+"""Locks and leases that a tenant can take on a slot file that it may read, and the owner on its own."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READ_LOCK = "fcntl.lockf(fd, fcntl.LOCK_SH)"
-# From the end on: the kernel's list is sorted, and looked through from its beginning.
+# From the end: the kernel keeps the list sorted and searches it from the beginning.
 MANY_LOCKS = "[fcntl.lockf(fd, fcntl.LOCK_EX, 1, 1000 + 2 * i) for i in range(20000, 0, -1)]"
 MANY_READ_LOCKS = "[fcntl.lockf(fd, fcntl.LOCK_SH, 1, 1000 + 2 * i) for i in range(20000, 0, -1)]"
 WRITE_LEASE = "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)"
@@ -17,7 +17,7 @@ READ_LEASE = "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)"
 
 @contextlib.contextmanager
 def holds(path: Path, what: str, write: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds it, and gives no lease back before it is killed."""
+    """A process that keeps the lock or lease until it is killed."""
     script = (
         "import fcntl, os, signal, sys\n"
         "signal.signal(signal.SIGIO, signal.SIG_IGN)\n"

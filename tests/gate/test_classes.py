@@ -1,4 +1,6 @@
-"""Suspended containers: what they can still do, what becomes of them, and who else goes on. Simulated GPU."""
+"""Containers that a higher class or a freeze keeps out: what they can still do, how they end, and which others go on.
+
+Simulated GPU."""
 
 import signal
 import time
@@ -30,13 +32,13 @@ class Calls(Load):
                 self.took.append((name, int(at), int(number)))
 
     def stands_still(self, seconds: float = 0.7) -> int:
-        """Since when nothing is launched, once that has been so for a while; 0: not yet."""
+        """Since when nothing has been launched; 0 if that is too short a time ago."""
         last = self.points[-1]
         first = next(at for at, count in self.points if count == last[1])
         return first if last[0] - first > seconds * 1e9 else 0
 
     def rounds(self, since: int) -> int:
-        """How often the last call of a round came back since then."""
+        """How often the last call of a round has returned since then."""
         return sum(name == "nvmlDeviceGetUtilizationRates" and at > since for name, at, _ in list(self.took))
 
 
@@ -72,7 +74,7 @@ def test_a_suspended_container_can_do_all_but_launch(place: Make, calls: str, by
 
 @pytest.mark.parametrize("by", ["freeze", "class"])
 def test_a_suspended_container_can_be_killed(place: Make, by: str) -> None:
-    """It dies at once, and those beside it do not notice."""
+    """It ends at once, and the others do not notice."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     gone, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
     measure([gone, other], 0.2, 0.3)
@@ -97,7 +99,7 @@ def held(p: Any, load: Load, seconds: float = 0.5) -> None:
 
 
 def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -> None:
-    """Killed while it keeps another out: the other does not wait for anything that a dead one could do."""
+    """A process is killed while it keeps another container out: that one must not wait for what only the process could do."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=1_000_000_000))
     offline = p.kernels(0, "plain", 80)
     offline.ready()
@@ -115,7 +117,7 @@ def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -
 
 
 def test_offline_work_goes_on_when_the_online_container_is_stopped(place: Make) -> None:
-    """SIGSTOP, as a debugger's: signs of life fail for 50 ms, and it is not waited for any longer."""
+    """SIGSTOP, as a debugger sends it: after 50 ms without a sign of life the others no longer wait for it."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=1_000_000))
     offline = p.kernels(0, "plain", 80)
     offline.ready()
@@ -149,7 +151,7 @@ def test_two_online_containers_compete_and_keep_offline_work_out(place: Make) ->
 
 
 def test_a_linger_of_the_gpu_page_is_kept_to(place: Make) -> None:
-    """Bursts with gaps of 60 ms of GPU time: a linger of 200 ms leaves nothing of them, one of 1 ms most."""
+    """Bursts with gaps of 60 ms of GPU time: a linger of 200 ms leaves others nothing of the gaps, one of 1 ms most."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=200_000_000))
     offline = p.kernels(0, "plain", 80)
     offline.ready()

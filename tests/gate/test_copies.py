@@ -1,4 +1,4 @@
-"""Copies and fills within the GPU: the gate sees the large ones. Simulated GPU."""
+"""Large copies and fills within the GPU pass the gate. Simulated GPU."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What launches are charged beside another tenant, by the shipped shim, against what they take. Simulated GPU."""
+"""The shipped shim charges launches beside another tenant for the GPU time that they take. Simulated GPU."""
 
 import struct
 import time
@@ -35,7 +35,7 @@ def saturated(p: Any, slot: int) -> int:
 
 
 def test_a_synchronise_per_kernel_is_charged_its_kernels(place: Make) -> None:
-    """What was learned of the first few, which were shorter, does not last; neighbours' slices are not charged."""
+    """The cost learned from the first kernels, which are shorter, does not last; time slices of others are not charged."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "grows", 80, 1, 0), p.kernels(1, "plain", 80)]
     (mine, launches), (theirs, others) = charged(p, loads, 4, 3)
@@ -46,7 +46,7 @@ def test_a_synchronise_per_kernel_is_charged_its_kernels(place: Make) -> None:
 
 
 def test_kernels_longer_than_the_window_leave_no_gaps(place: Make) -> None:
-    """Their next launch waits at the gate: that is no gap of the program's, and both tenants take turns."""
+    """While the next launch waits at the gate, the program leaves no gap of its own; both tenants take turns."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "plain", 1400), p.kernels(1, "plain", 80)]
     (mine, launches), (theirs, others) = charged(p, loads, 4, 3)

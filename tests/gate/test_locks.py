@@ -1,4 +1,4 @@
-"""Locks and leases on slot files as weapons. Simulated GPU.
+"""Attacks by locks and leases on slot files. Simulated GPU.
 
 A neighbour has the files of the others open for reading, and may put read locks and leases on them; its own it may lock
 as often as it likes.
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.slot_page import SUB, SUB_OFFSET, parse
-from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, sub_slots, until
+from oci_hook.core.slot_page import PROCESS, PROCESS_OFFSET, parse
+from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, records, until
 from tests.gate.strangers import MANY_LOCKS, MANY_READ_LOCKS, READ_LEASE, READ_LOCK, WRITE_LEASE, holds
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 
 
 def write_locked(path: Path) -> bool:
-    """Some process holds a write lock on a sub-slot's byte."""
+    """Some process holds a write lock on a process record's byte."""
     with open(path, "rb") as f:
         asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 120, 0)
         kind: int = struct.unpack_from("h", fcntl.fcntl(f, fcntl.F_GETLK, asked))[0]
@@ -31,15 +31,18 @@ def write_locked(path: Path) -> bool:
 
 
 def living(gpu: Any, slot: int) -> list[tuple[int, bool]]:
-    """pid and withheld of each sub-slot in use."""
+    """pid and withheld of each process record in use."""
     page = gpu.slot_file(slot).read_bytes()
-    subs = [SUB.unpack_from(page, SUB_OFFSET + SUB.size * i) for i in range(struct.unpack_from("<I", page, 12)[0])]
-    return [(sub[7], bool(sub[9])) for sub in subs if sub[0]]
+    processes = [
+        PROCESS.unpack_from(page, PROCESS_OFFSET + PROCESS.size * i)
+        for i in range(struct.unpack_from("<I", page, 12)[0])
+    ]
+    return [(process[7], bool(process[9])) for process in processes if process[0]]
 
 
 @pytest.mark.parametrize("what", [READ_LOCK, MANY_READ_LOCKS + "; " + READ_LOCK])
 def test_read_locks_of_others_hide_nobody(place: Make, what: str) -> None:
-    """All processes have a sub-slot each, and their shares; when the locks are gone, they have locks of their own."""
+    """Each process has a record, and its share; when the locks are gone, each has its own lock."""
     p = place(Tenant(), Tenant())
     file = p.gpu.slot_file(0)
     with holds(file, what):
@@ -49,14 +52,14 @@ def test_read_locks_of_others_hide_nobody(place: Make, what: str) -> None:
         assert [withheld for _, withheld in living(p.gpu, 0)] == [True, True] and not write_locked(file)
         loads[0].kill()
         until(lambda: loads[0].process.poll() is not None)
-        loads.append(p.kernels(0, "plain", 80))  # in the dead one's place: among siblings, locks work
+        loads.append(p.kernels(0, "plain", 80))  # in the place of the exited one: within a container, locks work
         loads[3].ready()
-        assert len(sub_slots(p.gpu, 0)) == 2
+        assert len(records(p.gpu, 0)) == 2
         have(loads[1:], [0.25, 0.5, 0.25], 0.1)
     until(lambda: write_locked(file) and not any(withheld for _, withheld in living(p.gpu, 0)))
 
 
-def test_who_is_kept_from_a_lock_is_not_taken_for_dead(place: Make) -> None:
+def test_a_process_kept_from_its_lock_is_not_taken_for_exited(place: Make) -> None:
     """An idle container of a higher class whose lock is withheld: lower ones keep to the small window beside it."""
     p = place(Tenant(cap=0.8, class_=OFFLINE), Tenant(class_=ONLINE))
     with holds(p.gpu.slot_file(1), READ_LOCK):
@@ -97,7 +100,7 @@ def test_read_locks_of_others_make_nobody_immortal(place: Make, sign: signal.Sig
 
 
 def test_a_list_of_locks_costs_its_neighbours_nothing(place: Make) -> None:
-    """The dead of a container with 20 000 ranges: who asks whether they live waits until the kernel looked through."""
+    """A container with 20 000 lock ranges has exited: testing its locks takes as long as the kernel needs to search them."""
     p = place(Tenant(cap=0.8), Tenant(), scale=1)
     honest, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
     other.ready()
@@ -108,7 +111,7 @@ def test_a_list_of_locks_costs_its_neighbours_nothing(place: Make) -> None:
 
 @pytest.mark.parametrize("lease", [WRITE_LEASE, READ_LEASE])
 def test_a_lease_on_the_own_file_keeps_nobody(place: Make, lease: str) -> None:
-    """It starts at once, and is gated; its file is opened as soon as that can be, and has what was had until then."""
+    """It starts at once and is gated. Its file is opened as soon as possible and then has what was charged until then."""
     p = place(Tenant(cap=0.5), Tenant())
     since = time.monotonic()
     with holds(p.gpu.slot_file(0), lease):
@@ -116,15 +119,15 @@ def test_a_lease_on_the_own_file_keeps_nobody(place: Make, lease: str) -> None:
         load.ready(20)  # a sleeping open waits for fs.lease-break-time, 45 s
         assert time.monotonic() - since < 20
         has(p.gpu, load, 80, 0.3)
-        if lease == READ_LEASE:  # to read behind the other would wait, too
+        if lease == READ_LEASE:  # a reader behind the other one would wait, too
             assert parse(p.gpu.slot_file(0).read_bytes()) is None
-    until(lambda: sub_slots(p.gpu, 0))
+    until(lambda: records(p.gpu, 0))
     until(lambda: parse(p.gpu.slot_file(0).read_bytes(), 1).charged > 0.1)
     have([load, p.kernels(1, "plain", 80)], [0.5, 0.5], 0.15)
 
 
 def test_a_lease_on_a_neighbours_file_is_its_own_loss(place: Make) -> None:
-    """Who cannot be read is as if it were not there, until it can."""
+    """A slot that cannot be read counts as empty until it can be read."""
     p = place(Tenant(), Tenant())
     with holds(p.gpu.slot_file(1), WRITE_LEASE):
         load = p.kernels(0, "plain", 80)

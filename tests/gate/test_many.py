@@ -1,4 +1,4 @@
-"""More processes in a container than its slot file has sub-slots for. Simulated GPU."""
+"""More processes in a container than its slot file has process records for. Simulated GPU."""
 
 import fcntl
 from collections.abc import Callable
@@ -7,32 +7,32 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.gpus import Tenant, parts, settles, sub_slots, until
+from tests.gate.gpus import Tenant, parts, records, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
-SUB_SLOTS = 120
+RECORDS = 120
 
 
-def test_who_has_no_sub_slot_is_gated_and_charged(place: Make) -> None:
-    """All but one are somebody else's; when they become free, all are taken."""
+def test_a_process_without_a_record_is_gated_and_charged(place: Make) -> None:
+    """All records but one belong to others; when they become free, all are taken."""
     p = place(Tenant(), Tenant())
     with open(p.gpu.slot_file(0), "r+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX, SUB_SLOTS - 1, 0)
+        fcntl.lockf(file, fcntl.LOCK_EX, RECORDS - 1, 0)
         loads = [p.kernels(slot, "plain", 80) for slot in (0, 0, 0, 1)]
         settles(lambda: parts(loads, 2, 2), lambda got: abs(got[3] - 0.5) < 0.2 and min(got[:3]) > 0.04)
-        assert sum(owner != 0 for owner, _ in sub_slots(p.gpu, 0)) == 1
-    until(lambda: sum(owner != 0 for owner, _ in sub_slots(p.gpu, 0)) == 3)
+        assert sum(owner != 0 for owner, _ in records(p.gpu, 0)) == 1
+    until(lambda: sum(owner != 0 for owner, _ in records(p.gpu, 0)) == 3)
 
 
 def test_a_hundred_and_twenty_five_processes(place: Make) -> None:
-    """About as many as the simulated GPU takes: each launches, under a cap, while all are there; nobody fails."""
+    """About as many as the simulated GPU allows: each launches, under a cap, while all run; none fails."""
     p = place(Tenant(cap=0.5), Tenant(), scale=1, mib=10240)
     script = f"exec 3<&0; for i in $(seq 125); do {p.load} brief 20 <&3 & done; wait"
     crowd = p.boxes[0].start(["sh", "-c", script])
     until(lambda: len(crowd.points) == 125, 120)
-    assert len(sub_slots(p.gpu, 0)) == SUB_SLOTS
-    assert all(owner and launched for owner, launched in sub_slots(p.gpu, 0))
+    assert len(records(p.gpu, 0)) == RECORDS
+    assert all(owner and launched for owner, launched in records(p.gpu, 0))
     crowd.process.stdin.close()
     assert crowd.process.wait(60) == 0 and not crowd.said()
     assert parse(p.gpu.slot_file(0).read_bytes(), 1).charged > 125 * 6 * 20e-6 * 0.8

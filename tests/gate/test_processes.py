@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.gpus import SLOT, Load, Tenant, have, measure, settles, sub_slots, until
+from tests.gate.gpus import SLOT, Load, Tenant, have, measure, records, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -19,7 +19,7 @@ def charged(gpu: Any, slot: int) -> float:
 
 
 def test_one_process_on_two_gpus_has_its_share_of_each(place: Make) -> None:
-    """And what holds it on the one does not hold it on the other."""
+    """A wait on one GPU does not keep it from the other."""
     p = place(Tenant(cap=0.2), Tenant(), more=[[Tenant(cap=0.6), Tenant()]])
     load = p.kernels(0, "gpus", 80)
     load.ready()
@@ -34,7 +34,7 @@ def test_one_process_on_two_gpus_has_its_share_of_each(place: Make) -> None:
 
 @pytest.mark.parametrize("way", ["contexts", "reset"])
 def test_a_context_that_goes_with_work_in_flight(place: Make, way: str) -> None:
-    """Its program goes on in the next one, and is charged; its neighbour has most of its share."""
+    """The program goes on in the next context and is charged; the other tenant has most of its share."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, way, 80), p.kernels(1, "plain", 80)]
     busy = 2 * 0.3 / 80e-6 / p.gpu.scale
@@ -47,15 +47,15 @@ def test_children_leave_their_parents_slot_alone(place: Make) -> None:
     """CUDA refuses to work in a forked child. That ends as a program does, and its parent goes on."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "child", 80), p.kernels(1, "plain", 80)]
-    until(lambda: loads[0].points and sub_slots(p.gpu, 0))
-    (owner, _), *_ = sub_slots(p.gpu, 0)
+    until(lambda: loads[0].points and records(p.gpu, 0))
+    (owner, _), *_ = records(p.gpu, 0)
     have(loads, [0.5, 0.5], 0.15)
-    assert sub_slots(p.gpu, 0)[0][0] == owner
+    assert records(p.gpu, 0)[0][0] == owner
     alive(loads)
 
 
-def test_a_dead_process_leaves_its_successor_no_tenure(place: Make) -> None:
-    """The slot file of a container that was killed a moment ago: with work in flight, and a claim for long yet."""
+def test_an_exited_process_leaves_its_successor_no_tenure(place: Make) -> None:
+    """The slot file of a container that has just been killed: it shows work in flight and a long claim."""
     p = place(Tenant(), Tenant())
     now = time.monotonic_ns() // p.gpu.scale
     page = bytearray(SLOT)
@@ -67,7 +67,7 @@ def test_a_dead_process_leaves_its_successor_no_tenure(place: Make) -> None:
     load = p.kernels(0, "plain", 80)
     load.ready()
     (ends,) = struct.unpack_from("<Q", p.gpu.slot_file(0).read_bytes(), 72)
-    assert sub_slots(p.gpu, 0)[0][0] == 2 and ends < end
+    assert records(p.gpu, 0)[0][0] == 2 and ends < end
 
 
 def alive(loads: list[Load]) -> None:

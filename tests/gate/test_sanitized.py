@@ -1,4 +1,4 @@
-"""The gate under gcc's sanitizers: threads and processes beside each other; any bytes as a slot file."""
+"""The gate under gcc's sanitizers: parallel threads and processes, and any bytes as a slot file."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     + [(what, odd) for what in ("account/slots", "slot/0") for odd in ("fifo", "directory", "link", "short")],
 )
 def test_what_others_make_costly_is_asked_for_rarely(check_slot: tuple[Path, Path], what: str, odd: str) -> None:
-    """odd: what stands in the place of the container's own file."""
+    """odd: what is in the place of the container's own file."""
     program, private = check_slot
     shutil.rmtree(private, ignore_errors=True)
     for folder in ("account", "slot", "share/0/slot"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.gpus import OFFLINE, ONLINE, SLOT, Tenant, has, have, measure, parts, settles, sub_slots, until
+from tests.gate.gpus import OFFLINE, ONLINE, SLOT, Tenant, has, have, measure, parts, records, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -45,7 +45,7 @@ def test_every_route_passes_the_gate(place: Make, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["plain", "ptsz"])
 def test_a_queue_from_before_the_neighbour_came_is_no_gap(place: Make, way: str) -> None:
-    """Alone, a program fills its driver's queue uncounted. What it launches next is done late, not for want of work."""
+    """A program that is alone fills its driver's queue uncounted. What it launches next ends late, but not for lack of work."""
     p = place(Tenant(75), Tenant(25))
     first = p.kernels(0, way, 80)
     until(lambda: first.points and first.points[-1][1] >= 1000)
@@ -78,7 +78,7 @@ def test_who_dies_or_stops_holds_nobody(place: Make, sign: signal.Signals) -> No
 
 
 def test_a_neighbours_file_is_only_bytes(place: Make) -> None:
-    """Truncated, grown, random or gone: the tenant beside it goes on with the whole GPU, and the file's owner, too."""
+    """The file is truncated, grown, random or gone: the other tenant goes on with the whole GPU, and so does its owner."""
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
     neighbour = p.gpu.slot_file(1)
@@ -94,7 +94,7 @@ def test_a_neighbours_file_is_only_bytes(place: Make) -> None:
 
 
 def test_a_liar_costs_what_slicing_would(place: Make) -> None:
-    """A slot that claims the GPU for ever and is always busy: its neighbour goes on after some GPU time."""
+    """A slot claims the GPU for ever and is always busy: the other tenant goes on after some GPU time."""
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
     page = bytearray(SLOT)
@@ -119,7 +119,7 @@ def test_a_liar_costs_what_slicing_would(place: Make) -> None:
 
 @pytest.mark.parametrize("years", [-1, 1])
 def test_a_neighbour_whose_clock_jumped(place: Make, years: int) -> None:
-    """A slot at work, all of whose times are far off: whoever wrote it, the tenant beside it has its half at least."""
+    """All times in a busy slot are far off, whoever wrote them: the other tenant has at least its half."""
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
     load.ready()
@@ -133,7 +133,7 @@ def test_a_neighbour_whose_clock_jumped(place: Make, years: int) -> None:
 
 
 def test_a_tenant_without_processor_time_keeps_nobody(place: Make, tmp_path: Path) -> None:
-    """A thousandth of a processor: what it cannot use of its half, the other one has.
+    """It has a thousandth of a processor; the other tenant gets what it cannot use of its half.
 
     (With a hundredth it can still queue a good part of its half.)
     """
@@ -171,7 +171,7 @@ def test_freeze_and_thaw_by_the_gpu_page(place: Make) -> None:
 
 
 def test_what_is_published_is_what_was(place: Make) -> None:
-    """GPU time had, and how long there was work, in three seconds of two saturated tenants; how long they waited."""
+    """GPU time used, time with work and time waited, in three seconds of two saturated tenants."""
     p = place(Tenant(70), Tenant(30))
     loads = [p.kernels(i, "plain", 80) for i in range(2)]
     measure(loads, 0.2, 2)
@@ -209,7 +209,7 @@ def test_a_long_wait_is_in_its_bin(place: Make) -> None:
 def test_online_work_stops_offline_work(place: Make) -> None:
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     offline = p.kernels(0, "plain", 80)
-    offline.ready()  # were it second, it would not come to its first launch
+    offline.ready()  # if it were second, it would never get to its first launch
     online = p.kernels(1, "plain", 80)
     busy = 1.5 * 0.8 / 80e-6 / p.gpu.scale
     settles(lambda: measure([offline, online], 1.5, 1), lambda n: n[1] > busy and n[0] < n[1] * 0.03)
@@ -238,7 +238,7 @@ def test_alone_there_is_no_thread_and_nothing_is_counted(place: Make) -> None:
 
 @pytest.mark.parametrize("peers", [False, True])
 def test_alone_a_launch_makes_no_system_call(place: Make, peers: bool) -> None:
-    """The program may make none; beside a busy neighbour it is killed for one."""
+    """Any system call kills the program. Alone it survives; beside a busy tenant it is killed."""
     p = place(Tenant(), *([Tenant()] if peers else []))
     if peers:
         p.kernels(1, "plain", 80).ready()
@@ -261,13 +261,13 @@ def test_fork_and_exec_take_sub_slots_of_their_own(place: Make, way: str, subs: 
     other, load = p.kernels(0, "plain", 80), p.kernels(1, way, 80)
     if way != "fork":  # two processes print there
         have([other, load], [0.5, 0.5], 0.1)
-    until(lambda: len(sub_slots(p.gpu, 1)) == subs and min(n for _, n in sub_slots(p.gpu, 1)) > 30)
-    used = sub_slots(p.gpu, 1)
+    until(lambda: len(records(p.gpu, 1)) == subs and min(n for _, n in records(p.gpu, 1)) > 30)
+    used = records(p.gpu, 1)
     assert len(used) == subs and len({owner for owner, _ in used}) == subs, used
 
 
 def test_what_a_capturing_stream_records_is_not_gated(place: Make) -> None:
-    """A frozen tenant captures and instantiates its graph; launching it is what waits."""
+    """A frozen tenant captures and instantiates a graph without waiting; only its launch waits."""
     p = place(Tenant(freeze=1), Tenant())
     load = p.kernels(0, "graph", 80)
     until(load.waits)

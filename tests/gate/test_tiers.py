@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.slot_page import SUB, SUB_OFFSET
+from oci_hook.core.slot_page import PROCESS, PROCESS_OFFSET
 from oci_hook.core.tiers import MEMOPS
 from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, measure
 
@@ -40,7 +40,7 @@ def test_the_gpu_does_not_wait_for_the_next_command(place: Make) -> None:
 
 @pytest.mark.parametrize("ends", ["online", "offline"])
 def test_a_command_behind_a_closed_word_is_off_the_gpu(place: Make, ends: str) -> None:
-    """It counts as held, not as in flight; it goes on when the freeze ends, and goes with its process."""
+    """It counts as held, not as in flight. It runs when the freeze ends, and vanishes with its process."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=LINGER_NS))
     p.gpu.let(MEMOPS)
     offline = p.kernels(0, "plain", SHORT_US)
@@ -48,7 +48,7 @@ def test_a_command_behind_a_closed_word_is_off_the_gpu(place: Make, ends: str) -
     online = p.kernels(1, "plain", 80, 40, 3000 * p.gpu.scale)
 
     def held() -> bool:
-        _, launched, done, _, _, _, threads, *_ = SUB.unpack_from(p.gpu.slot_file(0).read_bytes(), SUB_OFFSET)
+        _, launched, done, _, _, _, threads, *_ = PROCESS.unpack_from(p.gpu.slot_file(0).read_bytes(), PROCESS_OFFSET)
         return threads > 0 and launched == done
 
     end = time.monotonic() + 15

@@ -1,6 +1,6 @@
-"""Kernels that wait for other kernels: another process's, their own one's, a frozen container's. Simulated GPU.
+"""Kernels that wait for kernels of another process, of their own process, or of a frozen container. Simulated GPU.
 
-Nobody may wait for ever, whatever the gate holds back meanwhile.
+None may wait for ever, whatever the gate holds back.
 """
 
 import os
@@ -41,7 +41,7 @@ def pair(p: Any, waiter: str, slots: tuple[int, int], way: str = "peer") -> list
 def test_two_processes_that_wait_for_each_other(
     place: Make, waiter: str, caps: tuple[float, float], slots: tuple[int, int]
 ) -> None:
-    """Were waiting charged to caps, each would let the other wait longer and longer."""
+    """If caps were charged for waiting, each side would make the other wait longer and longer."""
     p = place(*(Tenant(cap=cap) for cap in caps), scale=2)
     both = pair(p, waiter, slots)
     until(lambda: min(map(rounds, both)) > 150, 60)
@@ -61,7 +61,7 @@ def test_beside_a_busy_neighbour(place: Make, waiter: str, way: str) -> None:
 @pytest.mark.parametrize("way", [["self"], ["self", "4"], ["resident"]])
 @pytest.mark.parametrize("cap", [0, 0.5])
 def test_a_kernel_that_waits_for_one_at_the_gate(place: Make, waiter: str, way: list[str], cap: float) -> None:
-    """What is in flight keeps the next launch back, but only for as long as it can be running."""
+    """Work in flight keeps the next launch back only for as long as it can be running."""
     p = place(Tenant(cap=cap), Tenant(), scale=2)
     if not cap:
         p.kernels(1, "plain", 40).ready()
@@ -70,7 +70,7 @@ def test_a_kernel_that_waits_for_one_at_the_gate(place: Make, waiter: str, way: 
 
 
 def test_online_work_that_waits_for_offline_work(place: Make, waiter: str) -> None:
-    """It shows no progress for a second; then the offline work is let in, and so for each round."""
+    """In each round it shows no progress for a second; then the offline work is let in."""
     p = place(Tenant(class_=ONLINE), Tenant(class_=OFFLINE), scale=1)
     both = pair(p, waiter, (0, 1))
     until(lambda: rounds(both[1]) >= 3, 60)

@@ -86,14 +86,14 @@ def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):
     )
     assert not grant.exclusive and grant.driver_version == "550" and grant.created > 1_700_000_000
     assert store.snapshot(settings.state_dir) == (grant,)
-    page = Path(settings.state_dir, "pages", grant.key, "said").read_bytes()
+    page = Path(settings.state_dir, "pages", grant.key, "copy").read_bytes()
     assert page == policy_page(grant, given.inventory)
 
 
 def test_a_whole_gpu_is_exclusive_and_no_gpu_is_a_grant_too(settings):
     assert admit.admit(Request(()), who("none"), me(), settings).grant.shares == ()
     assert admit.admit(Request((GpuRequest(),)), who("whole"), me(), settings).grant.exclusive
-    with pytest.raises(NoRoomError, match="GH-201: no room: GPU 0 .* is held by one container alone"):
+    with pytest.raises(NoRoomError, match="GH-201: no room: GPU 0 .* is exclusive to one container"):
         admit.admit(SHARE, who("c1"), me(), settings)
 
 
@@ -157,7 +157,7 @@ def test_a_second_create_of_a_living_container_changes_nothing(settings, other):
     other.wait()
     second = admit.admit(Request((GpuRequest(memory=("mib", 1)),)), who("c1"), me(), settings).grant
     assert store.snapshot(settings.state_dir) == (second,)
-    page = Path(settings.state_dir, "pages", second.key, "said").read_bytes()
+    page = Path(settings.state_dir, "pages", second.key, "copy").read_bytes()
     assert page == policy_page(second, node())
 
 
@@ -186,7 +186,7 @@ def test_release_takes_no_living_containers_grant_unless_forced(settings, other)
     assert store.snapshot(settings.state_dir) == (grant,)
     assert admit.release(grant.key, settings, force=True)
     assert not admit.release(grant.key, settings, force=True)
-    assert files(settings) == ["inventory.json", "ledger/lock", f"told/gpu-{UUID}", f"told/gpu-{UUID}.lock"]
+    assert files(settings) == ["inventory.json", "ledger/lock", f"messages/gpu-{UUID}", f"messages/gpu-{UUID}.lock"]
 
 
 def test_release_of_a_dead_containers_grant(settings, other):
@@ -297,8 +297,8 @@ def test_killed_at_each_call_of_an_admission_that_changes_a_file(settings, other
         assert files(settings) == sorted(
             [
                 *("inventory.json", "ledger/lock", f"share/{UUID}/slot/00"),
-                *(f"told/gpu-{UUID}", f"told/gpu-{UUID}.lock"),
-                *(f"ledger/{held.key}.json", f"pages/{held.key}/policy", f"pages/{held.key}/said"),
+                *(f"messages/gpu-{UUID}", f"messages/gpu-{UUID}.lock"),
+                *(f"ledger/{held.key}.json", f"pages/{held.key}/policy", f"pages/{held.key}/copy"),
             ]
         )
         page = slot_files.page(settings.state_dir, UUID)

@@ -20,7 +20,7 @@ from oci_hook.core import layout, slot_page
 from oci_hook.core.gpu_page import SLOT_FILE_SIZE, SLOTS, gpu_page, head
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.errors import NodeError
-from oci_hook.ledger import slot_files, store, tell
+from oci_hook.ledger import messages, slot_files, store
 from oci_hook.ledger.deliver import page_file
 from oci_hook.linux import proc
 from oci_hook.linux.mount import mountinfo
@@ -71,7 +71,7 @@ def check(state: str, uuid: str, *grants: Grant, scale: int = 5) -> int:
     page = slot_files.page(state, uuid)
     seq, generation, _ = head(page)
     assert page == gpu_page(uuid, grants, generation, scale, seq) and seq % 2 == 0
-    assert not tell.pending(tell.names(state)) and tell.UNCLEAR not in tell.names(state)
+    assert not messages.pending(messages.names(state)) and messages.UNCLEAR not in messages.names(state)
     for grant in grants:
         for i, held_ in enumerate(grant.shares):
             assert held_.uuid != uuid or seen(state, grant, 1 + i) == page
@@ -120,7 +120,7 @@ def test_the_page_follows_the_ledger(state: str) -> None:
     third = check(state, GPUS[0], one)
     put(state, gone := make(4, by=dead()))
     check(state, GPUS[0], one, gone)
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     check(state, GPUS[0], one)
     assert first < second < third
@@ -238,7 +238,7 @@ def test_a_lease_keeps_only_its_holder_from_what_it_is_told(state: str, what: st
         with store.open_ledger(state) as ledger:
             ledger.remove(third.key)
     assert time.monotonic() - began < 15
-    with store.open_ledger(state):  # it has let go: now it is told, too
+    with store.open_ledger(state, seconds=10):  # it has let go: now it is told, too
         pass
     check(state, GPUS[0], hostile, other)
     check(state, GPUS[1], hostile, other, scale=1)
@@ -267,7 +267,7 @@ def test_a_slot_file_under_a_lease_is_replaced_and_what_it_took_does_not_count(s
 @pytest.mark.parametrize("damage", [b"", b"\1", bytes(4096), b"x" * 5000])
 def test_a_damaged_page_is_written_anew(state: str, damage: bytes) -> None:
     put(state, one := make(1))
-    Path(tell.folder(state), f"gpu-{GPUS[0]}").write_bytes(damage)
+    Path(messages.folder(state), f"gpu-{GPUS[0]}").write_bytes(damage)
     with open(page_file(state, one.key), "r+b") as f:
         os.pwrite(f.fileno(), damage[:4096], 4096)
     put(state, two := make(2))
@@ -324,13 +324,18 @@ def test_killed_at_each_call_that_changes_a_file(state: str) -> None:
             pages = os.listdir(f"{state}/pages")
             assert pages == [here.key]
             page = seen(state, here, 0)
-            assert page == Path(state, "pages", here.key, "said").read_bytes()
+            assert page == Path(state, "pages", here.key, "copy").read_bytes()
             assert page[16] % 2 == 0 and page[28] == (2 if now.terms.priority_class == "online" else page[28])
             ledger.remove(here.key)
         if p.returncode == 0:
             break
-    assert calls >= {"open told/unclear", "rename ledger/TWO.tmp", "rename told/TWO-0.tmp", "unlink told/unclear"}
-    assert calls >= {f"rename told/gpu-GPU-0{end}" for end in (".tmp", ".new", ".telling")}
+    assert calls >= {
+        "open messages/unclear",
+        "rename ledger/TWO.tmp",
+        "rename messages/TWO-0.tmp",
+        "unlink messages/unclear",
+    }
+    assert calls >= {f"rename messages/gpu-GPU-0{end}" for end in (".tmp", ".new", ".delivering")}
     assert calls >= {
         "open slot/01",
         "posix_fallocate",
@@ -370,13 +375,13 @@ def test_not_mounted_here(state: str) -> None:
 def test_a_half_written_message_is_no_gpu(state: str) -> None:
     """A writer was killed before its rename; the next transaction says everything anew, and leaves nothing of it."""
     put(state, one := make(1, *GPUS))
-    for name in tell.names(state):
-        Path(tell.folder(state), name.removesuffix(".lock") + ".tmp").write_bytes(b"half")
-    tell.set_unclear(state)
-    with store.open_ledger(state):
+    for name in messages.names(state):
+        Path(messages.folder(state), name.removesuffix(".lock") + ".tmp").write_bytes(b"half")
+    messages.set_unclear(state)
+    with store.open_ledger(state, seconds=10):
         pass
     names = {f"gpu-{uuid}{end}" for uuid in GPUS for end in ("", ".lock")}
-    assert set(tell.names(state)) == {*names, "policies.lock"}
+    assert set(messages.names(state)) == {*names, "policies.lock"}
     check(state, GPUS[0], one)
     check(state, GPUS[1], one, scale=1)
 

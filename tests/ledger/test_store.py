@@ -61,11 +61,11 @@ def put(state, *grants):
 def files(state):
     """All but the one lock that stays once a policy was told."""
     found = (str(p.relative_to(state)) for p in Path(state).rglob("*") if p.is_file())
-    return sorted(name for name in found if name != "told/policies.lock")
+    return sorted(name for name in found if name != "messages/policies.lock")
 
 
 def of(*grants):
-    return sorted(f for g in grants for f in (f"ledger/{g.key}.json", f"pages/{g.key}/policy", f"pages/{g.key}/said"))
+    return sorted(f for g in grants for f in (f"ledger/{g.key}.json", f"pages/{g.key}/policy", f"pages/{g.key}/copy"))
 
 
 def test_a_grant_is_there_for_the_next_transaction(state):
@@ -87,8 +87,8 @@ def test_modes_let_a_user_namespace_read_the_page_and_nobody_write(state):
         os.umask(umask)
     modes = {p: os.stat(Path(state, p)).st_mode & 0o7777 for p in (".", "ledger", "pages", f"ledger/{one.key}.json")}
     assert os.stat(f"{state}/pages/{one.key}/policy").st_uid == (PAGE_UID if os.geteuid() == 0 else os.geteuid())
-    assert os.stat(f"{state}/pages/{one.key}/said").st_mode & 0o7777 == 0o600
-    assert os.stat(f"{state}/told").st_mode & 0o7777 == 0o700
+    assert os.stat(f"{state}/pages/{one.key}/copy").st_mode & 0o7777 == 0o600
+    assert os.stat(f"{state}/messages").st_mode & 0o7777 == 0o700
     assert modes == {".": 0o700, "ledger": 0o700, "pages": 0o700, f"ledger/{one.key}.json": 0o600}
     assert os.stat(f"{state}/pages/{one.key}").st_mode & 0o7777 == 0o755
     assert os.stat(f"{state}/pages/{one.key}/policy").st_mode & 0o7777 == 0o644
@@ -128,7 +128,7 @@ def test_what_a_crash_leaves_is_removed_and_nothing_else(state):
 
 
 def test_a_leftover_of_the_same_key_is_no_obstacle(state):
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     grant = make()
     Path(state, "ledger", f"{grant.key}.tmp").write_text("half")
@@ -248,7 +248,7 @@ def test_a_damaged_grant_stops_everything_until_it_is_forced_away(tmp_path_facto
 def test_an_exception_in_the_block_lets_go_of_the_lock(state):
     with pytest.raises(ZeroDivisionError), store.open_ledger(state):
         raise ZeroDivisionError
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
 
 
@@ -326,7 +326,7 @@ def test_a_read_only_file_system_is_told(state, monkeypatch):
 @pytest.mark.parametrize("name", ["", "ledger", "pages"])
 @pytest.mark.parametrize("fault", ["link", "file", "group", "world", "owner"])
 def test_a_state_directory_that_others_can_change_is_not_used(state, tmp_path, name, fault):
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     path = Path(state, name)
     if fault == "link":
@@ -345,7 +345,7 @@ def test_a_state_directory_that_others_can_change_is_not_used(state, tmp_path, n
 
 
 def test_a_linked_lock_or_grant_file_is_not_followed(state, tmp_path):
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         pass
     victim = tmp_path / "victim"
     victim.write_text("keep")
@@ -366,7 +366,7 @@ def test_a_linked_lock_or_grant_file_is_not_followed(state, tmp_path):
 
 def test_a_stopped_holder_is_told_after_the_deadline(state, monkeypatch):
     monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
-    with store.open_ledger(state):
+    with store.open_ledger(state, seconds=10):
         for read in (lambda: put(state, make()), lambda: store.snapshot(state), lambda: store.forget(state, "0" * 32)):
             with pytest.raises(NodeError) as e:
                 read()
@@ -457,9 +457,9 @@ def test_killed_at_each_call_that_changes_a_file(state):
         assert files(state) == sorted([*of(here, new), "ledger/lock"])
         with store.open_ledger(state) as ledger:
             ledger.remove(new.key)
-    points = ["flock", "open told/unclear", "unlink ledger/GONE.json", "unlink policy", "rmdir pages/GONE"]
-    points += ["mkdir pages/KEY", "open KEY/said", "open KEY/policy", "open ledger/KEY.tmp", "rename ledger/KEY.tmp"]
-    points += ["unlink ledger/KEY.json", "rmdir pages/KEY", "unlink told/unclear"]
+    points = ["flock", "open messages/unclear", "unlink ledger/GONE.json", "unlink policy", "rmdir pages/GONE"]
+    points += ["mkdir pages/KEY", "open KEY/copy", "open KEY/policy", "open ledger/KEY.tmp", "rename ledger/KEY.tmp"]
+    points += ["unlink ledger/KEY.json", "rmdir pages/KEY", "unlink messages/unclear"]
     assert p.returncode == 0 and set(points) <= set(calls) and len(calls) > 25, calls
 
 

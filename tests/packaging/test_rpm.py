@@ -67,7 +67,8 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
     assert "gpu-hook-simulator" in machine.fails("gpu-hook sim up")
-    machine.sh(f"{SIMULATOR}; rpm --verify gpu-hook-simulator")
+    machine.sh(f"{SIMULATOR}; rpm --verify --nodeps gpu-hook-simulator")
+    assert "gpu-hook-simulator" in machine.fails("rpm --erase --test gpu-hook")  # which needs it
     machine.sh("gpu-hook sim up --gpus 2; gpu-hook install --engine docker")
     assert machine.sh("gpu-hook gpus").count("GPU-") == 2
     machine.sh(f"sed -i 's/placement: by-class/placement: spread/' {PREFIX}/etc/settings.yaml; gpu-hook settings check")
@@ -76,7 +77,6 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert not machine.exists("/usr/lib/gpu-hook/oci_hook/cli/translate.py")
     assert machine.sh("find /usr/lib/gpu-hook -name 'translate.*.pyc' -path '*/cli/*'") == ""
     assert machine.exists("/etc/docker/daemon.json") and machine.sh("gpu-hook gpus").count("GPU-") == 2
-    assert "gpu-hook-simulator" in machine.fails("rpm --erase gpu-hook")  # needs it
     machine.sh("rpm --erase gpu-hook gpu-hook-simulator")
     # The last two are distributions' own where packages are RPMs.
     left = machine.files() - before - {"/etc/docker", "/etc/sysconfig", "/usr/share/zsh/site-functions"}

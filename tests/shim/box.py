@@ -23,7 +23,7 @@ def uuid(gpu: int) -> str:
 
 
 def policy(limits: dict[int, int], whole: tuple[int, ...] = (), seq: int = 0, version: int = 1) -> bytes:
-    """A policy page granting GPUs with limits in bytes."""
+    """A policy page that grants GPUs with limits in bytes."""
     page = bytearray(4096)
     _HEAD.pack_into(page, 0, 0x31594C4F50484755, version, 4096, seq, len(limits), 0, 1, b"key")
     for i, (gpu, limit) in enumerate(limits.items()):
@@ -60,7 +60,7 @@ class Box:
             f.truncate(len(page))
 
     def peak(self, gpu: int = 0) -> int:
-        """The most bytes that living processes ever held on a GPU at once."""
+        """The most bytes that all running processes ever had on a GPU at once."""
         return int(struct.unpack_from("<Q", self.gpu.read_bytes(), 8 * (DEVICES + gpu))[0])
 
     def account(self) -> bytes:
@@ -68,7 +68,7 @@ class Box:
         return (self.place / "account" / "page").read_bytes()
 
     def total(self, gpu: int = 0) -> int:
-        """Bytes booked on a GPU."""
+        """Bytes charged on a GPU."""
         return int(struct.unpack_from("<Q", self.account(), 1024 + 64 * gpu)[0] >> 30 << 9)
 
     def command(self, argv: list[str]) -> list[str]:

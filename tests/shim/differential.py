@@ -29,7 +29,7 @@ Call = tuple[str | int, ...]  # ("start",), ("one", process, seed), ("share", pr
 
 
 class Failure(AssertionError):
-    """What is not as the model says; `kind` tells failures of different causes apart."""
+    """Something differs from the model. `kind` tells failures of different causes apart."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class Gpu:
         self.map = mmap.mmap(self.fd, driver_root.FILE_SIZE, prot=mmap.PROT_READ)
 
     def counted(self) -> int:
-        """Bytes that living processes hold."""
+        """Bytes that running processes have."""
         total = 0
         for slot in range(driver_root.SLOTS):
             if not (used := struct.unpack_from("<Q", self.map, 4096 + slot * driver_root.SLOT_SIZE)[0]):
@@ -55,7 +55,7 @@ class Gpu:
         return total
 
     def close(self) -> None:
-        """Give the mapping back."""
+        """Unmap."""
         self.map.close()
         os.close(self.fd)
 
@@ -135,7 +135,7 @@ class Bench:
         return self.allowed - self.gpu.counted() - beyond
 
     def kill(self, p: Process) -> None:
-        """SIGKILL, and off the list."""
+        """SIGKILL it and forget it."""
         p.kill()
         p.communicate()
         self.started.remove(p)
@@ -154,12 +154,12 @@ class Bench:
         self.fail("context", f"no context: {said}, room {self.room()}, booked {self.box.total()}")
 
     def crew(self, many: int) -> None:
-        """That many processes that are ready."""
+        """Start that many processes and wait until they are ready."""
         while len(self.running) < many:
             self.do(("start",))
 
     def do(self, call: Call) -> None:
-        """One call, compared with the model; of a process that is not there, nothing."""
+        """Make one call and compare it with the model; does nothing if the process does not exist."""
         self.calls.append(call)
         what, *rest = call
         if what == "start":
@@ -205,7 +205,7 @@ class Bench:
         self.routes[route] = self.routes.get(route, 0) + (r == 0)
 
     def refused_again(self, p: Process, line: str) -> bool:
-        """The same call once every process has looked at what its driver's pools gave back by themselves."""
+        """Repeat the call after every process has seen what its driver's pools have released."""
         for q in self.running:
             self.ask(q, "look")
         self.again += 1
@@ -225,7 +225,7 @@ class Bench:
                 self.do(("one", i, self.rng.randrange(1 << 30)))
 
     def storm(self, samples: int, routes: str) -> None:
-        """All at once; the GPU is looked at while they are stopped in the middle of things; one is killed."""
+        """All processes call at once. The GPU is read while they are stopped in the middle of calls, and one is killed."""
         self.told = False
         for p in self.running:
             self.tell(p, f"many {self.rng.randrange(1 << 30)} {self.rng.randrange(200, 600)} {routes}")
@@ -249,7 +249,7 @@ class Bench:
                 self.fail("storm", " ".join(odd))
 
     def still(self) -> None:
-        """All is still: what is shown as free is what the GPU has room for, and is granted."""
+        """No call runs: what is shown as free is what the GPU has room for, and can be allocated."""
         self.do(("look", 0))
         time.sleep(0.15)  # cuMemGetInfo sweeps ten times a second
         free, total, most, more, after, bad = map(int, self.ask(self.judge, "full").split())
@@ -260,7 +260,7 @@ class Bench:
             self.fail("figures", why)
 
     def clear(self) -> None:
-        """End the crew: what follows can be told from its calls alone."""
+        """End all processes, so that what follows depends on its own calls alone."""
         while self.running:
             self.kill(self.running[0])
         self.beyond.clear()
@@ -280,12 +280,12 @@ class Bench:
                 self.do(("look", 0))
                 self.storm(20, routes)
                 self.do(("look", 0))
-                self.serial(8)  # what a storm left refuses nothing for which there is room
+                self.serial(8)  # after a storm, nothing is refused for which there is room
                 self.still()
 
 
 def replay(place: Path, shim: Path, seed: int, calls: list[Call], allowed: int = LIMIT) -> Failure | None:
-    """The calls in fresh processes: how that fails."""
+    """Runs the calls in fresh processes and returns how they fail."""
     bench = Bench(place, shim, seed, allowed)
     try:
         for call in calls:
@@ -300,7 +300,7 @@ def replay(place: Path, shim: Path, seed: int, calls: list[Call], allowed: int =
 
 
 def minimised(place: Path, shim: Path, bench: Bench, kind: str, seconds: float = 120) -> list[Call]:
-    """The calls of a bench that failed, less those without which they fail in the same way. []: none."""
+    """The calls of a bench that failed, without those that the same failure does not need. []: no calls fail so."""
     end, runs = time.monotonic() + seconds, 0
 
     def fails(calls: list[Call]) -> bool:
@@ -327,7 +327,7 @@ def minimised(place: Path, shim: Path, bench: Bench, kind: str, seconds: float =
 
 
 def play(place: Path, shim: Path, seed: int, seconds: float, **env: str) -> Bench:
-    """Play, and when that fails say the shortest way to the same failure that was found."""
+    """Play; after a failure, report the shortest sequence found that fails in the same way."""
     bench = Bench(place / "play", shim, seed, **env)
     try:
         bench.play(seconds)

@@ -1,10 +1,10 @@
-/* A driver for the tests of the shim: no GPU, but memory that is counted as a GPU counts it. What every process
- * holds lies in one file ($FAKE_GPU); the dead hold nothing, since a record lock tells who lives. `peak` is the most
- * that the living ever held at once: the tests compare it with the limit.
+/* A driver for the tests of the shim: without a GPU, but it counts memory as a driver does. The file $FAKE_GPU says how
+ * much each process has; a record lock tells which processes still run, and the others have nothing. `peak` is the most
+ * that all running processes ever had at once: the tests compare it with the limit.
  *
- * Semantics that matter to the shim: a pool grows in chunks and keeps them until a synchronisation (its release
- * threshold allowing), graph memory lies in a pool of its own, a created handle lives while it is held or mapped,
- * arrays are padded, a destroyed context takes its memory along. */
+ * What matters to the shim: a pool grows in chunks and keeps them until a synchronisation (if its release threshold
+ * allows), graph memory has a pool of its own, created memory exists while it has a handle or a mapping, arrays are
+ * padded, and destroying a context frees its memory. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -439,7 +439,7 @@ CUresult cuMemPoolCreate(void **out, const int *props) {
 }
 CUresult cuMemPoolDestroy(void *pool) {
     LOCKED;
-    ((struct pool *)pool)->dying = 1; /* what is handed out lives until it is freed */
+    ((struct pool *)pool)->dying = 1; /* allocated pieces exist until they are freed */
     pool_trim(pool, 0);
     DONE(OK);
 }
@@ -750,7 +750,7 @@ CUresult cuImportExternalMemory(void **out, const u64 *d) {
     add((u64)*out, d[3], device, EXTERNAL, ctx);
     DONE(OK);
 }
-/* A multicast object holds nothing here: what must stay booked is the shim's to know. */
+/* A multicast object keeps nothing here; the shim must know by itself what stays charged. */
 CUresult cuMulticastBindMem(u64 object, size_t offset, u64 memory, size_t from, size_t size, u64 flags) {
     return (void)object, (void)offset, (void)memory, (void)from, (void)size, (void)flags, OK;
 }

@@ -1,9 +1,9 @@
-/* Fuzz target: the readers of the policy page and the account page, with what others may have written there.
- * The input is a program: it damages the two pages and makes the calls that the shim makes, in any order. Beside
- * the sanitizers, what must hold whatever the pages say is checked here.
+/* Fuzz target: the readers of the policy page and the account page, with any bytes that others may have written there.
+ * The input is a program that damages the two pages and makes the calls that the shim makes, in any order. It checks
+ * what must hold whatever the pages say; the sanitizers check the rest.
  *
- * With libFuzzer or AFL++ as it is; with -DGH_FUZZ_MAIN a main of its own: `fuzz_pages SEED COUNT` makes inputs by
- * itself, `fuzz_pages FILE...` runs inputs that were found. docs/internals/account-page.md tells how. */
+ * libFuzzer and AFL++ use it as it is. With -DGH_FUZZ_MAIN it has a main: `fuzz_pages SEED COUNT` makes its own inputs,
+ * `fuzz_pages FILE...` runs inputs that were found. docs/internals/account-page.md tells how. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@
         }                                                              \
     } while (0)
 
-#define NOBODY 0x3fffffu /* a pid that nobody has: the input alone says what happens */
+#define NOBODY 0x3fffffu /* a pid that no process has, so that only the input decides what happens */
 
 static const uint8_t *at, *end;
 static uint64_t take(unsigned bytes) {
@@ -32,7 +32,7 @@ static uint64_t take(unsigned bytes) {
     return n;
 }
 
-/* Mostly words that mean something: small numbers, powers of two, our own identity, all ones. */
+/* Mostly meaningful words: small numbers, powers of two, our own identity, all ones. */
 static uint64_t word(const struct gh_state *st) {
     uint64_t n = take(1);
     switch (n & 7) {
@@ -42,18 +42,18 @@ static uint64_t word(const struct gh_state *st) {
     case 3: return ~(n >> 3);
     case 4: return gh_word(take(2) << (n >> 3), take(2) & GH_SLOT_MASK, take(1)); /* a total */
     case 5: return take(2) << (GH_TAG_BITS + (n >> 3)) | take(1);                 /* announced or committed */
-    case 6: return gh_owner(n & 8 ? 1 : NOBODY - 1, gh_owner_ns(st->me), n & 16 ? take(2) : 0); /* alive; dead */
+    case 6: return gh_owner(n & 8 ? 1 : NOBODY - 1, gh_owner_ns(st->me), n & 16 ? take(2) : 0); /* runs; ended */
     default: return take(8);
     }
 }
 
-static struct gh_policy_page *policy; /* of exactly their sizes, for the sanitizer */
+static struct gh_policy_page *policy; /* allocated with exactly their sizes, for the sanitizer */
 static struct gh_account_page *account;
 
 static void damage_policy(void) {
     uint8_t *bytes = (uint8_t *)policy;
     uint64_t offset = take(2), n = take(1);
-    if (n & 1) /* the head, or the numbers of a record: where it matters */
+    if (n & 1) /* damage what matters: the head, or the numbers in a record */
         offset = n & 2 ? offset % 32 : 128 + offset % 16 * 128 + 48 + (offset >> 4) % 40;
     for (n = n >> 2 & 7; n != UINT64_MAX; n--)
         bytes[(offset + n) % GH_POLICY_SIZE] = (uint8_t)take(1);
@@ -217,7 +217,7 @@ static int run_file(const char *path) {
     return LLVMFuzzerTestOneInput(bytes, n);
 }
 
-/* Fresh inputs, and mutations of the last one; the input that runs lies in the file `crash` until it is survived. */
+/* Runs fresh inputs and mutations of the last one. The file `crash` has the input that runs. */
 static int generate(uint64_t seed, unsigned long count) {
     uint8_t input[512];
     size_t size = 0;

@@ -1,19 +1,21 @@
-/* Kills a process of the container after each single instruction of a booking, and checks the books.
+/* Kills a process of the container after each single instruction of an operation on the account page, and checks the
+ * page.
  *
- * stepper alloc|free|refuse|sweep [other]: for k = 1, 2, ...: a child attaches, warms up and stops before the call; it
- * is traced k instructions into the call and killed there. With "other", the observer books something between the
- * last step and the kill, so that the total is overwritten and the operation must be found in the acknowledgement.
- * After the kill one sweep must leave exactly what the observer holds. For "sweep" the call is a sweep over a
- * process that was killed with memory; only the instructions at which the slot is held by the sweeper are tried.
- * stepper pause: the child is not killed but held at instruction k while the observer books and sweeps; a sweep must
- * not take an operation for undone that took effect, nor the other way round, and after the child went on the books
- * must be exact.
- * stepper keep: kills within an allocation and a free that the process does from what it keeps idle, as it does after it
- * met another one on the total; these two must leave the total alone.
- * stepper lend: the process is held there, not killed, while the observer takes what is idle and then all the room
- * there is; what both hold must never be more than the limit.
- * stepper lower: once, the limit is lowered below what is in use; what the process keeps is no way around that.
- * Runs over the driver that does nothing, which does not mind forks. Prints how many instructions were tried. */
+ * stepper alloc|free|refuse|sweep [other]: for k = 1, 2, ...: a child attaches, warms up and stops before the call.
+ * The observer traces it k instructions into the call and kills it there. With "other", the observer changes its own
+ * charge between the last step and the kill, so that the total is overwritten and the child's operation is found
+ * only in the acknowledgement. After the kill one sweep must leave exactly what the observer holds. For "sweep" the
+ * call is a sweep over a process that was killed with memory; only the instructions at which the sweeper has the
+ * slot are tried.
+ * stepper pause: the child is stopped, not killed, at instruction k while the observer allocates and sweeps. A sweep
+ * must not undo an operation that took effect, nor keep one that did not; when the child has gone on, the page must
+ * be exact.
+ * stepper keep: kills within an allocation and a free that use the free cache, which the child has after a conflict
+ * with another process on the total. These two must leave the total alone.
+ * stepper lend: the child is stopped there, not killed, while the observer takes what is in its free cache and then
+ * all that is left. Both together must never have more than the limit.
+ * stepper lower: the limit is lowered, once, below what is in use. The free cache must be no way around that.
+ * Runs over a driver that does nothing, and so can be used after a fork. Prints how many instructions were tried. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -65,7 +67,7 @@ static u64 used(void) {
 }
 
 static void swept(u64 expected, unsigned k) {
-    /* An allocation that is refused, though the limit would allow it, sweeps. */
+    /* An allocation that is refused below the limit sweeps. */
     if (take(1ull << 30))
         die("the whole limit was granted", k);
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
@@ -84,7 +86,7 @@ static int sweeping(void) {
     return 0;
 }
 
-/* Until a condition holds; a busy machine may take its time. */
+/* Waits until a condition holds; on a busy machine that may take long. */
 #define UNTIL(condition)                      \
     do {                                      \
         for (int i_ = 0; !(condition); i_++)  \
@@ -120,7 +122,7 @@ static pid_t spawn(const char *what, pid_t dead) {
     cuMemFree_v2(p);
     if (!held)
         _exit(3);
-    if (dead) { /* its parent reaps it only after us: a zombie is dead enough */
+    if (dead) { /* its parent reaps it later; a zombie counts as ended */
         kill(dead, SIGKILL);
         UNTIL(zombie(dead));
     }
@@ -138,13 +140,14 @@ static pid_t spawn(const char *what, pid_t dead) {
     else if (!strcmp(what, "free"))
         cuMemFree_v2(held);
     else
-        take(1ull << 30); /* refused; sweeps */
+        take(1ull << 30); /* is refused, and so sweeps */
     if (!strcmp(what, "pause") || kept)
         raise(SIGSTOP);
     _exit(kept && !p ? 4 : 0);
 }
 
-/* A child that keeps 2 MiB idle: it was held within an allocation while we booked something, so that it met us. */
+/* A child with 2 MiB in its free cache: it was stopped within an allocation while we changed the total, which made the
+ * conflict that starts caching. */
 static pid_t spawn_keeping(const char *what) {
     static unsigned at = 1; /* the instruction at which that succeeds */
     for (; at < 3000; at++) {
@@ -198,7 +201,7 @@ int main(int argc, char **argv) {
     const char *what = argv[1];
     int other = argc > 2, sweep = !strcmp(what, "sweep"), status;
     unsigned stride = sweep ? 17 : 1, tried = 0;
-    unsigned most = !strcmp(what, "refuse") ? 600 : 100000; /* a refusal goes on to sweep */
+    unsigned most = !strcmp(what, "refuse") ? 600 : 100000; /* a refusal also sweeps */
     start();
     u64 mine = take(7 * MIB);
     int fd = open("/run/gpu-hook/account/page", O_RDWR);
@@ -262,7 +265,7 @@ int main(int argc, char **argv) {
         if (keep && atomic_load(&page->gpu[0].total) != total)
             die("the total was written", k);
         if (lend) {
-            /* Whichever of the two the child has, 3 or 5 MiB: the rest is ours, to the last byte, and no more. */
+            /* The child has 3 or 5 MiB: exactly the rest must be available to us. */
             if (take(1ull << 30))
                 die("the whole limit was granted", k);
             u64 room = (1ull << 30) - used();

@@ -1,4 +1,4 @@
-"""What the build makes: names, floors, and that it refuses what nobody thought about."""
+"""What the build makes, and that it refuses functions that nobody has classified."""
 
 import re
 import subprocess
@@ -51,7 +51,7 @@ def test_no_signal_exit_or_abort(shim: Path) -> None:
 
 
 def test_no_open_can_sleep(shim: Path) -> None:
-    """Another tenant may have a lease on what it can open, or put a pipe in its place."""
+    """Another tenant can have a lease on a file that it can open, or put a pipe in its place."""
     for soname in LIBRARIES:
         rows = [line.split() for line in readelf(shim / soname, "--dyn-syms").splitlines()]
         imports = {r[7].split("@")[0] for r in rows if len(r) > 7 and r[6] == "UND"}
@@ -97,7 +97,7 @@ def test_an_allocating_function_without_interceptor_fails_the_build(monkeypatch:
 
 
 def test_nothing_that_looks_like_an_allocation_is_called_harmless() -> None:
-    """Names are a hint: each of these was looked at by hand and is none."""
+    """Their names suggest an allocation; each was checked by hand and makes none."""
     looked_at = {
         "cuMemAddressReserve",  # addresses, no memory
         "cuMemGetAllocationGranularity",

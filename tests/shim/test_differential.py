@@ -38,7 +38,7 @@ def test_long(tmp_path: Path, over_simulated: Path, seed: int) -> None:
 
 
 def test_a_failing_sequence_is_made_short(tmp_path: Path, over_simulated: Path) -> None:
-    """Judged by a smaller limit than is granted, any sequence fails; one allocation is enough."""
+    """With a model whose limit is lower than the granted one, any sequence fails; one allocation is enough."""
     bench = Bench(tmp_path / "bench", over_simulated, 6, allowed=100 * MIB)
     try:
         with pytest.raises(Failure) as failure:

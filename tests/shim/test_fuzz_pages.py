@@ -1,4 +1,4 @@
-"""The fuzz target of the page readers, under gcc's sanitizers, with inputs of its own making."""
+"""The fuzz target of the page readers, under gcc's sanitizers, with inputs that it makes itself."""
 
 import subprocess
 from pathlib import Path

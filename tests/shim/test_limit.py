@@ -1,4 +1,4 @@
-"""The memory limit of a container: what is granted, what is refused, what is shown."""
+"""The memory limit of a container: which allocations succeed, which are refused, and which figures are shown."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Whatever way a program looks a function up, it gets ours: route x function x CUDA version."""
+"""However a program looks a function up, it gets ours: each route, function and CUDA version."""
 
 import os
 import subprocess
@@ -165,7 +165,7 @@ assert d.cuMemGetInfo() == (ok, 1 << 30, 1 << 30)
 
 
 def test_names_that_only_the_driver_knows_resolve(box: Box, tmp_path: Path) -> None:
-    """DT_NEEDED on the real file is the net for functions newer than our lists."""
+    """DT_NEEDED on the real file resolves functions that are newer than our lists."""
     source = tmp_path / "new.c"
     source.write_text("int cuBrandNew(void) { return 7; }\nint cuInit(unsigned f) { return (int)f; }\n")
     compile_c(box.place / "driver" / "cuda", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source))
@@ -173,7 +173,7 @@ def test_names_that_only_the_driver_knows_resolve(box: Box, tmp_path: Path) -> N
 
 
 def test_without_the_real_library_nothing_crashes(box: Box, tmp_path: Path) -> None:
-    """The private path holding the shim itself: no endless loop."""
+    """The shim itself is on the private path: no endless loop."""
     (box.place / "driver" / "cuda").write_bytes((box.shim / "libcuda.so.1").read_bytes())
     out = box.run([sys.executable, "-c", "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"], check=False)
     assert out.returncode == 0 and out.stdout == "500\n", (out.stdout, out.stderr)

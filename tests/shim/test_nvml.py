@@ -109,7 +109,7 @@ else:
     raise AssertionError(got)
 """
     )
-    # a driver that numbers processes as we do: then our own samples are shown
+    # a driver that uses the container's pids: our own samples are shown
     box.python(
         OPEN
         + """
@@ -120,7 +120,7 @@ assert (r.gpu, r.memory) == (40, 10)
 """,
         FAKE_OWN_PID="1",
     )
-    # the same driver while we are idle and others are not
+    # the same driver, while only others have load
     box.python(
         OPEN
         + """

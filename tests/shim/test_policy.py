@@ -105,7 +105,7 @@ def test_the_limit_never_reads_the_environment(box: Box) -> None:
 
 
 def test_a_writer_beside_readers_is_never_seen_half(box: Box) -> None:
-    """Limits of both GPUs change together; whatever is read belongs to one version."""
+    """Limits of both GPUs change together; a reader never sees one old and one new."""
     code = """
 import sys, client as cu
 cu.init(0)
@@ -133,7 +133,7 @@ print(sorted(seen))
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_page_crashes_or_unlimits_a_program(box: Box, seed: int) -> None:
-    """Thousands of damaged pages under one running program: its calls answer, and never with more than the GPU has."""
+    """Thousands of damaged pages under a running program: its calls return, and never report more than the GPU has."""
     box.python(f"""
 import os, random, pynvml as nv
 rng = random.Random({seed})

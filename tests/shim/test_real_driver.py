@@ -50,7 +50,7 @@ def test_every_function_answers_as_the_drivers_own(
 
 
 def test_nvidia_smi_says_what_it_says_without_us(real_box: Box, real_driver: Path) -> None:
-    """Here that there is no driver; its libraries come first on the path in one run, ours in the other."""
+    """It says that there is no driver, with its own libraries first on the path and with ours."""
     program = str(real_driver / "nvidia-smi")
     ours = real_box.run([program], check=False)
     plain = subprocess.run(
@@ -61,7 +61,7 @@ def test_nvidia_smi_says_what_it_says_without_us(real_box: Box, real_driver: Pat
 
 
 def test_a_static_cudart_finds_the_shim(real_box: Box, real_driver: Path) -> None:
-    """cuda-bindings carries cudart linked statically: it opens libcuda.so.1 and asks it for every function."""
+    """cuda-bindings contains a static cudart, which opens libcuda.so.1 and asks it for every function."""
     pytest.importorskip("cuda.bindings.runtime")
     code = """
 from cuda.bindings import runtime

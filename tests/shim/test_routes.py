@@ -1,4 +1,4 @@
-"""Every way to get device memory counts, and what is freed counts no longer. box.peak() is the fake GPU's own count:
+"""Device memory is charged by every route, until it is freed. box.peak() is the fake GPU's own count:
 what the driver really handed out, at its worst instant."""
 
 import pytest

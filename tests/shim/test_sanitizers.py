@@ -1,4 +1,4 @@
-"""The shim under gcc's sanitizers: threads, all routes, processes beside each other."""
+"""The shim under gcc's sanitizers: threads, all routes, parallel processes."""
 
 import subprocess
 import sys

@@ -1,11 +1,12 @@
-"""The systems whose words are understood, one table file each; `native` is our own and always on.
+"""The dialects: annotation keys of other systems that are understood, one table file each. `native` has our own keys and is
+always on.
 
 A table module has
-  KEYS  annotation key (native: without our prefix) -> (wish, reader, implied wishes); the reader may also answer with
-        wishes.Several, where a key means one wish or another by its value
+  KEYS  annotation key (native: without our prefix) -> (wish, parser, implied wishes); if the value decides which wish a
+        key means, the parser returns value_parsers.Several
   ENV   environment variable -> key, for nodes that trust the environment
-  SAME  pairs of keys whose system writes both for one share: in the environment the second is not read beside the first
-and where the node's rules decide what a key means, `rows(rules)`, which is then read instead of KEYS.
+  SAME  (exact key, rough key) for one thing: if the environment has both, only the exact one is read
+If the node's rules decide what a key means, the module has a function `rows(rules)`, which is used instead of KEYS.
 To add a dialect, write its file and put its name into NAMES and what its keys begin with into BEGIN. The launcher,
 which decides without Python whether a container asks for anything, is compiled with the words of BEGIN (`triggers`):
 run scripts/build after a change. A dialect that asks by mounts needs its words in ASK_BY_MOUNT.
@@ -16,13 +17,13 @@ from oci_hook.core.layout import PREFIX_KEY, VISIBLE_DIR
 NATIVE = "native"
 NAMES = ("t9k", "qgpu", "gpu-manager", "hami", "nvidia-volumes")
 
-# What a container must have for a table to be read at all: most have nothing of most systems.
+# How the keys of a dialect begin. A table is imported only for a container that has such a key.
 BEGIN = {
     "t9k": ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_", "tensorstack.dev/"),
     "qgpu": ("tke.cloud.tencent.com/",),
     "gpu-manager": ("tencent.com/vcuda-", "nvidia.com/vcuda-"),
     "hami": ("nvidia.com/gpu", "nvidia.com/priority"),
-    "nvidia-volumes": (),  # mounts, which core/collect.py reads
+    "nvidia-volumes": (),  # has no keys: core/collect.py reads its mounts
 }
 OUR_WORDS = (PREFIX_KEY, "GPU_HOOK_", "NVIDIA_IMEX_CHANNELS")
 ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
@@ -46,7 +47,7 @@ def table(name: str) -> "ModuleType":
 
 
 def rows(name: str, rules: "Rules") -> "dict[str, Row]":
-    """What the keys of a dialect mean on a node with these rules."""
+    """The keys of a dialect, and what they mean on a node with these rules."""
     module = table(name)
     by_rules = getattr(module, "rows", None)
     found: dict[str, Row] = by_rules(rules) if by_rules else module.KEYS
@@ -54,7 +55,7 @@ def rows(name: str, rules: "Rules") -> "dict[str, Row]":
 
 
 def spoken(names: "Iterable[str]", keys: "Iterable[str]") -> list[str]:
-    """Those of the dialects that some of these keys may be words of."""
+    """The names of those dialects that some of these keys may belong to."""
     keys = tuple(keys)
     return [name for name in names if BEGIN[name] and any(key.startswith(BEGIN[name]) for key in keys)]
 

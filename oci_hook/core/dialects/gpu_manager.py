@@ -1,7 +1,7 @@
-"""The words of gpu-manager (https://github.com/tkestack/gpu-manager) and of its fork under nvidia.com/.
+"""The keys of gpu-manager (https://github.com/tkestack/gpu-manager) and of its fork under nvidia.com/.
 
-vcuda-core: 100 is one GPU; below it is a share of one, multiples are whole GPUs. vcuda-memory: blocks of 256 MiB,
-in the fork MB, which there means MiB. vcuda-core-limit: a ceiling above the share, which only burst-share has.
+vcuda-core: below 100 a share of one GPU in per cent; 100, 200, ... are whole GPUs. vcuda-memory: blocks of 256 MiB; in
+the fork MB, by which it means MiB. vcuda-core-limit: a ceiling above the guarantee, which only burst-share has.
 """
 
 from oci_hook.core import units, value_parsers

@@ -1,7 +1,7 @@
-"""The words of HAMi (https://github.com/Project-HAMi/HAMi); `nvidia.com/gpu` alone is NVIDIA's own device plugin's too.
+"""The keys of HAMi (https://github.com/Project-HAMi/HAMi). NVIDIA's own device plugin uses `nvidia.com/gpu` as well.
 
-nvidia.com/gpu is a number of GPUs, of each of which the container gets the rest. gpumem is in MB, which there means
-MiB. A priority of 1 is what HAMi gives who says nothing, so it is no lower class here.
+nvidia.com/gpu is a number of GPUs; the other keys say what the container gets of each. gpumem is in MB, by which HAMi
+means MiB. HAMi's default priority is 1, so 1 is the class default here, not offline.
 """
 
 from oci_hook.core import units, value_parsers
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gpucores(text: str) -> int | None:
-    """Per cent; 0 is HAMi's way to say nothing."""
+    """Per cent; with HAMi, 0 means the same as no value."""
     return units.integer(text, 0, 100) or None
 
 

@@ -1,7 +1,7 @@
-"""The NVIDIA runtime's request by mounts: /dev/null at FOLDER/ID for each GPU, or FOLDER/all, none, void; and at
-FOLDER/imex/N for each IMEX channel.
+"""The NVIDIA runtime's way to request GPUs by mounts: /dev/null at FOLDER/ID for each GPU, or FOLDER/all, none, void; and
+at FOLDER/imex/N for each IMEX channel.
 
-An image cannot bring a mount, so unlike NVIDIA_VISIBLE_DEVICES these may ask.
+An image cannot bring a mount, so these count as requests, unlike NVIDIA_VISIBLE_DEVICES.
 https://docs.nvidia.com/datacenter/cloud-native/container-toolkit (accept-nvidia-visible-devices-as-volume-mounts)
 """
 

@@ -1,9 +1,9 @@
-"""The words of TKE's qGPU: https://cloud.tencent.com/document/product/457/61448 (resources), /81107 (online, offline).
+"""The keys of TKE's qGPU: https://cloud.tencent.com/document/product/457/61448 (resources), /81107 (online, offline).
 
 qgpu-memory is in MB in one of its documents and in GiB in another, so the node must say which: rules.qgpu_memory_unit.
-qgpu-core is in per cent of one GPU below 100; 100, 200, ... are whole GPUs. An offline container's core is idle
-compute only, which is never booked: what remains of it is the class. qGPU's own steps (5 %, 1 GiB) are the node's
-business (`profile: qgpu`), so a value between them is no error here.
+qgpu-core below 100 is per cent of one GPU; 100, 200, ... are whole GPUs. An offline container gets idle compute only,
+and nothing is guaranteed to it, so qgpu-core-greedy only sets the class. qGPU's own steps (5 %, 1 GiB) are set by the
+node (`profile: qgpu`), so a value between them is no error here.
 """
 
 from oci_hook.core import units, value_parsers

@@ -1,8 +1,8 @@
-"""The words of the T9k scheduler: shares by memory, whole GPUs, whole nodes.
+"""The keys of the T9k scheduler: shares by memory, whole GPUs, whole nodes.
 
-T9K_GPU_PERCENT is a percentage of a GPU's memory, not of its compute. T9K_GPU_MEMORY is in MB, which there as on most
-GPU dashboards means MiB. As annotations, two keys for one thing contradict each other; in the environment the scheduler
-itself writes percentage and megabytes side by side, and the exact one is read.
+T9K_GPU_PERCENT is a percentage of a GPU's memory, not of its compute. T9K_GPU_MEMORY is in MB, by which T9k, as most
+GPU dashboards, means MiB. Annotations with both contradict each other; but in the environment the scheduler itself
+writes percentage and megabytes side by side, so there only the exact one is read.
 """
 
 from oci_hook.core import units, value_parsers

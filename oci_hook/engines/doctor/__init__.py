@@ -9,20 +9,18 @@ import shlex
 from collections.abc import Iterator
 
 from oci_hook.config.settings import Settings, load
-from oci_hook.core.layout import SETTINGS_YAML
-from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, Finding
+from oci_hook.core.layout import DEFAULT_PREFIX, SETTINGS_YAML
+from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, CheckResult
 from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_leases, check_ledger
 from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_shim
 from oci_hook.engines.doctor.registered import check_engines
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
 
-__all__ = ["FAIL", "NOTE", "OK", "STATES", "WARN", "Finding", "examine"]
-
-DEFAULT_PREFIX = "/opt/gpu-hook"
+__all__ = ["FAIL", "NOTE", "OK", "STATES", "WARN", "CheckResult", "examine"]
 
 
-def examine(prefix: str, host_root: str = "/") -> list[Finding]:
+def examine(prefix: str, host_root: str = "/") -> list[CheckResult]:
     """All findings, from the install to the engines. host_root: where the machine's / is mounted."""
     option = "" if prefix == DEFAULT_PREFIX else f" --prefix {shlex.quote(prefix)}"
     try:
@@ -49,7 +47,7 @@ def examine(prefix: str, host_root: str = "/") -> list[Finding]:
     return [finding for name, findings in checks for finding in guarded(name, findings, option, prefix)]
 
 
-def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) -> Iterator[Finding]:
+def guarded(name: str, findings: Iterator[CheckResult], option: str, prefix: str) -> Iterator[CheckResult]:
     """These findings, and as the last one the error that ended the check; its message may name the fixing command."""
     try:
         yield from findings
@@ -62,6 +60,6 @@ def guarded(name: str, findings: Iterator[Finding], option: str, prefix: str) ->
                 fix += "  # stop its container first: otherwise it keeps running, unaccounted"
             if not fix and name == "settings":
                 fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings check{option}"
-            yield Finding(name, FAIL, message, problem.code, fix)
+            yield CheckResult(name, FAIL, message, problem.code, fix)
     except OSError as e:
-        yield Finding(name, WARN, f"cannot be checked: {e}", "", f"sudo gpu-hook doctor{option}")
+        yield CheckResult(name, WARN, f"cannot be checked: {e}", "", f"sudo gpu-hook doctor{option}")

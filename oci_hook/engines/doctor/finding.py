@@ -7,7 +7,7 @@ OK, NOTE, WARN, FAIL = STATES = ("ok", "note", "warn", "fail")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One result.
 
     check: what was checked. state: ok; note (for information); warn (works with limits, or not for everyone); fail

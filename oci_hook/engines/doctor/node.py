@@ -9,7 +9,7 @@ from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.discovery import char_links, discover, driver_files, mark
-from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
 from oci_hook.linux import cgroup, mount, openat2
@@ -21,47 +21,49 @@ CGROUP2 = "mount -t cgroup2 none /sys/fs/cgroup"
 FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
 
 
-def check_driver(settings: Settings, option: str) -> Iterator[Finding]:
+def check_driver(settings: Settings, option: str) -> Iterator[CheckResult]:
     if Path(settings.driver_root, mark.MARK).exists():
-        yield Finding("driver", NOTE, f"simulated, in {settings.driver_root}; `gpu-hook sim down{option}` removes it")
+        yield CheckResult(
+            "driver", NOTE, f"simulated, in {settings.driver_root}; `gpu-hook sim down{option}` removes it"
+        )
         return
     loaded = discover.kernel_version()
     if not loaded:
         message = "no NVIDIA kernel driver is loaded; without a GPU, `gpu-hook sim up` simulates one"
-        yield Finding("driver", FAIL, message, "GH-302", "modprobe nvidia")
+        yield CheckResult("driver", FAIL, message, "GH-302", "modprobe nvidia")
         return
     found = driver_files.find(settings.driver_root, loaded)
-    yield Finding("driver", OK, f"{found.version}, files in {settings.driver_root}")
+    yield CheckResult("driver", OK, f"{found.version}, files in {settings.driver_root}")
     if os.path.exists(PERSISTENCED):
-        yield Finding("persistence", OK, "nvidia-persistenced runs")
+        yield CheckResult("persistence", OK, "nvidia-persistenced runs")
     else:
         message = "nvidia-persistenced does not run: the first use of an idle GPU takes seconds"
-        yield Finding("persistence", WARN, message, "", "systemctl enable --now nvidia-persistenced")
+        yield CheckResult("persistence", WARN, message, "", "systemctl enable --now nvidia-persistenced")
 
 
-def check_inventory(settings: Settings, option: str) -> Iterator[Finding]:
+def check_inventory(settings: Settings, option: str) -> Iterator[CheckResult]:
     try:
         gpus = inventory.load(settings)
     except GhError as e:
         message = str(e.problems[0]).partition(": ")[2]
-        yield Finding("inventory", FAIL, message, e.problems[0].code, f"gpu-hook gpus --refresh{option}")
+        yield CheckResult("inventory", FAIL, message, e.problems[0].code, f"gpu-hook gpus --refresh{option}")
         return
     simulated = ", simulated" if gpus.simulated else ""
-    yield Finding("inventory", OK, f"{plural(len(gpus.gpus), 'GPU')}{simulated}, driver {gpus.driver_version}")
+    yield CheckResult("inventory", OK, f"{plural(len(gpus.gpus), 'GPU')}{simulated}, driver {gpus.driver_version}")
     if not gpus.simulated:
         yield from check_devices(gpus, option)
 
 
-def check_devices(gpus: Inventory, option: str) -> Iterator[Finding]:
+def check_devices(gpus: Inventory, option: str) -> Iterator[CheckResult]:
     """The device nodes, which the driver creates on first use, and their /dev/char links."""
     wanted = char_links.nodes(gpus)
     absent = [path for path, major, minor in wanted if not char_links.is_device(path, major, minor)]
     if absent:
-        yield Finding(
+        yield CheckResult(
             "devices", WARN, f"{', '.join(absent)} missing, or with another device number", "GH-302", "nvidia-smi"
         )
     else:
-        yield Finding("devices", OK, plural(len(wanted), "device node"))
+        yield CheckResult("devices", OK, plural(len(wanted), "device node"))
     unlinked = [link for _, link in char_links.missing(gpus)]
     if unlinked:
         more = f" and {len(unlinked) - 1} more" if len(unlinked) > 1 else ""
@@ -69,26 +71,26 @@ def check_devices(gpus: Inventory, option: str) -> Iterator[Finding]:
             f"{unlinked[0]}{more} missing: with runc before 1.1.7 or systemd before 240, containers lose their GPUs"
             " at `systemctl daemon-reload`"
         )
-        yield Finding("devices", WARN, message, "GH-302", f"gpu-hook gpus --refresh{option}")
+        yield CheckResult("devices", WARN, message, "GH-302", f"gpu-hook gpus --refresh{option}")
 
 
-def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
+def check_ledger(settings: Settings, option: str) -> Iterator[CheckResult]:
     living = store.snapshot(settings.state_dir)
     folder = Path(settings.state_dir, LEDGER_DIR)
     written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
     exited = written - len(living)
     more = f"; the next start releases {exited} of exited containers" if exited > 0 else ""
     holders = "1 container holds a share" if len(living) == 1 else f"{len(living)} containers hold shares"
-    yield Finding("ledger", OK, holders + more)
+    yield CheckResult("ledger", OK, holders + more)
     unknown = orphans(settings.state_dir, {grant.key for grant in living})
     new = {grant.key for grant in store.snapshot(settings.state_dir)} if unknown else set()  # created meanwhile
     for pid in [pid for key, pid in unknown.items() if key not in new]:
         message = f"process {pid} has a share that is not in the ledger: the GPU memory it uses can be granted twice"
-        yield Finding("ledger", WARN, message, "GH-303", f"kill -9 {pid}")
+        yield CheckResult("ledger", WARN, message, "GH-303", f"kill -9 {pid}")
     if os.path.isdir(settings.state_dir):
         if os.stat(settings.state_dir).st_mode & 0o077:
             message = f"{settings.state_dir} is open to all users of this machine, who can write to shared files in it"
-            yield Finding("ledger", WARN, message, "GH-303", f"chmod 0700 {shlex.quote(settings.state_dir)}")
+            yield CheckResult("ledger", WARN, message, "GH-303", f"chmod 0700 {shlex.quote(settings.state_dir)}")
         fd = os.open(settings.state_dir, os.O_PATH | os.O_CLOEXEC)
         try:
             volatile = mount.fstatfs_type(fd) == mount.TMPFS_MAGIC
@@ -104,16 +106,18 @@ def check_ledger(settings: Settings, option: str) -> Iterator[Finding]:
         for share in grant.shares:
             if share.uuid not in known:
                 message = f"container {grant.who.id[:40]} holds {share.uuid}, a GPU that this node does not have"
-                yield Finding("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
+                yield CheckResult("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
 
 
-def on_disk(settings: Settings, option: str, held: bool) -> Finding:
+def on_disk(settings: Settings, option: str, held: bool) -> CheckResult:
     message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it"
     if os.path.realpath(settings.state_dir) == USUAL:  # so /run itself is on a disk
-        return Finding("ledger", WARN, f"{message}; mount a tmpfs there before the first container starts", "GH-303")
+        return CheckResult(
+            "ledger", WARN, f"{message}; mount a tmpfs there before the first container starts", "GH-303"
+        )
     if held:
-        return Finding("ledger", WARN, f"{message}; end its containers, then run doctor again", "GH-303")
-    return Finding("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir={USUAL}{option}")
+        return CheckResult("ledger", WARN, f"{message}; end its containers, then run doctor again", "GH-303")
+    return CheckResult("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir={USUAL}{option}")
 
 
 def plural(n: int, noun: str) -> str:
@@ -125,7 +129,7 @@ BREAK_TIME = "/proc/sys/fs/lease-break-time"
 USERFAULTFD = "/proc/sys/vm/unprivileged_userfaultfd"
 
 
-def check_leases() -> Iterator[Finding]:
+def check_leases() -> Iterator[CheckResult]:
     """Kernel switches by which containers can slow down each other, but not the host (fcntl(2), userfaultfd(2))."""
     if number(LEASES):
         message = (
@@ -133,13 +137,13 @@ def check_leases() -> Iterator[Finding]:
             f" {number(BREAK_TIME)} s (fs.lease-break-time) when it loads the shim, unless the agent runs; the host"
             " never waits; `sysctl fs.leases-enable=0` prevents this"
         )
-        yield Finding("leases", NOTE, message)
+        yield CheckResult("leases", NOTE, message)
     if number(USERFAULTFD):
         message = (
             "vm.unprivileged_userfaultfd is 1: containers can block the kernel's reads of their memory for any time;"
             " gpu-hook waits for no such read; `sysctl vm.unprivileged_userfaultfd=0` prevents this"
         )
-        yield Finding("userfaultfd", NOTE, message)
+        yield CheckResult("userfaultfd", NOTE, message)
 
 
 def number(path: str) -> int:
@@ -150,7 +154,7 @@ def number(path: str) -> int:
         return 0
 
 
-def check_kernel(option: str) -> Iterator[Finding]:
+def check_kernel(option: str) -> Iterator[CheckResult]:
     release = os.uname().release
     try:
         os.close(openat2.openat2(-100, "/", os.O_PATH, openat2.RESOLVE_IN_ROOT | openat2.RESOLVE_NO_MAGICLINKS))
@@ -163,16 +167,16 @@ def check_kernel(option: str) -> Iterator[Finding]:
                 os.close(tree)
         finally:
             os.close(root)
-        yield Finding("kernel", OK, f"{release} has the interfaces that the hooks need")
+        yield CheckResult("kernel", OK, f"{release} has the interfaces that the hooks need")
     except PermissionError as e:
-        yield Finding("kernel", WARN, f"cannot be tested: {e}", "", f"sudo gpu-hook doctor{option}")
+        yield CheckResult("kernel", WARN, f"cannot be tested: {e}", "", f"sudo gpu-hook doctor{option}")
     except OSError as e:
         message = f"{release} lacks {e}; the hooks need {FEATURES}; gpu-hook-runtime works without them"
-        yield Finding("kernel", WARN, message, "GH-404")
+        yield CheckResult("kernel", WARN, message, "GH-404")
     hierarchy = cgroup.v1_path(os.getpid(), "devices")
     if hierarchy is not None:
-        yield Finding("cgroup", OK, "version 1, with the devices controller")
+        yield CheckResult("cgroup", OK, "version 1, with the devices controller")
     elif os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
-        yield Finding("cgroup", OK, "version 2")
+        yield CheckResult("cgroup", OK, "version 2")
     else:
-        yield Finding("cgroup", FAIL, "neither the devices controller nor version 2 is mounted", "GH-404", CGROUP2)
+        yield CheckResult("cgroup", FAIL, "neither the devices controller nor version 2 is mounted", "GH-404", CGROUP2)

@@ -15,7 +15,7 @@ from oci_hook.config.settings import load
 from oci_hook.core import layout
 from oci_hook.discovery import elf
 from oci_hook.engines import detect
-from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, Finding
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.prefix import PROGRAMS, SHIMS, STARTS
 from oci_hook.errors import GhError
 from oci_hook.install import own_path, settings_check
@@ -24,14 +24,14 @@ REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
 GLIBC_FLOOR = (2, 17)  # the oldest glibc of an image in which the shims must load
 
 
-def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
+def check_prefix(prefix: str, option: str) -> Iterator[CheckResult]:
     fix = install_command(option)
     there = fix if Path(prefix, layout.LIB_DIR).is_dir() else f"gpu-hook install{option}"
     try:
         detect.check_prefix(prefix)
     except GhError as e:
         message = str(e.problems[0]).partition(": ")[2]
-        yield Finding(
+        yield CheckResult(
             "prefix", FAIL, message, e.problems[0].code, there if "does not exist" in message else closed(message)
         )
         return
@@ -40,7 +40,7 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
     if open_to_others:
         quoted = shlex.quote(prefix)
         more = f" and {len(open_to_others) - 1} more" if len(open_to_others) > 1 else ""
-        yield Finding(
+        yield CheckResult(
             "prefix",
             FAIL,
             f"{open_to_others[0]}{more} can be changed by others than root",
@@ -49,20 +49,20 @@ def check_prefix(prefix: str, option: str) -> Iterator[Finding]:
         )
         return
     if (problem := damaged_program(prefix)) is not None:
-        yield Finding("prefix", FAIL, problem, "GH-504", fix)
+        yield CheckResult("prefix", FAIL, problem, "GH-504", fix)
         return
     if (problem := wrong_skeleton(prefix)) is not None:
-        yield Finding("prefix", FAIL, problem, "GH-308", fix)
+        yield CheckResult("prefix", FAIL, problem, "GH-308", fix)
         return
     if (folder := own_path.cleaned(prefix)) is not None:
         message = f"{prefix} is in {folder}, where anyone may create files; a cleanup of it removes the install"
-        yield Finding("prefix", NOTE, message)
+        yield CheckResult("prefix", NOTE, message)
     laid = laid_by(prefix)
     if laid != __version__:
         what = f"was installed by gpu-hook {laid}" if laid else "does not say its version"
-        yield Finding("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", fix)
+        yield CheckResult("prefix", WARN, f"{prefix} {what}, this is {__version__}", "GH-504", fix)
     else:
-        yield Finding("prefix", OK, f"gpu-hook {__version__} in {prefix}")
+        yield CheckResult("prefix", OK, f"gpu-hook {__version__} in {prefix}")
 
 
 def install_command(option: str) -> str:
@@ -130,20 +130,22 @@ def changeable(path: Path) -> bool:
     return bool(st.st_uid not in (0, os.geteuid()) or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def check_settings(prefix: str, option: str) -> Iterator[Finding]:
+def check_settings(prefix: str, option: str) -> Iterator[CheckResult]:
     settings_check.check(prefix)  # GhError: its problems are the findings
     used = load(prefix)
-    yield Finding("settings", OK, f"valid, mode {used.mode}")
+    yield CheckResult("settings", OK, f"valid, mode {used.mode}")
     done = subprocess.run(
         [used.runtime, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20
     )
     if done.returncode == 0:
-        yield Finding("runtime", OK, f"{used.runtime}, {done.stdout.strip().splitlines()[0]}")
+        yield CheckResult("runtime", OK, f"{used.runtime}, {done.stdout.strip().splitlines()[0]}")
     else:
-        yield Finding("runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503", REINSTALL)
+        yield CheckResult(
+            "runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503", REINSTALL
+        )
 
 
-def check_shim(prefix: str, option: str) -> Iterator[Finding]:
+def check_shim(prefix: str, option: str) -> Iterator[CheckResult]:
     """The shims have this machine's architecture and the right names, and load with the glibc of every image."""
     fix = install_command(option)
     for name in SHIMS:
@@ -152,15 +154,15 @@ def check_shim(prefix: str, option: str) -> Iterator[Finding]:
             with open(path, "rb") as f:
                 facts, data = elf.read(f.fileno()), f.read()
         except FileNotFoundError:
-            yield Finding("shim", FAIL, f"{path} is missing", "GH-305", fix)
+            yield CheckResult("shim", FAIL, f"{path} is missing", "GH-305", fix)
             continue
         if facts is None or facts.machine != elf.MACHINES.get(platform.machine()) or facts.soname != name:
-            yield Finding("shim", FAIL, f"{path} is not {name} for {platform.machine()}", "GH-305", fix)
+            yield CheckResult("shim", FAIL, f"{path} is not {name} for {platform.machine()}", "GH-305", fix)
             continue
         needs = {tuple(map(int, m.split(b"."))) for m in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)}
         newest = max(needs, default=GLIBC_FLOOR)
         if newest > GLIBC_FLOOR:
             wanted = ".".join(map(str, newest))
-            yield Finding("shim", WARN, f"{name} needs glibc {wanted}: older images cannot load it", "GH-305", fix)
+            yield CheckResult("shim", WARN, f"{name} needs glibc {wanted}: older images cannot load it", "GH-305", fix)
         else:
-            yield Finding("shim", OK, f"{name} loads with glibc {'.'.join(map(str, newest))} and newer")
+            yield CheckResult("shim", OK, f"{name} loads with glibc {'.'.join(map(str, newest))} and newer")

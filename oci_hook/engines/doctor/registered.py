@@ -10,21 +10,21 @@ from typing import Any
 
 from oci_hook.config.settings import Settings
 from oci_hook.engines import containerd, crio, detect, engine, json_text, toml_text
-from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, Finding
-from oci_hook.engines.edits import NAME, Change, Record, Registration, annotation_patterns, plan, read
+from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
+from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, read
 from oci_hook.errors import GhError
 from oci_hook.oci import nvidia_hooks
 
 ANNOTATIONS_SINCE = 24  # docker run --annotation
 
 
-def check_engines(registration: Registration, option: str, settings: Settings | None) -> Iterator[Finding]:
+def check_engines(registration: Registration, option: str, settings: Settings | None) -> Iterator[CheckResult]:
     prefix = registration.prefix
     record = Record(prefix)
     here = detect.found(registration)
     names = [name for name in here if name != "runc"] + [name for name in record.engines if name not in here]
     if not names:
-        yield Finding("engine", NOTE, f"none found; call {registration.program} in place of runc")
+        yield CheckResult("engine", NOTE, f"none found; call {registration.program} in place of runc")
     for name in names:
         try:
             yield from check_engine(name, registration, record, option, settings)
@@ -32,12 +32,12 @@ def check_engines(registration: Registration, option: str, settings: Settings | 
             for problem in e.problems:
                 message = str(problem).partition(": ")[2]
                 path = message.partition(":")[0]
-                yield Finding(name, FAIL, message, problem.code, f"{EDIT} {path}" if path.startswith("/") else "")
+                yield CheckResult(name, FAIL, message, problem.code, f"{EDIT} {path}" if path.startswith("/") else "")
 
 
 def check_engine(
     name: str, registration: Registration, record: Record, option: str, settings: Settings | None
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     module = engine(name)
     fix = f"gpu-hook install --engine {name}{option}"
     recorded = [Path(path) for path in record.engines.get(name, {})]
@@ -49,13 +49,13 @@ def check_engine(
     if all(change.old == change.before for change in changes):
         state = WARN if recorded else NOTE
         lost = "was registered, but its lines are gone from the configuration" if recorded else "is not registered"
-        yield Finding(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
+        yield CheckResult(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
         return
     incomplete = [change for change in changes if change.old != change.new]
     for change in incomplete:
-        yield Finding(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", fix)
+        yield CheckResult(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", fix)
     if not incomplete:
-        yield Finding(name, OK, f"registered in {', '.join(str(change.path) for change in changes[:1])}")
+        yield CheckResult(name, OK, f"registered in {', '.join(str(change.path) for change in changes[:1])}")
     if name in OF_ENGINE:
         yield from OF_ENGINE[name](changes[0], settings, option)
     yield from not_restarted(name, changes[0])
@@ -71,7 +71,7 @@ def own_file(name: str, recorded: list[Path], registration: Registration) -> Pat
     return None if recorded[0] in usual else recorded[0]
 
 
-def missing(name: str, change: Change) -> str:
+def missing(name: str, change: FileChange) -> str:
     """What a user wants to know about the difference, instead of a diff."""
     if change.old is None:
         return "is missing"
@@ -85,7 +85,7 @@ def missing(name: str, change: Change) -> str:
     return "differs from the lines that this install writes"
 
 
-def docker_findings(change: Change, settings: Settings | None, option: str) -> Iterator[Finding]:
+def docker_findings(change: FileChange, settings: Settings | None, option: str) -> Iterator[CheckResult]:
     text = (change.old or b"").decode("utf-8", "replace")
     data = json_text.parse(text, change.path) if text.strip() else {}
     yield from nvidia_default("docker", data.get("default-runtime"), change.path)
@@ -95,23 +95,23 @@ def docker_findings(change: Change, settings: Settings | None, option: str) -> I
             f"docker {major} passes no annotations: request by `-v /dev/null:/run/gpu-hook/request/memory=4Gi`, or"
             " by -e if the setting `trust_env: true` trusts all images"
         )
-        yield Finding("docker", NOTE, message)
+        yield CheckResult("docker", NOTE, message)
     for pid, words in running("dockerd"):
         file = flag_value(words, "--config-file")
         if file and os.path.realpath(file) != str(change.path):
             fix = f"gpu-hook install --engine docker --config {file}{option}"
-            yield Finding("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
+            yield CheckResult("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
         elif NAME not in docker_runtimes():
             message = f"the running dockerd ({pid}) has not read {change.path}"
-            yield Finding("docker", WARN, message, "GH-510", "systemctl reload docker")
+            yield CheckResult("docker", WARN, message, "GH-510", "systemctl reload docker")
 
 
-def containerd_findings(change: Change, settings: Settings | None, option: str) -> Iterator[Finding]:
+def containerd_findings(change: FileChange, settings: Settings | None, option: str) -> Iterator[CheckResult]:
     data = toml_text.parse((change.old or b"").decode("utf-8", "replace"), change.path)
     for plugin in {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", [])):
         message = f"{change.path}: disabled_plugins has {plugin}, so containerd serves no kubelet"
         fix = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
-        yield Finding("containerd", WARN, message, "GH-510", fix)
+        yield CheckResult("containerd", WARN, message, "GH-510", fix)
     for table in containerd.PLUGIN.values():
         default = toml_text.get(data, (*table, "containerd", "default_runtime_name"))
         yield from nvidia_default("containerd", default, change.path)
@@ -120,7 +120,7 @@ def containerd_findings(change: Change, settings: Settings | None, option: str) 
 OF_ENGINE = {"docker": docker_findings, "containerd": containerd_findings}
 
 
-def not_restarted(name: str, change: Change) -> Iterator[Finding]:
+def not_restarted(name: str, change: FileChange) -> Iterator[CheckResult]:
     """Engines that read their files only at their start, and were started before the last change."""
     reload = engine(name).RELOAD
     if reload not in (containerd.RELOAD, crio.RELOAD):
@@ -128,14 +128,14 @@ def not_restarted(name: str, change: Change) -> Iterator[Finding]:
     for pid, _ in running(reload[0]):
         if started_before(pid, change.path):
             message = f"process {pid} was started before {change.path} was changed and has not read it"
-            yield Finding(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
+            yield CheckResult(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
 
 
-def rival_hooks(name: str, folder: Path) -> Iterator[Finding]:
+def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
     for other in sorted(folder.glob("*.json")):
         if any(program in other.read_text(errors="replace") for program in nvidia_hooks.PROGRAMS):
             message = f"{other} is NVIDIA's own hook: containers that it also matches are refused (GH-409)"
-            yield Finding(name, NOTE, message, "", f"mv {other} {other}.off")
+            yield CheckResult(name, NOTE, message, "", f"mv {other} {other}.off")
 
 
 def docker_runtimes() -> str:
@@ -148,10 +148,10 @@ def docker_runtimes() -> str:
     return done.stdout if done.returncode == 0 else NAME
 
 
-def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[Finding]:
+def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[CheckResult]:
     if isinstance(runtime, str) and "nvidia" in runtime:
         message = f"the default runtime is {runtime}: an image's own NVIDIA_VISIBLE_DEVICES gives it every GPU"
-        yield Finding(name, WARN, message, "GH-403", f"{EDIT} {path} && systemctl restart {name}")
+        yield CheckResult(name, WARN, message, "GH-403", f"{EDIT} {path} && systemctl restart {name}")
 
 
 def version(program: str) -> int | None:

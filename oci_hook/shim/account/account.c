@@ -424,7 +424,7 @@ static void repair(struct gh_account_page *page, unsigned gpu) {
             return;
         acknowledge(page, gpu, w, 0);
         CAS_ACQ_REL(total, &w, gh_word(sum, 0, (gh_tag(w) + 1) & GH_TAG_MASK));
-        /* and check again: slots with garbage may have changed meanwhile */
+        /* go on and check again, since slots with garbage may have changed meanwhile */
     }
 }
 

@@ -3,8 +3,8 @@
 #include "process/atomics.h"
 
 #define OPERATIONS 4096        /* served from the cache after one conflict on the total */
-#define MOST_UNITS (64u << 11) /* at most 64 MiB in the cache, */
-#define MOST_PART 64           /* and at most this part of the limit */
+#define MOST_UNITS (64u << 11) /* a cache has at most 64 MiB */
+#define MOST_PART 64           /* a cache has at most limit / MOST_PART */
 #define PLENTY(limit) ((limit) - (limit) / 8)
 
 /* Others only turn idle units into taken ones, so only the owner changes the sum. */

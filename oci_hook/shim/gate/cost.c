@@ -10,9 +10,9 @@
 #define UNEVEN (500 * GH_US) /* times that differ by less are described by their mean */
 #define ELASTIC_SAMPLES 4u
 #define DEBT_MOST (10 * GH_S)  /* no wait at a cap is longer */
-#define SAMPLES_AT_ONCE 4u     /* a key with fewer samples is measured at each launch, */
-#define DUE_COMMANDS 32u       /* others after so many launches */
-#define DUE_TIME (200 * GH_US) /* or so much GPU time */
+#define SAMPLES_AT_ONCE 4u     /* a key with fewer samples is measured at each launch */
+#define DUE_COMMANDS 32u       /* other keys are measured after so many launches */
+#define DUE_TIME (200 * GH_US) /* or after so much GPU time */
 
 static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;

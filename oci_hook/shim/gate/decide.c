@@ -38,7 +38,7 @@ void gh_rules_default(struct gh_rules *rules) {
     };
 }
 
-static int alive(const struct gh_gpu *gpu, unsigned i) { return (gpu->present >> i & 1) && !gpu->slot[i].dead; }
+static int alive(const struct gh_gpu *gpu, unsigned i) { return (gpu->present >> i & 1) && !gpu->slot[i].ended; }
 
 /* Age of a sign of life when the slots were read, not now: a reader that is late takes nobody for ended. */
 static uint64_t quiet(const struct gh_gpu *gpu, uint64_t then) { return age64(gpu->seen, then); }
@@ -81,7 +81,7 @@ static int active(const struct gh_gpu *gpu, unsigned i) {
 
 uint64_t gh_window(const struct gh_gpu *gpu, unsigned me) {
     EACH_SLOT (gpu->present, i)
-        if (gpu->share[i].class_ > gpu->share[me].class_ && !gpu->slot[i].dead)
+        if (gpu->share[i].class_ > gpu->share[me].class_ && !gpu->slot[i].ended)
             return gpu->rules.window_guarded;
     return gpu->rules.window;
 }

@@ -29,11 +29,11 @@ struct gh_bucket {
 struct gh_own {
     struct gh_bucket bucket;
     uint64_t inflight;       /* estimated GPU time of its commands in flight */
-    uint64_t running_since;  /* the oldest command in flight may have been running since then; */
-    uint64_t running_cost;   /* its estimated GPU time */
+    uint64_t running_since;  /* since when the oldest command in flight may have been running */
+    uint64_t running_cost;   /* estimated GPU time of that command */
     uint64_t held_since;     /* begin of the present wait for others at the gate; 0: none */
-    uint64_t distrust_until; /* until then, tenants of the same class are ignored, */
-    uint64_t distrust_for;   /* for this long in all */
+    uint64_t distrust_until; /* tenants of the same class are ignored until then */
+    uint64_t distrust_for;   /* how long they are ignored in all */
     uint64_t probed_at;      /* time of its last claim with a probe_until */
     uint8_t idle;            /* this process has nothing in flight, though the container may have */
     uint8_t ahead;           /* it was stopped for its lead in v, until most of that lead is gone */

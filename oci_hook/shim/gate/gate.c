@@ -19,7 +19,7 @@ static bool anybody_awake(const struct gh_gate *g) {
     for (uint64_t left = g->view.present & ~(1ull << g->me); left; left &= left - 1) {
         const struct gh_slot *s = &g->view.slot[__builtin_ctzll(left)];
         uint64_t last = max64(s->heartbeat, s->active_at);
-        if (last && !s->dead && (last >= g->looked || g->looked - last < g->view.rules.active_within))
+        if (last && !s->ended && (last >= g->looked || g->looked - last < g->view.rules.active_within))
             return true;
     }
     return false;
@@ -194,7 +194,7 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             g->tell = has_lower(g);
         }
         struct gh_decision d = ask(g, now, cost_estimate(cost_of(&g->costs, key)));
-        *prequeue = prequeue_may(g, &d, context, stream, cost_of(&g->costs, key));
+        *prequeue = prequeue_allows(g, &d, context, stream, cost_of(&g->costs, key));
         if (*prequeue) {
             d.go = 1;
             d.held = 0;

@@ -202,30 +202,30 @@ void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle) {
 void gate_publish(struct gh_gate *g, uint64_t now) {
     struct gh_slot_head *h = gate_head(g);
     bool was_busy = g->view.slot[g->me].launched != g->view.slot[g->me].done;
-    unsigned kept = prequeue_blocked(g);
-    uint64_t launched = g->launched - kept;
+    unsigned blocked = prequeue_blocked(g);
+    uint64_t launched = g->launched - blocked;
     bool busy = launched != g->done;
     slot_keep(&g->own_slot);
-    struct gh_slot_process *sub = g->own_slot.process;
+    struct gh_slot_process *record = g->own_slot.process;
     find_running(g, now);
     uint64_t residue = gh_residue(&g->own, now);
-    WORD_STORE_RELEASE(&sub->residue, residue - min64(residue, prequeue_pending(g)));
-    WORD_STORE_RELEASE(&sub->done_at, g->done_at);
-    WORD_STORE_RELEASE(&sub->done, g->done);
-    WORD_STORE_RELEASE(&sub->launched, launched);
-    WORD_STORE_RELEASE(&sub->held, g->holding + kept);
-    WORD_STORE_RELEASE(&sub->waiting, g->entering);
-    WORD_STORE_RELEASE(&sub->heartbeat, now);
+    WORD_STORE_RELEASE(&record->residue, residue - min64(residue, prequeue_pending(g)));
+    WORD_STORE_RELEASE(&record->done_at, g->done_at);
+    WORD_STORE_RELEASE(&record->done, g->done);
+    WORD_STORE_RELEASE(&record->launched, launched);
+    WORD_STORE_RELEASE(&record->held, g->holding + blocked);
+    WORD_STORE_RELEASE(&record->waiting, g->entering);
+    WORD_STORE_RELEASE(&record->heartbeat, now);
     if (busy || was_busy || g->holding)
         WORD_STORE_RELEASE(&h->active_at, now);
     if (g->wanting)
         slot_wanted(&g->own_slot, g->wanting, now);
-    g->wanting = busy || kept || g->entering ? now : 0;
+    g->wanting = busy || blocked || g->entering ? now : 0;
     gate_count_clear(g, now);
     unsigned contexts;
     struct gh_slot *s = &g->view.slot[g->me];
     *s = gh_slot_view(g->own_slot.page, sizeof *g->own_slot.page, now, g->view.rules.heartbeat_stale, &contexts);
-    if (sub == &g->own_slot.unseen && busy) { /* no record is free, so the file does not show us */
+    if (record == &g->own_slot.unseen && busy) { /* no record is free, so the file does not show us */
         s->launched += launched - g->done;
         contexts++;
     }

@@ -23,9 +23,9 @@ struct track {
     CUcontext context;
     CUstream stream;
     uint64_t thread;            /* of a per-thread stream: whose it is; else 0 */
-    uint32_t batch;             /* commands since the last marker, */
-    uint64_t batch_estimate;    /* their estimated GPU time, */
-    uint64_t first_at, last_at; /* when the first and the last of them were submitted */
+    uint32_t batch;             /* number of commands since the last marker */
+    uint64_t batch_estimate;    /* estimated GPU time of the batch */
+    uint64_t first_at, last_at; /* when the first and the last command of the batch were launched */
     uint64_t done_at;           /* when earlier commands were last seen to be done */
     uint16_t first, last;       /* oldest and newest marker in it: 1 + index; 0 none */
     uint8_t entered;            /* launches between gate_enter and gate_leave */
@@ -210,8 +210,8 @@ void markers_tail(struct gh_gate *g);
 
 /* gate_prequeue.c. The lock is held, except for prequeue_put. */
 /* Whether a command that waits only for the window may be launched now, behind a word. */
-bool prequeue_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
-                  const struct cost *cost);
+bool prequeue_allows(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
+                     const struct cost *cost);
 /* Before the launch, without the lock: what comes into the stream from now on is behind the word. */
 void prequeue_put(struct gh_gate *g, CUcontext context, CUstream stream, uint64_t estimate);
 void prequeue_close(struct gh_gate *g, bool closed);

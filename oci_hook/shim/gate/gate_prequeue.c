@@ -44,8 +44,8 @@ static struct prequeue *prequeue_of(struct gh_gate *g, CUcontext context) {
     return bare;
 }
 
-bool prequeue_may(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
-                  const struct cost *cost) {
+bool prequeue_allows(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
+                     const struct cost *cost) {
     const struct gh_rules *r = &g->view.rules;
     uint64_t window = gh_window(&g->view, g->me), estimate = gh_cost_of(&cost->cost);
     if (!(g->tiers & GH_TIER_MEMOPS) || d->go || d->on != GH_ON_OWN_DONE || d->mode != GH_GUARDED || !g->pacer ||
@@ -114,7 +114,7 @@ unsigned prequeue_watched(const struct gh_gate *g) {
     if (prequeue_waits(g) && !g->closed)
         for (uint64_t left = g->view.present; left; left &= left - 1) {
             unsigned i = (unsigned)__builtin_ctzll(left);
-            if (g->view.share[i].class_ > g->view.share[g->me].class_ && !g->view.slot[i].dead &&
+            if (g->view.share[i].class_ > g->view.share[g->me].class_ && !g->view.slot[i].ended &&
                 (found == GH_SLOTS || g->view.slot[i].active_at > g->view.slot[found].active_at))
                 found = i;
         }

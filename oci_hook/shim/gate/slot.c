@@ -97,13 +97,13 @@ static bool write_locked(const struct slot_file *file, off_t at, off_t length) {
 
 /* GH_PROCESS_LOCKS, in the container's own tmpfs: the processes of the container see each other's locks there, and no
  * other container can open it. Opened while the gates are made; one file for all GPUs. */
-static struct slot_file among;
+static struct slot_file process_locks;
 
 /* No O_CREAT on a file that exists: see open_page() in account/account.c. */
-static void open_among(void) {
+static void open_process_locks(void) {
     struct stat st;
     struct slot_file file;
-    if (is_ours(&among)) /* open already; closing a second descriptor would drop the locks of the first */
+    if (is_ours(&process_locks)) /* open already; closing a second descriptor would drop the locks of the first */
         return;
     file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (!file.fd && errno == ENOENT)
@@ -112,15 +112,15 @@ static void open_among(void) {
         file = open_high(GH_PROCESS_LOCKS, O_RDWR, &st);
     if (file.fd && (st.st_mode & 0666) != 0666 && st.st_uid == geteuid())
         fchmod(file.fd - 1, 0666); /* the umask has removed some bits */
-    among = file;
+    process_locks = file;
 }
 
-static off_t among_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SLOT_PROCESSES + i; }
+static off_t process_lock_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SLOT_PROCESSES + i; }
 
 /* Takes record i, unless a running process of the container has it. *withheld: other containers see no lock for it. */
 static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
     uint64_t nobody = 0;
-    enum locked mine = lock_byte(&among, among_at(own, i));
+    enum locked mine = lock_byte(&process_locks, process_lock_at(own, i));
     if (mine == BUSY)
         return false;
     enum locked seen = lock_byte(&own->file, i);
@@ -129,7 +129,7 @@ static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
         return true;
     if (seen == BUSY && write_locked(&own->file, i, 1)) {
         if (mine == LOCKED)
-            unlock_byte(&among, among_at(own, i));
+            unlock_byte(&process_locks, process_lock_at(own, i));
         return false;
     }
     /* Without a lock that our container's processes see, take only a record that was never used. */
@@ -145,28 +145,28 @@ static void take(struct slot_own *own) {
         own->generation = 1;
     own->process = &own->unseen;
     for (unsigned i = 0; i < GH_SLOT_PROCESSES; i++) {
-        struct gh_slot_process *sub = &own->page->process[i];
+        struct gh_slot_process *record = &own->page->process[i];
         bool withheld = false;
         if (own->file.fd && !claim(own, i, &withheld))
             continue;
-        own->inherited =
-            WORD_LOAD_RELAXED(&sub->owner) && WORD_LOAD_RELAXED(&sub->launched) != WORD_LOAD_RELAXED(&sub->done);
-        WORD_STORE_RELEASE(&sub->owner, 0);
-        WORD_STORE_RELEASE(&sub->launched, 0);
-        WORD_STORE_RELEASE(&sub->done, 0);
-        WORD_STORE_RELEASE(&sub->done_at, 0);
-        WORD_STORE_RELEASE(&sub->heartbeat, 0);
-        WORD_STORE_RELEASE(&sub->residue, 0);
-        WORD_STORE_RELEASE(&sub->held, 0);
-        WORD_STORE_RELEASE(&sub->waiting, 0);
-        WORD_STORE_RELEASE(&sub->withheld, withheld);
-        WORD_STORE_RELEASE(&sub->pid, (uint32_t)syscall(SYS_getpid));
-        WORD_STORE_RELEASE(&sub->owner, own->generation);
+        own->inherited = WORD_LOAD_RELAXED(&record->owner) &&
+                         WORD_LOAD_RELAXED(&record->launched) != WORD_LOAD_RELAXED(&record->done);
+        WORD_STORE_RELEASE(&record->owner, 0);
+        WORD_STORE_RELEASE(&record->launched, 0);
+        WORD_STORE_RELEASE(&record->done, 0);
+        WORD_STORE_RELEASE(&record->done_at, 0);
+        WORD_STORE_RELEASE(&record->heartbeat, 0);
+        WORD_STORE_RELEASE(&record->residue, 0);
+        WORD_STORE_RELEASE(&record->held, 0);
+        WORD_STORE_RELEASE(&record->waiting, 0);
+        WORD_STORE_RELEASE(&record->withheld, withheld);
+        WORD_STORE_RELEASE(&record->pid, (uint32_t)syscall(SYS_getpid));
+        WORD_STORE_RELEASE(&record->owner, own->generation);
         uint32_t top = WORD_LOAD_RELAXED(&head->top);
         while (top < i + 1 &&
                !__atomic_compare_exchange_n(&head->top, &top, i + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             ;
-        own->process = sub;
+        own->process = record;
         break;
     }
     own->retry_at = own->lock_at = again(since, real_now(), RETRY_EVERY);
@@ -221,7 +221,7 @@ static void begin(struct gh_slot_page *page) {
 
 bool slot_attach(struct slot_own *own, unsigned gpu) {
     own->gpu = gpu;
-    open_among();
+    open_process_locks();
     own->page = map_own(gpu, &own->file);
     if (!own->page) {
         own->page = mmap(NULL, GH_SLOT_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -392,9 +392,9 @@ struct gh_slot slot_read(struct slot_peer *peer, unsigned gpu, unsigned slot, ui
     /* A silent container has ended, or got no processor. What we find out is valid until its next sign of life. */
     bool silent = s.heartbeat && now > s.heartbeat && now - s.heartbeat > rules->silent;
     peer->beat = s.heartbeat;
-    s.dead = silent && peer->gone == s.heartbeat;
-    peer->ask = silent && !s.dead && !withheld(&got.page);
-    if (s.dead)
+    s.ended = silent && peer->gone == s.heartbeat;
+    peer->ask = silent && !s.ended && !withheld(&got.page);
+    if (s.ended)
         *contexts = 0;
     return s;
 }

@@ -22,8 +22,8 @@ struct slot_own {
     struct gh_slot_process unseen;
     unsigned gpu;
     uint64_t generation;
-    uint64_t retry_at;     /* real time at which a missing file or record is tried again, */
-    uint64_t lock_at;      /* and the lock that other containers see */
+    uint64_t retry_at;     /* real time at which a missing file or record is tried again */
+    uint64_t lock_at;      /* real time at which a missing lock in the slot file is tried again */
     bool locked;           /* result of the last try for that lock */
     uint64_t wake_at;      /* too many threads sleep on our word: not woken before this */
     bool inherited;        /* the last owner of our record ended with work in flight */
@@ -51,10 +51,10 @@ void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now);
 struct slot_peer {
     uint64_t born; /* `born` of the grant for which it was opened */
     struct slot_file file;
-    uint64_t open_at;            /* not open: real time at which it is tried again; */
-    uint64_t ask_at;             /* and at which its locks may be tested again */
+    uint64_t open_at;            /* real time at which a file that is not open is tried again */
+    uint64_t ask_at;             /* real time at which its locks may be tested again */
     bool ask;                    /* it is silent: the answer would matter */
-    uint64_t beat;               /* its heartbeat in the last snapshot; */
+    uint64_t beat;               /* its heartbeat in the last snapshot */
     uint64_t gone;               /* its heartbeat when we last found that nobody holds a lock */
     uint32_t word;               /* its futex word in the last snapshot */
     struct gh_slot_page *mapped; /* only for FUTEX_WAIT on its word; never read */

@@ -6,8 +6,8 @@
 
 #define PAGE_SHIFT 21
 #define PAGE_BYTES (1ull << PAGE_SHIFT) /* a page of the GPU; pools grow by whole pages */
-#define FIRST_LEAST (32ull << 20)       /* drivers grow a pool by at least this */
-#define MOST_LEAST (1ull << 30)         /* and we believe at most this */
+#define FIRST_LEAST (32ull << 20)       /* the least by which drivers grow a pool, until we learn more */
+#define MOST_LEAST (1ull << 30)         /* the most that we believe this to be */
 #define CHANGES ((1ull << 24) - 1)
 
 static uint64_t charged_units(uint64_t charged) { return charged >> 24; }

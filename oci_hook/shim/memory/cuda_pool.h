@@ -13,8 +13,8 @@ enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_DESTROYED, POOL_GRAPH };
 struct growth {
     struct gh_state *st;
     struct gh_pool *pool; /* NULL: nothing is charged */
-    uint64_t units;       /* charged in advance, */
-    bool alone;           /* or 0, since the pool has enough idle memory, which no other operation may take */
+    uint64_t units;       /* charged in advance */
+    bool alone;           /* nothing is charged: enough memory is idle, and no other operation may take it */
     uint64_t threshold;   /* with `alone`: the pool's own release threshold */
 };
 

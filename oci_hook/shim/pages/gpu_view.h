@@ -39,15 +39,15 @@ struct gh_slot {
     uint64_t woke_at;     /* when it last had work again after an idle time longer than gh_rules.wake_idle */
     uint64_t v;           /* virtual time */
     uint64_t residue;     /* estimated GPU time until its launched work is done, as of the heartbeat */
-    uint64_t epoch;       /* its last tenure (the time in which it has the GPU): serial number, */
-    uint64_t start;       /* begin, */
-    uint64_t end;         /* and end, which it moves to now when it yields */
+    uint64_t epoch;       /* serial number of its last tenure (a time in which it has the GPU) */
+    uint64_t start;       /* begin of that tenure */
+    uint64_t end;         /* end of that tenure, which it moves to now when it yields */
     uint64_t probe_until; /* until then nobody else runs in its tenure, so that it can learn costs and saturation */
     uint32_t duty;        /* how much of the GPU it keeps busy when it has the GPU to itself: ppm, learned */
     uint32_t linger;      /* learned; used when gh_share.linger is 0 */
     uint8_t held;         /* one of its threads waits for its turn (not for its cap or the end of a freeze) */
     uint8_t saturated;    /* its duty is close to all of the GPU; with hysteresis */
-    uint8_t dead;         /* set by the reader: no process of it holds a lock, so none runs */
+    uint8_t ended;        /* set by the reader: no process of it holds a lock, so none runs */
     uint8_t reserved[5];
 };
 
@@ -65,10 +65,10 @@ struct gh_rules {
     uint64_t mix_slack;     /* how far ahead of the least v a tenant may be and still run in another's tenure */
     uint64_t bank;          /* how far behind the others' v an idle time may leave a tenant */
     uint64_t wake_idle;     /* a tenant with work again after a longer idle time has woken */
-    uint64_t wake_lag;      /* a woken tenant takes over if its v is lower than the tenure owner's by this, */
-    uint64_t wake_hold;     /* and the owner has had the GPU for this long, and has been awake for a quantum */
-    uint64_t probe;         /* length of the undisturbed beginning of a tenure, if gaps in it are given to others, */
-    uint64_t probe_every;   /* and how often a tenant has one */
+    uint64_t wake_lag;      /* a woken tenant takes over if the v of the tenure's owner is this much higher */
+    uint64_t wake_hold;     /* but only when the owner has had the GPU for this long, and been awake for a quantum */
+    uint64_t probe;         /* nobody fills gaps in this first part of a tenure, so that the owner can learn */
+    uint64_t probe_every;   /* a tenant has such an undisturbed part this often */
     uint64_t active_within; /* launches pass without a gate when no other tenant was active within this time */
     uint64_t heartbeat_stale;
     uint64_t silent;         /* a tenant that shows work but no sign of life for this long is passed over */
@@ -76,8 +76,8 @@ struct gh_rules {
     uint64_t linger_max;
     uint64_t drain_max;            /* how long a tenant lets shorter remaining work of lower classes finish first */
     uint64_t pacer_min, pacer_max; /* bounds of the interval at which a process looks for its finished commands */
-    uint64_t starve;   /* a tenant held so long by its equals, with nothing in flight, ignores them for `distrust`, */
-    uint64_t distrust; /* doubled each time that follows soon on the last, up to distrust_max */
+    uint64_t starve;               /* a tenant with nothing in flight that is held so long by its equals ignores them */
+    uint64_t distrust;             /* for how long; doubled each time that follows soon on the last */
     uint64_t distrust_max;
     uint64_t burst; /* most unused GPU time that a capped tenant can save up */
 };

@@ -12,7 +12,7 @@
 #define GH_SLOT_MAGIC 0x31544f4c53504847ull /* "GHPSLOT1" */
 #define GH_SLOT_VERSION 1u
 #define GH_SLOT_PROCESSES 120u
-#define GH_WAITS 16u               /* bins of waits at the gate: bin i counts waits below GH_WAIT_FIRST << i, */
+#define GH_WAITS 16u               /* bins of waits at the gate: bin i counts waits below GH_WAIT_FIRST << i */
 #define GH_WAIT_FIRST (64 * GH_US) /* the last bin counts all longer ones */
 
 #pragma GCC diagnostic push
@@ -38,10 +38,10 @@ struct gh_slot_head {
     uint64_t mode_since;
     uint64_t preempt_bound;   /* learned: the longest time from a freeze until its work has left the GPU */
     uint64_t distrusts;       /* how often tenants of its class held it for too long */
-    uint64_t wanted;          /* for how long it had work in flight or a launch at the gate, */
-    uint64_t wanted_at;       /* counted up to this time */
-    uint64_t waited;          /* sum of all waits at the gate; this and the bins are real time, whatever */
-    uint64_t waits[GH_WAITS]; /* time_scale says. Launches that did not wait are in no bin */
+    uint64_t wanted;          /* for how long it had work in flight or a launch at the gate */
+    uint64_t wanted_at;       /* up to when `wanted` is counted */
+    uint64_t waited;          /* sum of all waits at the gate, in real time */
+    uint64_t waits[GH_WAITS]; /* launches that waited, by real time; those that did not wait are not counted */
     uint64_t reserved1[27];
 };
 
@@ -64,7 +64,7 @@ struct gh_slot_page {
 
 #pragma GCC diagnostic pop
 
-_Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_slot_process) == 64, "head and sub-slots");
+_Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_slot_process) == 64, "head and process records");
 _Static_assert(sizeof(struct gh_slot_page) == GH_SLOT_FILE_SIZE, "slot file");
 
 /* The slot that these bytes describe. Anything but GH_SLOT_FILE_SIZE bytes with magic and version is an empty slot.

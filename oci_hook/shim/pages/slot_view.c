@@ -25,19 +25,19 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
                          .linger = h.linger};
     unsigned top = h.top < GH_SLOT_PROCESSES ? h.top : GH_SLOT_PROCESSES;
     for (unsigned i = 0; i < top; i++) {
-        struct gh_slot_process sub;
-        memcpy(&sub, (const char *)bytes + sizeof h + i * sizeof sub, sizeof sub);
-        if (!sub.owner)
+        struct gh_slot_process record;
+        memcpy(&record, (const char *)bytes + sizeof h + i * sizeof record, sizeof record);
+        if (!record.owner)
             continue;
-        s.done_at = max64(s.done_at, sub.done_at);
-        s.heartbeat = max64(s.heartbeat, sub.heartbeat);
-        if (min64(age64(now, sub.heartbeat), age64(now, sub.done_at)) > stale)
+        s.done_at = max64(s.done_at, record.done_at);
+        s.heartbeat = max64(s.heartbeat, record.heartbeat);
+        if (min64(age64(now, record.heartbeat), age64(now, record.done_at)) > stale)
             continue;
-        s.held |= sub.held != 0;
-        if (sub.launched > sub.done) {
+        s.held |= record.held != 0;
+        if (record.launched > record.done) {
             ++*contexts;
-            s.launched += min64(sub.launched - sub.done, 1u << 30);
-            s.residue += min64(sub.residue, GH_S);
+            s.launched += min64(record.launched - record.done, 1u << 30);
+            s.residue += min64(record.residue, GH_S);
         }
     }
     return s;

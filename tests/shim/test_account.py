@@ -1,4 +1,4 @@
-"""The account page: right after forks, execs, kills at any instruction, and whatever is written over it."""
+"""The account page is right after forks, execs, kills at any instruction, and whatever is written over it."""
 
 import os
 import random
@@ -140,7 +140,7 @@ def test_threads_leave_the_books_at_zero(box: Box, tools: Path, seed: int) -> No
 
 
 def spares(box: Box) -> list[tuple[int, int]]:
-    """What each process keeps idle on the first GPU, and what was taken of it, in units; 0, 0 left out."""
+    """The free cache of each process on the first GPU, (idle, taken) in units; without those that are (0, 0)."""
     data = (box.place / "account" / "page").read_bytes()
     words = account.FREE_CACHES.unpack_from(data, SPARES)[:: account.MOST_GPUS]
     return [(w >> account.SPARE_SHIFT, w & (1 << account.SPARE_SHIFT) - 1) for w in words if w]
@@ -202,7 +202,7 @@ def test_a_scribbled_page_is_right_again_after_a_sweep(box: Box, seed: int) -> N
             f.seek(first)
             f.write(rng.randbytes(size))
         print("cu.alloc(1 << 30); print(cu.info()[0], flush=True)", file=p.stdin, flush=True)
-        if seed % 2 == 0:  # totals, surcharges and pressure: the surcharge is the agent's to write, so take it back
+        if seed % 2 == 0:  # totals, surcharges and pressure; only the agent writes surcharges, so reset them
             with open(box.place / "account" / "page", "r+b") as f:
                 for gpu in range(16):
                     f.seek(1024 + 64 * gpu + 8)
@@ -217,7 +217,7 @@ def test_a_scribbled_page_is_right_again_after_a_sweep(box: Box, seed: int) -> N
 
 
 @pytest.mark.parametrize("damage", [b"x", b"\0" * 8 + b"\x07", b""], ids=["magic", "version", "missing folder"])
-def test_books_that_cannot_be_used_refuse_with_a_line(box: Box, damage: bytes) -> None:
+def test_a_page_that_cannot_be_used_refuses_with_a_line(box: Box, damage: bytes) -> None:
     page = box.place / "account" / "page"
     if damage:
         page.write_bytes(damage)

@@ -2,35 +2,36 @@
 
 A container may hold a lease on a file that it sees (fcntl(2), F_SETLEASE: container root with CAP_SETUID can become any
 user, and so the file's owner). A process that opens such a file then sleeps for fs.lease-break-time. Therefore a
-transaction of the ledger writes each message to a file that only root sees (`say`). Messages are delivered after the
+transaction of the ledger writes each message to a file that only root sees (`write`). Messages are delivered after the
 ledger's lock is released (ledger/deliver.py), to all containers that can be told without waiting.
 
-STATE/told/NAME          the message that was delivered last
-STATE/told/NAME.new      the message to deliver next
-STATE/told/NAME.telling  the message that is being delivered; after a crash the next delivery begins with it
-STATE/told/NAME.lock     flock of the process that delivers it; policies.lock: for all policy pages
-STATE/told/unclear       a transaction changed grants and may not have written its messages: the next one writes all
+STATE/messages/NAME             the message that was delivered last
+STATE/messages/NAME.new         the message to deliver next
+STATE/messages/NAME.delivering  the message that is being delivered; after a crash the next delivery starts there
+STATE/messages/NAME.lock        flock of the process that delivers it; policies.lock: for all policy pages
+STATE/messages/unclear          a transaction changed grants and may not have written all its messages: the next one
+                                writes the messages of all grants
 
 NAME: GPU-UUID, for all containers on a GPU; KEY-N, for page N of one container's page file alone.
 """
 
 import os
 
-from oci_hook.core.layout import TOLD_DIR
+from oci_hook.core.layout import MESSAGES_DIR
 from oci_hook.linux.proc import read_file
 
 GPU = "gpu-"
-NEW, TELLING, LOCK, TEMPORARY = ".new", ".telling", ".lock", ".tmp"
+NEW, DELIVERING, LOCK, TEMPORARY = ".new", ".delivering", ".lock", ".tmp"
 UNCLEAR = "unclear"
 POLICIES = "policies"
 MESSAGE_MAX = 1 << 20
 
 
 def folder(state_dir: str) -> str:
-    return f"{state_dir}/{TOLD_DIR}"
+    return f"{state_dir}/{MESSAGES_DIR}"
 
 
-def say(state_dir: str, name: str, message: bytes) -> None:
+def write(state_dir: str, name: str, message: bytes) -> None:
     """Write a message. For the holder of the ledger's lock. Created by rename: a reader sees all of it or none. Raises
     OSError."""
     path = f"{folder(state_dir)}/{name}"
@@ -48,12 +49,12 @@ def replace(path: str, data: bytes, temporary: str) -> None:
     os.rename(temporary, path)
 
 
-def said(state_dir: str, name: str) -> bytes:
+def newest(state_dir: str, name: str) -> bytes:
     """The newest message of this name, delivered or not; b"" for none. Raises OSError.
 
-    A message moves from .new to .telling to its plain name and never back, so looking in this order finds it.
+    A message moves from .new to .delivering to its plain name and never back, so looking in this order finds it.
     """
-    return _first(f"{folder(state_dir)}/{name}", (NEW, TELLING, ""))
+    return _first(f"{folder(state_dir)}/{name}", (NEW, DELIVERING, ""))
 
 
 def delivered(state_dir: str, name: str) -> bytes:
@@ -74,11 +75,11 @@ def begin(state_dir: str, name: str) -> bytes | None:
     """For the holder of NAME.lock: the message to deliver now; None where there is none. Raises OSError."""
     path = f"{folder(state_dir)}/{name}"
     try:
-        os.rename(path + NEW, path + TELLING)  # replaces one that a crash left, which is out of date
+        os.rename(path + NEW, path + DELIVERING)  # replaces one that a crash left, which is out of date
     except FileNotFoundError:
         pass
     try:
-        return read_file(path + TELLING, MESSAGE_MAX)
+        return read_file(path + DELIVERING, MESSAGE_MAX)
     except FileNotFoundError:
         return None
 
@@ -88,9 +89,9 @@ def end(state_dir: str, name: str) -> None:
     path = f"{folder(state_dir)}/{name}"
     try:
         if name.startswith(GPU):
-            os.rename(path + TELLING, path)
+            os.rename(path + DELIVERING, path)
         else:
-            os.unlink(path + TELLING)
+            os.unlink(path + DELIVERING)
     except FileNotFoundError:  # its grant ended meanwhile, and the sweep removed it
         pass
 
@@ -105,13 +106,13 @@ def names(state_dir: str) -> list[str]:
 
 def pending(there: list[str]) -> list[str]:
     """The names of the messages that are not delivered yet, given the folder's files; those of GPUs first."""
-    found = {name.removesuffix(end) for name in there for end in (NEW, TELLING) if name.endswith(end)}
+    found = {name.removesuffix(end) for name in there for end in (NEW, DELIVERING) if name.endswith(end)}
     return sorted(found, key=lambda name: (not name.startswith(GPU), name))
 
 
 def gpus(there: list[str]) -> list[str]:
     """The UUIDs of all GPUs that ever had a message, given the folder's files."""
-    ends = (NEW, TELLING, LOCK, TEMPORARY)
+    ends = (NEW, DELIVERING, LOCK, TEMPORARY)
     plain = {next((name.removesuffix(e) for e in ends if name.endswith(e)), name) for name in there}
     return sorted(name[len(GPU) :] for name in plain if name.startswith(GPU))
 

@@ -1,25 +1,25 @@
-#include "standin.h"
+#include "shim.h"
 
 static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* FUTEX_WAKE on slot i's word. */
+/* Wakes those who wait for slot i, as FUTEX_WAKE on its word does. */
 static void wake_waiters(struct sim *sim, unsigned i) {
     for (unsigned k = 0; k < sim->config.count; k++)
         if (k != i && sim->tenant[k].state == GATE && sim->tenant[k].waits_on == i)
             sim->tenant[k].at = min64(sim->tenant[k].at, sim->now + sim->config.wake);
 }
 
-/* The tenure is over before its time, or at its time with the successor's own reckoning in doubt: say so. */
+/* Ends slot i's tenure now, possibly early, and wakes those who wait for it. */
 static void yield(struct sim *sim, unsigned i) {
     struct gh_slot *s = &sim->published.slot[i];
     s->end = min64(s->end, sim->now);
     wake_waiters(sim, i);
 }
 
-/* Saturation is learned in own tenures, from times in which nobody else had work for a while: only then the pending
- * time is the tenant's own doing. The idle time that ends a tenure is no part of it, nor are the moments in which the
- * GPU has run dry while the next launch waits for the own window. */
+/* A tenant's saturation is learned in its own tenures, from times in which no other tenant had work for a while: only
+ * then its pending time depends on itself alone. It does not include the idle time that ends a tenure. Moments in which
+ * the GPU is idle while the next launch waits for the tenant's own window count as pending. */
 static void tenure_begin(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     if (t->tenure)
@@ -49,7 +49,7 @@ static void tenure_end(struct sim *sim, unsigned i, int idle) {
     sim->tenant[i].tenure = 0;
 }
 
-void standin_poll(struct sim *sim, unsigned i) {
+void shim_poll(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     struct gh_slot *s = &sim->published.slot[i];
     const struct context *c = &sim->gpu.context[i];
@@ -88,7 +88,7 @@ void standin_poll(struct sim *sim, unsigned i) {
         t->own.inflight = s->residue = 0;
         if (was_busy) {
             s->idle_since = now;
-            wake_waiters(sim, i); /* lower classes count their linger from here */
+            wake_waiters(sim, i); /* the linger time of lower classes begins here */
         }
     }
     if (t->tenure && s->launched != s->done) {
@@ -98,7 +98,8 @@ void standin_poll(struct sim *sim, unsigned i) {
     }
 }
 
-/* Busy, behind everybody, and in tenure for as long as a claim may be; again before that is over. */
+/* The slot of a tenant that lies: busy, with the lowest virtual time, and in tenure for as long as a claim may be. It is
+ * renewed before that ends. */
 static void forge(struct sim *sim, unsigned i) {
     uint64_t now = sim->now;
     struct gh_slot *s = &sim->published.slot[i];
@@ -118,7 +119,7 @@ static void forge(struct sim *sim, unsigned i) {
     sim->tenant[i].pacer = now + GH_MS / 2;
 }
 
-void standin_pacer(struct sim *sim, unsigned i) {
+void shim_pacer(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     if (t->program.lie) {
         forge(sim, i);
@@ -126,7 +127,7 @@ void standin_pacer(struct sim *sim, unsigned i) {
     }
     struct gh_slot *s = &sim->published.slot[i];
     const struct gh_rules *r = &sim->config.rules;
-    standin_poll(sim, i);
+    shim_poll(sim, i);
     t->pacer = NEVER;
     if (s->launched != s->done) {
         t->pacer = sim->now + gh_pacer_step(r, gh_window(&sim->published, i));
@@ -146,16 +147,16 @@ static void look(struct sim *sim, unsigned i) {
     for (unsigned k = 0; k < sim->config.count; k++) {
         uint64_t before = t->view.slot[k].v;
         t->view.slot[k] = sim->published.slot[k];
-        t->view.slot[k].v = max64(before, t->view.slot[k].v); /* no step back is believed */
+        t->view.slot[k].v = max64(before, t->view.slot[k].v); /* a virtual time that goes back is not believed */
     }
     t->viewed = t->view.seen = sim->now;
 }
 
-int standin_gate(struct sim *sim, unsigned i, int first) {
+int shim_gate(struct sim *sim, unsigned i, int first) {
     struct tenant *t = &sim->tenant[i];
     struct gh_slot *s = &sim->published.slot[i];
     uint64_t now = sim->now;
-    standin_poll(sim, i);
+    shim_poll(sim, i);
     if (!first || now - t->viewed >= sim->config.snapshot)
         look(sim, i);
     if (first && s->launched == s->done && now - s->idle_since > sim->config.rules.wake_idle) {
@@ -192,7 +193,7 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
             t->own.probed_at = now;
         tenure_begin(sim, i);
     } else if (!d.go && t->tenure && (d.on == GH_ON_SLOT || d.mode == GH_CAPPED)) {
-        tenure_end(sim, i, s->launched == s->done); /* what its cap costs it says nothing of its need */
+        tenure_end(sim, i, s->launched == s->done); /* idle time that its cap causes is not observed */
         yield(sim, i);
     }
     if (d.go)
@@ -206,13 +207,13 @@ int standin_gate(struct sim *sim, unsigned i, int first) {
     return 0;
 }
 
-void standin_submitted(struct sim *sim, unsigned i) {
+void shim_submitted(struct sim *sim, unsigned i) {
     struct tenant *t = &sim->tenant[i];
     struct gh_slot *s = &sim->published.slot[i];
     uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
     t->estimate[s->launched % QUEUE_SIZE] = estimate;
     if (s->launched == s->done) {
-        s->done_at = sim->now; /* progress is counted from here */
+        s->done_at = sim->now; /* its progress is measured from here */
         t->charged_shared = gpu_shared(&sim->gpu, i, sim->now);
     }
     s->launched++;
@@ -228,8 +229,8 @@ void standin_submitted(struct sim *sim, unsigned i) {
         t->pacer = sim->now + gh_pacer_step(&sim->config.rules, gh_window(&sim->published, i));
 }
 
-/* The strict lease: one owner submits; it gives up at the end of its quantum or when it synchronises; the next one
- * begins when the last kernel is gone. */
+/* The strict lease: only the owner submits. It ends its lease at the end of its quantum or when it synchronises. The
+ * next owner begins when the last kernel has finished. */
 static void lease_pass(struct sim *sim) {
     sim->lease.owner = GH_SLOTS;
     sim->lease.draining = 0;
@@ -243,7 +244,8 @@ static void lease_pass(struct sim *sim) {
     for (unsigned k = 0; k < sim->config.count; k++)
         weights += sim->published.share[k].weight;
     sim->lease.owner = next;
-    sim->tenant[next].at = sim->now + 2 * sim->config.wake; /* owner's synchronise returns, next one wakes */
+    sim->tenant[next].at =
+        sim->now + 2 * sim->config.wake; /* the owner's synchronise returns, then the next tenant wakes */
     sim->lease.end = sim->tenant[next].at +
                      sim->config.strict_quantum * sim->published.share[next].weight * sim->config.count / weights;
 }
@@ -260,7 +262,7 @@ int strict_gate(struct sim *sim, unsigned i) {
     }
     if (sim->lease.owner == i && !sim->lease.draining) {
         if (sim->now < sim->lease.end || !sim->lease.waiting) {
-            standin_poll(sim, i);
+            shim_poll(sim, i);
             const struct gh_slot *s = &sim->published.slot[i];
             if (s->launched == s->done || t->own.inflight + t->duration <= sim->config.rules.window)
                 return 1;
@@ -275,7 +277,7 @@ int strict_gate(struct sim *sim, unsigned i) {
     if (!queued)
         sim->lease.queue[sim->lease.waiting++] = i;
     t->at = NEVER;
-    strict_finished(sim, sim->lease.owner); /* it may have nothing left to do already */
+    strict_finished(sim, sim->lease.owner); /* all its work may be done already */
     return 0;
 }
 

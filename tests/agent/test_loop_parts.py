@@ -1,0 +1,132 @@
+"""The agent's parts one by one: the ledger watch, the account pages, the answers to findings."""
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oci_hook.agent import enforce, response
+from oci_hook.agent.accounts import Accounts
+from oci_hook.agent.agent import full, only_one
+from oci_hook.agent.audit import Finding
+from oci_hook.agent.event_log import Follower
+from oci_hook.agent.ledger_watch import LedgerWatch
+from oci_hook.agent.node import Node
+from oci_hook.agent.options import Options
+from oci_hook.agent.view import Watched
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.errors import GhError
+from oci_hook.ledger import store
+from oci_hook.linux.proc import boot_id, process_life
+from tests.conftest import Install
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+
+@pytest.fixture
+def node(prefix: Install) -> Node:
+    return Node(str(prefix.prefix), Options())
+
+
+@pytest.fixture
+def child() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "60"]) as p:
+        yield p
+        p.kill()
+
+
+def grant(pid: int, key: str = "a" * 32) -> Grant:
+    who = Identity("/run/runc", key[:3], "/b")
+    return Grant(key, who, Life(boot_id(), process_life(pid)), (Share("GPU-0", 1024),))
+
+
+def test_an_end_is_noticed_at_once(node: Node, child: "subprocess.Popen[bytes]") -> None:
+    with selectors.DefaultSelector() as selector:
+        ended: list[set[str]] = []
+        watch = LedgerWatch(node, selector, ended.append)
+        given = grant(child.pid)
+        with store.open_ledger(node.state_dir) as ledger:
+            ledger.put(given, bytes(4096))
+        watch.tick(time.monotonic())
+        assert list(node.grants) == list(node.watched) == [given.key] and watch.read_at and not watch.due
+        child.kill()
+        deadline = time.monotonic() + 10
+        while node.grants and time.monotonic() < deadline:
+            for key, _ in selector.select(0.1):
+                key.data(time.monotonic())
+            if watch.due and time.monotonic() >= watch.due:
+                watch.read(time.monotonic())
+        assert not node.grants and not node.watched and ended[-1] == {given.key}
+        assert node.counters.ended == 1
+        assert [e["event"] for e in Follower(node.state_dir, old=True).read()] == ["ended"]
+        watch.close()
+
+
+def test_a_ledger_that_cannot_be_read_is_a_problem_until_it_can(node: Node) -> None:
+    with selectors.DefaultSelector() as selector:
+        watch = LedgerWatch(node, selector, lambda ended: None)
+        watch.tick(time.monotonic())
+        damaged = Path(node.state_dir, "ledger", "0" * 32 + ".json")
+        damaged.write_text("x")
+        watch.read(time.monotonic(), sweep=True)
+        assert "GH-303" in node.problems["ledger"]
+        damaged.unlink()
+        watch.read(time.monotonic() + 1, sweep=True)
+        assert not node.problems
+        watch.close()
+
+
+def test_a_container_without_a_page_has_no_usage(node: Node, child: "subprocess.Popen[bytes]") -> None:
+    accounts = Accounts(node)
+    starting = grant(child.pid)
+    running = starting.replace(key="b" * 32, life=starting.life.replace(init=starting.life.creator))
+    node.grants = {starting.key: starting, running.key: running}
+    assert accounts.read(node.grants) == ({starting.key: None, running.key: None}, frozenset())
+    accounts.write_surcharge(starting.key, 0, 512)
+    accounts.close()
+    assert not accounts.files()
+
+
+@pytest.mark.parametrize(
+    ("policy", "harm", "done"),
+    [
+        ("report", True, "reported"),
+        ("protect", False, "reported"),
+        ("protect", True, "killed"),
+        ("freeze", False, "frozen"),
+    ],
+)
+def test_a_finding_is_answered_by_the_policy(
+    prefix: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    child: "subprocess.Popen[bytes]",
+    policy: str,
+    harm: bool,
+    done: str,
+) -> None:
+    node = Node(str(prefix.prefix), Options(policy=policy))
+    given = grant(child.pid)
+    node.grants, node.watched = {given.key: given}, {given.key: Watched()}
+    monkeypatch.setattr(enforce, "freeze", lambda grant: "")
+    monkeypatch.setattr(enforce, "kill", lambda grant, others: "")
+    answers = response.Response(node)
+    finding = Finding("over-memory", given.key, "GPU-0", 0, 0, "too much")
+    answers.answer(finding, harm)
+    answers.kill_again()
+    answers.clear(finding)
+    assert node.watched[given.key].stopped == ("" if done == "reported" else done)
+    log = Follower(node.state_dir, old=True).read()
+    assert [(e["event"], e["action"]) for e in log] == [("finding", done), ("finding-cleared", "is over")]
+    assert node.counters.findings_total() == 1
+
+
+def test_one_agent_and_room_for_a_grant(tmp_path: Path) -> None:
+    fd = only_one(f"{tmp_path}/lock")
+    with pytest.raises(GhError, match=f"GH-320: process {os.getpid()} is the agent"):
+        only_one(f"{tmp_path}/lock")
+    os.close(fd)
+    assert full(str(tmp_path)) == "" and "No such file" in full(f"{tmp_path}/none")

@@ -1,0 +1,48 @@
+"""The walk through a container's cgroups, here through folders that look like them."""
+
+from pathlib import Path
+
+import pytest
+
+from oci_hook.linux import cgroup_tree
+
+
+def make(top: Path, *names: str) -> None:
+    for name in ("", *names):
+        (top / name).mkdir(parents=True, exist_ok=True)
+    for folder in (top, *(p for p in top.rglob("*") if p.is_dir())):
+        (folder / "cgroup.procs").write_text("7\n0\n" if folder.name == "deep" else "")
+
+
+def test_all_processes_of_the_tree(tmp_path: Path) -> None:
+    make(tmp_path, "a/deep", "b")
+    (tmp_path / "cgroup.procs").write_text("1\n2\n")
+    found = list(cgroup_tree.processes(str(tmp_path), 3))
+    assert sorted(map(sorted, found)) == [[], [], [0, 7], [1, 2]]
+
+
+def test_its_bounds(tmp_path: Path) -> None:
+    make(tmp_path / "wide", *map(str, range(5)))
+    make(tmp_path / "deep", "/".join(["d"] * (cgroup_tree.DEEPEST + 1)))
+    for name, most in (("wide", 4), ("deep", 1000)):
+        with pytest.raises(cgroup_tree.TooManyCgroups):
+            list(cgroup_tree.processes(str(tmp_path / name), most))
+    assert len(list(cgroup_tree.processes(str(tmp_path / "wide"), 5))) == 6
+
+
+def test_a_cgroup_that_is_removed_meanwhile(tmp_path: Path) -> None:
+    make(tmp_path, "a", "b")
+    walk = cgroup_tree.processes(str(tmp_path), 10)
+    next(walk)
+    for name in ("a", "b"):
+        (tmp_path / name / "cgroup.procs").unlink()
+    assert list(walk) == []
+    with pytest.raises(FileNotFoundError):
+        next(cgroup_tree.processes(str(tmp_path / "none"), 10))
+
+
+def test_the_top_of_a_hierarchy_is_no_container(tmp_path: Path) -> None:
+    make(tmp_path / "top", "one")
+    top, one = str(tmp_path / "top"), tmp_path / "top/one"
+    assert not cgroup_tree.is_container(top, 0) and cgroup_tree.is_container(str(one), 0)
+    assert cgroup_tree.is_container(str(one), one.stat().st_ino) and not cgroup_tree.is_container(str(one), 1)
