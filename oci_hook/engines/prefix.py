@@ -38,24 +38,6 @@ EMPTY_FILES = (
 )
 EMPTY_FOLDERS = (layout.ACCOUNT_DIR, *(f"{layout.SHARE_DIR}/{i}" for i in range(MAX_GPUS)))
 
-# The install's own Python runs this and compiles the code for itself. Arguments: the library folder, the files' names.
-PACK = """
-import marshal, sys
-from importlib.util import MAGIC_NUMBER
-folder, *names = sys.argv[1:]
-pack = {}
-for name in names:
-    path = f"{folder}/{name}"
-    with open(path, "rb") as f:
-        code = compile(f.read(), path, "exec", dont_inherit=True, optimize=2)  # no docstrings: less to read
-    module = name[: -len(".py")].replace("/", ".")
-    package = module.endswith(".__init__")
-    pack[module.removesuffix(".__init__")] = (package, marshal.dumps(code))
-with open(f"{folder}/{sys.implementation.cache_tag}.pack.new", "wb") as f:
-    f.write(MAGIC_NUMBER + marshal.dumps(pack))
-print(sys.implementation.cache_tag)
-"""
-
 
 def native(arch: str = platform.machine()) -> Path:
     """The folder of the compiled parts: in an installed package, or in the build folder of a checkout."""
@@ -292,8 +274,12 @@ def _python_files(target: Path) -> list[str]:
 
 
 def _pack(folder: Path, python: str, names: Iterable[str]) -> None:
+    writer = str(Path(__file__).with_name("pack.py"))
     r = subprocess.run(
-        [python, "-I", "-S", "-c", PACK, str(folder), *names], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        [python, "-I", "-S", "-B", writer, str(folder), *names],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
     if r.returncode != 0:
         last = (r.stderr.strip().splitlines() or ["?"])[-1]
