@@ -24,7 +24,7 @@ Most commands have these options:
 - `-h, --help`: Show this message and exit.
 
 Exit status: 0 done; 1 refused, with a [code](errors.md) and what to do on standard error; 2 wrong usage. `doctor`,
-`explain`, `set`, `freeze` and `resume` say more with theirs. The keys of `--json`: [json.md](json.md).
+`explain`, `set`, `freeze` and `resume` say more with theirs.
 """
 
 
