@@ -4,10 +4,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_hook_simulator import driver_root
 from simulator.tests.conftest import Sim
 
-NAMES = Path(driver_root.__file__).with_name("names.def")
+NAMES = Path(__file__).resolve().parents[1] / "driver/names.def"
 ROWS = re.findall(r"^([FP])\((\w+), (\d+), (\w+)\)", NAMES.read_text(), re.MULTILINE)
 
 
