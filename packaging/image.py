@@ -63,7 +63,7 @@ def build(out: Path, arch: str) -> Path:
 
 def contents(arch: str) -> Files:
     files = below("gpu-hook", {**package(arch), **vendored(*VENDORED)})
-    # image/install puts in the path at which the machine will have this.
+    # image/install replaces @TOOLS@ by the path of these files on the machine.
     files["gpu-hook/gpu-hook"] = (COMMAND.format(folder="@TOOLS@").encode(), 0o755)
     files["install"] = read(ROOT / "packaging/image/install", 0o755)
     files["bin/busybox"] = read(busybox(), 0o755)

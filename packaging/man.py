@@ -94,6 +94,6 @@ def commands(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def roff(text: str) -> str:
-    """Text in roff form, in which no character is a request."""
+    """Text escaped for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in text.splitlines())

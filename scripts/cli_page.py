@@ -20,7 +20,7 @@ What `gpu-hook COMMAND --help` says, for all commands. This page is written by `
 Most commands have these options:
 
 - `--prefix DIR`: The install to work on. [env var: GPU_HOOK_PREFIX; default: /opt/gpu-hook]
-- `--json`: Print one JSON object.
+- `--json`: Print one JSON object ([keys](json.md)).
 - `-h, --help`: Show this message and exit.
 
 Exit status: 0 done; 1 refused, with a [code](errors.md) and what to do on standard error; 2 wrong usage. `doctor`,

@@ -50,7 +50,7 @@ def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
 
 
 def alone(settings: Settings) -> dict[str, Any]:
-    """The same without an agent: no use of the GPUs as NVML sees it, and no findings."""
+    """The node's state from the ledger and account pages: without NVML's figures and findings."""
     inventory: Inventory | None = None
     problems = {}
     try:

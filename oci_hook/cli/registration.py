@@ -74,7 +74,7 @@ def _lines(result: register.Result, dry_run: bool, remove: bool) -> list[str]:
 
 
 def printed(names: Sequence[str], registration: Registration) -> tuple[list[Any], list[str]]:
-    """The same for `--print`."""
+    """(the "engines" part of the --json document, the lines) of `install --print`."""
     data, lines = [], []
     for name, place, files in register.printed(names, registration):
         data.append({"engine": name, "place": place, "files": [{"path": p, "text": t} for p, t in files]})

@@ -69,7 +69,7 @@ def set_(
 
     def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
         new = changed(grant, wish, inventory, others, settings.rules)
-        if new != grant:  # before the change counts, so that the agent knows what was allowed until now
+        if new != grant:  # recorded first: the agent must know which limit applied until now
             events.changed(settings.state_dir, grant, new)
         return new
 

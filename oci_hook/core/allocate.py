@@ -181,7 +181,8 @@ def _wishes(
     room = min(len(allowed), MAX_GPUS)
     if len(wishes) > room and not problems:
         where = "the node has" if allowed == every else "the container's own env leaves"
-        what = f"{len(wishes)} GPUs are asked for, {where} {room}; ask for at most {room}"
+        count = "1 GPU is" if len(wishes) == 1 else f"{len(wishes)} GPUs are"
+        what = f"{count} asked for, {where} {room}; ask for at most {room}"
         problems.append(Problem("GH-203", what))
     return wishes, allowed, tuple(problems)
 
@@ -313,7 +314,8 @@ def _refusal(
         head, advice = "too little memory", "ask for more"
     text = ""
     for n, reason in enumerate(full):
-        more = f"; {len(full) - n} more GPUs" if text else ""
+        left = len(full) - n
+        more = f"; {left} more GPU{'s' if left > 1 else ''}" if text else ""
         if text and len(head) + len(text) + len(reason) + len(advice) > 260:
             text += more
             break

@@ -32,7 +32,7 @@ FILE = "/etc/containerd/config.toml"
 DROP_INS = "/etc/containerd/conf.d"
 DROP_IN = DROP_INS + "/99-gpu-hook.toml"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
-RELOAD = ("containerd", "restart")  # containers keep running
+RELOAD = ("containerd", "restart")  # containers keep running meanwhile
 RUNC = "io.containerd.runc.v2"
 USUAL = {"runtime_type": RUNC}  # containerd's own runc entry, which it has if the file lists no runtimes
 
@@ -259,7 +259,7 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
 
 
 def strip_plugin(text: str, data: dict[str, Any], containerd: Keys, notes: Notes, path: Path) -> str | None:
-    """The same for the one plugin whose table `containerd` has our handler; None if nothing else is in the file."""
+    """The text without our handler, which is below the table `containerd`; None if nothing else is in the file."""
     keys = (*containerd, "runtimes", NAME)
     text = toml_text.drop_table(without_fences(text), keys)
     default = (*containerd, "default_runtime_name")

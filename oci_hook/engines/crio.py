@@ -11,7 +11,7 @@ MAIN = "/etc/crio/crio.conf"
 DROP_INS = "/etc/crio/crio.conf.d"
 FILE = DROP_INS + "/99-gpu-hook.conf"
 HOOKS = "/usr/share/containers/oci/hooks.d"  # CRI-O's default
-RELOAD = ("crio", "restart")  # containers keep running
+RELOAD = ("crio", "restart")  # containers keep running meanwhile
 
 
 def paths(registration: Registration) -> list[Path]:

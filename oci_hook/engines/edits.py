@@ -187,7 +187,7 @@ def plan(target: Target, record: Record, engine: str, remove: bool = False) -> F
         before = None if stripped is None else stripped.encode()
     if remove:
         return FileChange(path, old, before, before, notes)
-    # From an earlier install, only the choice to be the default runtime stays; the other notes are taken again.
+    # Of an earlier install's notes, only the choice to be the default runtime stays; add() makes the others again.
     notes = {"default": notes["default"]} if "default" in notes else {}
     notes["file"] = before is not None
     new = target.add(None if before is None else text_of(path, before), notes)

@@ -1,6 +1,7 @@
 """The settings.yaml of a new install: every setting with its default, so that the file documents itself."""
 
 from oci_hook.config.flat_yaml import quoted
+from oci_hook.core.layout import DEFAULT_PREFIX
 
 TEMPLATE = """\
 # Settings of this gpu-hook install: lines of key: value. A change is in effect when the next container starts; only
@@ -72,7 +73,7 @@ agent.interval: 5               # seconds between two looks at the GPUs
 
 
 def default_settings_yaml(
-    prefix: str = "/opt/gpu-hook",
+    prefix: str = DEFAULT_PREFIX,
     mode: str = "standalone",
     runtime: str = "/usr/sbin/runc",
     python: str = "/usr/bin/python3",

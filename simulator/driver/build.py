@@ -1,7 +1,7 @@
 """Compiles the simulated driver and gpu-probe into OUT for one architecture. Called by scripts/build.
 
-Each library exports every name that the real ones are known to have: what is not simulated is a weak function that
-answers "not supported".
+Each library exports every name that the real one is known to have. A function that is not simulated answers "not
+supported".
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parent / "model"
 SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
-GLIBC_FLOOR = "2.17"  # what CUDA's own libraries ask for on x86-64 and arm64
+GLIBC_FLOOR = "2.17"  # CUDA's own libraries need this version on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
 GPU = ["gpu.c", "gpu_time.c", "engine.c"]
@@ -25,14 +25,14 @@ PARTS: dict[str, list[str]] = {  # output: flags and C files
     "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],
 }
 
-REST = {  # generated file: lists of names, what such a function returns
+REST = {  # generated file: lists of names, and what these functions return
     "cuda-rest.c": ("libcuda-*.txt", 801),  # CUDA_ERROR_NOT_SUPPORTED
     "nvml-rest.c": ("libnvidia-ml-*.txt", 3),  # NVML_ERROR_NOT_SUPPORTED
 }
 
 
 def build(out: Path, arch: str, cc: list[str]) -> None:
-    """Make OUT/{libcuda.so.1,libnvidia-ml.so.1,gpu-probe,gpu-probe-linked}; what is newer than its sources stays.
+    """Make OUT/{libcuda.so.1,libnvidia-ml.so.1,gpu-probe,gpu-probe-linked}; a file that is newer than its sources stays.
 
     arch: as `uname -m` says. cc: the `zig cc` command. Raises subprocess.CalledProcessError when the compiler fails.
     """
@@ -61,7 +61,7 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
 
 
 def rest(lists: str, code: int) -> str:
-    """C source of every known name, to be overridden by those that are simulated."""
+    """C source with a weak function for every known name; the simulated ones override it."""
     names = sorted({name for path in SYMBOLS.glob(lists) for name in path.read_text().split()})
     weak = '__attribute__((weak, visibility("default"))) int'
     return "".join(f"{weak} {name}(void);\n{weak} {name}(void) {{ return {code}; }}\n" for name in names)

@@ -1,4 +1,4 @@
-"""`gpu-hook sim up|down`: simulated GPUs for machines without a GPU; everything above the GPU is the real thing."""
+"""`gpu-hook sim up|fault|down`: simulated GPUs for machines without one; all that is above the driver is real."""
 
 import contextlib
 import json
@@ -123,7 +123,7 @@ def fault(
     nvml_without: tuple[str, ...],
     lost: bool,
 ) -> output.Report:
-    """Let the simulated driver fail, for tests of what runs on it; without options, it works again."""
+    """Make the simulated driver fail, to test programs that run on it; without options, end all faults."""
     state_dir = load_settings(prefix).state_dir
     state_owner.check(prefix, state_dir)
     gpus = driver_root.gpus_of(state_dir)
@@ -169,7 +169,7 @@ def down(prefix: str, force: bool) -> output.Report:
 
 
 def former_root(settings: Settings) -> str:
-    """What driver_root was before the simulated driver: its setting now, or what the mark remembers."""
+    """What driver_root is without the simulated driver: the setting, or what the mark says it was before."""
     root = driver_root.root_of(settings.prefix)
     if settings.driver_root != str(root):
         return settings.driver_root
@@ -180,7 +180,7 @@ def former_root(settings: Settings) -> str:
 
 
 def refuse_while_used(settings: Settings, command: str, force: bool) -> None:
-    """Containers that run on simulated GPUs would lose them. Raises NodeError GH-306."""
+    """Raises NodeError GH-306 if containers use simulated GPUs: they would lose them."""
     gpus = driver_root.gpus_of(settings.state_dir)
     if force or not gpus.exists():
         return
@@ -195,13 +195,13 @@ def refuse_while_used(settings: Settings, command: str, force: bool) -> None:
 
 
 def drop_shared(settings: Settings, force: bool) -> None:
-    """Take away what containers shared on GPUs that none uses now; by force on all simulated ones. Raises NodeError
+    """Remove the slot files of GPUs that no container uses; with force, those of all simulated GPUs. Raises NodeError
     GH-303."""
     if not slot_files.gpus(settings.state_dir):
         return
     going = set()
     if force:
-        with contextlib.suppress(GhError):  # no inventory: then it is not known which ones were simulated
+        with contextlib.suppress(GhError):  # without an inventory it is not known which GPUs are simulated
             going = {gpu.uuid for gpu in cache.load(settings).gpus if gpu.simulated}
     with store.open_ledger(settings.state_dir) as ledger:
         used = {held.uuid for grant in ledger.grants for held in grant.shares}

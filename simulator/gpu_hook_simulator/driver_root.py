@@ -1,7 +1,7 @@
-"""The simulated driver of an install: a driver root with its two libraries, and one memory file per GPU.
+"""Makes and removes an install's simulated driver: a driver root with two libraries, and one memory file per GPU.
 
 PREFIX/sim/root/usr/lib/<multiarch>/   libcuda.so.VERSION, libnvidia-ml.so.VERSION and their links
-PREFIX/sim/root/gpu-hook-simulated.json  marks the root, and says where the GPUs are
+PREFIX/sim/root/gpu-hook-simulated.json  the mark, by which gpu-hook knows the root (oci_hook/discovery/mark.py)
 STATE/sim/gpus/<minor>                the GPUs (gpu.h), mapped by every process that uses them; STATE/sim is 0700
 
 Not under /run: libraries must be on a mount that allows execution.
@@ -33,9 +33,9 @@ HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQI4x")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
 FORMAT = 4
 FILE_SIZE = 22893568
-SLOTS, SLOT_SIZE = 128, 64  # behind the head page
+SLOTS, SLOT_SIZE = 128, 64  # after the head page
 QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
-CALIBRATION = Path(__file__).with_name("calibration.json")  # the model's constants are the GPU's
+CALIBRATION = Path(__file__).with_name("calibration.json")  # the constants of driver and model
 KERNEL_NS = 10_000
 MAX_TIME_SCALE = 1000
 # Fields of the head that may change while the GPU is used; offsets, 32 bits each.
@@ -77,9 +77,9 @@ def make(
     topology: Topology = Topology(),  # noqa: B008  a frozen value
     former_root: str = "/",
 ) -> Path:
-    """Make the driver root and the GPU files anew; the root. Raises NodeError GH-306.
+    """Make the driver root and the GPU files anew. Returns the root. Raises NodeError GH-306.
 
-    time_scale: a GPU takes so many times as long for everything as it says. mig: what GPU 0 is split into.
+    time_scale: how many times as long as it says a GPU takes for everything. mig: what GPU 0 is split into.
     former_root: the setting driver_root before, for `sim down`.
     """
     parts = native_parts()
@@ -102,7 +102,7 @@ def make(
             file.chmod(0o644)
             os.symlink(file.name, libraries / f"{name}.1")
             os.symlink(f"{name}.1", libraries / name)
-        # Containers have the GPU files by binds, and may write to them. On the host they are root's alone.
+        # Containers get the GPU files by bind mounts and may write to them. On the host only root reaches them.
         files.parent.mkdir(parents=True, exist_ok=True)
         files.parent.chmod(0o700)
         files.mkdir(mode=0o755)
@@ -127,7 +127,7 @@ def make(
 
 
 def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> str:
-    """One GPU's file, not yet used by anybody; its UUID. Every process that is granted it may write to it."""
+    """Make the file of a new GPU. Returns its UUID. Every process with the GPU may write to the file."""
     constants = json.loads(CALIBRATION.read_text())
     us, rate = constants["gpu_us"], constants["copy_gb_s"]
     name = f"GPU-51de{minor:04x}{str(uuid.uuid4())[8:]}"
@@ -170,15 +170,15 @@ def uuid_of(gpu: Path) -> str:
 
 
 def set_faults(gpu: Path, faults: dict[str, int]) -> None:
-    """Let the driver calls and NVML questions on this GPU go wrong; what is not named in `faults` goes right again."""
-    with open(gpu, "r+b") as f:  # a real GPU has no such words either: whoever is granted it could write them
+    """Set the faults of this GPU's driver calls and NVML answers (FAULTS); those not in `faults` end."""
+    with open(gpu, "r+b") as f:  # in place: programs have the file mapped
         for name, at in FAULTS.items():
             f.seek(at)
             f.write(faults.get(name, 0).to_bytes(4, "little"))
 
 
 def bus_id(minor: int) -> str:
-    """As NVML writes it."""
+    """The PCI bus id, as NVML writes it."""
     return f"00000000:{0x51 + minor:02X}:00.0"
 
 
@@ -187,7 +187,7 @@ def size_text(mib: int) -> str:
 
 
 def remove(prefix: str, state_dir: str) -> bool:
-    """Take root and GPUs away; whether there were any. Running programs keep what they have mapped."""
+    """Remove root and GPUs. Returns whether there were any. Running programs keep the files that they have mapped."""
     root, files = root_of(prefix), gpus_of(state_dir)
     there = root.exists() or files.exists()
     for folder in (root, files):

@@ -1,7 +1,7 @@
-"""Simulated MIG: GPU 0 of the simulated driver split into devices with memory and multiprocessors of their own.
+"""Simulated MIG: splits GPU 0 of the simulated driver into devices with their own memory and multiprocessors.
 
-Each device is a GPU file of its own (gpu.h GPU_PART) that names its GPU, which no program can use any more
-(GPU_SPLIT). What the kernel driver says of the device nodes is in the driver root's proc/, as below the real /proc.
+Each device has a GPU file of its own (gpu.h GPU_PART), which names its GPU. Programs cannot use the GPU itself any more
+(GPU_SPLIT). The driver root's proc/ has the numbers of the device nodes, as the kernel driver's /proc has.
 """
 
 import re
@@ -12,16 +12,16 @@ from struct import Struct, pack
 from oci_hook.core.value import Value
 
 MIB = 1 << 20
-SLICES = 7  # of multiprocessors, as on all GPUs that know MIG
+SLICES = 7  # of multiprocessors, on all GPUs with MIG
 GPU, SPLIT, PART = 0, 1, 2  # gpu.h enum gpu_mig
 AT = 360  # gpu.h struct gpu_head, mig
 FILE = 100  # gpu.h GPU_MIG
-CAPS_MAJOR = 508  # dynamic on real machines, and about this
+CAPS_MAJOR = 508  # on real machines it is dynamic, and close to this
 PROFILE = re.compile(r"(\d)g\.(\d+)gb")
 
 
 class Profile(Value):
-    """NVIDIA's name of a kind of MIG device: 3g.20gb has 3 of 7 slices and 20 GiB."""
+    """A kind of MIG device, by NVIDIA's name: 3g.20gb has 3 of 7 slices and 20 GiB."""
 
     name: str
     slices: int
@@ -29,7 +29,7 @@ class Profile(Value):
 
 
 def profiles(text: str, memory_mib: int) -> tuple[Profile, ...]:
-    """What --mig says; () for nothing. Raises ValueError for words that are none, or more than the GPU has."""
+    """Parse --mig; () for "". Raises ValueError for unknown profiles, and for more than the GPU has."""
     found = []
     for word in text.split(",") if text else ():
         said = PROFILE.fullmatch(word.strip())
@@ -44,7 +44,7 @@ def profiles(text: str, memory_mib: int) -> tuple[Profile, ...]:
 
 
 def split(root: Path, files: Path, parts: tuple[Profile, ...], head: Struct) -> None:
-    """Make the device files beside GPU 0's, and root/proc. head: the part of gpu_head before `mig`."""
+    """Make the files of the devices in `files`, and root/proc. head: the layout of gpu_head before `mig`."""
     gpu = files / "0"
     with open(gpu, "rb") as f:
         data = f.read(AT)

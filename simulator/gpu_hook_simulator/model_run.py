@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 EXECUTABLE = "share-model"
 POLICIES = ("native", "strict", "ledger", "split", "learned")
-# Keys that are no times; all others are microseconds here and nanoseconds in the executable.
+# Keys that are not times. All other keys are microseconds here and nanoseconds in the executable.
 PLAIN = {"count", "sync", "class", "weight", "freeze", "seed", "depth", "kappa", "rare_ppm"}
 WORDS = {"spread", "fault", "lie"}
-SCALE = {"sigma": 1000, "cap": 10000}  # per cent of the GPU in ppm
+SCALE = {"sigma": 1000, "cap": 10000}  # cap: per cent of the GPU, in ppm there
 
 
 class Calibration:
-    """The model's constants. digest: SHA-256 of their file. source: where they come from. settings: microseconds."""
+    """The model's constants. digest: SHA-256 of their file. source: where they come from. settings: in microseconds."""
 
     def __init__(self, path: Path = CALIBRATION) -> None:
         raw = path.read_bytes()
@@ -47,7 +47,7 @@ class Calibration:
 
 
 def executable() -> Path:
-    """The compiled model. Raises NodeError GH-306 when it was not built."""
+    """The path of the compiled model. Raises NodeError GH-306 if it was not built."""
     path = native_parts() / EXECUTABLE
     if not os.access(path, os.X_OK):
         raise refuse("GH-306", f"{path}: the compute model is missing; run scripts/build in the checkout")
@@ -63,7 +63,7 @@ def word(key: str, value: "Any") -> str:
 def to_text(
     scenario: Scenario, policy: str, seed: int, calibration: Calibration, more: "Json | None" = None, verb: str = "run"
 ) -> str:
-    """The scenario in the executable's language. `more` settings win over the scenario's, these over the file's."""
+    """The scenario as the executable reads it. `more` overrides the scenario's settings, which override the file's."""
     law, charge = ("ledger", policy) if policy in ("split", "learned") else (policy, "exact")
     lines = ["clear", f"set policy {law}", f"set charge {charge}", f"set seed {seed}"]
     settings = {**calibration.settings, **scenario.settings, **(more or {})}
@@ -74,7 +74,7 @@ def to_text(
 
 
 def run_text(text: str, program: Path | None = None) -> "list[Json]":
-    """The executable's answer to its input language. Raises NodeError GH-306 when it fails."""
+    """Run the executable on this input; its answers, one per run. Raises NodeError GH-306 if it fails."""
     done = subprocess.run([str(program or executable())], input=text, capture_output=True, text=True)
     if done.returncode:
         raise refuse("GH-306", f"{EXECUTABLE} ended with status {done.returncode}: {done.stderr.strip()[:160]}")
@@ -87,7 +87,7 @@ def run_scenarios(
     seed: int = 1,
     calibration: Calibration | None = None,
 ) -> "list[Json]":
-    """Figures of each scenario under each policy (default: the scenario's own), in order."""
+    """The figures of each scenario under each policy (default: the scenario's policies), in order."""
     calibration = calibration or Calibration()
     out: list[Json] = []
     for scenario in scenarios:
@@ -101,7 +101,7 @@ def run_scenarios(
 
 
 def takeover(scenario: Scenario, policy: str, seed: int, calibration: Calibration) -> "Json":
-    """Many short runs; in each, whoever has the tenure is killed or stopped at another instant.
+    """Many short runs. In each, the tenant with the tenure is killed or stopped at another instant.
 
     takeover_ms: from then to the next submission of another tenant.
     """

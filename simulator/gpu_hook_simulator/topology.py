@@ -1,7 +1,7 @@
-"""Where simulated GPUs sit: their NUMA nodes, and which pairs an NVLink joins.
+"""The topology of simulated GPUs: their NUMA nodes, and which pairs an NVLink joins.
 
-NVML answers from the GPU files (gpu.h numa, nvlink); the nodes are also where the kernel shows them, in the driver
-root's sys/, as below the real /sys.
+NVML answers from the GPU files (gpu.h numa, nvlink). The driver root's sys/ shows the NUMA nodes as well, as /sys does
+for real GPUs.
 """
 
 from pathlib import Path
@@ -13,14 +13,14 @@ NUMA_AT, NVLINK_AT = 244, 424  # gpu.h struct gpu_head
 
 
 class Topology(Value):
-    """numa: a node per GPU, () for none known. links: pairs of GPUs with an NVLink between them."""
+    """numa: the node of each GPU, () if not known. links: pairs of GPUs with an NVLink between them."""
 
     numa: tuple[int, ...] = ()
     links: tuple[tuple[int, int], ...] = ()
 
 
 def parse(numa: str, links: str, gpus: int) -> Topology:
-    """What --numa and --nvlink say. Raises ValueError."""
+    """Parse --numa and --nvlink. Raises ValueError."""
     nodes = tuple(_number(word, 255) for word in numa.split(",")) if numa else ()
     if nodes and len(nodes) != gpus:
         raise ValueError(f"{len(nodes)} nodes for {gpus} GPUs")
@@ -41,7 +41,7 @@ def _number(text: str, most: int) -> int:
 
 
 def lay(root: Path, files: Path, topology: Topology, pci: dict[int, str]) -> None:
-    """Write it into the GPU files and below root. pci: the GPUs' bus ids, as NVML writes them, by number."""
+    """Write the topology into the GPU files and to root/sys. pci: bus id by GPU number, as NVML writes it."""
     joined = dict.fromkeys(pci, 0)
     for one, other in topology.links:
         joined[one] |= 1 << other

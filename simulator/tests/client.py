@@ -1,4 +1,5 @@
-"""For the tests' child processes: the driver API by ctypes. `cuda.NAME(...)` must succeed, `code("NAME")` tells."""
+"""For the tests' child processes: the driver API by ctypes. `cuda.NAME(...)` must succeed; `code("NAME", ...)` returns
+the CUresult."""
 
 import ctypes
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p

@@ -17,7 +17,7 @@ CONTEXT_MIB = 64
 
 
 def build_simulated() -> Path:
-    """The build folder, with its simulated driver up to date; the other native parts need not build for that."""
+    """Bring the simulated driver up to date, without the other compiled parts; the build folder."""
     out = HERE.parent.parent / "build" / os.uname().machine
     command = [sys.executable, HERE.parent.parent / "scripts/build", "--part", "sim"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -30,7 +30,7 @@ def simulated() -> Path:
 
 
 class Sim:
-    """Two GPUs of 1 GiB. Programs see them through the environment that `env` gives."""
+    """Two GPUs of 1 GiB. Programs find them by the environment of `env`."""
 
     def __init__(self, place: Path, native: Path, memory_mib: int = MEMORY_MIB, gpus: int = 2, scale: int = 1) -> None:
         self.prefix, self.state = place / "prefix", place / "state"
@@ -57,7 +57,7 @@ class Sim:
         return child
 
     def holder(self, mib: int, *before: str) -> subprocess.Popen[str]:
-        """A process that holds so much memory on GPU 0 until it is killed or its input ends."""
+        """A process that holds that much memory of GPU 0 until it is killed or its input ends."""
         child = self.start(*before, self.probe, "alloc", str(mib), "pause")
         assert child.stdout
         lines = [child.stdout.readline(), child.stdout.readline()]
@@ -71,14 +71,14 @@ class Sim:
         return r.stdout
 
     def start_python(self, code: str) -> subprocess.Popen[str]:
-        """The same beside the test; returns when it has printed "ready"."""
+        """The same in the background; returns when the process has printed "ready"."""
         start = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom client import *\n{code}"
         child = self.start(sys.executable, "-c", start)
         assert child.stdout and child.stdout.readline() == "ready\n"
         return child
 
     def free(self) -> int:
-        """Free memory of GPU 0 in MiB, as NVML says: no context is needed for the question."""
+        """Free memory of GPU 0 in MiB, by NVML, which needs no context for that."""
         return int(self.python("nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(gpu(0)).free >> 20)"))
 
     @staticmethod

@@ -89,7 +89,7 @@ print(code("cuMemPoolDestroy", pool_of()), code("cuMemPoolDestroy", p))
 
 
 def test_random_pool_use_adds_up(sim: Sim) -> None:
-    """Parts never overlap, what is used is what was allocated, what is reserved is what the GPU has lost."""
+    """Parts never overlap; `used` is what was allocated; `reserved` is the memory that the GPU has less."""
     out = sim.python(
         START
         + """
@@ -200,7 +200,7 @@ def array(*d):
         ((65536, 0, 0, 0x20, 4, 0), 1024),
         ((1000, 1000, 0, 1, 1, 0), 1024 * 1000 // 1024 + 24),  # rows of 1000 bytes take 1024
         ((16, 1, 0, 0x20, 4, 0), 64),
-        ((256, 129, 0, 0x20, 1, 0), 192),  # 129 rows take 136: 136 KiB, in pages of 64
+        ((256, 129, 0, 0x20, 1, 0), 192),  # 129 rows take 136 rows: 136 KiB, in pages of 64 KiB
         ((64, 64, 6, 1, 4, 4), 128),  # a cubemap: 96 KiB
         ((64, 64, 10, 1, 4, 1), 192),  # layers
         ((64, 64, 10, 0x10, 2, 0), 192),  # a volume

@@ -1,4 +1,4 @@
-"""The built files: what they need, what they export, and that they build for the other architecture."""
+"""The compiled files: the C library that they need, the names that they export; the build for the other architecture."""
 
 import platform
 import re

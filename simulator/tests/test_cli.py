@@ -63,14 +63,14 @@ def install(tmp_path: Path, simulated: Path) -> Install:
 @pytest.mark.root
 @pytest.mark.parametrize("before", ["nothing", "0755 from 0.1.0", "other things in it"])
 def test_other_users_of_the_machine_reach_no_gpu(install: Install, before: str) -> None:
-    """Who is granted a GPU may write to its file; that is for containers, by binds, and for root."""
+    """A process with a GPU may write to its file: only containers, by bind mounts, and root."""
     state = Path(install.settings.state_dir)
     if before == "nothing":
         state.rmdir()
     else:
         state.chmod(0o755)
         (state / ("events" if "0755" in before else "other")).touch()
-        (state / "owner").write_text(f"{install.prefix}\n")  # what others put there came later
+        (state / "owner").write_text(f"{install.prefix}\n")  # the other things came later
     umask = os.umask(0)
     try:
         install.run("sim", "up")
@@ -79,7 +79,7 @@ def test_other_users_of_the_machine_reach_no_gpu(install: Install, before: str) 
     gpu = state / "sim/gpus/0"
     assert stat.S_IMODE((state / "sim").stat().st_mode) == 0o700
     assert stat.S_IMODE(state.stat().st_mode) == (0o755 if "other" in before else 0o700)
-    top = install.prefix.parent  # as if pytest's folders were open
+    top = install.prefix.parent  # the child starts here, as if pytest's folders were open to all
     code = f"import os; os.chdir({str(top)!r}); os.setuid(65534); open('state/sim/gpus/0', 'r+b')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert gpu.exists() and "PermissionError" in done.stderr, done

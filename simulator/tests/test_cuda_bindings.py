@@ -1,4 +1,4 @@
-"""NVIDIA's own Python bindings of the driver API on the simulated libcuda: they know every structure's true layout."""
+"""NVIDIA's own Python bindings of the driver API on the simulated libcuda: they have every structure's true layout."""
 
 import pytest
 
@@ -74,7 +74,7 @@ used, reserved = (d.CUgraphMem_attribute(a) for a in (0, 2))
 print(took(), *(int(ok(d.cuDeviceGetGraphMemAttribute(dev, a))) // M for a in (used, reserved)))
 ok(d.cuMemFreeAsync(any.alloc.dptr, s)); ok(d.cuDeviceGraphMemTrim(dev)); print(took())
 """
-    # The free node may be run before the second allocation or after it: 10 to 15 MiB, in pages of 2.
+    # The free node may run before or after the second allocation: 10 to 15 MiB, in pages of 2 MiB.
     first, after, used, reserved, last = (int(word) for word in sim.python(START + code).split())
     assert (first, used, last) == (0, 5, 0)
     assert after == reserved * 1024 and reserved in (10, 12, 14, 16)

@@ -1,4 +1,4 @@
-"""The simulated GPU's time: the engine as a pure function of memory, in virtual time. Nothing here measures."""
+"""The simulated GPU's time: the engine alone, on private memory and in virtual time."""
 
 import ctypes
 import subprocess
@@ -60,7 +60,7 @@ class Gpu:
         self.engine.bench_advance(self.bench, ctypes.c_uint64(now))
 
     def foresee(self, queue: int, seq: int, end: int) -> int:
-        """When this work will be done, by what is known now."""
+        """When this work will be done if nothing else is submitted."""
         return int(self.engine.bench_foresee(self.bench, ctypes.c_uint64(end), queue, ctypes.c_uint64(seq)))
 
     def done(self, queue: int) -> list[int]:
@@ -91,7 +91,7 @@ def test_alone_work_runs_in_order_and_back_to_back(gpu: Gpu) -> None:
 
 
 def test_a_mark_is_foreseen_with_the_kernel_before_it(gpu: Gpu) -> None:
-    """Who waits for it does not sleep until something else happens."""
+    """A process that waits for the mark does not sleep until something else happens."""
     seq = gpu.submit(0, 0, MS // 2)
     assert gpu.foresee(0, seq, 100 * MS) == gpu.foresee(0, seq + 1, 100 * MS) == MS // 2
     gpu.advance(100 * MS)
@@ -111,13 +111,13 @@ def test_two_contexts_take_turns_and_pay_for_the_change(gpu: Gpu) -> None:
     gpu.submit(0, 0, 10 * MS)
     gpu.submit(2, 0, 10 * MS)
     gpu.advance(100 * MS)
-    # 20 slices with a change between each two; context 0 has the 1st, 3rd, ... 19th; it ends, and is left idle.
+    # 20 slices with a switch between each two. Context 0 has the 1st, 3rd ... 19th, and no work left after that.
     assert gpu.done(0) == [19 * SLICE + 18 * LOADED]
     assert gpu.done(2) == [20 * SLICE + 18 * LOADED + IDLE]
 
 
 def test_a_container_of_three_processes_has_three_turns(gpu: Gpu) -> None:
-    """The GPU knows contexts, not containers."""
+    """Time slices go to contexts, not to containers."""
     for queue in (0, 2, 4, 6):
         gpu.submit(queue, 0, 100 * MS)
     gpu.advance(44 * MS)
@@ -212,7 +212,7 @@ works = st.lists(
 def test_nothing_is_lost_and_looking_changes_nothing(
     engine: ctypes.CDLL, submitted: list[tuple[int, int, int, int]], looks: list[int]
 ) -> None:
-    """All work is done, in order per channel; and when somebody looks makes no difference."""
+    """All work is done, in order per channel, and it makes no difference when a process looks."""
     submitted = sorted(submitted, key=lambda work: work[1])
     once, often = Gpu(engine), Gpu(engine)
     for one in (once, often):

@@ -1,4 +1,4 @@
-"""How long kernels run, by which route they are launched, and what goes wrong on request."""
+"""How long kernels run, the ways to launch them, and faults."""
 
 import time
 from collections.abc import Callable
@@ -74,7 +74,7 @@ print(code("cuLaunchCooperativeKernel", f, 132 * 2, 1, 1, 1024, 1, 1, 0, s, NONE
 
 
 def test_a_kernel_that_spins_until_a_flag_is_set(make_sim: Callable[..., Sim]) -> None:
-    """It holds its slices: a neighbour gets half the GPU."""
+    """It keeps its time slices: a neighbour gets half of the GPU."""
     out = kernels(
         make_sim(scale=20),
         """
@@ -135,7 +135,7 @@ print(code("cuStreamEndCapture", s, byref(graph)))
 
 
 def test_driver_calls_fail_and_block_on_request(sim: Sim) -> None:
-    """While the program runs; and it works again."""
+    """Faults act on a program that runs, and end."""
     child = sim.start_python(
         "context(); print('ready', flush=True)\n"
         "def tries():\n"

@@ -28,7 +28,7 @@ print(code("cuEventQuery", b), code("cuStreamQuery", s), elapsed(a, b) >= 4.999)
 
 
 def test_a_slow_gpu_says_gpu_time(make_sim: Callable[..., Sim]) -> None:
-    """What a program is told is what an unscaled GPU would tell; only waiting for it takes longer."""
+    """Programs are told the times of an unscaled GPU; only waiting takes longer."""
     out = make_sim(scale=20).python(
         """
 import time
@@ -69,7 +69,7 @@ cuda.cuCtxSynchronize()
 
 
 def test_kernel_duration_by_name_and_text(sim: Sim) -> None:
-    """All queued behind a long kernel, so that they run back to back and their times are exact."""
+    """The kernels are queued behind a long one, so they run back to back and their times are exact."""
     out = sim.python(
         """
 context(); m, events = c_void_p(), []; functions = [kernel(300000)]
@@ -96,7 +96,7 @@ cuda.cuModuleLoadData(byref(m), b".entry a()"); print(code("cuModuleGetFunction"
 
 
 def test_two_processes_slow_each_other_down(sim: Sim) -> None:
-    """Both have all their work queued before either can be done, so the later one ends after the sum of both."""
+    """Both processes queue all their work before either can be done, so the later one ends after the sum of both."""
     code = """
 context(); f = kernel(1000); a = event(); print("ready", flush=True); input()
 for _ in range(300): launch(f)
@@ -139,7 +139,7 @@ print(code("cuGetErrorName", 12345, byref(name)))
 
 
 def test_get_proc_address_honours_version_and_stream_flag(sim: Sim) -> None:
-    """For every name, CUDA version and flag: the symbol of the highest version not above the asked one."""
+    """For every name, CUDA version and flag, the answer is the symbol of the highest version up to the given one."""
     versions = sorted({int(v) for _, _, v, _ in ROWS})
     wanted = []
     for base in sorted({base for _, base, _, _ in ROWS}):
@@ -168,7 +168,7 @@ print(bad, code("cuGetProcAddress_v2", b"cuNoSuch", byref(c_void_p()), 12000, c_
 
 
 def test_every_symbol_has_an_address_of_its_own(sim: Sim) -> None:
-    """The shim tells functions apart by address."""
+    """The shim distinguishes functions by their addresses."""
     symbols = sorted({symbol for *_, symbol in ROWS})
     code = f"names = {symbols!r}\nprint(len({{ctypes.cast(getattr(library, n), c_void_p).value for n in names}}))"
     assert int(sim.python(code)) == len(symbols)

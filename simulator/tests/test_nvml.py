@@ -1,4 +1,4 @@
-"""The simulated libnvidia-ml, as real tools use it."""
+"""The simulated libnvidia-ml, used by real tools."""
 
 import shutil
 import sys
@@ -80,7 +80,7 @@ def test_process_of_another_pid_namespace_is_counted_not_listed(sim: Sim) -> Non
 
 
 def test_nvml_does_not_disturb_the_owner(sim: Sim) -> None:
-    """Both libraries open the GPU's file; closing either must not drop the owner's lock on its slot."""
+    """Both libraries of a process open the GPU's file. Ending NVML must not drop the process's lock on its slot."""
     code = """
 context(); alloc(700 * MIB)
 for _ in range(3): nvml.nvmlInit(); nvml.nvmlDeviceGetMemoryInfo(gpu(0)); nvml.nvmlShutdown()
@@ -91,7 +91,7 @@ print("ready", flush=True); input()
 
 
 def test_utilisation_is_of_the_last_sampling_period(sim: Sim) -> None:
-    """Read from the running engine: a GPU with hours of work queued is busy all the time."""
+    """A GPU with hours of work queued is busy all the time."""
     child = sim.start(sim.probe, "-")
     sim.tell(child, "free launch 60000000 100 ")
     assert sim.line(child) == "free: ok\n"
@@ -140,7 +140,7 @@ def test_nvitop(sim: Sim) -> None:
 
 
 def test_a_gpu_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
-    """Whoever is granted a simulated GPU may write to its file; what NVML says is then wrong, no more."""
+    """A process with a simulated GPU may write to its file. That only makes NVML's answers wrong."""
     random = Random(3)
     whole = (sim.gpus / "0").read_bytes()
     for _ in range(12):
@@ -150,7 +150,7 @@ def test_a_gpu_scribbled_over_hangs_and_crashes_nobody(sim: Sim) -> None:
             data[at : at + 8] = random.randbytes(8)
         queues = driver_root.FILE_SIZE - driver_root.QUEUES * driver_root.QUEUE_SIZE
         for at in (512, 4096, 4160, *range(12288, 16384, 24), *range(18432, 80000, 512)):
-            data[at : at + 24] = random.randbytes(24)  # and where it hurts: live word, slots, groups, states, queues
+            data[at : at + 24] = random.randbytes(24)  # among them the live word, slots, groups, states and queues
         for queue in range(8):
             at = queues + queue * driver_root.QUEUE_SIZE
             data[at : at + 64 * 8] = random.randbytes(64 * 8)
@@ -167,7 +167,7 @@ except nvml.NVMLError: pass
 
 
 def test_a_neighbour_that_scribbles_crashes_no_running_program(sim: Sim) -> None:
-    """Its times are spoiled, and its streams may wait for ever; it lives, and a fresh GPU is as good as new."""
+    """Its times are wrong and its streams may wait for ever, but it does not crash. A new GPU works again."""
     code = "context(); f = kernel(50); print('ready', flush=True)\n"
     code += "while True: launch(f); code('cuStreamSynchronize', NONE)"
     children = [sim.start_python(code) for _ in range(2)]

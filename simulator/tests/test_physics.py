@@ -16,11 +16,11 @@ from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model.scenarios import Scenario, gappy, launch_bound, saturated
 from simulator.tests.conftest import Sim, build_simulated
 
-SCALE, BINS, BIN_NS = 25, 6, 100_000_000  # so many bins of GPU time are measured
-GAPPY = gappy(spread="uniform")  # gaps of one length would keep two tenants in step for seconds
+SCALE, BINS, BIN_NS = 25, 6, 100_000_000  # the slowdown; how many bins of GPU time are measured; the length of one
+GAPPY = gappy(spread="uniform")  # with gaps of one length two tenants would stay in step for seconds
 SYNC = {"count": 1, "kernel": 80, "sigma": 0.5, "host": 5, "sync": 1}
-# Cell, and how far the sum of normalised throughputs may be from the model's: 3 points where the queue is always full;
-# programs that wait wake up late by this machine's scheduling, not the GPU's; and 60 bursts differ from the next 60.
+# Each cell with the allowed distance of its sum of normalised throughputs from the model's: 3 points where the queue is
+# always full. It is more for programs that wait: this machine wakes them late, and 60 bursts differ from the next 60.
 CELLS = (
     (Scenario("2 saturated", "", (saturated(), saturated())), 0.03),
     (Scenario("70/30 asked, not given", "", (saturated(weight=70), saturated(weight=30))), 0.03),
@@ -60,7 +60,7 @@ class Process:
         (self.place / "fifo").write_text("stop\nquit\n")
 
     def rate(self, first: int) -> float:
-        """Share of those bins of GPU time in which its kernels ran."""
+        """Its kernels' part of the GPU time in the measured bins."""
         for _ in range(600):
             for line in (self.place / "out").read_text().splitlines():
                 said = json.loads(line)

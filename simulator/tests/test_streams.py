@@ -30,7 +30,7 @@ def python(sim: Sim, code: str) -> list[str]:
 
 @pytest.fixture
 def slow(make_sim: Callable[..., Sim]) -> Sim:
-    """So slow that what is submitted together begins together, for the GPU."""
+    """A GPU so slow that works which are submitted together begin together."""
     return make_sim(scale=20)
 
 
@@ -172,7 +172,7 @@ print("ready", flush=True); input(); cuda.cuCtxSynchronize(); print("all", flush
 
 
 def test_progress_is_written_while_the_program_is_stopped(slow: Sim, tmp_path: Path) -> None:
-    """Gate: a word in a file that the program may only read. Progress: its own file, which the neighbour reads."""
+    """gate: a word in a file that the program may only read. progress: a file of the program, which a neighbour reads."""
     path = tmp_path / "slot"
     for file in (path, Path(f"{path}.other")):
         file.write_bytes(bytes(4096))
@@ -201,7 +201,7 @@ def test_progress_is_written_while_the_program_is_stopped(slow: Sim, tmp_path: P
     child.send_signal(signal.SIGCONT)
     Sim.tell(child)
     assert Sim.line(child) == "all\n" and written() == 200
-    # The front end goes with the program, and nothing of it is left on the GPU.
+    # The front end ends with the program, and the GPU releases all that it had.
     child.kill()
     child.wait()
     out = python(slow, "context(); f = kernel(10); launch(f); cuda.cuCtxSynchronize(); print(free_bytes() >> 20)")
@@ -209,7 +209,7 @@ def test_progress_is_written_while_the_program_is_stopped(slow: Sim, tmp_path: P
 
 
 def test_the_front_end_is_no_child_that_a_program_waits_for_and_does_not_outlive_it(slow: Sim) -> None:
-    """Nor the program's image: exec ends it, and what the old image had goes back to the GPU."""
+    """An exec ends it too, and the GPU releases what the program had."""
     out = python(
         slow,
         """
@@ -232,7 +232,7 @@ os.execv(sys.executable, [sys.executable, "-c", again])
 
 
 def test_work_for_a_destroyed_context_is_refused(slow: Sim) -> None:
-    """Its channels may be another context's by now."""
+    """Its channels may belong to another context by then."""
     out = python(
         slow,
         """
@@ -250,7 +250,7 @@ cuda.cuStreamSynchronize(t); cuda.cuStreamDestroy_v2(s); cuda.cuCtxSynchronize()
 
 
 def test_neighbours_go_on_when_programs_are_stopped_at_any_instant(slow: Sim) -> None:
-    """No lock is held by whoever computes the GPU's time: 100 stops, none of them felt beyond a turn."""
+    """A process that computes the GPU's time holds no lock: after none of 100 stops a neighbour waits longer than a turn."""
     busy = (
         "context(); f = kernel(20)\nprint('ready', flush=True)\nwhile True: launch(f); event(); cuda.cuCtxSynchronize()"
     )

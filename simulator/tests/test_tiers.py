@@ -15,7 +15,7 @@ from oci_hook.ledger import tiers as seen_tiers
 from simulator.tests.test_cli import Install
 from simulator.tests.test_cli import install as install
 
-SCALE = "5"  # so that a machine with two busy cores keeps up with the GPU
+SCALE = "5"  # a machine with two busy cores keeps up with a GPU this slow
 
 
 def the_inventory(install: Install) -> Inventory:
@@ -25,7 +25,7 @@ def the_inventory(install: Install) -> Inventory:
 def test_stream_memory_operations_count_by_what_they_do(install: Install) -> None:
     install.run("sim", "up", "--time-scale", SCALE)
     assert install.data("gpus")["gpus"][0]["tier"] is None
-    for _ in range(3):  # a busy machine starves programs now and then
+    for _ in range(3):  # on a busy machine the probe may not get enough time
         (gpu,) = install.data("gpus", "--probe")["gpus"]
         found = gpu["tier"]
         if found["name"] == "0.5":
@@ -40,7 +40,7 @@ def test_stream_memory_operations_count_by_what_they_do(install: Install) -> Non
 
 
 def test_findings_expire(install: Install) -> None:
-    """With the driver, the boot and the GPU."""
+    """A finding holds for one driver version, boot and GPU."""
     install.run("sim", "up")
     there, settings = the_inventory(install), load(str(install.prefix))
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
@@ -67,7 +67,7 @@ def test_a_gpu_with_containers_is_left_alone(install: Install) -> None:
 
 
 def test_a_driver_that_hangs_is_given_up(install: Install, tmp_path: Path) -> None:
-    """Here in dlopen, which waits for somebody to write to the FIFO."""
+    """It hangs in dlopen, which waits for a writer of the FIFO."""
     install.run("sim", "up")
     there = the_inventory(install)
     os.mkfifo(tmp_path / "libcuda")

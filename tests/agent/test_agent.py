@@ -419,7 +419,7 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
             agent.process.send_signal(signal.SIGSTOP)
             (silent,) = said("warn")
             agent.process.send_signal(signal.SIGCONT)
-            assert f"(process {pid}) and does not answer on {address}" in silent["message"] and silent["fix"]
+            assert f"runs (process {pid}), but does not answer on {address}" in silent["message"] and silent["fix"]
     finally:
         file.write_text(before)
         for words in (["sim", "fault"], ["gpus", "--refresh"]):

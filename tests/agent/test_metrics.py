@@ -111,7 +111,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("container_gate_wait_seconds_sum", 2.75, ON)
     is_("agent_healthy", 0)
     for what in PROBLEMS:
-        is_("agent_problem", what == "gpus", what=what)
+        is_("agent_problem", what == "gpus", problem=what)
     is_("agent_start_time_seconds", 900.5)
     is_("ledger_read_timestamp_seconds", 1003.5)
     is_("nvml_read_timestamp_seconds", 1004.5)

@@ -17,13 +17,14 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent import agent as agents
 from oci_hook.agent import device_nodes, enforce, facts, journal, options, sampler, textfile
 from oci_hook.agent.audit import Finding
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.metrics import Counters, exposition
+from oci_hook.agent.node import Node
 from oci_hook.agent.notify import Notifier
 from oci_hook.agent.options import Options
+from oci_hook.agent.response import Response
 from oci_hook.agent.view import Watched, view
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
@@ -427,33 +428,31 @@ def test_first_it_acts_and_then_it_describes(
     monkeypatch.setattr(enforce, "kill", lambda *_: (done.append("kill"), "")[1])
     monkeypatch.setattr(enforce, "freeze", lambda *_: (done.append("freeze"), "")[1])
     install = Install(tmp_path)
-    agent = agents.Agent(str(tmp_path), Options("none", policy=policy))
-    held = grant("k", "c")
-    agent.grants, agent.watched = {"k": held}, {"k": Watched()}
-    agent.answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
+    node = Node(str(tmp_path), Options("none", policy=policy))
+    node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    Response(node).answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
     assert done == [policy, "describe"]
     (told,) = Follower(str(install.state), old=True).read()
     assert told["evidence"] == f"too much ({f'not described: {wrong.__name__}' if wrong else 'somebody'})"
-    agent.close()
 
 
 def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And is not called killed before it is gone."""
     install = Install(tmp_path)
-    agent = agents.Agent(str(tmp_path), Options("none", policy="kill"))
-    agent.grants, agent.watched = {"k": grant("k", "c")}, {"k": Watched()}
-    answers = iter(["2 of its processes still live", "2 of its processes still live", "", "", "one is back", ""])
+    node = Node(str(tmp_path), Options("none", policy="kill"))
+    node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    response = Response(node)
+    answers = iter(["2 of its processes still run", "2 of its processes still run", "", "", "one is back", ""])
     hit: list[Any] = []
     monkeypatch.setattr(enforce, "kill", lambda _, others: (hit.append(others), next(answers))[1])
-    agent.answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
-    stopped = [agent.watched["k"].stopped]
+    response.answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
+    stopped = [node.watched["k"].stopped]
     for _ in range(5):
-        agent._kill_again()
-        stopped.append(agent.watched["k"].stopped)
+        response.kill_again()
+        stopped.append(node.watched["k"].stopped)
     assert stopped == ["", "", "killed", "killed", "", "killed"] and hit == [((7, 8),)] * 6
     told = [e["action"] for e in Follower(str(install.state), old=True).read()]
-    assert told == ["killed failed: 2 of its processes still live", "killed", "killed failed: one is back", "killed"]
-    agent.grants = {}
-    agent._kill_again()
+    assert told == ["killed failed: 2 of its processes still run", "killed", "killed failed: one is back", "killed"]
+    node.grants = {}
+    response.kill_again()
     assert len(hit) == 6
-    agent.close()

@@ -161,9 +161,9 @@ def test_a_killed_one_that_does_not_go_keeps_the_next_one_for_a_while_only() -> 
 
 
 def test_a_limit_that_was_lowered_kills_nobody() -> None:
-    def seen(limit: int, held: int, at: float, most: int = 0) -> Look:
+    def seen(limit: int, used: int, at: float, highest: int = 0) -> Look:
         return look(
-            tenant("a", limit, held, accounted=held, highest=most),
+            tenant("a", limit, used, accounted=used, highest=highest),
             tenant("b", 8 * GIB, GIB, accounted=GIB),
             at=at,
             total=12 * GIB,

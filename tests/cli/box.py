@@ -101,7 +101,7 @@ class Install:
     def grant(
         self, id: str, *shares: Share, life: Life | None = None, who: dict[str, str] | None = None, **more: Any
     ) -> Grant:
-        """A grant in the ledger, as the runtime puts it there; it lives as long as the test where no life is given."""
+        """A grant in the ledger, as the runtime puts it there; without `life`, it lives as long as the test."""
         identity = Identity("/run/runc", id, f"/bundles/{id}", **(who or {}))
         key = store.grant_key("/run/runc", id)
         grant = made(Grant, key, identity, life or this_process(), shares, created=CREATED, **more)

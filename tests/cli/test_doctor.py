@@ -218,7 +218,7 @@ STARTS = ("lib/gpu-hook/runtime.py", "lib/gpu-hook/hook.py")
 @pytest.mark.parametrize("name", [*PROGRAMS, *STARTS])
 @pytest.mark.parametrize("left", ["none", "5 bytes", "half", "all but one byte", "something else"])
 def test_a_program_that_was_cut_short(well: Node, name: str, left: str) -> None:
-    """As a full disk does it: no container starts. To lay it anew tells no engine anything."""
+    """As a full disk does it: no container starts. Installing again registers with no engine."""
     path = well.prefix / name
     whole = path.read_bytes()
     sizes = {"none": 0, "5 bytes": 5, "half": len(whole) // 2, "all but one byte": len(whole) - 1}
@@ -278,7 +278,7 @@ def test_an_engine_that_was_never_told_is_a_note(well: Node) -> None:
 def test_what_the_kernel_lets_containers_do(
     well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leases: str | None, faults: str | None
 ) -> None:
-    """Notes, which fail nobody; none where the kernel has no such switch."""
+    """Notes, which do not change the exit status; none if the kernel has no such switch."""
     for name, value in (("LEASES", leases), ("USERFAULTFD", faults), ("BREAK_TIME", "45")):
         monkeypatch.setattr(node, name, str(tmp_path / name))
         if value is not None:
@@ -302,7 +302,7 @@ def test_an_install_in_a_folder_that_is_cleaned(well: Node) -> None:
 
 
 def test_docker_without_annotations(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two other ways to ask are named; a docker that has annotations needs neither."""
+    """The note names two other ways to request; there is none for a docker that passes annotations."""
     for major, notes in ((20, 1), (26, 0)):
         monkeypatch.setattr(registered, "version", lambda program, major=major: major)
         status, findings = well.doctor()
@@ -378,7 +378,7 @@ def test_ledger_beside_the_gpus(well: Node) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("page", ["there", "gone"])
 def test_a_container_that_the_ledger_does_not_know(well: Node, page: str) -> None:
-    """Its grant was released by force while it runs, with its page or as the state directory was emptied by hand."""
+    """Its grant was released by force while it runs (the page is gone), or its ledger file was removed by hand."""
     grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)
     key = store.grant_key("/run/runc", "c")
     mounts = "mount -t tmpfs none /run && mkdir /run/gpu-hook && touch /run/gpu-hook/policy"
@@ -416,7 +416,7 @@ def test_a_damaged_ledger(well: Node) -> None:
 
 @pytest.mark.parametrize("where", ["elsewhere", "elsewhere, in use", "the usual place", "the usual place, in use"])
 def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """A command is named only where it helps: not for the usual place, and not while containers live."""
+    """A fixing command is named only if it helps: not for the usual directory, and not while containers live."""
     state, usual = tmp_path / "state", tmp_path / "usual"
     edit("etc/settings.yaml", str(well.state), str(state))(well)
     well.run("settings", "set", f"state_dir={state}")
@@ -435,7 +435,7 @@ def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load(str(well.prefix)).state_dir == str(usual) and not (state / "ledger").exists()
 
 
-# What this machine has not: looked at with files in its place.
+# Parts that this machine lacks, simulated by files.
 
 
 def gpus(*minors: int) -> Any:
@@ -543,7 +543,7 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As who is not root, to whom the state directory is closed: no process 0, and no command that ends it."""
+    """A user other than root cannot read the state directory: no "process 0", and no command that would kill it."""
     answer = {"agent": {"version": "0", "problems": {}}}
     monkeypatch.setattr(agent_check.live, "ask", lambda settings, prefix: answer)
     monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())

@@ -1,4 +1,4 @@
-"""The pages for users list what the code has, row by row."""
+"""The reference pages list every error code and every setting of the code."""
 
 import re
 from pathlib import Path

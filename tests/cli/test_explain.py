@@ -46,7 +46,7 @@ LAST = """\
 
 
 def without_env(text: str) -> str:
-    """The answer without the plan's environment but for the first variable; tests of the plan look at the others."""
+    """The answer with only the first variable of the plan's environment; the plan's own tests check the others."""
     kept = [line for line in text.splitlines(True) if not line.startswith("  env ") or "VISIBLE_DEVICES" in line]
     return "".join(kept)
 

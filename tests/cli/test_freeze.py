@@ -28,7 +28,7 @@ def in_ledger(install: Install) -> Grant:
 
 @contextmanager
 def lease(install: Install, grant: Grant) -> Iterator[None]:
-    """As a container holds one on its own page: whoever opens it for writing would wait."""
+    """A lease as a container can hold on its own page: opening the page for writing would block."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel's request to give the lease up
     fd = os.open(Path(install.state, "pages", grant.key, "policy"), os.O_RDONLY)
     try:

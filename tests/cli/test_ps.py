@@ -89,7 +89,7 @@ def test_json(install: Install) -> None:
 
 
 def test_a_share_that_waits_for_its_container(install: Install) -> None:
-    """As podman's precreate hook leaves it where the container is never made."""
+    """As podman's precreate hook leaves it if the container is never created."""
     life = Life(boot_id(), deadline=int(time.monotonic()) + 40)
     install.grant("ghost", Share("GPU-0", 100), life=life)
     (entry,) = install.data("ps")["containers"]
@@ -132,7 +132,7 @@ def test_a_ledger_that_cannot_be_read(install: Install) -> None:
     assert install.data("ps", status=1)["errors"][0]["code"] == "GH-303"
 
 
-# What is in use
+# Memory in use
 
 
 def used_mib(grant: Grant) -> list[int | None]:
@@ -141,7 +141,7 @@ def used_mib(grant: Grant) -> list[int | None]:
 
 
 def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
-    """An account page with these totals, of which one process keeps some idle on each GPU."""
+    """An account page with these totals; one process keeps `idle_mib` in its free cache on each GPU."""
     data = bytearray(used.SIZE)
     used.HEAD.pack_into(data, 0, used.MAGIC, used.VERSION)
     for i, mib in enumerate(totals_mib):
@@ -155,7 +155,7 @@ def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
 
 @contextmanager
 def container(setup: str) -> Iterator[Life]:
-    """A process with a /run of its own, made by a shell script, as a life."""
+    """The life of a process with its own /run, which the shell script `setup` fills."""
     script = f"mount -t tmpfs none /run && mkdir -p /run/gpu-hook/account && cd /run/gpu-hook/account && {setup}"
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"{script} && echo ready && exec sleep 60"]
     p = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -205,7 +205,7 @@ def test_a_page_that_is_none_says_nothing(install: Install, setup: str) -> None:
 
 @pytest.mark.root
 def test_a_page_of_the_host_is_never_read(install: Install, tmp_path: Path) -> None:
-    """A link in the container to a valid page leads nowhere, even where the host has one at that path."""
+    """A link in the container to a valid page is not followed, even if the host has a page at that path."""
     (tmp_path / "page").write_bytes(page(7))
     with container(f"mount -t tmpfs none {tmp_path} && ln -s {tmp_path}/page page") as life:
         assert used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
@@ -238,7 +238,7 @@ def test_what_is_kept_idle_is_not_in_use(install: Install, tmp_path: Path) -> No
 
 @pytest.mark.root
 def test_a_list_of_mounts_without_end_is_not_read(tmp_path: Path) -> None:
-    """Each of them of nearly as long a name as there can be."""
+    """Each mount's path is nearly as long as possible."""
     (tmp_path / "page").write_bytes(page(7))
     deep = "/".join(["d" * 250] * 14)
     many = (
@@ -262,7 +262,7 @@ DEVICES = Path("/sys/fs/cgroup/devices")
 @pytest.mark.root
 @pytest.mark.skipif(not DEVICES.is_dir(), reason="needs version 1 of cgroups")
 def test_forged_owners_cost_the_reader_no_more_than_the_list_of_processes_once(tmp_path: Path) -> None:
-    """Every slot is somebody else's at each look, and none of them is among the container's processes."""
+    """At each read every slot has another owner, and none of them is a process of the container."""
     path, folder = tmp_path / "page", DEVICES / f"gh-test-{os.getpid()}"
     folder.mkdir()
     sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(200)]
@@ -282,7 +282,7 @@ def test_forged_owners_cost_the_reader_no_more_than_the_list_of_processes_once(t
                     began = time.monotonic()
                     books = account.read(1)
                     assert time.monotonic() - began < 1 and books and books.totals[0] >> 20 == 100
-                    if look == 0:  # later ones may be in doubt for a while
+                    if look == 0:  # later owners may count as unclear for a while
                         assert not books.owners
     finally:
         for p in sleepers:

@@ -1,4 +1,4 @@
-"""`gpu-hook release`: the dead are taken back, the living only by force."""
+"""`gpu-hook release`: shares of exited containers are released, those of living ones only by force."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""`gpu-hook set`, `freeze` and `resume`: what fits is changed at once in all pages, what does not changes nothing."""
+"""`gpu-hook set`, `freeze` and `resume`: a change that fits is in all pages at once, another changes nothing."""
 
 import mmap
 from pathlib import Path

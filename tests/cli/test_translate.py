@@ -32,7 +32,7 @@ def new(text: str, *options: str) -> str:
 
 
 def changes(text: str, *options: str) -> list[str]:
-    """The lines that went and came."""
+    """The removed and the added lines."""
     diff = difflib.ndiff(text.splitlines(), new(text, *options).splitlines())
     return [line for line in diff if line[0] in "+-"]
 
@@ -401,7 +401,7 @@ damage = st.tuples(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(damage, max_size=3), st.booleans())
 def test_damaged_manifests_are_refused_or_stay_what_they_are(damages: list[tuple[int, int, str]], flow: bool) -> None:
-    """Whatever is left of a manifest: coded lines, or a text that same_elsewhere has compared and that is done."""
+    """Any damaged manifest gives coded errors, or a text that same_elsewhere has checked."""
     text = pod("nvidia.com/gpumem: 1024", "cpu: 1") if flow else COMMENTED.replace("200", "5")
     for how, place, new_text in damages:
         lines = text.split("\n")

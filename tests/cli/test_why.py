@@ -68,7 +68,7 @@ def test_why_is_it_slow(install: Install) -> None:
 
 
 def test_an_event_that_says_nothing_useful(install: Install) -> None:
-    """A request of another version, or none: the line that was told, and no proposal."""
+    """A request of another version, or none: `why` repeats the refusal and proposes nothing."""
     for n, request in enumerate(("x", {"gpus": 7}, {"gpus": [{"wings": 2}]}, None)):
         events.record(
             str(install.state), "refused", id=f"odd-{n}", codes=["GH-201"], messages=["GH-201: x"], request=request

@@ -1,4 +1,4 @@
-/* The control laws one by one, on hand-made GPUs. check_decide NAME runs one check, without a name all. */
+/* Checks the control laws one by one, on GPUs made by hand. check_decide NAME runs one check; without a name, all. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static const uint64_t now = 100 * GH_S;
 static struct gh_gpu gpu;
 static struct gh_own own;
 
-/* Busy since long, as good as new. */
+/* Adds a tenant with work on the GPU, whose slot is up to date. */
 static void tenant(unsigned i, unsigned class_, unsigned weight) {
     gpu.present |= 1ull << i;
     gpu.share[i] = (struct gh_share){.class_ = (uint8_t)class_, .weight = (uint16_t)weight};
@@ -52,7 +52,7 @@ static void open_alone(void) {
     tenant(0, 1, 100);
     struct gh_decision d = ask(0);
     MUST(d.go && d.mode == GH_OPEN && !d.claim);
-    tenant(1, 1, 100); /* a peer that was active 2 s ago is none */
+    tenant(1, 1, 100); /* a peer whose last work was 2 s ago does not count */
     idle(1, now - 2 * GH_S);
     d = ask(0);
     MUST(d.go && d.mode == GH_OPEN);
@@ -69,7 +69,7 @@ static void guarded_after_company(void) {
     MUST(!d.go && d.on == GH_ON_OWN_DONE);
 }
 
-/* One longer than the window follows the last quarter of another, unless online work may come. */
+/* A command longer than the window may follow the last quarter of another, unless online work may come. */
 static void long_ones_queue_behind_an_end(void) {
     tenant(0, 1, 100);
     tenant(1, 1, 100);
@@ -132,11 +132,11 @@ static void mix_lets_others_fill(void) {
     gpu.slot[0].duty = GH_PPM / 2;
     struct gh_decision d = ask(1);
     MUST(d.go && d.mode == GH_MIX);
-    gpu.slot[1].v += 6 * GH_MS; /* but not too far ahead */
+    gpu.slot[1].v += 6 * GH_MS; /* but not if it is too far ahead */
     d = ask(1);
     MUST(!d.go && d.ahead && d.slot == 0);
     own.ahead = 1;
-    gpu.slot[1].v -= 3 * GH_MS; /* and then not before most of the lead is gone */
+    gpu.slot[1].v -= 3 * GH_MS; /* then it stays stopped until most of the lead is gone */
     MUST(!ask(1).go);
     gpu.slot[1].v -= 2 * GH_MS;
     MUST(ask(1).go && !ask(1).ahead);
@@ -153,7 +153,7 @@ static void probe_is_left_alone(void) {
     gpu.slot[0].probe_until = d.probe_until;
     d = ask(1);
     MUST(!d.go && d.mode == GH_MIX);
-    gpu.slot[0].probe_until = UINT64_MAX; /* a lie is cut to what a probe may be */
+    gpu.slot[0].probe_until = UINT64_MAX; /* a claim beyond the longest probe is cut to that */
     gpu.slot[0].start = now - 6 * GH_MS;
     MUST(ask(1).go);
 }
@@ -176,7 +176,7 @@ static void idle_primary_loses_its_tenure(void) {
     claim(0, 1, now - GH_MS, 10 * GH_MS);
     idle(0, now - 100 * GH_US);
     struct gh_decision d = ask(1);
-    MUST(!d.go && d.until <= now + 100 * GH_US + 1); /* it may be back at once */
+    MUST(!d.go && d.until <= now + 100 * GH_US + 1); /* that one may come back at any moment */
     idle(0, now - 201 * GH_US);
     d = ask(1);
     MUST(d.go && d.claim && d.epoch == 2);
@@ -193,7 +193,7 @@ static void dead_or_silent_primary_loses_its_tenure(void) {
     gpu.slot[0].heartbeat = gpu.slot[0].done_at = now - 3 * GH_MS;
     struct gh_decision d = ask(1);
     MUST(d.go && d.claim && d.epoch == 2);
-    gpu.slot[0].done_at = now; /* the GPU works on for it: it lives */
+    gpu.slot[0].done_at = now; /* its work progresses, so it counts as alive */
     MUST(!ask(1).go);
 }
 
@@ -208,7 +208,7 @@ static void woken_takes_over(void) {
     gpu.slot[1].v -= 2 * GH_MS;
     struct gh_decision d = ask(1);
     MUST(d.go && d.claim && d.epoch == 5);
-    gpu.slot[0].woke_at = now - 2 * GH_MS; /* not from one who has just woken itself */
+    gpu.slot[0].woke_at = now - 2 * GH_MS; /* not from one that woke a moment ago itself */
     MUST(!ask(1).go);
 }
 
@@ -219,7 +219,7 @@ static void bank_bounds_credit(void) {
     MUST(gh_wake_v(&gpu, 0) == GH_S - 20 * GH_MS);
     gpu.slot[0].v = GH_S - 5 * GH_MS;
     MUST(gh_wake_v(&gpu, 0) == gpu.slot[0].v);
-    idle(1, now - 2 * GH_S); /* nobody to compare with */
+    idle(1, now - 2 * GH_S); /* there is no other to compare with */
     gpu.slot[0].v = 0;
     MUST(gh_wake_v(&gpu, 0) == 0);
 }
@@ -239,7 +239,7 @@ static void higher_class_freezes(void) {
     own.inflight = 150 * GH_US; /* the small window, since a higher class is registered */
     MUST(!gh_decide(&gpu, 1, &own, now, 80 * GH_US).go);
     gpu.slot[0].launched++;
-    gpu.slot[0].done_at = gpu.slot[0].heartbeat = now - 2 * GH_S; /* stuck or lost: its lower ones thaw */
+    gpu.slot[0].done_at = gpu.slot[0].heartbeat = now - 2 * GH_S; /* it is stuck or lost: lower classes go on */
     gpu.slot[0].active_at = now - 2 * GH_S;
     MUST(ask(1).go);
 }
@@ -251,15 +251,15 @@ static void drain_then_go(void) {
     gpu.slot[1].residue = 200 * GH_US;
     struct gh_decision d = ask(0);
     MUST(!d.go && d.mode == GH_DRAIN && d.until == now + 700 * GH_US);
-    own.held_since = now - 500 * GH_US; /* longer than it promised to be */
+    own.held_since = now - 500 * GH_US; /* longer than its estimate */
     MUST(!ask(0).go);
     own.held_since = now - 700 * GH_US;
     MUST(ask(0).go);
     own.held_since = 0;
-    gpu.slot[1].residue = 900 * GH_US; /* holding would only cost */
+    gpu.slot[1].residue = 900 * GH_US; /* to wait would only cost time */
     MUST(ask(0).go);
     gpu.slot[1].residue = 200 * GH_US;
-    gpu.slot[0].launched++; /* not at the edge */
+    gpu.slot[0].launched++; /* the GPU is not about to become idle */
     MUST(ask(0).go);
 }
 
@@ -279,7 +279,7 @@ static void cap_also_alone(void) {
     own.bucket.level = 1;
     MUST(ask(0).go);
     gpu.slot[0].done = gpu.slot[0].launched - 1;
-    MUST(!gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go); /* an unknown cost goes alone */
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go); /* a command of unknown cost runs alone */
     idle(0, now);
     MUST(gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
 }
@@ -287,7 +287,7 @@ static void cap_also_alone(void) {
 static void bucket_is_exact(void) {
     struct gh_bucket b = {.level = 0, .at = now};
     uint64_t t = now, given = 0;
-    for (int i = 0; i < 1000000; i++) { /* odd steps, charges of all that is there: nothing is lost to rounding */
+    for (int i = 0; i < 1000000; i++) { /* odd steps, each charge takes all there is: nothing is lost by rounding */
         t += 1237;
         b = gh_bucket_at(b, 333333, 10 * GH_MS, t);
         uint64_t whole = b.level > 0 ? (uint64_t)b.level / GH_PPM : 0;
@@ -299,14 +299,14 @@ static void bucket_is_exact(void) {
     b = gh_bucket_at(b, 333333, 10 * GH_MS, t + 10 * GH_S);
     MUST(b.level == (int64_t)(10 * GH_MS * GH_PPM));
     b = gh_bucket_take(b, (int64_t)GH_S);  /* reserved, */
-    b = gh_bucket_take(b, -(int64_t)GH_S); /* given back */
+    b = gh_bucket_take(b, -(int64_t)GH_S); /* released */
     MUST(b.level == (int64_t)(10 * GH_MS * GH_PPM));
 }
 
 static void starved_stops_believing(void) {
     tenant(0, 1, 100);
     tenant(1, 1, 100);
-    gpu.slot[0].v = 0; /* claims for ever, never charges itself */
+    gpu.slot[0].v = 0; /* it claims tenure for ever and never charges itself */
     claim(0, 1, now - GH_MS, 10 * GH_MS);
     idle(1, now - GH_S);
     own.held_since = now - 100 * GH_MS;
@@ -317,7 +317,7 @@ static void starved_stops_believing(void) {
     own.held_since = 0;
     own.distrust_until = d.distrust_until;
     MUST(ask(1).go);
-    own.held_since = now - 300 * GH_MS; /* once more, soon after: for longer */
+    own.held_since = now - 300 * GH_MS; /* a second time, soon after: it is distrusted for longer */
     own.distrust_until = now - 400 * GH_MS;
     own.distrust_for = GH_S;
     MUST(ask(1).distrust_until == now + 2 * GH_S);
@@ -328,9 +328,9 @@ static void weight_is_what_one_is_owed(void) {
     tenant(1, 1, 50);
     MUST(gh_weight(&gpu, 0, now) == 50000);
     gpu.slot[1].saturated = 0;
-    gpu.slot[1].duty = 300000; /* needs 30 % of the GPU: owed 30, the other one 70 */
+    gpu.slot[1].duty = 300000; /* it needs 30 % of the GPU, so it is owed 30 and the other 70 */
     MUST(gh_weight(&gpu, 1, now) == 30000 && gh_weight(&gpu, 0, now) == 70000);
-    gpu.slot[1].duty = 700000; /* needs more than its part */
+    gpu.slot[1].duty = 700000; /* it needs more than its part */
     MUST(gh_weight(&gpu, 1, now) == 50000 && gh_weight(&gpu, 0, now) == 50000);
 }
 
@@ -338,10 +338,10 @@ static void linger_follows_gaps(void) {
     struct gh_gaps gaps = {{0}};
     MUST(gh_linger(&gaps, GH_MS, 4) == 2 * GH_MS);
     for (int i = 0; i < 300; i++)
-        gh_gap_seen(&gaps, 200 * GH_MS); /* all gaps long: give the GPU away at once */
+        gh_gap_seen(&gaps, 200 * GH_MS); /* all gaps are long: release the GPU at once */
     MUST(gh_linger(&gaps, GH_MS, 4) == 500 * GH_US);
     for (int i = 0; i < 300; i++)
-        gh_gap_seen(&gaps, i % 8 ? GH_MS : 200 * GH_MS); /* many gaps of 1 ms inside a request: outlast them */
+        gh_gap_seen(&gaps, i % 8 ? GH_MS : 200 * GH_MS); /* a request has many gaps of 1 ms: linger longer than these */
     MUST(gh_linger(&gaps, GH_MS, 4) == 2 * GH_MS);
     for (int i = 0; i < 600; i++)
         gh_gap_seen(&gaps, i % 8 ? 6 * GH_MS : 200 * GH_MS);
@@ -359,7 +359,7 @@ static void costs_are_learned(void) {
     MUST(gh_cost_charge(&cost, 300 * GH_US, 0) == 80 * GH_US && gh_cost_charge(&cost, 90 * GH_US, 1) == 90 * GH_US);
     for (int i = 0; i < 1000; i++)
         gh_cost_learn(&cost, 20 * GH_MS, 0);
-    MUST(gh_cost_charge(&cost, 21 * GH_MS, 0) == 21 * GH_MS); /* long ones: their own time */
+    MUST(gh_cost_charge(&cost, 21 * GH_MS, 0) == 21 * GH_MS); /* long commands are charged their own time */
 }
 
 static void saturation_has_hysteresis(void) {
@@ -372,7 +372,7 @@ static void saturation_has_hysteresis(void) {
     for (int i = 0; i < 30; i++)
         s = gh_saturation(s, 4 * GH_MS, 4 * GH_MS);
     MUST(s > 990000);
-    MUST(gh_saturation(s, 0, 20 * GH_MS) > 900000); /* one gap is none */
+    MUST(gh_saturation(s, 0, 20 * GH_MS) > 900000); /* a single gap does not count */
 }
 
 static const struct {

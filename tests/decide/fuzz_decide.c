@@ -1,6 +1,6 @@
-/* Properties of decide() that must hold for every input, whatever a neighbour writes in its slot.
- * With clang: a libFuzzer target (-DLIBFUZZER -fsanitize=fuzzer,address,undefined). Else a program of its own with a
- * deterministic generator: fuzz_decide ITERATIONS SEED. */
+/* Properties of decide() that hold for every input, whatever neighbours write into their slots.
+ * With clang it is a libFuzzer target (-DLIBFUZZER -fsanitize=fuzzer,address,undefined). Otherwise it is a program with
+ * a deterministic generator: fuzz_decide ITERATIONS SEED. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static uint64_t below(uint64_t n) { return n ? draw() % n : 0; }
         }                                                                                           \
     } while (0)
 
-/* A time near now, before or (hostile clocks) after it, or an extreme one. */
+/* A time near now, also after it as hostile neighbours write it, or an extreme one. */
 static uint64_t near(uint64_t now, int hostile) {
     static const uint64_t distance[] = {
         0,         1,          100 * GH_US, 200 * GH_US, 700 * GH_US, GH_MS,   2500 * GH_US,
@@ -129,7 +129,7 @@ static int same(const struct gh_decision *a, const struct gh_decision *b) {
            a->distrust_for == b->distrust_for && a->ahead == b->ahead;
 }
 
-/* What holds for any bytes in the others' slots. */
+/* Properties that hold for any bytes in the slots of the others. */
 static void any_neighbours(void) {
     static struct gh_gpu gpu, copy;
     memset(&gpu, 0, sizeof gpu);
@@ -158,7 +158,7 @@ static void any_neighbours(void) {
 
     struct gh_decision d = gh_decide(&gpu, me, &own, now, cost), again = gh_decide(&copy, me, &own, now, cost);
     CHECK(0, same(&d, &again));                 /* I15 */
-    CHECK(1, !memcmp(&gpu, &copy, sizeof gpu)); /* I1: nothing but the own slot, and that by the caller */
+    CHECK(1, !memcmp(&gpu, &copy, sizeof gpu)); /* I1: it changes nothing; the caller writes its own slot */
     const struct gh_slot *mine = &gpu.slot[me];
     int empty = mine->launched == mine->done;
     if (!d.go) { /* I2 */
@@ -200,7 +200,7 @@ static void any_neighbours(void) {
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
     if (free_ && !equals)
         CHECK(14, d.go && d.mode == GH_OPEN); /* I4 */
-    /* I3: whatever equals write, nobody with nothing in flight is held for longer than some rounds of tenures. */
+    /* I3: whatever equals write, a tenant with nothing in flight is held for no longer than some rounds of tenures. */
     if (free_ && empty && own.held_since && mine->idle_since <= own.held_since && now < UINT64_MAX / 2) {
         uint64_t weights = 0;
         for (unsigned i = 0; i < GH_SLOTS; i++)
@@ -227,7 +227,7 @@ static void any_neighbours(void) {
     CHECK(23, duty <= GH_PPM);
 }
 
-/* What holds when all tell the truth: somebody runs, and in rotation only one. */
+/* Properties that hold when all slots are true: some tenant runs, and in rotation only one. */
 static void honest_equals(void) {
     static struct gh_gpu gpu;
     memset(&gpu, 0, sizeof gpu);
@@ -259,8 +259,8 @@ static void honest_equals(void) {
     CHECK(28, claims <= 1);                /* all agree on the successor */
 }
 
-/* A tenant that is idle for longer than its linger keeps nobody of a lower class out (I10). The setting's is kept to,
- * however long; the slot's own up to a bound. */
+/* A tenant that is idle for longer than its linger keeps no lower class waiting (I10). A linger from the settings may
+ * have any length; one that the tenant wrote in its slot has a bound. */
 static void idle_high(void) {
     static struct gh_gpu gpu;
     memset(&gpu, 0, sizeof gpu);
@@ -310,7 +310,7 @@ int main(int argc, char **argv) {
         once();
     for (int i = 0; i < 31; i++) {
         printf("%d %" PRIu64 " %s\n", i, checks[i], check_name[i] ? check_name[i] : "-");
-        if (!checks[i]) { /* a property that was never tried proves nothing */
+        if (!checks[i]) { /* a property that was never checked proves nothing */
             fprintf(stderr, "property %d never came up\n", i);
             return 1;
         }

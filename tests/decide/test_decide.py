@@ -1,4 +1,4 @@
-"""decide(): its laws one by one, and what must hold for every input, under sanitizers."""
+"""decide(): its laws one by one, and properties that hold for every input, under sanitizers."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
     ],
 )
 def test_properties_can_fail(tmp_path: Path, law: str, broken: str) -> None:
-    """A decide() with one law taken out is found: the properties or the checks notice."""
+    """Properties or checks fail for a decide() without one of its laws."""
     text = (SHIM / "gate/decide.c").read_text()
     assert text.count(law) == 1
     (tmp_path / "decide.c").write_text(text.replace(law, broken))

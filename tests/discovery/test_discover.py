@@ -205,7 +205,7 @@ def test_nvml_of_another_version_than_its_file(node: Node) -> None:
     node.kernel("550.0.9")
     for name in ("libcuda.so", "libnvidia-ml.so"):
         (node.libraries / f"{name}.{driver_root.VERSION}").rename(node.libraries / f"{name}.550.0.9")
-    assert "NVML speaks of driver 550.0.0" in node.refused("GH-302")
+    assert "NVML reports driver 550.0.0" in node.refused("GH-302")
 
 
 def with_proc(node: Node, uuids: list[str]) -> None:

@@ -85,7 +85,7 @@ def test_ps_and_release_through_a_containers_life(prefix: Install, bundle: Bundl
         if id not in runc.living():
             break
         time.sleep(0.05)
-    assert answer(prefix, "ps") == {"grants": []}
+    assert answer(prefix, "ps") == {"containers": []}
     assert answer(prefix, "release", id) == {"released": [grant["key"]]}
     assert answer(prefix, "release", id) == {"released": []}
 

@@ -1,4 +1,4 @@
-"""Real engines with directories of their own, in a mount namespace that hides what they would write to."""
+"""Real engines with their own directories, in a mount namespace that hides the machine's."""
 
 import io
 import json
@@ -45,7 +45,7 @@ class Place:
     """A hideout with an install, its simulated GPUs and an image's root file system, below a short path (sockets)."""
 
     def __init__(self, native: Path, system: Path | None = None, first: str = "") -> None:
-        """first: what else is to be done in its hideout."""
+        """first: shell commands to run in its namespace before."""
         self.system = system
         self.dir = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
         self.prefix, self.state = self.dir / "prefix", self.dir / "state"
@@ -141,7 +141,7 @@ def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
             tar.addfile(member, io.BytesIO(data))
 
 
-# In the namespaces of a Hideout: nothing that is written to these comes to the machine.
+# In the namespaces of a Hideout: writes to these directories do not reach the machine.
 PRIVATE = """
 mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/lock
 for d in /etc /usr/share/containers; do
@@ -165,7 +165,7 @@ cd /mnt/root && mkdir .old && pivot_root . .old && umount -l /.old && cd /
 
 
 class Hideout(Namespaces):
-    """root: of another system; None: this machine's. first: what else is to be done there."""
+    """root: another system's root directory; None: this machine's. first: shell commands to run there before."""
 
     def __init__(self, root: Path | None = None, first: str = "") -> None:
         self.python = sys.executable if root is None else "/usr/bin/python3"

@@ -1,4 +1,4 @@
-"""docker for real: dockerd with directories of its own, told by `gpu-hook install`, limits seen from inside."""
+"""docker for real: dockerd with its own directories, registered by `gpu-hook install`; limits as containers see them."""
 
 import json
 import os
@@ -150,7 +150,7 @@ def test_a_second_container_finds_the_first_ones_memory_taken(docker: Docker) ->
 
 
 def test_stop_start_and_restart_policy(docker: Docker) -> None:
-    """A restarted container is created anew: it gets its share again, and once."""
+    """A restarted container is created again: it gets its share again, once."""
     id = started(docker, "--restart=always", "--stop-timeout=0")
     assert docker("restart", id).returncode == 0
     box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
@@ -179,7 +179,7 @@ def test_update_keeps_the_device_rules(docker: Docker) -> None:
 
 
 def test_health_checks(docker: Docker) -> None:
-    """They are `exec`s, which go past our code to the real runtime."""
+    """Health checks are `exec` calls, which go to the real runtime without our code."""
     id = started(docker, "--health-cmd=gpu-probe info", "--health-interval=1s")
     state = "{{.State.Health.Status}}"
     assert box.until(lambda: docker("inspect", "--format", state, id).stdout.strip() == "healthy")

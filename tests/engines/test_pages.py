@@ -74,7 +74,7 @@ class Page:
         return done.stdout
 
     def left(self) -> str:
-        """Files in the engines' directories that speak of gpu-hook."""
+        """Files in the engines' directories that name gpu-hook."""
         folders = ("/etc/docker", "/etc/containerd", "/etc/containers", "/etc/crio", "/usr/share/containers")
         return self.place.hideout.run("grep", "-rl", "gpu-hook", *folders).stdout
 

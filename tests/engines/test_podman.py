@@ -79,7 +79,7 @@ def test_hooks_serve_the_usual_runtime(podman: Podman) -> None:
 
 
 def test_without_precreate(podman: Podman) -> None:
-    """As where its file is in no folder of hooks_dir: the share is put into the live container."""
+    """As if its file is in no folder of hooks_dir: the hook changes the live container instead."""
     hooks = "--hooks-dir=/etc/containers/oci/hooks.d"
     script = f"exec 2>&1; env; {LOOK}"
     done = podman("run", "--rm", *podman.where, *ONE_GIB, IMAGE, "sh", "-c", script, flags=(hooks, RUNC))
@@ -102,7 +102,7 @@ def test_detached_by_the_hooks(podman: Podman) -> None:
 
 
 def test_a_build_is_not_disturbed(podman: Podman) -> None:
-    """It reads the usual folders of hooks, and fails on a stage that it does not know: ours are not there."""
+    """`podman build` reads the usual hook folders and fails on unknown stages, so precreate is not in them."""
     context = podman.place.dir / "context"
     context.mkdir(exist_ok=True)
     (context / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN echo built > /built\n")

@@ -1,4 +1,4 @@
-"""Telling engines of an install: what is written, that it is idempotent, and that it is taken back byte for byte."""
+"""Registering with engines: what is written, that it is idempotent, and that unregistering restores every byte."""
 
 import itertools
 import json
@@ -183,7 +183,7 @@ def test_docker_writes_as_the_file_is_written(host: Host) -> None:
 
 
 def test_docker_edited_by_the_administrator_in_between(host: Host) -> None:
-    """What is taken back is only ours: the rest is what the administrator made of it."""
+    """Unregistering removes only our lines; the administrator's later changes stay."""
     path = host.file("etc/docker/daemon.json", '{\n  "debug": true,\n  "default-runtime": "x"\n}\n')
     host.install("docker", default=True)
     text = path.read_text().replace('"debug": true', '"debug": false').replace("\n}\n", ',\n  "mtu": 1400\n}\n')
@@ -279,7 +279,7 @@ def test_containerd_2_does_not_read_the_plugins_of_version_1(host: Host, monkeyp
 
 
 def test_containerd_1_changes_the_import_that_counts(host: Host) -> None:
-    """There a plugin's table in a later file replaces the whole one of an earlier file."""
+    """In containerd 1.x a plugin's table in a later file replaces the whole table of an earlier file."""
     root = host.file("etc/containerd/config.toml", 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN)
     drop_in = host.file("etc/containerd/conf.d/99-nvidia.toml", DEBIAN.replace("true", "false"))
     before = root.read_text()
@@ -398,7 +398,7 @@ def test_crio_handler_and_hooks_where_crio_reads_them(host: Host) -> None:
     (("podman", "containers/containers.conf.d/gpu-hook.conf"), ("crio", "crio/crio.conf.d/99-gpu-hook.conf")),
 )
 def test_a_drop_in_with_the_administrators_lines(host: Host, engine: str, file: str) -> None:
-    """Before and behind ours: a second install keeps them, and they are what an uninstall leaves."""
+    """The administrator's lines before and after ours: a second install keeps them, and an uninstall leaves them."""
     host.install(engine)
     path = host.root / "etc" / file
     ours = path.read_text()
@@ -415,7 +415,7 @@ def test_a_drop_in_with_the_administrators_lines(host: Host, engine: str, file: 
         host.install(engine)
 
 
-# What is wrong, and what happens then
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ def test_without_the_record_what_is_ours_is_still_known(host: Host) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_write(host: Host) -> None:
-    """The install dies at its n-th write: each file is whole, the next run fixes, uninstall leaves no trace."""
+    """The install is killed at its n-th write: each file is whole, the next run repairs it, uninstall leaves no trace."""
     names = ("docker", "containerd", "podman")
     for engine in names:
         for name, text in ENGINE_FILES[engine].items():
@@ -572,7 +572,7 @@ def test_killed_at_any_write(host: Host) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_step_of_an_uninstall(host: Host) -> None:
-    """The next uninstall finishes it: what was taken back is not missed, and no trace is left."""
+    """The uninstall is killed at its n-th write; the next uninstall finishes it and leaves no trace."""
     names = ("docker", "crio")
     for engine in names:
         for name, text in ENGINE_FILES[engine].items():

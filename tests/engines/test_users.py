@@ -248,7 +248,7 @@ def test_the_first_on_a_gpu(place: Place, request: pytest.FixtureRequest, engine
 def test_users_of_one_container_keep_books_together(
     native: Path, tmp_path_factory: pytest.TempPathFactory, order: tuple[str, ...]
 ) -> None:
-    """Whoever of them comes first makes the account page, for all; the limit is the container's."""
+    """The first of these users creates the account page for all; the limit is the container's."""
     stage = make_stage(tmp_path_factory, "users")
     try:
         rootfs = tiny_image.with_c_library(stage.folder / "image")

@@ -24,7 +24,7 @@ ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 
 class Machine(Namespaces):
-    """`shared` is its /packages. Its processes see this machine's, its files nobody else does."""
+    """`shared` is its /packages. It shares this machine's processes; its files are in memory and its own."""
 
     def __init__(self, root: Path, shared: Path) -> None:
         super().__init__(ENTER.format(root=root, shared=shared))

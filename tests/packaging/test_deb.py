@@ -110,7 +110,7 @@ def test_installed_used_and_purged(machine: Machine) -> None:
     assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     assert machine.exists(UNIT)
-    # No engine is told unless the administrator says so.
+    # The package registers with no engine unless the administrator says so.
     assert machine.run("grep", "-rl", PREFIX, "/etc").stdout.split() in ([], ["/etc/default/gpu-hook"])
     machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
     machine.sh("gpu-hook sim up --gpus 2 --memory 24Gi")
@@ -166,7 +166,7 @@ def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Pa
 
 
 def test_an_install_that_cannot_go_stays(machine: Machine) -> None:
-    """Since docker's file is broken."""
+    """It fails because docker's file is broken."""
     machine.sh("touch /usr/bin/dockerd; dpkg -i /packages/gpu-hook_0*.deb; gpu-hook install --engine docker")
     machine.sh("echo '{' >/etc/docker/daemon.json")
     assert "GH-50" in machine.fails("dpkg --remove gpu-hook")

@@ -15,7 +15,7 @@ from conftest import HERE, ROOT, compile_c
 from oci_hook.observe import account
 
 pytestmark = pytest.mark.root
-OWNERS, SPARES, PAGE = account.OWNERS_OFFSET, account.FREE_CACHES_OFFSET, account.SIZE
+OWNERS, FREE_CACHES, PAGE = account.OWNERS_OFFSET, account.FREE_CACHES_OFFSET, account.SIZE
 
 HOLD = """
 import sys, client as cu
@@ -139,11 +139,11 @@ def test_threads_leave_the_books_at_zero(box: Box, tools: Path, seed: int) -> No
     assert 900 * MIB < box.peak() <= 1024 * MIB
 
 
-def spares(box: Box) -> list[tuple[int, int]]:
+def free_caches(box: Box) -> list[tuple[int, int]]:
     """The free cache of each process on the first GPU, (idle, taken) in units; without those that are (0, 0)."""
     data = (box.place / "account" / "page").read_bytes()
-    words = account.FREE_CACHES.unpack_from(data, SPARES)[:: account.MOST_GPUS]
-    return [(w >> account.SPARE_SHIFT, w & (1 << account.SPARE_SHIFT) - 1) for w in words if w]
+    words = account.FREE_CACHES.unpack_from(data, FREE_CACHES)[:: account.MOST_GPUS]
+    return [(w >> account.FREE_SHIFT, w & (1 << account.FREE_SHIFT) - 1) for w in words if w]
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, what: st
                 started += 1
             time.sleep(rng.random() * pause)
             if what == "churn":
-                taken += sum(took for _, took in spares(box))
+                taken += sum(took for _, took in free_caches(box))
             victim = running.pop(rng.randrange(len(running)))
             victim.kill()
             victim.communicate()

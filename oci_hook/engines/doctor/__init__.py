@@ -48,7 +48,7 @@ def examine(prefix: str, host_root: str = "/") -> list[CheckResult]:
 
 
 def guarded(name: str, findings: Iterator[CheckResult], option: str, prefix: str) -> Iterator[CheckResult]:
-    """These findings, and as the last one the error that ended the check; its message may name the fixing command."""
+    """Yields a check's findings. If the check fails, the error is its last finding, with the command that it names."""
     try:
         yield from findings
     except GhError as e:

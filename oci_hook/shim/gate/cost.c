@@ -88,7 +88,7 @@ bool cost_elastic(const struct cost *c) {
 uint64_t cost_estimate(const struct cost *c) {
     if (!c->cost.samples[0])
         return c->collective ? BRIEF : GH_COST_UNKNOWN;
-    uint64_t mean = gh_cost_of(&c->cost), most = GH_COST_UNKNOWN / 2; /* keeps sums below "unknown" */
+    uint64_t mean = gh_cost_of(&c->cost), most = GH_COST_UNKNOWN / 2; /* sums of estimates stay below GH_COST_UNKNOWN */
     if (c->collective && c->low < mean)
         mean = c->low;
     return mean < most ? mean : most;

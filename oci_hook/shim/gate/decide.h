@@ -105,7 +105,7 @@ uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa);
 #define GH_LEARN_CLEAN 16u /* clean samples needed before they are used */
 #define GH_COST_UNKNOWN GH_S
 struct gh_cost {
-    uint64_t mean[2]; /* ns x 256; of all samples, of clean ones */
+    uint64_t mean[2]; /* ns x 256: [0] of all samples, [1] of clean ones */
     uint32_t samples[2];
 };
 void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean);

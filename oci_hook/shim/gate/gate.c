@@ -133,7 +133,7 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
         seen = g->seq;
     }
     bool full = d->on == GH_ON_OWN_DONE && d->held;
-    if (gate_asks(g)) { /* by the pacer, not here, since it may take long */
+    if (gate_asks(g)) { /* the pacer asks, since that may take long */
         g->needed_at = now;
         pacer_need(g);
     }

@@ -86,7 +86,7 @@ uint64_t gate_own_part(const struct gh_gate *g, uint64_t now, uint64_t elapsed, 
 void gate_halt(struct gh_gate *g, uint64_t now, bool halted) {
     if (g->halted == halted)
         return;
-    gate_look(g, now, true); /* the time up to now is divided by the old state */
+    gate_look(g, now, true); /* account for the time so far by the old state */
     if (halted)
         g->halt[++g->halts % HALTS] = (struct halt){now, UINT64_MAX};
     else

@@ -124,7 +124,7 @@ struct gh_gate {
     bool tenure;
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle, counted_at, counted_charge;
     uint64_t tenure_clear, tenure_charged;
-    /* since tenure_clear, a command was charged whose cost is not learned yet, or waited for such a command */
+    /* since tenure_clear, a charge was uncertain: of a cost not learned yet, or of work behind uncounted launches */
     bool unsure;
     uint64_t uncounted_at; /* launches before this were not counted, and may still fill the driver's queue */
     /* a tick of the fast path's clock, and the time then */

@@ -90,7 +90,7 @@ void markers_flush(struct gh_gate *g, unsigned track, uint64_t now) {
 static void retire(struct gh_gate *g, struct marker *m, uint64_t now, bool measured, float ms) {
     uint64_t charge = m->estimate, waited = 0;
     if (measured && m->timed && ms >= 0 && ms < 1e6f) {
-        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* in the GPU's time, as are the gate's times */
+        uint64_t elapsed = (uint64_t)((double)ms * 1e6); /* in the GPU's time, like the gate's times */
         elapsed -= min64(elapsed, gate_halted(g, now - min64(elapsed, now), now));
         bool clean;
         uint64_t own_part = gate_own_part(g, now, elapsed, &clean);

@@ -109,7 +109,8 @@ static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, u
     uint64_t first = address >> PAGE_SHIFT, last = (address + gh_bytes(units_of(value)) - 1) >> PAGE_SHIFT;
     int64_t pages = last > first ? (int64_t)(last - first - 1) * more : 0;
     for (uint64_t page = first;; page = last) {
-        int64_t ends = gh_pointers_count(&st->pointers, key_of(PAGE, page), 16 * more); /* 16: kind_of() stays 0 */
+        /* Counted in steps of 16, so that kind_of() of this note is 0. */
+        int64_t ends = gh_pointers_count(&st->pointers, key_of(PAGE, page), 16 * more);
         if (ends == (more > 0 ? 16 : 0))
             pages += more;
         if (page == last)

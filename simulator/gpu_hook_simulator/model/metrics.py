@@ -1,8 +1,8 @@
-"""Share error, fairness, efficiency and latencies from what the model counted. Pure arithmetic.
+"""Share error, fairness, efficiency and latencies, computed from the model's counters.
 
-Throughput of a tenant: GPU time of its finished kernels, over the same when it runs alone. Share error: its part of
-the GPU time given out, less the part it was owed, in points (per cent of the GPU). Owed: by weight, but nobody more
-than it can use alone; the rest goes to the others by weight.
+Throughput of a tenant: the GPU time of its finished kernels, divided by the same when it runs alone. Share error: its
+part of the GPU time of all tenants, less the part it is owed, in points (per cent of the GPU). A tenant is owed a part
+by its weight, but no more than it can use alone; what remains goes to the others by weight.
 """
 
 from gpu_hook_simulator.model.scenarios import DEFAULT, Scenario
@@ -19,7 +19,7 @@ MEAN_OVER = 10  # windows: caps are judged over 1 s
 
 
 def entitlement(weights: "Sequence[float]", demands: "Sequence[float]") -> list[float]:
-    """What each is owed of one GPU, 0..1 (water-filling)."""
+    """The part of one GPU that each tenant is owed, 0..1 (water-filling)."""
     owed = [0.0] * len(weights)
     hungry, left = set(range(len(weights))), 1.0
     while hungry and left > 1e-12:
@@ -40,7 +40,7 @@ def parts(values: "Sequence[float]") -> list[float]:
 
 
 def share_error(got: "Sequence[float]", owed: "Sequence[float]") -> float:
-    """The worst tenant's, in points."""
+    """The share error of the worst tenant, in points."""
     return max(100 * abs(g - e) for g, e in zip(parts(got), parts(owed), strict=True))
 
 
@@ -56,7 +56,7 @@ def percentile(values: "Sequence[float]", of: float) -> float:
 
 
 def figures(scenario: Scenario, policy: str, result: "Json") -> "Json":
-    """The metrics of one run with its alone phases."""
+    """The metrics of one run and of each tenant alone."""
     span = result["measured"]
     shared, alone = result["tenants"], result["alone"]
     weights = [float(t.get("weight", 100)) for t in scenario.tenants]
@@ -102,7 +102,7 @@ def _latency(shared: "Json", alone: "Json") -> "Json | None":
 
 
 def _priority(result: "Json", classes: "Sequence[int]", demand: "Sequence[float]", x: "Sequence[float]") -> "Json":
-    """harvest: what the lower classes got of the time that the highest leaves idle. Times from the highest's view."""
+    """harvest: what the lower classes got of the time that the highest class left idle."""
     top = max(classes)
     idle = 1 - sum(d for d, c in zip(demand, classes, strict=True) if c == top)
     low = sum(v for v, c in zip(x, classes, strict=True) if c < top)

@@ -1,7 +1,7 @@
 """Named scenarios of the model: who shares the GPU, and how. Times in microseconds.
 
-The workloads are those of the design study behind the control laws; `TABLE` repeats its comparison of native slicing, a
-strict lease and the ledger row by row, so that a change of a law shows as a change of a row.
+The workloads are those of the design study behind the control laws. `TABLE` repeats the study's comparison of native
+slicing, a strict lease and the ledger row by row, so that a change of a law shows as a change of a row.
 """
 
 from oci_hook.core.value import Value
@@ -16,7 +16,7 @@ ONLINE, DEFAULT, OFFLINE = 2, 1, 0
 
 
 class Scenario(Value):
-    """`tenants` as keyword dicts of the model; `settings` of the run; `policies` compared by default."""
+    """tenants: a dict of the model's keywords for each. settings: of the run. policies: compared by default."""
 
     name: str
     title: str

@@ -50,7 +50,7 @@ def test_caps_that_fill_the_gpu_lose_the_handover(cap: int, policy: str) -> None
         assert row["share_error_points"] <= 1
 
 
-# p50 and p99 of the request latency over those alone, LP kernels of 80 us.
+# p50 and p99 of the request latency, divided by those alone; offline kernels of 80 us.
 @pytest.mark.parametrize(
     ("window", "p50", "p99"), [(200, 1.04, 1.04), (300, 1.08, 1.08), (500, 1.14, 1.15), (1000, 1.31, 1.29)]
 )
@@ -67,7 +67,7 @@ def test_online_latency_over_native_slicing() -> None:
 
 @pytest.mark.parametrize(("kernel", "p99"), [(1000, 1.39), (5000, 2.12)])
 def test_long_offline_kernels_are_met(kernel: int, p99: float) -> None:
-    """The study's kernels were less scattered: the order is held, the value with much room above."""
+    """The study's kernel times varied less: the order must be the same, the value may be much higher."""
     assert p99 - 0.1 <= figure(f"online-{kernel}us-w300-no-drain")["latency"][0]["p99_ratio"] <= p99 + 0.4
 
 
@@ -101,7 +101,7 @@ def test_continuous_online_work_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("scenario", [s.name for s in scenarios.GROUPS["faults"]])
 def test_takeover(scenario: str) -> None:
-    """A thousand instants of death or stop each; the budget is 5 ms at p99."""
+    """Killed and stopped at a thousand instants each; the budget is 5 ms at p99."""
     row = figure(scenario)
     assert row["trials"] == 1000
     assert row["takeover_ms"]["p99"] <= 5
@@ -124,7 +124,7 @@ def test_others(name: str, policy: str) -> None:
 
 
 def test_a_late_comer_meets_what_was_queued_alone() -> None:
-    """The known price of no gate while alone: the newcomer is time-sliced against the queue until it has drained."""
+    """The price of no gate while alone: a newcomer is time-sliced against the other's queue until that is empty."""
     row = figure("late-comer")
     assert row["efficiency"] < 0.95
     assert row["share_error_points"] <= 1
@@ -142,7 +142,7 @@ def test_a_late_comer_meets_what_was_queued_alone() -> None:
     ids=str,
 )
 def test_shares_hold_on_other_gpus(changed: dict[str, float]) -> None:
-    """The laws are not tuned to one slice length or switch cost. Costs learned; budgets as on the default GPU."""
+    """The laws hold for other slice lengths and switch costs, too. Costs are learned; budgets as on the default GPU."""
     assert figure("2-saturated-70-30", "learned", **changed)["share_error_points"] <= 1
     assert figure("saturated-launch-bound", "learned", **changed)["share_error_points"] <= 3
     assert figure("4-mixed", "learned", **changed)["share_error_points"] <= 3
@@ -154,7 +154,7 @@ def liar(lie: str, policy: str) -> dict[str, Any]:
 
 
 def test_who_ignores_the_gates_gains_less_than_the_others_together() -> None:
-    """Two honest in rotation against one that is sliced beside them: half of the GPU is theirs, not two thirds.
+    """Two honest tenants take turns, and the GPU slices them against a third: they get half of it, not two thirds.
 
     Nothing in a slot shows such a tenant; finding it is the agent's work, by NVML.
     """

@@ -1,4 +1,4 @@
-"""What docs/compute-model.md prints is what the commands print."""
+"""The output in docs/compute-model.md is what the commands print."""
 
 import re
 from pathlib import Path

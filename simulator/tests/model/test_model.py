@@ -1,4 +1,4 @@
-"""The model itself: deterministic, conserving, and true to its invariants on scenarios nobody chose."""
+"""The model itself: the same figures for the same seed, no GPU time lost or made, invariants on random scenarios."""
 
 import json
 import math
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("share_model")
 
 
 def random_scenario(draw: random.Random, number: int) -> Scenario:
-    """Up to six tenants of all kinds, with weights, caps, classes, phases and faults; half a second."""
+    """Half a second of up to six tenants of all kinds, with weights, caps, classes, phases and faults."""
     tenants = []
     online = draw.random() < 0.3
     for _ in range(draw.randint(1, 6)):
@@ -57,7 +57,7 @@ def check_invariants(scenario: Scenario, charge: str, result: dict[str, Any]) ->
     span = result["measured"]
     assert sum(t["executed"] for t in result["tenants"]) <= span, told
     for shape, tenant in zip(scenario.tenants, result["tenants"], strict=True):
-        slack = tenant["longest_kernel"] + 2e6  # what is in flight at the two ends, at most a window and a kernel
+        slack = tenant["longest_kernel"] + 2e6  # work in flight at both ends: at most a window and a kernel
         if charge == "exact" and "fault" not in scenario.settings and len(scenario.tenants) > 1:
             assert abs(tenant["charged"] - tenant["completed"]) <= slack + span * 0.01, told
         if shape.get("cap") and charge == "exact":
@@ -68,7 +68,7 @@ def check_invariants(scenario: Scenario, charge: str, result: dict[str, Any]) ->
 @pytest.mark.parametrize("policy", ["ledger", "learned", "split"])
 @pytest.mark.parametrize("count", [150, pytest.param(600, marks=pytest.mark.slow)])
 def test_invariants_on_random_scenarios(policy: str, count: int) -> None:
-    """v never goes back, no GPU time from nowhere, caps hold, low classes keep out and come back, nobody is stuck."""
+    """v never goes back, GPU time adds up, caps hold, low classes keep off and return, no tenant is stuck."""
     draw = random.Random(count)
     chosen = [random_scenario(draw, i) for i in range(count)]
     calibration = model_run.Calibration()
@@ -150,7 +150,7 @@ def test_bad_input_is_refused(line: str) -> None:
 
 
 def test_every_scenario_runs() -> None:
-    """Each for a tenth of a second: names, keys and settings are known to the executable."""
+    """Each runs for a tenth of a second: the executable knows its names, keys and settings."""
     calibration = model_run.Calibration()
     short = {"warm": 1e5, "length": 3e5}
     chosen = [s for group in scenarios.GROUPS.values() for s in group]

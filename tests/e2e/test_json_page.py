@@ -1,0 +1,65 @@
+"""docs/reference/json.md has the keys that the commands print, and no others."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO
+from tests.e2e.test_readme import NAMESPACE
+from tests.e2e.test_troubleshooting import NODE
+
+COMMANDS = {
+    "ps": "ps",
+    "gpus": "gpus",
+    "top": "top --once",
+    "set": "set web --memory 6Gi",
+    "freeze": "freeze web",
+    "why": "why web",
+    "explain": "explain -a gpu-hook.io/memory=4Gi",
+    "doctor": "doctor",
+    "events": "events",
+}
+
+
+def keys(value: Any) -> Iterator[str]:
+    """Of objects at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z_]+)`", text))
+
+
+@pytest.mark.root
+def test_the_keys_of_each_command() -> None:
+    page = (REPO / "docs/reference/json.md").read_text()
+    sections = dict(re.findall(r"^## (\w[^\n]*)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    script = f"{NAMESPACE}cd '{REPO}'\n{NODE}"
+    for name, command in COMMANDS.items():
+        script += f"echo '@@ {name}'\ngpu-hook {command} --json\n"
+    argv = ["unshare", "-m", "--propagation", "private", "bash", "-c", script]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=300)
+    printed = dict(re.findall(r"^@@ (\w+)\n(.*?)(?=^@@|\Z)", done.stdout, re.M | re.S))
+    common = words(sections.pop("Common keys"))
+    assert list(sections) == list(COMMANDS) == list(printed)
+    for name, text in printed.items():
+        found = json.loads(text) if text.startswith("{\n") else [json.loads(line) for line in text.splitlines()]
+        missing = set(keys(found)) - words(sections[name]) - common
+        assert not missing, f"{name}: not on the page: {missing}"
+        other = (
+            words(sections[name])
+            - set(keys(found))
+            - common
+            - {"resume", "events", "granted", "changed", "slot", "false", "null"}
+        )
+        assert not other, f"{name}: on the page alone: {other}"
