@@ -557,7 +557,7 @@ def test_changed_settings_are_in_effect_at_the_next_start(prefix: Install, bundl
     assert [grant.shares[0].memory_mib % 1000 for grant in prefix.grants()] == [0]
     yaml.write_text(text.replace("memory_step: 1 ", "memory_stop: 1 "))
     r = runc.create(bundle(ASK), prefix)
-    line = text[: text.index("memory_step")].count("\n") + 1
+    line = text[: text.index("\nmemory_step")].count("\n") + 2
     assert r.returncode == 1 and r.stderr.count("GH-501") == 1 and f"etc/settings.yaml:{line}: " in r.stderr
     assert "did you mean memory_step?" in r.stderr
     assert runc.create(bundle(), prefix).returncode == 0 and runc("delete", "--force", runc.ids[0]).returncode == 0
