@@ -149,8 +149,8 @@ def _unedited(config: "Spec") -> "Spec":
 def _held(given: "State", settings: "Settings") -> "Grant | None":
     """The grant that gpu-hook-runtime made for this container, or this hook at its earlier stage.
 
-    Its key has the runtime's root in it, which a hook is not told. So it is found by id and bundle, and believed only
-    as far as its page and the shims are found in the container.
+    The grant's key is made from the runtime's root, which a hook does not know. So the grant is found by id and bundle,
+    and trusted only if its page and the shims are found in the container.
     """
     from oci_hook.ledger.store import snapshot
 

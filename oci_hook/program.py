@@ -44,7 +44,7 @@ class Program:
 
 
 def run(program: Program) -> int:
-    """The exit status: 0 when the work is done, else `program.failed`, and then everything has been said."""
+    """The exit status: 0 when the work is done, else `program.failed`, and then the problems have been reported."""
 
     def late(*_: object) -> None:
         raise refuse(

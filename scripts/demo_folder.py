@@ -39,7 +39,7 @@ def run_of(folder: Path) -> Path:
 
 
 def sweep() -> list[Path]:
-    """Clear the folders whose demo is dead; which they were."""
+    """Clear the folders whose demo has ended; return their paths."""
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{NAME}*")):
         try:

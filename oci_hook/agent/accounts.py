@@ -52,14 +52,14 @@ class Accounts:
             raise
 
     def write_surcharge(self, key: str, gpu: int, amount: int) -> None:
-        """gpu: its number among the grant's shares. amount: bytes."""
+        """Write a surcharge into the container's account page. gpu: index of the grant's share. amount: bytes."""
         try:
             self._open[key][1].surcharge(gpu, amount)
         except (KeyError, OSError, DamagedPage):
             pass  # the next look finds what is wrong with the page
 
     def files(self) -> dict[tuple[int, int], str]:
-        """The grant's key by device and inode of the page."""
+        """By (device, inode) of each open account page, the key of its grant."""
         return {page.file: key for key, (_, page) in self._open.items()}
 
     def forget(self, keys: set[str]) -> None:

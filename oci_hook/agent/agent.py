@@ -89,7 +89,7 @@ class Agent:
             self._close()
 
     def _tick(self, now: float) -> None:
-        """Every few seconds."""
+        """The regular work, every few seconds."""
         node = self._node
         node.load_settings()
         node.problem("disk", full(node.state_dir))
@@ -107,7 +107,7 @@ class Agent:
         self._notifier.say(f"STATUS={self._where()}; {len(node.grants)} containers{'; ' + state if state else ''}")
 
     def _grants_changed(self, ended: set[str]) -> None:
-        """The node's grants are read anew; containers with these keys have ended."""
+        """Take over the grants that were read anew. ended: keys of the containers that have ended."""
         self._accounts.forget(ended)
         self._protection.grants_changed(ended)
         self._owners.update(self._node.grants)

@@ -82,7 +82,7 @@ class Seen(Value):
 
 
 class Verdict(Value):
-    """findings: those that hold now. news: the new ones among them. over: those that held before and do not any more.
+    """findings: those of now. news: the new ones among them. over: those of before that have ended.
     surcharges: bytes by (key, number of the share). uses: by (key, UUID). unknown: (processes, bytes) by UUID, of
     processes of no container with a grant."""
 
@@ -113,8 +113,10 @@ class Auditor:
         gated: frozenset[tuple[str, str]] = frozenset(),
         stopped: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """gated: (key, UUID) of containers that have ever come to the gate. stopped: keys of containers that were
-        stopped for a finding and are not among seen.grants: their findings hold until they end."""
+        """Judge one sample.
+
+        gated: (key, UUID) of containers that have ever come to the gate. stopped: keys of containers that were
+        stopped for a finding and are not among seen.grants: their findings are over when they end."""
         uses, unknown = _uses(seen)
         suspected = {
             f.what: f for f in (*self._memory_findings(seen, uses), *self._compute_findings(seen, uses, gated))
@@ -209,7 +211,8 @@ class Auditor:
 
 
 def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
-    """(per cent of the GPU's time, in words). gated: it comes to the gate, which limits it, or is alone on the GPU."""
+    """(per cent of the GPU's time that the container may have, the same in words). gated: the container comes to the
+    gate, which limits it, or is alone on the GPU."""
     if grant.frozen:
         return 0, "though it is frozen"
     if most := cap(grant, share):

@@ -21,7 +21,7 @@ class Follower:
         self._begun = False
 
     def read(self) -> list[dict[str, Any]]:
-        """Oldest first."""
+        """The new events, oldest first."""
         now = self._stat(self._path)
         found: list[dict[str, Any]] = []
         if not self._begun:
@@ -43,7 +43,7 @@ class Follower:
             else:
                 self._older = (0, 0)
         if now:
-            if now[0] == self._inode and now[1] < self._offset:  # it was cut
+            if now[0] == self._inode and now[1] < self._offset:  # the file was cut
                 self._offset = 0
             self._inode = now[0]
             more, self._offset = self._from(self._path, self._offset)

@@ -37,7 +37,7 @@ class GpuWatch:
         if node.inventory is not None:
             self._sampler.use(node.inventory)
             if not self._sampler.ask(now):
-                node.gpus = {}  # the old samples do not hold any more
+                node.gpus = {}  # the old samples are not valid any more
                 self._auditing.audit({})  # account pages can be read without the driver
         self.follow()
         sick = self._sampler.state in ("slow", "down") and node.inventory is not None

@@ -46,12 +46,12 @@ class Guard:
                     self._highest[at] = max(self._highest.get(at, 0), int(before))
 
     def first_seen(self, keys: set[str]) -> None:
-        """At the first call: the containers that run when the agent starts. It sees all changes of later ones."""
+        """At the first call, remember the containers older than the agent. It sees all changes of later ones."""
         if self._before is None:
             self._before = set(keys)
 
     def forget(self, keys: set[str]) -> None:
-        """These containers have ended."""
+        """Drop what is known of these containers, which have ended."""
         self._protector.forget(keys)
         self._logged -= keys
         self._before = self._before and self._before - keys
@@ -59,11 +59,11 @@ class Guard:
             del self._highest[at]
 
     def spare(self, uuid: str) -> None:
-        """The container that was to be killed is not killed now."""
+        """Note that the container of this GPU that was to be killed is not killed now."""
         self._protector.spare(uuid)
 
     def alone(self, uuid: str) -> None:
-        """The GPU has fewer than two containers, or cannot be looked at."""
+        """Drop what is known of the GPU, which has fewer than two containers or cannot be looked at."""
         for known in (self.alarms, self.due, self.unlisted):
             known.pop(uuid, None)
 
@@ -76,7 +76,7 @@ class Guard:
                 continue
             if start_time(pid):
                 others.append(used)
-            else:  # it has just ended, and its memory is free by now
+            else:  # the process has just ended, and its memory is free by now
                 leaving += used or 0
         look = Look(
             gpu.uuid,

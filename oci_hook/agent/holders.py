@@ -35,8 +35,8 @@ def able(gpu: Gpu, grants: dict[str, Grant]) -> set[str]:
 
 
 def _open(pid: int, writable: bool) -> Iterator[str]:
-    """The paths of its open files. writable: only those open for writing, since the simulated NVML opens the same files
-    as CUDA, but for reading."""
+    """The paths of the process's open files. writable: only those open for writing, since the simulated NVML opens the
+    same files as CUDA, but for reading."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):

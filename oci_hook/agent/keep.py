@@ -66,7 +66,7 @@ class Keeper:
             except BlockingIOError:
                 self.missed.append(path)
             except OSError:
-                pass  # it is not there any more
+                pass  # the file is not there any more
             if fd >= 0:
                 os.close(fd)
         for fd, _ in self._open.values():

@@ -17,7 +17,7 @@ LOCKS_REST = 200  # how many times the duration of a look at /proc/locks passes 
 
 
 class LeaseWatch:
-    """`tick` every few seconds. findings: those that hold now."""
+    """`tick` every few seconds. findings: those of now."""
 
     def __init__(self, node: Node, owners: ProcessOwners, accounts: Accounts, response: Response) -> None:
         self.findings: tuple[Finding, ...] = ()
@@ -65,7 +65,7 @@ class LeaseWatch:
                 continue
             if self._node.watched[
                 finding.key
-            ].stopped:  # it has not released the lease: the finding holds until it ends
+            ].stopped:  # a stopped container keeps its lease: the finding is over when it ends
                 found[at] = finding
             else:
                 self._response.clear(finding)
@@ -99,7 +99,7 @@ class LeaseWatch:
         return found
 
     def _holder(self, lease: leases.Lease) -> "tuple[str, Process | None]":
-        """(the grant's key, the process) that holds it: the process that took it, or a child that has inherited it."""
+        """(the grant's key, the process) that holds the lease: the one that took it, or a child that inherited it."""
         pids = [lease.pid]
         if not leases.holds(lease.pid, lease.file):
             inits = [(g.life.init[0], g.life.cgroup) for g in self._node.grants.values() if g.life.init]

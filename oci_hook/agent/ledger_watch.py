@@ -111,7 +111,7 @@ class LedgerWatch:
         return living if len(files) == len(living) else None
 
     def _follow(self, grant: Grant, now: float) -> None:
-        """Have the kernel report when the process that the grant lives by ends."""
+        """Have the kernel report when the process that keeps the grant alive ends."""
         process = grant.life.init or grant.life.creator
         known = self._pidfds.get(grant.key)
         if known and known[0] == process and known[1] >= 0:

@@ -34,7 +34,8 @@ class Meter:
         self._points: list[tuple[float, float, float, float, float]] = []  # when: owed, had, seen, harvested so far
 
     def step(self, now: float, gate: Gate | None) -> tuple[float, float, float]:
-        """(seconds since the previous look; of those charged, wanted), neither of which is more than the first."""
+        """(seconds since the previous look, seconds charged, seconds in which the container wanted work), the last two
+        at most as long as the first."""
         last, self._last = self._last, (now, gate)
         if last is None or now <= last[0] or gate is None or last[1] is None:
             self.used, self.wanting = None, False

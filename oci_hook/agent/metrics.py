@@ -162,7 +162,7 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
     help = "Frozen by a person or by the agent, since the agent knows it."
     out.counter("container_frozen_seconds", help, at, c["frozen_seconds"])
     for kind, n in Counter(finding["kind"] for finding in c["findings"]).items():
-        out.gauge("container_findings", "Findings that hold now.", f"{at},{labels(('kind',), (kind,))}", n)
+        out.gauge("container_findings", "Findings that are not over.", f"{at},{labels(('kind',), (kind,))}", n)
     for s in c["gpus"]:
         on = f"{at},{labels(GPU, ('' if s['index'] is None else s['index'], s['uuid']))}"
         for name, help, field, factor in SHARE:
@@ -187,7 +187,7 @@ def _gate(out: Exposition, at: str, gate: dict[str, Any]) -> None:
     if gate["waits"] is not None:
         first, *bins = gate["waits"]
         merged = [first, *(sum(bins[i : i + 2]) for i in range(0, len(bins), 2))]
-        help = "How long the gate held the launches that it held."
+        help = "How long launches waited at the gate, if they waited."
         out.histogram("container_gate_wait_seconds", help, at, WAITS, merged, gate["waited"])
 
 

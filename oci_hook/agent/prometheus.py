@@ -40,7 +40,8 @@ class Exposition:
     def histogram(
         self, name: str, help: str, at: str, bounds: Sequence[str], counts: Sequence[int], total: float
     ) -> None:
-        """counts: of each bin; the last bin is above all bounds. total: the sum of all observed values."""
+        """Add a histogram. counts: of each bin; the last bin is above all bounds. total: the sum of all observed
+        values."""
         lines = self._family(name, "histogram", help)
         start = f"{PREFIX}{name}_bucket{{{at},le=" if at else f"{PREFIX}{name}_bucket{{le="
         n = 0

@@ -126,23 +126,25 @@ class Protector:
 
     def __init__(self, tolerance: int) -> None:
         self.tolerance = tolerance
-        self._allowed: dict[tuple[str, str], tuple[int, int]] = {}  # (the limit, what it may use)
+        self._allowed: dict[tuple[str, str], tuple[int, int]] = {}  # by (GPU, key): (the limit, bytes that it may use)
         self._suspects: dict[tuple[str, str], _Suspect] = {}
         self._own: dict[str, int] = {}  # by GPU: the driver's own memory
         self._leaving: dict[str, tuple[str, float]] = {}  # by GPU: (the container that was killed, when)
 
     def forget(self, keys: "set[str]") -> None:
-        """These containers have ended."""
+        """Drop what is known of these containers, which have ended."""
         for store in (self._allowed, self._suspects):
             for at in [at for at in store if at[1] in keys]:
                 del store[at]
 
     def spare(self, uuid: str) -> None:
-        """The container that was to be killed is not killed now."""
+        """Note that the container of this GPU that was to be killed is not killed now."""
         self._leaving.pop(uuid, None)
 
     def judge(self, look: Look, now: float, holders: "Callable[[], Iterable[str]]" = lambda: ("", "")) -> Judgement:
-        """holders: called only if needed; the keys of all containers that can have memory of this GPU without being
+        """Judge one look at a GPU.
+
+        holders: called only if needed; the keys of all containers that can have memory of this GPU without being
         listed, and "" if a process of no container can."""
         tenants = {t.key: t for t in look.tenants}
         unlisted = self._unlisted(look)

@@ -15,8 +15,8 @@ class Response:
         self._killed: dict[str, tuple[Finding, tuple[tuple[int, int], ...]]] = {}
 
     def answer(self, finding: Finding, harm: bool = False, others: tuple[tuple[int, int], ...] = ()) -> None:
-        """harm: the container takes what others were granted. others: processes of it, (pid, start time), to kill with
-        it."""
+        """Answer a finding. harm: the container takes what others were granted. others: processes of it, (pid, start
+        time), to kill with it."""
         node, policy = self._node, self._node.options.policy
         grant = node.grants[finding.key]
         node.counters.finding(finding.kind)
@@ -41,11 +41,11 @@ class Response:
         self._record(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
 
     def clear(self, finding: Finding) -> None:
-        """A finding does not hold any more."""
+        """Record that a finding is over."""
         self._record(finding, "is over", journal.NOTICE, "finding-cleared")
 
     def kill_again(self) -> None:
-        """Kill once more what was to be killed and still runs."""
+        """Kill once more each container that was to be killed and still runs."""
         node = self._node
         for key, (finding, others) in list(self._killed.items()):
             if key not in node.grants:

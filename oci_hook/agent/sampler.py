@@ -225,5 +225,5 @@ def simulated(driver_root: str) -> dict[str, str]:
 
 
 def lost(error: str) -> bool:
-    """Whether NVML says that the GPU itself is gone (NVML_ERROR_GPU_IS_LOST: fallen off the bus, Xid 79)."""
+    """Whether NVML says that the GPU is gone (NVML_ERROR_GPU_IS_LOST: fallen off the bus, Xid 79) or needs a reset."""
     return "lost" in error.lower() or "reset" in error.lower()

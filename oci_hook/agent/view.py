@@ -58,7 +58,8 @@ def view(
     agent: dict[str, Any],
     unlisted: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """gpus: NVML's samples by UUID. Sizes in the result are MiB, compute and utilization per cent; None: unknown."""
+    """The node as data. gpus: NVML's samples by UUID. Sizes in the result are MiB, compute and utilization per cent;
+    None: unknown."""
     indices = {gpu.uuid: gpu.index for gpu in inventory.gpus} if inventory else {}
     by_slot = {(s.uuid, s.slot): g.who.id for g in grants.values() for s in g.shares if s.slot}
     harvested: dict[str, float] = {}

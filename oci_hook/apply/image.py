@@ -312,7 +312,7 @@ def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> st
 
 
 def _check_name(destination: str, path: str) -> None:
-    if not path.isascii() or not path.isprintable():  # it might change on its way through config.json
+    if not path.isascii() or not path.isprintable():  # the path might change on its way through config.json
         raise _collision(destination, f"leads to {path}, a name with odd characters")
     if path.count("/") > MAX_DEPTH:
         raise _collision(destination[:100], f"lies, or leads, more than {MAX_DEPTH} folders deep")

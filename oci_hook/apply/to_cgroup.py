@@ -19,7 +19,8 @@ class DeviceCgroup:
     __slots__ = ("directory", "_version")
 
     def __init__(self, pid: int) -> None:
-        """pid: the container's init. Raises ApplyError GH-403, GH-404, GH-405, as both versions' open_devices do."""
+        """Open the cgroup of `pid`, the container's init. Raises ApplyError GH-403, GH-404, GH-405, as both versions'
+        open_devices do."""
         self._version: Any = to_cgroup_v1
         directory = to_cgroup_v1.open_devices(pid)
         if directory is None:

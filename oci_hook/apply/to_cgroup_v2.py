@@ -111,7 +111,7 @@ def _missing(program: tuple[int, ...], wanted: list[Rule], unreadable: bool = Fa
 
 
 def _effective(directory: int) -> list[tuple[int, ...]]:
-    """The programs asked when a process of the cgroup opens a device: the cgroup's own and those of cgroups above."""
+    """The device programs that decide for a process of the cgroup: the cgroup's own and those of cgroups above."""
     programs = []
     try:
         for id in bpf.attached(directory, effective=True)[0]:

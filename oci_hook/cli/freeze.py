@@ -51,7 +51,7 @@ def frozen(since: int) -> "admit.Alteration":
 
 
 def answer(before: Grant, after: Grant, delivered: bool, what: str) -> output.Report:
-    """delivered: the container's policy page has been changed."""
+    """The report. delivered: the container's policy page has been changed."""
     done = before != after
     data = {
         "id": after.who.id,

@@ -63,7 +63,7 @@ def report(
     seen: dict[str, dict[str, Any]] | None = None,
     warnings: list[Problem] | None = None,
 ) -> output.Report:
-    """seen: what probes found, by UUID."""
+    """The list of GPUs. seen: what probes found, by UUID."""
     gpus, rows = [], []
     for gpu in inventory.gpus:
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]

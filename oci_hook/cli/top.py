@@ -49,7 +49,7 @@ class Screen:
         self.sort = 0
         self.selected = ""
         self.message = ""
-        self.keys = True  # they work, and the last line names them
+        self.keys = True  # keys work, and the last line names them
         self._colours: dict[str, str] = {}
 
     def colour(self, key: str) -> str:
@@ -216,7 +216,7 @@ class Screen:
         ]
 
     def state(self, c: dict[str, Any], waits: str | None) -> Text:
-        """waits: the id of the container that this one waits for on the row's GPU."""
+        """The cell of STATE. waits: the id of the container that this one waits for on the row's GPU."""
         seconds = c.get("waits_seconds")
         state = fit(c["state"] if seconds is None else f"{c['state']} {seconds}s", STATES.get(c["state"], ""))
         if waits and c["state"] == "running":

@@ -151,7 +151,8 @@ def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) 
 
 
 def by_state(c: dict[str, Any], agent: str) -> Reasons:
-    """agent: what the agent did to it, as by_agent() says; "" if nothing."""
+    """Reasons in the container's state. agent: what the agent did to the container, as by_agent() says; "" if
+    nothing."""
     if c["state"] == "starting":
         seconds = c.get("waits_seconds")
         if seconds is None:

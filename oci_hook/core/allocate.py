@@ -348,7 +348,8 @@ def _choose(options: list[list[int]], wishes: list[GpuRequest], inventory: Inven
     if best is None:
         return None
     distance = _distances(inventory)
-    # Entries with few options come first, so that dead ends show early; equal entries take GPUs in order of preference.
+    # Entries with few options come first, so that a search without a result ends early; equal entries take GPUs in
+    # order of preference.
     turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
     # Whether the entry at this turn and the next one are alike: then the next one takes a later GPU, since swapping the two
     # makes no difference.

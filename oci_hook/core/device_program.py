@@ -75,7 +75,7 @@ def permit(rules: "Iterable[tuple[int, int, str]]") -> tuple[int, ...]:
 
 
 def permits(program: "Sequence[int]", kind: int, access: int, major: int, minor: int) -> bool:
-    """Interprets the program: whether the kernel would permit the access. Raises Unreadable where that cannot be told."""
+    """Interprets the program: whether the kernel would permit the access. Raises Unreadable if that is unclear."""
     context = ((access << 16 | kind) & _U32).to_bytes(4, "little") + major.to_bytes(4, "little")
     context += minor.to_bytes(4, "little")
     registers: list[int | None] = [None, _CTX, *[None] * 9]

@@ -171,7 +171,7 @@ def _nodes_of_gpus(grant: Grant, inventory: Inventory) -> list[DeviceNode]:
 
 def _driver_files(grant: Grant, inventory: Inventory, image: ImageFacts) -> list[Step]:
     steps: list[Step] = []
-    governed = (inventory.libcuda, inventory.libnvml)  # these are mounted at private paths
+    governed = (inventory.libcuda, inventory.libnvml)  # mounted at private paths
     offered = _offered(grant)
     for file in inventory.files:
         if file.capability not in offered or file.path in governed:

@@ -100,7 +100,8 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
 
 
 def terms_of(given: validate.Given, rules: "Rules") -> Terms:
-    """Each term as its check in validate.TERMS has it, else as the container says it, else the default."""
+    """Each term: what its check in validate.TERMS returns, or what the container asks for if no check exists. A term
+    without such a value has its default."""
     said: dict[str, Any] = {}
     for field in Terms.FIELDS:
         check = validate.TERMS.get(field)
@@ -111,5 +112,5 @@ def terms_of(given: validate.Given, rules: "Rules") -> Terms:
 
 
 def with_memory(gpu: GpuRequest) -> GpuRequest:
-    """Compute alone means as much of the memory."""
+    """If only compute is asked for, the request asks for the same percentage of the memory, too."""
     return gpu.replace(memory=("percent", gpu.compute)) if gpu.compute and not gpu.memory else gpu

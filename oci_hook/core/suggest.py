@@ -145,7 +145,7 @@ def _in_the_way(fits: "Callable[[tuple[Grant, ...]], bool]", grants: tuple[Grant
     if not fits(()):
         return ()
     kept = list(grants)
-    for grant in reversed(by_size):  # drop the largest first until it fits, then keep those again that need not go
+    for grant in reversed(by_size):  # drop the largest first until it fits; then put back those that need not end
         kept.remove(grant)
         if fits(tuple(kept)):
             break

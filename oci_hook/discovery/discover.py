@@ -209,7 +209,7 @@ def nodes_of_whole_gpus(gpus: tuple[Gpu, ...], sys_root: str = "/sys", dev: str 
                 major, _, minor = (folder / "dev").read_text().strip().partition(":")
                 found.append(GpuNode(gpu.uuid, "graphics", f"/dev/dri/{folder.name}", int(major), int(minor)))
             except (OSError, ValueError):
-                pass  # it is just being removed
+                pass  # the device is just being removed
     return tuple(found)
 
 

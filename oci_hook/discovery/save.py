@@ -1,4 +1,4 @@
-"""Writes what discovery found into the state directory: the inventory cache (`gpu-hook gpus --refresh`) and others."""
+"""Writes what discovery found into the state directory: the inventory cache and tiers.json."""
 
 import os
 

@@ -168,7 +168,7 @@ def load(cuda: Cuda, commands: IO[str]) -> None:
 
 
 def rate(neighbour: Neighbour, scale: int) -> float:
-    """Its kernels a second, once it has settled."""
+    """The neighbour's kernels per second, measured after half a window in which its rate becomes steady."""
     window = max(WINDOW, WINDOW_OF_GPU * scale)
     time.sleep(window / 2)
     before = neighbour.count()
@@ -178,8 +178,8 @@ def rate(neighbour: Neighbour, scale: int) -> float:
 
 
 def memops(cuda: Cuda, scale: int) -> dict[str, Any]:
-    """A stream that waits for a word in host memory: is it held, how soon after a store does it go on, and what does a
-    neighbour lose meanwhile?"""
+    """A stream that waits for a word in host memory: does it wait, how soon after a store does it go on, and what does
+    a neighbour lose meanwhile?"""
     if not any(cuda.attribute(number) for number in ATTRIBUTES):
         return {"error": "the driver says that it has none"}
     words, stream, event, function = Words(cuda), cuda.stream(), cuda.event(), cuda.kernel()

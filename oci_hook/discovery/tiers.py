@@ -21,7 +21,7 @@ SECONDS = 90.0  # for one GPU's probe: two programs start on it and take some me
 
 
 def save(settings: "Settings", inventory: "Inventory", seen: "dict[str, dict[str, Any]]") -> None:
-    """Add these findings, by UUID, to those that still hold. Raises NodeError GH-303."""
+    """Add these findings, by UUID, to those that are still valid. Raises NodeError GH-303."""
     gpus = {uuid: {k: v for k, v in gpu.items() if k != "bits"} for uuid, gpu in load(settings, inventory).items()}
     gpus.update({uuid: {**what, "driver": inventory.driver_version} for uuid, what in seen.items()})
     put_file(settings, TIERS, {"format": FORMAT, "boot_id": inventory.boot_id, "gpus": gpus})

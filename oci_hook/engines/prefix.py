@@ -1,4 +1,4 @@
-"""An install: everything of gpu-hook that containers need, in one directory. Lay it, lay it anew, take it away.
+"""An install: everything of gpu-hook that containers need, in one directory. Creates it, renews it, removes it.
 
 Not for the hot path. Every file is put in place by rename, so that a running container keeps the library it has mapped
 and the engine never calls half a program.
@@ -115,7 +115,7 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     try:
         settings = settings_edit.change(str(root))
     except GhError:
-        if new:  # otherwise the next try would have to agree with the wrong values
+        if new:  # otherwise the next install would keep these wrong values
             yaml.unlink()
         raise
     for key, value in given.items():
@@ -191,7 +191,7 @@ def _remove_files(root: Path) -> None:
     for folder in ("bin", "etc", "lib", ""):
         try:
             (root / folder).rmdir()
-        except OSError:  # it has files that are not ours
+        except OSError:  # the folder has files that are not ours
             pass
 
 

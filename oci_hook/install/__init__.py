@@ -1,1 +1,1 @@
-"""Whose a directory is: state directories and the installs that own them."""
+"""An install's own files: its settings, and the state directory that it owns."""

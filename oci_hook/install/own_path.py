@@ -1,8 +1,8 @@
 """Who can change what a path leads to: every directory and link on the way, from / on, as sshd looks at its files.
 
 Not for the hot path. A world-writable directory with the sticky bit (/tmp, /dev/shm) may be on the way if it is root's:
-nobody else can rename or remove what root has in it. But what cleans it may, and then another user can be first to make
-it anew, so such a place is for trying out, and `gpu-hook doctor` says so.
+nobody else can rename or remove what root has in it. But a program that cleans such a directory may remove it, and
+then another user can make it first. So such a place is for trials only, and `gpu-hook doctor` says so.
 """
 
 import os
@@ -28,7 +28,7 @@ def way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         here = os.path.join(at, name)
         try:
             st = os.lstat(here)
-        except OSError:  # not there, or not to be seen by who is not root
+        except OSError:  # the name does not exist, or only root may see it
             return
         yield here, st
         if not stat.S_ISLNK(st.st_mode):

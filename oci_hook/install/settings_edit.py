@@ -21,7 +21,7 @@ def change(prefix: str, **values: "Value") -> Settings:
     move the install to the state directory that it names.
 
     Nothing is written unless all of the file is valid then. A state directory that is left is emptied. Raises
-    SettingsError GH-501/503/504, NodeError GH-303 where containers hold shares in it, or that cannot be told.
+    SettingsError GH-501/503/504, NodeError GH-303 where containers hold shares in it, or that cannot be found out.
     """
     old = node_settings.read(prefix)
     new = edited(prefix, old, values) if values else old

@@ -61,7 +61,7 @@ def unfit(prefix: str, state_dir: str) -> str:
             return f"is inside the state directory {inside[:80]}; choose another place"
     try:
         others = sorted(set(os.listdir(at)) - OURS)
-    except OSError:  # it does not exist yet; own_dir says what else is wrong
+    except OSError:  # the directory does not exist yet; own_dir says what else is wrong
         return ""
     if others and _said(at) != _name(prefix):
         return f"is not empty and not gpu-hook's (it has {show(others[0][:40])}); choose an empty or new directory"
@@ -93,7 +93,7 @@ def claim(prefix: str, state_dir: str) -> None:
 
 
 def release(prefix: str, state_dir: str) -> None:
-    """If the directory is ours, it is nobody's from now on, and is removed if nothing else is in it."""
+    """Give up the directory if it is ours: from now on no install owns it. Remove it if nothing else is in it."""
     if not other(prefix, state_dir):
         for remove, path in ((os.unlink, f"{state_dir}/{layout.STATE_OWNER}"), (os.rmdir, state_dir)):
             try:

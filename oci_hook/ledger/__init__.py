@@ -1,1 +1,1 @@
-"""The ledger of this node: which container has which share of a GPU, when a grant ends, and what containers are told."""
+"""The ledger of this node: which container has which share of a GPU, when a grant ends, and messages to containers."""

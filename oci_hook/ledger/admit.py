@@ -172,8 +172,8 @@ def release(key: str, settings: Settings, force: bool = False) -> bool:
 
 
 def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Grant, Grant, bool]:
-    """Change one living container's grant in one transaction: (the old grant, the new one, whether the container has
-    been told).
+    """Change one living container's grant in one transaction: (the old grant, the new one, whether the message
+    about it has been delivered).
 
     container: see find(). change: takes the grant and all other grants, and returns the new grant, or raises; then
     nothing is changed. The container sees its new pages at once, unless it holds a lease on them: then as soon as it

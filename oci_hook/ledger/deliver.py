@@ -75,7 +75,7 @@ def _deliver_gpu(state_dir: str, name: str, message: bytes) -> set[str]:
     late = set()
     for key, number in whom:
         if not slot_files.write_page(page_file(state_dir, key), number, page):
-            # A message for this container alone, so that the others are not told again.
+            # A message for this container alone, so that the others do not get it again.
             messages.write(state_dir, f"{key}-{number}", name.encode())
             late.add(key)
     return late

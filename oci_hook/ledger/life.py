@@ -1,8 +1,8 @@
-"""What a grant lives by: its creator, the container's init, its cgroup, as the kernel and the runtime's state file say.
+"""What keeps a grant alive: its creator, the container's init, its cgroup. From /proc and the runtime's state file.
 
 The creator is the process that asked for the grant. Launcher, Python and the runtime follow each other by exec and
 keep its pid. When the creator has ended, the runtime has written its state file, and the container's init is found
-there. ledger/proof.py decides by all of it. Processes are (pid, start time), as in linux/proc.py.
+there. ledger/proof.py decides from all of these. Processes are (pid, start time), as in linux/proc.py.
 """
 
 import os
@@ -28,8 +28,8 @@ SCAN_SECONDS = 0.1
 
 
 def found(grant: Grant) -> tuple[Life, bool] | None:
-    """(what the container lives by according to the runtime's state file; whether that file names this grant), or None
-    where the runtime knows no container of this id, or an older one than what the grant lived by so far."""
+    """(the grant's Life according to the runtime's state file; whether that file names this grant), or None where the
+    runtime knows no container of this id, or only one that is older than what the grant's Life names so far."""
     who, life = grant.who, grant.life
     if who.root.startswith(BUNDLE_ROOT) or not valid_id(who.id):
         return None

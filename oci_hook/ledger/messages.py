@@ -3,7 +3,7 @@
 A container may hold a lease on a file that it sees (fcntl(2), F_SETLEASE: container root with CAP_SETUID can become any
 user, and so the file's owner). A process that opens such a file then sleeps for fs.lease-break-time. Therefore a
 transaction of the ledger writes each message to a file that only root sees (`write`). Messages are delivered after the
-ledger's lock is released (ledger/deliver.py), to all containers that can be told without waiting.
+ledger's lock is released (ledger/deliver.py), to all containers that can be reached without waiting.
 
 STATE/messages/NAME             the message that was delivered last
 STATE/messages/NAME.new         the message to deliver next
@@ -92,7 +92,7 @@ def end(state_dir: str, name: str) -> None:
             os.rename(path + DELIVERING, path)
         else:
             os.unlink(path + DELIVERING)
-    except FileNotFoundError:  # its grant ended meanwhile, and the sweep removed it
+    except FileNotFoundError:  # the grant ended meanwhile, and the sweep removed its message
         pass
 
 
@@ -132,7 +132,7 @@ def forget(state_dir: str, there: list[str], keep: "set[str] | dict[str, object]
         if half or (name not in (UNCLEAR, POLICIES + LOCK) and key != GPU[:-1] and key not in keep):
             try:
                 os.unlink(f"{folder(state_dir)}/{name}")
-            except FileNotFoundError:  # it was delivered just now
+            except FileNotFoundError:  # the message was delivered just now
                 pass
 
 

@@ -1,5 +1,5 @@
-"""Decides whether a grant's container still lives. A grant ends only on proof: all that it lives by has ended, and no
-process has its policy page mounted.
+"""Decides whether a grant's container still lives. A grant ends only on proof: all that keeps it alive has ended, and
+no process has its policy page mounted.
 
 The cheapest evidence is asked for first: the container's init and the grant's creator; the runtime's state file; for a
 container whose init was never seen, the mounts of all processes (ledger/holders.py); at last the cgroup. The runtime's
@@ -60,7 +60,7 @@ class Judge:
         self._held = holders(self._seconds, tuple(self._living))
 
     def current(self, grant: Grant) -> Grant | None:
-        """The grant, with what it lives by brought up to date, or None if its container has ended. A grant that cannot
+        """The grant, with its Life brought up to date, or None if its container has ended. A grant that cannot
         be judged is kept, and does not stop the others from being judged."""
         if not self._boot:
             self._boot, self._space = proc.boot_id(), proc.pid_space()
@@ -92,7 +92,7 @@ class Judge:
         if life.cgroup_inode and lives.occupied(life):
             return grant
         if life.init is not None and life.cgroup_inode:
-            return None  # its init has ended, and so have all processes of its cgroup
+            return None  # the container's init has ended, and so have all processes of its cgroup
         pid, seen = self._holder(grant)
         if pid is not None:
             return grant if pid == life.init else grant.replace(life=life.replace(creator=None, init=pid, deadline=0))
@@ -108,7 +108,7 @@ class Judge:
     def _holder(self, grant: Grant) -> tuple[tuple[int, int] | None, bool]:
         """(a process that holds the grant, whether every process that may hold it was looked at)"""
         if self._later and (self._held is None or grant.key not in self.wanted):
-            self.wanted.add(grant.key)  # its creator may have ended after the last look
+            self.wanted.add(grant.key)  # the grant's creator may have ended after the last look
             return None, False
         if self._held is None:
             self.look()

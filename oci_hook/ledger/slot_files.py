@@ -264,5 +264,5 @@ def drop(state_dir: str, keep: "tuple[str, ...]" = ()) -> None:
                 raise
     try:
         os.rmdir(top)
-    except OSError:  # it is not there, or not empty
+    except OSError:  # the folder is not there, or not empty
         pass

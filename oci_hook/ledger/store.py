@@ -107,7 +107,7 @@ class Ledger:
             self.late = deliver(self._state, self._messages if kind is None else ())
         except BaseException as e:
             if kind is not None or not self._must and isinstance(e, (OSError, GhError)):
-                return  # it stays pending, and the next transaction delivers it
+                return  # the message stays pending, and the next transaction delivers it
             for key in self._made:
                 try:
                     forget(self._state, key)
@@ -164,7 +164,7 @@ class Ledger:
         self.grants = (*self.grants, grant)
 
     def update(self, grant: Grant) -> None:
-        """Replace a grant of the ledger by one that differs only in whose it is and what it lives by.
+        """Replace a grant of the ledger by one that differs only in its Identity and its Life.
 
         Raises NodeError GH-303 and leaves the old one.
         """

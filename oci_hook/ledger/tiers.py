@@ -1,6 +1,6 @@
 """What each GPU's driver can do for preemption, as probed: STATE/tiers.json. discovery/tiers.py probes and writes it.
 
-A finding holds for a GPU, a driver version and a boot. Anything else in the file, and a damaged file, counts as not
+A finding is valid for a GPU, a driver version and a boot. Anything else in the file, and a damaged file, counts as not
 probed, which costs nothing but speed. Loaded at container starts only where there is such a file.
 """
 

@@ -84,7 +84,8 @@ def open_program(id: int) -> int:
 
 
 def instructions(program: int) -> tuple[int, ...]:
-    """Its instructions as the kernel has them after verification, each one an int (see core/device_program.py).
+    """The program's instructions as the kernel has them after verification, each one an int (see
+    core/device_program.py).
 
     Raises SyscallError; EPERM also where the kernel keeps them to itself (kernel.kptr_restrict, hardened JIT).
     """

@@ -97,5 +97,5 @@ def any_belongs(directory: str, seconds: float) -> bool:
             if belongs(pid, (directory,)):
                 return True
         except (FileNotFoundError, ProcessLookupError):
-            pass  # it has just ended
+            pass  # the process has just ended
     return False

@@ -1,6 +1,6 @@
 """Limits the time and the memory that one run of gpu-hook takes on the node, since it is in no container's cgroup.
 
-Both limits are of the process and survive execve(2), so they are lifted before it becomes the real runtime.
+Both limits belong to the process and survive execve(2), so gpu-hook lifts them before it becomes the real runtime.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself imports enum
@@ -19,7 +19,7 @@ _before: "list[Any]" = []
 
 
 def limit(seconds: float, late: "Callable[..., object]") -> None:
-    """Call `late` in this thread after so many seconds, and make a use of more than MEMORY bytes a MemoryError."""
+    """Call `late` in this thread after so many seconds, and make Python raise MemoryError beyond MEMORY bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     handler = _signal.signal(_signal.SIGALRM, late)
     blocked = _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGALRM,))

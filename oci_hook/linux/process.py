@@ -25,7 +25,7 @@ def make_files_as(uid: int, gid: int) -> None:
     root's again."""
     if uid:
         _setfsgid(gid)
-        _setfsuid(uid)  # this also drops the capabilities over files
+        _setfsuid(uid)  # setfsuid also drops the capabilities over files
     else:
-        _setfsuid(uid)  # and this restores them
+        _setfsuid(uid)  # setfsuid(0) restores the capabilities over files
         _setfsgid(gid)

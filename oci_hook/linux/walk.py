@@ -190,7 +190,7 @@ class Tree:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(name, flags, dir_fd=self._node(parent).fd)
         try:
-            if not S_ISREG(os.fstat(fd).st_mode):  # it was replaced meanwhile
+            if not S_ISREG(os.fstat(fd).st_mode):  # the file was replaced meanwhile
                 return b""
             parts = []
             while size > 0 and (more := os.read(fd, size)):

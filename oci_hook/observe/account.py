@@ -5,9 +5,9 @@ The page belongs to the container, which may put anything in its place. It is fo
 leaving that or following a link, it must be a regular file on a tmpfs, and it is read and written by pread and pwrite,
 never mapped. Its numbers are shown, and compared with the driver's; nothing relies on them.
 
-Only the container's own processes may remove the slots of ended processes from the page, at their next look. A reader
-here leaves those slots out: a slot counts while its owner lives. An owner lives if it holds the lock on its slot, or is
-among the container's processes; in doubt it lives.
+Only the container's own processes may remove the account slots of ended processes from the page, at their next look. A
+reader here leaves those slots out: a slot counts while its owner lives. An owner lives if it holds the lock on its
+slot, or is among the container's processes; in doubt it lives.
 """
 
 import fcntl
@@ -93,8 +93,8 @@ class Account:
     __slots__ = ("_dir", "_init", "_reported", "_alive", "_rest", "_took", "_table", "file")
 
     def __init__(self, pid: int, start: int, reported: str = "") -> None:
-        """pid, start: the container's init. reported: the directory of its cgroup, if the runtime reports it. Raises OSError,
-        DamagedPage."""
+        """Open the folder of the page. pid, start: the container's init. reported: the directory of its cgroup, if the
+        runtime reports it. Raises OSError, DamagedPage."""
         self._init, self._reported = pid, reported
         self._alive: dict[tuple[int, int, int], bool | tuple[int, int]] = {}  # by (slot, owner, stack)
         self._rest = self._took = 0.0
@@ -230,7 +230,10 @@ class Account:
         return not self._table.whole
 
     def surcharge(self, gpu: int, amount: int) -> None:
-        """Write how many bytes count beyond the total of the GPU with this number. Raises OSError, DamagedPage."""
+        """Write into the page how many bytes count beyond a GPU's total. gpu: index of the grant's share.
+
+        Raises OSError, DamagedPage.
+        """
         fd = self._open(os.O_RDWR)
         try:
             if os.fstat(fd).st_size != SIZE or HEAD.unpack(os.pread(fd, HEAD.size, 0)) != (MAGIC, VERSION):

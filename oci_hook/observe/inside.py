@@ -91,7 +91,7 @@ class Table:
     __slots__ = ("whole", "_by_owner")
 
     def __init__(self, pids: list[int] | None, seconds: float) -> None:
-        """pids: None where they are not known. seconds: of our processor time."""
+        """List the processes. pids: None where they are not known. seconds: of our processor time."""
         self.whole = pids is not None
         self._by_owner: dict[Owner, list[Process]] = {}
         end = time.thread_time() + seconds

@@ -1,4 +1,4 @@
-"""Whether a container runs yet, or is paused, for those who are shown it: a grant is made before its container."""
+"""Whether a container is starting, runs or is paused, for display: a grant is made before its container."""
 
 import os
 import time

@@ -17,7 +17,7 @@ COMMANDS = frozenset(
     ("checkpoint", "create", "delete", "events", "exec", "features", "help", "init", "kill", "list", "mounts", "pause")
     + ("ps", "restore", "resume", "run", "spec", "start", "state", "update")
 )
-STARTS = ("create", "run", "restore")  # these make a container of a bundle
+STARTS = ("create", "run", "restore")  # the commands that make a container of a bundle
 GLOBAL_VALUES = frozenset(("root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"))
 GLOBAL_SWITCHES = frozenset(("debug", "systemd-cgroup", "version", "v", "help", "h"))
 CREATE_VALUES = frozenset(  # those of restore too

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LEGACY = (
     "nvidia-container-runtime-hook",
-    "nvidia-container-toolkit",  # its older name
+    "nvidia-container-toolkit",  # the older name of nvidia-container-runtime-hook
     "nvidia-container-cli",
 )
 PROGRAMS = (*LEGACY, "nvidia-cdi-hook", "nvidia-ctk")

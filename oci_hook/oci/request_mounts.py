@@ -38,7 +38,7 @@ def mounts(spec: "Spec") -> list[tuple[str, str]]:
 
 
 def is_request(mount: "Mount") -> bool:
-    """Whether a mount is a request in our words. It is not to be made: its destination says all."""
+    """Whether a mount is a request in our words. No such mount is made: its destination says all."""
     return inside(plain(mount.get("destination") or ""), REQUEST_DIR)
 
 

@@ -43,7 +43,7 @@ class Library:
         self.folders = (*COMMON, *folders.split())
 
     def files(self) -> list[str]:
-        """Its C files."""
+        """The library's C files."""
         found = [path for folder in self.folders for path in sorted((HERE / folder).glob("*.c"))]
         if self.soname != "libcuda.so.1":
             found = [path for path in found if not path.name.startswith("cuda_")]

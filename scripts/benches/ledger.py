@@ -1,6 +1,6 @@
 """The ledger under load and under kill -9: how long a commit takes beside 15 other writers, and what crashes leave.
 
-The campaign keeps a crowd of processes that admit, hold and give back shares of two small GPUs, and kills each of them
+The campaign keeps a crowd of processes that admit, hold and release shares of two small GPUs, and kills each of them
 at a random step of a transaction or at a random moment. Auditors take the ledger's lock every few kills and compare it
 with the processes that are there; tests/ledger/test_store.py runs a short campaign by the same code.
 """
@@ -75,7 +75,7 @@ def state_dir():
 def commit_times(rounds: int) -> list[int]:
     """Nanoseconds of each admission (lock, sweep, choice, page, grant) when WRITERS processes begin one at once.
 
-    Between rounds everything is given back, not counted: writers that never pause would time the scheduler, not the
+    Between rounds everything is released, not counted: writers that never pause would time the scheduler, not the
     ledger.
     """
     with state_dir() as state:
@@ -139,8 +139,9 @@ def read_all(fd: int, size: int) -> bytes:
 class Campaign:
     """Kills, and what was found after them.
 
-    double_bookings: GPUs booked beyond what they have, or a living holder whose grant is lost. leaks: grants of dead
-    processes and files of no grant after a sweep. What lives is told by the parent's own children, not by the ledger.
+    double_bookings: GPUs booked beyond what they have, or a living holder whose grant is lost. leaks: grants of ended
+    processes and files of no grant after a sweep. Which processes live is known from the parent's own children, not
+    from the ledger.
     With two installs, their ledgers compete for the same (as if real) GPUs by the node-wide claims.
     """
 
@@ -246,7 +247,7 @@ class Campaign:
             for g in (g for found in grants for g in found):
                 by = g.life.init or g.life.creator
                 if by is None or not os.path.exists(f"/proc/{by[0]}"):
-                    self.found("leaks", f"the grant of the dead process {by} stays")
+                    self.found("leaks", f"the grant of the ended process {by} stays")
 
     def check_gpu(self, gpu: Gpu, grants: list[tuple[Grant, ...]]) -> None:
         on = [(n, g, s) for n, found in enumerate(grants) for g in found for s in g.shares if s.uuid == gpu.uuid]
@@ -282,7 +283,7 @@ class Campaign:
             for number, held in enumerate(grant.shares, 1):
                 with open(page_file(state, grant.key), "rb") as f:
                     if held.slot and held.uuid == uuid and os.pread(f.fileno(), 4096, 4096 * number) != page:
-                        self.found("double_bookings", f"{grant.who.id} is not told what holds on {uuid}")
+                        self.found("double_bookings", f"{grant.who.id} has an outdated page of {uuid}")
         seq, generation, scale = head(page)
         if seq % 2 or page != gpu_page(uuid, grants, generation, scale, seq):
             self.found("double_bookings", f"the GPU page of {uuid} is not what the grants say")
@@ -325,7 +326,7 @@ def children() -> list[int]:
 
 
 def work(campaign: Campaign, i: int, rng: random.Random) -> None:
-    """One creator: admit at random until there is room; then hold, give back, or become a container and end."""
+    """One creator: admit at random until there is room; then hold, release, or become a container and end."""
     if rng.random() < 0.7:
         left = rng.randrange(1, 200)
 

@@ -51,7 +51,7 @@ def _figures(text: str) -> dict[str, float]:
 
 
 class _Crowd:
-    """Clients in one container that wait to be told when to allocate and free."""
+    """Clients in one container that wait for a signal to allocate and free."""
 
     def __init__(self, client: list[str], env: dict[str, str], size: int) -> None:
         pipe = subprocess.PIPE

@@ -12,7 +12,7 @@
  * that is stopped or killed at any instruction hinders no other, and a state that it computed too late is dropped.
  *
  * GPU time is CLOCK_MONOTONIC divided by the head's time_scale: a GPU with scale 20 takes 20 times as long as it says,
- * so that a slow machine keeps up with it. Programs are told GPU time.
+ * so that a slow machine keeps up with it. Programs see GPU time.
  *
  * A process that may use a GPU may write to its file, as to the registers of a real one. What it scribbles there spoils
  * the simulation for its neighbours, but makes none of them hang or crash.

@@ -27,7 +27,7 @@ print(code("cuEventQuery", b), code("cuStreamQuery", s), elapsed(a, b) >= 4.999)
 
 
 def test_a_slow_gpu_says_gpu_time(make_sim: Callable[..., Sim]) -> None:
-    """Programs are told the times of an unscaled GPU; only waiting takes longer."""
+    """Programs see the times of an unscaled GPU; only waiting takes longer."""
     out = make_sim(scale=20).python(
         """
 import time

@@ -91,7 +91,7 @@ class Gpu:
             os.pwrite(f.fileno(), self.page[16:20], at + 16)
 
     def share_with(self, policy: Path, number: int) -> None:
-        """A container gets this GPU as its GPU `number`; it is told of every change from now on."""
+        """A container gets this GPU as its GPU `number`; it gets every change from now on."""
         self.copies.append((policy, number))
         self.give(policy, number)
 

@@ -72,7 +72,7 @@ static void swept(u64 expected, unsigned k) {
         die("the whole limit was granted", k);
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
         if (atomic_load(&page->owner[slot]) && gh_owner_pid(atomic_load(&page->owner[slot])) != (uint32_t)getpid())
-            die("a dead process keeps a slot", k);
+            die("an ended process keeps a slot", k);
     if (used() != expected) {
         fprintf(stderr, "used %llu, expected %llu\n", used(), expected);
         die("the books are wrong", k);

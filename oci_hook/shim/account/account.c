@@ -92,14 +92,15 @@ struct gh_account_page *gh_account_page(struct gh_state *st) {
     return page;
 }
 
-/* ---- one operation on one slot and GPU: after a kill, others can tell whether it took effect ---- */
+/* ---- one operation on one account slot and GPU: after a kill, others can tell whether it took effect ---- */
 
 static bool carries(uint64_t total, unsigned slot, uint64_t tag) {
     return gh_word_slot(total) == slot && gh_tag(total) == tag;
 }
 
 static bool took_effect(struct gh_account_page *page, unsigned slot, unsigned gpu, uint64_t tag) {
-    /* A process acknowledges the operation in the total before it overwrites it: read the total first, then the ack. */
+    /* A process overwrites the total only after it has acknowledged the operation there: so read the total first, then
+     * the ack. */
     uint64_t w = LOAD_ACQUIRE(&page->gpu[gpu].total);
     return carries(w, slot, tag) || LOAD_ACQUIRE(&page->entry[slot][gpu].ack) == tag;
 }
@@ -188,9 +189,9 @@ uint64_t gh_account_slot_used(struct gh_account_page *page, unsigned slot, unsig
     return units > gh_cache_idle(cache) ? units - gh_cache_idle(cache) : 0;
 }
 
-/* ---- slots ---- */
+/* ---- account slots ---- */
 
-/* Brings a slot to zero whose last owner has ended, and which only we write now. After a kill at any step, the next
+/* Sets a slot to zero. Its last owner has ended, and only we write it now. If we are killed at any step, the next
  * sweeper can do all of it again. */
 static void empty_slot(struct gh_account_page *page, unsigned slot) {
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {

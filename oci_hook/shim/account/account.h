@@ -36,8 +36,8 @@ void gh_sweep_now_and_then(struct gh_state *st);
 uint64_t gh_account_slot_charged(struct gh_account_page *page, unsigned slot, unsigned gpu);
 /* The same without its free cache: what the process uses. */
 uint64_t gh_account_slot_used(struct gh_account_page *page, unsigned slot, unsigned gpu);
-/* gh_press tells the container's other processes that memory is short; gh_pressed says whether one of them has told
- * us since the last call. */
+/* gh_press tells the container's other processes that memory is short; gh_pressed says whether one of them has done
+ * so since the last call. */
 void gh_press(struct gh_state *st, unsigned gpu);
 bool gh_pressed(struct gh_state *st, unsigned gpu);
 void gh_count_contexts(struct gh_state *st, unsigned gpu, int more);

@@ -34,7 +34,7 @@ bool cost_elastic(const struct cost *cost);
 bool cost_is_collective(const char *name);
 /* Estimated GPU time of a launch; for a collective, without its wait for others. */
 uint64_t cost_estimate(const struct cost *cost);
-/* One more is launched; anyway: it gets an event behind it anyway. True: measure it. Counted by key, so that a program
+/* One more launch of this key; anyway: it gets an event in any case. True: measure it. Counted by key, so that a program
  * which synchronises after each kernel, or alternates kernels, is measured like others. */
 bool cost_due(struct cost *cost, bool anyway);
 /* A command was measured. queued: it was launched behind others; prompt: the program launched it without delay;

@@ -43,7 +43,7 @@ static int alive(const struct gh_gpu *gpu, unsigned i) { return (gpu->present >>
 /* Age of a sign of life when the slots were read, not now: a reader that is late takes nobody for ended. */
 static uint64_t quiet(const struct gh_gpu *gpu, uint64_t then) { return age64(gpu->seen, then); }
 
-/* It has work, and its owner gave a sign of life, or work finished, recently. */
+/* The tenant has work, and its owner gave a sign of life, or work finished, recently. */
 static int busy(const struct gh_gpu *gpu, unsigned i) {
     const struct gh_slot *s = &gpu->slot[i];
     uint64_t heart = quiet(gpu, s->heartbeat), done = quiet(gpu, s->done_at);
@@ -56,13 +56,13 @@ static int wants(const struct gh_gpu *gpu, unsigned i) {
     return busy(gpu, i) || (s->held && alive(gpu, i) && quiet(gpu, s->heartbeat) < gpu->rules.heartbeat_stale);
 }
 
-/* It shows no sign of life: it is stopped, or has no processor. Its equals go on without it. */
+/* The tenant shows no sign of life: it is stopped, or has no processor. Its equals go on without it. */
 static int silent(const struct gh_gpu *gpu, unsigned i) {
     const struct gh_slot *s = &gpu->slot[i];
     return min64(quiet(gpu, s->heartbeat), quiet(gpu, s->done_at)) > gpu->rules.silent;
 }
 
-/* It has been idle for longer than a small gap. */
+/* The tenant has been idle for longer than a small gap. */
 static int released(const struct gh_gpu *gpu, unsigned i) {
     return quiet(gpu, gpu->slot[i].idle_since) > gpu->rules.idle_release;
 }

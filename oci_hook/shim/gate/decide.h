@@ -12,7 +12,7 @@ enum gh_mode {
     GH_ROTATE,  /* all that want the GPU are saturated: one tenure after the other */
     GH_MIX,     /* some leave gaps, which all tenants within the slack may fill */
     GH_FROZEN,  /* a higher class has the GPU, or the agent has stopped this tenant */
-    GH_CAPPED,  /* its own cap is used up */
+    GH_CAPPED,  /* the tenant's own cap is used up */
     GH_DRAIN    /* a tenant of a higher class lets short remaining work of lower ones finish */
 };
 
@@ -36,7 +36,7 @@ struct gh_own {
     uint64_t distrust_for;   /* how long they are ignored in all */
     uint64_t probed_at;      /* time of its last claim with a probe_until */
     uint8_t idle;            /* this process has nothing in flight, though the container may have */
-    uint8_t ahead;           /* it was stopped for its lead in v, until most of that lead is gone */
+    uint8_t ahead;           /* the tenant waits because of its lead in v, until most of that is gone */
 };
 
 struct gh_decision {
@@ -46,8 +46,8 @@ struct gh_decision {
     uint8_t slot;  /* with GH_ON_SLOT */
     uint8_t claim; /* publish epoch, start, end and probe_until in our slot, then wake its waiters */
     uint8_t held;  /* publish as `held` of our slot */
-    /* If the owner of a tenure is told to wait for a slot or for its cap, it yields: it sets its `end` to now at the
-     * latest and wakes its waiters, since they may have reckoned with an older v of its. */
+    /* If the owner of a tenure must wait for a slot or for its cap, it yields: it sets its `end` to now at the
+     * latest and wakes its waiters, since they may have calculated with an older v of this tenant. */
     uint64_t until;
     uint64_t epoch, start, end, probe_until;
     uint64_t distrust_until, distrust_for; /* these and `ahead`: to be kept in gh_own */

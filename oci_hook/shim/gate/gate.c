@@ -333,7 +333,7 @@ CUresult gate_leave(struct gate_ticket *t, CUresult r) {
     } else if (m) {
         markers_give(g, t->marker);
     }
-    if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* it cannot be measured: assume less */
+    if (!marked && t->estimate >= GH_COST_UNKNOWN && k->batch) { /* the command cannot be measured: assume less */
         k->batch_estimate -= min64(t->estimate - UNMARKED, k->batch_estimate);
         g->inflight -= min64(t->estimate - UNMARKED, g->inflight);
         g->own.inflight = g->inflight;
@@ -448,7 +448,7 @@ void gate_context_leaves(CUcontext context) {
             markers_flush(g, n + 1, now);
             k->used = 0;
         }
-        for (unsigned n = 0; n < MARKERS; n++) /* its events are destroyed with it */
+        for (unsigned n = 0; n < MARKERS; n++) /* the marker's events are destroyed with the context */
             if (g->marker[n].context == context)
                 g->marker[n].context = NULL;
         gate_publish(g, now);

@@ -13,7 +13,7 @@ struct gate_fast {
     const uint32_t *seq;     /* word of the GPU page */
     _Atomic uint64_t open;   /* launches pass while *seq is this; UINT64_MAX: the gate decides */
     _Atomic uint64_t looked; /* gate_ticks() when the other slots were last read */
-    _Atomic uint64_t fresh;  /* ticks for which `looked` is valid; 0: there are no others */
+    _Atomic uint64_t fresh;  /* ticks for which `looked` is valid; 0: no other tenants */
 };
 
 struct gates {

@@ -48,7 +48,7 @@ struct marker {
 
 /* A cache: whether a kernel is a collective, by key. Two kernels may take turns in one place. */
 struct name {
-    _Atomic uint64_t key; /* its lowest bit is 1 for a collective */
+    _Atomic uint64_t key; /* of the kernel; the lowest bit is 1 for a collective */
 };
 #define NAMES 1024u
 

@@ -1,4 +1,4 @@
-/* The GPU page that a gate goes by, read as a snapshot when it has changed; and the clock that the page scales. */
+/* The GPU page that a gate follows, read as a snapshot when it has changed; and the clock that the page scales. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <time.h>

@@ -12,7 +12,7 @@
 #include "gate/gate_inside.h"
 
 #define STACK (256u << 10)
-#define GO_AFTER (100 * GH_MS)   /* it ends after this time without work */
+#define GO_AFTER (100 * GH_MS)   /* the pacer ends after this time without work */
 #define STOPPED_MOST (2 * GH_MS) /* longest time between two looks whether stopped work may go on */
 
 /* How long to sleep, in ns. With work in flight: by the window. Idle: until the gap is no longer a small one; then the
@@ -102,7 +102,7 @@ static void at_exit(void) {
 
 void pacer_need(struct gh_gate *g) {
     static _Atomic int registered;
-    if (g->pacer == 2) { /* it is in its long sleep */
+    if (g->pacer == 2) { /* the pacer is in its long sleep */
         g->pacer = 1;
         __atomic_add_fetch(&g->pacer_word, 1, __ATOMIC_RELEASE);
         syscall(SYS_futex, &g->pacer_word, FUTEX_WAKE, 1, NULL, NULL, 0);

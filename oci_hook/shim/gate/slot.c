@@ -87,7 +87,7 @@ static void unlock_byte(const struct slot_file *file, off_t at) {
 }
 
 /* Whether another process holds a write lock there. A write lock needs a file open for writing, and only its own
- * container can open a slot file so. Read locks can be anybody's, so they prove nothing. In doubt: yes. */
+ * container can open a slot file for writing. Read locks can be anybody's, so they prove nothing. In doubt: yes. */
 static bool write_locked(const struct slot_file *file, off_t at, off_t length) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = length};
     return syscall(SYS_fcntl, file->fd - 1, F_GETLK, &lock) || lock.l_type != F_UNLCK;
@@ -189,7 +189,7 @@ void slot_locked(struct slot_own *own, const struct slot_own *copy) {
         return;
     if (own->process == copy->process)
         WORD_STORE_RELEASE(&own->process->withheld, 0);
-    else /* the record was lost meanwhile */
+    else /* our record was lost meanwhile, so our lock on it must go */
         unlock_byte(&copy->file, copy->process - copy->page->process);
 }
 

@@ -53,10 +53,10 @@ struct slot_peer {
     struct slot_file file;
     uint64_t open_at;            /* real time at which a file that is not open is tried again */
     uint64_t ask_at;             /* real time at which its locks may be tested again */
-    bool ask;                    /* it is silent: the answer would matter */
-    uint64_t beat;               /* its heartbeat in the last snapshot */
-    uint64_t gone;               /* its heartbeat when we last found that nobody holds a lock */
-    uint32_t word;               /* its futex word in the last snapshot */
+    bool ask;                    /* the container is silent: the answer would matter */
+    uint64_t beat;               /* heartbeat in the last snapshot */
+    uint64_t gone;               /* heartbeat when we last found that nobody holds a lock */
+    uint32_t word;               /* futex word in the last snapshot */
     struct gh_slot_page *mapped; /* only for FUTEX_WAIT on its word; never read */
 };
 

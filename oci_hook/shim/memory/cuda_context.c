@@ -120,7 +120,7 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     if (r == CUDA_SUCCESS && st && device >= 0 && device < GH_DEVICES) {
         CUcontext last = atomic_exchange(&st->contexts.primary[device], *context);
         if (last && last != *context)
-            gone(st, last, true); /* it was reset, and came back with another handle */
+            gone(st, last, true); /* the context was reset, and came back with another handle */
     }
     return r;
 }

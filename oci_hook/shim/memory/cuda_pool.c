@@ -123,7 +123,7 @@ static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, u
 void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
     unsigned at = (unsigned)(pool - st->pools.pool);
     uint64_t value = pack(gh_units(bytes), atomic_load(&pool->gpu), at, POOLED);
-    uint64_t stale = gh_pointers_take(&st->pointers, address); /* it was freed with its context */
+    uint64_t stale = gh_pointers_take(&st->pointers, address); /* an old piece there was freed with its context */
     if (stale && kind_of(stale) == POOLED)
         touch(st, &st->pools.pool[context_of(stale) % GH_POOLS], address, stale, -1);
     gh_pointers_put(&st->pointers, address, value);

@@ -77,7 +77,7 @@ struct gh_rules {
     uint64_t drain_max;            /* how long a tenant lets shorter remaining work of lower classes finish first */
     uint64_t pacer_min, pacer_max; /* bounds of the interval at which a process looks for its finished commands */
     uint64_t starve;               /* a tenant with nothing in flight that is held so long by its equals ignores them */
-    uint64_t distrust;             /* how long it ignores them; doubled each time that follows soon on the last */
+    uint64_t distrust;             /* how long it ignores them; doubled when it does so again soon */
     uint64_t distrust_max;
     uint64_t burst; /* most unused GPU time that a capped tenant can save up */
 };

@@ -102,8 +102,8 @@ enum gh_life gh_life_of(const struct gh_identity *other, uint64_t own) {
     if (gh_owner_start(other->owner) && gh_owner_start(other->owner) != (now.start & 0x7fffffff))
         return GH_ENDED; /* the kernel has given its pid to another process */
     if ((now.status == 'Z' || now.status == 'X') && now.threads <= 1)
-        return GH_ENDED; /* its memory is gone, only its exit status is left */
+        return GH_ENDED; /* the process's memory is gone, only its exit status is left */
     if (!(other->owner & GH_OWNER_SWEEP) && other->stack && now.stack > 1 && now.stack != other->stack)
-        return GH_ENDED; /* it has executed another program since */
+        return GH_ENDED; /* the process has executed another program since */
     return GH_RUNS;
 }

@@ -15,7 +15,7 @@ struct gh_pointer {
 
 struct gh_shard {
     _Atomic uint32_t taken; /* a struct gh_lock */
-    uint32_t bits;          /* it has 1 << bits cells; 0: none yet */
+    uint32_t bits;          /* the shard has 1 << bits cells; 0: none yet */
     uint32_t used;
     struct gh_pointer *cell;
 } __attribute__((aligned(64)));

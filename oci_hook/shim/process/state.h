@@ -65,7 +65,7 @@ struct gh_pool {
     _Atomic uint32_t alone;      /* 1: one operation relies on the pool's idle memory, so no other may begin */
     _Atomic uint32_t exportable; /* other processes can map its memory */
     _Atomic uint64_t charged;    /* units:40 | changes:24 */
-    _Atomic uint64_t grain;      /* it grows by multiples of this, as far as was seen */
+    _Atomic uint64_t grain;      /* the pool grows by multiples of this, as far as was seen */
     _Atomic int64_t pieces;      /* number of pieces allocated from it */
     _Atomic int64_t touched;     /* number of pages of the GPU that these occupy, in whole or in part */
 };

@@ -1,4 +1,4 @@
-/* load: a program for any libcuda that keeps a GPU busy as told, and says what got done when.
+/* load: a program for any libcuda that keeps a GPU busy as commanded, and reports what was done when.
  *
  * usage: load --control FILE --out FILE [--scale N] [--rate STEPS_PER_NS] [--spin] [--start "WORDS"]
  *   --control  a FIFO of commands, one per line; --out: a line of JSON per finished command is added to it

@@ -19,7 +19,7 @@ def words(tenant: Json) -> str:
 
 
 class Tenant:
-    """One container's load generators. They are told the same, at about the same time."""
+    """One container's load generators. They get the same commands, at about the same time."""
 
     def __init__(self, name: str, work: Path, procs: int = 1) -> None:
         self.name, self.work, self.procs = name, work, procs
