@@ -4,7 +4,7 @@ import time
 
 from oci_hook.linux import cgroup, cgroup_tree, proc
 
-MOST = 4096  # processes of one container; of one with more, nothing is said
+MOST = 4096  # processes of one container; those of a larger one count as not known
 MOST_CGROUPS = 1024  # below one container's
 
 Owner = tuple[int, int, int]  # how the shim writes a process into the account page: pid, start time, pid namespace

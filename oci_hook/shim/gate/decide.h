@@ -79,14 +79,15 @@ uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *decis
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now);
 struct gh_bucket gh_bucket_take(struct gh_bucket bucket, int64_t charge);
 
-/* GPU time left of the work in flight, if its oldest command runs since it could. */
+/* GPU time left of the work in flight, if its oldest command has run since the earliest possible time. */
 uint64_t gh_residue(const struct gh_own *own, uint64_t now);
 
-/* Duty in ppm after `length` ns of tenure with work for `pending` ns of them; and the flag, with hysteresis. */
+/* gh_saturation: the new duty in ppm, after `length` ns of tenure in which the tenant had work for `pending` ns.
+ * gh_saturated: the flag that follows from it, with hysteresis. */
 uint32_t gh_saturation(uint32_t before, uint64_t pending, uint64_t length);
 uint8_t gh_saturated(uint8_t before, uint32_t saturation);
 
-/* How often the pacer looks, for a bound of work in flight; and that bound. */
+/* gh_pacer_step: the interval at which the pacer looks, given the bound of work in flight. gh_window: that bound. */
 uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window);
 uint64_t gh_window(const struct gh_gpu *gpu, unsigned me);
 
