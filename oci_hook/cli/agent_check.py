@@ -24,7 +24,7 @@ FIXES = {
     "gpus": "dmesg | grep -i xid",
     "devices": "nvidia-smi",
     "locks": "lslocks",
-    "books": "journalctl -u gpu-hook-agent",
+    "accounts": "journalctl -u gpu-hook-agent",
     "textfile": "journalctl -u gpu-hook-agent",
 }
 

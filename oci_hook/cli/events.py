@@ -62,7 +62,7 @@ def line(event: dict[str, Any]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
     kind = event["event"]
     who = output.printable(event.get("name") or output.short(str(event.get("id", ""))) or "-")
-    return f"{when}  {output.printable(kind):<15}  {who}  {output.printable(TOLD.get(kind, rest)(event))}"
+    return f"{when}  {output.printable(kind):<15}  {who}  {output.printable(TEXT_OF.get(kind, rest)(event))}"
 
 
 def granted(event: dict[str, Any]) -> str:
@@ -102,7 +102,7 @@ def changed(event: dict[str, Any]) -> str:
     return "; ".join(map(str, event["changes"])) if isinstance(event.get("changes"), list) else rest(event)
 
 
-TOLD = {
+TEXT_OF = {
     "granted": granted,
     "changed": changed,
     "refused": refused,

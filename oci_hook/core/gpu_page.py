@@ -10,7 +10,7 @@ from struct import Struct
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.terms import CLASS_NUMBERS
 
-MAGIC = 0x3144524143504847
+MAGIC = 0x3130555047504847
 VERSION = 1
 SIZE = 4096
 SEQ_OFFSET = 16

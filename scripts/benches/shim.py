@@ -35,7 +35,7 @@ def _box(place: Path, shared: bool = False) -> list[str]:
         (place / "share/0/slot").mkdir(parents=True)
         (place / "slot").mkdir()
         gpu = bytearray(4096)
-        struct.pack_into("<QIIIIQQ48s", gpu, 0, 0x3144524143504847, 1, 4096, 2, 1, 1, 3, uuid.encode())
+        struct.pack_into("<QIIIIQQ48s", gpu, 0, 0x3130555047504847, 1, 4096, 2, 1, 1, 3, uuid.encode())
         for slot in range(2):
             struct.pack_into("<BBHIIIQ", gpu, 128 + 32 * slot, 1, 0, 100, 0, 0, 0, 1 + slot)
             (place / f"share/0/slot/{slot:02}").write_bytes(bytes(8192))

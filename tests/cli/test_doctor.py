@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from oci_hook.agent import metrics
 from oci_hook.cli import agent_check
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
@@ -550,3 +551,7 @@ def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.Monk
     found = [f for f in well.doctor()[1] if f["check"] == "agent"]
     assert [f["fix"] for f in found] == ["", f"sudo gpu-hook doctor --prefix {well.prefix}"][::-1]
     assert not any("process 0" in f["message"] for f in found) and "runs on " in found[-1]["message"]
+
+
+def test_each_problem_of_the_agent_has_a_next_step() -> None:
+    assert set(agent_check.FIXES) == set(metrics.PROBLEMS)

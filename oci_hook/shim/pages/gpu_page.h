@@ -11,7 +11,7 @@
 
 #include "pages/gpu_view.h"
 
-#define GH_GPU_MAGIC 0x3144524143504847ull /* "GHPCARD1" */
+#define GH_GPU_MAGIC 0x3130555047504847ull /* "GHPGPU01" */
 #define GH_GPU_VERSION 1u
 #define GH_GPU_PAGE_SIZE 4096u
 

@@ -3,8 +3,8 @@
  * Only gpu-hook writes shares and rules. Slots are not trusted: decide.h says what any bytes in them can cause.
  * Times and durations are nanoseconds of one clock common to the GPU. Virtual time v is nanoseconds of GPU time at
  * weight GH_WEIGHT_ONE. */
-#ifndef GPU_HOOK_SHARE_PAGES_H
-#define GPU_HOOK_SHARE_PAGES_H
+#ifndef GPU_HOOK_GPU_VIEW_H
+#define GPU_HOOK_GPU_VIEW_H
 
 #include <stdint.h>
 
