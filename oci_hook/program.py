@@ -82,12 +82,16 @@ def _no_memory(name: str) -> Problem:
 
 
 def isolate() -> None:
-    """Keep nothing of the caller's: neither its working directory and umask nor descriptors above standard error."""
+    """Keep nothing of the caller's: neither its working directory and umask nor descriptors above standard error.
+
+    An inherited descriptor is inheritable. Those that Python opened, such as launcher/start.py's pack, are not, and stay.
+    """
     os.chdir("/")
     os.umask(0o022)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             try:
-                os.close(int(name))
+                if os.get_inheritable(int(name)):
+                    os.close(int(name))
             except OSError:
                 pass  # the descriptor of listdir itself

@@ -40,7 +40,7 @@ SUMMARIES = {
     "release": "Release the share of a container that is gone.",
     "resume": "Continue a container that `freeze` stopped.",
     "set": "Change the share of a running container.",
-    "settings": "Check or compile the settings of an install.",
+    "settings": "Check, show or change the settings of an install.",
     "sim": "Start or stop simulated GPUs.",
     "top": "Show GPUs and containers live.",
     "translate": "Rewrite a manifest of another sharing system.",

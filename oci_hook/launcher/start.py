@@ -37,24 +37,21 @@ def load(folder: str, program: str) -> None:
 
     try:
         fd = posix.open(f"{folder}/{sys.implementation.cache_tag}.pack", posix.O_RDONLY | posix.O_CLOEXEC)
-        st = posix.fstat(fd)
-        check(st)
+        check(posix.fstat(fd))  # it stays open: modules that are needed later are read from it
         check(posix.stat(folder))
-        # All of it, at once: the hook closes every descriptor that it finds open, before it imports the rest.
-        pack = memoryview(posix.read(fd, st.st_size))
-        posix.close(fd)
+        head = posix.read(fd, len(MAGIC_NUMBER) + SIZE)
     except FileNotFoundError:
-        pack = memoryview(b"")
-    if pack[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:
+        head = b""
+    if not head.startswith(MAGIC_NUMBER):
         check_all(folder)
         sys.path.insert(0, folder)
         return
-    index = len(MAGIC_NUMBER) + SIZE
-    base = index + int.from_bytes(pack[index - SIZE : index], "little")
+    size = int.from_bytes(head[-SIZE:], "little")
+    base = len(head) + size
     # The place of each part after the index: of each module alone, and of all that a program imports first.
     modules: dict[str, tuple[bool, int, int]]
     programs: dict[str, tuple[int, int]]
-    modules, programs = marshal.loads(pack[index:base])
+    modules, programs = marshal.loads(posix.read(fd, size))
     new_module = type(sys)
 
     class Pack:
@@ -72,7 +69,7 @@ def load(folder: str, program: str) -> None:
         def exec_module(module: object) -> None:
             names = module.__dict__
             _, at, length = modules[names["__name__"]]
-            code = marshal.loads(pack[base + at : base + at + length])
+            code = marshal.loads(posix.pread(fd, length, base + at))
             names["__file__"] = code.co_filename
             exec(code, names)
 
@@ -80,7 +77,7 @@ def load(folder: str, program: str) -> None:
     # Each module comes after those that it imports, so that its import statements find them in sys.modules: this takes
     # a third less time than the import system.
     at, length = programs[program]
-    for name, is_package, code in marshal.loads(pack[base + at : base + at + length]):
+    for name, is_package, code in marshal.loads(posix.pread(fd, length, base + at)):
         module = sys.modules[name] = new_module(name)
         module.__spec__ = ModuleSpec(name, Pack, is_package=is_package)  # type: ignore[arg-type]
         module.__file__ = code.co_filename
