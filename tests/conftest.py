@@ -23,7 +23,7 @@ from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.discovery.save import save_inventory
-from oci_hook.engines import prefix as installs
+from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import store
 from oci_hook.linux.mount import mountinfo, unmount

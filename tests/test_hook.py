@@ -14,7 +14,7 @@ import pytest
 
 from oci_hook import hook
 from oci_hook.apply import to_spec
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.linux import lock as lock_file
 from scripts import tiny_image
 from tests.apply.box import Box

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.gpu_page import SLOT_FILE_SIZE, gpu_page, head
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.ledger import slot_files
 from tests.conftest import UUIDS, Bundle, Install, Runc
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.engines import prefix as installs
+from oci_hook.install import prefix as installs
 from oci_hook.ledger import slot_files
 from tests.conftest import UUIDS, Bundle, Install
 
@@ -66,7 +66,7 @@ OURS = {
     "core.inventory",
     "core.validate",
     "core.layout",
-    "core.pages",
+    "core.policy_page",
     "core.plan",
     "core.request",
     "core.rules",

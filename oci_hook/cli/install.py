@@ -8,10 +8,10 @@ from oci_hook.cli import agent_check, output, registration
 from oci_hook.config.settings import state_in_use
 from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT, STATE_IN_USE
 from oci_hook.discovery import mark
-from oci_hook.engines import prefix as installs
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
+from oci_hook.install import prefix as installs
 from oci_hook.install import state_owner
 
 

@@ -7,8 +7,8 @@ import click
 
 from oci_hook.config.settings import state_in_use
 from oci_hook.engines import NAMES, register
-from oci_hook.engines import prefix as installs
 from oci_hook.engines.edits import Registration
+from oci_hook.install import prefix as installs
 
 engines = click.option(
     "--engine",

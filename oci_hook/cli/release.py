@@ -8,8 +8,6 @@ from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
 
-MIN_PREFIX = 6
-
 
 @click.command()
 @click.argument("container", default="")
@@ -51,7 +49,7 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
 def match(grants: tuple[Grant, ...], container: str) -> list[Grant]:
     """The grants with this container id; if there is none, those whose ids begin with it."""
     exact = [grant for grant in grants if grant.who.id == container]
-    if exact or len(container) < MIN_PREFIX:
+    if exact or len(container) < admit.MIN_PREFIX:
         return exact
     return [grant for grant in grants if grant.who.id.startswith(container)]
 

@@ -17,10 +17,10 @@ from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.errors import refuse
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
+from oci_hook.ledger.admit import MIN_PREFIX
 from oci_hook.observe.stopped import by_agent
 from oci_hook.oci import request_mounts
 
-MIN_PREFIX = 6
 NEARLY_FULL = 0.95  # of the memory limit
 WAITS = {  # by the gate's mode: what the container's launches do
     "rotate": "take turns with those of other containers that want the GPU",

@@ -14,7 +14,7 @@ fewest pairs on different NUMA nodes, then the one whose GPUs the placement poli
 from oci_hook.core.gpu_page import free_slot, on_gpu
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Gpu, Inventory
-from oci_hook.core.pages import MAX_GPUS
+from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules, order_of, preference
 from oci_hook.core.terms import CLASS_NUMBERS, GpuRequest

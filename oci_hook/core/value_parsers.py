@@ -22,7 +22,7 @@ ALL = "all"
 NONE = "none"  # driver files, but no GPU
 VOID = "void"  # not a GPU container at all
 
-MAX_GPUS = 16  # the policy page's table (core/pages.py)
+MAX_GPUS = 16  # the policy page's table (core/policy_page.py)
 MAX_INDEX = 255
 MAX_CHANNEL = 2047  # the last IMEX channel that NVIDIA's module makes by default
 MAX_UUID = 47  # the policy page's field, less its NUL

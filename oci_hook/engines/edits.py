@@ -6,12 +6,10 @@ the former bytes; a file that nobody changed since is restored from there.
 """
 
 import difflib
-import fcntl
 import hashlib
 import json
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -20,14 +18,13 @@ from typing import Any
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.errors import NodeError, refuse
-from oci_hook.linux.lock import lock_file
+from oci_hook.errors import refuse
+from oci_hook.install.files import locked, remove_empty
 
 NAME = "gpu-hook"  # of our runtime in every engine's configuration
 RECORD = "etc/engines.json"
 BACKUPS = "etc/before"
 LOCK = "/run/gpu-hook-engines.lock"  # where only root can open it: whoever can open a lock file can hold it forever
-LOCK_SECONDS = 60.0
 MAX_SIZE = 4 << 20
 BEGIN = "# gpu-hook: begin (written by `gpu-hook install`, removed by `gpu-hook uninstall`)"
 END = "# gpu-hook: end"
@@ -256,18 +253,6 @@ def lock() -> Iterator[None]:
         os.close(fd)
 
 
-def locked(path: str, code: str) -> int:
-    """A descriptor that holds this lock file. Raises OSError, and a SettingsError with `code` that names the holder if
-    it keeps the lock for LOCK_SECONDS."""
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return lock_file(path, fcntl.LOCK_EX)
-        except NodeError as e:
-            if time.monotonic() > end:
-                raise refuse(code, e.problems[0].message) from None
-
-
 def read(path: Path) -> tuple[Path, bytes | None]:
     """(the file with symbolic links followed, its bytes or None). Raises SettingsError GH-506, GH-507."""
     try:
@@ -340,13 +325,6 @@ def write(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = No
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def remove_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        pass
 
 
 def digest(data: bytes | None) -> str | None:

@@ -1,1 +1,1 @@
-"""An install's own files: its settings, and the state directory that it owns."""
+"""An install: the files that it consists of, its settings as people edit them, and the state directory that it owns."""

@@ -9,8 +9,8 @@ from oci_hook.config.settings import Settings
 from oci_hook.core.layout import SETTINGS_YAML
 from oci_hook.errors import refuse
 from oci_hook.install import state_move
+from oci_hook.install.files import write
 from oci_hook.install.settings_check import checked
-from oci_hook.install.write import write
 
 if TYPE_CHECKING:
     from oci_hook.config.flat_yaml import Value

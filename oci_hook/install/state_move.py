@@ -15,7 +15,7 @@ from oci_hook.config.settings import state_in_use
 from oci_hook.core import layout
 from oci_hook.errors import refuse
 from oci_hook.install import state_owner
-from oci_hook.install.write import write
+from oci_hook.install.files import write
 from oci_hook.ledger import claims, slot_files, store
 from oci_hook.linux.lock import lock_file
 

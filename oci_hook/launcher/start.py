@@ -2,7 +2,7 @@
 
 The package lies beside it, and a pack: all its modules compiled, in one file for the install's version of Python. The
 pack saves the import system some 200 system calls, and half of its time. Another Python imports the package from its
-sources, only slower. engines/pack.py writes the pack.
+sources, only slower. install/pack.py writes the pack.
 """
 
 import posix

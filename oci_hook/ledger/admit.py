@@ -8,7 +8,7 @@ from oci_hook.core.allocate import Refusal, allocate
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import TIERS
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.core.request import Request
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, NoRoomError, refuse

@@ -14,7 +14,7 @@ from errno import ENOSPC, ENOTDIR, ENOTEMPTY
 
 from oci_hook.core.gpu_page import SIZE, SLOT_FILE_SIZE, born, gpu_page, head, seq_of, tiers_of
 from oci_hook.core.layout import PAGE_UID, SHARE_STATE, SLOT_DIR, slot_file
-from oci_hook.core.pages import SEQ_OFFSET
+from oci_hook.core.policy_page import SEQ_OFFSET
 from oci_hook.errors import refuse
 from oci_hook.ledger import messages
 

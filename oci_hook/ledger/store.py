@@ -21,7 +21,7 @@ import os
 from oci_hook.core.gpu_page import SIZE as GPU_PAGE_SIZE
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.layout import LEDGER_DIR, MESSAGES_DIR, PAGE_UID, PAGES_DIR
-from oci_hook.core.pages import SIZE, amended
+from oci_hook.core.policy_page import SIZE, amended
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import messages, slot_files
 from oci_hook.ledger.deliver import PAGE_FILE, deliver

@@ -9,7 +9,6 @@ from oci_hook.linux.libc import SyscallError, syscall
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
-RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 TRIES = 64  # EAGAIN: a rename raced with "..", and the caller may try again (openat2(2))

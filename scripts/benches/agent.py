@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tiny_image
 
-from oci_hook.engines import prefix as installs
+from oci_hook.install import prefix as installs
 from oci_hook.ledger import slot_files, store
 
 REPO = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ import tiny_image
 from gpu_hook_simulator import driver_root
 from oci_hook.discovery import discover
 from oci_hook.discovery.save import save_inventory
-from oci_hook.engines import prefix as installs
+from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
 from oci_hook.linux.proc import start_time

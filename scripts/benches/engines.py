@@ -16,7 +16,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
 
-from oci_hook.engines import prefix as installs  # noqa: E402
+from oci_hook.install import prefix as installs  # noqa: E402
 from tests.engines.box import IMAGE, Place  # noqa: E402
 from tests.engines.test_containerd import Containerd  # noqa: E402
 from tests.engines.test_docker import Docker  # noqa: E402

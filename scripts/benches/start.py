@@ -25,7 +25,7 @@ import tiny_image  # noqa: E402
 from oci_hook.config.settings import Settings  # noqa: E402
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory  # noqa: E402
 from oci_hook.discovery.save import save_inventory  # noqa: E402
-from oci_hook.engines import prefix as installs  # noqa: E402
+from oci_hook.install import prefix as installs  # noqa: E402
 from oci_hook.install import settings_edit  # noqa: E402
 from oci_hook.ledger import slot_files  # noqa: E402
 from oci_hook.linux.proc import boot_id  # noqa: E402

@@ -28,8 +28,7 @@ class Node:
         from gpu_hook_simulator import driver_root
         from oci_hook.discovery import discover
         from oci_hook.discovery.save import save_inventory
-        from oci_hook.engines import prefix
-        from oci_hook.install import settings_edit
+        from oci_hook.install import prefix, settings_edit
 
         self.prefix, self.state = folder / "prefix", folder / "state"
         # Nothing is started through a runtime here, so any program may stand where a machine has none.

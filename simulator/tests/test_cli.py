@@ -15,7 +15,7 @@ from gpu_hook_simulator import driver_root
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.errors import NodeError
 from oci_hook.install import settings_edit
 from oci_hook.install.settings_template import default_settings_yaml

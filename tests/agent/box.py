@@ -114,8 +114,8 @@ def surcharge(stage: Stage, id: str) -> int:
     found = grant(stage, id)
     assert found and found.life.init
     with account.Account(*found.life.init) as page:
-        books = page.read(1)
-    return books.surcharges[0] >> 20 if books else -1
+        usage = page.read(1)
+    return usage.surcharges[0] >> 20 if usage else -1
 
 
 def events(stage: Stage) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 /* A tenant that goes past the shim: opens the real driver's library from its private path and takes memory there.
  * usage: bypass MIB [own [US]] | MIB wait
- * own: also some through the shim, so that there are books to forge; US: then kernels of so many microseconds, past the
- * gate, for ever. wait: not before SIGUSR1. */
+ * own: also some through the shim, so that there is an account page to forge; US: then kernels of so many microseconds, past
+ * the gate, for ever. wait: not before SIGUSR1. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>

@@ -99,7 +99,7 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
 
 @pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
 def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: str) -> None:
-    """It keeps books, so that its process is known; its kernels pass the gate by, and its ceiling."""
+    """It writes the account page, so its process is known; its kernels bypass the gate and its ceiling."""
     ask = {**SHARE, "gpu-hook.io/policy": "fixed-share", "gpu-hook.io/compute": "30"}
     honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=ask)
     with running(stage, "--policy", policy, "--interval", "0.5") as agent:
@@ -146,7 +146,7 @@ def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
 
 
 def test_what_the_shim_does_not_see_is_charged(stage: Stage, root: Path) -> None:
-    """A process that uses both ways: its neighbours in the container get less by what it took past the books."""
+    """A process that uses both ways: its neighbours in the container get less by what it took without being charged."""
     with running(stage, "--tolerance", "2Gi"):
         id = stage.start(root, "/bin/bypass", "500", "own")
         # One context is shared by both ways and booked; 16 MiB are booked as well.
@@ -166,7 +166,7 @@ def test_what_the_shim_does_not_see_is_charged(stage: Stage, root: Path) -> None
 
 
 def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None:
-    """Two containers that want the GPU: their shares by the gate's books; then one is frozen from `top`."""
+    """Two containers that want the GPU: their shares by what the gate charged; then one is frozen from `top`."""
     share = {**SHARE, "gpu-hook.io/memory": "1Gi"}
     busy = ("/bin/gpu-probe", "launch", "2000", "100000")
     ids = [stage.start(root, *busy, annotations={**share, "gpu-hook.io/compute": n}) for n in ("60", "30")]

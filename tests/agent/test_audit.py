@@ -165,7 +165,7 @@ def test_a_whole_gpu_has_no_limit_and_needs_no_account() -> None:
 
 
 def test_what_is_seen_once_is_no_cheat() -> None:
-    """A process that has a context and no slot yet; memory that is freed between the look at NVML and at the books."""
+    """A process that has a context and no slot yet; memory that is freed between the look at NVML and at the account page."""
     case = Case()
     case.look({GPU: sample((101, 50 * MIB))}, account(0))
     assert not case.look({GPU: sample((101, 50 * MIB))}, account(50, 101)).findings
@@ -212,7 +212,7 @@ def test_processes_of_no_container_are_counted_and_left_alone() -> None:
 
 @pytest.mark.parametrize("total", [0, 1 << 34 << 9])
 def test_forged_books_end_at_what_the_driver_sees(total: int) -> None:
-    """A page that says too little is surcharged, one that says too much books for its own container alone."""
+    """A page that says too little is surcharged, one that says too much charges its own container alone."""
     case = Case()
     for _ in range(2):
         seen = case.look({GPU: sample((101, 2000 * MIB))}, Usage((total,), (0,), frozenset()))

@@ -194,7 +194,7 @@ def test_a_gpu_falls_off_the_bus(stage: Stage, root: Path) -> None:
 
 
 def test_killed_at_any_point(stage: Stage, root: Path) -> None:
-    """Containers come and go meanwhile; whoever looks next finds the books right."""
+    """Containers come and go meanwhile; the next look finds the ledger right."""
     chance = random.Random(7)
     living: list[str] = []
     for n in range(8):
@@ -240,7 +240,7 @@ def test_names_that_bite(stage: Stage, root: Path) -> None:
         said = [CliRunner().invoke(cli, [*words, "--prefix", str(stage.prefix)]).output for words in commands]
         screen, answer = (
             Console(width=200, file=io.StringIO(), record=True),
-            why.running(agent.container(id), agent.node()),
+            why.running(agent.container(id), agent.node(), []),
         )
         screen.print(top.Screen(agent.node()).draw(200, 50))
         for text in (agent.log.read_text(), screen.export_text(), "\n".join(answer.lines), *said):

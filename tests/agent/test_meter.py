@@ -1,4 +1,4 @@
-"""Shares against promises, from made-up books; nothing runs."""
+"""Shares against promises, from made-up slot files; nothing runs."""
 
 import pytest
 
@@ -9,7 +9,7 @@ OFFLINE, DEFAULT, ONLINE = 0, 1, 2
 
 
 class Tenant:
-    """One container whose books go on at a given pace."""
+    """One container whose charged time grows at a given pace."""
 
     def __init__(self, promise: int = 0, rank: int = DEFAULT) -> None:
         self.meter, self.promise, self.rank = Meter(), promise, rank
@@ -75,7 +75,7 @@ def test_who_wants_nothing_is_owed_nothing() -> None:
 
 
 def test_what_the_driver_saw_where_the_books_say_much_more() -> None:
-    """A third that is in nobody's books takes a third of the GPU."""
+    """A third process, which is charged to no container, takes a third of the GPU."""
     first, second = Tenant(60), Tenant(30)
     node = Node(first, second)
     first.at(0.65, 1)

@@ -88,7 +88,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("container_frozen_seconds_total", 12.5, HELD)
     is_("container_findings", 2, HELD, kind="over-memory")
     is_("container_memory_limit_bytes", 2048 * MIB, ON)
-    is_("container_memory_used_bytes", 120 * MIB, ON)  # the driver's figure is above the books'
+    is_("container_memory_used_bytes", 120 * MIB, ON)  # the driver's figure is above the account page's
     is_("container_memory_peak_bytes", 500 * MIB, ON)
     is_("container_memory_surcharge_bytes", 7 * MIB, ON)
     is_("container_compute_guarantee_ratio", 0.3, ON)

@@ -81,16 +81,16 @@ def test_in_doubt_it_lives(stage: Stage, root: Path, monkeypatch: pytest.MonkeyP
     unlocked = account.FLOCK.pack(account.fcntl.F_UNLCK, 0, 0, 0, 0)
     monkeypatch.setattr(account.fcntl, "fcntl", lambda *_: unlocked)
     with account.Account(*found.life.init) as page:
-        books = page.read(1, by_process=True)
+        usage = page.read(1, by_process=True)
         assert (
-            books and books.totals[0] >> 20 == 700 + CONTEXT_MIB == sum(n[0] for n in books.by_process.values()) >> 20
+            usage and usage.totals[0] >> 20 == 700 + CONTEXT_MIB == sum(n[0] for n in usage.by_process.values()) >> 20
         )
     monkeypatch.setattr(account.inside, "pids", lambda *_: None)
     with account.Account(*found.life.init) as page:
-        assert (books := page.read(1)) and books.totals[0] >> 20 == 700 + CONTEXT_MIB
+        assert (usage := page.read(1)) and usage.totals[0] >> 20 == 700 + CONTEXT_MIB
     monkeypatch.setattr(account.inside, "pids", lambda *_: [])
     with account.Account(*found.life.init) as page:
-        assert (books := page.read(1)) and books.totals == (0,) and not books.owners
+        assert (usage := page.read(1)) and usage.totals == (0,) and not usage.owners
 
 
 def test_a_container_that_is_created_and_not_started(stage: Stage, root: Path) -> None:

@@ -12,7 +12,7 @@ from oci_hook.cli.main import cli
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.discovery.save import save_inventory
 from oci_hook.install import settings_edit
 from oci_hook.install.settings_template import default_settings_yaml

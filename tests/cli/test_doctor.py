@@ -18,7 +18,7 @@ from oci_hook.cli import agent_check
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.discovery import char_links
 from oci_hook.discovery.driver_files import DriverFiles
 from oci_hook.engines import edits

@@ -280,10 +280,10 @@ def test_forged_owners_cost_the_reader_no_more_than_the_list_of_processes_once(t
                         f.seek(used.OWNERS_OFFSET)
                         f.write(used.OWNERS.pack(*words))
                     began = time.monotonic()
-                    books = account.read(1)
-                    assert time.monotonic() - began < 1 and books and books.totals[0] >> 20 == 100
+                    usage = account.read(1)
+                    assert time.monotonic() - began < 1 and usage and usage.totals[0] >> 20 == 100
                     if look == 0:  # later owners may count as unclear for a while
-                        assert not books.owners
+                        assert not usage.owners
     finally:
         for p in sleepers:
             p.kill()

@@ -7,7 +7,7 @@ import pytest
 
 from oci_hook.core.gpu_page import gpu_page, head
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.ledger import slot_files, store
 from tests.cli.box import Install
 from tests.terms import changed

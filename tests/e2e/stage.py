@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from gpu_hook_simulator import driver_root
 from oci_hook.cli.main import cli
 from oci_hook.discovery import elf
-from oci_hook.engines import prefix as installs
+from oci_hook.install import prefix as installs
 from oci_hook.ledger import slot_files
 from scripts import tiny_image
 from tests.conftest import Runc

@@ -17,15 +17,15 @@ SATURATED_AT = 116  # of the slot's head
 def charged(p: Any, loads: list[Load], seconds: float, settle: float) -> list[tuple[float, float]]:
     """GPU time charged, in ns, and launches, of the tenant in each slot during the same span."""
 
-    def books() -> list[int]:
+    def charged() -> list[int]:
         return [struct.unpack_from("<Q", p.gpu.slot_file(i).read_bytes(), 40)[0] for i in range(len(loads))]
 
     for load in loads:
         load.ready()
     time.sleep(settle)
-    since, before = time.monotonic_ns(), books()
+    since, before = time.monotonic_ns(), charged()
     time.sleep(seconds)
-    until, after = time.monotonic_ns(), books()
+    until, after = time.monotonic_ns(), charged()
     time.sleep(0.1)
     return [(b - a, load.rate(since, until)) for a, b, load in zip(before, after, loads, strict=True)]
 

@@ -11,10 +11,10 @@ import pytest
 from oci_hook.config.settings import load, state_in_use
 from oci_hook.core import layout
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.discovery.save import save_inventory
-from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
+from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
 from oci_hook.linux.proc import boot_id, process_life

@@ -10,8 +10,8 @@ import pytest
 from oci_hook.config.settings import load, state_in_use
 from oci_hook.core import layout
 from oci_hook.discovery.save import save_inventory
-from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError, SettingsError
+from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit, state_owner
 from oci_hook.ledger import inventory, slot_files
 from tests.conftest import Install, make_inventory

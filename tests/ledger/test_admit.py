@@ -18,7 +18,7 @@ from oci_hook.core.gpu_page import SLOT_FILE_SIZE, gpu_page, head, tiers_of
 from oci_hook.core.grant import Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.layout import MARKER
-from oci_hook.core.pages import policy_page
+from oci_hook.core.policy_page import policy_page
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.discovery import tiers

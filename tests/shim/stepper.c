@@ -75,7 +75,7 @@ static void swept(u64 expected, unsigned k) {
             die("an ended process keeps a slot", k);
     if (used() != expected) {
         fprintf(stderr, "used %llu, expected %llu\n", used(), expected);
-        die("the books are wrong", k);
+        die("the account page is wrong", k);
     }
 }
 
@@ -260,7 +260,7 @@ int main(int argc, char **argv) {
                     die("the child did not go on", k);
             }
             if (take(1ull << 30) || used() != before + 5 * MIB)
-                die("the books are wrong after both went on", k);
+                die("the account page is wrong after both went on", k);
         }
         if (keep && atomic_load(&page->gpu[0].total) != total)
             die("the total was written", k);
@@ -279,7 +279,7 @@ int main(int argc, char **argv) {
                     die("the child did not go on", k);
             }
             if (take(room) || used() != 7 * MIB + 3 * MIB + room)
-                die("the books are wrong after both went on", k);
+                die("the account page is wrong after both went on", k);
             cuMemFree_v2(extra);
             extra = 0;
         }

@@ -16,9 +16,9 @@ from oci_hook.core import layout
 from oci_hook.discovery import elf
 from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
-from oci_hook.engines.prefix import PROGRAMS, SHIMS, STARTS
 from oci_hook.errors import GhError
 from oci_hook.install import own_path, settings_check
+from oci_hook.install.prefix import PROGRAMS, SHIMS, STARTS
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
 GLIBC_FLOOR = (2, 17)  # the oldest glibc of an image in which the shims must load

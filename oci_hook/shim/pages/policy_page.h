@@ -1,5 +1,5 @@
 /* The policy page tells the shim what its container may use. gpu-hook writes it on the host; containers only read it.
- * One page of 4096 bytes, little-endian, naturally aligned. Twin: oci_hook/core/pages.py; a test compares them.
+ * One page of 4096 bytes, little-endian, naturally aligned. Twin: oci_hook/core/policy_page.py; a test compares them.
  * seq is a seqlock: it is odd while the page is written, and a reader uses what it read only if seq was the same even
  * number before and after. With an unknown version, a short file or a bad magic the shim refuses device memory. */
 #ifndef GPU_HOOK_POLICY_PAGE_H

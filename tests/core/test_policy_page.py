@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core import pages
+from oci_hook.core import policy_page
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.terms import Terms
@@ -51,7 +51,7 @@ def example(count: int) -> tuple[Grant, Inventory]:
 
 def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
     grant, inventory = example(2)
-    (tmp_path / "page").write_bytes(pages.policy_page(grant, inventory, seq=6))
+    (tmp_path / "page").write_bytes(policy_page.policy_page(grant, inventory, seq=6))
     (tmp_path / "reader.c").write_text(READER)
     cc = [sys.executable, "-m", "ziglang", "cc"]
     subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
@@ -74,6 +74,6 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
 
 
 def test_a_page_is_one_page_up_to_its_last_gpu() -> None:
-    assert len(pages.policy_page(*example(0))) == len(pages.policy_page(*example(16))) == 4096
+    assert len(policy_page.policy_page(*example(0))) == len(policy_page.policy_page(*example(16))) == 4096
     with pytest.raises(ValueError, match="17 GPUs"):
-        pages.policy_page(*example(17))
+        policy_page.policy_page(*example(17))

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from oci_hook.config.settings import Settings, state_in_use
 from oci_hook.core import layout
-from oci_hook.core.pages import MAX_GPUS
-from oci_hook.engines.edits import locked, remove_empty
+from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.errors import GhError, NodeError, refuse
 from oci_hook.install import own_path, settings_edit, state_move, state_owner
+from oci_hook.install.files import locked, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
-from oci_hook.install.write import write
 from oci_hook.ledger import claims, store
 
 PACKAGE = Path(__file__).resolve().parent.parent

@@ -15,9 +15,9 @@ import pytest
 
 from oci_hook.config.settings import load
 from oci_hook.core import layout
-from oci_hook.engines import edits
-from oci_hook.engines import prefix as installs
 from oci_hook.errors import GhError
+from oci_hook.install import files
+from oci_hook.install import prefix as installs
 from oci_hook.linux import lock
 from tests.conftest import Bundle, Install, Runc
 
@@ -271,7 +271,7 @@ def test_no_other_user_can_keep_an_install_waiting(native: Path, hold: Callable[
 
 def test_whoever_holds_the_lock_is_named(place: Path, hold: Callable[..., int], monkeypatch: Any) -> None:
     lay(place)
-    monkeypatch.setattr(edits, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.0)
     monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
     pid = hold(place / installs.LOCK, 0)
     for act in (lambda: installs.lay(str(place)), lambda: installs.remove(str(place))):

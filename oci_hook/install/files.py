@@ -1,0 +1,49 @@
+"""Files and folders that commands change: replaced in one step, locked, removed where empty."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from oci_hook.errors import NodeError, refuse
+from oci_hook.linux.lock import lock_file
+
+LOCK_SECONDS = 60.0
+
+
+def write(file: str, text: str) -> None:
+    """Replace `file`, by rename; its mode is 0644 whatever the umask. Raises SettingsError GH-504."""
+    temporary = f"{file}.{os.getpid()}.new"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            with open(fd, "w", encoding="utf-8") as f:
+                f.write(text)
+                f.flush()
+                os.fchmod(f.fileno(), 0o644)
+                os.fsync(f.fileno())
+            os.rename(temporary, file)
+        except OSError:
+            os.unlink(temporary)
+            raise
+    except OSError as e:
+        raise refuse("GH-504", f"{file} cannot be written: {e.strerror}; run as root, or choose --prefix") from None
+
+
+def locked(path: str, code: str) -> int:
+    """A descriptor that holds this lock file. Raises OSError, and a SettingsError with `code` that names the holder if
+    it keeps the lock for LOCK_SECONDS."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return lock_file(path, fcntl.LOCK_EX)
+        except NodeError as e:
+            if time.monotonic() > end:
+                raise refuse(code, e.problems[0].message) from None
+
+
+def remove_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass
