@@ -12,7 +12,7 @@ from oci_hook.cli.main import SUMMARIES, cli
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference/cli.md"
 WIDTH = 120
-COMMON = ("--prefix DIR", "--json", "-h, --help")
+COMMON = ("--prefix DIR", "--json")
 HEAD = """# Commands
 
 What `gpu-hook COMMAND --help` says, for all commands. This page is written by `scripts/cli_page.py`.
@@ -49,7 +49,8 @@ def _sections(command: click.Command, context: click.Context, level: int) -> Ite
             assert part is not None
             yield from _sections(part, click.Context(part, parent=context, info_name=name), level + 1)
         return
-    options = [p for p in command.get_params(context) if isinstance(p, click.Option)]
+    # Not get_params(): it adds the help option, as the context that asked first in this process named it.
+    options = [p for p in command.params if isinstance(p, click.Option)]
     records = [record for p in options if (record := p.get_help_record(context))]
     lines = []
     for flags, text in records:
