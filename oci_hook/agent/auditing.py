@@ -10,7 +10,7 @@ from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.agent.protection import Protection
 from oci_hook.agent.response import Response
 from oci_hook.agent.sampler import GpuSample
-from oci_hook.core.gpu_page import guaranteed
+from oci_hook.core.gpu_page import promised
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.units import MIB
 from oci_hook.ledger.slot_files import read_gate
@@ -81,12 +81,13 @@ class Auditing:
         """What each container had of each GPU since the previous look."""
         node = self._node
         parties: dict[str, list[meter.Party]] = {}
+        grants = tuple(node.grants.values())
         for key, grant in node.grants.items():
             watched, rank = node.watched[key], CLASS_NUMBERS[grant.terms.priority_class]
             for share in grant.shares:
                 gate = watched.gates.get(share.uuid)
                 use = self.verdict.uses.get((key, share.uuid))
-                promise, stopped = guaranteed(grant, share), bool(grant.frozen or watched.stopped)
+                promise, stopped = promised(grant, share, grants), bool(grant.frozen or watched.stopped)
                 party = meter.Party(watched.meter(share.uuid), gate, use.busy if use else None, promise, rank, stopped)
                 parties.setdefault(share.uuid, []).append(party)
         now = time.monotonic()

@@ -36,6 +36,8 @@ class Cell:
         out = {"devices": gpu, "memory": memory}
         if share:
             out.update(compute=share, policy="fixed-share" if tenant.get("cap") else "burst-share")
+        if tenant.get("limit"):
+            out["compute-limit"] = tenant["limit"]
         if CLASSES[tenant.get("class", 1)]:
             out["class"] = CLASSES[tenant["class"]]
         return {f"gpu-hook.io/{k}": v for k, v in out.items()}
