@@ -117,6 +117,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
 /* Sleeps as the decision says. False: it was woken at once. The lock is held on entry and on return. */
 static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, bool plainly) {
     uint64_t step = d->until > now ? d->until - now : 0;
+    bool empty = g->view.slot[g->me].launched == g->view.slot[g->me].done;
     const uint32_t *word = NULL;
     uint32_t seen = 0;
     step = min64(step, STEP_MAX);
@@ -148,6 +149,8 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
     gate_count_clear(g, then);
     g->waiting--;
     g->full -= full;
+    if (empty && d->on == GH_ON_SLOT)
+        slot_held_for(&g->own_slot, d->slot, now, then);
     return then - now >= min64(step, 20 * GH_US);
 }
 
@@ -206,7 +209,8 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             tell_lower(g);
         }
         if (d.go) {
-            WORD_STORE_RELEASE(&g->own_slot.process->waiting, --g->entering);
+            g->entering--;
+            gate_show_waiting(g);
             if (!first)
                 slot_waited(&g->own_slot, (now - came) * g->scale);
             if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {

@@ -210,11 +210,13 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     find_running(g, now);
     uint64_t residue = gh_residue(&g->own, now);
     WORD_STORE_RELEASE(&record->residue, residue - min64(residue, prequeue_pending(g)));
+    uint64_t sure = gate_sure(g->own.inflight);
+    WORD_STORE_RELEASE(&record->uncharged, sure - (blocked ? min64(sure, prequeue_pending(g)) : 0));
     WORD_STORE_RELEASE(&record->done_at, g->done_at);
     WORD_STORE_RELEASE(&record->done, g->done);
     WORD_STORE_RELEASE(&record->launched, launched);
-    WORD_STORE_RELEASE(&record->held, g->holding + blocked);
-    WORD_STORE_RELEASE(&record->waiting, g->entering);
+    WORD_STORE_RELEASE(&record->held, (uint16_t)min64(g->holding + blocked, UINT16_MAX));
+    gate_show_waiting(g);
     WORD_STORE_RELEASE(&record->heartbeat, now);
     if (busy || was_busy || g->holding)
         WORD_STORE_RELEASE(&h->active_at, now);

@@ -138,6 +138,10 @@ struct gh_gate {
 };
 
 static inline struct gh_slot_head *gate_head(struct gh_gate *g) { return &g->own_slot.page->head; }
+/* How many threads are at the gate. */
+static inline void gate_show_waiting(struct gh_gate *g) {
+    WORD_STORE_RELEASE(&g->own_slot.process->waiting, (uint8_t)min64(g->entering, UINT8_MAX));
+}
 static inline bool gate_has_peers(const struct gh_gate *g) { return (g->view.present & ~(1ull << g->me)) != 0; }
 /* The part of an estimate that is not a guess: an unknown command counts as 0. */
 static inline uint64_t gate_sure(uint64_t estimate) {

@@ -39,6 +39,7 @@ struct gh_slot {
     uint64_t woke_at;     /* when it last had work again after an idle time longer than gh_rules.wake_idle */
     uint64_t v;           /* virtual time */
     uint64_t residue;     /* estimated GPU time until its launched work is done, as of the heartbeat */
+    uint64_t uncharged;   /* estimated GPU time of launched work that v does not contain yet */
     uint64_t epoch;       /* serial number of its last tenure (a time in which it has the GPU) */
     uint64_t start;       /* begin of that tenure */
     uint64_t end;         /* end of that tenure, which it moves to now when it yields */
