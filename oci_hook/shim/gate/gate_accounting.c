@@ -106,6 +106,17 @@ uint64_t gate_halted(const struct gh_gate *g, uint64_t since, uint64_t now) {
 
 /* ---- what we publish of us ---- */
 
+/* After how much time more than estimated a stream is overdue. A command of unknown cost that runs may just be long: each
+ * further one behind it doubles the time, or hundreds of long kernels would be launched before the first is known. */
+static uint64_t patience(const struct gh_gate *g, const struct track *k) {
+    if (!k->first || !g->marker[k->first - 1].started || g->marker[k->first - 1].estimate < GH_COST_UNKNOWN)
+        return STUCK_AFTER;
+    uint64_t unknown = k->batch_estimate / GH_COST_UNKNOWN;
+    for (unsigned n = k->first; n && unknown < 8; n = g->marker[n - 1].next)
+        unknown += g->marker[n - 1].estimate / GH_COST_UNKNOWN;
+    return min64(STUCK_AFTER << min64(unknown - 1, 7), GH_S);
+}
+
 /* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. Exception: it
  * may be behind launches made before counting began, which tell nothing of it nor of the tenant's gaps. */
 static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, uint64_t estimate, uint64_t now) {
@@ -115,7 +126,7 @@ static bool is_stuck(struct gh_gate *g, const struct track *k, uint64_t since, u
     }
     since = max64(since, k->done_at);
     since += gate_halted(g, since, now);
-    if (now - min64(since, now) < gate_sure(estimate) * g->contexts + STUCK_AFTER)
+    if (now - min64(since, now) < gate_sure(estimate) * g->contexts + patience(g, k))
         return false;
     g->stuck += k->batch_estimate;
     g->stuck_commands += k->batch;
@@ -267,6 +278,12 @@ void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge) {
     uint32_t cap = g->view.share[g->me].cap;
     while (cap && !__atomic_compare_exchange_n(credit, &old, cost_take(old, cap, g->view.rules.burst, now, charge),
                                                false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        ;
+}
+
+void gate_empty_bucket(struct gh_gate *g) {
+    uint64_t *credit = &gate_head(g)->credit, old = WORD_LOAD_RELAXED(credit), now = gate_now(g);
+    while (old < now && !__atomic_compare_exchange_n(credit, &old, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         ;
 }
 

@@ -43,7 +43,8 @@ struct marker {
     uint32_t count;
     uint16_t next;
     uint8_t timed, used;
-    uint8_t queued; /* the measured command was queued behind others, so its time contains no wait for the program */
+    uint8_t started; /* the measured command has begun to run */
+    uint8_t queued;  /* the measured command was queued behind others, so its time contains no wait for the program */
 };
 
 /* A cache: whether a kernel is a collective, by key. Two kernels may take turns in one place. */
@@ -185,6 +186,8 @@ void gate_count_clear(struct gh_gate *g, uint64_t now);
 /* Charges GPU time: to the virtual time, by weight; to the bucket of a cap. */
 void gate_raise_v(struct gh_gate *g, uint64_t charge);
 void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge);
+/* Nothing is saved up in the bucket from now on; what is owed stays. */
+void gate_empty_bucket(struct gh_gate *g);
 /* Commands of this process are done. waited: the part of the charge in which they only waited for other processes. */
 void gate_retire(struct gh_gate *g, uint64_t now, uint32_t count, uint64_t estimate, uint64_t charge, uint64_t waited);
 /* Of a command that has just ended after `elapsed`: our part of that time; *clean: nobody else had work meanwhile. */

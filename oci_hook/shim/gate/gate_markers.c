@@ -67,6 +67,7 @@ void markers_link(struct gh_gate *g, unsigned track, unsigned marker) {
     m->estimate = k->batch_estimate;
     m->submitted = k->first_at;
     m->next = 0;
+    m->started = 0;
     k->batch = 0;
     k->batch_estimate = 0;
     if (k->last)
@@ -115,7 +116,7 @@ void markers_poll(struct gh_gate *g) {
             struct marker *m = &g->marker[g->track[i].first - 1];
             CUcontext context = m->context;
             CUevent begin = m->begin, end = m->end;
-            bool timed = m->timed;
+            bool timed = m->timed, started = m->started || !timed || m->estimate < GH_COST_UNKNOWN;
             gh_unlock(&g->lock);
             CUcontext before = NULL;
             float ms = -1;
@@ -127,13 +128,17 @@ void markers_poll(struct gh_gate *g) {
                 r = REAL(cuEventQuery)(end);
                 if (r == CUDA_SUCCESS && timed && REAL(cuEventElapsedTime)(&ms, begin, end))
                     ms = -1;
+                if (r == CUDA_ERROR_NOT_READY && !started)
+                    started = REAL(cuEventQuery)(begin) == CUDA_SUCCESS;
                 REAL(cuThreadExchangeStreamCaptureMode)(&mode);
                 if (pushed)
                     REAL(cuCtxPopCurrent_v2)(&before);
             }
             gh_lock(&g->lock);
-            if (r == CUDA_ERROR_NOT_READY)
+            if (r == CUDA_ERROR_NOT_READY) {
+                m->started = started;
                 break;
+            }
             /* After any other answer, too, nothing more can be learned from this event. */
             unsigned marker = g->track[i].first;
             g->track[i].first = m->next;

@@ -36,6 +36,8 @@ void gate_read_page(struct gh_gate *g) {
         for (unsigned k = 0; k < GH_SLOTS; k++) {
             if (k == g->me && !(copy.present >> k & 1))
                 continue; /* our grant has ended, but our processes still run: keep what we know */
+            if (k == g->me && g->own_slot.page && !g->view.share[k].cap && copy.slot[k].share.cap)
+                gate_empty_bucket(g); /* time without a cap saves up nothing */
             g->view.share[k] = copy.slot[k].share;
             if (g->view.share[k].cap > GH_PPM)
                 g->view.share[k].cap = GH_PPM;

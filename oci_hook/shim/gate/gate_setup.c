@@ -49,7 +49,11 @@ static struct gh_gate *make_gate(const struct gh_gpu_policy *policy, uint32_t cl
         munmap(g, sizeof *g);
         return NULL;
     }
-    uint64_t now = gate_now(g);
+    uint64_t now = gate_now(g), never = 0;
+    /* A container has saved up no GPU time before its first process; a process that ended leaves what it did not pay. */
+    __atomic_compare_exchange_n(&gate_head(g)->credit, &never, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    if (g->own_slot.unpaid)
+        gate_take_credit(g, now, (int64_t)min64(g->own_slot.unpaid, 10 * GH_S));
     g->looked = g->view.seen = g->needed_at = now;
     g->seen[0] = (struct seen){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1};
     g->contexts = 1;

@@ -87,6 +87,7 @@ static void at_exit(void) {
         g->stop = 1;
         g->pacer_word++;
         syscall(SYS_futex, &g->pacer_word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+        gate_take_credit(g, gate_now(g), (int64_t)min64(slot_unpaid(g->own_slot.process), 10 * GH_S));
         __atomic_store_n(&g->own_slot.process->launched, g->own_slot.process->done, __ATOMIC_RELEASE);
         if (g->tenure)
             gate_yield(g, gate_now(g));

@@ -137,6 +137,13 @@ static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
                                                          __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
+uint64_t slot_unpaid(const struct gh_slot_process *record) {
+    uint64_t from = WORD_LOAD_RELAXED(&record->done_at), to = WORD_LOAD_RELAXED(&record->heartbeat);
+    uint64_t paid = WORD_LOAD_RELAXED(&record->uncharged) % GH_S; /* commands of unknown cost stand in it with GH_S */
+    bool work = WORD_LOAD_RELAXED(&record->launched) != WORD_LOAD_RELAXED(&record->done);
+    return work && to > from && to - from > paid ? to - from - paid : 0;
+}
+
 static void take(struct slot_own *own) {
     struct gh_slot_head *head = &own->page->head;
     uint64_t since = real_now();
@@ -151,6 +158,7 @@ static void take(struct slot_own *own) {
             continue;
         own->inherited = WORD_LOAD_RELAXED(&record->owner) &&
                          WORD_LOAD_RELAXED(&record->launched) != WORD_LOAD_RELAXED(&record->done);
+        own->unpaid = own->inherited ? slot_unpaid(record) : 0;
         WORD_STORE_RELEASE(&record->owner, 0);
         WORD_STORE_RELEASE(&record->launched, 0);
         WORD_STORE_RELEASE(&record->done, 0);

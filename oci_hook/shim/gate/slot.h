@@ -28,6 +28,7 @@ struct slot_own {
     bool locked;           /* result of the last try for that lock */
     uint64_t wake_at;      /* too many threads sleep on our word: not woken before this */
     bool inherited;        /* the last owner of our record ended with work in flight */
+    uint64_t unpaid;       /* GPU time of that work which nobody has charged */
     struct slot_file file; /* other containers see its locks, and can put read locks in their way */
 };
 
@@ -41,6 +42,9 @@ void slot_keep(struct slot_own *own);
 bool slot_may_lock(const struct slot_own *own);
 void slot_lock(struct slot_own *copy);
 void slot_locked(struct slot_own *own, const struct slot_own *copy);
+/* GPU time that a process which has ended, or ends now, may have had with its work in flight and that no cap was charged.
+ * Its last sign of life is a few hundred microseconds before its end, unless it was stopped. */
+uint64_t slot_unpaid(const struct gh_slot_process *record);
 /* Wakes up to GH_WAKES threads that sleep on our word. Others look again when their sleep ends. */
 void slot_wake(struct slot_own *own);
 /* A launch has waited at the gate for `ns` of real time. */
