@@ -4,10 +4,8 @@ A container counts in its own slot file how long it was held for each other one,
 (core/slot_page.py, Gate.held_for). Held time is honest where the other one had the GPU: that explains it. So one look
 suspects container X if
 
-- a witness W on the same GPU was short: of the time in which it wanted the GPU, had or held, it had less than SHORT of its
-  share by weight among all of its class that are granted there, as if all of them had wanted work;
-- most of what W was held for is explained by no GPU time of those that it names; and X is one of those that take the
-  largest part of the unexplained time;
+- a witness W on the same GPU was held for a quarter of the time or more in which no GPU time of those that it names
+  explains it; and X is one of those that take the largest part of that;
 - X's slot shows work, or a claim that it did not show at the look before;
 - X is of W's class or a lower one: a higher class may keep a lower one out.
 
@@ -27,10 +25,8 @@ from oci_hook.core.slot_page import Gate
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.value import Value
 
-SHORT = 0.75  # of its share
-WANTED = 0.25  # of the time between two looks: who wanted the GPU for less is no witness
-UNEXPLAINED = 0.5  # of the time that the witness was held
-LEAST = 0.05  # of the time between two looks that X's part must be
+WASTED = 0.25  # of the time between two looks: who was held for less, without an explanation, is no witness
+LEAST = 0.05  # the same of one container's part
 IDLE = 10  # per cent busy, up to which a GPU needs no process that explains it
 DOUBT = 0.15  # of the GPU's time that NVML may have missed, for all containers together
 
@@ -123,10 +119,10 @@ def _accused(w: Party, before: Party, there: list[Party], had: dict[int, float],
     own = max(had[w.slot], _charged(w, before, took))
     total = sum(said.values())
     held = min(total, took - own)
-    if not held or own + held < WANTED * took or own >= SHORT * _share(w, there) * (own + held):
+    if held <= 0:
         return {}
     rest = {slot: max(0.0, seconds * held / total - had[slot]) for slot, seconds in said.items() if seconds}
-    if sum(rest.values()) < UNEXPLAINED * held:
+    if sum(rest.values()) < WASTED * took:
         return {}
     most = max(rest.values())
     return {slot: said[slot] * held / total for slot, seconds in rest.items() if seconds >= max(most / 4, LEAST * took)}

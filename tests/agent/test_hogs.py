@@ -77,6 +77,11 @@ def test_a_liar_whose_slot_rests_at_the_look_but_claims_between() -> None:
     assert second_look(Tenant(1).step(0.1, {2: 4.8}), liar) == ["t2"]
 
 
+def test_a_liar_that_keeps_to_its_share_wastes_it() -> None:
+    """The neighbour has its half, and is held for the other half, which nobody uses."""
+    assert second_look(Tenant(1).step(2.5, {2: 2.4}), Tenant(2).step(0)) == ["t2"]
+
+
 def test_an_offline_liar_before_an_online_container() -> None:
     online, liar = Tenant(1, rank=2).step(0.5, {2: 2.0}), Tenant(2, rank=0).step(0)
     assert second_look(online, liar) == ["t2"]
