@@ -42,7 +42,7 @@ static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t no
     own->held_since = gh_held_since(own, d, now);
     if (d->claim && d->probe_until)
         own->probed_at = now;
-    g->memory.mode = d->mode;
+    usage_set_turns(&g->usage, d->mode == GH_ROTATE);
 }
 
 struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost) {

@@ -10,7 +10,7 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     uint32_t cap = peers_share(&g->peers)->cap, others = peers_look(&g->peers, now);
     if (!cap && peers_share(&g->peers)->cap)
         usage_cap_begins(&g->usage, now);
-    usage_looked(&g->usage, now, others, inflight_halted(&g->inflight), g->memory.mode == GH_ROTATE);
+    usage_looked(&g->usage, now, others, inflight_halted(&g->inflight));
 }
 
 /* ---- our own slot ---- */

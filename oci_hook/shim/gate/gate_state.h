@@ -24,7 +24,6 @@ struct gate_threads {
 struct gate_memory {
     struct gh_own own; /* only what concerns the decisions themselves */
     struct gh_gaps gaps;
-    uint8_t mode;
 };
 
 /* The thread that looks for finished commands: pacer.c. */

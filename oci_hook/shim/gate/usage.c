@@ -19,14 +19,14 @@ static const struct usage_look *last_look(const struct usage *u) { return &u->lo
 
 uint32_t usage_contexts(const struct usage *u) { return last_look(u)->contexts; }
 
-void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted, bool turns) {
+void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted) {
     const struct usage_look *last = last_look(u);
     uint64_t each = (now - last->at) / last->contexts;
     uint32_t ours = u->siblings + 1, contexts = ours + others;
     struct usage_look next = {.at = now, .mine = last->mine, .contexts = contexts};
     if (!halted)
         next.mine += each;
-    if (turns && last->contexts > ours)
+    if (u->turns && last->contexts > ours)
         u->busy_lost += each * (last->contexts - ours);
     if (contexts > 1)
         next.clear_at = UINT64_MAX;

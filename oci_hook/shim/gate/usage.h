@@ -31,6 +31,7 @@ struct usage {
     struct usage_look look[USAGE_LOOKS];
     uint64_t looks;
     uint32_t siblings; /* other processes of the container that have work */
+    bool turns;        /* the tenants take turns */
     /* duty: time that was clear, that is without work of others, and the charge in it, so far and when we became idle */
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle;
     uint64_t counted_at, counted_charge;
@@ -44,9 +45,10 @@ void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now);
 
 /* ---- our part of the time ---- */
 
-/* The other slots were read. others: processes there with work; halted: none of our own work could run until now;
- * turns: the tenants take turns. */
-void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted, bool turns);
+/* The other slots were read. others: processes there with work; halted: none of our own work could run until now. */
+void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted);
+/* From now on the tenants take turns, or fill each other's gaps. */
+static inline void usage_set_turns(struct usage *u, bool turns) { u->turns = turns; }
 static inline void usage_set_siblings(struct usage *u, uint32_t siblings) { u->siblings = siblings; }
 static inline uint32_t usage_siblings(const struct usage *u) { return u->siblings; }
 /* How many processes share the GPU, with this one, at the last look. */
