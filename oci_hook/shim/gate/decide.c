@@ -34,7 +34,7 @@ void gh_rules_default(struct gh_rules *rules) {
         .starve = 200 * GH_MS,
         .distrust = GH_S,
         .distrust_max = 64 * GH_S,
-        .burst = 4 * GH_MS,
+        .burst = 6 * GH_MS,
     };
 }
 

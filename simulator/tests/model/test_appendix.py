@@ -46,7 +46,8 @@ def test_cap_alone(cap: int, kernel: int, policy: str) -> None:
 def test_caps_that_fill_the_gpu_lose_the_handover(cap: int, policy: str) -> None:
     for kernel in (80, 1500, 5000):
         row = figure(f"cap-{cap}-{kernel}us-beside", policy)
-        assert -2.5 <= row["cap_error_points"] <= 0.5
+        least = -2.5 if policy == "learned" else -3.5  # the bucket saves up 6 ms of a wait for the other's turn
+        assert least <= row["cap_error_points"] <= 0.5
         assert row["share_error_points"] <= 1
 
 
