@@ -59,6 +59,22 @@ static void open_alone(void) {
     MUST(d.go && d.mode == GH_OPEN);
 }
 
+/* Alone for now, a tenant queues no more than 20 ms of work, so that who comes next has its part soon. */
+static void little_is_queued_while_others_may_come(void) {
+    tenant(0, 1, 100);
+    own.inflight = 19 * GH_MS;
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    struct gh_decision d = gh_decide(&gpu, 0, &own, now, 2 * GH_MS);
+    MUST(!d.go && !d.held && d.mode == GH_OPEN && d.on == GH_ON_OWN_DONE && d.until <= now + 200 * GH_US);
+    own.inflight = 5 * GH_MS; /* the running command is nearly done */
+    MUST(gh_decide(&gpu, 0, &own, now, 300 * GH_MS).go);
+    own.inflight = 3 * GH_COST_UNKNOWN + 19 * GH_MS; /* up to four commands of unknown cost */
+    MUST(gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
+    own.inflight += GH_COST_UNKNOWN;
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
+}
+
 static void guarded_after_company(void) {
     tenant(0, 1, 100);
     tenant(1, 1, 100);
@@ -463,6 +479,7 @@ static const struct {
 } all[] = {
 #define N(x) {#x, x}
     N(open_alone),
+    N(little_is_queued_while_others_may_come),
     N(guarded_after_company),
     N(long_ones_queue_behind_an_end),
     N(rotate_by_least_v),

@@ -206,7 +206,7 @@ static void any_neighbours(void) {
         !gpu.share[me].freeze && !higher && !lower &&
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
     if (free_ && !equals)
-        CHECK(14, d.go && d.mode == GH_OPEN); /* I4 */
+        CHECK(14, d.mode == GH_OPEN && (d.go || !empty)); /* I4 */
     if (free_ && empty && !~(peers.ignored | 1ull << me) && own.peers)
         CHECK(17, d.go); /* who ignores all equals waits for none */
 

@@ -127,7 +127,7 @@ static void dead(const struct gh_rules *rules) {
     int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
     for (int withheld = 0; withheld < 2; withheld++) {
         page.process[0].heartbeat++;
-        page.process[0].withheld = (uint32_t)withheld;
+        page.process[0].withheld = (uint8_t)withheld;
         HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
         HOLD(!look(&peer, rules).ended && slot_may_ask(&peer) == !withheld);
         struct slot_peer copy = peer;

@@ -46,7 +46,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     HOLD(!memcmp(&s, &same, sizeof s) && contexts == again); /* I15; the struct has no padding (gpu_view.h) */
     HOLD(size == GH_SLOT_FILE_SIZE || (!s.heartbeat && !s.v && !contexts));
     HOLD(contexts <= GH_SLOT_PROCESSES && (contexts > 0) == (s.launched != s.done));
-    HOLD(s.duty <= GH_PPM && s.residue <= GH_SLOT_PROCESSES * GH_S && !s.ended);
+    HOLD(s.duty <= GH_PPM && s.residue <= GH_SLOT_PROCESSES * GH_S && s.uncharged <= GH_SLOT_PROCESSES * GH_S &&
+         !s.ended);
     gh_rules_default(&gpu.rules);
     gpu.present = 3;
     gpu.seen = now;

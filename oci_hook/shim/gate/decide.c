@@ -2,6 +2,8 @@
 
 #include "pages/arithmetic.h"
 
+#define UNKNOWN_MOST 4 /* commands of unknown cost in flight while nobody else is active */
+
 #define EACH_SLOT(mask, i) \
     for (uint64_t left_ = (mask), i = 0; left_ && ((i = (uint64_t)__builtin_ctzll(left_)), 1); left_ &= left_ - 1)
 
@@ -11,6 +13,7 @@ void gh_rules_default(struct gh_rules *rules) {
     *rules = (struct gh_rules){
         .window = GH_MS,
         .window_guarded = 200 * GH_US,
+        .window_open = 20 * GH_MS,
         .quantum = 10 * GH_MS,
         .tenure_min = 2 * GH_MS,
         .tenure_sum = 100 * GH_MS,
@@ -349,6 +352,17 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     return wait_for(d, GH_ON_SLOT, p, max64(until, add64(now, r->pacer_min))); /* no slot's content can make me spin */
 }
 
+/* Whether a command may be queued behind `left` ns of work while nobody else was active recently. A tenant that comes
+ * later is time-sliced against what is queued. Commands of unknown cost, for which `left` has GH_COST_UNKNOWN each, are
+ * counted apart. */
+static int fits_open(const struct gh_rules *r, uint64_t left, uint64_t cost) {
+    int unknown = cost >= GH_COST_UNKNOWN;
+    if (left / GH_COST_UNKNOWN + (uint64_t)unknown > UNKNOWN_MOST)
+        return 0;
+    return unknown || left % GH_COST_UNKNOWN <= r->window_open / 4 ||
+           add64(left % GH_COST_UNKNOWN, cost) <= r->window_open;
+}
+
 struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,
                              uint64_t cost) {
     const struct gh_rules *r = &gpu->rules;
@@ -385,8 +399,12 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
         d.held = 1;
         return wait_for(d, GH_ON_SLOT, (unsigned)__builtin_ctzll(o.lower), drain);
     }
-    if (!o.contended && !o.registered)
+    if (!o.contended && !o.registered && (empty || fits_open(r, gh_residue(own, now), cost)))
         return go(d, GH_OPEN);
+    if (!o.contended && !o.registered) {
+        d.mode = GH_OPEN;
+        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, r->window_open)));
+    }
     return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
 }
 
@@ -423,21 +441,26 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
      * got no processor; the peers did not cause that. */
     uint64_t t = p->counted_at ? min64(age64(now, p->counted_at), r->recheck + GH_MS) : 0;
     struct crowd c = crowd_of(gpu, me, now, 0);
-    uint64_t all = 0, others = c.weights - weight_of(&gpu->share[me]);
-    uint64_t spare = t - t * PART_SAFE / 1000 * weight_of(&gpu->share[me]) / c.weights;
     const struct gh_slot *mine = &gpu->slot[me];
     uint64_t waited = mine->launched == mine->done ? min64(t, age64(now, mine->idle_since)) : 0;
+    uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0;
     p->counted_at = now;
-    EACH_SLOT (gpu->present & ~(1ull << me), i)
-        all += gpu->share[i].class_ == gpu->share[me].class_ ? weight_of(&gpu->share[i]) : 0;
+    /* Who has a part: the peers that want the GPU, and those that still owe something. */
+    EACH_SLOT (gpu->present & ~(1ull << me), i) {
+        if (gpu->share[i].class_ != gpu->share[me].class_)
+            continue;
+        int has_part = (c.mask >> i & 1) || p->beyond[i] > 0;
+        parts |= (uint64_t)has_part << i;
+        weights += has_part ? weight_of(&gpu->share[i]) : 0;
+        all += weight_of(&gpu->share[i]);
+    }
+    uint64_t spare = t - t * PART_SAFE / 1000 * own / (own + weights);
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_)
             continue;
         uint64_t weight = weight_of(&gpu->share[i]), tenure = tenure_of(gpu, &c, (unsigned)i);
-        if (c.mask >> i & 1)
-            p->beyond[i] -= (int64_t)(spare * weight / others);
-        else if (p->beyond[i] > 0) /* an old cost is forgotten after some seconds */
-            p->beyond[i] -= (int64_t)min64(t / 128, (uint64_t)p->beyond[i]);
+        if (parts >> i & 1)
+            p->beyond[i] -= (int64_t)(spare * weight / weights);
         if (last && !last->go && last->blame == i)
             p->beyond[i] += (int64_t)waited;
         judge(p, (unsigned)i, (int64_t)(r->patience * weight / all + tenure),

@@ -84,9 +84,10 @@ uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
  * the tenant's longest recent command.
  *
  * In time t a tenant of weight w, in a crowd of weight W that wants the GPU, may be kept waiting for t x (1 - 0.95 w/W).
- * Each peer of the crowd has its part of that by weight. A peer that took rules.patience more than its part is ignored
- * until it took half of that. So peers that write anything leave the tenant 0.95 w/W of the time, less rules.patience
- * and `longest` for each of them, once. */
+ * Each peer of the crowd has its part of that by weight; a peer that has cost more and is idle now counts to the crowd
+ * until its parts make up for that. A peer that has cost rules.patience (by weight) and a tenure too much is ignored until
+ * half of that is made up for. So peers that write anything leave the tenant 0.95 w/W of the time, less these amounts
+ * once. After a long command of its own, as long a wait is no cost. */
 void gh_peers_count(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
                     uint64_t now, uint64_t longest);
 

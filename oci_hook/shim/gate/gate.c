@@ -81,14 +81,18 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
     own.idle = g->launched - g->done == g->stuck_commands;
     if (g->view.share[g->me].cap)
         own.bucket = cost_bucket(WORD_LOAD_RELAXED(&h->credit), g->view.share[g->me].cap, g->view.rules.burst, now);
+    uint64_t ignorings = g->peers.ignorings;
+    gh_peers_count(&g->peers, &g->view, g->me, g->asked ? &g->last : NULL, now, g->long_one);
+    if (g->peers.ignorings != ignorings)
+        __atomic_add_fetch(&h->ignorings, 1, __ATOMIC_RELAXED);
+    own.peers = &g->peers;
     struct gh_decision d = gh_decide(&g->view, g->me, &own, now, cost);
-    if (d.distrust_until != g->own.distrust_until)
-        __atomic_add_fetch(&h->distrusts, 1, __ATOMIC_RELAXED);
-    g->own.distrust_until = d.distrust_until;
-    g->own.distrust_for = d.distrust_for;
+    if (d.mode == GH_DRAIN)
+        gh_peers_drain(&g->peers, &g->view, g->me, now);
+    g->last = d;
+    g->asked = true;
     g->own.ahead = d.ahead;
     g->mode = d.mode;
-    g->own.held_since = gh_held_since(&g->own, &d, now);
     uint8_t by = d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1);
     if (WORD_LOAD_RELAXED(&h->mode) != d.mode || WORD_LOAD_RELAXED(&h->mode_by) != by) {
         WORD_STORE_RELEASE(&h->mode, d.mode);
@@ -117,6 +121,7 @@ static struct gh_decision ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
 /* Sleeps as the decision says. False: it was woken at once. The lock is held on entry and on return. */
 static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, bool plainly) {
     uint64_t step = d->until > now ? d->until - now : 0;
+    bool empty = g->view.slot[g->me].launched == g->view.slot[g->me].done;
     const uint32_t *word = NULL;
     uint32_t seen = 0;
     step = min64(step, STEP_MAX);
@@ -148,6 +153,8 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
     gate_count_clear(g, then);
     g->waiting--;
     g->full -= full;
+    if (empty && d->blame < GH_SLOTS)
+        slot_held_for(&g->own_slot, d->blame, now, then);
     return then - now >= min64(step, 20 * GH_US);
 }
 
@@ -206,7 +213,8 @@ static bool admit(struct gh_gate *g, uint64_t key, CUcontext context, CUstream s
             tell_lower(g);
         }
         if (d.go) {
-            WORD_STORE_RELEASE(&g->own_slot.process->waiting, --g->entering);
+            g->entering--;
+            gate_show_waiting(g);
             if (!first)
                 slot_waited(&g->own_slot, (now - came) * g->scale);
             if (d.mode == GH_OPEN && !g->view.share[g->me].cap && g->launched == g->done && !anybody_awake(g)) {

@@ -32,7 +32,7 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     const struct seen *last = last_seen(g);
     struct seen next = {.at = now, .contexts = contexts, .mine = last->mine};
     if (!g->halted)
-        next.mine += (now - last->at) / last->contexts;
+        next.mine += gh_sliced(now - last->at, last->contexts);
     if (g->mode == GH_ROTATE && last->contexts > g->siblings + 1)
         g->busy_lost += (now - last->at) / last->contexts * (last->contexts - 1 - g->siblings);
     if (contexts > 1)
@@ -78,8 +78,8 @@ uint64_t gate_own_part(const struct gh_gate *g, uint64_t now, uint64_t elapsed, 
     *clean = then->clear_at <= begin;
     if (now <= begin)
         return elapsed;
-    uint64_t until = last->mine + (g->halted ? 0 : (now - min64(last->at, now)) / last->contexts);
-    uint64_t from = then->mine + (begin - min64(then->at, begin)) / then->contexts;
+    uint64_t until = last->mine + (g->halted ? 0 : gh_sliced(now - min64(last->at, now), last->contexts));
+    uint64_t from = then->mine + gh_sliced(begin - min64(then->at, begin), then->contexts);
     return min64(until > from ? until - from : 0, elapsed);
 }
 
@@ -210,11 +210,13 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     find_running(g, now);
     uint64_t residue = gh_residue(&g->own, now);
     WORD_STORE_RELEASE(&record->residue, residue - min64(residue, prequeue_pending(g)));
+    uint64_t sure = gate_sure(g->own.inflight);
+    WORD_STORE_RELEASE(&record->uncharged, sure - (blocked ? min64(sure, prequeue_pending(g)) : 0));
     WORD_STORE_RELEASE(&record->done_at, g->done_at);
     WORD_STORE_RELEASE(&record->done, g->done);
     WORD_STORE_RELEASE(&record->launched, launched);
-    WORD_STORE_RELEASE(&record->held, g->holding + blocked);
-    WORD_STORE_RELEASE(&record->waiting, g->entering);
+    WORD_STORE_RELEASE(&record->held, (uint16_t)min64(g->holding + blocked, UINT16_MAX));
+    gate_show_waiting(g);
     WORD_STORE_RELEASE(&record->heartbeat, now);
     if (busy || was_busy || g->holding)
         WORD_STORE_RELEASE(&h->active_at, now);

@@ -84,6 +84,9 @@ struct gh_gate {
     /* what gh_decide sees */
     struct gh_gpu view;
     struct gh_own own;
+    struct gh_peers peers;
+    struct gh_decision last; /* if `asked` */
+    bool asked;
     struct gh_gaps gaps;
     uint64_t looked;
     uint32_t siblings; /* other processes of the container that have work */
@@ -138,6 +141,10 @@ struct gh_gate {
 };
 
 static inline struct gh_slot_head *gate_head(struct gh_gate *g) { return &g->own_slot.page->head; }
+/* How many threads are at the gate. */
+static inline void gate_show_waiting(struct gh_gate *g) {
+    WORD_STORE_RELEASE(&g->own_slot.process->waiting, (uint8_t)min64(g->entering, UINT8_MAX));
+}
 static inline bool gate_has_peers(const struct gh_gate *g) { return (g->view.present & ~(1ull << g->me)) != 0; }
 /* The part of an estimate that is not a guess: an unknown command counts as 0. */
 static inline uint64_t gate_sure(uint64_t estimate) {

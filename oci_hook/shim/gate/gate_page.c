@@ -42,6 +42,8 @@ void gate_read_page(struct gh_gate *g) {
             if (!(copy.present >> k & 1) || g->born[k] != copy.slot[k].born) {
                 slot_close(&g->peer[k]);
                 g->view.slot[k] = (struct gh_slot){0};
+                g->peers.beyond[k] = 0;
+                g->peers.drained[k] = 0;
             }
             g->born[k] = copy.slot[k].born;
         }

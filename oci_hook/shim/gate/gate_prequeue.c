@@ -15,6 +15,7 @@
 
 enum { DEVICEMAP = 2, EQUAL = 1 };
 #define PAGE 4096u
+#define LONGEST (700 * GH_US) /* a command that may be put behind a word; for a longer one the pause costs little */
 
 struct calls {
     CUresult (*attach)(void *, size_t, unsigned);
@@ -52,7 +53,7 @@ bool prequeue_allows(struct gh_gate *g, const struct gh_decision *d, CUcontext c
         window >= r->window || g->launched - g->done != 1 || prequeue_waits(g) || cost->collective)
         return false;
     /* A shorter command fits into the window; for a longer one, the pause before it costs little. */
-    if (estimate <= window || estimate > r->drain_max)
+    if (estimate <= window || estimate > LONGEST)
         return false;
     struct prequeue *f = prequeue_of(g, context);
     unsigned track = f && !f->without ? markers_track(g, context, stream) : 0;

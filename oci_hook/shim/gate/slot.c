@@ -157,9 +157,10 @@ static void take(struct slot_own *own) {
         WORD_STORE_RELEASE(&record->done_at, 0);
         WORD_STORE_RELEASE(&record->heartbeat, 0);
         WORD_STORE_RELEASE(&record->residue, 0);
+        WORD_STORE_RELEASE(&record->uncharged, 0);
         WORD_STORE_RELEASE(&record->held, 0);
         WORD_STORE_RELEASE(&record->waiting, 0);
-        WORD_STORE_RELEASE(&record->withheld, withheld);
+        WORD_STORE_RELEASE(&record->withheld, (uint8_t)withheld);
         WORD_STORE_RELEASE(&record->pid, (uint32_t)syscall(SYS_getpid));
         WORD_STORE_RELEASE(&record->owner, own->generation);
         uint32_t top = WORD_LOAD_RELAXED(&head->top);
@@ -290,16 +291,25 @@ void slot_waited(struct slot_own *own, uint64_t ns) {
     __atomic_add_fetch(&own->page->head.waited, ns, __ATOMIC_RELAXED);
 }
 
-void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now) {
-    uint64_t last = WORD_LOAD_RELAXED(&own->page->head.wanted_at);
-    if (now > GH_WANTED_STEP && since < now - GH_WANTED_STEP)
-        since = now - GH_WANTED_STEP;
+/* Counts the time from `since` to `now` in *sum, less what processes of the container have counted there: up to *at. */
+static void count(uint64_t *sum, uint64_t *at, uint64_t since, uint64_t now) {
+    uint64_t last = WORD_LOAD_RELAXED(at);
+    if (now > GH_COUNT_STEP && since < now - GH_COUNT_STEP)
+        since = now - GH_COUNT_STEP;
     while (last < now)
-        if (__atomic_compare_exchange_n(&own->page->head.wanted_at, &last, now, false, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED)) {
-            __atomic_add_fetch(&own->page->head.wanted, now - (last > since ? last : since), __ATOMIC_RELAXED);
+        if (__atomic_compare_exchange_n(at, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+            __atomic_add_fetch(sum, now - (last > since ? last : since), __ATOMIC_RELAXED);
             return;
         }
+}
+
+void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now) {
+    count(&own->page->head.wanted, &own->page->head.wanted_at, since, now);
+}
+
+void slot_held_for(struct slot_own *own, unsigned slot, uint64_t since, uint64_t now) {
+    if (slot < GH_SLOTS)
+        count(&own->page->head.held_for[slot], &own->page->head.held_at, since, now);
 }
 
 /* ---- the others' ---- */

@@ -8,7 +8,8 @@
 #include "process/atomics.h"
 
 #define GH_WAKES 64
-#define GH_WANTED_STEP (20 * GH_MS) /* a process that did not run for longer than this did not want the GPU meanwhile */
+/* A process that did not run for longer than this did not want the GPU meanwhile, nor was it held at the gate. */
+#define GH_COUNT_STEP (20 * GH_MS)
 
 /* A descriptor of ours. The program may have closed it, and opened another file with the same number. */
 struct slot_file {
@@ -44,9 +45,10 @@ void slot_locked(struct slot_own *own, const struct slot_own *copy);
 void slot_wake(struct slot_own *own);
 /* A launch has waited at the gate for `ns` of real time. */
 void slot_waited(struct slot_own *own, uint64_t ns);
-/* Counts the time from `since` (at most GH_WANTED_STEP ago) to `now`, in which there was work to do. Time that another
- * process has counted is not counted again. */
+/* Counts the time from `since` (at most GH_COUNT_STEP ago) to `now`: in which there was work to do; in which the
+ * container in `slot` held us at the gate. Time that another process of ours has counted is not counted again. */
 void slot_wanted(struct slot_own *own, uint64_t since, uint64_t now);
+void slot_held_for(struct slot_own *own, unsigned slot, uint64_t since, uint64_t now);
 
 struct slot_peer {
     uint64_t born; /* `born` of the grant for which it was opened */

@@ -39,7 +39,7 @@ struct gh_slot {
     uint64_t woke_at;     /* when it last had work again after an idle time longer than gh_rules.wake_idle */
     uint64_t v;           /* virtual time */
     uint64_t residue;     /* estimated GPU time until its launched work is done, as of the heartbeat */
-    uint64_t uncharged;   /* estimated GPU time of launched commands that are not charged to v yet */
+    uint64_t uncharged;   /* estimated GPU time of launched work that v does not contain yet */
     uint64_t epoch;       /* serial number of its last tenure (a time in which it has the GPU) */
     uint64_t start;       /* begin of that tenure */
     uint64_t end;         /* end of that tenure, which it moves to now when it yields */
@@ -58,6 +58,7 @@ struct gh_slot {
 struct gh_rules {
     uint64_t window;         /* how much GPU time may be in flight beside tenants of the same class */
     uint64_t window_guarded; /* the same while a tenant of a higher class is on the GPU */
+    uint64_t window_open;    /* the same while nobody else was active recently, for commands that are counted */
     uint64_t quantum;        /* mean tenure */
     uint64_t tenure_min;
     uint64_t tenure_sum;    /* bound for the sum of the tenures of all tenants that want the GPU */
