@@ -191,9 +191,9 @@ static void run(const struct config *config, const char *name, int alone_too) {
     print_samples("low_free", &sim.low_free);
     print_samples("release", &sim.release);
     printf(",\"violations\":{\"v_went_back\":%" PRIu64 ",\"late_low_submit\":%" PRIu64 ",\"late_release\":%" PRIu64
-           ",\"no_progress\":%" PRIu64 ",\"ignored\":%" PRIu64 ",\"cap_exceeded\":%" PRIu64 "}}\n",
+           ",\"no_progress\":%" PRIu64 ",\"cap_exceeded\":%" PRIu64 "},\"ignored\":%" PRIu64 "}\n",
            sim.violations.v_went_back, sim.violations.late_low_submit, sim.violations.late_release,
-           sim.violations.no_progress, sim.violations.ignored, sim.violations.cap_exceeded);
+           sim.violations.no_progress, sim.violations.cap_exceeded, sim.ignored);
     fflush(stdout);
     sim_release(&sim);
 }

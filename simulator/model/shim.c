@@ -177,10 +177,11 @@ int shim_gate(struct sim *sim, unsigned i, int first) {
     }
     t->view.slot[i] = *s;
     uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
+    uint64_t ignorings = t->peers.ignorings;
     gh_peers_count(&t->peers, &t->view, i, t->asked_once ? &t->decision : NULL, now, t->longest_charge);
     t->own.peers = &t->peers;
     struct gh_decision d = gh_decide(&t->view, i, &t->own, now, estimate);
-    sim->violations.ignored = t->peers.ignorings;
+    sim->ignored += t->peers.ignorings - ignorings;
     if (d.mode == GH_DRAIN)
         gh_peers_drain(&t->peers, &t->view, i, now);
     t->decision = d;

@@ -90,7 +90,7 @@ struct tenant {
 
 /* How often things happened that must never happen. */
 struct violations {
-    uint64_t v_went_back, late_low_submit, late_release, no_progress, ignored, cap_exceeded;
+    uint64_t v_went_back, late_low_submit, late_release, no_progress, cap_exceeded;
 };
 
 struct sim {
@@ -112,6 +112,7 @@ struct sim {
     uint64_t low_ended;
     struct samples low_free, release;
     struct violations violations;
+    uint64_t ignored;     /* how often a tenant came to ignore a peer that cost it too much */
     uint64_t events, low; /* number of events; mask of the tenants below the highest class */
     struct gpu gpu;       /* the last two fields: only tenants in use are cleared */
     struct tenant tenant[MAX_TENANTS];

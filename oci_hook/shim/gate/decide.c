@@ -315,6 +315,9 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
      * before each such command. */
     int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
     struct crowd c = crowd_of(gpu, me, now, ignored);
+    /* Taking turns is in vain if the GPU switches to the work of one that does not. */
+    EACH_SLOT (gpu->present &ignored, i)
+        c.saturated &= !busy(gpu, (unsigned)i);
     struct tenure t = tenure_now(gpu, &c, me, ignored, now);
     unsigned p = t.owner;
     if (t.begins && p == me)
@@ -419,7 +422,8 @@ void gh_peers_drain(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, u
             p->drained[i] = gpu->slot[i].done + 1;
 }
 
-#define PART_SAFE 950 /* of 1000 of a tenant's part that no peer can take */
+#define BESIDE (5 * GH_MS) /* a peer's GPU time after which its v should have risen */
+#define PART_SAFE 950      /* of 1000 of a tenant's part that no peer can take */
 
 /* Bounds what the peer took too much or too little, and ignores it if it took too much. */
 static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t longest) {
@@ -434,6 +438,20 @@ static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t long
     }
 }
 
+/* Whether the peer takes the GPU's time beside me and does not charge itself for it: by far too little, since its part of
+ * that time is only known from its slices' number. */
+static void note_beside(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i, uint64_t had) {
+    uint64_t v = gpu->slot[i].v, bit = 1ull << i;
+    p->beside[i] += had;
+    if (p->beside[i] < BESIDE)
+        return;
+    p->unpaid &= ~bit;
+    if (age64(v, p->v[i]) < p->beside[i] * GH_WEIGHT_ONE / weight_of(&gpu->share[i]) / 8)
+        p->unpaid |= bit;
+    p->beside[i] = 0;
+    p->v[i] = v;
+}
+
 void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
                     uint64_t now, uint64_t longest) {
     const struct gh_rules *r = &gpu->rules;
@@ -443,7 +461,7 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
     struct crowd c = crowd_of(gpu, me, now, 0);
     const struct gh_slot *mine = &gpu->slot[me];
     uint64_t waited = mine->launched == mine->done ? min64(t, age64(now, mine->idle_since)) : 0;
-    uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0;
+    uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0, beside = 0, contexts = 1;
     p->counted_at = now;
     /* Who has a part: the peers that want the GPU, and those that still owe something. */
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
@@ -453,16 +471,24 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
         parts |= (uint64_t)has_part << i;
         weights += has_part ? weight_of(&gpu->share[i]) : 0;
         all += weight_of(&gpu->share[i]);
+        if (mine->launched != mine->done && busy(gpu, (unsigned)i)) { /* the GPU switches between its work and mine */
+            beside |= 1ull << i;
+            contexts++;
+        }
     }
     uint64_t spare = t - t * PART_SAFE / 1000 * own / (own + weights);
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_)
             continue;
         uint64_t weight = weight_of(&gpu->share[i]), tenure = tenure_of(gpu, &c, (unsigned)i);
+        uint64_t had = beside >> i & 1 ? t / contexts : 0;
+        note_beside(p, gpu, (unsigned)i, had);
         if (parts >> i & 1)
             p->beyond[i] -= (int64_t)(spare * weight / weights);
         if (last && !last->go && last->blame == i)
             p->beyond[i] += (int64_t)waited;
+        if (p->ignored & p->unpaid & 1ull << i)
+            p->beyond[i] += (int64_t)had;
         judge(p, (unsigned)i, (int64_t)(r->patience * weight / all + tenure),
               (int64_t)(min64(longest, 2 * GH_S) * weight / all));
     }

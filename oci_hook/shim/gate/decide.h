@@ -28,11 +28,14 @@ struct gh_bucket {
 /* What waiting for each peer has cost a tenant, by the tenant's own clock and decisions alone. So it bounds what a peer
  * can cost, whatever that peer writes into its slot: gh_peers_count, docs/internals/compute-gate.md. */
 struct gh_peers {
-    uint64_t counted_at;      /* 0: not yet */
-    uint64_t ignored;         /* bit i: peer i has cost too much; its claims, its v and its wish to run do not count */
-    uint64_t ignorings;       /* how often a peer came to be ignored */
-    int64_t beyond[GH_SLOTS]; /* ns waited for peer i with nothing in flight, less what peer i may cost */
-    uint64_t drain_at;        /* begin of the last drain; 0: none */
+    uint64_t counted_at;       /* 0: not yet */
+    uint64_t ignored;          /* bit i: peer i has cost too much; its claims, its v and its wish to run do not count */
+    uint64_t ignorings;        /* how often a peer came to be ignored */
+    uint64_t unpaid;           /* bit i: peer i uses the GPU beside us and does not charge itself */
+    uint64_t v[GH_SLOTS];      /* when `beside` was last 0 */
+    uint64_t beside[GH_SLOTS]; /* ns of GPU time that peer i had beside us since then, by its own say */
+    int64_t beyond[GH_SLOTS];  /* ns waited for peer i with nothing in flight, less what peer i may cost */
+    uint64_t drain_at;         /* begin of the last drain; 0: none */
     uint64_t drained[GH_SLOTS]; /* 1 + `done` of peer i when a drain for its work last began; 0: never */
 };
 
