@@ -26,7 +26,7 @@ def test_quantum(quantum: int, study: float) -> None:
 def test_longer_windows_cost_throughput() -> None:
     study = {500: 0.998, 1000: 0.987, 2000: 0.981, 4000: 0.966, 8000: 0.949}
     found = {w: figure(f"window-{w}us")["efficiency"] for w in study}
-    assert found[500] > found[2000] > found[8000] and found[1000] > found[4000]
+    assert min(found[500], found[1000]) > found[2000] > found[4000] > found[8000]
     for window, efficiency in found.items():
         assert efficiency == pytest.approx(study[window], abs=0.03)
 
