@@ -14,7 +14,8 @@
 
 #include "gate/decide.h"
 #include "pages/layout.h"
-#include "gate/slot.h"
+#include "gate/slot_own.h"
+#include "gate/slot_peer.h"
 
 #define HOLD(what)                                                     \
     do {                                                               \

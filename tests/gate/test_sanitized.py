@@ -37,7 +37,10 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}", f'-DGH_PRIVATE="{out}/run"']
     sources = [
         str(HERE / "check_slot.c"),
-        *(str(SHIM / f"{n}.c") for n in ("gate/slot", "pages/slot_view", "gate/decide")),
+        *(
+            str(SHIM / f"{n}.c")
+            for n in ("gate/slot_file", "gate/slot_own", "gate/slot_peer", "pages/slot_view", "gate/decide")
+        ),
     ]
     command = [gcc(request.param), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(out / "check"), *sources]
     subprocess.run(command, check=True)

@@ -413,6 +413,13 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
 
 /* ---- what waiting for peers has cost ---- */
 
+void gh_peers_forget(struct gh_peers *p, unsigned i) {
+    p->ignored &= ~(1ull << i);
+    p->unpaid &= ~(1ull << i);
+    p->v[i] = p->beside[i] = p->drained[i] = 0;
+    p->beyond[i] = 0;
+}
+
 void gh_peers_drain(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, uint64_t now) {
     if (p->drain_at && p->drain_at >= gpu->slot[me].idle_since)
         return;

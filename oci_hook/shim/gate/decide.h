@@ -94,6 +94,8 @@ uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
 void gh_peers_count(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
                     uint64_t now, uint64_t longest);
 
+/* Peer i is another container from now on. */
+void gh_peers_forget(struct gh_peers *peers, unsigned i);
 /* After each decision with the mode GH_DRAIN. */
 void gh_peers_drain(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, uint64_t now);
 

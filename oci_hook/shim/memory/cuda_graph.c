@@ -175,10 +175,9 @@ static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 
 #define LAUNCH(name, of)                                                                                \
     static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); } \
     GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                        \
-        struct gate_ticket ticket = {0};                                                                \
-        if (!gate_open())                                                                               \
-            gate_enter(&ticket, of, cost_key_of(exec), NULL);                                           \
-        return gate_leave(&ticket, run(exec, stream, real_##name, true));                               \
+        struct gate_pass pass;                                                                          \
+        gate_begin(&pass, of, cost_key_of(exec), NULL);                                                 \
+        return gate_end(&pass, run(exec, stream, real_##name, true));                                   \
     }
 LAUNCH(cuGraphLaunch, PLAIN(stream))
 LAUNCH(cuGraphLaunch_ptsz, PER_THREAD(stream))
