@@ -194,6 +194,7 @@ void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunctio
     struct gh_gate *g = gate_of_current(&context);
     if (!g || stream_capturing(pass->stream))
         return;
+    pass->context = context;
     bool prequeued, collective = collective_is(&g->collectives, key, f);
     if (!gh_lock(&g->lock))
         return;
@@ -210,7 +211,8 @@ void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunctio
 
 CUresult gate_leave(struct gate_pass *pass, CUresult result) {
     struct gh_gate *g = pass->gate;
-    struct closing c = {.track = pass->track,
+    struct closing c = {.context = pass->context,
+                        .track = pass->track,
                         .marker = pass->marker,
                         .failed = result != CUDA_SUCCESS,
                         .timed = pass->timed,

@@ -77,6 +77,7 @@ struct gate_pass {
     uint64_t began;
     unsigned cost;          /* where the key's cost is */
     unsigned track, marker; /* 0: none */
+    CUcontext context;
     CUstream stream;
     bool timed, queued;
 };

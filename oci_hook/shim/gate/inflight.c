@@ -115,8 +115,12 @@ void inflight_link(struct inflight *f, unsigned track, unsigned marker) {
 enum closed inflight_close(struct inflight *f, const struct closing *c) {
     struct track *k = &f->track[c->track - 1];
     struct work one = work_one(c->estimate);
-    if (k->entered) /* 0 if its context was destroyed meanwhile */
-        k->entered--;
+    if (!k->used || k->context != c->context) { /* its context was destroyed meanwhile; another may have the track */
+        if (c->marker)
+            inflight_give_marker(f, c->marker);
+        return CLOSED;
+    }
+    k->entered -= k->entered > 0;
     bool refused = c->failed && k->batch.count, assumed = !c->failed && !c->marked && one.unknown && k->batch.unknown;
     if (refused || assumed)
         work_take(&k->batch, &one);

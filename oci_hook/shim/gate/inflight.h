@@ -128,6 +128,7 @@ void inflight_launch(struct inflight *f, unsigned track, uint64_t estimate, uint
 
 /* What a launch into a track leaves there, after the driver's answer. */
 struct closing {
+    CUcontext context;
     unsigned track, marker;
     bool failed, marked; /* the driver refused the command; the marker's event is behind it */
     bool timed, queued;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "gate/clock.h"
+#include "pages/arithmetic.h"
 #include "pages/layout.h"
 
 /* GH_PROCESS_LOCKS, in the container's own tmpfs: the processes of the container see each other's locks there, and no
@@ -216,11 +217,10 @@ void slot_waited(struct slot_own *own, uint64_t ns) {
 /* Counts the time from `since` to `now` in *sum, less what processes of the container have counted there: up to *at. */
 static void count(uint64_t *sum, uint64_t *at, uint64_t since, uint64_t now) {
     uint64_t last = WORD_LOAD_RELAXED(at);
-    if (now > GH_COUNT_STEP && since < now - GH_COUNT_STEP)
-        since = now - GH_COUNT_STEP;
+    since = max64(since, age64(now, GH_COUNT_STEP));
     while (last < now)
         if (__atomic_compare_exchange_n(at, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-            __atomic_add_fetch(sum, now - (last > since ? last : since), __ATOMIC_RELAXED);
+            __atomic_add_fetch(sum, age64(now, max64(last, since)), __ATOMIC_RELAXED);
             return;
         }
 }
