@@ -136,6 +136,7 @@ def container_view(
         "name": who.container,
         "policy": grant.terms.policy,
         "class": grant.terms.priority_class,
+        "competes": grant.competes,
         "state": state,
         "waits_seconds": seconds,
         "frozen_since": frozen or None,

@@ -38,7 +38,8 @@ class Gate(Value):
     waits_for: the slot of the container that it waits for, as Share.slot has it; 0: none. preempt_bound: the longest that
     it keeps the GPU after a higher class has work, in seconds; 0: unknown. held_for: (slot, seconds) of each container that has
     held this one at the gate while it had nothing in flight; slots as in `waits_for`. uncharged: seconds of estimated GPU
-    time of the commands in flight, which `charged` does not contain yet.
+    time of the commands in flight, which `charged` does not contain yet. shows_work: it shows others work in flight or
+    launches that wait for their turn. claim: the number of its last claim of the GPU.
     """
 
     charged: float = 0.0
@@ -53,6 +54,8 @@ class Gate(Value):
     preempt_bound: float = 0.0
     held_for: tuple[tuple[int, float], ...] = ()
     uncharged: float = 0.0
+    shows_work: bool = False
+    claim: int = 0
 
 
 def parse(data: bytes, scale: int = 1) -> Gate | None:
@@ -61,7 +64,7 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
     if len(data) != SLOT_FILE_SIZE:
         return None
     words: tuple[Any, ...] = HEAD.unpack_from(data)
-    magic, version, top, _, _, _, _, charged, *_ = words
+    magic, version, top, _, _, _, _, charged, _, claim, *_ = words
     mode, by, counts, since, bound, _, wanted, _, waited, *waits = words[18 : 27 + WAITS]
     held_for = words[27 + WAITS :]
     if (magic, version) != (MAGIC, VERSION) or mode >= len(MODES) or by > 64:
@@ -69,12 +72,14 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
     if max(charged, since, wanted, waited, *waits, *held_for) > SANE:
         return None
     launches = waiting = uncharged = 0
+    shows_work = False
     for i in range(min(top, PROCESSES)):
         process = PROCESS.unpack_from(data, PROCESS_OFFSET + PROCESS.size * i)
         launches += min(process[1], SANE)
         if process[0]:
             waiting += process[9]
             uncharged += min(process[6], SECOND) if process[1] != process[2] else 0
+            shows_work |= process[1] > process[2] or process[8] > 0
     return Gate(
         charged=charged * scale / SECOND,
         wanted=wanted * scale / SECOND if counts == 1 else None,
@@ -88,4 +93,6 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
         preempt_bound=bound * scale / SECOND if bound <= BOUND_MAX else 0.0,
         held_for=tuple((slot, held * scale / SECOND) for slot, held in enumerate(held_for, 1) if held),
         uncharged=uncharged * scale / SECOND,
+        shows_work=shows_work,
+        claim=claim,
     )

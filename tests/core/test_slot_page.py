@@ -21,7 +21,7 @@ WRITER = r"""
 int main(void) {
     static struct gh_slot_page page = {
         .head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 2, .charged = 7 * GH_S, .mode = GH_FROZEN,
-                 .mode_by = 2, .counts = 1, .mode_since = 9 * GH_S, .preempt_bound = 3 * GH_MS, .wanted = 8 * GH_S,
+                 .mode_by = 2, .counts = 1, .epoch = 17, .mode_since = 9 * GH_S, .preempt_bound = 3 * GH_MS, .wanted = 8 * GH_S,
                  .wanted_at = 5, .waited = 2 * GH_S, .ignorings = 1,
                  .held_for = {[2] = 4 * GH_S, [63] = GH_MS}, .held_at = 6},
         .process = {{.owner = 1, .launched = 100, .done = 90, .held = 2, .waiting = 3, .uncharged = 5 * GH_MS},
@@ -32,7 +32,7 @@ int main(void) {
     return fwrite(&page, 1, sizeof page, stdout) != sizeof page;
 }
 """
-GATE = Gate(7.0, 8.0, 150, 3, tuple(range(16)), 2.0, "frozen", 9.0, 2, 0.003, ((3, 4.0), (64, 0.001)), 0.005)
+GATE = Gate(7.0, 8.0, 150, 3, tuple(range(16)), 2.0, "frozen", 9.0, 2, 0.003, ((3, 4.0), (64, 0.001)), 0.005, True, 17)
 
 
 def made(**words: int) -> bytes:
@@ -41,7 +41,7 @@ def made(**words: int) -> bytes:
     n = {name: value * 10**9 for name, value in head.items()}
     n |= {name: head[name] for name in ("mode", "by", "counts")} | {"bound": head["bound"] * 10**6}
     page = slot_page.HEAD.pack(
-        *(slot_page.MAGIC, slot_page.VERSION, head.get("top", 2), 1, 0, 0, 5, n["charged"], *[0] * 8, 0, 0),
+        *(slot_page.MAGIC, slot_page.VERSION, head.get("top", 2), 1, 0, 0, 5, n["charged"], 0, 17, *[0] * 6, 0, 0),
         *(n["mode"], n["by"], n["counts"], n["since"], n["bound"], 0, n["wanted"], 0, n["waited"], *range(16)),
         *(4 * 10**9 * (slot == 2) + 10**6 * (slot == 63) for slot in range(64)),
     )

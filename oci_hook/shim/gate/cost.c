@@ -69,6 +69,9 @@ uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t own_part, bool que
         c->low = elapsed ? elapsed : 1;
     else
         c->low += (elapsed - low < low ? elapsed - low : low) / 64;
+    /* A process of our own that seems to run beside a brief command has mostly ended: the command had its shortest time. */
+    if (c->low < SHORT)
+        own_part = own_part < c->low ? (c->low < elapsed ? c->low : elapsed) : own_part;
     if (clean || stood) {
         uint64_t mean = gh_cost_of(&c->cost), off = own_part > mean ? own_part - mean : mean - own_part;
         c->spread = c->cost.samples[0] ? c->spread - c->spread / 16 + off / 16 : 0;

@@ -36,7 +36,7 @@ void gh_rules_default(struct gh_rules *rules) {
         .pacer_min = 50 * GH_US,
         .pacer_max = 200 * GH_US,
         .patience = 30 * GH_MS,
-        .burst = 10 * GH_MS,
+        .burst = 4 * GH_MS,
     };
 }
 

@@ -75,7 +75,8 @@ void gate_publish(struct gh_gate *g, uint64_t now);
 void gate_finished(struct gh_gate *g, const struct finished *done);
 /* Commands are done. waited: the part of the charge in which they only waited for other processes. */
 void gate_retire(struct gh_gate *g, uint64_t now, const struct work *work, uint64_t charge, uint64_t waited);
-/* Takes an estimate from the credit of a cap. */
+/* Takes an estimate, or what a process that ends has not paid (at most UNPAID_MOST), from the credit of a cap. */
+#define UNPAID_MOST (10 * GH_S)
 void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge);
 /* Asks the driver what is done. Releases the lock meanwhile. */
 void gate_poll(struct gh_gate *g);

@@ -103,6 +103,7 @@ void inflight_link(struct inflight *f, unsigned track, unsigned marker) {
     struct marker *m = &f->marker[marker - 1];
     m->batch = k->batch;
     m->submitted = k->first_at;
+    m->started = 0;
     m->next = 0;
     k->batch = (struct work){0};
     if (k->last)
@@ -242,24 +243,34 @@ uint64_t inflight_halted_for(const struct inflight *f, uint64_t since, uint64_t 
 
 void inflight_counts(struct inflight *f, uint64_t now) { f->uncounted_at = now; }
 
-/* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. */
-static bool is_stuck(const struct inflight *f, const struct track *k, uint64_t since, const struct work *oldest,
-                     uint64_t now, uint32_t contexts) {
-    since = max64(since, k->done_at);
-    since += inflight_halted_for(f, since, now);
-    return age64(now, since) >= oldest->known * contexts + STUCK_AFTER;
-}
-
-/* The commands in this track may be behind launches that were not counted. */
-static bool behind_uncounted(const struct inflight *f, const struct track *k, uint64_t now) {
-    return k->done_at < f->uncounted_at && age64(now, f->uncounted_at) < UNCOUNTED_MOST;
-}
-
 static struct work work_of(const struct inflight *f, const struct track *k) {
     struct work w = k->batch;
     for (unsigned n = k->first; n; n = f->marker[n - 1].next)
         work_add(&w, &f->marker[n - 1].batch);
     return w;
+}
+
+/* After how much time more than estimated a stream is overdue. A command of unknown cost that runs may just be long: each
+ * further one behind it makes the time four times as long. Otherwise hundreds of long kernels would be launched before
+ * the first is known. */
+static uint64_t patience(const struct inflight *f, const struct track *k) {
+    const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
+    if (!m || !m->started || !m->batch.unknown)
+        return STUCK_AFTER;
+    return min64(STUCK_AFTER << 2 * min64(work_of(f, k).unknown - 1, 4), GH_S);
+}
+
+/* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. */
+static bool is_stuck(const struct inflight *f, const struct track *k, uint64_t since, const struct work *oldest,
+                     uint64_t now, uint32_t contexts) {
+    since = max64(since, k->done_at);
+    since += inflight_halted_for(f, since, now);
+    return age64(now, since) >= oldest->known * contexts + patience(f, k);
+}
+
+/* The commands in this track may be behind launches that were not counted. */
+static bool behind_uncounted(const struct inflight *f, const struct track *k, uint64_t now) {
+    return k->done_at < f->uncounted_at && age64(now, f->uncounted_at) < UNCOUNTED_MOST;
 }
 
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts) {

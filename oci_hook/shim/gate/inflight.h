@@ -60,7 +60,8 @@ struct marker {
     uint64_t launching; /* how long the program took to launch the measured command */
     uint16_t next;
     uint8_t timed, used;
-    uint8_t queued; /* the measured command was queued behind others, so its time contains no wait for the program */
+    uint8_t started; /* the measured command has begun to run; only asked for if its cost is unknown */
+    uint8_t queued;  /* the measured command was queued behind others, so its time contains no wait for the program */
 };
 
 struct halt { /* a time in which nothing of this process ran: all of its work was behind a closed word */

@@ -69,8 +69,9 @@ bool inflight_poll_begin(struct inflight *f) {
 
 void inflight_poll_end(struct inflight *f) { f->polling = 0; }
 
-/* Whether the marker's event is over, and how long the measured command took: < 0 if that is not known. */
-static CUresult query(const struct marker *m, float *ms) {
+/* Whether the marker's event is over, and how long the measured command took: < 0 if that is not known. If it is not
+ * over, *m learns whether a measured command of unknown cost has begun to run. */
+static CUresult query(struct marker *m, float *ms) {
     CUcontext before = NULL;
     bool pushed = REAL(cuCtxGetCurrent)(&before) || before != m->context;
     CUresult r = pushed ? REAL(cuCtxPushCurrent_v2)(m->context) : CUDA_SUCCESS;
@@ -81,6 +82,8 @@ static CUresult query(const struct marker *m, float *ms) {
     r = REAL(cuEventQuery)(m->end);
     if (r == CUDA_SUCCESS && m->timed && REAL(cuEventElapsedTime)(ms, m->begin, m->end))
         *ms = -1;
+    if (r == CUDA_ERROR_NOT_READY && m->timed && m->batch.unknown && !m->started)
+        m->started = REAL(cuEventQuery)(m->begin) == CUDA_SUCCESS;
     restore_captures(mode);
     if (pushed)
         REAL(cuCtxPopCurrent_v2)(&before);
@@ -98,7 +101,10 @@ bool inflight_poll_next(struct inflight *f, struct gh_lock *lock, unsigned *trac
         gh_unlock(lock);
         CUresult r = query(&m, &ms);
         gh_lock(lock);
-        if (r == CUDA_ERROR_NOT_READY || f->track[*track].first != marker)
+        if (f->track[*track].first != marker)
+            continue;
+        f->marker[marker - 1].started = m.started;
+        if (r == CUDA_ERROR_NOT_READY)
             continue;
         /* After any other answer, too, nothing more can be learned from this event. */
         inflight_first_done(f, *track + 1, clock_scaled(f->scale), out);

@@ -132,7 +132,7 @@ static void stop(struct gh_gate *g) {
         return;
     g->pacer.stop = 1;
     wake(g);
-    slot_exits(&g->own_slot);
+    gate_take_credit(g, gate_now(g), (int64_t)min64(slot_exits(&g->own_slot), UNPAID_MOST));
     if (usage_in_tenure(&g->usage))
         gate_yield(g, gate_now(g));
     gh_unlock(&g->lock);

@@ -55,6 +55,14 @@ static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
                                                               false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
+/* GPU time that a process which has ended, or ends now, may have had with its work in flight and that no cap was
+ * charged. Its last sign of life is a few hundred microseconds before its end, unless it was stopped. */
+static uint64_t unpaid(const struct gh_slot_process *record) {
+    uint64_t from = WORD_LOAD_RELAXED(&record->done_at), to = WORD_LOAD_RELAXED(&record->heartbeat);
+    bool work = WORD_LOAD_RELAXED(&record->launched) != WORD_LOAD_RELAXED(&record->done);
+    return work && to > from ? age64(to - from, WORD_LOAD_RELAXED(&record->uncharged)) : 0;
+}
+
 /* An empty record of this process. Without an owner nobody reads it, and so not while it is half-written. */
 static void reset(struct gh_slot_process *record, bool withheld, uint64_t owner) {
     WORD_STORE_RELEASE(&record->owner, 0);
@@ -85,6 +93,7 @@ static void take(struct slot_own *own) {
             continue;
         own->inherited = WORD_LOAD_RELAXED(&record->owner) &&
                          WORD_LOAD_RELAXED(&record->launched) != WORD_LOAD_RELAXED(&record->done);
+        own->unpaid = own->inherited ? unpaid(record) : 0;
         reset(record, withheld, own->generation);
         uint32_t top = WORD_LOAD_RELAXED(&head->top);
         while (top < i + 1 &&
@@ -292,6 +301,8 @@ void slot_yield(struct slot_own *own, uint64_t now) {
         WORD_STORE_RELEASE(&own->page->head.end, now);
 }
 
-void slot_exits(struct slot_own *own) {
+uint64_t slot_exits(struct slot_own *own) {
+    uint64_t left = unpaid(own->process);
     WORD_STORE_RELEASE(&own->process->launched, WORD_LOAD_RELAXED(&own->process->done));
+    return left;
 }

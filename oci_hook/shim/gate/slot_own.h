@@ -21,6 +21,7 @@ struct slot_own {
     bool locked;           /* result of the last try for that lock */
     uint64_t wake_at;      /* too many threads sleep on our word: not woken before this */
     bool inherited;        /* the last owner of our record ended with work in flight */
+    uint64_t unpaid;       /* GPU time of that work which no cap was charged */
     struct slot_file file; /* other containers see its locks, and can put read locks in their way */
 };
 
@@ -32,6 +33,8 @@ struct slot_record {
 
 /* The last owner of our process record ended with work in flight. */
 static inline bool slot_inherited(const struct slot_own *own) { return own->inherited; }
+/* GPU time that it may have had with that work, and that no cap was charged. */
+static inline uint64_t slot_unpaid(const struct slot_own *own) { return own->unpaid; }
 /* The head of our slot file, which stays where it is. */
 static inline struct gh_slot_head *slot_head(struct slot_own *own) { return &own->page->head; }
 
@@ -66,8 +69,9 @@ void slot_ignores(struct slot_own *own);
 /* Begins a tenure, or ends it now. */
 void slot_claim(struct slot_own *own, uint64_t epoch, uint64_t start, uint64_t end, uint64_t probe_until);
 void slot_yield(struct slot_own *own, uint64_t now);
-/* The work that this process shows as in flight is no more, and nobody need wait for it. */
-void slot_exits(struct slot_own *own);
+/* The work that this process shows as in flight is no more, and nobody need wait for it. Returns the GPU time that it
+ * may have had and that no cap was charged. */
+uint64_t slot_exits(struct slot_own *own);
 
 /* A launch has waited at the gate for `ns` of real time. */
 void slot_waited(struct slot_own *own, uint64_t ns);

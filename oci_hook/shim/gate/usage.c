@@ -8,6 +8,8 @@
 
 void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now) {
     u->head = head;
+    uint64_t never = 0; /* no process of the container had a cap yet */
+    __atomic_compare_exchange_n(&head->credit, &never, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     u->look[0] = (struct usage_look){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1};
 }
 
@@ -91,6 +93,12 @@ void usage_take_credit(struct usage *u, uint32_t cap, uint64_t burst, uint64_t n
     while (cap && charge &&
            !__atomic_compare_exchange_n(credit, &old, cost_take(old, cap, burst, now, charge), false, __ATOMIC_ACQ_REL,
                                         __ATOMIC_RELAXED))
+        ;
+}
+
+void usage_cap_begins(struct usage *u, uint64_t now) {
+    uint64_t *credit = &u->head->credit, old = WORD_LOAD_RELAXED(credit);
+    while (old < now && !__atomic_compare_exchange_n(credit, &old, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         ;
 }
 

@@ -69,6 +69,8 @@ uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, ui
 void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me);
 /* Takes GPU time (negative: returns it) from the credit of a cap; cap 0: there is none. */
 void usage_take_credit(struct usage *u, uint32_t cap, uint64_t burst, uint64_t now, int64_t charge);
+/* A cap begins: nothing is saved up for it; what is owed stays. */
+void usage_cap_begins(struct usage *u, uint64_t now);
 struct gh_bucket usage_bucket(const struct usage *u, uint32_t cap, uint64_t burst, uint64_t now);
 
 /* ---- duty: usage_duty.c ---- */
