@@ -68,7 +68,7 @@ static void little_is_queued_while_others_may_come(void) {
     MUST(!d.go && !d.held && d.mode == GH_OPEN && d.on == GH_ON_OWN_DONE && d.until <= now + 200 * GH_US);
     own.inflight = 5 * GH_MS; /* the running command is nearly done */
     MUST(gh_decide(&gpu, 0, &own, now, 300 * GH_MS).go);
-    own.inflight = 3 * GH_COST_UNKNOWN + 19 * GH_MS; /* up to four commands of unknown cost */
+    own.inflight = GH_COST_UNKNOWN + 19 * GH_MS; /* up to two commands of unknown cost */
     MUST(gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
     own.inflight += GH_COST_UNKNOWN;
     MUST(!gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);

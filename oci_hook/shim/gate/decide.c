@@ -2,8 +2,6 @@
 
 #include "pages/arithmetic.h"
 
-#define UNKNOWN_MOST 4 /* commands of unknown cost in flight while nobody else is active */
-
 #define EACH_SLOT(mask, i) \
     for (uint64_t left_ = (mask), i = 0; left_ && ((i = (uint64_t)__builtin_ctzll(left_)), 1); left_ &= left_ - 1)
 
@@ -360,7 +358,8 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
  * counted apart. */
 static int fits_open(const struct gh_rules *r, uint64_t left, uint64_t cost) {
     int unknown = cost >= GH_COST_UNKNOWN;
-    if (left / GH_COST_UNKNOWN + (uint64_t)unknown > UNKNOWN_MOST)
+    /* The residue of unknown commands falls while one runs. */
+    if ((left + GH_COST_UNKNOWN / 2) / GH_COST_UNKNOWN + (uint64_t)unknown > GH_UNKNOWN_MOST)
         return 0;
     return unknown || left % GH_COST_UNKNOWN <= r->window_open / 4 ||
            add64(left % GH_COST_UNKNOWN, cost) <= r->window_open;

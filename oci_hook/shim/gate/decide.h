@@ -136,6 +136,7 @@ uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa);
 #define GH_LEARN 256u
 #define GH_LEARN_CLEAN 16u /* clean samples needed before they are used */
 #define GH_COST_UNKNOWN GH_S
+#define GH_UNKNOWN_MOST 2 /* commands of unknown cost in flight while nobody else is active */
 struct gh_cost {
     uint64_t mean[2]; /* ns x 256: [0] of all samples, [1] of clean ones */
     uint32_t samples[2];

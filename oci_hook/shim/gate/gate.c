@@ -133,7 +133,8 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
             wake_up(g, now);
         }
         const struct cost *cost = cost_again(&g->costs, pass->key, &pass->cost);
-        struct gh_decision d = gate_ask(g, now, cost_estimate(cost));
+        bool behind = inflight_behind_stuck(&g->inflight, context, pass->stream, now, usage_contexts(&g->usage));
+        struct gh_decision d = gate_ask(g, now, cost_estimate(cost), behind);
         *prequeued = may_prequeue(g, &d, context, pass->stream, cost);
         set_held(g, &held, !*prequeued && d.held, now);
         if (d.go || *prequeued) {

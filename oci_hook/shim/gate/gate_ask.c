@@ -30,14 +30,16 @@ void gate_woken(struct gh_gate *g, uint64_t now) {
 }
 
 /* What gh_decide is told of this process. */
-static struct gh_own told(const struct gh_gate *g, uint64_t now) {
+static struct gh_own told(const struct gh_gate *g, uint64_t now, bool behind) {
     struct gh_own own = g->memory.own, work = inflight_own(&g->inflight);
     const struct gh_share *share = peers_share(&g->peers);
     /* The window is for the whole container: the other processes with work are taken to use as much of it. */
     own.inflight = gh_residue(&work, now) * (usage_siblings(&g->usage) + 1);
     own.running_cost = 0;
     own.peers = peers_costs(&g->peers);
-    own.idle = inflight_idle(&g->inflight);
+    own.idle = inflight_idle(&g->inflight) && !behind;
+    if (behind) /* what waits for something does not count otherwise */
+        own.inflight = add64(own.inflight, 2 * GH_UNKNOWN_MOST * GH_COST_UNKNOWN);
     if (share->cap)
         own.bucket = usage_bucket(&g->usage, share->cap, peers_rules(&g->peers)->burst, now);
     return own;
@@ -55,10 +57,10 @@ static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t no
     usage_set_turns(&g->usage, d->mode == GH_ROTATE);
 }
 
-struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost) {
+struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind) {
     if (peers_count(&g->peers, g->memory.decided ? &g->memory.last : NULL, now, usage_longest(&g->usage)))
         slot_ignores(&g->own_slot);
-    struct gh_own own = told(g, now);
+    struct gh_own own = told(g, now, behind);
     struct gh_decision d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, cost);
     remember(g, &d, now);
     slot_mode(&g->own_slot, d.mode, d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1), now);

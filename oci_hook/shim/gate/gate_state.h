@@ -98,8 +98,9 @@ void gate_set_closed(struct gh_gate *g, uint64_t now);
 /* gate_ask.c */
 /* The tenant has work again after an idle time. */
 void gate_woken(struct gh_gate *g, uint64_t now);
-/* Asks gh_decide for a command of that estimated GPU time, and does what the decision says, but waiting. */
-struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost);
+/* behind: the command would come behind work of its stream that waits for something.
+ * Asks gh_decide for a command of that estimated GPU time, and does what the decision says, but waiting. */
+struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind);
 /* Whether a higher class keeps off the GPU what is launched now; then *d is the decision. */
 bool gate_is_frozen(const struct gh_gate *g, uint64_t now, struct gh_decision *d);
 

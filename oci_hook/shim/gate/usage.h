@@ -11,6 +11,7 @@
 #include "pages/slot_page.h"
 
 #define USAGE_LOOKS 128u
+#define USAGE_RINGS 4u
 
 /* What one look at the other containers' slots found. */
 struct usage_look {
@@ -28,8 +29,12 @@ struct usage {
     unsigned busy_stream; /* the stream of that work */
     bool busy_parallel;   /* it is of several streams */
     uint64_t longest;     /* the longest recent command */
-    struct usage_look look[USAGE_LOOKS];
-    uint64_t looks;
+    /* The last looks, and fewer of those before: ring r has one in 100 us x 10^r, so together they go back for ten
+     * seconds. */
+    struct usage_ring {
+        struct usage_look look[USAGE_LOOKS];
+        uint64_t count;
+    } ring[USAGE_RINGS];
     uint32_t siblings; /* other processes of the container that have work */
     bool turns;        /* the tenants take turns */
     /* duty: time that was clear, that is without work of others, and the charge in it, so far and when we became idle */
@@ -53,6 +58,8 @@ static inline void usage_set_siblings(struct usage *u, uint32_t siblings) { u->s
 static inline uint32_t usage_siblings(const struct usage *u) { return u->siblings; }
 /* How many processes share the GPU, with this one, at the last look. */
 uint32_t usage_contexts(const struct usage *u);
+/* Nobody else has had work since, or for a while before. */
+bool usage_clear_since(const struct usage *u, uint64_t since);
 /* Of a command that has just ended after `elapsed`: our part of that time; *clean: nobody else had work meanwhile. */
 uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted, bool *clean);
 
