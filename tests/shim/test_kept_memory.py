@@ -1,5 +1,6 @@
 """A process's memory lives as long as the driver's open file, which a forked child keeps: so does its account slot."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from box import MIB
-from conftest import ROOT
+from conftest import HERE, ROOT, compile_c
 from sim_box import CONTEXT, LIMIT, SimBox
 
 pytestmark = pytest.mark.root
@@ -146,3 +147,59 @@ def test_generations_do_not_add_up(box: SimBox) -> None:
         assert box.figures.counted() <= LIMIT
     end_child(first)
     box.python(GRANTED.format(900))
+
+
+COLLIDE = """
+import ctypes, os, resource, signal, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (8000, 8000))
+folded = lambda path: (lambda n: (n ^ n >> 10 ^ n >> 20) & 0x3FF)(os.stat(path).st_ino)
+own, held = folded("/proc/self/ns/pid"), []
+for _ in range(5000):
+    out, back = os.pipe()
+    if not os.fork():  # a new pid namespace, and a process that waits in it
+        ctypes.CDLL(None).unshare(0x30000000)
+        pid = os.fork()
+        if pid:
+            os.write(back, b"%d\\n" % pid)
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        signal.sigwait({signal.SIGUSR1, signal.SIGUSR2})
+        import client as cu
+        assert cu.lib.cuInit(0) == 0
+        cu.use(0)
+        r = cu.alloc(600 * cu.MIB)[0]
+        os._exit(0 if r == cu.OOM else 9)
+    pid = int(os.read(out, 20))
+    os.close(out); os.close(back)
+    space = f"/proc/{pid}/ns/pid"
+    held.append(os.open(space, os.O_RDONLY))  # so that the next one has another number
+    if folded(space) == own:
+        os.kill(pid, signal.SIGUSR1)
+        print(len(held), os.waitstatus_to_exitcode(os.wait()[1]))
+        sys.exit()
+    os.kill(pid, signal.SIGKILL)
+    os.wait()
+"""
+
+
+def test_no_pid_namespace_makes_a_living_process_look_dead(box: SimBox) -> None:
+    """Its number used to be folded to 10 bits, and an unprivileged user can make namespaces until one looks like ours."""
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})\n"
+    with box.start(
+        [sys.executable, "-c", "import client as cu\ncu.init(); cu.alloc(700 * cu.MIB); print(); input()"]
+    ) as p:
+        assert p.stdout and p.stdout.readline() == "\n"
+        out = box.run([sys.executable, "-c", block + COLLIDE], timeout=60).stdout.split()
+        assert out[1:] == ["0"], out
+        assert box.total() >= 700 * MIB + CONTEXT == box.figures.counted()
+        p.communicate("\n")
+
+
+def test_a_storm_of_kills_leaves_what_the_gpu_has(box: SimBox, tmp_path: Path) -> None:
+    """Processes that allocate and fork, killed at any moment. GH_STORM: how many kills; GH_SEED."""
+    link = [f"-I{ROOT}", str(box.shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
+    storm = compile_c(tmp_path / "storm", str(HERE / "storm.c"), *link)
+    kills, seed = os.environ.get("GH_STORM", "300"), os.environ.get("GH_SEED", "5")
+    out = box.run([str(storm), kills, seed, str(box.gpus / "0")], timeout=10 + int(kills) / 10)
+    done, compared, kept = map(int, out.stdout.split())
+    print(out.stdout)
+    assert done == int(kills) and compared == -(-done // 50) and kept
