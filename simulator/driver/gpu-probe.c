@@ -283,8 +283,9 @@ static void bench(unsigned long n) {
 /* Does one command; next() gives its arguments, one by one. Returns the exit status; 2 for an unknown command. */
 static int command(const char *word, char *(*next)(void)) {
     char *a = NULL, *b = NULL;
-    int takes = !strcmp(word, "launch") || !strcmp(word, "run")    ? 2
-                : strchr("abdfh", word[0]) && strcmp(word, "free") && strcmp(word, "fork") ? 1 : 0;
+    int takes = !strcmp(word, "launch") || !strcmp(word, "run")                            ? 2
+                : strchr("abdfh", word[0]) && strcmp(word, "free") && strcmp(word, "fork") ? 1
+                                                                                           : 0;
     if ((takes > 0 && !(a = next())) || (takes > 1 && !(b = next())))
         return 2;
     if (!strcmp(word, "device")) {
