@@ -751,8 +751,9 @@ static CUresult launch(struct exec *e, CUstream handle) {
     uint64_t peak, lasting;
     TRY(exec_valid(e));
     TRY(sim_stream(handle, &s));
-    if (capture_active(s))
-        return capture_unsupported(s);
+    CUresult r;
+    if (capture_refuses(s, &r))
+        return r;
     for (size_t i = 0; i < e->count; i++) /* memory of an earlier launch must have been freed */
         if (e->ops[i].type == NODE_ALLOC && heap_find(e->ops[i].memory.address, &piece)) {
             if (!(e->flags & AUTO_FREE_ON_LAUNCH))

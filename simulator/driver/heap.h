@@ -71,6 +71,11 @@ struct copy3d { /* CUDA_MEMCPY3D and, with contexts in the reserved fields, CUDA
     struct box from, to;
     size_t width, height, depth;
 };
+struct fill { /* of rows, each of n elements of `width` bytes */
+    uint64_t to;
+    size_t pitch, width, n, rows;
+    uint32_t value;
+};
 CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait);
 CUresult copy_box(const struct copy3d *copy, CUstream stream, bool wait);
 CUresult copy_box_in(const struct copy3d *copy, struct stream *stream);

@@ -443,22 +443,34 @@ API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, const int *locati
     return CUDA_SUCCESS;
 }
 
+static bool device_of(CUmemoryPool pool, int *device) {
+    pthread_mutex_lock(&mutex);
+    bool ok = valid(pool);
+    if (ok)
+        *device = pool->device;
+    pthread_mutex_unlock(&mutex);
+    return ok;
+}
+
 static CUresult from_pool(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
     struct stream *s;
     TRY(sim_stream(stream, &s));
+    CUresult r;
+    int device = s->ctx->device;
     if (!pool)
-        pool = pool_current(s->ctx->device);
-    if (capture_active(s))
-        return capture_alloc(s, out, bytes, pool->device);
-    return pool_allocate(out, bytes, pool, s->ctx);
+        pool = pool_current(device);
+    else if (!device_of(pool, &device))
+        return CUDA_ERROR_INVALID_VALUE;
+    return capture_alloc(s, out, bytes, device, &r) ? r : pool_allocate(out, bytes, pool, s->ctx);
 }
 
 static CUresult free_in_stream(CUdeviceptr address, CUstream stream) {
     struct stream *s;
     struct piece piece;
     TRY(sim_stream(stream, &s));
-    if (capture_active(s))
-        return capture_free(s, address);
+    CUresult r;
+    if (capture_free(s, address, &r))
+        return r;
     if (!heap_find(address, &piece))
         return CUDA_ERROR_INVALID_VALUE;
     if (piece.kind == DEVICE) /* not from a pool: it must not be freed before the work that uses it */
