@@ -1,10 +1,14 @@
 /* The simulated GPU: one shared-memory file per GPU, mapped by every process that uses it. There is no server: a process
  * that needs the GPU's time or memory brings the shared state up to date itself.
  *
- * Memory in use is the sum of `used` over the slots of living processes. A process owns its slot by a classical record
- * lock (fcntl F_SETLK) on byte LOCK_SLOT + slot. The kernel drops the lock when the process exits or execs, in any pid
- * namespace, and does not pass it on by fork. A process also loses the lock when it closes any descriptor of the file,
- * so this library never closes one.
+ * Memory in use is the sum of `used` over the slots in use. As with the real driver, memory, contexts and queued work
+ * belong to the open file: each process opens the GPU's file anew at cuInit, maps it through that description, and locks
+ * byte LOCK_SLOT + slot for it (an OFD lock, Linux 3.15). The lock, and the memory with it, goes when the description's
+ * last reference goes, in any pid namespace: fork and SCM_RIGHTS pass references on; exit and exec drop them; the mapping
+ * is one, so closing descriptors alone does not free the memory. A classical record lock on byte LOCK_PID + slot says whose
+ * the slot is, by pid in the reader's pid namespace: the kernel drops it when the process exits or execs, and does not
+ * pass it on. Memory whose process has exited is in use, but NVML lists no process for it.
+ * A process also loses its classical locks when it closes any descriptor of the file, so this library never closes one.
  *
  * Time: a context is a group of channels (queues). Each is a ring of submitted work; only its owner writes the ring and
  * its tail. A `gpu_state` says how far the GPU is with all work. A process that looks copies the live state, computes it
@@ -28,7 +32,7 @@
 #include <stdint.h>
 
 #define GPU_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
-#define GPU_VERSION 4u
+#define GPU_VERSION 5u
 #define GPU_SLOTS 128
 #define GPU_GROUPS 256
 #define GPU_QUEUES 256
@@ -39,6 +43,7 @@
 #define GPU_PERIOD_NS 166666667ull /* NVML's sampling period; utilisation is that of the last full one */
 #define LOCK_SLOT (1ll << 32)
 #define LOCK_ENGINE (1ll << 33)
+#define LOCK_PID (3ll << 32)
 
 enum gpu_kind {
     WORK_KERNEL,
@@ -105,7 +110,7 @@ struct gpu_state {
     uint32_t copying[2];    /* 1 + queue whose head each copy engine is at, 0 none */
     uint64_t copy_end_ns[2];
     uint32_t logged, reserved;
-    uint64_t exited[GPU_SLOTS / 64]; /* slots of exited processes; set by readers, who cannot write to the file */
+    uint64_t exited[GPU_SLOTS / 64]; /* slots whose file is closed; set by readers, who cannot write to the file */
     struct gpu_busy busy;
     struct gpu_logged log[GPU_LOG];
     struct gpu_busy slot[GPU_SLOTS];
@@ -185,7 +190,10 @@ _Static_assert(sizeof(struct gpu_work) == 64, "a cell is a cache line");
 
 /* A process's view of one GPU. */
 struct gpu {
-    int fd;
+    _Atomic int fd; /* the program may have closed it: gpu_descriptor */
+    bool writable;
+    char *path;
+    uint64_t device, inode; /* of the file */
     struct gpu_file *file;
     int slot;                  /* this process's slot; -1: none */
     pthread_mutex_t mutex;     /* among this process's threads */
@@ -204,8 +212,9 @@ static inline uint64_t gpu_scale(const struct gpu_file *file) {
     return scale ? scale : 1;
 }
 
-/* The owner of a slot: > 0 its pid in our pid namespace; 0 it lives in another pid namespace; -1 exited or free. */
-int gpu_owner(const struct gpu *gpu, int slot);
+/* The process of a slot: > 0 its pid in our pid namespace; 0 none that we can name: it is in another pid namespace, or has
+ * exited while its file is open elsewhere; -1 the file is closed, so the slot is free. */
+int gpu_owner(struct gpu *gpu, int slot);
 
 /* How many elements of an array were ever taken. */
 static inline unsigned gpu_count(const _Atomic uint32_t *counter, unsigned most) {
@@ -216,12 +225,14 @@ static inline int gpu_slots(const struct gpu_file *f) { return (int)gpu_count(&f
 static inline unsigned gpu_queues(const struct gpu_file *f) { return gpu_count(&f->head.queues, GPU_QUEUES); }
 static inline unsigned gpu_groups(const struct gpu_file *f) { return gpu_count(&f->head.groups, GPU_GROUPS); }
 
+/* A descriptor of the GPU's file, opened again if the program has closed ours. */
+int gpu_descriptor(struct gpu *gpu);
 /* Takes a slot for this process. False: all are taken. */
 bool gpu_claim(struct gpu *gpu);
-/* Adds bytes to our slot. False: the GPU has not enough memory, also after the slots of exited processes were cleared. */
+/* Adds bytes to our slot. False: the GPU has not enough memory, also after slots whose file is closed were cleared. */
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes);
 void gpu_release(struct gpu *gpu, uint64_t bytes);
-/* Bytes that living processes use. reap: also clears the slots of exited ones (needs a writable mapping). */
+/* Bytes in use. reap: also clears slots whose file is closed (needs a writable mapping). */
 uint64_t gpu_used(struct gpu *gpu, bool reap);
 
 /* Takes a group for a context, or a queue for a channel of it; -1: all are taken. */
@@ -254,7 +265,7 @@ bool gpu_done(struct gpu *gpu, int queue, uint64_t seq);
 void gpu_wait(struct gpu *gpu, int queue, uint64_t seq);
 /* How many real nanoseconds to sleep until that work may be done; at most `most`. */
 uint64_t gpu_ahead_ns(struct gpu *gpu, int queue, uint64_t seq, uint64_t most);
-/* Removes the work of exited processes from the GPU. Mutex held. */
+/* Removes what belongs to closed files from the GPU: memory and work. Mutex held. */
 void gpu_reap(struct gpu *gpu);
 
 #endif

@@ -31,7 +31,7 @@ LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 # gpu.h: struct gpu_head before `fail_every`, and the size of struct gpu_file. A test compares both with the compiler's.
 HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQI4x")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
-FORMAT = 4
+FORMAT = 5
 FILE_SIZE = 22893568
 SLOTS, SLOT_SIZE = 128, 64  # after the head page
 QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
