@@ -14,7 +14,7 @@ SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # CUDA's own libraries need this version on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
-GPU = ["gpu.c", "gpu_time.c", "engine.c"]
+GPU = ["gpu.c", "piece.c", "gpu_time.c", "engine.c"]
 CUDA = [*GPU, "channel.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
 CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "capture.c", "host.c", "fault.c"]
 CUDA += ["copy_batch.c", "proc_address.c", "../model/rng.c"]

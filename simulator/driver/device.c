@@ -12,6 +12,7 @@
 
 struct gpu sim_gpu[GPU_MAX];
 int sim_gpus;
+_Atomic bool sim_shares;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t *alive; /* in a page that the kernel clears in a forked child, where the driver is not initialised */
@@ -78,7 +79,13 @@ API CUresult cuInit(unsigned flags) {
     return result;
 }
 
-CUresult sim_ready(void) { return alive && *alive ? fault() : CUDA_ERROR_NOT_INITIALIZED; }
+CUresult sim_ready(void) {
+    if (!alive || !*alive)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    for (int i = 0; i < sim_gpus && atomic_load_explicit(&sim_shares, memory_order_relaxed); i++)
+        gpu_lock_pid(&sim_gpu[i]);
+    return fault();
+}
 
 CUresult sim_device(CUdevice dev) {
     TRY(sim_ready());

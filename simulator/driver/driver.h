@@ -104,6 +104,7 @@ struct channel { /* this process's side of a queue */
 
 extern struct gpu sim_gpu[GPU_MAX];
 extern int sim_gpus;
+extern _Atomic bool sim_shares; /* the program has descriptors of a GPU's file */
 
 /* CUDA_SUCCESS when this process itself called cuInit; a call before the fork does not count. */
 CUresult sim_ready(void);

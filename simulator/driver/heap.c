@@ -130,11 +130,10 @@ bool heap_take(uint64_t address, struct piece *out) {
 }
 
 static void give_back(struct piece piece) {
-    if (piece.kind == DEVICE)
-        ipc_forget(piece.address);
+    bool exported = piece.kind == DEVICE && ipc_forget(piece.address);
     if (piece.mapped)
         munmap((void *)(uintptr_t)piece.address, piece.mapped);
-    if (piece.kind == DEVICE || piece.kind == MANAGED)
+    if ((piece.kind == DEVICE && !exported) || piece.kind == MANAGED)
         gpu_release(sim_gpu_of(piece.ctx), piece.size);
     else if (piece.kind == POOLED)
         pool_free(piece);

@@ -84,6 +84,7 @@ void fill_row(uint64_t to, uint32_t value, size_t width, size_t n);
 void graph_memory_free(struct piece piece);
 /* vmm.c: makes a sparse memory file, which other processes can map; -1 on failure */
 int memory_file(uint64_t bytes);
-void ipc_forget(uint64_t address);
+/* An allocation is freed. True: it was exported, and counts as a piece until nobody holds it. */
+bool ipc_forget(uint64_t address);
 
 #endif

@@ -44,12 +44,18 @@ class Gpu:
         self.map = mmap.mmap(self.fd, driver_root.FILE_SIZE, prot=mmap.PROT_READ)
 
     def counted(self) -> int:
-        """Bytes that running processes have."""
+        """Bytes in use: in the slots of processes, and in pieces that several may hold."""
+        root = driver_root
+        return self._locked(1 << 32, 4096, root.SLOTS, root.SLOT_SIZE) + self._locked(
+            5 << 32, root.PIECES_AT, root.PIECES, root.PIECE_SIZE
+        )
+
+    def _locked(self, lock_at: int, at: int, many: int, size: int) -> int:
         total = 0
-        for slot in range(driver_root.SLOTS):
-            if not (used := struct.unpack_from("<Q", self.map, 4096 + slot * driver_root.SLOT_SIZE)[0]):
+        for i in range(many):
+            if not (used := struct.unpack_from("<Q", self.map, at + i * size)[0]):
                 continue
-            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, (1 << 32) + slot, 1, 0)
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, lock_at + i, 1, 0)
             if struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK:
                 total += used
         return total
