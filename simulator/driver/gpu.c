@@ -196,6 +196,7 @@ int gpu_owner(struct gpu *gpu, int slot) {
 /* Releases all that belonged to the slot's file and makes its queued work void. */
 static void clear_slot(struct gpu_file *file, int slot) {
     struct gpu_slot *s = &file->slot[slot];
+    gpu_pieces_leave(file, slot);
     for (unsigned i = 0; i < gpu_queues(file); i++) {
         struct gpu_queue *q = &file->queue[i];
         if (atomic_load(&q->owner) != (uint32_t)slot + 1)

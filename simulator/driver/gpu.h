@@ -131,7 +131,8 @@ struct gpu_slot {
 struct gpu_piece {               /* memory that several processes may hold */
     _Atomic uint64_t used;       /* bytes; 0 free */
     _Atomic uint32_t generation; /* counts its uses */
-    _Atomic uint32_t slot;       /* 1 + the slot of the process that made it */
+    _Atomic uint32_t
+        slot; /* 1 + the slot of the process that made it; 0: that one has freed it, or its file is closed */
 };
 
 /* The file of a MIG device has the name GPU_MIG + 8 * (minor of its GPU) + (its number on that GPU). */
@@ -266,6 +267,10 @@ void *gpu_piece_map(struct gpu *gpu, int fd, void *at, uint64_t size, uint64_t o
 void gpu_piece_punch(struct gpu *gpu, int fd, uint64_t size, uint64_t offset);
 /* Closes the descriptor, if it is one of the GPU's file. */
 void gpu_piece_close(struct gpu *gpu, int fd);
+/* The process that made the piece has freed it; others may hold it. */
+void gpu_piece_freed(struct gpu *gpu, int piece);
+/* A slot is cleared: the pieces that its process made are nobody's. */
+void gpu_pieces_leave(struct gpu_file *file, int slot);
 /* Clears those that no open file holds. Mutex held. */
 void gpu_pieces_reap(struct gpu *gpu, int fd);
 /* Their bytes. slot: only of those that its process made; -1: all. fd: a descriptor, to ask which are held; -1: count all. */

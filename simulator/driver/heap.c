@@ -130,7 +130,7 @@ bool heap_take(uint64_t address, struct piece *out) {
 }
 
 static void give_back(struct piece piece) {
-    bool exported = piece.kind == DEVICE && ipc_forget(piece.address);
+    bool exported = piece.kind == DEVICE && ipc_forget(sim_gpu_of(piece.ctx), piece.address);
     if (piece.mapped)
         munmap((void *)(uintptr_t)piece.address, piece.mapped);
     if ((piece.kind == DEVICE && !exported) || piece.kind == MANAGED)

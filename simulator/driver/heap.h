@@ -85,6 +85,6 @@ void graph_memory_free(struct piece piece);
 /* vmm.c: makes a sparse memory file, which other processes can map; -1 on failure */
 int memory_file(uint64_t bytes);
 /* An allocation is freed. True: it was exported, and counts as a piece until nobody holds it. */
-bool ipc_forget(uint64_t address);
+bool ipc_forget(struct gpu *gpu, uint64_t address);
 
 #endif

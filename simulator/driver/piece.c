@@ -120,6 +120,19 @@ void gpu_piece_close(struct gpu *gpu, int fd) {
     gpu_lock_pid(gpu);
 }
 
+void gpu_piece_freed(struct gpu *gpu, int piece) {
+    uint32_t mine = (uint32_t)gpu->slot + 1;
+    if (piece >= 0)
+        atomic_compare_exchange_strong(&gpu->file->piece[piece].slot, &mine, 0);
+}
+
+void gpu_pieces_leave(struct gpu_file *file, int slot) {
+    for (unsigned i = 0; i < gpu_count(&file->head.pieces, GPU_PIECES); i++) {
+        uint32_t its = (uint32_t)slot + 1;
+        atomic_compare_exchange_strong(&file->piece[i].slot, &its, 0);
+    }
+}
+
 static bool in_use(int fd, int piece) {
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_PIECE + piece, .l_len = 1};
     return fcntl(fd, F_GETLK, &l) < 0 || l.l_type != F_UNLCK;

@@ -210,6 +210,7 @@ static void bury(struct pool *pool) {
             *p = pool->next;
             break;
         }
+    gpu_piece_freed(&sim_gpu[pool->device], gpu_piece_of(&sim_gpu[pool->device], pool->fd));
     gpu_piece_close(&sim_gpu[pool->device], pool->fd);
     free(pool);
 }

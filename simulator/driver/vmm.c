@@ -81,6 +81,7 @@ static void unref(struct handle *h) {
         gpu_release(gpu, h->size);
         close(h->fd);
     } else {
+        gpu_piece_freed(gpu, h->piece);
         munmap(h->kept, 4096);
         if (gpu_piece_of(gpu, h->fd) == h->piece)
             gpu_piece_close(gpu, h->fd);
@@ -424,13 +425,14 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     return !s ? CUDA_ERROR_INVALID_VALUE : last ? heap_free(address) : CUDA_SUCCESS;
 }
 
-bool ipc_forget(uint64_t address) {
+bool ipc_forget(struct gpu *gpu, uint64_t address) {
     bool known = false;
     pthread_mutex_lock(&mutex);
     for (struct shared **p = &shared; *p; p = &(*p)->next)
         if ((*p)->address == address && !(*p)->imported) {
             struct shared *s = *p;
             *p = s->next;
+            gpu_piece_freed(gpu, s->handle.piece);
             free(s);
             known = true;
             break;

@@ -3,7 +3,8 @@
 The model: the GPU counts what its driver has handed out, contexts included. Then at every instant: counted <= limit;
 a refusal: counted + need > limit; when all is still: cuMemGetInfo's free = limit - counted, and that much, and not one
 piece more, is granted. What processes hold that the GPU does not count (external memory, exports) counts as well once
-they have said how much that is.
+they have said how much that is. What its maker has freed, or left by its exit, while an importer holds it is nobody's
+charge, a known gap, and does not count here.
 """
 
 import fcntl
@@ -46,19 +47,25 @@ class Gpu:
     def counted(self) -> int:
         """Bytes in use: in the slots of processes, and in pieces that several may hold."""
         root = driver_root
-        return self._locked(1 << 32, 4096, root.SLOTS, root.SLOT_SIZE) + self._locked(
-            5 << 32, root.PIECES_AT, root.PIECES, root.PIECE_SIZE
-        )
+        slots = (i for i in range(root.SLOTS) if self._used(4096, root.SLOT_SIZE, i) and self._locked(1 << 32, i))
+        return sum(self._used(4096, root.SLOT_SIZE, i) for i in slots) + sum(used for used, _ in self._pieces())
 
-    def _locked(self, lock_at: int, at: int, many: int, size: int) -> int:
-        total = 0
-        for i in range(many):
-            if not (used := struct.unpack_from("<Q", self.map, at + i * size)[0]):
-                continue
-            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, lock_at + i, 1, 0)
-            if struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK:
-                total += used
-        return total
+    def left(self) -> int:
+        """Bytes of these that their maker has freed, or whose maker has exited, while an importer holds them."""
+        return sum(used for used, maker in self._pieces() if not maker or not self._locked(1 << 32, maker - 1))
+
+    def _used(self, at: int, size: int, i: int) -> int:
+        return int(struct.unpack_from("<Q", self.map, at + i * size)[0])
+
+    def _locked(self, first: int, i: int) -> bool:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first + i, 1, 0)
+        return bool(struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK)
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        """Bytes of each piece, and 1 + its maker's slot."""
+        at, size = driver_root.PIECES_AT, driver_root.PIECE_SIZE
+        used = [i for i in range(driver_root.PIECES) if self._used(at, size, i) and self._locked(5 << 32, i)]
+        return [struct.unpack_from("<Q4xI", self.map, at + i * size) for i in used]  # type: ignore[misc]
 
     def close(self) -> None:
         """Unmap."""
@@ -138,7 +145,7 @@ class Bench:
     def room(self, exactly: bool = False) -> int:
         """Bytes that the model still allows; exactly: what the GPU does not count is counted as well."""
         beyond = sum(self.beyond.get(p.pid, 0) for p in self.running) if exactly else 0
-        return self.allowed - self.gpu.counted() - beyond
+        return self.allowed - (self.gpu.counted() - self.gpu.left()) - beyond
 
     def kill(self, p: Process) -> None:
         """SIGKILL it and forget it."""
