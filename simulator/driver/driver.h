@@ -71,9 +71,12 @@ struct context {
     int device;
     unsigned flags;
     bool primary;
-    int group;             /* number of its gpu_group */
-    bool closed;           /* under the mutex */
-    pthread_mutex_t mutex; /* for submission; locked before the GPU's mutex */
+    struct context *memory; /* whose its allocations are: its own, or those of a green context's primary one */
+    size_t limit[8];        /* CU_LIMIT_... */
+    uint64_t bytes;         /* that it takes itself, with what its limits take */
+    int group;              /* number of its gpu_group */
+    bool closed;            /* under the mutex */
+    pthread_mutex_t mutex;  /* for submission; locked before the GPU's mutex */
     struct channel *channel[CHANNELS];
     struct stream null_stream;
     struct context *next;
@@ -112,6 +115,10 @@ CUresult sim_ready(void);
 CUresult sim_context(CUcontext *ctx);
 bool sim_context_valid(CUcontext ctx);
 CUresult sim_device(CUdevice dev);
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev);
+/* device.c: a context that shares the device's primary one, which it retains. */
+CUresult context_green(CUcontext *out, CUdevice dev);
+void context_green_destroy(CUcontext ctx);
 static inline struct gpu *sim_gpu_of(CUcontext ctx) { return &sim_gpu[ctx->device]; }
 
 /* capture.c. An error when a capture of this thread (or a global one) forbids calls that cannot be captured. */
@@ -184,6 +191,7 @@ CUresult kernel_submit(struct stream *stream, const struct kernel *kernel);
 #define PER_THREAD(handle) \
     ((handle) ? (handle) : (CUstream)2) /* NULL is the per-thread stream in _ptsz and _ptds functions */
 CUresult sim_stream(CUstream handle, struct stream **stream);
+CUresult stream_new(CUstream *out, CUcontext ctx, unsigned flags, int priority);
 CUresult sim_stream_wait(struct stream *stream);
 CUresult sim_context_wait(CUcontext ctx);
 /* memop.c */

@@ -212,6 +212,8 @@ static void clear_slot(struct gpu_file *file, int slot) {
     s->pid = 0;
     s->start_ticks = 0;
     memset(s->command, 0, sizeof s->command);
+    atomic_store(&s->saved, 0);
+    atomic_store(&s->checkpoint, 0);
 }
 
 /* Clears the slot if its file is closed. Mutex held. */

@@ -125,7 +125,9 @@ struct gpu_slot {
     int32_t pid;           /* in the owner's pid namespace; others learn its pid from the lock */
     uint32_t contexts;
     char command[16];
-    uint8_t reserved[24];
+    _Atomic uint64_t saved;      /* bytes that a checkpoint has moved to the host */
+    _Atomic uint32_t checkpoint; /* CU_PROCESS_STATE_...; 0: it runs */
+    uint8_t reserved[12];
 };
 
 struct gpu_piece {               /* memory that several processes may hold */

@@ -66,6 +66,7 @@ CUresult heap_note(struct piece piece) {
         size_t index = position(piece.address);
         memmove(&pieces[index + 1], &pieces[index], (count - index) * sizeof *pieces);
         pieces[index] = piece;
+        pieces[index].ctx = piece.ctx->memory;
         count++;
     }
     pthread_mutex_unlock(&mutex);
@@ -133,7 +134,7 @@ static void give_back(struct piece piece) {
     bool exported = piece.kind == DEVICE && ipc_forget(sim_gpu_of(piece.ctx), piece.address);
     if (piece.mapped)
         munmap((void *)(uintptr_t)piece.address, piece.mapped);
-    if ((piece.kind == DEVICE && !exported) || piece.kind == MANAGED)
+    if ((piece.kind == DEVICE && !exported) || piece.kind == MANAGED || piece.kind == VARIABLES)
         gpu_release(sim_gpu_of(piece.ctx), piece.size);
     else if (piece.kind == POOLED)
         pool_free(piece);

@@ -10,9 +10,10 @@
 enum kind {
     DEVICE, /* counted and mapped for itself */
     MANAGED,
-    POOLED,   /* a part of a pool's chunk */
-    GRAPH,    /* allocated by a graph launch, counted by the device's graph pool */
-    IMPORTED, /* another process's memory: mapped here, counted there */
+    POOLED,    /* a part of a pool's chunk */
+    GRAPH,     /* allocated by a graph launch, counted by the device's graph pool */
+    IMPORTED,  /* another process's memory: mapped here, counted there */
+    VARIABLES, /* of a module */
 };
 
 struct piece {
@@ -82,6 +83,15 @@ CUresult copy_box_in(const struct copy3d *copy, struct stream *stream);
 void fill_row(uint64_t to, uint32_t value, size_t width, size_t n);
 /* graph.c */
 void graph_memory_free(struct piece piece);
+/* vmm.c: one more holder of a handle's memory, or of what is mapped at an address; NULL: there is none. */
+struct handle;
+struct handle *vmm_hold(unsigned long long handle);
+struct handle *vmm_hold_mapped(uint64_t address);
+void vmm_drop(struct handle *handle);
+/* holders.c: the array or multicast object is destroyed; the second one: false, if it is none. */
+void holder_gone(const void *owner);
+bool multicast_release(unsigned long long object);
+bool array_is_sparse(const void *array);
 /* vmm.c: makes a sparse memory file, which other processes can map; -1 on failure */
 int memory_file(uint64_t bytes);
 /* An allocation is freed. True: it was exported, and counts as a piece until nobody holds it. */

@@ -17,7 +17,8 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
     TRY(sim_context(&ctx));
     TRY(capture_forbids());
     TRY(sim_context_wait(ctx));
-    return heap_free(address);
+    struct piece p;
+    return heap_find(address, &p) && p.kind == VARIABLES ? CUDA_ERROR_INVALID_VALUE : heap_free(address);
 }
 
 API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {

@@ -32,6 +32,7 @@ struct pool {
     int device;
     int fd; /* the memory file of a pool that can be shared; -1: none */
     bool imported, destroyed;
+    bool host; /* in host memory, which takes nothing of the GPU */
     uint64_t file_end;
     uint64_t reserved, reserved_high, used, used_high, threshold;
     int reuse[3];
@@ -112,13 +113,14 @@ static struct chunk *new_chunk(struct pool *pool, uint64_t size) {
 static bool grow(struct pool *pool, uint64_t size) {
     struct gpu *gpu = &sim_gpu[pool->device];
     uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
-    if (!gpu_reserve(gpu, wanted)) {
+    if (!pool->host && !gpu_reserve(gpu, wanted)) {
         wanted = round_up(size, BLOCK);
         if (!gpu_reserve(gpu, wanted))
             return false;
     }
     if (!new_chunk(pool, wanted)) {
-        gpu_release(gpu, wanted);
+        if (!pool->host)
+            gpu_release(gpu, wanted);
         return false;
     }
     if (pool->fd >= 0) { /* what other processes can map counts as a piece */
@@ -189,7 +191,7 @@ static void trim(struct pool *pool, uint64_t keep) {
         if (pool->fd >= 0) {
             gpu_piece_punch(gpu, pool->fd, chunk->size, chunk->offset);
             gpu_piece_add(gpu, pool->fd, -(int64_t)(chunk->size - chunk->moved));
-        } else
+        } else if (!pool->host)
             gpu_release(gpu, chunk->size - chunk->moved);
         pool->reserved -= chunk->size - chunk->moved;
         for (struct part *part = chunk->parts, *next; part; part = next) {
@@ -345,14 +347,22 @@ API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
 
 API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) {
     TRY(sim_ready());
-    if (!out || !props || props->handle_types & ~1 || sim_device(props->location_id))
+    if (!out || !props || props->handle_types & ~1)
         return CUDA_ERROR_INVALID_VALUE;
-    struct gpu *gpu = &sim_gpu[props->location_id];
+    /* Since CUDA 13.0 there are pools of managed memory, which may lie on the GPU wherever they say. */
+    bool managed = props->alloc_type == 2, device_known = props->location_type == 1;
+    bool host = !managed && props->location_type >= 2 && props->location_type <= 4;
+    int device = device_known ? props->location_id : 0;
+    if (sim_device(device) || (!device_known && !host && !managed) || (props->handle_types && (host || managed)))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct gpu *gpu = &sim_gpu[device];
     int fd = -1;
     if (props->handle_types && ((gpu->slot < 0 && !gpu_claim(gpu)) || (fd = gpu_piece_make(gpu, 0)) < 0))
         return CUDA_ERROR_OPERATING_SYSTEM;
     pthread_mutex_lock(&mutex);
-    *out = new_pool(props->location_id, fd);
+    *out = new_pool(device, fd);
+    if (*out)
+        (*out)->host = host;
     pthread_mutex_unlock(&mutex);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -73,9 +73,7 @@ CUresult sim_stream(CUstream handle, struct stream **out) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
+CUresult stream_new(CUstream *out, CUcontext ctx, unsigned flags, int priority) {
     if (!out || flags > 1)
         return CUDA_ERROR_INVALID_VALUE;
     struct live_stream *l = new_stream(ctx, flags, priority);
@@ -83,6 +81,12 @@ API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int prior
         return CUDA_ERROR_OUT_OF_MEMORY;
     *out = &l->s;
     return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
+    CUcontext ctx;
+    TRY(sim_context(&ctx));
+    return stream_new(out, ctx, flags, priority);
 }
 
 API CUresult cuStreamCreate(CUstream *out, unsigned flags) { return cuStreamCreateWithPriority(out, flags, 0); }
