@@ -78,11 +78,11 @@ API CUresult cuCheckpointProcessCheckpoint(int pid, const void *args) {
 /* The GPU that the memory of GPU `i` comes back to; -1: this process has none of that name. */
 static int target(int i, const struct restore_args *args) {
     CUuuid mine, other;
-    if (cuDeviceGetUuid_v2(&mine, i))
+    if (sim_uuid(&mine, i, true))
         return -1;
     for (unsigned k = 0; args && k < args->n; k++)
         for (int to = 0; to < sim_gpus && !memcmp(&args->pairs[k].from, &mine, sizeof mine); to++)
-            if (!cuDeviceGetUuid_v2(&other, to) && !memcmp(&args->pairs[k].to, &other, sizeof other))
+            if (!sim_uuid(&other, to, true) && !memcmp(&args->pairs[k].to, &other, sizeof other))
                 return to;
     return args && args->n ? -1 : i;
 }

@@ -162,8 +162,7 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice dev) {
     return CUDA_SUCCESS;
 }
 
-static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
-    TRY(sim_device(dev));
+CUresult sim_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
     const struct gpu_head *h = &sim_gpu[dev].file->head;
     const char *p = (instance || h->mig != GPU_PART ? h->uuid : h->parent) + 4; /* after "GPU-" */
     for (int i = 0; i < 16; i++) {
@@ -176,6 +175,11 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
         p += 2;
     }
     return CUDA_SUCCESS;
+}
+
+static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
+    TRY(sim_device(dev));
+    return sim_uuid(uuid, dev, instance);
 }
 
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev, false); }
@@ -384,6 +388,8 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice dev) {
     TRY(sim_device(dev));
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
+    if (current.depth >= STACK_DEPTH)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&mutex);
     CUresult r = make_context(out, dev, flags, false, NULL);
     pthread_mutex_unlock(&mutex);

@@ -115,7 +115,7 @@ CUresult sim_ready(void);
 CUresult sim_context(CUcontext *ctx);
 bool sim_context_valid(CUcontext ctx);
 CUresult sim_device(CUdevice dev);
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev);
+CUresult sim_uuid(CUuuid *uuid, CUdevice dev, bool instance); /* instance: a MIG device's own, else its GPU's */
 /* device.c: a context that shares the device's primary one, which it retains. */
 CUresult context_green(CUcontext *out, CUdevice dev);
 void context_green_destroy(CUcontext ctx);

@@ -287,6 +287,14 @@ API CUresult cuGraphAddChildGraphNode(struct node **out, struct graph *g, nodes 
     return r;
 }
 
+API CUresult cuGraphChildGraphNodeGetGraph(struct node *node, struct graph **out) {
+    TRY(sim_ready());
+    if (!node || !out || node->op.type != NODE_GRAPH)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = node->op.child;
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuGraphAddEventRecordNode(struct node **out, struct graph *g, nodes before, size_t n, CUevent event) {
     struct op op = {.type = NODE_RECORD, .event = event};
     return event ? graph_add(g, before, n, &op, out) : CUDA_ERROR_INVALID_VALUE;

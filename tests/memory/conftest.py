@@ -5,6 +5,7 @@ import platform
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from differential import CONTEXT_BYTES_AT, Gpu
 
 HERE = Path(__file__).parent
 GPU_MIB, LIMIT = 8192, 1024 * MIB
+PATIENCE = 60  # seconds until a program that hangs is killed
 SONAME, PRIVATE = b"libcuda.so.1\0", b"libcuda.sim1\0"
 
 
@@ -29,6 +31,8 @@ class Program:
     def __init__(self, box: Box, code: str, env: dict[str, str]) -> None:
         text = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom attack import *\n{code}"
         self.process = box.start([sys.executable, "-c", text], **env)
+        self.late = threading.Timer(PATIENCE, self.process.kill)
+        self.late.start()
 
     def line(self) -> str:
         """The next line that the program says."""
@@ -50,6 +54,7 @@ class Program:
 
     def kill(self) -> None:
         """SIGKILL."""
+        self.late.cancel()
         self.process.kill()
         self.process.communicate()
 

@@ -89,13 +89,13 @@ made = []
 while True:
     c = c_void_p(); r = lib.cuCtxCreate_v2(byref(c), 0, 0)
     if r: break
-    made.append(c)
-say(r, len(made)); wait()
+    made.append(c); assert lib.cuCtxPopCurrent_v2(byref(c_void_p())) == 0
+say(r, len(made))
 for c in made: assert lib.cuCtxDestroy_v2(c) == 0
 for turn in range(300):
     c = c_void_p(); assert lib.cuCtxCreate_v2(byref(c), 0, 0) == 0 and cu.alloc(900 * MIB)[0] == 0
     assert lib.cuCtxDestroy_v2(c) == 0
-""".replace("wait()", "sys.stdout.flush()"),
+""",
         f"2 {LIMIT // (10 * MIB)}",
     )
     assert box.charged() == node.held() == 0
@@ -239,11 +239,8 @@ ARRAY = """
 cu.init(); r, array = cu.array(4096, 4096, flags=0x40); assert r == 0
 def change(operation, handle, x=0):
     info = (c_uint64 * 12)()
-    info[0], info[1], info[2] = 0, array, 0
-    info[4] = x << 0
     words = (c_uint * 24).from_buffer(info)
-    words[16], words[17] = operation, 0
-    info[9] = handle.value
+    info[1], words[8], words[14], info[8] = array, x, operation, handle.value
     return lib.cuMemMapArrayAsync(info, 1, None)
 """
 
@@ -322,13 +319,16 @@ def pool_of(kind, where):
 """
 
 
-@pytest.mark.parametrize(("kind", "where", "charged"), [(1, 1, True), (2, 1, True), (2, 2, True), (2, 0, True), (1, 2, False)])
+@pytest.mark.parametrize(
+    ("kind", "where", "charged"), [(1, 1, True), (2, 1, True), (2, 2, True), (2, 0, True), (1, 2, False)]
+)
 def test_pools_of_host_and_managed_memory(node: Node, kind: int, where: int, charged: bool) -> None:
     """Managed memory may lie on the GPU wherever its pool says (CUDA 13.0), so it is charged. Pinned host memory is not."""
     box = node.container()
     attack(
         box,
-        POOL + f"r, p = pool_of({kind}, {where}); say(r, cu.pool_alloc(p, 600 * MIB)[0], cu.pool_alloc(p, 600 * MIB)[0])",
+        POOL
+        + f"r, p = pool_of({kind}, {where}); say(r, cu.pool_alloc(p, 600 * MIB)[0], cu.pool_alloc(p, 600 * MIB)[0])",
         "0 0 2" if charged else "0 0 0",
     )
     if charged:
