@@ -58,19 +58,35 @@ static CUresult ask_driver(const struct variant *v, const struct request *q, CUd
     return q->pool ? v->from_pool(made, q->bytes, q->pool, q->stream) : v->alloc(made, q->bytes, q->stream);
 }
 
+/* Undoes an allocation that nobody charged, and charges its pool for what the driver still keeps of it. */
+static void undo_uncharged(struct gh_state *st, const struct variant *v, const struct request *q, CUdeviceptr made) {
+    CUmemoryPool handle = q->pool;
+    CUdevice device;
+    v->free(made, q->stream);
+    if (!device_of(q->stream, &device) || (!handle && REAL(cuDeviceGetMemPool)(&handle, device)))
+        return;
+    struct gh_pool *pool = pool_find(st, handle, POOL_ALIVE);
+    if (!pool)
+        pool = pool_learn(st, handle, device);
+    if (!pool || !pool_is_accounted(pool) || !pool_enter(pool, handle))
+        return;
+    pool_correct(st, pool, 0, false);
+    pool_leave(pool);
+    pools_trim(st, atomic_load(&pool->gpu));
+    pools_changed(st);
+}
+
 /* In a capture, the driver makes a graph node, whose launch is charged. If the stream was in no capture when the driver
- * saw the call, it was an allocation that nobody charged: it is undone. */
+ * saw the call, it was an allocation. */
 static CUresult alloc_uncharged(struct gh_state *st, const struct variant *v, const struct request *q,
                                 CUdeviceptr *made) {
     CUstream stream = q->stream ? q->stream : v->default_stream;
     uint64_t before = capture_of(stream);
     CUresult r = ask_driver(v, q, made);
-    if (r == CUDA_SUCCESS && (!before || capture_of(stream) != before)) {
-        v->free(*made, q->stream);
-        pools_changed(st);
-        r = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return r;
+    if (r || (before && capture_of(stream) == before))
+        return r;
+    undo_uncharged(st, v, q, *made);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* The pool is found once, and the driver allocates from that one: another thread may change the device's current pool. */
