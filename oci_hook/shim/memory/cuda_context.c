@@ -252,29 +252,53 @@ GH_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 
 /* ---- limits that make a context take memory ---- */
 
-/* Bytes that a limit takes beyond its default, which is part of every context. */
-static uint64_t limit_bytes(int limit, size_t value) {
-    uint64_t usual = limit == CU_LIMIT_STACK_SIZE ? 1 << 10 : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? 1 << 20 : 8 << 20;
-    uint64_t more = value > usual ? value - usual : 0;
+/* What a limit is by default, which is part of every context's own memory, and what each unit beyond it takes.
+ *
+ * For the device runtime (kernels that launch kernels) the CUDA C++ Programming Guide says: each level of nesting at which
+ * kernels synchronise needs up to 150 MB for the state of the threads that wait, and two levels are the default; and for
+ * each of 2048 pending launches, configuration and parameters are kept. It gives no size for these: parameters of launches
+ * by kernels have at most 4 KiB, and as much again is our own upper bound for the rest. Not measured on a GPU. */
+static const struct {
+    uint64_t usual, each;
+} cost_of_limit[] = {
+    [CU_LIMIT_STACK_SIZE] = {1 << 10, 1}, /* for each thread that can run on the GPU at once */
+    [CU_LIMIT_PRINTF_FIFO_SIZE] = {1 << 20, 1},
+    [CU_LIMIT_MALLOC_HEAP_SIZE] = {8 << 20, 1},
+    [CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = {2, 150 << 20},
+    [CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = {2048, 8 << 10},
+};
+#define LIMITS (sizeof cost_of_limit / sizeof *cost_of_limit) /* the others take no device memory */
+#define TOO_MUCH (UINT64_MAX / 4)                             /* more than any GPU has */
+
+static uint64_t threads_at_once(void) {
     CUdevice device;
     int processors = 0, threads = 0;
-    if (limit != CU_LIMIT_STACK_SIZE)
-        return more;
-    /* a stack for every thread that can run on the GPU at once */
     if (REAL(cuCtxGetDevice)(&device) ||
         REAL(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) ||
         REAL(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device))
+        return TOO_MUCH;
+    return (uint64_t)processors * (uint64_t)threads;
+}
+
+/* Bytes that a limit takes beyond its default. */
+static uint64_t limit_bytes(int limit, size_t value) {
+    uint64_t each = cost_of_limit[limit].each, bytes;
+    if (value <= cost_of_limit[limit].usual)
         return 0;
-    return more > 1 << 20 ? UINT64_MAX / 4 : more * (uint64_t)processors * (uint64_t)threads;
+    if (limit == CU_LIMIT_STACK_SIZE)
+        each = threads_at_once();
+    if (__builtin_mul_overflow(value - cost_of_limit[limit].usual, each, &bytes) || bytes > TOO_MUCH)
+        return TOO_MUCH;
+    return bytes;
 }
 
 GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     CUcontext context = NULL;
     struct gh_state *st = gh_here();
-    if (limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE || !st || REAL(cuCtxGetCurrent)(&context) ||
-        !context)
+    if (limit < 0 || (unsigned)limit >= LIMITS || !st || REAL(cuCtxGetCurrent)(&context) || !context)
         return REAL(cuCtxSetLimit)(limit, value);
-    uint64_t name = (uintptr_t)context + (uint64_t)limit; /* unique, since contexts are more than three bytes apart */
+    uint64_t name =
+        (uintptr_t)context + (uint64_t)limit; /* unique, since contexts are further apart than there are limits */
     struct owed before = begin_free(LIMIT, name);
     struct charge c;
     CUresult r = charge(&c, limit_bytes(limit, value));
