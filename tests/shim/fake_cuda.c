@@ -52,7 +52,7 @@ struct pool {
 
 struct context {
     int device;
-};
+} __attribute__((aligned(64)));
 
 struct mapping {
     u64 at, size;
@@ -217,7 +217,7 @@ CUresult cuCtxCreate_v2(void **out, unsigned flags, int device) {
     (void)flags;
     if (!initialised)
         return NOT_INIT;
-    struct context *ctx = calloc(1, sizeof *ctx);
+    struct context *ctx = aligned_alloc(64, sizeof *ctx);
     ctx->device = visible(device);
     *out = ctx;
     return push(ctx);
@@ -230,10 +230,13 @@ static void drop_context(struct context *ctx) {
         }
 }
 CUresult cuCtxDestroy_v2(void *ctx) {
+    if (getenv("FAKE_REFUSE"))
+        return 999;
     LOCKED;
     drop_context(ctx);
     if (depth && stack[depth - 1] == ctx)
         depth--;
+    free(ctx); /* the next context has the same handle, as with real drivers */
     DONE(OK);
 }
 CUresult cuDevicePrimaryCtxRetain(void **out, int device) {

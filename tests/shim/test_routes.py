@@ -370,7 +370,17 @@ assert cu.used() == 592 * M
 assert limit(2, 300 * M) == 0 and cu.used() == 292 * M
 assert limit(2, 8 * M) == 0 and cu.used() == 0
 assert limit(0, 2048) == 0 and cu.used() == 1024 * 100 * 2048, "a stack per thread"
-assert limit(5, 64) == 0
+assert limit(0, 1024) == 0 and cu.used() == 0
+assert [limit(0, n) for n in (2**63, 2**64 - 1)] == [cu.OOM, cu.OOM] and cu.used() == 0
+assert limit(3, 2) == 0 and cu.used() == 0, "two levels at which kernels wait for kernels are the default"
+assert limit(3, 3) == 0 and cu.used() == 150 * M
+assert limit(3, 7) == 0 and cu.used() == 750 * M
+assert limit(3, 9) == cu.OOM and limit(3, 2**64 - 1) == cu.OOM and cu.used() == 750 * M
+assert limit(3, 0) == 0 and cu.used() == 0
+assert limit(4, 2048) == 0 and cu.used() == 0
+assert limit(4, 2049) == 0 and cu.used() == 8192
+assert limit(4, 2**63) == cu.OOM and limit(4, 32768) == 0 and cu.used() == (32768 - 2048) * 8192
+assert [limit(which, 64) for which in (5, 6, 7, -1, 99)] == [0] * 5 and cu.used() == (32768 - 2048) * 8192
 assert cu.lib.cuDevicePrimaryCtxReset_v2(0) == 0
 assert cu.used() == 0
 """)

@@ -2,8 +2,10 @@
 #ifndef GPU_HOOK_CUDA_H
 #define GPU_HOOK_CUDA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef int CUresult;
 enum {
@@ -32,6 +34,13 @@ CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
 
+/* Copies what a program passed by pointer, exactly once: from here on the copy counts, whatever the program's other
+ * threads write to the original. The barrier keeps the compiler from reading the original again. */
+static inline void copy_once(void *copy, const void *original, size_t bytes) {
+    memcpy(copy, original, bytes);
+    __asm__ volatile("" : : "r"(copy) : "memory");
+}
+
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUfunc_st *CUfunction;
@@ -48,6 +57,8 @@ typedef struct {
     int type; /* 1 device, 2..4 host */
     int id;
 } CUmemLocation;
+/* Whether memory at this location is host memory. */
+static inline bool on_host(const CUmemLocation *l) { return l->type >= 2 && l->type <= 4; }
 
 typedef struct {
     int type, handle_types;
@@ -71,8 +82,8 @@ typedef struct {
     CUdeviceptr pointer;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
-typedef struct {
-    int type; /* CUgraphNodeType */
+typedef struct { /* the same size since CUDA 12.2 */
+    int type;    /* CUgraphNodeType */
     int reserved[3];
     union {
         CUDA_MEM_ALLOC_NODE_PARAMS alloc;
@@ -80,6 +91,13 @@ typedef struct {
     };
     long long reserved2;
 } CUgraphNodeParams;
+
+typedef struct {
+    uint64_t flags;
+    CUstream upload;
+    CUgraphNode error; /* out */
+    int result;        /* out */
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
 
 typedef struct { /* before 3.2, lengths were 32 bits */
     unsigned width, height;
@@ -105,6 +123,27 @@ typedef struct {
     size_t size, alignment;
     unsigned reserved[4];
 } CUDA_ARRAY_MEMORY_REQUIREMENTS;
+
+enum { CU_MEM_OPERATION_TYPE_MAP = 1 };
+typedef struct {
+    int resource_type;
+    void *resource;
+    int subresource_type;
+    union {
+        struct {
+            unsigned level, layer, offset[3], extent[3];
+        } sparse;
+        struct {
+            unsigned layer;
+            unsigned long long offset, size;
+        } tail;
+    } subresource;
+    int operation; /* CU_MEM_OPERATION_TYPE_... */
+    int handle_type;
+    CUmemHandle handle;
+    unsigned long long offset;
+    unsigned device_mask, flags, reserved[2];
+} CUarrayMapInfo;
 
 typedef struct {
     int type;
@@ -186,6 +225,8 @@ enum {
     CU_LIMIT_STACK_SIZE = 0,
     CU_LIMIT_PRINTF_FIFO_SIZE = 1,
     CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+    CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH = 3,
+    CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT = 4,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
     CU_MEMORYTYPE_HOST = 1,
@@ -254,6 +295,8 @@ CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamSynchronize_ptsz(CUstream stream);
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
 CUresult cuStreamIsCapturing(CUstream stream, int *status);
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, int *status, uint64_t *number, CUgraph *graph,
+                                   const CUgraphNode **dependencies, size_t *count);
 CUresult cuStreamQuery(CUstream stream);
 CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
@@ -271,8 +314,8 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handl
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address);
 CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, uint64_t flags);
-CUresult cuMemMapArrayAsync(void *list, unsigned count, CUstream stream);
-CUresult cuMemMapArrayAsync_ptsz(void *list, unsigned count, CUstream stream);
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, CUstream stream);
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream);
 
 CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
                             uint64_t flags);
@@ -309,8 +352,8 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph);
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags);
-CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, void *params);
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, void *params);
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);
 CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
 CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *info);
 CUresult cuGraphExecDestroy(CUgraphExec exec);
@@ -427,6 +470,9 @@ CUresult cuDestroyExternalMemory(CUexternalMemory memory);
 
 _Static_assert(sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "node parameters");
 _Static_assert(sizeof(CUgraphNodeParams) == 256, "node parameters");
+_Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32, "instantiation");
+_Static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUarrayMapInfo) == 96, "virtual memory");
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "external memory");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && sizeof(CUDA_MEMCPY3D) == 200, "copies");
 _Static_assert(sizeof(CUDA_MEMCPY3D_BATCH_OP) == 112, "copies");
 

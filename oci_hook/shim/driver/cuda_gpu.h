@@ -11,10 +11,15 @@
 
 struct place {
     int gpu;          /* index in the policy page, or one of the above */
-    unsigned context; /* 1 + the context's index in st->contexts; 0 not known */
+    unsigned context; /* the context's number; 0 not known: what is allocated is not released with it */
 };
 
 struct place current_place(struct gh_state *st);
+/* A context is about to be destroyed or reset: takes its note. What is allocated in it from now on gets another number.
+ * Returns the note; 0: none. */
+uint64_t context_leaves(struct gh_state *st, CUcontext context);
+/* It was not, after all. */
+void context_stays(struct gh_state *st, CUcontext context, uint64_t note);
 int gpu_of_device(struct gh_state *st, CUdevice device);
 
 #endif

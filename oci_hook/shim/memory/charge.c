@@ -74,8 +74,8 @@ struct owed begin_free(enum kind kind, uint64_t handle) {
 
 CUresult end_free(struct owed *o, CUresult r) {
     if (!o->value) { /* maybe memory of a graph or of an imported pool */
-        if (o->st && atomic_load(&o->st->pools.count))
-            atomic_store(&o->st->pools.dirty, 1);
+        if (o->st)
+            pools_changed(o->st);
         return r;
     }
     if (r != CUDA_SUCCESS)

@@ -3,7 +3,8 @@
 #define GPU_HOOK_CHARGE_H
 
 #include "account/account.h"
-#include "memory/allocation.h"
+#include "driver/cuda_gpu.h"
+#include "process/note.h"
 
 /* A charge made, while the driver has not answered yet. */
 struct charge {
