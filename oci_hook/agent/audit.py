@@ -32,18 +32,16 @@ Kept = Usage | str | None  # what an account page says; a text: what is wrong wi
 
 
 class Process(Value):
-    """A process of a container: pid, start time, name on the host; inner: its pid in its own namespace, ns: that
-    namespace's inode number."""
+    """A process of a container: pid, start time, name on the host; inner: its pid in its own pid namespace."""
 
     pid: int
     start: int
     name: str
     inner: int
-    ns: int
 
     @property
     def owners(self) -> frozenset[Owner]:
-        return owners(self.inner, self.start, self.ns)
+        return owners(self.inner, self.start)
 
 
 class Finding(Value):

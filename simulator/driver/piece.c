@@ -23,6 +23,11 @@ static int lock(int fd, int command, short type, int piece) {
     return r;
 }
 
+static bool in_use(int fd, int piece) {
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_PIECE + piece, .l_len = 1};
+    return fcntl(fd, F_GETLK, &l) < 0 || l.l_type != F_UNLCK;
+}
+
 uint64_t gpu_piece_room(const struct gpu *gpu) { return 2 * gpu->file->head.memory_total; }
 
 static uint64_t data_of(const struct gpu *gpu, int piece) { return FIRST_BYTE + (uint64_t)piece * gpu_piece_room(gpu); }
@@ -70,7 +75,7 @@ int gpu_piece_make(struct gpu *gpu, uint64_t bytes) {
 
 int gpu_piece_open(struct gpu *gpu, int piece, uint32_t generation) {
     int fd = piece >= 0 && piece < GPU_PIECES ? gpu_reopen(gpu) : -1;
-    if (fd >= 0 && !lock(fd, OFD_SETLK, F_RDLCK, piece) && gpu_piece_bytes(gpu, piece) &&
+    if (fd >= 0 && in_use(fd, piece) && !lock(fd, OFD_SETLK, F_RDLCK, piece) &&
         gpu_piece_generation(gpu, piece) == generation) {
         lseek(fd, (off_t)(POSITION + piece), SEEK_SET);
         return fd;
@@ -131,11 +136,6 @@ void gpu_pieces_leave(struct gpu_file *file, int slot) {
         uint32_t its = (uint32_t)slot + 1;
         atomic_compare_exchange_strong(&file->piece[i].slot, &its, 0);
     }
-}
-
-static bool in_use(int fd, int piece) {
-    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_PIECE + piece, .l_len = 1};
-    return fcntl(fd, F_GETLK, &l) < 0 || l.l_type != F_UNLCK;
 }
 
 static int pieces(const struct gpu *gpu) { return (int)gpu_count(&gpu->file->head.pieces, GPU_PIECES); }

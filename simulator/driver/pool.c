@@ -525,7 +525,10 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int 
     if (!out || type != 1 || flags) /* a POSIX file descriptor */
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
-    int fd = valid(pool) && pool->fd >= 0 && !pool->imported ? fcntl(pool->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    bool ours = valid(pool) && pool->fd >= 0 && !pool->imported;
+    struct gpu *gpu = ours ? &sim_gpu[pool->device] : NULL;
+    int piece = ours ? gpu_piece_of(gpu, pool->fd) : -1;
+    int fd = piece >= 0 ? gpu_piece_open(gpu, piece, gpu_piece_generation(gpu, piece)) : -1;
     sim_shares = true;
     pthread_mutex_unlock(&mutex);
     *(int *)out = fd;

@@ -287,7 +287,8 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, i
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
     bool exportable = h && h->piece >= 0;
-    int fd = exportable ? fcntl(memory_of(h), F_DUPFD_CLOEXEC, 0) : -1;
+    /* an open file of its own, as with real drivers */
+    int fd = exportable ? gpu_piece_open(&sim_gpu[h->device], h->piece, h->generation) : -1;
     pthread_mutex_unlock(&mutex);
     if (!exportable) /* only with CUmemAllocationProp::requestedHandleTypes */
         return CUDA_ERROR_INVALID_VALUE;

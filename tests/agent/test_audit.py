@@ -21,7 +21,7 @@ def sample(*processes: tuple[int, int | None]) -> GpuSample:
 
 
 def process(pid: int, key: str = "a") -> tuple[str, Process]:
-    return key, Process(pid, pid * 100, "worker", pid % 100, 4026531836)
+    return key, Process(pid, pid * 100, "worker", pid % 100)
 
 
 def account(total_mib: float, *pids: int, surcharge: int = 0) -> Usage:
@@ -179,7 +179,7 @@ def test_what_is_seen_once_is_no_cheat() -> None:
 def test_a_new_process_is_looked_at_twice_even_if_its_pid_was_suspected() -> None:
     case = Case()
     case.look({GPU: sample((101, MIB))}, account(0))
-    again = {101: ("a", Process(101, 7, "other", 1, 1))}
+    again = {101: ("a", Process(101, 7, "other", 1))}
     seen = case.auditor.judge(Seen(case.grants, {GPU: sample((101, MIB))}, again, {"a": account(0)}))
     assert not seen.findings
 

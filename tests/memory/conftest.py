@@ -17,7 +17,7 @@ from simulator.tests.conftest import build_simulated
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shim"))
 from box import MIB, ROOT, Box, policy
-from differential import CONTEXT_BYTES_AT, Gpu
+from sim_box import CONTEXT_BYTES_AT, Gpu
 
 HERE = Path(__file__).parent
 GPU_MIB, LIMIT = 8192, 1024 * MIB

@@ -7,24 +7,17 @@ they have said how much that is. What its maker has freed, or left by its exit, 
 charge, a known gap, and does not count here.
 """
 
-import fcntl
-import mmap
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from box import MIB, Box, policy
-
-from gpu_hook_simulator import driver_root
+from sim_box import CONTEXT, LIMIT, SimBox
 
 HERE = Path(__file__).parent
-GPU_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
-CONTEXT_BYTES_AT = 232  # struct gpu_head
 Process = subprocess.Popen[str]
 Call = tuple[str | int, ...]  # ("start",), ("one", process, seed), ("share", process, to, kind), ("exec", process), ...
 
@@ -37,42 +30,6 @@ class Failure(AssertionError):
         self.kind = kind
 
 
-class Gpu:
-    """The simulated GPU's own figures."""
-
-    def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDWR)
-        self.map = mmap.mmap(self.fd, driver_root.FILE_SIZE, prot=mmap.PROT_READ)
-
-    def counted(self) -> int:
-        """Bytes in use: in the slots of processes, and in pieces that several may hold."""
-        root = driver_root
-        slots = (i for i in range(root.SLOTS) if self._used(4096, root.SLOT_SIZE, i) and self._locked(1 << 32, i))
-        return sum(self._used(4096, root.SLOT_SIZE, i) for i in slots) + sum(used for used, _ in self._pieces())
-
-    def left(self) -> int:
-        """Bytes of these that their maker has freed, or whose maker has exited, while an importer holds them."""
-        return sum(used for used, maker in self._pieces() if not maker or not self._locked(1 << 32, maker - 1))
-
-    def _used(self, at: int, size: int, i: int) -> int:
-        return int(struct.unpack_from("<Q", self.map, at + i * size)[0])
-
-    def _locked(self, first: int, i: int) -> bool:
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first + i, 1, 0)
-        return bool(struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK)
-
-    def _pieces(self) -> list[tuple[int, int]]:
-        """Bytes of each piece, and 1 + its maker's slot."""
-        at, size = driver_root.PIECES_AT, driver_root.PIECE_SIZE
-        used = [i for i in range(driver_root.PIECES) if self._used(at, size, i) and self._locked(5 << 32, i)]
-        return [struct.unpack_from("<Q4xI", self.map, at + i * size) for i in used]  # type: ignore[misc]
-
-    def close(self) -> None:
-        """Unmap."""
-        self.map.close()
-        os.close(self.fd)
-
-
 class Bench:
     """A box over the simulated driver, its processes and what they were told. `allowed`: what the model allows."""
 
@@ -81,20 +38,9 @@ class Bench:
         self.seed = seed
         self.allowed = allowed
         self.charge = CONTEXT if seed % 2 else 0  # what a context takes, and the page says so
-        gpus = place / "gpus"
-        gpus.mkdir(parents=True)
-        uuid = driver_root.make_gpu(gpus / "0", 0, GPU_MIB)
-        with open(gpus / "0", "r+b") as f:
-            f.seek(CONTEXT_BYTES_AT)
-            f.write(struct.pack("<Q", self.charge))
-        self.box = Box(place / "box", shim, shim / "sim" / "libcuda.so.1")
-        page = bytearray(policy({0: LIMIT}))
-        struct.pack_into("<48s", page, 128, uuid.encode())
-        struct.pack_into("<Q", page, 128 + 80, self.charge)
-        self.box.write_policy(bytes(page))
-        self.gpu = Gpu(gpus / "0")
-        self.gpus = str(gpus)
-        self.env = {"GPU_HOOK_SIM_GPUS": self.gpus, **env}
+        self.box = SimBox(place, shim, self.charge)
+        self.gpu = self.box.figures
+        self.env = env
         self.log: list[str] = []
         self.calls: list[Call] = []  # since the last time that no process ran, if
         self.told = True  # no storm came in between

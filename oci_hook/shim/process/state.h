@@ -89,14 +89,14 @@ struct gates;
 struct gh_state {
     _Atomic uint32_t phase; /* 0 new, 1 being set up, 2 ready */
     _Atomic uint32_t said;  /* a bit for each message that was written */
-    /* struct gh_identity of this process */
-    uint64_t me;
-    uint64_t stack;
+    uint64_t me;            /* this process, as in the owner words of the account page */
     /* account */
     struct gh_lock attach;
     struct gh_account_page *_Atomic account;
-    _Atomic uint32_t slot; /* account slot; 0 none yet */
-    int lock_fd;           /* the descriptor whose lock says that the account slot is taken; 0 none */
+    _Atomic uint64_t account_device, account_inode; /* of the page's file */
+    _Atomic uint32_t slot;                          /* account slot; 0 none yet */
+    void *slot_lock;                                /* the mapping that keeps its lock */
+    _Atomic bool driver_opened;
     _Atomic int64_t swept_ms;
     struct gh_mine mine[GH_ACCOUNT_GPUS];
     /* policy */
