@@ -21,6 +21,7 @@ from sim_box import CONTEXT_BYTES_AT, Gpu
 
 HERE = Path(__file__).parent
 GPU_MIB, LIMIT = 8192, 1024 * MIB
+FAIL_EVERY_AT = 336  # struct gpu_head
 PATIENCE = 60  # seconds until a program that hangs is killed
 SONAME, PRIVATE = b"libcuda.so.1\0", b"libcuda.sim1\0"
 
@@ -65,9 +66,10 @@ class Container:
     def __init__(self, node: "Node", name: str, real_cuda: Path, context_bytes: int = 0) -> None:
         self.node = node
         self.box = Box(node.place / name, node.shim, real_cuda)
-        page = bytearray(policy({0: LIMIT}))
-        struct.pack_into("<48s", page, 128, node.uuid.encode())
-        struct.pack_into("<Q", page, 128 + 80, context_bytes)
+        page = bytearray(policy({i: LIMIT * (i + 1) for i in range(len(node.gpus))}))
+        for i, uuid in enumerate(node.uuids):
+            struct.pack_into("<48s", page, 128 * (i + 1), uuid.encode())
+            struct.pack_into("<Q", page, 128 * (i + 1) + 80, context_bytes)
         self.box.write_policy(bytes(page))
         self.programs: list[Program] = []
 
@@ -77,10 +79,10 @@ class Container:
         self.programs.append(program)
         return program
 
-    def charged(self) -> int:
+    def charged(self, gpu: int = 0) -> int:
         """Bytes that the account page says are in use."""
         try:
-            return self.box.total()
+            return self.box.total(gpu)
         except FileNotFoundError:
             return 0
 
@@ -93,18 +95,19 @@ class Container:
 
 
 class Node:
-    """One simulated GPU of 8 GiB and the containers on it. A context takes `context_bytes` there."""
+    """Simulated GPUs of 8 GiB and the containers on them: 1 GiB of GPU 0 for each, 2 GiB of GPU 1. A context takes
+    `context_bytes`."""
 
-    def __init__(self, place: Path, shim: Path, slow: Path, context_bytes: int = 0) -> None:
+    def __init__(self, place: Path, shim: Path, slow: Path, context_bytes: int = 0, gpus: int = 1) -> None:
         self.place, self.shim, self.slow, self.context_bytes = place, shim, slow, context_bytes
-        gpus = place / "gpus"
-        gpus.mkdir()
-        self.uuid = driver_root.make_gpu(gpus / "0", 0, GPU_MIB)
-        with open(gpus / "0", "r+b") as f:
-            f.seek(CONTEXT_BYTES_AT)
-            f.write(struct.pack("<Q", context_bytes))
-        self.gpu = Gpu(gpus / "0")
-        self.env = {"GPU_HOOK_SIM_GPUS": str(gpus), "GH_SLOW_DRIVER": str(slow.parent / "simulated.so")}
+        files = [place / "gpus" / str(i) for i in range(gpus)]
+        files[0].parent.mkdir()
+        self.uuids = [driver_root.make_gpu(file, i, GPU_MIB) for i, file in enumerate(files)]
+        self.files = files
+        for file in files:
+            self.write(CONTEXT_BYTES_AT, struct.pack("<Q", context_bytes), file)
+        self.gpus = [Gpu(file) for file in files]
+        self.env = {"GPU_HOOK_SIM_GPUS": str(files[0].parent), "GH_SLOW_DRIVER": str(slow.parent / "simulated.so")}
         self.containers: list[Container] = []
 
     def container(self, name: str = "box", slow: bool = False) -> Container:
@@ -114,16 +117,32 @@ class Node:
         self.containers.append(made)
         return made
 
-    def held(self) -> int:
+    def held(self, gpu: int = 0) -> int:
         """Bytes that the GPU itself counts, for all containers."""
-        return self.gpu.counted()
+        return self.gpus[gpu].counted()
+
+    def left(self) -> int:
+        """Bytes of these that their maker has freed, or left by its exit, while others hold them."""
+        return self.gpus[0].left()
+
+    def fail(self, every: int, code: int = 2) -> None:
+        """From now on, every so-manieth driver call fails; 0: none."""
+        self.write(FAIL_EVERY_AT, struct.pack("<II", every, code), self.files[0])
+
+    @staticmethod
+    def write(at: int, data: bytes, file: Path) -> None:
+        """Into the head of a GPU's file."""
+        with open(file, "r+b") as f:
+            f.seek(at)
+            f.write(data)
 
     def close(self) -> None:
         """End all programs."""
         for container in self.containers:
             for program in container.programs:
                 program.kill()
-        self.gpu.close()
+        for gpu in self.gpus:
+            gpu.close()
 
 
 @pytest.fixture(scope="session")

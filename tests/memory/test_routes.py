@@ -112,7 +112,7 @@ def test_limits_of_a_context(node: Node, limit: int, value: int) -> None:
 def test_limits_of_a_context_within_the_limit(node: Node) -> None:
     box = node.container()
     attack(box, "cu.init(); say(lib.cuCtxSetLimit(2, c_size_t(500 * MIB)), lib.cuCtxSetLimit(3, c_size_t(4)))", "0 0")
-    held_to(node, box, 790 * MIB)
+    held_to(node, box, 770 * MIB)
 
 
 NESTED = """
@@ -309,6 +309,31 @@ def test_a_checkpointed_process_keeps_its_charge(node: Node) -> None:
     held_to(node, box, 1000 * MIB)
     first.kill()
     attack(box, "cu.init(); say(cu.alloc(900 * MIB)[0])", "0")
+
+
+def test_a_restore_does_not_move_memory_to_another_gpu(make_node: Callable[..., Node]) -> None:
+    """From CUDA 13.0 on. It would be charged on the GPU where it was."""
+    node = make_node(gpus=2)
+    box = node.container()
+    attack(
+        box,
+        CHECKPOINT
+        + """
+class Args(ctypes.Structure): _fields_ = [("pairs", c_void_p), ("count", c_uint), ("rest", ctypes.c_char * 60)]
+cu.use(1); r, p = cu.alloc(2000 * MIB); say(r)
+ids = [(ctypes.c_char * 16)(), (ctypes.c_char * 16)()]
+for i in 0, 1: assert lib.cuDeviceGetUuid_v2(ids[i], i) == 0
+def pairs(*to): return ctypes.create_string_buffer(b"".join(bytes(ids[i]) + bytes(ids[k]) for i, k in enumerate(to)), 64)
+def args(buffer): return byref(Args(ctypes.addressof(buffer), 2, b""))
+swapped, same = pairs(1, 0), pairs(0, 1)
+say(checkpoint(), lib.cuCheckpointProcessRestore(me, args(swapped)))
+say(lib.cuCheckpointProcessRestore(me, args(same)), lib.cuCheckpointProcessUnlock(me, None))
+""",
+        "0",
+        "0 801",
+        "0 0",
+    )
+    assert (node.held(0), node.held(1)) == (0, 2000 * MIB) == (box.charged(0), box.charged(1))
 
 
 POOL = """

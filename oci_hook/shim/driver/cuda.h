@@ -16,6 +16,7 @@ enum {
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
 typedef int CUdevice;
@@ -41,6 +42,17 @@ static inline void copy_once(void *copy, const void *original, size_t bytes) {
     __asm__ volatile("" : : "r"(copy) : "memory");
 }
 
+typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+typedef struct {
+    CUuuid from, to;
+} CUcheckpointGpuPair;
+typedef struct { /* before CUDA 13.0 all of it was reserved, and 0 */
+    const CUcheckpointGpuPair *pairs;
+    unsigned count;
+    char reserved[64 - sizeof(void *) - sizeof(unsigned)];
+    uint64_t reserved1; /* since 13.0 */
+} CUcheckpointRestoreArgs;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUfunc_st *CUfunction;
@@ -57,8 +69,12 @@ typedef struct {
     int type; /* 1 device, 2..4 host */
     int id;
 } CUmemLocation;
-/* Whether memory at this location is host memory. */
-static inline bool on_host(const CUmemLocation *l) { return l->type >= 2 && l->type <= 4; }
+/* Whether this kind of memory, at this location, is host memory and stays it. Managed memory (CUDA 13.0) may lie on the
+ * GPU wherever it prefers to be. */
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
+static inline bool on_host(const CUmemLocation *l, int type) {
+    return l->type >= 2 && l->type <= 4 && type != CU_MEM_ALLOCATION_TYPE_MANAGED;
+}
 
 typedef struct {
     int type, handle_types;
@@ -258,6 +274,10 @@ CUresult cuInit(unsigned flags);
 CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device);
+CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned flags);
+CUresult cuGreenCtxDestroy(CUgreenCtx context);
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
+CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);

@@ -104,3 +104,10 @@ void context_stays(struct gh_state *st, CUcontext context, uint64_t note) {
     if (note)
         gh_pointers_put_new(&st->pointers, key_of(PLACE, (uintptr_t)context), note);
 }
+
+void context_shares(struct gh_state *st, CUcontext context, CUcontext owner, CUdevice device) {
+    uint64_t note = note_of(st, owner, device);
+    if (note)
+        gh_pointers_put(&st->pointers, key_of(PLACE, (uintptr_t)context), note);
+    uncache(st, context);
+}

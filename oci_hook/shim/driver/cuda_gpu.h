@@ -20,6 +20,8 @@ struct place current_place(struct gh_state *st);
 uint64_t context_leaves(struct gh_state *st, CUcontext context);
 /* It was not, after all. */
 void context_stays(struct gh_state *st, CUcontext context, uint64_t note);
+/* What is allocated in `context` from now on goes with another context, the owner. */
+void context_shares(struct gh_state *st, CUcontext context, CUcontext owner, CUdevice device);
 int gpu_of_device(struct gh_state *st, CUdevice device);
 
 #endif

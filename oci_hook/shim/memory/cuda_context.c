@@ -2,6 +2,7 @@
 #include "driver/real.h"
 #include "gate/gate.h"
 #include "memory/charge.h"
+#include "memory/cuda_context.h"
 #include "memory/cuda_pool.h"
 
 /* A context is charged by the figure in the policy page, if there is one. The agent corrects it (surcharge). */
@@ -203,24 +204,30 @@ typedef CUresult device_call(CUdevice);
 
 /* Whether the last release has destroyed the primary context is asked twice: before its notes are taken, and after, as
  * another thread may have retained it again. What that thread allocates from then on has another number. */
+void primary_left(struct gh_state *st, CUdevice device) {
+    CUcontext context = known_primary(st, device);
+    if (!context || is_active(device, true))
+        return;
+    uint64_t place = context_leaves(st, context);
+    uint64_t own = gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context));
+    if (!is_active(device, true)) {
+        release_memory(st, place);
+        release_context(st, own);
+        return;
+    }
+    context_stays(st, context, place);
+    if (own && !gh_pointers_put_new(&st->pointers, key_of(CONTEXT, (uintptr_t)context), own))
+        release_context(st, own); /* the thread that retained it has charged it */
+}
+
 static CUresult released(CUdevice device, device_call *call) {
     struct gh_state *st = gh_here();
     CUcontext context = known_primary(st, device);
     if (context) /* if others still hold it, its work in flight only counts as done too early */
         gate_context_leaves(context);
     CUresult r = call(device);
-    if (r || !context || is_active(device, true))
-        return r;
-    uint64_t place = context_leaves(st, context);
-    uint64_t own = gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context));
-    if (!is_active(device, true)) {
-        release_memory(st, place);
-        release_context(st, own);
-        return r;
-    }
-    context_stays(st, context, place);
-    if (own && !gh_pointers_put_new(&st->pointers, key_of(CONTEXT, (uintptr_t)context), own))
-        release_context(st, own); /* the thread that retained it has charged it */
+    if (r == CUDA_SUCCESS)
+        primary_left(st, device);
     return r;
 }
 

@@ -49,7 +49,7 @@ static void read_node(CUgraphNode node, struct needs *n) {
     if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || REAL(cuGraphMemAllocNodeGetParams)(node, &params))
         return;
     int device = params.pool.location.id;
-    if (on_host(&params.pool.location))
+    if (on_host(&params.pool.location, params.pool.type))
         return;
     if (device < 0 || device >= GH_DEVICES) {
         n->failed = true;

@@ -197,6 +197,14 @@ GH_EXPORT CUresult cuCtxSynchronize(void) {
 GH_EXPORT CUresult cuCtxSynchronize_v2(CUcontext c) { return synchronised(REAL(cuCtxSynchronize_v2)(c)); }
 GH_EXPORT CUresult cuEventSynchronize(CUevent event) { return synchronised(REAL(cuEventSynchronize)(event)); }
 
+/* A pool of managed memory without a device is charged to the current context's GPU, as other managed memory is. */
+static int gpu_of_pool(struct gh_state *st, const CUmemPoolProps *props) {
+    if (on_host(&props->location, props->type))
+        return NOT_CHARGED;
+    int gpu = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? NO_CONTEXT : current_place(st).gpu;
+    return gpu == NO_CONTEXT ? gpu_of_device(st, props->location.id) : gpu;
+}
+
 GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *given) {
     struct gh_state *st = gh_here();
     CUmemPoolProps props;
@@ -209,8 +217,7 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *g
     CUresult r = REAL(cuMemPoolCreate)(&made, &props);
     if (r)
         return r;
-    int gpu = on_host(&props.location) ? NOT_CHARGED : gpu_of_device(st, props.location.id);
-    struct gh_pool *pool = pool_note(st, made, POOL_ALIVE, props.location.id, gpu);
+    struct gh_pool *pool = pool_note(st, made, POOL_ALIVE, props.location.id, gpu_of_pool(st, &props));
     if (!pool) { /* what cannot be followed is not made */
         REAL(cuMemPoolDestroy)(made);
         return CUDA_ERROR_OUT_OF_MEMORY;

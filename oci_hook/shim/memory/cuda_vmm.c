@@ -130,7 +130,7 @@ GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAll
     if (!given || !handle)
         return REAL(cuMemCreate)(handle, bytes, given, flags);
     copy_once(&prop, given, sizeof prop);
-    bool charged = !on_host(&prop.location);
+    bool charged = !on_host(&prop.location, prop.type);
     if (charged && !v)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t began = charged ? clock_of(v) : 0;
