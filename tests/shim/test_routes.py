@@ -264,7 +264,7 @@ for shape in shapes:
     assert cu.used() == shown
 """
     box.python(code.replace("CHECK", "took == counted"))
-    box.python(code.replace("CHECK", "took <= counted <= 20 * took + 8192"), FAKE_NO_DEFERRED="1")
+    box.python(code.replace("CHECK", "took <= counted <= 20 * took + 65536"), FAKE_NO_DEFERRED="1")
 
 
 def test_memory_goes_with_its_context(box: Box) -> None:

@@ -72,20 +72,23 @@ struct place current_place(struct gh_state *st) {
     CUcontext context = NULL;
     CUdevice device;
     uint64_t hash;
-    if (REAL(cuCtxGetCurrent)(&context) || !context)
-        return (struct place){NO_CONTEXT, 0};
+    CUresult r = REAL(cuCtxGetCurrent)(&context);
+    if (r)
+        return (struct place){.gpu = NO_ANSWER, .error = r};
+    if (!context)
+        return (struct place){.gpu = NO_CONTEXT};
     bool cacheable = hash_of(context, &hash);
     uint64_t word = cacheable ? atomic_load_explicit(cached(st, hash), memory_order_relaxed) : 0;
     if (word && !((word ^ cache_word(hash, 0, 0)) >> (64 - TAG_BITS)))
-        return (struct place){(int)(word & 15), word >> 4 & NOTE_OF_MOST};
-    if (REAL(cuCtxGetDevice)(&device))
-        return (struct place){NO_CONTEXT, 0};
+        return (struct place){.gpu = (int)(word & 15), .context = word >> 4 & NOTE_OF_MOST};
+    if ((r = REAL(cuCtxGetDevice)(&device)))
+        return (struct place){.gpu = NO_ANSWER, .error = r};
     uint64_t note = note_of(st, context, device);
     if (!note)
-        return (struct place){gpu_of_device(st, device), 0};
+        return (struct place){.gpu = gpu_of_device(st, device)};
     if (cacheable && number_of(note))
         atomic_store_explicit(cached(st, hash), cache_word(hash, number_of(note), gpu_of(note)), memory_order_relaxed);
-    return (struct place){(int)gpu_of(note), number_of(note)};
+    return (struct place){.gpu = (int)gpu_of(note), .context = number_of(note)};
 }
 
 static void uncache(struct gh_state *st, CUcontext context) {

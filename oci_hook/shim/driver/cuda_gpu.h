@@ -8,10 +8,12 @@
 #define NO_GPU (-1)      /* a GPU that is not granted or not known: the caller refuses */
 #define NO_CONTEXT (-2)  /* no current context: let the driver refuse the call */
 #define NOT_CHARGED (-3) /* host memory, or memory charged to another process */
+#define NO_ANSWER (-4)   /* the driver does not say: the caller refuses with the driver's error */
 
 struct place {
     int gpu;          /* index in the policy page, or one of the above */
     unsigned context; /* the context's number; 0 not known: what is allocated is not released with it */
+    CUresult error;   /* with NO_ANSWER */
 };
 
 struct place current_place(struct gh_state *st);

@@ -20,6 +20,8 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
         c->units = 0;
         return CUDA_SUCCESS;
     }
+    if (at.gpu == NO_ANSWER)
+        return at.error;
     if (at.gpu == NO_GPU) {
         if (gh_policy_usable(st))
             gh_say(GH_SAID_GPU, "gpu-hook: GH-309: a program uses a GPU that is not in its container's policy page: "

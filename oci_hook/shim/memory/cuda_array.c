@@ -57,7 +57,7 @@ static uint64_t upper_bound(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
         h = h > 1 ? h / 2 : h;
         depth = depth > 1 && !layered ? depth / 2 : depth;
     }
-    return bytes;
+    return up(bytes, 64 << 10); /* arrays have pages of their own */
 }
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {

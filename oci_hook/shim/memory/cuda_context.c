@@ -17,10 +17,10 @@ static CUresult charge_context(struct charge *c, CUdevice device) {
     if (gpu >= 0)
         gh_policy_limit(st, (unsigned)gpu, &limit);
     if (gpu < 0 || !limit.context_bytes) { /* without a granted GPU, later allocations in it are refused */
-        *c = (struct charge){st, {gpu, 0}, 0};
+        *c = (struct charge){st, {.gpu = gpu}, 0};
         return CUDA_SUCCESS;
     }
-    return charge_at(c, st, (struct place){gpu, 0}, limit.context_bytes);
+    return charge_at(c, st, (struct place){.gpu = gpu}, limit.context_bytes);
 }
 
 /* Notes what a new context is charged. If we know it already, it is a primary context that is retained again. */
@@ -154,7 +154,7 @@ static bool take_over(struct charge *c, CUdevice device) {
     if (!kept)
         return false;
     gh_count_contexts(st, gpu_of(kept), -1);
-    *c = (struct charge){st, {(int)gpu_of(kept), 0}, units_of(kept)};
+    *c = (struct charge){st, {.gpu = (int)gpu_of(kept)}, units_of(kept)};
     return true;
 }
 
@@ -175,7 +175,7 @@ static CUresult charge_retained(struct charge *c, CUcontext context, CUdevice de
 
 GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     struct gh_state *st = gh_here();
-    struct charge c = {st, {NO_CONTEXT, 0}, 0};
+    struct charge c = {st, {.gpu = NO_CONTEXT}, 0};
     CUcontext made = NULL;
     CUresult r = is_active(device, false) || take_over(&c, device) ? CUDA_SUCCESS : charge_context(&c, device);
     if (r)
@@ -302,13 +302,18 @@ static uint64_t limit_bytes(int limit, size_t value) {
 GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     CUcontext context = NULL;
     struct gh_state *st = gh_here();
-    if (limit < 0 || (unsigned)limit >= LIMITS || !st || REAL(cuCtxGetCurrent)(&context) || !context)
+    if (limit < 0 || (unsigned)limit >= LIMITS)
+        return REAL(cuCtxSetLimit)(limit, value);
+    CUresult r = st ? REAL(cuCtxGetCurrent)(&context) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (r)
+        return r;
+    if (!context)
         return REAL(cuCtxSetLimit)(limit, value);
     uint64_t name =
         (uintptr_t)context + (uint64_t)limit; /* unique, since contexts are further apart than there are limits */
     struct owed before = begin_free(LIMIT, name);
     struct charge c;
-    CUresult r = charge(&c, limit_bytes(limit, value));
+    r = charge(&c, limit_bytes(limit, value));
     if (r == CUDA_SUCCESS)
         r = finish_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
     end_free(&before, CUDA_SUCCESS == r ? r : CUDA_ERROR_INVALID_VALUE);

@@ -38,16 +38,12 @@ static void add_node(struct needs *n, struct memory_node node) {
     n->node[n->count++] = node;
 }
 
-static void read_node(CUgraphNode node, struct needs *n) {
-    int type;
+static void read_allocation(CUgraphNode node, struct needs *n) {
     CUDA_MEM_ALLOC_NODE_PARAMS params;
-    CUdeviceptr at;
-    if (REAL(cuGraphNodeGetType)(node, &type))
+    if (REAL(cuGraphMemAllocNodeGetParams)(node, &params)) {
+        n->failed = true;
         return;
-    if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !REAL(cuGraphMemFreeNodeGetParams)(node, &at))
-        add_node(n, (struct memory_node){at, 0, 0, FREES});
-    if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || REAL(cuGraphMemAllocNodeGetParams)(node, &params))
-        return;
+    }
     int device = params.pool.location.id;
     if (on_host(&params.pool.location, params.pool.type))
         return;
@@ -80,15 +76,26 @@ static void read_graph(CUgraph graph, struct needs *n, int depth) {
     free(node);
 }
 
+/* What the driver does not tell may allocate. */
+static void read_node(CUgraphNode node, struct needs *n, int depth) {
+    int type;
+    CUgraph child;
+    CUdeviceptr at;
+    CUresult r = REAL(cuGraphNodeGetType)(node, &type);
+    if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        read_allocation(node, n);
+    else if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
+             !(r = REAL(cuGraphMemFreeNodeGetParams)(node, &at)))
+        add_node(n, (struct memory_node){at, 0, 0, FREES});
+    else if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH &&
+             !(r = REAL(cuGraphChildGraphNodeGetGraph)(node, &child)))
+        read_graph(child, n, depth + 1);
+    n->failed |= r != CUDA_SUCCESS;
+}
+
 static void read_nodes(CUgraphNode *node, size_t count, struct needs *n, int depth) {
-    for (size_t i = 0; i < count; i++) {
-        int type;
-        CUgraph child;
-        read_node(node[i], n);
-        if (!REAL(cuGraphNodeGetType)(node[i], &type) && type == CU_GRAPH_NODE_TYPE_GRAPH &&
-            !REAL(cuGraphChildGraphNodeGetGraph)(node[i], &child))
-            read_graph(child, n, depth + 1);
-    }
+    for (size_t i = 0; i < count; i++)
+        read_node(node[i], n, depth);
 }
 
 static void read_needs(CUgraph graph, struct needs *n) {

@@ -17,16 +17,25 @@ static uint64_t capture_of(CUstream stream) {
 }
 
 /* The device of a stream; a default stream is the current context's. */
-static bool device_of(CUstream stream, CUdevice *device) {
+static CUresult device_of(CUstream stream, CUdevice *device) {
     CUcontext of = NULL, now = NULL, popped;
-    if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &of) || !of ||
-        REAL(cuCtxGetCurrent)(&now) || of == now)
-        return !REAL(cuCtxGetDevice)(device);
-    if (REAL(cuCtxPushCurrent_v2)(of))
-        return false;
-    bool known = !REAL(cuCtxGetDevice)(device);
+    CUresult r = CUDA_SUCCESS;
+    bool own = (uintptr_t)stream > CU_STREAM_PER_THREAD;
+    if (own && ((r = REAL(cuStreamGetCtx)(stream, &of)) || (r = REAL(cuCtxGetCurrent)(&now))))
+        return r;
+    if (!of || of == now)
+        return REAL(cuCtxGetDevice)(device);
+    if ((r = REAL(cuCtxPushCurrent_v2)(of)))
+        return r;
+    r = REAL(cuCtxGetDevice)(device);
     REAL(cuCtxPopCurrent_v2)(&popped);
-    return known;
+    return r;
+}
+
+/* The pool of a request: its own, or the current one of the stream's device. */
+static CUresult find_pool(CUstream stream, CUmemoryPool *pool, CUdevice *device) {
+    CUresult r = device_of(stream, device);
+    return r || *pool ? r : REAL(cuDeviceGetMemPool)(pool, *device);
 }
 
 typedef CUresult alloc_call(CUdeviceptr *, size_t, CUstream);
@@ -63,8 +72,10 @@ static void undo_uncharged(struct gh_state *st, const struct variant *v, const s
     CUmemoryPool handle = q->pool;
     CUdevice device;
     v->free(made, q->stream);
-    if (!device_of(q->stream, &device) || (!handle && REAL(cuDeviceGetMemPool)(&handle, device)))
+    if (find_pool(q->stream, &handle, &device)) {
+        pools_changed(st);
         return;
+    }
     struct gh_pool *pool = pool_find(st, handle, POOL_ALIVE);
     if (!pool)
         pool = pool_learn(st, handle, device);
@@ -116,8 +127,9 @@ static CUresult alloc_from(const struct variant *v, struct request *q, CUdevicep
     atomic_store(&st->pools.graphs_allocate, 1); /* before the driver can make a node of it, if it does */
     if (capture_of(q->stream ? q->stream : v->default_stream))
         return alloc_uncharged(st, v, q, made);
-    if (!device_of(q->stream, &device) || (!q->pool && REAL(cuDeviceGetMemPool)(&q->pool, device)))
-        return alloc_uncharged(st, v, q, made); /* the driver will refuse it, too */
+    CUresult r = find_pool(q->stream, &q->pool, &device);
+    if (r)
+        return r;
     struct gh_pool *pool = pool_find(st, q->pool, POOL_ALIVE);
     if (!pool && !(pool = pool_learn(st, q->pool, device)))
         return CUDA_ERROR_OUT_OF_MEMORY;

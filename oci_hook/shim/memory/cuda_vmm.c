@@ -134,7 +134,7 @@ GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAll
     if (charged && !v)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t began = charged ? clock_of(v) : 0;
-    CUresult r = charged ? charge_at(&c, st, (struct place){gpu_of_device(st, prop.location.id), 0}, bytes) : 0;
+    CUresult r = charged ? charge_at(&c, st, (struct place){.gpu = gpu_of_device(st, prop.location.id)}, bytes) : 0;
     if (r)
         return r;
     r = REAL(cuMemCreate)(&made, bytes, &prop, flags);
