@@ -1,5 +1,5 @@
 /* Threads that make every kind of call on streams while other threads begin and end captures of the same streams.
- * capture_storm MODE ROUNDS: MODE as of cuStreamBeginCapture. Prints how many calls succeeded, how many saw a capture,
+ * capture_storm MODE ROUNDS [MIB]: MODE as of cuStreamBeginCapture; MIB of each allocation. Prints how many calls succeeded, how many saw a capture,
  * how many were refused, and how many had another result. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -37,6 +37,7 @@ enum { STREAMS = 2, CALLERS = 4 };
 static handle context, stream[STREAMS], function, shared_event, empty;
 static address word;
 static int mode, rounds;
+static size_t size = 1 << 20;
 static _Atomic int ended, succeeded, captured, refused, odd;
 
 static void count(int result) {
@@ -73,7 +74,7 @@ static void nothing(void *data) { (void)data; }
 /* What one captured or ordinary allocation came to: freed as what it is. */
 static void allocate(handle s) {
     address p = 0;
-    int r = cuMemAllocAsync(&p, 1 << 20, s);
+    int r = cuMemAllocAsync(&p, size, s);
     count(r);
     if (r == 0)
         count(cuMemFreeAsync(p, s));
@@ -167,8 +168,10 @@ static void *capturer(void *index) {
 int main(int argc, char **argv) {
     handle module, none, pool;
     pthread_t thread[STREAMS + CALLERS];
-    if (argc != 3)
+    if (argc < 3)
         return 2;
+    if (argc > 3)
+        size = (size_t)atol(argv[3]) << 20;
     mode = atoi(argv[1]);
     rounds = atoi(argv[2]);
     check(cuInit(0));
