@@ -225,7 +225,9 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, i
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
-    int fd = h ? dup(h->fd) : -1;
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", h ? h->fd : -1);
+    int fd = h ? open(path, O_RDWR | O_CLOEXEC) : -1; /* an open file of its own, as with real drivers */
     pthread_mutex_unlock(&mutex);
     if (!h)
         return CUDA_ERROR_INVALID_VALUE;
