@@ -131,7 +131,7 @@ class Bench:
             return
         if what == "look":
             for q in self.running:
-                self.ask(q, "look")
+                self.look(q)
         elif what == "exec":
             self.beyond.pop(p.pid, None)
             self.tell(p, "exec")
@@ -147,6 +147,10 @@ class Bench:
             self.compare(p, f"one {rest[1]}")
         if (room := self.room()) < 0:
             self.fail("over", f"{-room} bytes over the limit")
+
+    def look(self, p: Process) -> None:
+        """Let a process see what its driver's pools have released, and which of its exports others still use."""
+        self.beyond[p.pid] = int(self.ask(p, "look").split()[1])
 
     def compare(self, p: Process, line: str) -> None:
         """Ask for one call and judge its result."""
@@ -166,7 +170,7 @@ class Bench:
     def refused_again(self, p: Process, line: str) -> bool:
         """Repeat the call after every process has seen what its driver's pools have released."""
         for q in self.running:
-            self.ask(q, "look")
+            self.look(q)
         self.again += 1
         _, need, result, beyond = self.ask(p, line).rsplit(" ", 3)
         self.beyond[p.pid] = int(beyond)

@@ -304,6 +304,33 @@ static void exported(void) {
     check("after the release");
 }
 
+static int numbers[2]; /* the program's descriptor, and one of another piece */
+static void change_number(void) { dup2(numbers[1], numbers[0]); }
+
+static void imported(void) { /* the number stands for another piece by the time that the driver imports it */
+    struct prop shared = on_device;
+    u64 little = 0, much = 0, made = 0;
+    shared.handles = 1;
+    must(DO(cuMemCreate, &little, (size_t)LITTLE, &shared, 0ull), "cuMemCreate");
+    must(DO(cuMemCreate, &much, (size_t)MUCH, &shared, 0ull), "cuMemCreate");
+    must(DO(cuMemExportToShareableHandle, &numbers[0], little, 1, 0ull), "cuMemExportToShareableHandle");
+    must(DO(cuMemExportToShareableHandle, &numbers[1], much, 1, 0ull), "cuMemExportToShareableHandle");
+    change.also = seconds ? NULL : change_number;
+    returning(&made, &little, 8);
+    CALL(&made, (u64)numbers[0], 1);
+    close(numbers[0]);
+    close(numbers[1]);
+    DO(cuMemRelease, little);
+    DO(cuMemRelease, much);
+    check("after the release");
+    returning(NULL, NULL, 0);
+    /* The simulated driver does not count what only importers have: ask the descriptors that the shim keeps. */
+    if (!seconds && charged() < in_use() + LITTLE) {
+        printf("%s: an importer has it, and nobody is charged\n", row);
+        exit(3);
+    }
+}
+
 static u64 reserve_and_map(u64 handle, u64 bytes) {
     u64 at = 0;
     must(DO(cuMemAddressReserve, &at, bytes, 0ull, 0ull, 0ull), "cuMemAddressReserve");
@@ -525,6 +552,7 @@ static const struct {
     {"cuMemPoolImportFromShareableHandle", pools},
     {"cuMemCreate", create},
     {"cuMemExportToShareableHandle", exported},
+    {"cuMemImportFromShareableHandle", imported},
     {"cuMemRetainAllocationHandle", retained},
     {"cuMemMapArrayAsync", mapped_array},
     {"cuMemMapArrayAsync_ptsz", mapped_array},

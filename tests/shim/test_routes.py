@@ -205,23 +205,6 @@ assert cu.used() == 0
 """)
 
 
-def test_exported_memory_stays_charged_to_its_maker_and_imports_are_not_charged(box: Box) -> None:
-    box.python("""
-M, u64 = cu.MIB, cu.c_uint64
-cu.init()
-r, h = cu.create(400 * M)
-fd = cu.c_int()
-assert cu.lib.cuMemExportToShareableHandle(cu.byref(fd), u64(h), 1, u64(0)) == 0
-imported = u64()
-assert cu.lib.cuMemImportFromShareableHandle(cu.byref(imported), cu.c_void_p(200), 1) == 0
-assert cu.used() == 400 * M
-assert cu.lib.cuMemRelease(u64(h)) == 0
-assert cu.used() == 400 * M, "an importer may still hold it"
-assert cu.lib.cuMemRelease(imported) == 0
-""")
-    box.python("cu.init(); assert cu.used() == 0")
-
-
 def test_memory_bound_to_a_multicast_object_counts_once_and_stays(box: Box) -> None:
     box.python("""
 M, u64, size, lib = cu.MIB, cu.c_uint64, cu.c_size_t, cu.lib

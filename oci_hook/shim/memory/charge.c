@@ -1,13 +1,17 @@
 #include "memory/charge.h"
 
 #include "memory/cuda_pool.h"
+#include "memory/piece.h"
 
-/* Refuses only after a sweep, and after our own pools have released what they keep for later. */
+/* Refuses only after a sweep, and after our own pools have released what they keep for later, and exports were looked at. */
 static CUresult reserve(struct gh_state *st, int gpu, uint64_t units, const struct gh_limit *limit) {
     uint64_t most = limit->whole ? GH_UNLIMITED : limit->bytes >> GH_UNIT_SHIFT;
     enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, most);
-    if (done == GH_NO_ROOM && units <= most && pools_trim(st, gpu))
-        done = gh_reserve(st, (unsigned)gpu, units, most);
+    if (done == GH_NO_ROOM && units <= most) {
+        bool closed = pieces_reclaim(st);
+        if (pools_trim(st, gpu) || closed)
+            done = gh_reserve(st, (unsigned)gpu, units, most);
+    }
     if (done == GH_NO_ROOM)
         gh_press(st, (unsigned)gpu);
     return done == GH_RESERVED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

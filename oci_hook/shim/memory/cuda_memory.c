@@ -2,6 +2,7 @@
 #include "driver/real.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
+#include "memory/piece.h"
 
 /* The driver writes addresses into variables of ours, and the program gets them after they were noted: what another
  * thread writes to the program's variable meanwhile changes no note. */
@@ -130,6 +131,7 @@ GH_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (st) {
         gh_sweep_now_and_then(st);
         pools_look(st);
+        pieces_reclaim(st);
     }
     uint64_t f64 = f, t64 = total ? t : UINT64_MAX;
     narrow(st, st ? current_place(st).gpu : NO_GPU, &f64, &t64);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "driver/real.h"
+#include "memory/piece.h"
 
 #define PAGE_SHIFT 21
 #define PAGE_BYTES (1ull << PAGE_SHIFT) /* a page of the GPU; pools grow by whole pages */
@@ -362,7 +363,8 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
             return CUDA_ERROR_OUT_OF_MEMORY;
         if (turn == TURN_OTHERS)
             continue;
-        if (trimmed || !pools_trim(st, gpu))
+        bool closed = !trimmed && pieces_reclaim(st);
+        if (trimmed || (!pools_trim(st, gpu) && !closed))
             break;
         trimmed = true;
     }

@@ -3,6 +3,7 @@
 #include "gate/gate.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
+#include "memory/piece.h"
 
 /* The capture that a stream is in: its number, which the driver uses only once; 1 with drivers that tell no number;
  * 0: none. */
@@ -176,6 +177,7 @@ static CUresult synchronised(CUresult r) {
     uint32_t n = st ? atomic_load_explicit(&st->pools.count, memory_order_acquire) : 0;
     if (n)
         pools_look(st);
+    pieces_reclaim_now_and_then(st);
     for (uint32_t left = n ? pools_gpus(st) : 0; left; left &= left - 1) {
         int gpu = __builtin_ctz(left);
         if (gh_pressed(st, (unsigned)gpu))

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* GRAPHED: memory of a graph, which is charged through its pool. PAGE: a page of the GPU, with the number of pieces of
- * pools that begin or end in it. CONTEXT: what a context itself is charged; PLACE: its GPU and number. */
+ * pools that begin or end in it. CONTEXT: what a context itself is charged; PLACE: its GPU and number. STRANGE: memory/piece.h. */
 enum kind {
     LINEAR = 1,
     POOLED,
@@ -20,7 +20,8 @@ enum kind {
     PAGE,
     PLACE,
     POOL,
-    GRAPH_POOL
+    GRAPH_POOL,
+    STRANGE
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */
