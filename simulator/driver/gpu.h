@@ -134,7 +134,7 @@ struct gpu_piece {               /* memory that several processes may hold */
     _Atomic uint64_t used;       /* bytes; 0 free */
     _Atomic uint32_t generation; /* counts its uses */
     _Atomic uint32_t
-        slot; /* 1 + the slot of the process that made it; 0: that one has freed it, or its file is closed */
+        slot; /* 1 + the slot of its maker; 0: that one has freed it, while others have it by IPC, or has exited */
 };
 
 /* The file of a MIG device has the name GPU_MIG + 8 * (minor of its GPU) + (its number on that GPU). */

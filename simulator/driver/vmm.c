@@ -80,7 +80,6 @@ static void unref(struct handle *h) {
         gpu_release(gpu, h->size);
         close(h->fd);
     } else {
-        gpu_piece_freed(gpu, h->piece);
         munmap(h->kept, 4096);
         if (gpu_piece_of(gpu, h->fd) == h->piece)
             gpu_piece_close(gpu, h->fd);

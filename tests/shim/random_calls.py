@@ -2,14 +2,13 @@
 
 Reads lines and answers each with one. `one SEED` makes one call and answers "ROUTE NEED RESULT BEYOND" (NEED: bytes
 that the driver would take for it; BEYOND: bytes that are charged to this process though the GPU does not count them:
-external memory, and what was exported and released while another process still has it). `many SEED N plain|all` makes N
-calls and answers with BEYOND and the codes that are neither success nor out of memory. `share KIND PID` exports something
-to that process, whose `take` imports it. `look` synchronises, which is when the shim looks at what the driver's pools gave
-back by themselves, and answers with the result and BEYOND. `full` takes what cuMemGetInfo calls free, tries one piece
-more, gives both back; answers with the figures and results. `exec` runs this program anew in the same process.
+external memory). `many SEED N plain|all` makes N calls and answers with BEYOND and the codes that are neither success
+nor out of memory. `share KIND PID` exports something to that process, whose `take` imports it. `look` synchronises,
+which is when the shim looks at what the driver's pools gave back by themselves, and answers with the result and BEYOND.
+`full` takes what cuMemGetInfo calls free, tries one piece more, gives both back; answers with the figures and results.
+`exec` runs this program anew in the same process.
 """
 
-import contextlib
 import ctypes
 import os
 import random
@@ -25,29 +24,6 @@ Held = tuple[str, int, tuple[int, ...]]
 held: list[Held] = []  # route, what it is known by, what else is needed to free it
 context_bytes = int(sys.argv[1])
 external_bytes = 0
-exported: dict[int, tuple[int, int]] = {}  # handle of cuMemCreate -> file of its memory
-released: list[tuple[tuple[int, int], int]] = []  # exported and released: its file, bytes
-
-
-def opened(process: str) -> "set[tuple[int, int]]":
-    """The files that a process has open."""
-    found = set()
-    for fd in os.listdir(f"/proc/{process}/fd"):
-        with contextlib.suppress(OSError):
-            status = os.stat(f"/proc/{process}/fd/{fd}")
-            found.add((status.st_dev, status.st_ino))
-    return found
-
-
-def beyond() -> int:
-    """What is charged though the GPU does not count it. This process imports nothing of its own."""
-    others: set[tuple[int, int]] = set()
-    for process in os.listdir("/proc") if released else []:
-        if process.isdigit() and int(process) != os.getpid():
-            with contextlib.suppress(OSError):
-                others |= opened(process)
-    released[:] = [(file, n) for file, n in released if file in others]
-    return external_bytes + sum(n for _, n in released)
 
 
 def up(n: int, to: int) -> int:
@@ -221,8 +197,6 @@ def give(rng: random.Random) -> int:
             r = r or (0 if freed == 1 else freed)  # a relaunch that was refused may have freed it
         return r or (0 if first else int(lib.cuGraphExecDestroy(c_void_p(p))))
     if route == "create":
-        if p in exported:
-            released.append((exported.pop(p), more[0]))
         return int(lib.cuMemRelease(c_uint64(p)))
     if route == "map":
         return int(lib.cuMemUnmap(c_uint64(p), c_size_t(more[0])))
@@ -302,8 +276,6 @@ def share(kind: str, pid: int) -> int:
             r = lib.cuIpcGetMemHandle(data, c_uint64(p))
         elif kind == "vmm":
             r = lib.cuMemExportToShareableHandle(byref(fd), c_uint64(p), 1, c_uint64(0))
-            if r == 0:
-                exported[p] = (os.fstat(fd.value).st_dev, os.fstat(fd.value).st_ino)
         else:
             r = lib.cuMemPoolExportToShareableHandle(byref(fd), c_void_p(shared_pool), 1, c_uint64(0))
             r = r or lib.cuMemPoolExportPointer(data, c_uint64(p))
@@ -370,19 +342,19 @@ print("ready", flush=True)
 while line := sys.stdin.readline():
     word, *numbers = line.split()
     if word == "one":
-        print(*step(random.Random(int(numbers[0]))), beyond(), flush=True)
+        print(*step(random.Random(int(numbers[0]))), external_bytes, flush=True)
     elif word == "look":
         result = lib.cuCtxSynchronize()
         if not lost:
             cu.info()  # looks at exports, too
-        print(result, beyond(), flush=True)
+        print(result, external_bytes, flush=True)
     elif word == "full":
         print(full(), flush=True)
     elif word == "share":
-        print("export", UNKNOWN, share(numbers[0], int(numbers[1])), beyond(), flush=True)
+        print("export", UNKNOWN, share(numbers[0], int(numbers[1])), external_bytes, flush=True)
     elif word == "take":
         what, result = receive()
-        print(what, UNKNOWN, result, beyond(), flush=True)
+        print(what, UNKNOWN, result, external_bytes, flush=True)
     elif word == "exec":
         os.execv(sys.executable, [sys.executable, *sys.argv])
     else:
@@ -392,4 +364,4 @@ while line := sys.stdin.readline():
             route, _, r = step(rng, PLAIN if numbers[2] == "plain" else PLAIN + POOLED)
             if r not in (0, cu.OOM):
                 odd.append(f"{route}:{r}")
-        print(beyond(), *odd, flush=True)
+        print(external_bytes, *odd, flush=True)
