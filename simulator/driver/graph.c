@@ -784,7 +784,7 @@ static CUresult launch(struct exec *e, CUstream handle) {
             }
             TRY(kernel_submit(s, &all)); /* kernels that follow each other are one command for the GPU */
         } else if (op->type == NODE_ALLOC && !freed_inside(e, i))
-            TRY(heap_note((struct piece){op->memory.address, op->memory.size, 0, s->ctx, GRAPH, NULL}));
+            TRY(heap_note((struct piece){op->memory.address, op->memory.size, 0, s->ctx, GRAPH, NULL, 0}));
         else if (op->type == NODE_FREE && heap_find(op->memory.address, &piece))
             TRY(heap_free(op->memory.address)); /* memory of an earlier launch, or not of a graph */
         else

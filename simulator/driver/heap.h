@@ -22,6 +22,7 @@ struct piece {
     CUcontext ctx;
     enum kind kind;
     CUmemoryPool pool;
+    int device; /* that counts it; a prefetch may move managed memory away from its context's */
 };
 
 static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -40,6 +41,8 @@ bool heap_find(uint64_t address, struct piece *out);
 bool heap_holding(uint64_t address, struct piece *out);
 /* Removes the piece from the list; the caller releases its memory. False: no piece begins there. */
 bool heap_take(uint64_t address, struct piece *out);
+/* Managed memory moves to another GPU. */
+CUresult heap_move(uint64_t address, int device);
 /* As cuMemFree, without waiting for work. */
 CUresult heap_free(CUdeviceptr address);
 /* Frees all that a context allocated. */

@@ -104,7 +104,7 @@ static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned
             *out = (uint64_t)(uintptr_t)at;
             *s = (struct shared){*out, handle.size, true, 1, handle, shared};
             shared = s;
-            r = heap_note((struct piece){*out, handle.size, mapped, ctx, IMPORTED, NULL});
+            r = heap_note((struct piece){*out, handle.size, mapped, ctx, IMPORTED, NULL, 0});
         } else
             free(s);
     }

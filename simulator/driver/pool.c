@@ -302,7 +302,7 @@ CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcont
         }
     }
     if (at) {
-        r = heap_note((struct piece){at, size, 0, ctx, POOLED, pool});
+        r = heap_note((struct piece){at, size, 0, ctx, POOLED, pool, 0});
         if (r)
             join(pool, at);
         else
@@ -589,5 +589,5 @@ API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, const s
     if (at == MAP_FAILED)
         return CUDA_ERROR_INVALID_VALUE;
     *out = (uint64_t)(uintptr_t)at;
-    return heap_note((struct piece){*out, data->size, data->size, ctx, IMPORTED, pool});
+    return heap_note((struct piece){*out, data->size, data->size, ctx, IMPORTED, pool, 0});
 }

@@ -401,6 +401,38 @@ lib.cuMemPrefetchAsync(p, c_size_t(1000 * MIB), 0, None)
     held_to(node, box, 1000 * MIB)
 
 
+def test_managed_memory_moves_to_another_gpu(make_node: Callable[..., Node]) -> None:
+    """GPU 0 has a limit of 1 GiB, GPU 1 one of 2 GiB. What may come to either is charged on both."""
+    node = make_node(gpus=2)
+    box = node.container()
+    attack(
+        box,
+        """
+cu.init(0); cu.use(1); p, q = c_uint64(), c_uint64()
+say(*[lib.cuMemAllocManaged(byref(x), c_size_t(n * MIB), 1) for x, n in ((p, 1500), (p, 900), (q, 200), (q, 100))])
+say(lib.cuMemPrefetchAsync(p, c_size_t(900 * MIB), 0, None), cu.alloc(1100 * MIB)[0])
+cu.use(0); say(cu.alloc(100 * MIB)[0])
+""",
+        "2 0 2 0",
+        "0 2",
+        "2",
+    )
+    assert node.held(0) == 900 * MIB <= box.charged(0) == 1000 * MIB
+    assert node.held(1) == 100 * MIB <= box.charged(1) == 1000 * MIB
+    box.programs[0].kill()
+    attack(
+        box,
+        """
+cu.init(0)
+for turn in range(20):
+    p = c_uint64(); assert lib.cuMemAllocManaged(byref(p), c_size_t(1000 * MIB), 1) == 0
+    if turn % 2: assert cu.free(p.value) == 0
+    else: assert lib.cuDevicePrimaryCtxReset_v2(0) == 0; cu.use(0)
+""",
+    )
+    assert node.held(0) == node.held(1) == box.charged(0) == box.charged(1) == 0
+
+
 def test_pinned_host_memory_is_not_charged(node: Node) -> None:
     box = node.container()
     attack(

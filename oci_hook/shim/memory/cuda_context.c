@@ -88,9 +88,10 @@ static bool lives_in(uint64_t key, uint64_t value, void *with) {
     (void)key;
     if (kind == GRAPHED) /* the driver may have freed it with the context: forget that it exists */
         return true;
-    if (number_of(value) != l->context || (kind != LINEAR && kind != ARRAY && kind != MIPMAP && kind != LIMIT))
+    bool goes = kind == LINEAR || kind == MANAGED || kind == ARRAY || kind == LIMIT;
+    if (number_of(value) != l->context || !goes)
         return false;
-    gh_release(l->st, gpu_of(value), units_of(value));
+    release_note(l->st, value);
     return true;
 }
 

@@ -32,15 +32,16 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     return r;
 }
 
-/* All of a managed allocation may lie on the GPU, so all of it is charged. */
+/* All of a managed allocation may lie on any one of the process's GPUs: a prefetch or a kernel there moves it. So all of it
+ * is charged on each. */
 GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
     struct charge c;
     CUdeviceptr made = 0;
-    CUresult r = charge(&c, bytes);
+    CUresult r = charge_everywhere(&c, bytes);
     if (r)
         return r;
     r = REAL(cuMemAllocManaged)(pointer ? &made : NULL, bytes, flags);
-    r = finish_alloc(&c, r, LINEAR, made);
+    r = finish_everywhere(&c, r, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;
     return r;

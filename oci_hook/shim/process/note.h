@@ -5,13 +5,13 @@
 #include <stdint.h>
 
 /* GRAPHED: memory of a graph, which is charged through its pool. PAGE: a page of the GPU, with the number of pieces of
- * pools that begin or end in it. CONTEXT: what a context itself is charged; PLACE: its GPU and number. STRANGE: memory/piece.h. */
+ * pools that begin or end in it. CONTEXT: what a context itself is charged; PLACE: its GPU and number. STRANGE: memory/piece.h.
+ * ARRAY: mip-maps, too. MANAGED: charged on several GPUs, from the first one in the policy page to the noted one. */
 enum kind {
     LINEAR = 1,
     POOLED,
     GRAPHED,
     ARRAY,
-    MIPMAP,
     EXTERNAL,
     HANDLE,
     EXEC,
@@ -21,7 +21,8 @@ enum kind {
     PLACE,
     POOL,
     GRAPH_POOL,
-    STRANGE
+    STRANGE,
+    MANAGED
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */
