@@ -75,7 +75,8 @@ class Usage(Value):
     """What a page says. totals, surcharges: bytes per GPU, in the order of the grant's shares. totals is of the slots in
     use, without the memory that processes have ready for their next allocation, which any of them can have. owners: (pid
     in the container, low 32 bits of the start time) of each process that took one of these slots. by_process: what each
-    of them has per GPU, in bytes, if that was asked for; else only of those that have exited. kept: of totals, what is of processes that have exited."""
+    of them has per GPU, in bytes, if that was asked for; else only of those that have exited. kept: of totals, what is of
+    processes that have exited."""
 
     totals: tuple[int, ...]
     surcharges: tuple[int, ...]

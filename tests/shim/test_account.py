@@ -109,6 +109,16 @@ def noop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_c(tmp_path_factory.mktemp("noop") / "noop.so", "-shared", "-fPIC", str(source))
 
 
+def test_first_calls_of_threads_that_race_with_forks(tmp_path: Path, shim: Path, tools: Path, noop: Path) -> None:
+    """One slot for a process, whatever its threads do; its children have their own, and nothing stays of any of them."""
+    box = Box(tmp_path / "box", shim, noop)
+    assert box.run([str(tools / "worker"), "race", "300"], timeout=60).stdout == "0\n"
+    assert box.run([str(tools / "worker"), "short", "1"]).stdout == "0\n"
+    code = "cu.init(); assert cu.alloc(1 << 40)[0] == cu.OOM; assert cu.used() == 0, cu.used()"
+    box.python(code)
+    assert sum(word > 0 for word in account.OWNERS.unpack_from(box.account(), OWNERS)) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
