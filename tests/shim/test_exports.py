@@ -207,10 +207,18 @@ assert lib.cuMemExportToShareableHandle(fabric, u64(h), 8, u64(0)) == 0
 assert release(h) == 0 and cu.used() == 100 * M
 r, h = cu.create(100 * M)
 most = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, most[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, most[1]))
+taken = []
+while len(taken) < 40:
+    try:
+        taken.append(os.dup(0))
+    except OSError:
+        break
+os.close(taken.pop())
 fd = export(h)
+assert fd >= 0
 resource.setrlimit(resource.RLIMIT_NOFILE, most)
-os.close(fd)
+[os.close(n) for n in [fd, *taken]]
 assert release(h) == 0 and cu.used() == 200 * M
 r, h = cu.create(100 * M)
 fd = export(h)
@@ -220,6 +228,23 @@ assert release(h) == 0 and cu.used() == 300 * M
 r, h = cu.create(100 * M)
 os.close(export(h))
 assert release(h) == 0 and cu.used() == 300 * M, "new ones are followed all the same"
+"""
+    )
+
+
+def test_few_descriptors_are_enough(box: Box) -> None:
+    box.python(
+        CODE
+        + """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
+r, h = cu.create(100 * M)
+fd = export(h)
+r, i = take(fd)
+assert r == 0
+os.close(fd)
+assert release(h) == 0 and cu.used() == 100 * M
+assert release(i) == 0 and cu.used() == 0
 """
     )
 

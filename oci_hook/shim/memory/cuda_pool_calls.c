@@ -125,7 +125,8 @@ static CUresult alloc_from(const struct variant *v, struct request *q, CUdevicep
     CUdevice device;
     if (!st)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    atomic_store(&st->pools.graphs_allocate, 1); /* before the driver can make a node of it, if it does */
+    if (!atomic_load_explicit(&st->pools.graphs_allocate, memory_order_relaxed))
+        atomic_store(&st->pools.graphs_allocate, 1); /* before the driver can make a node of it, if it does */
     if (capture_of(q->stream ? q->stream : v->default_stream))
         return alloc_uncharged(st, v, q, made);
     CUresult r = find_pool(q->stream, &q->pool, &device);

@@ -66,7 +66,10 @@ uint64_t inode_of(int fd) {
     return id ? id : 1;
 }
 
-int hold_open_file(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, HIGH); }
+int hold_open_file(int fd) {
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, HIGH);
+    return high < 0 && errno == EINVAL ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : high; /* the process may not have so many */
+}
 
 void let_go_of_open_file(int fd, uint64_t inode) {
     if (inode_of(fd) == inode)
