@@ -103,19 +103,31 @@ static int lock(int fd, int command, short type, off_t byte) {
 /* A classical lock: it goes with the process, also when the process is killed while a forked child has its files. */
 static int record_lock(int fd, short type, off_t byte) { return lock(fd, F_SETLK, type, byte); }
 
-static bool is_gpu(const struct gpu *gpu, int fd) {
+bool gpu_is_file(const struct gpu *gpu, int fd) {
     struct stat st;
     return fd >= 0 && fstat(fd, &st) == 0 && st.st_dev == gpu->device && st.st_ino == gpu->inode;
 }
 
-/* Maps a page of the file that was opened anew, so that it lives as long as the mapping: as for the file of map_gpu. */
-static int reopen(struct gpu *gpu) {
+int gpu_reopen(struct gpu *gpu) {
     int fd = gpu->path ? open(gpu->path, (gpu->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC) : -1;
-    if (fd < 0 || !is_gpu(gpu, fd)) {
-        if (fd >= 0)
-            close(fd);
-        return -1;
+    if (fd >= 0 && !gpu_is_file(gpu, fd)) {
+        close(fd);
+        fd = -1;
     }
+    return fd;
+}
+
+void gpu_lock_pid(struct gpu *gpu) {
+    int fd = gpu->slot >= 0 ? gpu_descriptor(gpu) : -1;
+    if (fd >= 0)
+        record_lock(fd, F_WRLCK, LOCK_PID + gpu->slot);
+}
+
+/* Maps a page of the file that was opened anew, so that it lives as long as the mapping: as for the file of map_gpu. */
+static int replace(struct gpu *gpu) {
+    int fd = gpu_reopen(gpu);
+    if (fd < 0)
+        return -1;
     if (gpu->writable)
         mmap(NULL, 4096, PROT_NONE, MAP_SHARED, fd, 0);
     if (gpu->slot >= 0)
@@ -126,7 +138,7 @@ static int reopen(struct gpu *gpu) {
 
 int gpu_descriptor(struct gpu *gpu) {
     int fd = gpu->fd;
-    return is_gpu(gpu, fd) ? fd : reopen(gpu);
+    return gpu_is_file(gpu, fd) ? fd : replace(gpu);
 }
 
 /* Lets one process at a time decide, but waits 20 ms at most, since the holder may have been stopped. What follows is
@@ -184,6 +196,7 @@ int gpu_owner(struct gpu *gpu, int slot) {
 /* Releases all that belonged to the slot's file and makes its queued work void. */
 static void clear_slot(struct gpu_file *file, int slot) {
     struct gpu_slot *s = &file->slot[slot];
+    gpu_pieces_leave(file, slot);
     for (unsigned i = 0; i < gpu_queues(file); i++) {
         struct gpu_queue *q = &file->queue[i];
         if (atomic_load(&q->owner) != (uint32_t)slot + 1)
@@ -199,6 +212,8 @@ static void clear_slot(struct gpu_file *file, int slot) {
     s->pid = 0;
     s->start_ticks = 0;
     memset(s->command, 0, sizeof s->command);
+    atomic_store(&s->saved, 0);
+    atomic_store(&s->checkpoint, 0);
 }
 
 /* Clears the slot if its file is closed. Mutex held. */
@@ -214,6 +229,8 @@ void gpu_reap(struct gpu *gpu) {
     int fd = gpu_descriptor(gpu);
     for (int i = 0; fd >= 0 && i < gpu_slots(gpu->file); i++)
         reap(gpu, fd, i);
+    if (fd >= 0)
+        gpu_pieces_reap(gpu, fd);
 }
 
 /* Takes the first free element of an array whose elements begin with their owner; returns its index, -1: none is free. */
@@ -286,17 +303,17 @@ bool gpu_claim(struct gpu *gpu) {
     return gpu->slot >= 0;
 }
 
-static uint64_t sum_used(const struct gpu_file *file) {
+static uint64_t sum_used(struct gpu *gpu) {
     uint64_t sum = 0;
-    for (int i = 0, n = gpu_slots(file); i < n; i++)
-        sum += atomic_load(&file->slot[i].used);
-    return sum;
+    for (int i = 0, n = gpu_slots(gpu->file); i < n; i++)
+        sum += atomic_load(&gpu->file->slot[i].used);
+    return sum + gpu_pieces_used(gpu, -1, -1);
 }
 
 static bool try_reserve(struct gpu *gpu, uint64_t bytes) {
     _Atomic uint64_t *used = &gpu->file->slot[gpu->slot].used;
     atomic_fetch_add(used, bytes);
-    if (sum_used(gpu->file) <= gpu->file->head.memory_total)
+    if (sum_used(gpu) <= gpu->file->head.memory_total)
         return true;
     atomic_fetch_sub(used, bytes);
     return false;
@@ -329,7 +346,7 @@ uint64_t gpu_used(struct gpu *gpu, bool do_reap) {
         gpu_reap(gpu);
         engine_unlock(fd);
         pthread_mutex_unlock(&gpu->mutex);
-        return sum_used(gpu->file);
+        return sum_used(gpu);
     }
     uint64_t sum = 0;
     for (int i = 0, n = gpu_slots(gpu->file); i < n; i++) {
@@ -337,5 +354,6 @@ uint64_t gpu_used(struct gpu *gpu, bool do_reap) {
         if (used && gpu_owner(gpu, i) >= 0)
             sum += used;
     }
-    return sum;
+    int fd = gpu_descriptor(gpu);
+    return sum + (fd >= 0 ? gpu_pieces_used(gpu, fd, -1) : 0);
 }

@@ -8,7 +8,8 @@
  * is one, so closing descriptors alone does not free the memory. A classical record lock on byte LOCK_PID + slot says whose
  * the slot is, by pid in the reader's pid namespace: the kernel drops it when the process exits or execs, and does not
  * pass it on. Memory whose process has exited is in use, but NVML lists no process for it.
- * A process also loses its classical locks when it closes any descriptor of the file, so this library never closes one.
+ * A process also loses its classical locks when it closes any descriptor of the file, so this library closes none without
+ * taking them again. Memory that is exported to other processes belongs to no slot: see piece.c.
  *
  * Time: a context is a group of channels (queues). Each is a ring of submitted work; only its owner writes the ring and
  * its tail. A `gpu_state` says how far the GPU is with all work. A process that looks copies the live state, computes it
@@ -32,8 +33,9 @@
 #include <stdint.h>
 
 #define GPU_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
-#define GPU_VERSION 5u
+#define GPU_VERSION 6u
 #define GPU_SLOTS 128
+#define GPU_PIECES 1024
 #define GPU_GROUPS 256
 #define GPU_QUEUES 256
 #define GPU_RING 1024
@@ -123,7 +125,16 @@ struct gpu_slot {
     int32_t pid;           /* in the owner's pid namespace; others learn its pid from the lock */
     uint32_t contexts;
     char command[16];
-    uint8_t reserved[24];
+    _Atomic uint64_t saved;      /* bytes that a checkpoint has moved to the host */
+    _Atomic uint32_t checkpoint; /* CU_PROCESS_STATE_...; 0: it runs */
+    uint8_t reserved[12];
+};
+
+struct gpu_piece {               /* memory that several processes may hold */
+    _Atomic uint64_t used;       /* bytes; 0 free */
+    _Atomic uint32_t generation; /* counts its uses */
+    _Atomic uint32_t
+        slot; /* 1 + the slot of its maker; 0: that one has freed it, while others have it by IPC, or has exited */
 };
 
 /* The file of a MIG device has the name GPU_MIG + 8 * (minor of its GPU) + (its number on that GPU). */
@@ -170,7 +181,7 @@ struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     uint32_t lost;             /* 428: a fault: not 0 when the GPU has fallen off the bus */
     uint8_t reserved[80];      /* 432 */
     _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state. From here on, the libraries write */
-    _Atomic uint32_t slots, queues, groups; /* how many were ever taken; those beyond were never used */
+    _Atomic uint32_t slots, queues, groups, pieces; /* how many were ever taken; those beyond were never used */
 };
 
 struct gpu_file {
@@ -180,6 +191,7 @@ struct gpu_file {
     };
     struct gpu_slot slot[GPU_SLOTS];
     struct gpu_group group[GPU_GROUPS];
+    struct gpu_piece piece[GPU_PIECES];
     struct gpu_state state[GPU_SLOTS * GPU_STATES];
     struct gpu_queue queue[GPU_QUEUES];
 };
@@ -227,6 +239,11 @@ static inline unsigned gpu_groups(const struct gpu_file *f) { return gpu_count(&
 
 /* A descriptor of the GPU's file, opened again if the program has closed ours. */
 int gpu_descriptor(struct gpu *gpu);
+/* The GPU's file, opened anew; -1: it cannot be opened. Whether the descriptor is one of the GPU's file. */
+int gpu_reopen(struct gpu *gpu);
+bool gpu_is_file(const struct gpu *gpu, int fd);
+/* Takes the classical lock of our slot again, which the program's close of a descriptor may have dropped. */
+void gpu_lock_pid(struct gpu *gpu);
 /* Takes a slot for this process. False: all are taken. */
 bool gpu_claim(struct gpu *gpu);
 /* Adds bytes to our slot. False: the GPU has not enough memory, also after slots whose file is closed were cleared. */
@@ -234,6 +251,32 @@ bool gpu_reserve(struct gpu *gpu, uint64_t bytes);
 void gpu_release(struct gpu *gpu, uint64_t bytes);
 /* Bytes in use. reap: also clears slots whose file is closed (needs a writable mapping). */
 uint64_t gpu_used(struct gpu *gpu, bool reap);
+
+/* --- memory that several processes may hold: piece.c. A piece is known by a descriptor of its open file --- */
+
+/* Makes a piece; its bytes are not in our slot. -1: there are too many, or the host has no room. */
+int gpu_piece_make(struct gpu *gpu, uint64_t bytes);
+/* Opens a piece that is in use. -1: it is not, or its number is another one's now. */
+int gpu_piece_open(struct gpu *gpu, int piece, uint32_t generation);
+/* The number of a descriptor's piece; -1: it is none of ours. */
+int gpu_piece_of(struct gpu *gpu, int fd);
+uint64_t gpu_piece_bytes(const struct gpu *gpu, int piece);
+uint32_t gpu_piece_generation(const struct gpu *gpu, int piece);
+void gpu_piece_add(struct gpu *gpu, int fd, int64_t bytes);
+/* The most bytes that fit in one; as mmap, at a fixed address if it is not NULL; drops contents. */
+uint64_t gpu_piece_room(const struct gpu *gpu);
+void *gpu_piece_map(struct gpu *gpu, int fd, void *at, uint64_t size, uint64_t offset, int protection);
+void gpu_piece_punch(struct gpu *gpu, int fd, uint64_t size, uint64_t offset);
+/* Closes the descriptor, if it is one of the GPU's file. */
+void gpu_piece_close(struct gpu *gpu, int fd);
+/* The process that made the piece has freed it; others may hold it. */
+void gpu_piece_freed(struct gpu *gpu, int piece);
+/* A slot is cleared: the pieces that its process made are nobody's. */
+void gpu_pieces_leave(struct gpu_file *file, int slot);
+/* Clears those that no open file holds. Mutex held. */
+void gpu_pieces_reap(struct gpu *gpu, int fd);
+/* Their bytes. slot: only of those that its process made; -1: all. fd: a descriptor, to ask which are held; -1: count all. */
+uint64_t gpu_pieces_used(struct gpu *gpu, int fd, int slot);
 
 /* Takes a group for a context, or a queue for a channel of it; -1: all are taken. */
 int gpu_take_group(struct gpu *gpu);

@@ -407,10 +407,11 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1) {
         int pid = s->pid && s->contexts ? gpu_owner(d, i) : -1;
         if (pid <= 0)
             continue;
+        unsigned long long used = s->used + gpu_pieces_used(d, gpu_descriptor(d), i);
         if (out && found < room && v1)
-            ((struct process_v1 *)out)[found] = (struct process_v1){(unsigned)pid, s->used};
+            ((struct process_v1 *)out)[found] = (struct process_v1){(unsigned)pid, used};
         else if (out && found < room)
-            ((struct process_v2 *)out)[found] = (struct process_v2){(unsigned)pid, s->used, ~0u, ~0u};
+            ((struct process_v2 *)out)[found] = (struct process_v2){(unsigned)pid, used, ~0u, ~0u};
         found++;
     }
     *n = found;

@@ -12,7 +12,7 @@ from gpu_hook_simulator import driver_root
 
 GPU_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
 CONTEXT_BYTES_AT = 232  # struct gpu_head
-LOCK_SLOT = 1 << 32
+LOCK_SLOT, LOCK_PIECE = 1 << 32, 5 << 32
 
 
 class Gpu:
@@ -23,15 +23,27 @@ class Gpu:
         self.map = mmap.mmap(self.fd, driver_root.FILE_SIZE, prot=mmap.PROT_READ)
 
     def counted(self) -> int:
-        """Bytes in use."""
-        total = 0
-        for slot in range(driver_root.SLOTS):
-            if not (used := struct.unpack_from("<Q", self.map, 4096 + slot * driver_root.SLOT_SIZE)[0]):
-                continue
-            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCK_SLOT + slot, 1, 0)
-            if struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK:
-                total += used
-        return total
+        """Bytes in use: in the slots of processes, and in pieces that several may hold."""
+        root = driver_root
+        slots = (i for i in range(root.SLOTS) if self._used(4096, root.SLOT_SIZE, i) and self._locked(LOCK_SLOT, i))
+        return sum(self._used(4096, root.SLOT_SIZE, i) for i in slots) + sum(used for used, _ in self._pieces())
+
+    def left(self) -> int:
+        """Bytes of these that their maker has freed, or whose maker has exited, while an importer holds them."""
+        return sum(used for used, maker in self._pieces() if not maker or not self._locked(LOCK_SLOT, maker - 1))
+
+    def _used(self, at: int, size: int, i: int) -> int:
+        return int(struct.unpack_from("<Q", self.map, at + i * size)[0])
+
+    def _locked(self, first: int, i: int) -> bool:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first + i, 1, 0)
+        return bool(struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK)
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        """Bytes of each piece, and 1 + its maker's slot."""
+        at, size = driver_root.PIECES_AT, driver_root.PIECE_SIZE
+        used = [i for i in range(driver_root.PIECES) if self._used(at, size, i) and self._locked(LOCK_PIECE, i)]
+        return [struct.unpack_from("<Q4xI", self.map, at + i * size) for i in used]  # type: ignore[misc]
 
     def close(self) -> None:
         """Unmap."""
