@@ -3,7 +3,9 @@
 Nothing is concluded from one sample: a finding and a surcharge need two in a row. A process that comes or goes, or
 memory that is freed, between the look at the driver and the look at the account page is no cheat.
 
-over-memory       the container's processes have more memory of a GPU than its limit and the tolerance
+over-memory       the container has more memory of a GPU than its limit and the tolerance: its processes, the account page
+                  for its exited processes (a forked child keeps their memory, and NVML lists no process for it), and
+                  memory of no listed process that only this container can have
 over-compute      its processes have more of a GPU's time than the container may have: more than its ceiling; any, while
                   it is frozen; or more than its guarantee, beside others, if it has never come to the gate. Judged by
                   the driver's figures alone, since what another tenant publishes proves nothing
@@ -34,18 +36,16 @@ Kept = Usage | str | None  # what an account page says; a text: what is wrong wi
 
 
 class Process(Value):
-    """A process of a container: pid, start time, name on the host; inner: its pid in its own namespace, ns: that
-    namespace's inode number."""
+    """A process of a container: pid, start time, name on the host; inner: its pid in its own pid namespace."""
 
     pid: int
     start: int
     name: str
     inner: int
-    ns: int
 
     @property
     def owners(self) -> frozenset[Owner]:
-        return owners(self.inner, self.start, self.ns)
+        return owners(self.inner, self.start)
 
 
 class Finding(Value):
@@ -74,13 +74,26 @@ class Use(Value):
 class Seen(Value):
     """What was looked at together. grants: by key. gpus: NVML's samples by UUID, without those that it could not look
     at. processes: by pid, (the grant's key, the process), of those that are in a container with a grant. accounts: what
-    the account pages say, by key. unread: keys of pages that we could not read, which says nothing of the container."""
+    the account pages say, by key. unread: keys of pages that we could not read, which says nothing of the container.
+    hidden: by (key, UUID), bytes of no listed process that no account page explains and only this container can have."""
 
     grants: dict[str, Grant]
     gpus: dict[str, GpuSample]
     processes: dict[int, tuple[str, Process]]
     accounts: dict[str, Kept]
     unread: frozenset[str] = frozenset()
+    hidden: dict[tuple[str, str], int] = {}
+
+    def kept(self, key: str, i: int) -> int:
+        """Bytes of exited processes that the account page has for the container's i-th GPU."""
+        usage = self.accounts.get(key)
+        return usage.kept[i] if isinstance(usage, Usage) and i < len(usage.kept) else 0
+
+    def unlisted(self, key: str, i: int, uuid: str) -> int:
+        """Bytes that the container has of its i-th GPU beyond what NVML lists for its processes."""
+        gpu = self.gpus.get(uuid)
+        beyond = max(0, gpu.used - sum(used or 0 for _, used, _ in gpu.processes)) if gpu else 0
+        return min(self.kept(key, i) + self.hidden.get((key, uuid), 0), beyond)
 
 
 class Verdict(Value):
@@ -139,9 +152,10 @@ class Auditor:
 
     def _memory_findings(self, seen: Seen, uses: dict[tuple[str, str], Use]) -> list[Finding]:
         found = []
-        for (key, uuid), use in uses.items():
+        for key, uuid in dict.fromkeys((*uses, *((k, s.uuid) for k, g in seen.grants.items() for s in g.shares))):
+            use = uses.get((key, uuid), Use(0, 0, ()))
             grant, processes = seen.grants[key], [seen.processes[pid][1] for pid in use.processes]
-            share = next((s for s in grant.shares if s.uuid == uuid), None)
+            i, share = next(((i, s) for i, s in enumerate(grant.shares) if s.uuid == uuid), (0, None))
             if share is None:
                 granted = ",".join(s.uuid for s in grant.shares) or "none"
                 found += [
@@ -152,8 +166,11 @@ class Auditor:
             if share.whole:
                 continue
             allowed = (share.memory_mib + self.tolerance_mib) * MIB
-            if use.used > allowed:
-                what = f"{_mib(use.used)} MiB in use, limit {share.memory_mib} MiB, tolerance {self.tolerance_mib} MiB"
+            unlisted = seen.unlisted(key, i, uuid)
+            if use.used + unlisted > allowed:
+                what = f"{_mib(use.used + unlisted)} MiB in use"
+                what += f" ({_mib(unlisted)} MiB by no listed process)" if unlisted else ""
+                what += f", limit {share.memory_mib} MiB, tolerance {self.tolerance_mib} MiB"
                 found.append(Finding("over-memory", key, uuid, 0, 0, what))
             kept = seen.accounts.get(key)
             accounted = kept.owners if isinstance(kept, Usage) else frozenset()
@@ -191,15 +208,17 @@ class Auditor:
     def _surcharges(self, seen: Seen, uses: dict[tuple[str, str], Use]) -> dict[tuple[str, int], int]:
         """Bytes to charge: the smaller of this sample's excess and the previous one's.
 
-        The account page is taken at the higher of the two looks. At any instant it is above what the driver has, but
+        NVML's processes are compared with what the account page has for processes that run, not for exited ones. The page
+        is taken at the higher of the two looks. At any instant it is above what the driver has, but
         the driver was asked between the two looks.
         """
         surcharges, excess, totals = {}, {}, {}
         for key, kept in seen.accounts.items():
             if not isinstance(kept, Usage) or key not in seen.grants:
                 continue
-            totals[key] = kept.totals
-            before = self._totals.get(key, kept.totals)
+            running = tuple(n - seen.kept(key, i) for i, n in enumerate(kept.totals))
+            totals[key] = running
+            before = self._totals.get(key, running)
             for i, share in enumerate(seen.grants[key].shares):
                 if share.whole or i >= len(kept.totals):
                     continue
@@ -207,8 +226,8 @@ class Auditor:
                     excess[key, i] = self._excess.get((key, i), 0)
                     continue
                 use = uses.get((key, share.uuid))
-                accounted = max(kept.totals[i], before[i] if i < len(before) else 0)
-                excess[key, i] = max(0, (use.used if use else 0) - accounted)
+                accounted = max(running[i], before[i] if i < len(before) else 0)
+                excess[key, i] = max(0, (use.used if use else 0) - accounted) + seen.hidden.get((key, share.uuid), 0)
                 surcharges[key, i] = min(excess[key, i], self._excess.get((key, i), 0))
         self._excess, self._totals = excess, totals
         return surcharges

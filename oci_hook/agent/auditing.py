@@ -48,7 +48,8 @@ class Auditing:
         gated = frozenset((key, uuid) for key, watched in node.watched.items() for uuid in watched.gates)
         mine = {pid: owner for pid, owner in processes.items() if owner[0] in grants}
         stopped = frozenset(node.grants) - frozenset(grants)
-        judged = seen.replace(grants=grants, processes=mine)
+        hidden = {(key, uuid): n for uuid, by_key in self._protection.guard.hidden.items() for key, n in by_key.items()}
+        judged = seen.replace(grants=grants, processes=mine, hidden=hidden)
         self.verdict = self._auditor.judge(judged, gated, stopped, tuple(self._find_hogs(judged)))
         self._write_surcharges(accounts)
         self._measure()

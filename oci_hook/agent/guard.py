@@ -15,9 +15,9 @@ from oci_hook.observe.account import Usage
 
 
 class Guard:
-    """`judge` looks at GPUs; three results are kept by the GPU's UUID. alarms: bytes; when less memory is free, the GPU
+    """`judge` looks at GPUs; four results are kept by the GPU's UUID. alarms: bytes; when less memory is free, the GPU
     is to be looked at. due: when it is to be looked at again (monotonic seconds). unlisted: bytes in use that belong to
-    no listed process.
+    no listed process. hidden: by key, those among them that no account page explains and only this container can have.
 
     tolerance_mib: what a container may have above its limit.
     """
@@ -26,6 +26,7 @@ class Guard:
         self.alarms: dict[str, int] = {}
         self.due: dict[str, float] = {}
         self.unlisted: dict[str, int] = {}
+        self.hidden: dict[str, dict[str, int]] = {}
         self._protector = Protector(tolerance_mib * MIB)
         self._highest: dict[tuple[str, str], int] = {}  # MiB, by (key, UUID): the highest limit before a change
         self._before: set[str] | None = None  # keys of containers that are older than this agent
@@ -64,6 +65,7 @@ class Guard:
 
     def alone(self, uuid: str) -> None:
         """Drop what is known of the GPU, which has fewer than two containers or cannot be looked at."""
+        self.hidden.pop(uuid, None)
         for known in (self.alarms, self.due, self.unlisted):
             known.pop(uuid, None)
 
@@ -90,6 +92,7 @@ class Guard:
         )
         found = self._protector.judge(look, now, lambda: holders.able(gpu, seen.grants))
         self.unlisted[gpu.uuid] = found.unlisted
+        self.hidden[gpu.uuid] = found.hidden
         self.alarms[gpu.uuid] = found.alarm
         if found.again is None:
             self.due.pop(gpu.uuid, None)

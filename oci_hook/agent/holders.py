@@ -29,25 +29,32 @@ def able(gpu: Gpu, grants: dict[str, Grant]) -> set[str]:
         names = ("/".join(("", *parts[-3:])), f"{SIM_GPUS.removeprefix('/dev')}/{parts[-1]}")
     for pid in pids():
         key = members.get(pid, "")
-        if key not in found and any(link.endswith(names) for link in _open(pid, gpu.simulated)):
+        if key not in found and any(not gpu.simulated or _of(gpu, pid, n) for n in _open(pid, names)):
             found.add(key)
     return found
 
 
-def _open(pid: int, writable: bool) -> Iterator[str]:
-    """The paths of the process's open files. writable: only those open for writing, since the simulated NVML opens the
-    same files as CUDA, but for reading."""
+def _open(pid: int, endings: tuple[str, ...]) -> Iterator[str]:
+    """The numbers of the process's descriptors whose paths end so."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):
             try:
-                link = os.readlink(f"{folder}/{name}")
-                if not writable or _written(pid, name):
-                    yield link
+                if os.readlink(f"{folder}/{name}").endswith(endings):
+                    yield name
             except FileNotFoundError:
                 continue
     except OSError:
         return
+
+
+def _of(gpu: Gpu, pid: int, name: str) -> bool:
+    """Whether a descriptor is of this simulated GPU, and not of another install's; and open for writing, since the
+    simulated NVML opens the same files as CUDA, but for reading."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), os.stat(gpu.file)) and _written(pid, name)
+    except (OSError, StopIteration):
+        return False
 
 
 def _written(pid: int, name: str) -> bool:

@@ -22,6 +22,7 @@ GRANTED = ("policy", "class", "state")
 SHARE = (
     ("memory_limit_bytes", "Memory limit.", "memory_mib", MIB),
     ("memory_used_bytes", "In use, by NVML or the account page, whichever is more.", "used_mib", MIB),
+    ("memory_kept_bytes", "In use by exited processes, since forked children keep it.", "kept_mib", MIB),
     ("memory_peak_bytes", "The most that the agent has seen in use.", "peak_mib", MIB),
     (
         "memory_surcharge_bytes",

@@ -91,13 +91,12 @@ class ProcessOwners:
                 path = path.rpartition("/")[0]
             if key:
                 break
-        namespace = pid_namespace(pid)
-        key = key or self._by_namespace.get(namespace, "")
+        key = key or self._by_namespace.get(pid_namespace(pid), "")
         if not key:
             return None
         name = read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").rstrip("\n")
         name = "".join(c if c.isprintable() else "?" for c in name)[:32]
-        return key, Process(pid, start, name, inner_pid(pid), namespace)
+        return key, Process(pid, start, name, inner_pid(pid))
 
 
 def is_below(cgroup: Cgroup, top: Cgroup) -> bool:

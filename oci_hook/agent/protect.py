@@ -103,12 +103,13 @@ class Harm(Value):
 class Judgement(Value):
     """kill: the one container to kill now. again: seconds until the GPU is to be looked at again, None: at the usual
     time. unlisted: bytes that belong to no listed process. alarm: when fewer bytes are free, the GPU is to be looked
-    at."""
+    at. hidden: by key, the part of `unlisted` that no account page explains and only this container can have."""
 
     kill: Harm | None = None
     again: float | None = None
     unlisted: int = 0
     alarm: int = 0
+    hidden: dict[str, int] = {}
 
 
 class _Suspect:
@@ -150,24 +151,26 @@ class Protector:
         unlisted = self._unlisted(look)
         extra = self._attributed(look, unlisted, holders)
         alarm = min(sum(t.unmet(extra.get(t.key, 0)) for t in look.tenants), look.free)
+        hidden = {key: n - tenants[key].claims for key, n in extra.items() if n > tenants[key].claims}
+        none = Judgement(unlisted=unlisted, alarm=alarm, hidden=hidden)
         for key, tenant in tenants.items():
             self._allow(look.uuid, tenant, tenant.listed + extra.get(key, 0))
         if now - look.at > FRESH:
-            return Judgement(again=0.0, unlisted=unlisted, alarm=alarm)
+            return none.replace(again=0.0)
         harms = [h for t in tenants.values() if (h := self._harm(look, t, extra))]
         for at in [at for at in self._suspects if at[0] == look.uuid and at[1] not in {h.key for h in harms}]:
             del self._suspects[at]
         if self._still_leaving(look, now):
-            return Judgement(again=CONFIRM, unlisted=unlisted, alarm=alarm)
+            return none.replace(again=CONFIRM)
         if not harms:
-            return Judgement(unlisted=unlisted, alarm=alarm)
+            return none
         worst = max(harms, key=lambda h: (h.excess, h.key))
         for h in harms:
             confirmed = self._confirmed(look, tenants[h.key], h, extra.get(h.key, 0))
             if h is worst and (confirmed or (not look.unsure and self._certain(tenants[h.key], h))):
                 self._leaving[look.uuid] = h.key, now
-                return Judgement(h, CONFIRM, unlisted, alarm)
-        return Judgement(again=CONFIRM, unlisted=unlisted, alarm=alarm)
+                return none.replace(kill=h, again=CONFIRM)
+        return none.replace(again=CONFIRM)
 
     def _allow(self, uuid: str, tenant: Tenant, used: int) -> None:
         """Note what the container may use: its limit and the tolerance, or more if it had more before its limit was

@@ -162,6 +162,7 @@ def share_view(
         "memory_mib": share.memory_mib,
         "used_mib": max((n for n in (seen, accounted) if n is not None), default=None),
         "peak_mib": watched.peaks.get(share.uuid),
+        "kept_mib": -(-usage.kept[i] // MIB) if usage and i < len(usage.kept) else 0,
         "surcharge_mib": -(-usage.surcharges[i] // MIB) if usage and i < len(usage.surcharges) else 0,
         "compute": share.compute,
         "compute_limit": share.compute_limit,

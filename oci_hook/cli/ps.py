@@ -27,8 +27,9 @@ Suspension = tuple[str, float]  # the id of the container that has the GPU, and 
 def ps(prefix: str) -> output.Report:
     """List the containers that hold a share.
 
-    USED is the memory that the container's account page shows for its living processes: "-" if nothing is accounted
-    yet, "?" if the page cannot be read; a line below the table then says why. COMPUTE is the guarantee, followed by the
+    USED is the memory that the container's account page shows as in use: "-" if nothing is accounted yet, "?" if the
+    page cannot be read; a line below the table then says why. Another line there says how much of it is memory of
+    exited processes, which their forked children keep. COMPUTE is the guarantee, followed by the
     ceiling if that is below the whole GPU. STATE says that `freeze` stopped the container, or which container of a
     higher class it waits for, and since when.
     """
@@ -44,6 +45,13 @@ def ps(prefix: str) -> output.Report:
     for entry in data:
         if entry["account_problem"]:
             lines.append(f"account page of {output.short(entry['id'])}: {entry['account_problem']}")
+        for gpu in entry["gpus"]:
+            if gpu["kept_mib"]:
+                on = gpu["uuid"] if gpu["index"] is None else f"GPU {gpu['index']}"
+                size = output.size(gpu["kept_mib"])
+                lines.append(
+                    f"{output.short(entry['id'])}: {size} on {on} is memory of an exited process, kept by a child"
+                )
     return output.Report({"containers": data}, lines, warnings)
 
 
@@ -71,9 +79,10 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
     """One container of the --json document."""
     usage = look(grant)
     used = [-(-n // MIB) for n in usage.totals] if isinstance(usage, Usage) else [None] * len(grant.shares)
+    kept = [-(-n // MIB) for n in usage.kept] if isinstance(usage, Usage) else [None] * len(grant.shares)
     gpus = [
-        {"index": indices.get(share.uuid), **share.fields(), "used_mib": n}
-        for share, n in zip(grant.shares, used, strict=True)
+        {"index": indices.get(share.uuid), **share.fields(), "used_mib": n, "kept_mib": m}
+        for share, n, m in zip(grant.shares, used, kept, strict=True)
     ]
     who = grant.who.fields()
     return {

@@ -186,7 +186,10 @@ def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Re
     if used is None or share["whole"] or used < limit * NEARLY_FULL:
         return []
     contexts = f", {share['surcharge_mib']} MiB of it by contexts and modules" if share["surcharge_mib"] else ""
-    return [f"memory is nearly used up: {used} of {limit} MiB{contexts}; allocations beyond the limit are refused"]
+    kept = f", {share['kept_mib']} MiB of it by exited processes, whose children keep it" if share["kept_mib"] else ""
+    return [
+        f"memory is nearly used up: {used} of {limit} MiB{contexts}{kept}; allocations beyond the limit are refused"
+    ]
 
 
 def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:

@@ -9,8 +9,9 @@ MIG = "mig"  # capability of the nodes that open a MIG device; every container w
 class Gpu(Value):
     """One GPU. memory_mib: total memory in MiB. minor: N of /dev/nvidiaN. numa: node or -1. simulated: no real GPU.
 
-    context_mib: the memory that the context of one process takes, in MiB, rounded up; 0: not known. time_scale: a simulated
-    GPU takes so many times as long for everything as it reports; 1 for real GPUs.
+    context_mib: the memory that the context of one process takes, in MiB, rounded up; estimated where it could not be measured
+    (discovery/contexts.py), 0 only on simulated GPUs. time_scale: a simulated GPU takes so many times as long for
+    everything as it reports; 1 for real GPUs.
     A MIG device counts as a GPU. Then parent is the UUID of the GPU that it is part of, instance its number there, and
     index, minor, pci and numa are the parent's. For a GPU that is no MIG device, parent is "" and instance -1.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.

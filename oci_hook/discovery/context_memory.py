@@ -1,9 +1,9 @@
 """Measures the memory of one process's context on each GPU and prints it as JSON. A program of its own, as a driver
 call may hang.
 
-usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.context_memory LIBCUDA
+usage: LD_PRELOAD=LIBNVML [CUDA_VISIBLE_DEVICES=MIG-...] python -m oci_hook.discovery.context_memory LIBCUDA
 
-LD_PRELOAD: as in discovery/nvml_gpus.py.
+LD_PRELOAD: as in discovery/nvml_gpus.py. CUDA_VISIBLE_DEVICES: a real driver shows a program one MIG device at most.
 """
 
 import ctypes
@@ -29,27 +29,41 @@ def by_process(handle: Any) -> int:
     return sum(p.usedGpuMemory or 0 for p in processes if p.pid == os.getpid())
 
 
-def with_context(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> tuple[int, int]:
-    """Make and release a primary context: its bytes (by process, by difference); (0, 0) if it cannot be made."""
+def with_context(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> tuple[int, int] | None:
+    """Make and release a primary context: its bytes (by process, by difference); None if it cannot be made."""
     own, used = by_process(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).used
     context = ctypes.c_void_p()
     if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal):
-        return 0, 0
+        return None
     try:
         return by_process(handle) - own, pynvml.nvmlDeviceGetMemoryInfo(handle).used - used
     finally:
         cuda.cuDevicePrimaryCtxRelease_v2(ordinal)
 
 
-def measure(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> int:
-    """Bytes of one context; 0 if it cannot be measured, as on a GPU that is full or in exclusive-process mode."""
+def measure(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> int | None:
+    """Bytes of one context; None if it cannot be made, as on a GPU that is full or in exclusive-process mode."""
     differences = []
     for _ in range(ROUNDS):
-        own, difference = with_context(cuda, ordinal, handle)
-        if own > 0:
-            return own
-        differences.append(difference)
+        said = with_context(cuda, ordinal, handle)
+        if said is None:
+            return None
+        if said[0] > 0:
+            return said[0]
+        differences.append(said[1])
     return max(0, min(differences))
+
+
+def uuid_of(cuda: ctypes.CDLL, ordinal: int) -> str:
+    """The device's UUID as NVML writes it; "" if the driver does not say. A MIG device has one besides its GPU's."""
+    gpu, own = ctypes.create_string_buffer(16), ctypes.create_string_buffer(16)
+    if cuda.cuDeviceGetUuid(gpu, ordinal):
+        return ""
+    newer = getattr(cuda, "cuDeviceGetUuid_v2", None)  # since CUDA 11.4
+    if newer is None or newer(own, ordinal):
+        own = gpu
+    h = own.raw.hex()
+    return f"{'GPU' if own.raw == gpu.raw else 'MIG'}-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
 def main(library: str) -> dict[str, object]:
@@ -62,15 +76,14 @@ def main(library: str) -> dict[str, object]:
             return {"error": f"CUDA error {code}"}
         found = {}
         for ordinal in range(count.value):
-            raw = ctypes.create_string_buffer(16)
-            if cuda.cuDeviceGetUuid(raw, ordinal):
+            if not (uuid := uuid_of(cuda, ordinal)):
                 continue
-            h = raw.raw.hex()
-            uuid = f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
             try:
-                found[uuid] = measure(cuda, ordinal, pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
+                size = measure(cuda, ordinal, pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
             except pynvml.NVMLError:
                 continue
+            if size is not None:
+                found[uuid] = size
         return {"context": found}
     except (OSError, AttributeError, pynvml.NVMLError) as e:
         return {"error": str(e)}

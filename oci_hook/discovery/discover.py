@@ -11,7 +11,7 @@ from typing import Any
 from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.core.units import MIB
-from oci_hook.discovery import driver_files
+from oci_hook.discovery import contexts, driver_files
 from oci_hook.discovery import mark as marks
 from oci_hook.errors import refuse
 from oci_hook.ledger.inventory import stamp
@@ -45,19 +45,19 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 "GH-302",
                 f"NVML reports driver {answer['driver_version']}, its file is {files.version}; install one version",
             )
-        contexts = context_mib(files.libcuda, files.libnvml, env, nvml_seconds)
         instances = {gpu["uuid"]: (gpu.pop("gi", -1), gpu.pop("ci", -1)) for gpu in answer["gpus"]}
         gpus = tuple(
             Gpu(
                 **gpu,
                 numa=numa_node(gpu["pci"], f"{driver_root.rstrip('/')}/sys" if simulated else "/sys"),
                 simulated=simulated,
-                context_mib=contexts.get(gpu["uuid"], 0),
                 time_scale=mark.time_scale if mark else 1,
                 file=mark.files.get(gpu["uuid"], "") if mark else "",
             )
             for gpu in answer["gpus"]
         )
+        measured = context_mib(files.libcuda, files.libnvml, env, nvml_seconds, gpus)
+        gpus = with_contexts(gpus, measured, 0 if simulated else contexts.ESTIMATE_MIB)
         links = tuple((str(a), str(b), int(d)) for a, b, d in answer["links"])
     elif simulated:
         raise refuse("GH-306", f"the simulated driver does not answer: {answer['error']}; run `gpu-hook sim up` anew")
@@ -66,6 +66,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
     else:
         instances = {}
         gpus, links = gpus_from_proc(proc, files.libcuda, env, nvml_seconds, answer["error"]), ()
+        gpus = with_contexts(gpus, {}, contexts.ESTIMATE_MIB)
     if not gpus:
         raise refuse("GH-301", "the driver lists no GPU; look at `dmesg` and `nvidia-smi`, or try `gpu-hook sim up`")
     witnesses = [files.libcuda, files.libnvml]
@@ -139,14 +140,30 @@ def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds
     return tuple(gpus)
 
 
-def context_mib(libcuda: str, libnvml: str, environment: dict[str, str], seconds: float) -> dict[str, int]:
-    """MiB, rounded up, that one process's context takes, by UUID; 0 or absent if it cannot be measured.
+def context_mib(
+    libcuda: str, libnvml: str, environment: dict[str, str], seconds: float, gpus: tuple[Gpu, ...] = ()
+) -> dict[str, int]:
+    """MiB, rounded up, that one process's context takes, by UUID; absent if it cannot be measured.
 
-    That is so on a GPU that is full, or whose driver does not answer. Contexts are not charged there then.
+    That is so on a GPU that is full, or whose driver does not answer. A real driver shows a program only one MIG device,
+    so those of `gpus` are asked one by one, until one does not answer.
     """
     program = [sys.executable, "-m", "oci_hook.discovery.context_memory", libcuda]
-    answer = _ask(program, {**_every_gpu(environment), "LD_PRELOAD": libnvml}, seconds)
-    return {str(uuid): -(-int(size) // MIB) for uuid, size in answer.get("context", {}).items()}
+    wide = {**_every_gpu(environment), "LD_PRELOAD": libnvml}
+    answer = _ask(program, wide, seconds)
+    found = dict(answer.get("context", {}))
+    for uuid in contexts.asked_alone(gpus, found) if "context" in answer else ():
+        answer = _ask(program, {**wide, "CUDA_VISIBLE_DEVICES": uuid}, seconds)
+        if "context" not in answer:
+            break
+        found.update(answer["context"])
+    return {str(uuid): -(-int(size) // MIB) for uuid, size in found.items()}
+
+
+def with_contexts(gpus: tuple[Gpu, ...], measured: dict[str, int], estimate: int) -> tuple[Gpu, ...]:
+    """The GPUs with what a context takes on each."""
+    figures = contexts.figures(gpus, measured, estimate)
+    return tuple(gpu.replace(context_mib=figures[gpu.uuid]) for gpu in gpus)
 
 
 def _every_gpu(environment: dict[str, str]) -> dict[str, str]:

@@ -5,9 +5,9 @@ The page belongs to the container, which may put anything in its place. It is fo
 leaving that or following a link, it must be a regular file on a tmpfs, and it is read and written by pread and pwrite,
 never mapped. Its numbers are shown, and compared with the driver's; nothing relies on them.
 
-Only the container's own processes may remove the account slots of ended processes from the page, at their next look. A
-reader here leaves those slots out: a slot counts while its owner lives. An owner lives if it holds the lock on its
-slot, or is among the container's processes; in doubt it lives.
+Only the container's own processes may clear the account slots of memory that has gone, at their next look. A reader
+here leaves those slots out: a slot counts while the lock on it is held, and by nothing else; in doubt it is held. The
+process that took it may have exited: then a forked child keeps its memory, and the lock.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # struct gh_account_page of shim/pages/account_page.h
 MAGIC = 0x3154434148474755
-VERSION = 2
+VERSION = 3
 SLOTS = 1024
 MOST_GPUS = 16
 HEAD = struct.Struct("<QI")
@@ -40,29 +40,28 @@ GPUS_OFFSET = 1024
 GPU = struct.Struct("<QQQQ32x")
 OWNERS = struct.Struct(f"<{SLOTS}Q")
 OWNERS_OFFSET = 4096
-STACKS_OFFSET = 12288
-ENTRIES_OFFSET = 20480
+ENTRIES_OFFSET = 12288
 ENTRY = struct.Struct("<QQQQ")  # announce, committed, ack, contexts
 SURCHARGE_OFFSET = 8
 WORD = struct.Struct("<Q")
 FREE_CACHES = struct.Struct(f"<{SLOTS * MOST_GPUS}Q")
-FREE_CACHES_OFFSET = 544768
+FREE_CACHES_OFFSET = 536576
 FREE_SHIFT = 40
-SIZE = 675840
+SIZE = 667648
 FREE_TAKEN = (1 << FREE_SHIFT) - 1
 VALUE_SHIFT = 30
 TAG_BITS = 20
 TAG_MASK = (1 << TAG_BITS) - 1
 SLOT_MASK = 0x3FF
 VALUE_MAX = (1 << 34) - 1
-SWEEP = 1 << 41
 UNIT = 512
 BLOCK = 32  # slots that are compared with EMPTY at once
 EMPTY = bytes(8 * BLOCK)
 FLOCK = struct.Struct("hhqqi4x")  # struct flock, fcntl(2), where off_t has 64 bits
 # A tenant can make each query of a lock slow, and can have thousands of processes and any word in each slot. So a read
 # may take PATIENCE seconds of our processor time for locks and LISTING for the container's processes, which are listed
-# once for all slots. After a longer one, neither is done for REST times what it took.
+# once for all slots, where one has an owner that is not known yet. After a longer one, neither is done for REST times
+# what it took.
 PATIENCE = 0.02
 LISTING = 0.05
 REST = 100
@@ -73,15 +72,17 @@ class DamagedPage(Exception):
 
 
 class Usage(Value):
-    """What a page says. totals, surcharges: bytes per GPU, in the order of the grant's shares. totals is of living
-    processes, without the memory that they keep for their next allocation, which any of them can have. owners: (pid in
-    the container, low 31 bits of the start time, low 10 bits of the pid namespace) of each living process that the shim
-    accounts for. by_process: what each of them has per GPU, in bytes, if that was asked for."""
+    """What a page says. totals, surcharges: bytes per GPU, in the order of the grant's shares. totals is of the slots in
+    use, without the memory that processes have ready for their next allocation, which any of them can have. owners: (pid
+    in the container, low 32 bits of the start time) of each process that took one of these slots. by_process: what each
+    of them has per GPU, in bytes, if that was asked for; else only of those that have exited. kept: of totals, what is of
+    processes that have exited."""
 
     totals: tuple[int, ...]
     surcharges: tuple[int, ...]
     owners: frozenset[Owner]
     by_process: dict[Owner, tuple[int, ...]] = {}
+    kept: tuple[int, ...] = ()
 
 
 class Account:
@@ -90,13 +91,13 @@ class Account:
     A file system that the container mounts there later, which might never answer, is not entered.
     """
 
-    __slots__ = ("_dir", "_init", "_reported", "_alive", "_rest", "_took", "_table", "file")
+    __slots__ = ("_dir", "_init", "_reported", "_processes", "_rest", "_took", "_table", "file")
 
     def __init__(self, pid: int, start: int, reported: str = "") -> None:
         """Open the folder of the page. pid, start: the container's init. reported: the directory of its cgroup, if the
         runtime reports it. Raises OSError, DamagedPage."""
         self._init, self._reported = pid, reported
-        self._alive: dict[tuple[int, int, int], bool | tuple[int, int]] = {}  # by (slot, owner, stack)
+        self._processes: dict[int, tuple[int, int] | None] = {}  # by owner word: its process on the host; None: exited
         self._rest = self._took = 0.0
         self._table: inside.Table | None = None  # during one read
         self.file = (0, 0)  # device and inode of the page, once it was opened
@@ -176,58 +177,55 @@ class Account:
             raise
         try:
             data = os.pread(fd, ENTRIES_OFFSET, 0)
-            kept = os.pread(fd, FREE_CACHES.size, FREE_CACHES_OFFSET) if has_free_caches(data, gpus) else b""
+            ready = os.pread(fd, FREE_CACHES.size, FREE_CACHES_OFFSET) if has_free_caches(data, gpus) else b""
             slots, self._took, self._table = slots_of(data), 0.0, None
-            ended = [slot for slot in slots if not self._lives(fd, *slot)]
-            asked = [slot for slot in slots if by_process or slot in ended]
+            gone = [slot for slot in slots if not self._locked(fd, slot[0])]
+            exited = [slot for slot in slots if slot not in gone and not self._runs(slot[1])]
+            asked = slots if by_process else gone + exited
             entries = {slot: os.pread(fd, ENTRY.size * gpus, ENTRIES_OFFSET + 512 * slot[0]) for slot in asked}
-            # An entry that was read after another process had taken the slot is not the ended owner's.
-            for slot in [slot for slot in ended if os.pread(fd, 8, OWNERS_OFFSET + 8 * slot[0]) != WORD.pack(slot[1])]:
-                ended.remove(slot)
+            # An entry that was read after another process had taken the slot is not the former owner's.
+            gone = [slot for slot in gone if os.pread(fd, 8, OWNERS_OFFSET + 8 * slot[0]) == WORD.pack(slot[1])]
         finally:
             os.close(fd)
             self._table = None
-        self._alive = {slot: known for slot, known in self._alive.items() if slot in slots}
-        return parse(data, gpus, kept, ended, entries, slots)
+        words = {word for _, word in slots}
+        self._processes = {word: process for word, process in self._processes.items() if word in words}
+        return parse(data, gpus, ready, gone, entries, slots, exited)
 
-    def _lives(self, fd: int, slot: int, owner: int, stack: int) -> bool:
-        """Whether the process that has this slot lives. An owner that ended is not asked for again."""
-        if owner & SWEEP:
-            return False  # taken by a process that removes the slot
-        known = self._alive.get((slot, owner, stack))
-        if known is False:
-            return False
-        if isinstance(known, tuple) and start_time(known[0]) == known[1]:
-            return True
+    def _locked(self, fd: int, slot: int) -> bool:
+        """Whether the slot is in use."""
         if time.monotonic() < self._rest:
             return True
         began = time.thread_time()
         try:
             answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_RDLCK, 0, slot, 1, 0))
-            locked = FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+            locked = bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
         except OSError:
             locked = True
         self._took += time.thread_time() - began
         if self._took > PATIENCE:
             self._rest = time.monotonic() + REST * self._took
-        if locked:
-            return True
-        self._alive[slot, owner, stack] = found = self._process(owner, stack)
-        return found is not False
+        return locked
 
-    def _process(self, owner: int, stack: int) -> "bool | tuple[int, int]":
-        """The process that owns this slot, found as in shim/process/identity.c: (pid, start time) on the host; False:
-        it has ended; True: not known."""
+    def _runs(self, owner: int) -> bool:
+        """Whether the process that took this slot runs; in doubt it does."""
+        if owner in self._processes:
+            known = self._processes[owner]
+            if known is None or start_time(known[0]) == known[1]:
+                return known is not None
+        if time.monotonic() < self._rest:
+            return True
         if self._table is None:
             began = time.thread_time()
             self._table = inside.Table(inside.pids(self._init, self._reported), LISTING)
             if (took := time.thread_time() - began) > LISTING:
                 self._rest = time.monotonic() + REST * took
-        for process in self._table.find(owner_of(owner)):
-            if stack and process.stack > 1 and process.stack != stack:
-                continue  # another program since exec
-            return process.pid, process.start
-        return not self._table.whole
+        found = self._table.find(owner_of(owner))
+        if found is not None:
+            self._processes[owner] = found
+        elif self._table.whole:
+            self._processes[owner] = None
+        return found is not None or not self._table.whole
 
     def surcharge(self, gpu: int, amount: int) -> None:
         """Write into the page how many bytes count beyond a GPU's total. gpu: index of the grant's share.
@@ -252,8 +250,8 @@ def has_free_caches(data: bytes, gpus: int) -> bool:
     return any(GPU.unpack_from(data, GPUS_OFFSET + GPU.size * i)[3] for i in range(whole))
 
 
-def slots_of(data: bytes) -> list[tuple[int, int, int]]:
-    """(number, owner's word, bottom of its stack) of the slots in use, from a page's first bytes."""
+def slots_of(data: bytes) -> list[tuple[int, int]]:
+    """(number, owner's word) of the slots that have an owner, from a page's first bytes."""
     if len(data) < ENTRIES_OFFSET:
         return []
     found = []
@@ -263,17 +261,17 @@ def slots_of(data: bytes) -> list[tuple[int, int, int]]:
             for i in range(first, first + BLOCK):
                 (owner,) = WORD.unpack_from(data, OWNERS_OFFSET + WORD.size * i)
                 if owner:
-                    found.append((i, owner, *WORD.unpack_from(data, STACKS_OFFSET + WORD.size * i)))
+                    found.append((i, owner))
     return found
 
 
 def owner_of(owner: int) -> Owner:
     """The fields of an owner's word."""
-    return owner >> 42, owner & 0x7FFFFFFF, owner >> 31 & 0x3FF
+    return owner >> 32, owner & 0xFFFFFFFF
 
 
 def slot_use(slot: int, total: int, entry: bytes, cache: int) -> int:
-    """What a slot's process uses of a GPU, in units: gh_slot_use of shim/account/account.c."""
+    """What a slot's process uses of a GPU, in units: gh_account_slot_used of shim/account/operation.c."""
     words: tuple[int, ...] = ENTRY.unpack(entry)
     announce, committed, ack, _ = words
     used, tag = committed >> TAG_BITS & VALUE_MAX, announce & TAG_MASK
@@ -286,24 +284,26 @@ def slot_use(slot: int, total: int, entry: bytes, cache: int) -> int:
 def parse(
     data: bytes,
     gpus: int,
-    kept: bytes = b"",
-    ended: "Sequence[tuple[int, int, int]]" = (),
-    entries: "Mapping[tuple[int, int, int], bytes] | None" = None,
-    slots: "Sequence[tuple[int, int, int]] | None" = None,
+    ready: bytes = b"",
+    gone: "Sequence[tuple[int, int]]" = (),
+    entries: "Mapping[tuple[int, int], bytes] | None" = None,
+    slots: "Sequence[tuple[int, int]] | None" = None,
+    exited: "Sequence[tuple[int, int]]" = (),
 ) -> Usage | None:
-    """The usage in a page's first bytes; None where nothing was accounted yet (all zero). kept: the page's bytes from
-    FREE_CACHES_OFFSET, or b"". ended: the slots, as slots_of has them, that do not count. entries: their part of the
-    page from ENTRIES_OFFSET, and that of the slots wanted in `by_process`. slots: all that are in use, if known. Raises
-    DamagedPage."""
+    """The usage in a page's first bytes; None where nothing was accounted yet (all zero). ready: the page's bytes from
+    FREE_CACHES_OFFSET, or b"". gone, exited: the slots, as slots_of has them, that do not count, and those that count
+    though their process has exited. entries: their part of the page from ENTRIES_OFFSET, and that of the slots wanted in
+    `by_process`. slots: all that have an owner, if known. Raises DamagedPage."""
     if not any(data[: HEAD.size]):
         return None
     if len(data) < ENTRIES_OFFSET or HEAD.unpack_from(data) != (MAGIC, VERSION):
         raise DamagedPage("it is not of this version, or was cut")
     words = [GPU.unpack_from(data, GPUS_OFFSET + GPU.size * i) for i in range(gpus)]
-    caches = FREE_CACHES.unpack(kept) if len(kept) == FREE_CACHES.size else ()
+    caches = FREE_CACHES.unpack(ready) if len(ready) == FREE_CACHES.size else ()
     used = [
         (w[0] >> VALUE_SHIFT) - sum(cache >> FREE_SHIFT for cache in caches[i::MOST_GPUS]) for i, w in enumerate(words)
     ]
+    kept = [0] * gpus
     by_process: dict[Owner, tuple[int, ...]] = {}
     for slot, entry in (entries or {}).items():
         if len(entry) < ENTRY.size * gpus:
@@ -317,16 +317,20 @@ def parse(
             )
             for i in range(gpus)
         ]
-        if slot in ended:
+        if slot in gone:
             used = [n - m for n, m in zip(used, own, strict=True)]
-        else:
-            by_process[owner_of(slot[1])] = tuple(n * UNIT for n in own)
-    gone = set(ended)
+            continue
+        before = by_process.get(owner_of(slot[1]), (0,) * gpus)
+        by_process[owner_of(slot[1])] = tuple(n + m * UNIT for n, m in zip(before, own, strict=True))
+        if slot in exited:
+            kept = [n + m for n, m in zip(kept, own, strict=True)]
+    not_used = set(gone)
     return Usage(
         tuple(max(n, 0) * UNIT for n in used),
         tuple(min(w[1], VALUE_MAX) * UNIT for w in words),
-        frozenset(owner_of(slot[1]) for slot in slots or slots_of(data) if slot not in gone and not slot[1] & SWEEP),
+        frozenset(owner_of(slot[1]) for slot in slots or slots_of(data) if slot not in not_used),
         by_process,
+        tuple(n * UNIT for n in kept),
     )
 
 

@@ -7,33 +7,14 @@ from oci_hook.linux import cgroup, cgroup_tree, proc
 MOST = 4096  # processes of one container; those of a larger one count as not known
 MOST_CGROUPS = 1024  # below one container's
 
-Owner = tuple[int, int, int]  # how the shim writes a process into the account page: pid, start time, pid namespace
+Owner = tuple[int, int]  # how the shim writes a process into the account page: pid, start time
 
 
-class Process:
-    """One process. start: its start time. inner, ns: its pid in its own pid namespace, and that namespace's inode
-    number. stack: the bottom of its stack, which changes at exec; 0 or 1: the kernel does not say."""
-
-    __slots__ = ("pid", "start", "inner", "ns", "stack")
-
-    def __init__(self, pid: int, start: int, inner: int, ns: int, stack: int) -> None:
-        self.pid = pid
-        self.start = start
-        self.inner = inner
-        self.ns = ns
-        self.stack = stack
-
-    @property
-    def owners(self) -> frozenset[Owner]:
-        return owners(self.inner, self.start, self.ns)
-
-
-def owners(inner: int, start: int, ns: int) -> frozenset[Owner]:
+def owners(inner: int, start: int) -> frozenset[Owner]:
     """The ways in which the shim may have written a process into the account page (gh_identify in
-    shim/process/identity.c): without a /proc of its own namespace it does not know the start time, and without any /proc
-    not even its namespace."""
-    pid, space = inner & 0x3FFFFF, (ns ^ ns >> 10 ^ ns >> 20) & 0x3FF
-    return frozenset(((pid, start & 0x7FFFFFFF, space), (pid, 0, space), (pid, 0, 0)))
+    shim/process/identity.c): without a /proc of its own pid namespace it does not know its start time. inner: its pid in
+    its own pid namespace."""
+    return frozenset(((inner, start & 0xFFFFFFFF), (inner, 0)))
 
 
 def ancestor(path: str, reported: str) -> str:
@@ -93,30 +74,22 @@ class Table:
     def __init__(self, pids: list[int] | None, seconds: float) -> None:
         """List the processes. pids: None where they are not known. seconds: of our processor time."""
         self.whole = pids is not None
-        self._by_owner: dict[Owner, list[Process]] = {}
+        self._by_owner: dict[Owner, tuple[int, int]] = {}
         end = time.thread_time() + seconds
         for pid in pids or ():
             try:
-                process = look(pid)
+                fields = proc.stat(pid)
+                if not proc.has_ended(fields):
+                    start = int(fields[19])
+                    self._by_owner.update(dict.fromkeys(owners(proc.inner_pid(pid), start), (pid, start)))
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # it has ended
             except (OSError, ValueError):
-                process, self.whole = None, False
-            if process is not None:
-                for owner in process.owners:
-                    self._by_owner.setdefault(owner, []).append(process)
+                self.whole = False
             if time.thread_time() >= end:
                 self.whole = False
                 break
 
-    def find(self, owner: Owner) -> list[Process]:
-        return self._by_owner.get(owner, [])
-
-
-def look(pid: int) -> Process | None:
-    """The process; None where it has ended, or only its zombie is left. Raises OSError, ValueError."""
-    try:
-        fields = proc.stat(pid)
-        if proc.has_ended(fields):
-            return None
-        return Process(pid, int(fields[19]), proc.inner_pid(pid), proc.pid_namespace(pid), int(fields[25]))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    def find(self, owner: Owner) -> tuple[int, int] | None:
+        """(pid, start time) on the host; None: there is none."""
+        return self._by_owner.get(owner)

@@ -24,7 +24,7 @@ FLAGS = [
     "-fno-sanitize=undefined",
 ]
 LINK = ["-shared", "-Wl,--no-as-needed", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none", "-s"]
-INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view", "gated"}
+INTERCEPTED = {"allocates", "frees", "informs", "context", "lookup", "view", "gated", "starts"}
 EXEMPT = {"cuGetExportTable"}  # returns private tables without names, whose functions we cannot recognise
 # The folders of each library; README.md says what each is for. cuda_*.c are libcuda's alone.
 COMMON = ("pages", "process", "account", "driver")

@@ -147,6 +147,7 @@ API CUresult cuArrayDestroy(struct array *a) {
     TRY(valid(a));
     TRY(sim_context_wait(ctx));
     CUresult r = heap_free(a->memory);
+    holder_gone(a);
     a->magic = 0;
     free(a);
     return r ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
@@ -162,6 +163,13 @@ API CUresult cuArrayGetDescriptor_v2(struct desc *out, struct array *a) {
     TRY(valid(a));
     *out = (struct desc){a->desc.width, a->desc.height, a->desc.format, a->desc.channels};
     return CUDA_SUCCESS;
+}
+
+bool array_is_sparse(const void *array) {
+    const struct array *a = array;
+    const struct mipmap *m = array;
+    return a && ((a->magic == ARRAY_MAGIC && a->desc.flags & SPARSE) ||
+                 (m->magic == MIPMAP_MAGIC && m->desc.flags & SPARSE));
 }
 
 struct requirements { /* CUDA_ARRAY_MEMORY_REQUIREMENTS */
@@ -246,6 +254,7 @@ API CUresult cuMipmappedArrayDestroy(struct mipmap *m) {
         return CUDA_ERROR_INVALID_HANDLE;
     TRY(sim_context_wait(ctx));
     CUresult r = heap_free(m->memory);
+    holder_gone(m);
     m->magic = 0;
     free(m);
     return r ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;

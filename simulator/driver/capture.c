@@ -1,19 +1,25 @@
 /* Simulated libcuda: capturing a stream. Submitted work becomes nodes of a graph. A call that cannot be captured
- * is refused and invalidates the capture, as in the real driver. */
+ * is refused and invalidates the capture, as in the real driver.
+ *
+ * Another thread may begin or end a capture at any time. So each call decides once, under the mutex, whether its stream
+ * is captured, and becomes a node before the mutex is released. A call that finds no capture runs as if it had come
+ * before the capture began, or after it ended. */
 #define _GNU_SOURCE
 #include "graph.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 }; /* CU_STREAM_CAPTURE_MODE_... */
 enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };     /* CU_STREAM_CAPTURE_STATUS_... */
 #define MAX_STREAMS 64
 
-struct capture {
+struct capture { /* never freed: an event may point to it when it has ended */
     struct graph *graph;
     struct node *last; /* each node depends on the one captured before it: a context's work runs in order anyway */
     struct stream *stream[MAX_STREAMS]; /* the first is the origin */
-    int streams, mode, status;
+    int streams, mode;
+    _Atomic int status;
     pthread_t thread;
     uint64_t id;
     struct capture *next;
@@ -40,9 +46,30 @@ CUresult capture_forbids(void) {
     return r;
 }
 
-CUresult capture_unsupported(struct stream *s) {
-    s->capture->status = INVALIDATED;
+/* The capture of this stream, with the mutex held. NULL: it is not captured, and the mutex is not held. */
+static struct capture *enter(struct stream *s) {
+    if (!atomic_load_explicit(&s->capture, memory_order_relaxed))
+        return NULL;
+    pthread_mutex_lock(&mutex);
+    struct capture *c = s->capture;
+    if (!c)
+        pthread_mutex_unlock(&mutex);
+    return c;
+}
+
+/* Mutex held. */
+static CUresult invalidate(struct capture *c) {
+    c->status = INVALIDATED;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+bool capture_refuses(struct stream *s, CUresult *r) {
+    struct capture *c = enter(s);
+    if (!c)
+        return false;
+    *r = invalidate(c);
+    pthread_mutex_unlock(&mutex);
+    return true;
 }
 
 API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
@@ -55,77 +82,108 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
     return CUDA_SUCCESS;
 }
 
-static CUresult add(struct stream *s, const struct op *op) {
-    struct capture *c = s->capture;
+/* Mutex held. */
+static CUresult append(struct capture *c, const struct op *op) {
     if (c->status == INVALIDATED)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    pthread_mutex_lock(&mutex);
-    CUresult r = graph_add(c->graph, &c->last, c->last != NULL, op, &c->last);
+    return graph_add(c->graph, &c->last, c->last != NULL, op, &c->last);
+}
+
+static bool add(struct stream *s, const struct op *op, CUresult *r) {
+    struct capture *c = enter(s);
+    if (!c)
+        return false;
+    *r = append(c, op);
     pthread_mutex_unlock(&mutex);
-    return r;
+    return true;
 }
 
-CUresult capture_kernel(struct stream *s, const struct kernel *kernel) {
-    return add(s, &(struct op){.type = NODE_KERNEL, .kernel = *kernel});
+bool capture_kernel(struct stream *s, const struct kernel *kernel, CUresult *r) {
+    return add(s, &(struct op){.type = NODE_KERNEL, .kernel = *kernel}, r);
 }
 
-CUresult capture_memops(struct stream *s, const struct memop *ops, unsigned n) {
-    for (unsigned i = 0; i < n; i++)
-        TRY(add(s, &(struct op){.type = NODE_MEMOP, .memop = {.one = ops[i]}}));
-    return CUDA_SUCCESS;
+bool capture_memops(struct stream *s, const struct memop *ops, unsigned n, CUresult *r) {
+    struct capture *c = enter(s);
+    if (!c)
+        return false;
+    *r = CUDA_SUCCESS;
+    for (unsigned i = 0; i < n && !*r; i++)
+        *r = append(c, &(struct op){.type = NODE_MEMOP, .memop = {.one = ops[i]}});
+    pthread_mutex_unlock(&mutex);
+    return true;
 }
 
-CUresult capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes) {
-    return add(s, &(struct op){.type = NODE_COPY, .flat = true, .copy = {to, from, bytes}});
+bool capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes, CUresult *r) {
+    return add(s, &(struct op){.type = NODE_COPY, .flat = true, .copy = {to, from, bytes}}, r);
 }
 
-CUresult capture_box(struct stream *s, const struct copy3d *copy) {
-    return add(s, &(struct op){.type = NODE_COPY, .box = *copy});
+bool capture_box(struct stream *s, const struct copy3d *copy, CUresult *r) {
+    return add(s, &(struct op){.type = NODE_COPY, .box = *copy}, r);
 }
 
-CUresult capture_fill(struct stream *s, uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n,
-                      size_t rows) {
-    return add(s, &(struct op){.type = NODE_FILL, .fill = {to, pitch, width, n, rows, value}});
+bool capture_fill(struct stream *s, const struct fill *fill, CUresult *r) {
+    return add(s, &(struct op){.type = NODE_FILL, .fill = *fill}, r);
 }
 
-CUresult capture_host(struct stream *s, void (*function)(void *), void *data) {
-    return add(s, &(struct op){.type = NODE_HOST, .host = {function, data}});
+bool capture_host(struct stream *s, void (*function)(void *), void *data, CUresult *r) {
+    return add(s, &(struct op){.type = NODE_HOST, .host = {function, data}}, r);
 }
 
-CUresult capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device) {
+bool capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device, CUresult *r) {
     struct op op;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    TRY(graph_address(&op, bytes, device));
-    TRY(add(s, &op));
-    *out = op.memory.address;
-    return CUDA_SUCCESS;
+    if (!atomic_load_explicit(&s->capture, memory_order_relaxed))
+        return false;
+    *r = out ? graph_address(&op, bytes, device) : CUDA_ERROR_INVALID_VALUE;
+    if (*r)
+        return true;
+    bool captured = add(s, &op, r);
+    if (captured && !*r)
+        *out = op.memory.address;
+    else
+        munmap((void *)(uintptr_t)op.memory.address, round_up(op.memory.size, 4096));
+    return captured;
 }
 
-CUresult capture_free(struct stream *s, CUdeviceptr address) {
-    return add(s, &(struct op){.type = NODE_FREE, .memory = {address, 0, 0}});
+bool capture_free(struct stream *s, CUdeviceptr address, CUresult *r) {
+    return add(s, &(struct op){.type = NODE_FREE, .memory = {address, 0, 0}}, r);
 }
 
-CUresult capture_record(struct stream *s, CUevent event) {
-    event->captured = s->capture;
-    return CUDA_SUCCESS;
-}
-
-/* A stream that waits for a captured event joins the capture. Waiting for an event from outside is an error. */
-CUresult capture_wait(struct stream *s, CUevent event) {
-    struct capture *c = event->captured;
-    CUresult r = CUDA_SUCCESS;
-    if (s->capture)
-        return s->capture == c ? CUDA_SUCCESS : capture_unsupported(s);
-    pthread_mutex_lock(&mutex);
-    if (c->streams < MAX_STREAMS) {
-        c->stream[c->streams++] = s;
-        s->capture = c;
-    } else
-        r = CUDA_ERROR_OUT_OF_MEMORY;
+bool capture_record(struct stream *s, CUevent event, CUresult *r) {
+    struct capture *c = enter(s);
+    if (!c)
+        return false;
+    event->captured = c;
+    *r = CUDA_SUCCESS;
     pthread_mutex_unlock(&mutex);
-    return r;
+    return true;
 }
+
+/* Mutex held. A stream that waits for a captured event joins the capture; the legacy stream cannot be captured. */
+static CUresult join(struct stream *s, struct capture *c) {
+    if (s == &s->ctx->null_stream)
+        return invalidate(c);
+    if (c->streams == MAX_STREAMS)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    c->stream[c->streams++] = s;
+    s->capture = c;
+    return CUDA_SUCCESS;
+}
+
+/* Waiting in a captured stream for an event from outside is an error. */
+bool capture_wait(struct stream *s, CUevent event, CUresult *r) {
+    if (!atomic_load_explicit(&s->capture, memory_order_relaxed) && !capture_holds(event->captured))
+        return false;
+    pthread_mutex_lock(&mutex);
+    struct capture *mine = s->capture, *c = capture_holds(event->captured) ? event->captured : NULL;
+    if (mine)
+        *r = mine == c ? CUDA_SUCCESS : invalidate(mine);
+    else if (c)
+        *r = join(s, c);
+    pthread_mutex_unlock(&mutex);
+    return mine || c;
+}
+
+bool capture_holds(const struct capture *c) { return c && c->status != NONE; }
 
 static CUresult begin(CUstream handle, int mode) {
     static _Atomic uint64_t ids;
@@ -135,8 +193,6 @@ static CUresult begin(CUstream handle, int mode) {
         return CUDA_ERROR_INVALID_VALUE;
     if (s == &s->ctx->null_stream) /* the legacy stream cannot be captured */
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (s->capture)
-        return CUDA_ERROR_ILLEGAL_STATE;
     struct capture *c = calloc(1, sizeof *c);
     CUresult r = c ? graph_new(&c->graph) : CUDA_ERROR_OUT_OF_MEMORY;
     if (r) {
@@ -149,23 +205,23 @@ static CUresult begin(CUstream handle, int mode) {
     c->thread = pthread_self();
     c->id = ++ids;
     pthread_mutex_lock(&mutex);
-    c->next = captures;
-    captures = c;
-    s->capture = c;
-    atomic_fetch_add(&active, 1);
+    bool free_stream = !s->capture;
+    if (free_stream) {
+        c->next = captures;
+        captures = c;
+        s->capture = c;
+        atomic_fetch_add(&active, 1);
+    }
     pthread_mutex_unlock(&mutex);
-    return CUDA_SUCCESS;
+    if (free_stream)
+        return CUDA_SUCCESS;
+    graph_destroy(c->graph);
+    free(c);
+    return CUDA_ERROR_ILLEGAL_STATE;
 }
 
-static CUresult end(CUstream handle, struct graph **out) {
-    struct stream *s;
-    TRY(sim_stream(handle, &s));
-    struct capture *c = s->capture;
-    if (!c)
-        return CUDA_ERROR_ILLEGAL_STATE;
-    if (c->stream[0] != s)
-        return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-    pthread_mutex_lock(&mutex);
+/* Mutex held. No stream is captured by it any more; returns its graph, which is the caller's now. */
+static struct graph *finish(struct capture *c) {
     for (struct capture **p = &captures; *p; p = &(*p)->next)
         if (*p == c) {
             *p = c->next;
@@ -173,26 +229,60 @@ static CUresult end(CUstream handle, struct graph **out) {
         }
     for (int i = 0; i < c->streams; i++)
         c->stream[i]->capture = NULL;
-    atomic_fetch_sub(&active, 1);
-    pthread_mutex_unlock(&mutex);
-    bool good = c->status == ACTIVE;
-    if (out)
-        *out = good ? c->graph : NULL;
-    if (!good || !out)
-        graph_destroy(c->graph);
-    /* An event may still point to the capture, so its object is kept and marked as ended. */
+    c->streams = 0;
     c->status = NONE;
-    return good ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    atomic_fetch_sub(&active, 1);
+    return c->graph;
 }
 
-bool capture_holds(const struct capture *c) { return c && c->status != NONE; }
+static CUresult end(CUstream handle, struct graph **out) {
+    struct stream *s;
+    TRY(sim_stream(handle, &s));
+    struct capture *c = enter(s);
+    if (!c)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    CUresult r = c->stream[0] != s ? CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+                 : c->mode != RELAXED && !pthread_equal(c->thread, pthread_self())
+                     ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+                 : c->status == INVALIDATED ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                                            : CUDA_SUCCESS;
+    bool ends = r == CUDA_SUCCESS || r == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    struct graph *graph = ends ? finish(c) : NULL;
+    pthread_mutex_unlock(&mutex);
+    if (!ends)
+        return r;
+    if (out)
+        *out = r ? NULL : graph;
+    if (r || !out)
+        graph_destroy(graph);
+    return r;
+}
+
+void capture_leave(struct stream *s) {
+    struct capture *c = enter(s);
+    struct graph *graph = NULL;
+    if (!c)
+        return;
+    if (c->stream[0] == s)
+        graph = finish(c); /* nobody can end it */
+    else {
+        c->status = INVALIDATED;
+        for (int i = 1; i < c->streams; i++)
+            if (c->stream[i] == s)
+                c->stream[i--] = c->stream[--c->streams];
+        s->capture = NULL;
+    }
+    pthread_mutex_unlock(&mutex);
+    if (graph)
+        graph_destroy(graph);
+}
 
 static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **graph, struct node ***last, size_t *n) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
-    struct capture *c = s->capture;
     if (!status)
         return CUDA_ERROR_INVALID_VALUE;
+    struct capture *c = enter(s);
     *status = c ? c->status : NONE;
     if (!c)
         return CUDA_SUCCESS;
@@ -204,6 +294,7 @@ static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **
         *last = &c->last;
     if (n)
         *n = c->last != NULL;
+    pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
 }
 

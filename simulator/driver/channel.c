@@ -47,6 +47,13 @@ static struct channel *channel_of(struct stream *s) {
     return s->channel = ch;
 }
 
+struct channel *channel_now(struct stream *s) {
+    pthread_mutex_lock(&s->ctx->mutex);
+    struct channel *ch = s->channel;
+    pthread_mutex_unlock(&s->ctx->mutex);
+    return ch;
+}
+
 void channel_leave(struct stream *s) {
     pthread_mutex_lock(&s->ctx->mutex);
     if (s->channel)
@@ -65,22 +72,13 @@ void channel_close(CUcontext ctx) {
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-static void retire(struct channel *ch, uint64_t seq) {
-    struct event **cell = &ch->pending[seq % GPU_RING], *e = *cell;
-    if (e && e->channel == ch && e->seq == seq) {
-        e->done_ns = gpu_mark_ns(ch->gpu, ch->queue, seq);
-        e->retired = true;
-    }
-    *cell = NULL;
-}
-
 /* Context's mutex held. */
 static void append(struct channel *ch, const struct gpu_work *work) {
     struct gpu_queue *q = &ch->gpu->file->queue[ch->queue];
     uint64_t seq = ch->tail;
     struct gpu_work *w = &q->ring[seq % GPU_RING];
     if (ch->pending[seq % GPU_RING])
-        retire(ch, seq - GPU_RING);
+        event_retire(ch, seq - GPU_RING);
     atomic_store_explicit(&w->seq1, 0, memory_order_relaxed);
     w->submit_ns = gpu_now(ch->gpu->file);
     w->duration_ns = work->duration_ns;
@@ -161,15 +159,8 @@ CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *ev
     s->last = seq + 1;
     if (!(s->flags & 1))
         ch->blocking = seq + 1;
-    if (event) {
-        if (event->channel && event->channel->pending[event->seq % GPU_RING] == event)
-            event->channel->pending[event->seq % GPU_RING] = NULL;
-        event->channel = ch;
-        event->ctx = ctx;
-        event->seq = seq;
-        event->retired = false;
-        ch->pending[seq % GPU_RING] = event;
-    }
+    if (event)
+        event_marked(event, (struct mark){.channel = ch, .ctx = ctx, .seq = seq});
     if (op)
         atomic_store_explicit(&ch->ops_tail, ops + 1, memory_order_release);
     pthread_mutex_unlock(&ctx->mutex);

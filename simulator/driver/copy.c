@@ -38,8 +38,9 @@ CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, 
     TRY(sim_stream(stream, &s));
     if (bytes && (!to || !from))
         return CUDA_ERROR_INVALID_VALUE;
-    if (capture_active(s))
-        return capture_copy(s, to, from, bytes);
+    CUresult r;
+    if (capture_copy(s, to, from, bytes, &r))
+        return r;
     TRY(copy_time(s, to, from, bytes));
     if (wait && !within_gpu(to, from)) /* the host does not wait for a copy that touches no host memory */
         TRY(sim_stream_wait(s));
@@ -63,8 +64,9 @@ static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t width, si
     TRY(sim_stream(stream, &s));
     if (n && rows && (!to || to % width || (rows > 1 && pitch < n * width)))
         return CUDA_ERROR_INVALID_VALUE;
-    if (capture_active(s))
-        return capture_fill(s, to, pitch, value, width, n, rows);
+    CUresult r;
+    if (capture_fill(s, &(struct fill){to, pitch, width, n, rows, value}, &r))
+        return r;
     TRY(fill_time(s, rows * n * width));
     for (size_t row = 0; row < rows; row++)
         fill_row(to + row * pitch, value, width, n);
@@ -202,8 +204,9 @@ CUresult copy_box(const struct copy3d *c, CUstream stream, bool wait) {
     TRY(sim_stream(stream, &s));
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
-    if (capture_active(s))
-        return capture_box(s, c);
+    CUresult r;
+    if (capture_box(s, c, &r))
+        return r;
     TRY(copy_box_in(c, s));
     return wait ? sim_stream_wait(s) : CUDA_SUCCESS;
 }

@@ -6,12 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #define CONTEXT_MAGIC 0x6374782d73696d21ull
 #define STACK_DEPTH 64
 
 struct gpu sim_gpu[GPU_MAX];
 int sim_gpus;
+_Atomic bool sim_shares;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t *alive; /* in a page that the kernel clears in a forked child, where the driver is not initialised */
@@ -78,7 +80,22 @@ API CUresult cuInit(unsigned flags) {
     return result;
 }
 
-CUresult sim_ready(void) { return alive && *alive ? fault() : CUDA_ERROR_NOT_INITIALIZED; }
+static bool checkpointed(void) {
+    for (int i = 0; i < sim_gpus; i++)
+        if (sim_gpu[i].slot >= 0 && atomic_load(&sim_gpu[i].file->slot[sim_gpu[i].slot].checkpoint))
+            return true;
+    return false;
+}
+
+CUresult sim_ready(void) {
+    if (!alive || !*alive)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    for (int i = 0; i < sim_gpus && atomic_load_explicit(&sim_shares, memory_order_relaxed); i++)
+        gpu_lock_pid(&sim_gpu[i]);
+    while (checkpointed()) /* the real driver's calls wait, too */
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return fault();
+}
 
 CUresult sim_device(CUdevice dev) {
     TRY(sim_ready());
@@ -145,8 +162,7 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice dev) {
     return CUDA_SUCCESS;
 }
 
-static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
-    TRY(sim_device(dev));
+CUresult sim_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
     const struct gpu_head *h = &sim_gpu[dev].file->head;
     const char *p = (instance || h->mig != GPU_PART ? h->uuid : h->parent) + 4; /* after "GPU-" */
     for (int i = 0; i < 16; i++) {
@@ -159,6 +175,11 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
         p += 2;
     }
     return CUDA_SUCCESS;
+}
+
+static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
+    TRY(sim_device(dev));
+    return sim_uuid(uuid, dev, instance);
 }
 
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev, false); }
@@ -295,9 +316,12 @@ bool sim_context_valid(CUcontext ctx) {
     return c != NULL;
 }
 
-/* Mutex held. */
-static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool is_primary) {
+static const size_t usual_limit[8] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0}; /* CU_LIMIT_STACK_SIZE, ... */
+
+/* Mutex held. shared: the primary context of a green one, whose memory it uses. */
+static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool is_primary, CUcontext shared) {
     struct gpu *gpu = &sim_gpu[dev];
+    uint64_t bytes = shared ? 0 : gpu->file->head.context_bytes;
     if (gpu->slot < 0 && !gpu_claim(gpu))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct context *ctx = calloc(1, sizeof *ctx);
@@ -305,7 +329,7 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
         free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (!gpu_reserve(gpu, gpu->file->head.context_bytes)) {
+    if (!gpu_reserve(gpu, bytes)) {
         gpu_release_group(gpu, ctx->group);
         free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -315,6 +339,9 @@ static CUresult make_context(CUcontext *out, CUdevice dev, unsigned flags, bool 
     ctx->device = dev;
     ctx->flags = flags;
     ctx->primary = is_primary;
+    ctx->memory = shared ? shared : ctx;
+    ctx->bytes = bytes;
+    memcpy(ctx->limit, usual_limit, sizeof ctx->limit);
     ctx->null_stream.ctx = ctx;
     ctx->next = contexts;
     contexts = ctx;
@@ -334,7 +361,7 @@ static void destroy_context(CUcontext ctx) {
     channel_close(ctx);
     heap_free_all(ctx);
     pool_release(ctx->device, true);
-    gpu_release(gpu, gpu->file->head.context_bytes);
+    gpu_release(gpu, ctx->bytes);
     gpu->file->slot[gpu->slot].contexts--;
     ctx->magic = 0;
 }
@@ -361,8 +388,10 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice dev) {
     TRY(sim_device(dev));
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
+    if (current.depth >= STACK_DEPTH)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&mutex);
-    CUresult r = make_context(out, dev, flags, false);
+    CUresult r = make_context(out, dev, flags, false, NULL);
     pthread_mutex_unlock(&mutex);
     return r ? r : push(*out);
 }
@@ -382,7 +411,7 @@ API CUresult cuCtxCreate_v4(CUcontext *out, void *params, unsigned flags, CUdevi
 
 static CUresult destroy(CUcontext ctx) {
     TRY(sim_ready());
-    if (!sim_context_valid(ctx) || ctx->primary)
+    if (!sim_context_valid(ctx) || ctx->primary || ctx->memory != ctx)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (current.depth && current.stack[current.depth - 1] == ctx)
         current.depth--;
@@ -395,20 +424,46 @@ static CUresult destroy(CUcontext ctx) {
 API CUresult cuCtxDestroy(CUcontext ctx) { return destroy(ctx); }
 API CUresult cuCtxDestroy_v2(CUcontext ctx) { return destroy(ctx); }
 
+/* Mutex held. */
+static CUresult retain(CUdevice dev) {
+    CUresult r = CUDA_SUCCESS;
+    if (!primary[dev].ctx)
+        r = make_context(&primary[dev].ctx, dev, primary[dev].flags, true, NULL);
+    if (!r)
+        primary[dev].retained++;
+    return r;
+}
+
+static CUresult primary_release(CUdevice dev, bool all);
+
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev) {
     TRY(sim_device(dev));
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult r = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
-    if (!primary[dev].ctx)
-        r = make_context(&primary[dev].ctx, dev, primary[dev].flags, true);
-    if (!r) {
-        primary[dev].retained++;
+    CUresult r = retain(dev);
+    if (!r)
         *out = primary[dev].ctx;
-    }
     pthread_mutex_unlock(&mutex);
     return r;
+}
+
+CUresult context_green(CUcontext *out, CUdevice dev) {
+    pthread_mutex_lock(&mutex);
+    CUresult r = retain(dev);
+    if (!r && (r = make_context(out, dev, 0, false, primary[dev].ctx)))
+        primary[dev].retained--;
+    pthread_mutex_unlock(&mutex);
+    return r;
+}
+
+void context_green_destroy(CUcontext ctx) {
+    pthread_mutex_lock(&mutex);
+    CUdevice dev = ctx->device;
+    if (ctx->magic == CONTEXT_MAGIC)
+        destroy_context(ctx);
+    pthread_mutex_unlock(&mutex);
+    primary_release(dev, false);
 }
 
 static CUresult primary_release(CUdevice dev, bool all) {
@@ -537,14 +592,25 @@ API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return CUDA_SUCCESS;
 }
 
-static size_t limits[8] = {1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0}; /* CU_LIMIT_STACK_SIZE, ... */
+/* Bytes that a limit takes beyond its default: a stack for each thread that can run at once, the buffer of printf, the heap,
+ * and what a level of device-side synchronisation saves ("up to ~150 MB", CUDA C++ Programming Guide, dynamic parallelism). */
+static uint64_t limit_takes(const struct gpu *gpu, int limit, size_t value) {
+    uint64_t more = value > usual_limit[limit] ? value - usual_limit[limit] : 0;
+    switch (limit) {
+    case 0: return more > 512 << 10 ? UINT64_MAX / 4 : more * gpu->file->head.sm_count * 2048;
+    case 1:
+    case 2: return more;
+    case 3: return more > 24 ? UINT64_MAX / 4 : more * 150000000;
+    default: return 0;
+    }
+}
 
 API CUresult cuCtxGetLimit(size_t *value, int limit) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (limit < 0 || limit >= 8)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    *value = limits[limit];
+    *value = ctx->limit[limit];
     return CUDA_SUCCESS;
 }
 
@@ -553,8 +619,18 @@ API CUresult cuCtxSetLimit(int limit, size_t value) {
     TRY(sim_context(&ctx));
     if (limit < 0 || limit >= 8)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    limits[limit] = value;
-    return CUDA_SUCCESS;
+    struct gpu *gpu = sim_gpu_of(ctx);
+    pthread_mutex_lock(&mutex);
+    uint64_t before = limit_takes(gpu, limit, ctx->limit[limit]), now = limit_takes(gpu, limit, value);
+    bool ok = now <= before || (now <= gpu->file->head.memory_total && gpu_reserve(gpu, now - before));
+    if (ok) {
+        if (now < before)
+            gpu_release(gpu, before - now);
+        ctx->bytes += now - before;
+        ctx->limit[limit] = value;
+    }
+    pthread_mutex_unlock(&mutex);
+    return ok ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 API CUresult cuCtxGetCacheConfig(int *config) {

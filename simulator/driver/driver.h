@@ -49,6 +49,7 @@ enum {
     CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
     CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_CAPTURED_EVENT = 907,
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
     CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
     CUDA_ERROR_UNKNOWN = 999,
 };
@@ -57,9 +58,9 @@ struct capture;
 struct channel;
 struct stream {
     CUcontext ctx;
-    struct capture *capture; /* not NULL: submitted work becomes nodes of a graph */
-    struct channel *channel; /* NULL before the first work */
-    uint64_t last;           /* 1 + sequence number of its last work in the channel; 0: none yet */
+    struct capture *_Atomic capture; /* not NULL: submitted work becomes nodes of a graph. Written by capture.c */
+    struct channel *channel;         /* NULL before the first work */
+    uint64_t last;                   /* 1 + sequence number of its last work in the channel; 0: none yet */
     unsigned flags;
     int priority;
 };
@@ -70,9 +71,12 @@ struct context {
     int device;
     unsigned flags;
     bool primary;
-    int group;             /* number of its gpu_group */
-    bool closed;           /* under the mutex */
-    pthread_mutex_t mutex; /* for submission; locked before the GPU's mutex */
+    struct context *memory; /* whose its allocations are: its own, or those of a green context's primary one */
+    size_t limit[8];        /* CU_LIMIT_... */
+    uint64_t bytes;         /* that it takes itself, with what its limits take */
+    int group;              /* number of its gpu_group */
+    bool closed;            /* under the mutex */
+    pthread_mutex_t mutex;  /* for submission; locked before the GPU's mutex */
     struct channel *channel[CHANNELS];
     struct stream null_stream;
     struct context *next;
@@ -90,19 +94,20 @@ struct channel { /* this process's side of a queue */
     struct gpu *gpu;
     int queue;
     unsigned users;
-    bool watched;           /* by the front end */
+    _Atomic bool watched;   /* by the front end */
     _Atomic bool closed;    /* its context was destroyed, and the queue may be another's */
     uint64_t tail, head;    /* numbers of works: submitted; known to be done */
     uint64_t blocking;      /* 1 + the last work of a blocking stream (or of the legacy default stream) here */
     uint64_t after_legacy;  /* it has been ordered after the legacy channel's work up to here */
     uint64_t before_legacy; /* the legacy channel has been ordered after its work up to here */
-    struct event *pending[GPU_RING];
+    struct event *_Atomic pending[GPU_RING]; /* the events whose last record each cell is */
     struct memop op[GPU_RING];
     _Atomic uint64_t ops_tail, ops_head; /* submitted, done */
 };
 
 extern struct gpu sim_gpu[GPU_MAX];
 extern int sim_gpus;
+extern _Atomic bool sim_shares; /* the program has descriptors of a GPU's file */
 
 /* CUDA_SUCCESS when this process itself called cuInit; a call before the fork does not count. */
 CUresult sim_ready(void);
@@ -110,45 +115,62 @@ CUresult sim_ready(void);
 CUresult sim_context(CUcontext *ctx);
 bool sim_context_valid(CUcontext ctx);
 CUresult sim_device(CUdevice dev);
+CUresult sim_uuid(CUuuid *uuid, CUdevice dev, bool instance); /* instance: a MIG device's own, else its GPU's */
+/* device.c: a context that shares the device's primary one, which it retains. */
+CUresult context_green(CUcontext *out, CUdevice dev);
+void context_green_destroy(CUcontext ctx);
 static inline struct gpu *sim_gpu_of(CUcontext ctx) { return &sim_gpu[ctx->device]; }
 
-/* capture.c: what a stream does while it is captured. capture_forbids: an error when a capture of this thread (or a
- * global one) does not allow calls that cannot be captured. */
-static inline bool capture_active(const struct stream *s) { return s->capture != NULL; }
-struct copy3d;
+/* capture.c. An error when a capture of this thread (or a global one) forbids calls that cannot be captured. */
 CUresult capture_forbids(void);
-CUresult capture_unsupported(struct stream *s);
+/* False: the stream is not captured, and the caller does the work itself. True: the call became a node of the captured
+ * graph, or was refused; its result is in *r. */
+struct copy3d;
+struct fill;
 struct kernel;
-CUresult capture_kernel(struct stream *s, const struct kernel *kernel);
-CUresult capture_memops(struct stream *s, const struct memop *ops, unsigned n);
-CUresult capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes);
-CUresult capture_box(struct stream *s, const struct copy3d *copy);
-CUresult capture_fill(struct stream *s, uint64_t to, size_t pitch, uint32_t value, size_t width, size_t n, size_t rows);
-CUresult capture_host(struct stream *s, void (*function)(void *), void *data);
-CUresult capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device);
-CUresult capture_free(struct stream *s, CUdeviceptr address);
-CUresult capture_record(struct stream *s, CUevent event);
-CUresult capture_wait(struct stream *s, CUevent event);
+bool capture_kernel(struct stream *s, const struct kernel *kernel, CUresult *r);
+bool capture_memops(struct stream *s, const struct memop *ops, unsigned n, CUresult *r);
+bool capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes, CUresult *r);
+bool capture_box(struct stream *s, const struct copy3d *copy, CUresult *r);
+bool capture_fill(struct stream *s, const struct fill *fill, CUresult *r);
+bool capture_host(struct stream *s, void (*function)(void *), void *data, CUresult *r);
+bool capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device, CUresult *r);
+bool capture_free(struct stream *s, CUdeviceptr address, CUresult *r);
+bool capture_record(struct stream *s, CUevent event, CUresult *r);
+bool capture_wait(struct stream *s, CUevent event, CUresult *r);
+/* For calls that no capture allows: refuses and invalidates the capture. */
+bool capture_refuses(struct stream *s, CUresult *r);
+/* Whether the capture still goes on. */
 bool capture_holds(const struct capture *capture);
+/* The stream is destroyed. */
+void capture_leave(struct stream *s);
 
 /* channel.c: submission. event, op: may be NULL. */
 CUresult channel_submit(struct stream *stream, struct gpu_work work, struct event *event, const struct memop *op);
+struct channel *channel_now(struct stream *stream); /* NULL before the first work */
 bool channel_done(struct channel *channel, uint64_t last);
 void channel_wait(struct channel *channel, uint64_t last);
 void channel_leave(struct stream *stream); /* the stream is destroyed */
 void channel_close(CUcontext ctx);
 
 /* event.c */
-struct event {
-    uint64_t magic;
-    unsigned flags;
+struct mark {                /* where an event was recorded last */
     struct channel *channel; /* NULL: never recorded */
     CUcontext ctx;
     uint64_t seq, done_ns;
-    bool retired;             /* its cell is used again; its time is in done_ns */
-    struct capture *captured; /* not NULL: its last record was captured, by this capture */
+    bool retired; /* its cell is used again; its time is in done_ns */
+};
+struct event {
+    uint64_t magic;
+    unsigned flags;
+    struct mark mark;                 /* under event.c's mutex, as the channels' cells of events are */
+    struct capture *_Atomic captured; /* not NULL: its last record was captured, by this capture */
 };
 CUresult event_record(CUevent event, struct stream *stream);
+/* Context's mutex held. The event's last record is this work now. */
+void event_marked(CUevent event, struct mark mark);
+/* Context's mutex held. The work's cell is used again: keeps the time of the event that was recorded with it. */
+void event_retire(struct channel *channel, uint64_t seq);
 CUresult event_wait(struct stream *stream, CUevent event);
 
 /* module.c: what the simulation needs to know of a launch */
@@ -169,6 +191,7 @@ CUresult kernel_submit(struct stream *stream, const struct kernel *kernel);
 #define PER_THREAD(handle) \
     ((handle) ? (handle) : (CUstream)2) /* NULL is the per-thread stream in _ptsz and _ptds functions */
 CUresult sim_stream(CUstream handle, struct stream **stream);
+CUresult stream_new(CUstream *out, CUcontext ctx, unsigned flags, int priority);
 CUresult sim_stream_wait(struct stream *stream);
 CUresult sim_context_wait(CUcontext ctx);
 /* memop.c */

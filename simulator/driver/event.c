@@ -7,6 +7,41 @@
 
 #define EVENT_MAGIC 0x6576656e74212121ull
 
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* may be locked while a context's is held, not the reverse */
+
+static struct mark look(CUevent e) {
+    pthread_mutex_lock(&mutex);
+    struct mark mark = e->mark;
+    pthread_mutex_unlock(&mutex);
+    return mark;
+}
+
+/* Mutex held. */
+static void leave_cell(CUevent e) {
+    struct event *_Atomic *cell = e->mark.channel ? &e->mark.channel->pending[e->mark.seq % GPU_RING] : NULL;
+    if (cell && *cell == e)
+        *cell = NULL;
+}
+
+void event_marked(CUevent e, struct mark mark) {
+    pthread_mutex_lock(&mutex);
+    leave_cell(e);
+    e->mark = mark;
+    mark.channel->pending[mark.seq % GPU_RING] = e;
+    pthread_mutex_unlock(&mutex);
+}
+
+void event_retire(struct channel *ch, uint64_t seq) {
+    pthread_mutex_lock(&mutex);
+    struct event *e = ch->pending[seq % GPU_RING];
+    if (e && e->mark.channel == ch && e->mark.seq == seq) {
+        e->mark.done_ns = gpu_mark_ns(ch->gpu, ch->queue, seq);
+        e->mark.retired = true;
+    }
+    ch->pending[seq % GPU_RING] = NULL;
+    pthread_mutex_unlock(&mutex);
+}
+
 static CUresult event_valid(CUevent e) {
     TRY(sim_ready());
     return e && e->magic == EVENT_MAGIC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -28,13 +63,9 @@ API CUresult cuEventCreate(CUevent *out, unsigned flags) {
 
 static CUresult event_destroy(CUevent e) {
     TRY(event_valid(e));
-    if (e->channel) {
-        pthread_mutex_lock(&e->ctx->mutex);
-        struct event **cell = &e->channel->pending[e->seq % GPU_RING];
-        if (*cell == e)
-            *cell = NULL;
-        pthread_mutex_unlock(&e->ctx->mutex);
-    }
+    pthread_mutex_lock(&mutex);
+    leave_cell(e);
+    pthread_mutex_unlock(&mutex);
     e->magic = 0;
     free(e);
     return CUDA_SUCCESS;
@@ -45,8 +76,9 @@ API CUresult cuEventDestroy_v2(CUevent e) { return event_destroy(e); }
 
 CUresult event_record(CUevent e, struct stream *s) {
     TRY(event_valid(e));
-    if (capture_active(s))
-        return capture_record(s, e);
+    CUresult r;
+    if (capture_record(s, e, &r))
+        return r;
     e->captured = NULL;
     return channel_submit(s, (struct gpu_work){.kind = WORK_MARK}, e, NULL);
 }
@@ -68,29 +100,34 @@ API CUresult cuEventQuery(CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
-    return e->retired || channel_done(e->channel, e->seq + 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    struct mark m = look(e);
+    return m.retired || channel_done(m.channel, m.seq + 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 API CUresult cuEventSynchronize(CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
-    if (!e->channel)
+    struct mark m = look(e);
+    if (!m.channel)
         return CUDA_SUCCESS;
-    if (!e->retired)
-        channel_wait(e->channel, e->seq + 1);
-    pool_release(e->ctx->device, false);
+    if (!m.retired)
+        channel_wait(m.channel, m.seq + 1);
+    pool_release(m.ctx->device, false);
     return CUDA_SUCCESS;
 }
 
 static CUresult time_of(CUevent e, uint64_t *ns) {
     TRY(event_valid(e));
-    if (!e->channel || e->flags & 2) /* never recorded, or CU_EVENT_DISABLE_TIMING */
+    struct mark m = look(e);
+    if (!m.channel || e->flags & 2) /* never recorded, or CU_EVENT_DISABLE_TIMING */
         return CUDA_ERROR_INVALID_HANDLE;
     TRY(cuEventQuery(e));
-    pthread_mutex_lock(&e->ctx->mutex);
-    *ns = e->retired ? e->done_ns : gpu_mark_ns(e->channel->gpu, e->channel->queue, e->seq);
-    pthread_mutex_unlock(&e->ctx->mutex);
+    CUcontext ctx = m.ctx;
+    pthread_mutex_lock(&ctx->mutex); /* its cell is not used again meanwhile */
+    m = look(e);
+    *ns = m.retired ? m.done_ns : gpu_mark_ns(m.channel->gpu, m.channel->queue, m.seq);
+    pthread_mutex_unlock(&ctx->mutex);
     return CUDA_SUCCESS;
 }
 
@@ -109,15 +146,15 @@ API CUresult cuEventElapsedTime_v2(float *ms, CUevent from, CUevent to) { return
 
 CUresult event_wait(struct stream *s, CUevent e) {
     TRY(event_valid(e));
-    if (capture_holds(e->captured))
-        return capture_wait(s, e);
-    if (capture_active(s))
-        return capture_unsupported(s);
-    if (!e->channel || e->retired || e->channel == s->channel)
+    CUresult r;
+    if (capture_wait(s, e, &r))
+        return r;
+    struct mark m = look(e);
+    if (!m.channel || m.retired || m.channel == channel_now(s))
         return CUDA_SUCCESS;
-    if (e->channel->gpu != sim_gpu_of(s->ctx)) /* the event is another GPU's: the caller itself waits */
+    if (m.channel->gpu != sim_gpu_of(s->ctx)) /* the event is another GPU's: the caller itself waits */
         return cuEventSynchronize(e);
-    struct gpu_work work = {.kind = WORK_AFTER, .other = (uint32_t)e->channel->queue, .seq = e->seq};
+    struct gpu_work work = {.kind = WORK_AFTER, .other = (uint32_t)m.channel->queue, .seq = m.seq};
     return channel_submit(s, work, NULL, NULL);
 }
 

@@ -10,6 +10,7 @@
  *   launch US COUNT  launch COUNT kernels that each keep the GPU busy for US microseconds, and wait for them
  *   run US SECONDS   keep launching kernels of US microseconds; prints its part of the GPU, in total and per second
  *   bench COUNT      prints what launch, alloc+free and cuMemGetInfo cost on the host, in ns per call
+ *   fork             go on in a forked child; this process exits. The child cannot use the GPU, but keeps everything
  *   hold SECONDS     keep everything for a while
  *   pause            keep everything until standard input ends
  * exit status: 0 every command succeeded; 1 a call was refused; 2 usage; 3 no libcuda.so.1 or no device
@@ -282,9 +283,9 @@ static void bench(unsigned long n) {
 /* Does one command; next() gives its arguments, one by one. Returns the exit status; 2 for an unknown command. */
 static int command(const char *word, char *(*next)(void)) {
     char *a = NULL, *b = NULL;
-    int takes = !strcmp(word, "launch") || !strcmp(word, "run")    ? 2
-                : strchr("abdfh", word[0]) && strcmp(word, "free") ? 1
-                                                                   : 0;
+    int takes = !strcmp(word, "launch") || !strcmp(word, "run")                            ? 2
+                : strchr("abdfh", word[0]) && strcmp(word, "free") && strcmp(word, "fork") ? 1
+                                                                                           : 0;
     if ((takes > 0 && !(a = next())) || (takes > 1 && !(b = next())))
         return 2;
     if (!strcmp(word, "device")) {
@@ -300,6 +301,11 @@ static int command(const char *word, char *(*next)(void)) {
         fflush(stdout);
         struct timespec t = {.tv_sec = (time_t)atof(a), .tv_nsec = (long)((atof(a) - (time_t)atof(a)) * 1e9)};
         nanosleep(&t, NULL);
+    } else if (!strcmp(word, "fork")) {
+        fflush(stdout);
+        if (fork())
+            _exit(0);
+        printf("fork: child\n");
     } else if (!strcmp(word, "pause")) {
         char c;
         printf("pause\n");
@@ -341,7 +347,7 @@ int main(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "usage: gpu-probe info | device N | alloc MIB | fill MIB | free | launch US COUNT | "
                         "run US SECONDS | bench COUNT | "
-                        "hold SECONDS | pause ...\n       gpu-probe -   (commands from standard input)\n");
+                        "fork | hold SECONDS | pause ...\n       gpu-probe -   (commands from standard input)\n");
         return 2;
     }
     int r = open_driver();

@@ -41,7 +41,7 @@ static bool map_gpu(struct gpu *gpu, const char *path, bool writable) {
     if (fstat(fd, &st) == 0 && st.st_size >= (off_t)sizeof *file)
         file = mmap(NULL, sizeof *file, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
     if (file == MAP_FAILED)
-        return false; /* fd stays open: closing it would drop every lock that this process holds on the file */
+        return false; /* fd stays open: closing it would drop every classical lock that this process has on the file */
     const struct gpu_head *h = &file->head;
     if (h->magic != (GPU_MAGIC) || h->version != GPU_VERSION || h->file_size != sizeof *file ||
         !ends(h->uuid, sizeof h->uuid) || !ends(h->name, sizeof h->name) || !ends(h->pci, sizeof h->pci) ||
@@ -49,6 +49,7 @@ static bool map_gpu(struct gpu *gpu, const char *path, bool writable) {
         munmap(file, sizeof *file);
         return false;
     }
+    *gpu = (struct gpu){.writable = writable, .path = strdup(path), .device = st.st_dev, .inode = st.st_ino};
     gpu->fd = fd;
     gpu->file = file;
     gpu->slot = -1;
@@ -89,22 +90,65 @@ int gpus_open(struct gpu *gpus, int max, bool writable) {
 
 /* --- slots and memory --- */
 
-static int record_lock(int fd, short type, off_t byte) {
+#define OFD_SETLK 37 /* F_OFD_SETLK, Linux 3.15 */
+
+static int lock(int fd, int command, short type, off_t byte) {
     struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     int r;
-    while ((r = fcntl(fd, F_SETLK, &l)) < 0 && errno == EINTR)
+    while ((r = fcntl(fd, command, &l)) < 0 && errno == EINTR)
         ;
     return r;
 }
 
+/* A classical lock: it goes with the process, also when the process is killed while a forked child has its files. */
+static int record_lock(int fd, short type, off_t byte) { return lock(fd, F_SETLK, type, byte); }
+
+bool gpu_is_file(const struct gpu *gpu, int fd) {
+    struct stat st;
+    return fd >= 0 && fstat(fd, &st) == 0 && st.st_dev == gpu->device && st.st_ino == gpu->inode;
+}
+
+int gpu_reopen(struct gpu *gpu) {
+    int fd = gpu->path ? open(gpu->path, (gpu->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC) : -1;
+    if (fd >= 0 && !gpu_is_file(gpu, fd)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+void gpu_lock_pid(struct gpu *gpu) {
+    int fd = gpu->slot >= 0 ? gpu_descriptor(gpu) : -1;
+    if (fd >= 0)
+        record_lock(fd, F_WRLCK, LOCK_PID + gpu->slot);
+}
+
+/* Maps a page of the file that was opened anew, so that it lives as long as the mapping: as for the file of map_gpu. */
+static int replace(struct gpu *gpu) {
+    int fd = gpu_reopen(gpu);
+    if (fd < 0)
+        return -1;
+    if (gpu->writable)
+        mmap(NULL, 4096, PROT_NONE, MAP_SHARED, fd, 0);
+    if (gpu->slot >= 0)
+        record_lock(fd, F_WRLCK, LOCK_PID + gpu->slot);
+    gpu->fd = fd;
+    return fd;
+}
+
+int gpu_descriptor(struct gpu *gpu) {
+    int fd = gpu->fd;
+    return gpu_is_file(gpu, fd) ? fd : replace(gpu);
+}
+
 /* Lets one process at a time decide, but waits 20 ms at most, since the holder may have been stopped. What follows is
  * correct without the lock as well. */
-static void engine_lock(const struct gpu *gpu) {
-    for (int i = 0; i < 200 && record_lock(gpu->fd, F_WRLCK, LOCK_ENGINE) < 0; i++)
+static void engine_lock(int fd) {
+    for (int i = 0; i < 200 && record_lock(fd, F_WRLCK, LOCK_ENGINE) < 0 && (errno == EAGAIN || errno == EACCES); i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-static void engine_unlock(const struct gpu *gpu) { record_lock(gpu->fd, F_UNLCK, LOCK_ENGINE); }
+static void engine_unlock(int fd) { record_lock(fd, F_UNLCK, LOCK_ENGINE); }
 
 static uint64_t my_start_ticks(void) {
     char text[1024];
@@ -126,22 +170,33 @@ static bool owned_by_me(const struct gpu_slot *slot) {
     return slot->pid == getpid() && slot->start_ticks == my_start_ticks();
 }
 
-int gpu_owner(const struct gpu *gpu, int slot) {
-    const struct gpu_slot *s = &gpu->file->slot[slot];
-    if (gpu->slot == slot)
-        return getpid();
-    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
-    if (fcntl(gpu->fd, F_GETLK, &l) < 0)
-        return 0;
-    if (l.l_type != F_UNLCK)
-        return l.l_pid > 0 ? l.l_pid : 0;
-    /* The kernel does not report our own locks. This process's other library may hold this one. */
-    return s->pid && owned_by_me(s) ? getpid() : -1;
+/* Whether another open file holds this lock: 0 not; its pid here; -1 it holds one, and the kernel tells no pid. */
+static int locked_by(int fd, off_t byte) {
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    if (fcntl(fd, F_GETLK, &l) < 0)
+        return -1;
+    return l.l_type == F_UNLCK ? 0 : l.l_pid > 0 ? l.l_pid : -1;
 }
 
-/* Releases all that the slot's process had and makes its queued work void. */
+int gpu_owner(struct gpu *gpu, int slot) {
+    const struct gpu_slot *s = &gpu->file->slot[slot];
+    int fd, pid;
+    if (gpu->slot == slot)
+        return getpid();
+    if ((fd = gpu_descriptor(gpu)) < 0)
+        return 0;
+    if (!locked_by(fd, LOCK_SLOT + slot))
+        return -1;
+    if ((pid = locked_by(fd, LOCK_PID + slot)))
+        return pid > 0 ? pid : 0;
+    /* The kernel does not report our own classical locks. This process's other library may hold this one. */
+    return s->pid && owned_by_me(s) ? getpid() : 0;
+}
+
+/* Releases all that belonged to the slot's file and makes its queued work void. */
 static void clear_slot(struct gpu_file *file, int slot) {
     struct gpu_slot *s = &file->slot[slot];
+    gpu_pieces_leave(file, slot);
     for (unsigned i = 0; i < gpu_queues(file); i++) {
         struct gpu_queue *q = &file->queue[i];
         if (atomic_load(&q->owner) != (uint32_t)slot + 1)
@@ -157,22 +212,25 @@ static void clear_slot(struct gpu_file *file, int slot) {
     s->pid = 0;
     s->start_ticks = 0;
     memset(s->command, 0, sizeof s->command);
+    atomic_store(&s->saved, 0);
+    atomic_store(&s->checkpoint, 0);
 }
 
-/* Clears the slot if its process has exited. Mutex held. */
-static void reap(struct gpu *gpu, int slot) {
+/* Clears the slot if its file is closed. Mutex held. */
+static void reap(struct gpu *gpu, int fd, int slot) {
     const struct gpu_slot *s = &gpu->file->slot[slot];
-    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
-    if (slot == gpu->slot || (!s->pid && !atomic_load(&s->used)) || fcntl(gpu->fd, F_GETLK, &l) < 0 ||
-        l.l_type != F_UNLCK || record_lock(gpu->fd, F_WRLCK, LOCK_SLOT + slot) < 0)
+    if (slot == gpu->slot || (!s->pid && !atomic_load(&s->used)) || record_lock(fd, F_WRLCK, LOCK_SLOT + slot) < 0)
         return;
     clear_slot(gpu->file, slot);
-    record_lock(gpu->fd, F_UNLCK, LOCK_SLOT + slot);
+    record_lock(fd, F_UNLCK, LOCK_SLOT + slot);
 }
 
 void gpu_reap(struct gpu *gpu) {
-    for (int i = 0; i < gpu_slots(gpu->file); i++)
-        reap(gpu, i);
+    int fd = gpu_descriptor(gpu);
+    for (int i = 0; fd >= 0 && i < gpu_slots(gpu->file); i++)
+        reap(gpu, fd, i);
+    if (fd >= 0)
+        gpu_pieces_reap(gpu, fd);
 }
 
 /* Takes the first free element of an array whose elements begin with their owner; returns its index, -1: none is free. */
@@ -218,10 +276,12 @@ int gpu_take_queue(struct gpu *gpu, int group, int priority) {
 
 bool gpu_claim(struct gpu *gpu) {
     pthread_mutex_lock(&gpu->mutex);
-    engine_lock(gpu);
-    for (int i = 0; gpu->slot < 0 && i < GPU_SLOTS; i++) {
-        if (record_lock(gpu->fd, F_WRLCK, LOCK_SLOT + i) < 0)
+    int fd = gpu_descriptor(gpu);
+    engine_lock(fd);
+    for (int i = 0; fd >= 0 && gpu->slot < 0 && i < GPU_SLOTS; i++) {
+        if (lock(fd, OFD_SETLK, F_WRLCK, LOCK_SLOT + i) < 0)
             continue;
+        record_lock(fd, F_WRLCK, LOCK_PID + i);
         struct gpu_slot *s = &gpu->file->slot[i];
         clear_slot(gpu->file, i);
         s->start_ticks = my_start_ticks();
@@ -238,22 +298,22 @@ bool gpu_claim(struct gpu *gpu) {
         if (atomic_load(slots) <= (uint32_t)i)
             atomic_store(slots, (uint32_t)i + 1);
     }
-    engine_unlock(gpu);
+    engine_unlock(fd);
     pthread_mutex_unlock(&gpu->mutex);
     return gpu->slot >= 0;
 }
 
-static uint64_t sum_used(const struct gpu_file *file) {
+static uint64_t sum_used(struct gpu *gpu) {
     uint64_t sum = 0;
-    for (int i = 0, n = gpu_slots(file); i < n; i++)
-        sum += atomic_load(&file->slot[i].used);
-    return sum;
+    for (int i = 0, n = gpu_slots(gpu->file); i < n; i++)
+        sum += atomic_load(&gpu->file->slot[i].used);
+    return sum + gpu_pieces_used(gpu, -1, -1);
 }
 
 static bool try_reserve(struct gpu *gpu, uint64_t bytes) {
     _Atomic uint64_t *used = &gpu->file->slot[gpu->slot].used;
     atomic_fetch_add(used, bytes);
-    if (sum_used(gpu->file) <= gpu->file->head.memory_total)
+    if (sum_used(gpu) <= gpu->file->head.memory_total)
         return true;
     atomic_fetch_sub(used, bytes);
     return false;
@@ -264,13 +324,14 @@ bool gpu_reserve(struct gpu *gpu, uint64_t bytes) {
         return false;
     if (try_reserve(gpu, bytes))
         return true;
-    /* Two processes that tried at the same time may both have been refused, and exited ones still count. Try again, one
- * process at a time. */
+    /* Two processes that tried at the same time may both have been refused, and closed files still count. Try again, one
+     * process at a time. */
     pthread_mutex_lock(&gpu->mutex);
-    engine_lock(gpu);
+    int fd = gpu_descriptor(gpu);
+    engine_lock(fd);
     gpu_reap(gpu);
     bool ok = try_reserve(gpu, bytes);
-    engine_unlock(gpu);
+    engine_unlock(fd);
     pthread_mutex_unlock(&gpu->mutex);
     return ok;
 }
@@ -280,11 +341,12 @@ void gpu_release(struct gpu *gpu, uint64_t bytes) { atomic_fetch_sub(&gpu->file-
 uint64_t gpu_used(struct gpu *gpu, bool do_reap) {
     if (do_reap) {
         pthread_mutex_lock(&gpu->mutex);
-        engine_lock(gpu);
+        int fd = gpu_descriptor(gpu);
+        engine_lock(fd);
         gpu_reap(gpu);
-        engine_unlock(gpu);
+        engine_unlock(fd);
         pthread_mutex_unlock(&gpu->mutex);
-        return sum_used(gpu->file);
+        return sum_used(gpu);
     }
     uint64_t sum = 0;
     for (int i = 0, n = gpu_slots(gpu->file); i < n; i++) {
@@ -292,5 +354,6 @@ uint64_t gpu_used(struct gpu *gpu, bool do_reap) {
         if (used && gpu_owner(gpu, i) >= 0)
             sum += used;
     }
-    return sum;
+    int fd = gpu_descriptor(gpu);
+    return sum + (fd >= 0 ? gpu_pieces_used(gpu, fd, -1) : 0);
 }

@@ -1,10 +1,15 @@
 /* The simulated GPU: one shared-memory file per GPU, mapped by every process that uses it. There is no server: a process
  * that needs the GPU's time or memory brings the shared state up to date itself.
  *
- * Memory in use is the sum of `used` over the slots of living processes. A process owns its slot by a classical record
- * lock (fcntl F_SETLK) on byte LOCK_SLOT + slot. The kernel drops the lock when the process exits or execs, in any pid
- * namespace, and does not pass it on by fork. A process also loses the lock when it closes any descriptor of the file,
- * so this library never closes one.
+ * Memory in use is the sum of `used` over the slots in use. As with the real driver, memory, contexts and queued work
+ * belong to the open file: each process opens the GPU's file anew at cuInit, maps it through that description, and locks
+ * byte LOCK_SLOT + slot for it (an OFD lock, Linux 3.15). The lock, and the memory with it, goes when the description's
+ * last reference goes, in any pid namespace: fork and SCM_RIGHTS pass references on; exit and exec drop them; the mapping
+ * is one, so closing descriptors alone does not free the memory. A classical record lock on byte LOCK_PID + slot says whose
+ * the slot is, by pid in the reader's pid namespace: the kernel drops it when the process exits or execs, and does not
+ * pass it on. Memory whose process has exited is in use, but NVML lists no process for it.
+ * A process also loses its classical locks when it closes any descriptor of the file, so this library closes none without
+ * taking them again. Memory that is exported to other processes belongs to no slot: see piece.c.
  *
  * Time: a context is a group of channels (queues). Each is a ring of submitted work; only its owner writes the ring and
  * its tail. A `gpu_state` says how far the GPU is with all work. A process that looks copies the live state, computes it
@@ -28,8 +33,9 @@
 #include <stdint.h>
 
 #define GPU_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
-#define GPU_VERSION 4u
+#define GPU_VERSION 6u
 #define GPU_SLOTS 128
+#define GPU_PIECES 1024
 #define GPU_GROUPS 256
 #define GPU_QUEUES 256
 #define GPU_RING 1024
@@ -39,6 +45,7 @@
 #define GPU_PERIOD_NS 166666667ull /* NVML's sampling period; utilisation is that of the last full one */
 #define LOCK_SLOT (1ll << 32)
 #define LOCK_ENGINE (1ll << 33)
+#define LOCK_PID (3ll << 32)
 
 enum gpu_kind {
     WORK_KERNEL,
@@ -105,7 +112,7 @@ struct gpu_state {
     uint32_t copying[2];    /* 1 + queue whose head each copy engine is at, 0 none */
     uint64_t copy_end_ns[2];
     uint32_t logged, reserved;
-    uint64_t exited[GPU_SLOTS / 64]; /* slots of exited processes; set by readers, who cannot write to the file */
+    uint64_t exited[GPU_SLOTS / 64]; /* slots whose file is closed; set by readers, who cannot write to the file */
     struct gpu_busy busy;
     struct gpu_logged log[GPU_LOG];
     struct gpu_busy slot[GPU_SLOTS];
@@ -118,7 +125,16 @@ struct gpu_slot {
     int32_t pid;           /* in the owner's pid namespace; others learn its pid from the lock */
     uint32_t contexts;
     char command[16];
-    uint8_t reserved[24];
+    _Atomic uint64_t saved;      /* bytes that a checkpoint has moved to the host */
+    _Atomic uint32_t checkpoint; /* CU_PROCESS_STATE_...; 0: it runs */
+    uint8_t reserved[12];
+};
+
+struct gpu_piece {               /* memory that several processes may hold */
+    _Atomic uint64_t used;       /* bytes; 0 free */
+    _Atomic uint32_t generation; /* counts its uses */
+    _Atomic uint32_t
+        slot; /* 1 + the slot of its maker; 0: that one has freed it, while others have it by IPC, or has exited */
 };
 
 /* The file of a MIG device has the name GPU_MIG + 8 * (minor of its GPU) + (its number on that GPU). */
@@ -165,7 +181,7 @@ struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     uint32_t lost;             /* 428: a fault: not 0 when the GPU has fallen off the bus */
     uint8_t reserved[80];      /* 432 */
     _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state. From here on, the libraries write */
-    _Atomic uint32_t slots, queues, groups; /* how many were ever taken; those beyond were never used */
+    _Atomic uint32_t slots, queues, groups, pieces; /* how many were ever taken; those beyond were never used */
 };
 
 struct gpu_file {
@@ -175,6 +191,7 @@ struct gpu_file {
     };
     struct gpu_slot slot[GPU_SLOTS];
     struct gpu_group group[GPU_GROUPS];
+    struct gpu_piece piece[GPU_PIECES];
     struct gpu_state state[GPU_SLOTS * GPU_STATES];
     struct gpu_queue queue[GPU_QUEUES];
 };
@@ -185,7 +202,10 @@ _Static_assert(sizeof(struct gpu_work) == 64, "a cell is a cache line");
 
 /* A process's view of one GPU. */
 struct gpu {
-    int fd;
+    _Atomic int fd; /* the program may have closed it: gpu_descriptor */
+    bool writable;
+    char *path;
+    uint64_t device, inode; /* of the file */
     struct gpu_file *file;
     int slot;                  /* this process's slot; -1: none */
     pthread_mutex_t mutex;     /* among this process's threads */
@@ -204,8 +224,9 @@ static inline uint64_t gpu_scale(const struct gpu_file *file) {
     return scale ? scale : 1;
 }
 
-/* The owner of a slot: > 0 its pid in our pid namespace; 0 it lives in another pid namespace; -1 exited or free. */
-int gpu_owner(const struct gpu *gpu, int slot);
+/* The process of a slot: > 0 its pid in our pid namespace; 0 none that we can name: it is in another pid namespace, or has
+ * exited while its file is open elsewhere; -1 the file is closed, so the slot is free. */
+int gpu_owner(struct gpu *gpu, int slot);
 
 /* How many elements of an array were ever taken. */
 static inline unsigned gpu_count(const _Atomic uint32_t *counter, unsigned most) {
@@ -216,13 +237,46 @@ static inline int gpu_slots(const struct gpu_file *f) { return (int)gpu_count(&f
 static inline unsigned gpu_queues(const struct gpu_file *f) { return gpu_count(&f->head.queues, GPU_QUEUES); }
 static inline unsigned gpu_groups(const struct gpu_file *f) { return gpu_count(&f->head.groups, GPU_GROUPS); }
 
+/* A descriptor of the GPU's file, opened again if the program has closed ours. */
+int gpu_descriptor(struct gpu *gpu);
+/* The GPU's file, opened anew; -1: it cannot be opened. Whether the descriptor is one of the GPU's file. */
+int gpu_reopen(struct gpu *gpu);
+bool gpu_is_file(const struct gpu *gpu, int fd);
+/* Takes the classical lock of our slot again, which the program's close of a descriptor may have dropped. */
+void gpu_lock_pid(struct gpu *gpu);
 /* Takes a slot for this process. False: all are taken. */
 bool gpu_claim(struct gpu *gpu);
-/* Adds bytes to our slot. False: the GPU has not enough memory, also after the slots of exited processes were cleared. */
+/* Adds bytes to our slot. False: the GPU has not enough memory, also after slots whose file is closed were cleared. */
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes);
 void gpu_release(struct gpu *gpu, uint64_t bytes);
-/* Bytes that living processes use. reap: also clears the slots of exited ones (needs a writable mapping). */
+/* Bytes in use. reap: also clears slots whose file is closed (needs a writable mapping). */
 uint64_t gpu_used(struct gpu *gpu, bool reap);
+
+/* --- memory that several processes may hold: piece.c. A piece is known by a descriptor of its open file --- */
+
+/* Makes a piece; its bytes are not in our slot. -1: there are too many, or the host has no room. */
+int gpu_piece_make(struct gpu *gpu, uint64_t bytes);
+/* Opens a piece that is in use. -1: it is not, or its number is another one's now. */
+int gpu_piece_open(struct gpu *gpu, int piece, uint32_t generation);
+/* The number of a descriptor's piece; -1: it is none of ours. */
+int gpu_piece_of(struct gpu *gpu, int fd);
+uint64_t gpu_piece_bytes(const struct gpu *gpu, int piece);
+uint32_t gpu_piece_generation(const struct gpu *gpu, int piece);
+void gpu_piece_add(struct gpu *gpu, int fd, int64_t bytes);
+/* The most bytes that fit in one; as mmap, at a fixed address if it is not NULL; drops contents. */
+uint64_t gpu_piece_room(const struct gpu *gpu);
+void *gpu_piece_map(struct gpu *gpu, int fd, void *at, uint64_t size, uint64_t offset, int protection);
+void gpu_piece_punch(struct gpu *gpu, int fd, uint64_t size, uint64_t offset);
+/* Closes the descriptor, if it is one of the GPU's file. */
+void gpu_piece_close(struct gpu *gpu, int fd);
+/* The process that made the piece has freed it; others may hold it. */
+void gpu_piece_freed(struct gpu *gpu, int piece);
+/* A slot is cleared: the pieces that its process made are nobody's. */
+void gpu_pieces_leave(struct gpu_file *file, int slot);
+/* Clears those that no open file holds. Mutex held. */
+void gpu_pieces_reap(struct gpu *gpu, int fd);
+/* Their bytes. slot: only of those that its process made; -1: all. fd: a descriptor, to ask which are held; -1: count all. */
+uint64_t gpu_pieces_used(struct gpu *gpu, int fd, int slot);
 
 /* Takes a group for a context, or a queue for a channel of it; -1: all are taken. */
 int gpu_take_group(struct gpu *gpu);
@@ -254,7 +308,7 @@ bool gpu_done(struct gpu *gpu, int queue, uint64_t seq);
 void gpu_wait(struct gpu *gpu, int queue, uint64_t seq);
 /* How many real nanoseconds to sleep until that work may be done; at most `most`. */
 uint64_t gpu_ahead_ns(struct gpu *gpu, int queue, uint64_t seq, uint64_t most);
-/* Removes the work of exited processes from the GPU. Mutex held. */
+/* Removes what belongs to closed files from the GPU: memory and work. Mutex held. */
 void gpu_reap(struct gpu *gpu);
 
 #endif

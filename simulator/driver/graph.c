@@ -287,6 +287,14 @@ API CUresult cuGraphAddChildGraphNode(struct node **out, struct graph *g, nodes 
     return r;
 }
 
+API CUresult cuGraphChildGraphNodeGetGraph(struct node *node, struct graph **out) {
+    TRY(sim_ready());
+    if (!node || !out || node->op.type != NODE_GRAPH)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = node->op.child;
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuGraphAddEventRecordNode(struct node **out, struct graph *g, nodes before, size_t n, CUevent event) {
     struct op op = {.type = NODE_RECORD, .event = event};
     return event ? graph_add(g, before, n, &op, out) : CUDA_ERROR_INVALID_VALUE;
@@ -751,8 +759,9 @@ static CUresult launch(struct exec *e, CUstream handle) {
     uint64_t peak, lasting;
     TRY(exec_valid(e));
     TRY(sim_stream(handle, &s));
-    if (capture_active(s))
-        return capture_unsupported(s);
+    CUresult r;
+    if (capture_refuses(s, &r))
+        return r;
     for (size_t i = 0; i < e->count; i++) /* memory of an earlier launch must have been freed */
         if (e->ops[i].type == NODE_ALLOC && heap_find(e->ops[i].memory.address, &piece)) {
             if (!(e->flags & AUTO_FREE_ON_LAUNCH))
@@ -775,7 +784,7 @@ static CUresult launch(struct exec *e, CUstream handle) {
             }
             TRY(kernel_submit(s, &all)); /* kernels that follow each other are one command for the GPU */
         } else if (op->type == NODE_ALLOC && !freed_inside(e, i))
-            TRY(heap_note((struct piece){op->memory.address, op->memory.size, 0, s->ctx, GRAPH, NULL}));
+            TRY(heap_note((struct piece){op->memory.address, op->memory.size, 0, s->ctx, GRAPH, NULL, 0}));
         else if (op->type == NODE_FREE && heap_find(op->memory.address, &piece))
             TRY(heap_free(op->memory.address)); /* memory of an earlier launch, or not of a graph */
         else

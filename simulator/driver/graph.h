@@ -32,11 +32,7 @@ struct op { /* what one node does */
             uint64_t to, from, bytes;
         } copy;
         struct copy3d box;
-        struct {
-            uint64_t to;
-            size_t pitch, width, n, rows;
-            uint32_t value;
-        } fill;
+        struct fill fill;
         struct {
             void (*function)(void *);
             void *data;

@@ -66,6 +66,8 @@ CUresult heap_note(struct piece piece) {
         size_t index = position(piece.address);
         memmove(&pieces[index + 1], &pieces[index], (count - index) * sizeof *pieces);
         pieces[index] = piece;
+        pieces[index].ctx = piece.ctx->memory;
+        pieces[index].device = piece.ctx->device;
         count++;
     }
     pthread_mutex_unlock(&mutex);
@@ -82,7 +84,7 @@ CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind 
     if (!heap_book(gpu, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t at = heap_map(mapped);
-    if (!at || heap_note((struct piece){at, size, mapped, ctx, kind, NULL})) {
+    if (!at || heap_note((struct piece){at, size, mapped, ctx, kind, NULL, 0})) {
         if (at)
             munmap((void *)(uintptr_t)at, mapped);
         gpu_release(gpu, size);
@@ -130,16 +132,31 @@ bool heap_take(uint64_t address, struct piece *out) {
 }
 
 static void give_back(struct piece piece) {
-    if (piece.kind == DEVICE)
-        ipc_forget(piece.address);
+    bool exported = piece.kind == DEVICE && ipc_forget(sim_gpu_of(piece.ctx), piece.address);
     if (piece.mapped)
         munmap((void *)(uintptr_t)piece.address, piece.mapped);
-    if (piece.kind == DEVICE || piece.kind == MANAGED)
-        gpu_release(sim_gpu_of(piece.ctx), piece.size);
+    if ((piece.kind == DEVICE && !exported) || piece.kind == MANAGED || piece.kind == VARIABLES)
+        gpu_release(&sim_gpu[piece.device], piece.size);
     else if (piece.kind == POOLED)
         pool_free(piece);
     else if (piece.kind == GRAPH)
         graph_memory_free(piece);
+}
+
+CUresult heap_move(uint64_t address, int device) {
+    CUresult r = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    size_t index = position(address);
+    struct piece *p = index < count && address - pieces[index].address < pieces[index].size ? &pieces[index] : NULL;
+    if (p && p->kind == MANAGED) {
+        r = CUDA_SUCCESS; /* also when there is no room: then it stays where it is */
+        if (p->device != device && gpu_reserve(&sim_gpu[device], p->size)) {
+            gpu_release(&sim_gpu[p->device], p->size);
+            p->device = device;
+        }
+    }
+    pthread_mutex_unlock(&mutex);
+    return r;
 }
 
 CUresult heap_free(CUdeviceptr address) {

@@ -10,9 +10,10 @@
 enum kind {
     DEVICE, /* counted and mapped for itself */
     MANAGED,
-    POOLED,   /* a part of a pool's chunk */
-    GRAPH,    /* allocated by a graph launch, counted by the device's graph pool */
-    IMPORTED, /* another process's memory: mapped here, counted there */
+    POOLED,    /* a part of a pool's chunk */
+    GRAPH,     /* allocated by a graph launch, counted by the device's graph pool */
+    IMPORTED,  /* another process's memory: mapped here, counted there */
+    VARIABLES, /* of a module */
 };
 
 struct piece {
@@ -21,6 +22,7 @@ struct piece {
     CUcontext ctx;
     enum kind kind;
     CUmemoryPool pool;
+    int device; /* that counts it; a prefetch may move managed memory away from its context's */
 };
 
 static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -39,6 +41,8 @@ bool heap_find(uint64_t address, struct piece *out);
 bool heap_holding(uint64_t address, struct piece *out);
 /* Removes the piece from the list; the caller releases its memory. False: no piece begins there. */
 bool heap_take(uint64_t address, struct piece *out);
+/* Managed memory moves to another GPU. */
+CUresult heap_move(uint64_t address, int device);
 /* As cuMemFree, without waiting for work. */
 CUresult heap_free(CUdeviceptr address);
 /* Frees all that a context allocated. */
@@ -71,14 +75,29 @@ struct copy3d { /* CUDA_MEMCPY3D and, with contexts in the reserved fields, CUDA
     struct box from, to;
     size_t width, height, depth;
 };
+struct fill { /* of rows, each of n elements of `width` bytes */
+    uint64_t to;
+    size_t pitch, width, n, rows;
+    uint32_t value;
+};
 CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream stream, bool wait);
 CUresult copy_box(const struct copy3d *copy, CUstream stream, bool wait);
 CUresult copy_box_in(const struct copy3d *copy, struct stream *stream);
 void fill_row(uint64_t to, uint32_t value, size_t width, size_t n);
 /* graph.c */
 void graph_memory_free(struct piece piece);
+/* vmm.c: one more holder of a handle's memory, or of what is mapped at an address; NULL: there is none. */
+struct handle;
+struct handle *vmm_hold(unsigned long long handle);
+struct handle *vmm_hold_mapped(uint64_t address);
+void vmm_drop(struct handle *handle);
+/* holders.c: the array or multicast object is destroyed; the second one: false, if it is none. */
+void holder_gone(const void *owner);
+bool multicast_release(unsigned long long object);
+bool array_is_sparse(const void *array);
 /* vmm.c: makes a sparse memory file, which other processes can map; -1 on failure */
 int memory_file(uint64_t bytes);
-void ipc_forget(uint64_t address);
+/* An allocation is freed. True: it was exported, and counts as a piece until nobody holds it. */
+bool ipc_forget(struct gpu *gpu, uint64_t address);
 
 #endif

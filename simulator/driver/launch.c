@@ -27,7 +27,8 @@ static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void *
     if (shape.cooperative && shape.blocks > sim_gpu_of(s->ctx)->file->head.sm_count * (most < 32 ? most : 32))
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     TRY(kernel_of(f, s->ctx->device, shape.blocks, params, &k));
-    return capture_active(s) ? capture_kernel(s, &k) : kernel_submit(s, &k);
+    CUresult r;
+    return capture_kernel(s, &k, &r) ? r : kernel_submit(s, &k);
 }
 
 #define SHAPE(gx, gy, gz, bx, by, bz, together) \

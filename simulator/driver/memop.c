@@ -201,8 +201,9 @@ static CUresult check(const struct memop *op) {
 }
 
 CUresult memops_submit(struct stream *s, const struct memop *ops, unsigned n) {
-    if (capture_active(s))
-        return capture_memops(s, ops, n);
+    CUresult r;
+    if (capture_memops(s, ops, n, &r))
+        return r;
     for (unsigned i = 0; i < n; i++)
         TRY(channel_submit(s, (struct gpu_work){.kind = ops[i].kind}, NULL, &ops[i]));
     return CUDA_SUCCESS;

@@ -17,7 +17,8 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
     TRY(sim_context(&ctx));
     TRY(capture_forbids());
     TRY(sim_context_wait(ctx));
-    return heap_free(address);
+    struct piece p;
+    return heap_find(address, &p) && p.kind == VARIABLES ? CUDA_ERROR_INVALID_VALUE : heap_free(address);
 }
 
 API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
@@ -99,4 +100,37 @@ API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr addres
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
     return CUDA_SUCCESS;
+}
+
+/* --- where managed memory lies: all of an allocation at once, and on some GPU even if it prefers the host --- */
+
+static CUresult prefetch(CUdeviceptr at, CUdevice dev) {
+    if (dev == -1) /* CU_DEVICE_CPU */
+        return sim_ready();
+    TRY(sim_device(dev));
+    return sim_gpu[dev].slot < 0 ? CUDA_ERROR_INVALID_DEVICE : heap_move(at, dev);
+}
+
+struct location { /* CUmemLocation */
+    int type, id;
+};
+
+API CUresult cuMemPrefetchAsync(CUdeviceptr at, size_t bytes, CUdevice dev, CUstream s) {
+    return (void)bytes, (void)s, prefetch(at, dev);
+}
+API CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr at, size_t bytes, CUdevice dev, CUstream s) {
+    return (void)bytes, (void)s, prefetch(at, dev);
+}
+API CUresult cuMemPrefetchAsync_v2(CUdeviceptr at, size_t bytes, struct location to, unsigned flags, CUstream s) {
+    return (void)bytes, (void)flags, (void)s, prefetch(at, to.type == 1 ? to.id : -1);
+}
+API CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr at, size_t bytes, struct location to, unsigned flags, CUstream s) {
+    return (void)bytes, (void)flags, (void)s, prefetch(at, to.type == 1 ? to.id : -1);
+}
+
+API CUresult cuMemAdvise(CUdeviceptr at, size_t bytes, int advice, CUdevice dev) {
+    struct piece p;
+    (void)bytes, (void)dev;
+    TRY(sim_ready());
+    return heap_holding(at, &p) && p.kind == MANAGED && advice > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

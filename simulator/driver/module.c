@@ -13,7 +13,9 @@
  *   sim_sigma=S   log-normal durations with that mean; the same random draws in every run of the program
  *   sim_seed=N    other draws
  *   sim_param     the duration is the first parameter, 64 bits of nanoseconds
- *   sim_spin=1    the first parameter is the address of 32 bits: runs until they are not 0 */
+ *   sim_spin=1    the first parameter is the address of 32 bits: runs until they are not 0
+ * Variables of a module (".global .align 4 .b8 NAME[BYTES];") take memory at the first use of one of its functions or
+ * variables; with CUDA_MODULE_LOADING=EAGER, when the module is loaded. */
 
 struct function {
     char name[128];
@@ -30,6 +32,8 @@ struct function {
 struct module {
     char *text; /* NULL: not text */
     struct function *functions;
+    CUcontext ctx;
+    CUdeviceptr variables; /* their memory, one behind the other; 0: not loaded, or there are none */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -39,6 +43,35 @@ static bool is_text(const char *image) {
         if (!(image[i] >= ' ' && image[i] <= '~') && !strchr("\n\r\t", image[i]))
             return false;
     return image[0] != 'P' || (unsigned char)image[1] != 0xed; /* a fatbinary begins with 50 ed 55 ba */
+}
+
+/* The next variable in the text: its name and bytes; where the text goes on, NULL: there are no more. */
+static const char *variable(const char *text, const char **name, size_t *length, uint64_t *bytes) {
+    for (const char *at = text; at && (at = strstr(at, ".global")); at += 7) {
+        const char *end = strchr(at, ';'), *open = end ? memchr(at, '[', (size_t)(end - at)) : NULL;
+        if (!open)
+            continue;
+        const char *from = open;
+        while (from > at && from[-1] != ' ')
+            from--;
+        *name = from;
+        *length = (size_t)(open - from);
+        *bytes = strtoull(open + 1, NULL, 10);
+        return end;
+    }
+    return NULL;
+}
+
+/* Loads the variables if they are not yet. Mutex held. */
+static CUresult load_variables(struct module *m) {
+    const char *name;
+    uint64_t all = 0, bytes;
+    size_t length;
+    if (m->variables)
+        return CUDA_SUCCESS;
+    for (const char *at = m->text; (at = variable(at, &name, &length, &bytes));)
+        all += round_up(bytes, GRAIN);
+    return all ? heap_allocate(&m->variables, m->ctx, all, VARIABLES) : CUDA_SUCCESS;
 }
 
 static CUresult load(CUmodule *out, const void *image) {
@@ -52,6 +85,14 @@ static CUresult load(CUmodule *out, const void *image) {
     if (is_text(image))
         m->text = strdup(image);
     sim_context_wait(ctx); /* loading a module waits for the context, as freeing memory does */
+    m->ctx = ctx;
+    const char *mode = getenv("CUDA_MODULE_LOADING");
+    CUresult r = mode && !strcmp(mode, "EAGER") ? load_variables(m) : CUDA_SUCCESS;
+    if (r) {
+        free(m->text);
+        free(m);
+        return r;
+    }
     *out = m;
     return CUDA_SUCCESS;
 }
@@ -87,6 +128,7 @@ API CUresult cuModuleUnload(CUmodule m) {
         m->functions = f->next;
         free(f);
     }
+    heap_free(m->variables);
     free(m->text);
     free(m);
     return CUDA_SUCCESS;
@@ -176,10 +218,11 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) 
     if (m->text && !strstr(m->text, name))
         return CUDA_ERROR_NOT_FOUND;
     pthread_mutex_lock(&mutex);
-    struct function *f = m->functions;
+    CUresult r = load_variables(m);
+    struct function *f = r ? NULL : m->functions;
     while (f && strcmp(f->name, name))
         f = f->next;
-    if (!f && (f = calloc(1, sizeof *f))) {
+    if (!r && !f && (f = calloc(1, sizeof *f))) {
         strcpy(f->name, name);
         describe(f, m);
         f->module = m;
@@ -191,9 +234,25 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) 
     return f ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-API CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule m, const char *name) {
-    (void)out, (void)bytes, (void)m, (void)name;
+API CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule m, const char *wanted) {
+    const char *name;
+    uint64_t size, before = 0;
+    size_t length;
     TRY(sim_ready());
+    if (!m || !wanted || (!out && !bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    CUresult r = load_variables(m);
+    pthread_mutex_unlock(&mutex);
+    TRY(r);
+    for (const char *at = m->text; (at = variable(at, &name, &length, &size)); before += round_up(size, GRAIN))
+        if (strlen(wanted) == length && !strncmp(wanted, name, length)) {
+            if (out)
+                *out = m->variables + before;
+            if (bytes)
+                *bytes = size;
+            return CUDA_SUCCESS;
+        }
     return CUDA_ERROR_NOT_FOUND;
 }
 
@@ -213,6 +272,10 @@ API CUresult cuLibraryUnload(CUmodule library) { return cuModuleUnload(library);
 
 API CUresult cuLibraryGetKernel(CUfunction *out, CUmodule library, const char *name) {
     return cuModuleGetFunction(out, library, name);
+}
+
+API CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUmodule library, const char *name) {
+    return cuModuleGetGlobal_v2(out, bytes, library, name);
 }
 
 API CUresult cuLibraryGetModule(CUmodule *out, CUmodule library) {

@@ -35,7 +35,7 @@ static int users;
 API nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     pthread_mutex_lock(&mutex);
-    if (!count) /* GPUs stay open after the last nvmlShutdown: closing would drop locks (gpu.h) */
+    if (!count) /* GPUs stay open after the last nvmlShutdown: closing would drop classical locks (gpu.h) */
         count = gpus_open(gpus, GPU_MAX, false);
     if (count)
         users++;
@@ -341,7 +341,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *ou
     return r;
 }
 
-/* A private copy of the GPU's state, computed up to now without exited processes; free() it. */
+/* A private copy of the GPU's state, computed up to now without what belongs to closed files; free() it. */
 static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out) {
     uint64_t live;
     struct gpu_state *s = calloc(1, sizeof *s);
@@ -385,7 +385,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisatio
     return NVML_SUCCESS;
 }
 
-/* --- processes: those that the caller's pid namespace can see, by the number they have there --- */
+/* --- processes: those that run and that the caller's pid namespace can see, by the number they have there --- */
 
 struct process_v1 {
     unsigned pid;
@@ -407,10 +407,11 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1) {
         int pid = s->pid && s->contexts ? gpu_owner(d, i) : -1;
         if (pid <= 0)
             continue;
+        unsigned long long used = s->used + gpu_pieces_used(d, gpu_descriptor(d), i);
         if (out && found < room && v1)
-            ((struct process_v1 *)out)[found] = (struct process_v1){(unsigned)pid, s->used};
+            ((struct process_v1 *)out)[found] = (struct process_v1){(unsigned)pid, used};
         else if (out && found < room)
-            ((struct process_v2 *)out)[found] = (struct process_v2){(unsigned)pid, s->used, ~0u, ~0u};
+            ((struct process_v2 *)out)[found] = (struct process_v2){(unsigned)pid, used, ~0u, ~0u};
         found++;
     }
     *n = found;

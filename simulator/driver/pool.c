@@ -32,6 +32,7 @@ struct pool {
     int device;
     int fd; /* the memory file of a pool that can be shared; -1: none */
     bool imported, destroyed;
+    bool host; /* in host memory, which takes nothing of the GPU */
     uint64_t file_end;
     uint64_t reserved, reserved_high, used, used_high, threshold;
     int reuse[3];
@@ -81,14 +82,19 @@ CUmemoryPool pool_current(int device) {
 
 /* --- chunks --- */
 
+static void *map_chunk(struct pool *pool, uint64_t address, uint64_t size) {
+    void *at = (void *)(uintptr_t)address;
+    if (pool->fd >= 0)
+        return gpu_piece_map(&sim_gpu[pool->device], pool->fd, at, size, pool->file_end, PROT_READ | PROT_WRITE);
+    return mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
 /* Mutex held. Makes a chunk for memory that the GPU has already counted. */
 static struct chunk *new_chunk(struct pool *pool, uint64_t size) {
     struct chunk *chunk = calloc(1, sizeof *chunk);
     struct part *part = calloc(1, sizeof *part);
     uint64_t address = chunk && part ? address_range(size, BLOCK) : 0;
-    int flags = (pool->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE | MAP_FIXED;
-    if (!address || mmap((void *)(uintptr_t)address, size, PROT_READ | PROT_WRITE, flags, pool->fd,
-                         (off_t)pool->file_end) == MAP_FAILED) {
+    if (!address || map_chunk(pool, address, size) == MAP_FAILED) {
         if (address)
             munmap((void *)(uintptr_t)address, size);
         free(chunk);
@@ -107,14 +113,19 @@ static struct chunk *new_chunk(struct pool *pool, uint64_t size) {
 static bool grow(struct pool *pool, uint64_t size) {
     struct gpu *gpu = &sim_gpu[pool->device];
     uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
-    if (!gpu_reserve(gpu, wanted)) {
+    if (!pool->host && !gpu_reserve(gpu, wanted)) {
         wanted = round_up(size, BLOCK);
         if (!gpu_reserve(gpu, wanted))
             return false;
     }
     if (!new_chunk(pool, wanted)) {
-        gpu_release(gpu, wanted);
+        if (!pool->host)
+            gpu_release(gpu, wanted);
         return false;
+    }
+    if (pool->fd >= 0) { /* what other processes can map counts as a piece */
+        gpu_piece_add(gpu, pool->fd, (int64_t)wanted);
+        gpu_release(gpu, wanted);
     }
     pool->reserved += wanted;
     if (pool->reserved > pool->reserved_high)
@@ -168,6 +179,7 @@ static bool remap(struct pool *pool, uint64_t size) {
 
 /* Mutex held. Releases unused chunks while the pool has more than `keep` bytes. */
 static void trim(struct pool *pool, uint64_t keep) {
+    struct gpu *gpu = &sim_gpu[pool->device];
     for (struct chunk **p = &pool->chunks; *p && pool->reserved > keep;) {
         struct chunk *chunk = *p;
         if (chunk->used) {
@@ -176,9 +188,11 @@ static void trim(struct pool *pool, uint64_t keep) {
         }
         *p = chunk->next;
         munmap((void *)(uintptr_t)chunk->address, chunk->size);
-        if (pool->fd >= 0)
-            fallocate(pool->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk->offset, (off_t)chunk->size);
-        gpu_release(&sim_gpu[pool->device], chunk->size - chunk->moved);
+        if (pool->fd >= 0) {
+            gpu_piece_punch(gpu, pool->fd, chunk->size, chunk->offset);
+            gpu_piece_add(gpu, pool->fd, -(int64_t)(chunk->size - chunk->moved));
+        } else if (!pool->host)
+            gpu_release(gpu, chunk->size - chunk->moved);
         pool->reserved -= chunk->size - chunk->moved;
         for (struct part *part = chunk->parts, *next; part; part = next) {
             next = part->next;
@@ -198,8 +212,8 @@ static void bury(struct pool *pool) {
             *p = pool->next;
             break;
         }
-    if (pool->fd >= 0)
-        close(pool->fd);
+    gpu_piece_freed(&sim_gpu[pool->device], gpu_piece_of(&sim_gpu[pool->device], pool->fd));
+    gpu_piece_close(&sim_gpu[pool->device], pool->fd);
     free(pool);
 }
 
@@ -288,7 +302,7 @@ CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcont
         }
     }
     if (at) {
-        r = heap_note((struct piece){at, size, 0, ctx, POOLED, pool});
+        r = heap_note((struct piece){at, size, 0, ctx, POOLED, pool, 0});
         if (r)
             join(pool, at);
         else
@@ -333,13 +347,22 @@ API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
 
 API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) {
     TRY(sim_ready());
-    if (!out || !props || props->handle_types & ~1 || sim_device(props->location_id))
+    if (!out || !props || props->handle_types & ~1)
         return CUDA_ERROR_INVALID_VALUE;
+    /* Since CUDA 13.0 there are pools of managed memory, which may lie on the GPU wherever they say. */
+    bool managed = props->alloc_type == 2, device_known = props->location_type == 1;
+    bool host = !managed && props->location_type >= 2 && props->location_type <= 4;
+    int device = device_known ? props->location_id : 0;
+    if (sim_device(device) || (!device_known && !host && !managed) || (props->handle_types && (host || managed)))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct gpu *gpu = &sim_gpu[device];
     int fd = -1;
-    if (props->handle_types && (fd = memory_file(2 * sim_gpu[props->location_id].file->head.memory_total)) < 0)
+    if (props->handle_types && ((gpu->slot < 0 && !gpu_claim(gpu)) || (fd = gpu_piece_make(gpu, 0)) < 0))
         return CUDA_ERROR_OPERATING_SYSTEM;
     pthread_mutex_lock(&mutex);
-    *out = new_pool(props->location_id, fd);
+    *out = new_pool(device, fd);
+    if (*out)
+        (*out)->host = host;
     pthread_mutex_unlock(&mutex);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -443,22 +466,34 @@ API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, const int *locati
     return CUDA_SUCCESS;
 }
 
+static bool device_of(CUmemoryPool pool, int *device) {
+    pthread_mutex_lock(&mutex);
+    bool ok = valid(pool);
+    if (ok)
+        *device = pool->device;
+    pthread_mutex_unlock(&mutex);
+    return ok;
+}
+
 static CUresult from_pool(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
     struct stream *s;
     TRY(sim_stream(stream, &s));
+    CUresult r;
+    int device = s->ctx->device;
     if (!pool)
-        pool = pool_current(s->ctx->device);
-    if (capture_active(s))
-        return capture_alloc(s, out, bytes, pool->device);
-    return pool_allocate(out, bytes, pool, s->ctx);
+        pool = pool_current(device);
+    else if (!device_of(pool, &device))
+        return CUDA_ERROR_INVALID_VALUE;
+    return capture_alloc(s, out, bytes, device, &r) ? r : pool_allocate(out, bytes, pool, s->ctx);
 }
 
 static CUresult free_in_stream(CUdeviceptr address, CUstream stream) {
     struct stream *s;
     struct piece piece;
     TRY(sim_stream(stream, &s));
-    if (capture_active(s))
-        return capture_free(s, address);
+    CUresult r;
+    if (capture_free(s, address, &r))
+        return r;
     if (!heap_find(address, &piece))
         return CUDA_ERROR_INVALID_VALUE;
     if (piece.kind == DEVICE) /* not from a pool: it must not be freed before the work that uses it */
@@ -490,7 +525,11 @@ API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int 
     if (!out || type != 1 || flags) /* a POSIX file descriptor */
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
-    int fd = valid(pool) && pool->fd >= 0 && !pool->imported ? dup(pool->fd) : -1;
+    bool ours = valid(pool) && pool->fd >= 0 && !pool->imported;
+    struct gpu *gpu = ours ? &sim_gpu[pool->device] : NULL;
+    int piece = ours ? gpu_piece_of(gpu, pool->fd) : -1;
+    int fd = piece >= 0 ? gpu_piece_open(gpu, piece, gpu_piece_generation(gpu, piece)) : -1;
+    sim_shares = true;
     pthread_mutex_unlock(&mutex);
     *(int *)out = fd;
     return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -501,9 +540,11 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle,
     TRY(sim_context(&ctx));
     if (!out || type != 1 || flags)
         return CUDA_ERROR_INVALID_VALUE;
-    int fd = dup((int)(intptr_t)handle);
+    bool is_piece = gpu_piece_of(sim_gpu_of(ctx), (int)(intptr_t)handle) >= 0;
+    int fd = is_piece ? fcntl((int)(intptr_t)handle, F_DUPFD_CLOEXEC, 0) : -1;
     if (fd < 0)
         return CUDA_ERROR_INVALID_VALUE;
+    sim_shares = true;
     pthread_mutex_lock(&mutex);
     *out = new_pool(ctx->device, fd);
     if (*out)
@@ -542,12 +583,11 @@ API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, const s
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     int fd = valid(pool) && pool->imported ? pool->fd : -1;
-    void *at =
-        fd < 0 ? MAP_FAILED
-               : mmap(NULL, data->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)data->offset);
+    void *at = fd < 0 ? MAP_FAILED
+                      : gpu_piece_map(sim_gpu_of(ctx), fd, NULL, data->size, data->offset, PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&mutex);
     if (at == MAP_FAILED)
         return CUDA_ERROR_INVALID_VALUE;
     *out = (uint64_t)(uintptr_t)at;
-    return heap_note((struct piece){*out, data->size, data->size, ctx, IMPORTED, pool});
+    return heap_note((struct piece){*out, data->size, data->size, ctx, IMPORTED, pool, 0});
 }

@@ -21,6 +21,7 @@ static pthread_once_t own_once = PTHREAD_ONCE_INIT;
 static void leave_thread(void *list) {
     for (struct live_stream *l = list, *next; l; l = next) {
         next = l->next;
+        capture_leave(&l->s);
         channel_leave(&l->s);
         l->magic = 0;
         free(l);
@@ -72,9 +73,7 @@ CUresult sim_stream(CUstream handle, struct stream **out) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
+CUresult stream_new(CUstream *out, CUcontext ctx, unsigned flags, int priority) {
     if (!out || flags > 1)
         return CUDA_ERROR_INVALID_VALUE;
     struct live_stream *l = new_stream(ctx, flags, priority);
@@ -82,6 +81,12 @@ API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int prior
         return CUDA_ERROR_OUT_OF_MEMORY;
     *out = &l->s;
     return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
+    CUcontext ctx;
+    TRY(sim_context(&ctx));
+    return stream_new(out, ctx, flags, priority);
 }
 
 API CUresult cuStreamCreate(CUstream *out, unsigned flags) { return cuStreamCreateWithPriority(out, flags, 0); }
@@ -93,6 +98,7 @@ static CUresult stream_destroy(CUstream handle) {
     if ((uintptr_t)handle <= 2)
         return CUDA_ERROR_INVALID_HANDLE;
     struct live_stream *l = (void *)((char *)s - offsetof(struct live_stream, s));
+    capture_leave(s);
     channel_leave(s);
     l->magic = 0;
     free(l);
@@ -110,12 +116,15 @@ static bool each_channel(struct stream *s, bool all, bool wait) {
     CUcontext ctx = s->ctx;
     struct channel *ch[CHANNELS];
     uint64_t last[CHANNELS];
-    if (!all && s != &ctx->null_stream) {
-        if (wait)
-            channel_wait(s->channel, s->last);
-        return wait || channel_done(s->channel, s->last);
-    }
     pthread_mutex_lock(&ctx->mutex);
+    if (!all && s != &ctx->null_stream) {
+        ch[0] = s->channel;
+        last[0] = s->last;
+        pthread_mutex_unlock(&ctx->mutex);
+        if (wait)
+            channel_wait(ch[0], last[0]);
+        return wait || channel_done(ch[0], last[0]);
+    }
     for (int i = 0; i < CHANNELS; i++) {
         ch[i] = ctx->channel[i];
         last[i] = !ch[i] ? 0 : all ? ch[i]->tail : ch[i]->blocking;
@@ -144,14 +153,16 @@ CUresult sim_context_wait(CUcontext ctx) {
 static CUresult synchronise(CUstream handle) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
-    return capture_active(s) ? capture_unsupported(s) : sim_stream_wait(s);
+    CUresult r;
+    return capture_refuses(s, &r) ? r : sim_stream_wait(s);
 }
 
 static CUresult query(CUstream handle) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
-    if (capture_active(s))
-        return capture_unsupported(s);
+    CUresult r;
+    if (capture_refuses(s, &r))
+        return r;
     return each_channel(s, false, false) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -228,8 +239,9 @@ static CUresult host_function(CUstream handle, void (*function)(void *), void *d
     if (!function)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(sim_stream(handle, &s));
-    if (capture_active(s))
-        return capture_host(s, function, data);
+    CUresult r;
+    if (capture_host(s, function, data, &r))
+        return r;
     TRY(sim_stream_wait(s));
     function(data);
     return CUDA_SUCCESS;

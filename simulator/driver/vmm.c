@@ -1,5 +1,5 @@
-/* Simulated libcuda: virtual memory management, and memory from other processes and other APIs. Memory that can be shared
- * is a sparse memory file; it counts once, for the process that made it. */
+/* Simulated libcuda: virtual memory management. Memory that can be exported is a piece (piece.c): it counts once, until
+ * its last handle, mapping, exported descriptor and import are gone, in whatever process. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -32,7 +32,9 @@ struct allocation_prop { /* head of CUmemAllocationProp */
 struct handle {
     uint64_t magic;
     int fd, device, references;
-    bool imported;
+    int piece; /* its number; -1: it cannot be exported, and fd is a memory file */
+    uint32_t generation;
+    void *kept; /* a mapping of the piece, which keeps it when the program closes our descriptor */
     uint64_t size;
     struct allocation_prop prop;
     struct handle *next;
@@ -56,8 +58,17 @@ static struct handle *handle_of(unsigned long long value) {
     return h;
 }
 
+/* Mutex held. The descriptor of its memory; opened again if the program has closed it. */
+static int memory_of(struct handle *h) {
+    struct gpu *gpu = &sim_gpu[h->device];
+    if (h->piece >= 0 && gpu_piece_of(gpu, h->fd) != h->piece)
+        h->fd = gpu_piece_open(gpu, h->piece, h->generation);
+    return h->fd;
+}
+
 /* Mutex held. */
 static void unref(struct handle *h) {
+    struct gpu *gpu = &sim_gpu[h->device];
     if (--h->references)
         return;
     for (struct handle **p = &handles; *p; p = &(*p)->next)
@@ -65,9 +76,14 @@ static void unref(struct handle *h) {
             *p = h->next;
             break;
         }
-    if (!h->imported)
-        gpu_release(&sim_gpu[h->device], h->size);
-    close(h->fd);
+    if (h->piece < 0) {
+        gpu_release(gpu, h->size);
+        close(h->fd);
+    } else {
+        munmap(h->kept, 4096);
+        if (gpu_piece_of(gpu, h->fd) == h->piece)
+            gpu_piece_close(gpu, h->fd);
+    }
     free(h);
 }
 
@@ -80,12 +96,26 @@ API CUresult cuMemGetAllocationGranularity(size_t *out, const struct allocation_
     return CUDA_SUCCESS;
 }
 
-static CUresult new_handle(unsigned long long *out, int fd, uint64_t size, const struct allocation_prop *prop,
-                           bool imported) {
-    struct handle *h = calloc(1, sizeof *h);
-    if (!h)
+/* fd: a piece, or a memory file. */
+static CUresult new_handle(unsigned long long *out, int fd, uint64_t size, const struct allocation_prop *prop) {
+    struct gpu *gpu = &sim_gpu[prop->location_id];
+    int piece = gpu_piece_of(gpu, fd);
+    void *kept = piece >= 0 ? gpu_piece_map(gpu, fd, NULL, 4096, 0, PROT_NONE) : NULL;
+    struct handle *h = kept == MAP_FAILED ? NULL : calloc(1, sizeof *h);
+    if (!h) {
+        if (kept && kept != MAP_FAILED)
+            munmap(kept, 4096);
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *h = (struct handle){HANDLE_MAGIC, fd, prop->location_id, 1, imported, size, *prop, NULL};
+    }
+    *h = (struct handle){.magic = HANDLE_MAGIC,
+                         .fd = fd,
+                         .device = prop->location_id,
+                         .references = 1,
+                         .piece = piece,
+                         .generation = piece >= 0 ? gpu_piece_generation(gpu, piece) : 0,
+                         .kept = kept,
+                         .size = size,
+                         .prop = *prop};
     pthread_mutex_lock(&mutex);
     h->next = handles;
     handles = h;
@@ -102,13 +132,17 @@ API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allo
     struct gpu *gpu = &sim_gpu[prop->location_id];
     if ((gpu->slot < 0 && !gpu_claim(gpu)) || !heap_book(gpu, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int fd = memory_file(size);
-    CUresult r = fd >= 0 ? new_handle(out, fd, size, prop, false) : CUDA_ERROR_OPERATING_SYSTEM;
-    if (r) {
-        if (fd >= 0)
-            close(fd);
+    bool exportable = prop->handle_types & 1;
+    int fd = exportable ? gpu_piece_make(gpu, size) : memory_file(size);
+    if (exportable && fd >= 0)
+        gpu_release(gpu, size); /* it counts as a piece now */
+    CUresult r = fd >= 0 ? new_handle(out, fd, size, prop) : CUDA_ERROR_OPERATING_SYSTEM;
+    if (r && exportable)
+        gpu_piece_close(gpu, fd);
+    else if (r && fd >= 0)
+        close(fd);
+    if (r && (fd < 0 || !exportable))
         gpu_release(gpu, size);
-    }
     return r;
 }
 
@@ -119,7 +153,7 @@ API CUresult cuMemRelease(unsigned long long value) {
     if (h)
         unref(h);
     pthread_mutex_unlock(&mutex);
-    return h ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return h || multicast_release(value) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint,
@@ -137,6 +171,14 @@ API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
     return munmap((void *)(uintptr_t)address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/* Mutex held. */
+static void *map_memory(struct handle *h, uint64_t address, uint64_t size, uint64_t offset) {
+    void *at = (void *)(uintptr_t)address;
+    if (h->piece >= 0)
+        return gpu_piece_map(&sim_gpu[h->device], memory_of(h), at, size, offset, PROT_NONE);
+    return mmap(at, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, h->fd, (off_t)offset);
+}
+
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned long long value,
                       unsigned long long flags) {
     TRY(sim_ready());
@@ -145,9 +187,7 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned 
     struct handle *h = handle_of(value);
     if (h && !flags && size && size % BLOCK == 0 && offset <= h->size && size <= h->size - offset) {
         struct mapping *m = calloc(1, sizeof *m);
-        void *at = m ? mmap((void *)(uintptr_t)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, h->fd,
-                            (off_t)offset)
-                     : MAP_FAILED;
+        void *at = m ? map_memory(h, address, size, offset) : MAP_FAILED;
         if (at == MAP_FAILED) {
             free(m);
             r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -209,6 +249,26 @@ API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address)
     return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+struct handle *vmm_hold(unsigned long long value) {
+    pthread_mutex_lock(&mutex);
+    struct handle *h = handle_of(value);
+    if (h)
+        h->references++;
+    pthread_mutex_unlock(&mutex);
+    return h;
+}
+
+struct handle *vmm_hold_mapped(uint64_t address) {
+    unsigned long long value;
+    return cuMemRetainAllocationHandle(&value, (void *)(uintptr_t)address) ? NULL : (struct handle *)(uintptr_t)value;
+}
+
+void vmm_drop(struct handle *h) {
+    pthread_mutex_lock(&mutex);
+    unref(h);
+    pthread_mutex_unlock(&mutex);
+}
+
 API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out, unsigned long long value) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
@@ -225,229 +285,34 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, i
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
-    int fd = h ? dup(h->fd) : -1;
+    bool exportable = h && h->piece >= 0;
+    /* an open file of its own, as with real drivers */
+    int fd = exportable ? gpu_piece_open(&sim_gpu[h->device], h->piece, h->generation) : -1;
     pthread_mutex_unlock(&mutex);
-    if (!h)
+    if (!exportable) /* only with CUmemAllocationProp::requestedHandleTypes */
         return CUDA_ERROR_INVALID_VALUE;
     *(int *)out = fd;
+    sim_shares = true;
     return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
-/* An import does not count: the memory counts once, for the exporter. */
 API CUresult cuMemImportFromShareableHandle(unsigned long long *out, void *os_handle, int type) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
     if (type != 1)
         return CUDA_ERROR_NOT_SUPPORTED;
-    int fd = dup((int)(intptr_t)os_handle);
-    off_t size = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
-    if (size <= 0) {
-        if (fd >= 0)
-            close(fd);
-        return CUDA_ERROR_INVALID_VALUE;
-    }
     struct allocation_prop prop = {.type = 1, .handle_types = 1, .location_type = 1, .location_id = ctx->device};
-    CUresult r = new_handle(out, fd, (uint64_t)size, &prop, true);
+    struct gpu *gpu = NULL;
+    int piece = -1;
+    for (int i = 0; i < sim_gpus && piece < 0; i++) /* the memory may be another GPU's than the current context's */
+        if ((piece = gpu_piece_of(gpu = &sim_gpu[i], (int)(intptr_t)os_handle)) >= 0)
+            prop.location_id = i;
+    int fd = piece >= 0 ? fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0) : -1;
+    if (fd < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    sim_shares = true;
+    CUresult r = new_handle(out, fd, gpu_piece_bytes(gpu, piece), &prop);
     if (r)
-        close(fd);
+        gpu_piece_close(gpu, fd);
     return r;
-}
-
-/* --- IPC handles: the path of the exporter's memory file, which another process of the same user can open --- */
-
-struct ipc_handle { /* within CUipcMemHandle, 64 bytes */
-    uint64_t magic;
-    int32_t pid, fd;
-    uint64_t offset, size;
-    char uuid[32];
-};
-
-#define IPC_MAGIC 0x6970632d73696d21ull
-
-static struct shared { /* an allocation with a file, or an importer's mapping of one */
-    uint64_t address, size;
-    int fd;
-    bool imported;
-    unsigned opened;
-    struct ipc_handle handle;
-    struct shared *next;
-} *shared;
-
-/* Mutex held. Replaces an allocation's private memory by a memory file. */
-static struct shared *share(const struct piece *p) {
-    for (struct shared *s = shared; s; s = s->next)
-        if (s->address == p->address && s->size == p->size && !s->imported)
-            return s;
-    struct shared *s = calloc(1, sizeof *s);
-    int fd = s ? memory_file(p->mapped) : -1;
-    uint8_t *old = (uint8_t *)(uintptr_t)p->address;
-    void *at = fd < 0 ? MAP_FAILED : mmap(NULL, p->mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (at == MAP_FAILED) {
-        if (fd >= 0)
-            close(fd);
-        free(s);
-        return NULL;
-    }
-    unsigned char resident;
-    for (uint64_t i = 0; i < p->mapped; i += 4096) /* copies only pages that were ever touched */
-        if (!mincore(old + i, 4096, &resident) && resident & 1)
-            memcpy((uint8_t *)at + i, old + i, 4096);
-    mremap(at, p->mapped, p->mapped, MREMAP_MAYMOVE | MREMAP_FIXED, old);
-    *s = (struct shared){p->address, p->size, fd, false, 0, {0}, shared};
-    shared = s;
-    return s;
-}
-
-API CUresult cuIpcGetMemHandle(struct ipc_handle *out, CUdeviceptr address) {
-    struct piece p;
-    TRY(sim_ready());
-    if (!out || !heap_holding(address, &p) || p.kind != DEVICE)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&mutex);
-    struct shared *s = share(&p);
-    if (s) {
-        *out = (struct ipc_handle){IPC_MAGIC, getpid(), s->fd, 0, p.size, ""};
-        memcpy(out->uuid, sim_gpu_of(p.ctx)->file->head.uuid + 4, sizeof out->uuid);
-    }
-    pthread_mutex_unlock(&mutex);
-    return s ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned flags) {
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
-    if (!out || flags & ~1u || handle.magic != IPC_MAGIC)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (memcmp(handle.uuid, sim_gpu_of(ctx)->file->head.uuid + 4, sizeof handle.uuid))
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (handle.pid == getpid())
-        return CUDA_ERROR_INVALID_CONTEXT; /* a process cannot open its own handle */
-    pthread_mutex_lock(&mutex);
-    CUresult r = CUDA_ERROR_INVALID_VALUE;
-    struct shared *s = shared;
-    while (s && (!s->imported || memcmp(&s->handle, &handle, sizeof handle)))
-        s = s->next;
-    if (s) {
-        s->opened++;
-        *out = s->address;
-        r = CUDA_SUCCESS;
-    } else if ((s = calloc(1, sizeof *s))) {
-        char path[64];
-        snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)handle.pid, (int)handle.fd);
-        int fd = open(path, O_RDWR | O_CLOEXEC);
-        uint64_t mapped = round_up(handle.size, 4096);
-        struct stat st;
-        void *at = MAP_FAILED;
-        if (fd >= 0 && !fstat(fd, &st) && (uint64_t)st.st_size >= mapped)
-            at = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (fd >= 0)
-            close(fd);
-        if (at != MAP_FAILED) {
-            *out = (uint64_t)(uintptr_t)at;
-            *s = (struct shared){*out, handle.size, -1, true, 1, handle, shared};
-            shared = s;
-            r = heap_note((struct piece){*out, handle.size, mapped, ctx, IMPORTED, NULL});
-        } else
-            free(s);
-    }
-    pthread_mutex_unlock(&mutex);
-    return r;
-}
-
-API CUresult cuIpcOpenMemHandle(CUdeviceptr *out, struct ipc_handle h, unsigned flags) {
-    return open_handle(out, h, flags);
-}
-
-API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, struct ipc_handle h, unsigned flags) {
-    return open_handle(out, h, flags);
-}
-
-API CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
-    TRY(sim_ready());
-    pthread_mutex_lock(&mutex);
-    struct shared **p = &shared;
-    while (*p && (!(*p)->imported || (*p)->address != address))
-        p = &(*p)->next;
-    struct shared *s = *p;
-    bool last = s && !--s->opened;
-    if (last) {
-        *p = s->next;
-        free(s);
-    }
-    pthread_mutex_unlock(&mutex);
-    return !s ? CUDA_ERROR_INVALID_VALUE : last ? heap_free(address) : CUDA_SUCCESS;
-}
-
-/* Closes the file of an allocation that is freed. */
-void ipc_forget(uint64_t address) {
-    pthread_mutex_lock(&mutex);
-    for (struct shared **p = &shared; *p; p = &(*p)->next)
-        if ((*p)->address == address && !(*p)->imported) {
-            struct shared *s = *p;
-            *p = s->next;
-            close(s->fd);
-            free(s);
-            break;
-        }
-    pthread_mutex_unlock(&mutex);
-}
-
-/* --- external memory: another API's file, such as a Vulkan allocation; it does not count --- */
-
-struct external {
-    int fd;
-    uint64_t size;
-};
-
-struct external_desc { /* CUDA_EXTERNAL_MEMORY_HANDLE_DESC */
-    int type;
-    union {
-        int fd;
-        struct {
-            void *handle;
-            const void *name;
-        } win32;
-    } handle;
-    unsigned long long size;
-    unsigned flags, reserved[16];
-};
-
-struct external_buffer { /* CUDA_EXTERNAL_MEMORY_BUFFER_DESC */
-    unsigned long long offset, size;
-    unsigned flags, reserved[16];
-};
-
-API CUresult cuImportExternalMemory(struct external **out, const struct external_desc *desc) {
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
-    if (!out || !desc || desc->type != 1 || !desc->size) /* an opaque file descriptor */
-        return CUDA_ERROR_INVALID_VALUE;
-    struct external *e = calloc(1, sizeof *e);
-    if (!e)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *e = (struct external){desc->handle.fd, desc->size}; /* the driver owns the descriptor now */
-    *out = e;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, struct external *e, const struct external_buffer *desc) {
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
-    if (!out || !e || !desc || desc->offset % 4096 || desc->offset > e->size || desc->size > e->size - desc->offset)
-        return CUDA_ERROR_INVALID_VALUE;
-    uint64_t mapped = round_up(desc->size, 4096);
-    void *at = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, (off_t)desc->offset);
-    if (at == MAP_FAILED)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (uint64_t)(uintptr_t)at;
-    return heap_note((struct piece){*out, desc->size, mapped, ctx, IMPORTED, NULL});
-}
-
-API CUresult cuDestroyExternalMemory(struct external *e) {
-    TRY(sim_ready());
-    if (!e)
-        return CUDA_ERROR_INVALID_HANDLE;
-    close(e->fd);
-    free(e);
-    return CUDA_SUCCESS;
 }

@@ -31,9 +31,10 @@ LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 # gpu.h: struct gpu_head before `fail_every`, and the size of struct gpu_file. A test compares both with the compiler's.
 HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQI4x")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
-FORMAT = 4
-FILE_SIZE = 22893568
+FORMAT = 6
+FILE_SIZE = 22909952
 SLOTS, SLOT_SIZE = 128, 64  # after the head page
+PIECES_AT, PIECES, PIECE_SIZE = 4096 + SLOTS * SLOT_SIZE + 256 * 4, 1024, 16  # memory that processes share
 QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
 CALIBRATION = Path(__file__).with_name("calibration.json")  # the constants of driver and model
 KERNEL_NS = 10_000

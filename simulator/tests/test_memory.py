@@ -1,12 +1,13 @@
 """The simulated GPU's memory: one sum over all processes, and released when a process ends in any way."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
 
-from simulator.tests.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
+from simulator.tests.conftest import CONTEXT_MIB, HERE, MEMORY_MIB, Sim
 
 ROOM = MEMORY_MIB - CONTEXT_MIB
 
@@ -110,6 +111,127 @@ print(status, free_bytes() == before)
 """
     )
     assert out == "3 True\n"  # CUDA_ERROR_NOT_INITIALIZED
+
+
+FORK = """
+import os, time
+context(); alloc(900 * MIB)
+if not os.fork():
+    {child}
+    print("ready", flush=True); os.sys.stdin.readline(); os._exit(0)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("child", "kept"),
+    [
+        ("pass", True),
+        ("os.closerange(3, 4096)", True),
+        ("os.fork() and os._exit(0)", True),
+        ("os.execvp('sh', ['sh', '-c', 'echo ready; read x'])", False),
+    ],
+    ids=["fork", "descriptors closed", "grandchild", "exec"],
+)
+def test_memory_lives_as_long_as_the_open_file(sim: Sim, child: str, kept: bool) -> None:
+    parent = sim.start_python(FORK.format(child=child))
+    assert sim.free() == MEMORY_MIB - 900 - CONTEXT_MIB
+    parent.kill()
+    parent.wait()
+    if kept:
+        assert sim.free() == MEMORY_MIB - 900 - CONTEXT_MIB
+        assert "OUT_OF_MEMORY" in sim.run(sim.probe, "alloc", "900").stdout
+    else:
+        assert sim.free() == MEMORY_MIB
+    sim.tell(parent)
+    assert parent.stdout and parent.stdout.read() == ""
+    assert sim.free() == MEMORY_MIB
+    assert sim.run(sim.probe, "alloc", "900").returncode == 0
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("where", ["namespace", "user"])
+def test_a_child_elsewhere_keeps_memory(sim: Sim, where: str) -> None:
+    child = (
+        "ctypes.CDLL(None).unshare(0x20000000); os.fork() and os._exit(0)"
+        if where == "namespace"
+        else "os.setuid(1234)"
+    )
+    parent = sim.start_python(FORK.format(child=child))
+    parent.kill()
+    parent.wait()
+    assert "OUT_OF_MEMORY" in sim.run(sim.probe, "alloc", "900").stdout
+    sim.tell(parent)
+    assert parent.stdout and parent.stdout.read() == ""
+    assert sim.run(sim.probe, "alloc", "900").returncode == 0
+
+
+def test_a_descriptor_that_was_sent_keeps_memory(sim: Sim) -> None:
+    code = f"""
+import os, socket
+left, right = socket.socketpair()
+if not os.fork():  # before there is a GPU: only what comes by the socket counts
+    fds = socket.recv_fds(right, 1, 1)[1]
+    print("ready", flush=True); os.sys.stdin.readline(); os._exit(0)
+context(); alloc(900 * MIB)
+fds = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{{fd}}")]
+gpu, = [fd for fd in fds if os.readlink(f"/proc/self/fd/{{fd}}") == {str(sim.gpus / "0")!r}]
+socket.send_fds(left, [b"x"], [gpu])
+os.kill(os.getpid(), 9)
+"""
+    child = sim.start_python(code)
+    child.wait()
+    assert sim.free() == MEMORY_MIB - 900 - CONTEXT_MIB
+    sim.tell(child)
+    assert child.stdout and child.stdout.read() == ""
+    assert sim.free() == MEMORY_MIB
+
+
+def test_queued_work_lives_as_long_as_the_open_file(sim: Sim) -> None:
+    code = FORK.format(child="pass").replace("alloc(900 * MIB)", "f = kernel(60000000); launch(f)")
+    parent = sim.start_python(code)
+    parent.kill()
+    parent.wait()
+    busy = "nvml.nvmlInit(); print(nvml.nvmlDeviceGetUtilizationRates(gpu(0)).gpu)"
+    deadline = time.monotonic() + 10
+    while sim.python(busy) != "100\n":
+        assert time.monotonic() < deadline
+    sim.tell(parent)
+    assert parent.stdout and parent.stdout.read() == ""
+    while sim.python(busy) != "0\n":
+        assert time.monotonic() < deadline
+
+
+CLOSE = "os.closerange(3, 4096); held = [os.open('/dev/zero', os.O_RDONLY) for _ in range(20)]"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "{close}; context(); at = alloc(MIB)",
+        "cuda.cuInit(0); {close}; context(); at = alloc(MIB)",
+        "context(); {close}; at = alloc(MIB)",
+        "context(); at = alloc(MIB); {close}",
+        "cuda.cuInit(0); nvml.nvmlInit(); {close}; context(); at = alloc(MIB)",
+    ],
+)
+def test_a_program_may_close_every_descriptor(sim: Sim, code: str) -> None:
+    """Also where the numbers then belong to other files."""
+    code = "import os\n" + code.format(close=CLOSE)
+    code += """
+launch(kernel(50)); cuda.cuCtxSynchronize(); cuda.cuMemcpyHtoD_v2(at, b"x" * 4096, c_size_t(4096))
+print(code("cuMemAlloc_v2", byref(c_uint64()), c_size_t(1024 * MIB)), alloc(900 * MIB) and "ready", flush=True)
+"""
+    code += "os.sys.stdin.readline(); print(code('cuMemFree_v2', at), free_bytes() // MIB)"
+    child = sim.start(
+        sys.executable, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom client import *\n{code}"
+    )
+    assert sim.line(child) == "2 ready\n"
+    assert "OUT_OF_MEMORY" in sim.run(sim.probe, "alloc", "900").stdout
+    sim.tell(child)
+    assert sim.line(child) == f"0 {ROOM - 900}\n"
+    child.wait()
+    assert sim.free() == MEMORY_MIB
 
 
 def test_exec_gives_memory_back(sim: Sim) -> None:

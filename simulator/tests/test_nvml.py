@@ -64,6 +64,16 @@ def test_processes_by_their_number_here(sim: Sim) -> None:
     assert sim.python(PROCESSES) == "[]\n"
 
 
+def test_memory_of_an_exited_process_is_counted_not_listed(sim: Sim) -> None:
+    code = "import os, time\ncontext(); alloc(100 * MIB)\nif not os.fork():\n    print('ready', flush=True); input()\n"
+    parent = sim.start_python(code + "else: time.sleep(600)")
+    assert sim.python(PROCESSES) == f"[({parent.pid}, {100 + CONTEXT_MIB})]\n"
+    parent.kill()
+    parent.wait()
+    assert sim.python(PROCESSES) == "[]\n"
+    assert sim.free() == MEMORY_MIB - 100 - CONTEXT_MIB
+
+
 def test_own_process_is_listed_by_both_libraries_in_one(sim: Sim) -> None:
     code = "import os\ncontext(); alloc(5 * MIB)\n" + PROCESSES + "print(os.getpid())"
     listed, pid = sim.python(code).splitlines()

@@ -21,7 +21,7 @@ def sample(*processes: tuple[int, int | None]) -> GpuSample:
 
 
 def process(pid: int, key: str = "a") -> tuple[str, Process]:
-    return key, Process(pid, pid * 100, "worker", pid % 100, 4026531836)
+    return key, Process(pid, pid * 100, "worker", pid % 100)
 
 
 def account(total_mib: float, *pids: int, surcharge: int = 0) -> Usage:
@@ -51,6 +51,37 @@ def test_an_honest_container() -> None:
         seen = case.look({GPU: sample((101, used * MIB))}, account(used + 5, 101))
         assert not seen.findings and seen.surcharges == {("a", 0): 0}
         assert seen.uses["a", GPU].used == used * MIB and seen.uses["a", GPU].busy == 10
+
+
+def test_memory_of_an_exited_process_is_explained_by_the_account_page() -> None:
+    """A forked child keeps it; NVML lists no process for it. It is neither found nor charged twice."""
+    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
+    for used in (100, 150, 150):
+        gpu = sample((101, used * MIB)).replace(used=(used + 800 + 30) * MIB)
+        seen = (case := Case()).look({GPU: gpu}, kept), case.look({GPU: gpu}, kept)
+        assert not seen[1].findings
+        assert seen[1].surcharges == {("a", 0): max(0, used - 100) * MIB}  # of the process that runs
+
+
+def test_more_memory_than_the_limit_is_found_without_a_listed_process() -> None:
+    kept = Usage((800 * MIB,), (0,), frozenset(), {}, (800 * MIB,))
+    for hidden, found in ((100, 0), (300, 1)):
+        auditor, gpu = Auditor(10), sample().replace(used=2000 * MIB)
+        seen = Seen({"a": grant()}, {GPU: gpu}, {}, {"a": kept}, frozenset(), {("a", GPU): hidden * MIB})
+        assert not auditor.judge(seen).findings
+        verdict = auditor.judge(seen)
+        assert kinds(verdict) == [("over-memory", GPU, 0)] * found
+        assert verdict.surcharges == {("a", 0): hidden * MIB}
+        for f in verdict.findings:
+            assert f.evidence.startswith("1100 MiB in use (1100 MiB by no listed process), limit 1000")
+
+
+def test_what_nvml_lists_is_not_counted_again_as_kept() -> None:
+    """The process exits between the look at the driver and the look at the page; or its pid cannot be matched."""
+    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {}, (900 * MIB,))
+    case, gpu = Case(), {GPU: sample((101, 900 * MIB))}
+    case.look(gpu, kept)
+    assert not case.look(gpu, kept).findings
 
 
 def test_a_bypass_is_found_by_the_second_sample_and_told_once() -> None:
@@ -179,7 +210,7 @@ def test_what_is_seen_once_is_no_cheat() -> None:
 def test_a_new_process_is_looked_at_twice_even_if_its_pid_was_suspected() -> None:
     case = Case()
     case.look({GPU: sample((101, MIB))}, account(0))
-    again = {101: ("a", Process(101, 7, "other", 1, 1))}
+    again = {101: ("a", Process(101, 7, "other", 1))}
     seen = case.auditor.judge(Seen(case.grants, {GPU: sample((101, MIB))}, again, {"a": account(0)}))
     assert not seen.findings
 

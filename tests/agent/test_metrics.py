@@ -35,7 +35,7 @@ def node() -> dict[str, Any]:
         "k1", who, life, shares, terms=Terms(policy="fixed-share", priority_class="offline"), created=1001, frozen=1002
     )
     watched = Watched()
-    watched.account = Usage((100 * MIB,), (7 * MIB,), frozenset())
+    watched.account = Usage((100 * MIB,), (7 * MIB,), frozenset(), {}, (30 * MIB,))
     watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))
     watched.peaks["GPU-0"] = 500
     watched.frozen_seconds = 12.5
@@ -89,6 +89,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("container_findings", 2, HELD, kind="over-memory")
     is_("container_memory_limit_bytes", 2048 * MIB, ON)
     is_("container_memory_used_bytes", 120 * MIB, ON)  # the driver's figure is above the account page's
+    is_("container_memory_kept_bytes", 30 * MIB, ON)
     is_("container_memory_peak_bytes", 500 * MIB, ON)
     is_("container_memory_surcharge_bytes", 7 * MIB, ON)
     is_("container_compute_guarantee_ratio", 0.3, ON)

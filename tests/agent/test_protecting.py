@@ -1,6 +1,7 @@
 """The agent beside real containers: who takes what a neighbour was granted is killed, and nobody else."""
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,25 @@ def test_a_paused_container_is_killed_as_well(stage: Stage, root: Path) -> None:
         wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
     assert honest in stage.runc.living()
     (stage.state / "events").unlink()
+
+
+def test_memory_that_was_hidden_from_the_account_page_is_found(stage: Stage, root: Path) -> None:
+    """A tenant sends the driver's open files to another process of its container and exits: no process is listed, and
+    the account slot's lock has gone. The agent charges what only this container can have, and finds the excess."""
+    stage.start(root, "/bin/sleep", "600")
+    cheat = stage.start(root, "/bin/sleep", "600")
+    with running(stage) as agent:
+        looked(agent)
+        time.sleep(1)  # until it has seen what the driver itself has
+        agent.process.send_signal(signal.SIGSTOP)  # it would charge the first one before the second one asks
+        for n in (1, 2):
+            stage.runc("exec", "--detach", cheat, "/bin/bypass", "800", "hide")
+            wait_for(lambda n=n: stage.used_mib() == n * (800 + CONTEXT_MIB))  # type: ignore[misc]
+        agent.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: agent.container(cheat)["gpus"][0]["surcharge_mib"] >= 1600)
+        assert wait_for(lambda: agent.kinds(cheat)) == {"over-memory"}
+        (told,) = findings(stage, cheat)
+        assert "by no listed process" in told["evidence"] and f"limit {LIMIT_MIB} MiB" in told["evidence"]
+        assert "OUT_OF_MEMORY" in stage.runc.exec(cheat, "/bin/gpu-probe", "alloc", "1").stdout
+        stage.runc("exec", cheat, "/bin/sh", "-c", "kill -9 -1")
+        wait_for(lambda: not agent.kinds(cheat) and not agent.container(cheat)["gpus"][0]["surcharge_mib"])

@@ -70,27 +70,56 @@ def test_a_process_that_another_program_took_over_does_not_live(stage: Stage, ro
     wait_for(lambda: used(stage, id) == 0)
 
 
-def test_in_doubt_it_lives(stage: Stage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has closed the descriptor of its lock is found among the container's processes; where these are
-    not to be told, whoever has a slot counts."""
+@pytest.mark.parametrize("agent", [False, True])
+def test_memory_of_an_exited_process_that_a_child_keeps_is_shown(stage: Stage, root: Path, agent: bool) -> None:
+    id = stage.start(root)
+    file = stage.folder / "fork.pid"
+    words = ["--detach", "--pid-file", str(file), id, "/bin/gpu-probe", "alloc", "700", "fork", "hold", "600"]
+    assert stage.runc("exec", *words).returncode == 0
+    both = 700 + CONTEXT_MIB
+    wait_for(lambda: not Path(f"/proc/{file.read_text()}").exists())
+    (entry,) = said(stage, "ps")["containers"]
+    assert (entry["gpus"][0]["used_mib"], entry["gpus"][0]["kept_mib"]) == (both, both)
+    text = CliRunner().invoke(cli, ["ps", "--prefix", str(stage.prefix)]).stdout
+    assert f"{id}: {both}Mi on GPU 0 is memory of an exited process, kept by a child" in text
+    # The limit holds beside it.
+    assert "OUT_OF_MEMORY" in stage.runc.exec(id, "/bin/gpu-probe", "alloc", "300").stdout
+    if agent:
+        with running(stage) as one_agent:
+            wait_for(lambda: one_agent.container(id)["gpus"][0]["kept_mib"] == both)
+            line = "gpu_hook_container_memory_kept_bytes{"
+            (value,) = [n for n in one_agent.get("/metrics").decode().splitlines() if n.startswith(line)]
+            assert value.endswith(f" {both << 20}")
+            time.sleep(3)
+            assert one_agent.kinds(id) == set() and one_agent.container(id)["gpus"][0]["surcharge_mib"] == 0
+    stage.runc("exec", id, "/bin/sh", "-c", "kill -9 -1")  # all but its first process
+    wait_for(lambda: used(stage, id) == 0)
+
+
+def test_only_the_lock_says_who_lives(stage: Stage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     id = stage.start(root, *ALLOC)
     found = grant(stage, id)
     assert found and found.life.init
     wait_for(lambda: used(stage, id) == 700 + CONTEXT_MIB)
-    monkeypatch.setattr(account.fcntl, "F_OFD_GETLK", account.fcntl.F_GETFD)  # answers with no lock
-    unlocked = account.FLOCK.pack(account.fcntl.F_UNLCK, 0, 0, 0, 0)
-    monkeypatch.setattr(account.fcntl, "fcntl", lambda *_: unlocked)
-    with account.Account(*found.life.init) as page:
-        usage = page.read(1, by_process=True)
-        assert (
-            usage and usage.totals[0] >> 20 == 700 + CONTEXT_MIB == sum(n[0] for n in usage.by_process.values()) >> 20
-        )
-    monkeypatch.setattr(account.inside, "pids", lambda *_: None)
-    with account.Account(*found.life.init) as page:
-        assert (usage := page.read(1)) and usage.totals[0] >> 20 == 700 + CONTEXT_MIB
-    monkeypatch.setattr(account.inside, "pids", lambda *_: [])
-    with account.Account(*found.life.init) as page:
-        assert (usage := page.read(1)) and usage.totals == (0,) and not usage.owners
+
+    def read(answer: Any, pids: Any) -> Any:
+        with account.Account(*found.life.init) as page:
+            monkeypatch.setattr(account.fcntl, "fcntl", answer)
+            monkeypatch.setattr(account.inside, "pids", pids)
+            usage = page.read(1, by_process=True)
+            assert usage
+            return usage.totals[0] >> 20, usage.kept[0] >> 20, len(usage.owners)
+
+    def unclear(*_: object) -> bytes:
+        raise OSError
+
+    known, all = account.inside.pids, 700 + CONTEXT_MIB
+    lock = lambda kind: lambda *_: account.FLOCK.pack(kind, 0, 0, 0, 0)  # noqa: E731
+    assert read(lock(account.fcntl.F_WRLCK), known) == (all, 0, 1)
+    assert read(lock(account.fcntl.F_UNLCK), known) == (0, 0, 0)
+    assert read(unclear, known) == (all, 0, 1)  # in doubt it is held
+    assert read(lock(account.fcntl.F_WRLCK), lambda *_: None) == (all, 0, 1)  # and its process runs
+    assert read(lock(account.fcntl.F_WRLCK), lambda *_: []) == (all, all, 1)
 
 
 def test_a_container_that_is_created_and_not_started(stage: Stage, root: Path) -> None:

@@ -22,7 +22,7 @@ int main(void) {
     static struct gh_slot_page page = {
         .head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 2, .charged = 7 * GH_S, .mode = GH_FROZEN,
                  .mode_by = 2, .counts = 1, .epoch = 17, .mode_since = 9 * GH_S, .preempt_bound = 3 * GH_MS, .wanted = 8 * GH_S,
-                 .wanted_at = 5, .waited = 2 * GH_S, .distrusts = 1,
+                 .wanted_at = 5, .waited = 2 * GH_S, .ignorings = 1,
                  .held_for = {[2] = 4 * GH_S, [63] = GH_MS}, .held_at = 6},
         .process = {{.owner = 1, .launched = 100, .done = 90, .held = 2, .waiting = 3, .uncharged = 5 * GH_MS},
                 {.launched = 50, .done = 50, .held = 9, .uncharged = 1}}};

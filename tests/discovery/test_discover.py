@@ -11,7 +11,7 @@ import pytest
 
 from gpu_hook_simulator import driver_root
 from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
-from oci_hook.discovery import discover
+from oci_hook.discovery import contexts, discover
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
@@ -169,7 +169,7 @@ def test_a_gpu_without_room_for_a_context_is_still_a_gpu(node: Node) -> None:
         [sys.executable, "-c", FILLS, str(libcuda)], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as neighbour:
         assert neighbour.stdout and neighbour.stdin and neighbour.stdout.readline() == b"full\n"
-        assert [c.context_mib for c in node.discover().gpus] == [64, 0]
+        assert [c.context_mib for c in node.discover().gpus] == [64, 64], "the figure of another GPU of its model"
         neighbour.stdin.close()
 
 
@@ -180,6 +180,50 @@ def test_contexts_by_difference(node: Node) -> None:
     own = {**os.environ, "GPU_HOOK_SIM_GPUS": str(node.gpus), "LD_PRELOAD": str(node.libraries / "libnvidia-ml.so.1")}
     done = subprocess.run([*command, str(node.libraries / "libcuda.so.1")], env=own, capture_output=True, text=True)
     assert json.loads(done.stdout) == {"context": dict.fromkeys(node.uuids(), 64 << 20)}, done
+
+
+def test_a_context_is_never_taken_for_nothing() -> None:
+    """Measured; else as on another GPU of the model, or for a MIG device of its kind; else estimated."""
+    gpus = (
+        Gpu("GPU-a", 0, 0, 81920, "H100"),
+        Gpu("GPU-b", 1, 1, 81920, "H100"),
+        Gpu("GPU-c", 2, 2, 15360, "T4"),
+        Gpu("MIG-a", 3, 3, 9984, "H100 MIG 1g.10gb", parent="GPU-d", instance=0),
+        Gpu("MIG-b", 3, 3, 9984, "H100 MIG 1g.10gb", parent="GPU-d", instance=1),
+        Gpu("MIG-c", 3, 3, 19968, "H100 MIG 2g.20gb", parent="GPU-d", instance=2),
+        Gpu("MIG-d", 4, 4, 4864, "A100 MIG 1g.5gb", parent="GPU-e", instance=0),
+    )
+    assert contexts.asked_alone(gpus, {}) == ["MIG-b", "MIG-c", "MIG-d"], "one of each kind on each GPU"
+    assert contexts.asked_alone(gpus, {"MIG-a": 3, "MIG-b": 3}) == ["MIG-c", "MIG-d"]
+    known = {"GPU-a": 520, "MIG-b": 180}
+    said = contexts.figures(gpus, known)
+    guess = contexts.ESTIMATE_MIB
+    assert list(said.values()) == [520, 520, guess, 180, 180, 520, guess] and 100 <= guess <= 512
+    assert set(contexts.figures(gpus, {"GPU-a": 0}).values()) == {guess}, "NVML did not show the context"
+    assert set(contexts.figures(gpus, {}, 0).values()) == {0}
+
+
+def test_contexts_of_mig_devices(tmp_path: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_hook_simulator import mig
+
+    node = Node(tmp_path, simulated, monkeypatch)
+    made = (str(node.root.parent.parent), str(node.gpus.parent.parent), 1, 8192)
+    driver_root.make(*made, mig=mig.profiles("3g.4gb,1g.1gb,1g.1gb", 8192))
+    assert [(c.parent != "", c.context_mib) for c in node.discover().gpus] == [(True, 64)] * 3
+
+
+def test_mig_devices_are_measured_one_by_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on real GPUs, where a program sees only the MIG device that CUDA_VISIBLE_DEVICES names."""
+    asked = []
+
+    def ask(command: list[str], environment: dict[str, str], seconds: float) -> dict[str, object]:
+        asked.append(environment.get("CUDA_VISIBLE_DEVICES"))
+        return {"context": {asked[-1]: 100 << 20} if asked[-1] else {}} if len(asked) < 3 else {"error": "hangs"}
+
+    monkeypatch.setattr(discover, "_ask", ask)
+    parts = tuple(Gpu(f"MIG-{i}", 0, 0, 1000 * i, f"X MIG {i}", parent="GPU-x", instance=i) for i in range(1, 5))
+    assert discover.context_mib("cuda", "ml", {}, 1.0, parts) == {"MIG-1": 100}
+    assert asked == [None, "MIG-1", "MIG-2"]
 
 
 def test_contexts_of_a_driver_that_hangs_are_not_known(node: Node) -> None:

@@ -82,8 +82,9 @@ def prop(device: int = 0, where: int = 1) -> Prop:
 
 def create(size: int, device: int = 0, where: int = 1) -> "tuple[int, int]":
     """cuMemCreate: (result, handle)."""
-    h = c_uint64()
-    r = lib.cuMemCreate(byref(h), c_size_t(size), byref(prop(device, where)), c_uint64(0))
+    h, props = c_uint64(), prop(device, where)
+    props.handles = 1  # it may be exported
+    r = lib.cuMemCreate(byref(h), c_size_t(size), byref(props), c_uint64(0))
     return r, h.value
 
 

@@ -3,27 +3,21 @@
 The model: the GPU counts what its driver has handed out, contexts included. Then at every instant: counted <= limit;
 a refusal: counted + need > limit; when all is still: cuMemGetInfo's free = limit - counted, and that much, and not one
 piece more, is granted. What processes hold that the GPU does not count (external memory, exports) counts as well once
-they have said how much that is.
+they have said how much that is. What its maker has freed, or left by its exit, while an importer holds it is nobody's
+charge, a known gap, and does not count here.
 """
 
-import fcntl
-import mmap
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from box import MIB, Box, policy
-
-from gpu_hook_simulator import driver_root
+from sim_box import CONTEXT, LIMIT, SimBox
 
 HERE = Path(__file__).parent
-GPU_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
-CONTEXT_BYTES_AT = 232  # struct gpu_head
 Process = subprocess.Popen[str]
 Call = tuple[str | int, ...]  # ("start",), ("one", process, seed), ("share", process, to, kind), ("exec", process), ...
 
@@ -36,30 +30,6 @@ class Failure(AssertionError):
         self.kind = kind
 
 
-class Gpu:
-    """The simulated GPU's own figures."""
-
-    def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDWR)
-        self.map = mmap.mmap(self.fd, driver_root.FILE_SIZE, prot=mmap.PROT_READ)
-
-    def counted(self) -> int:
-        """Bytes that running processes have."""
-        total = 0
-        for slot in range(driver_root.SLOTS):
-            if not (used := struct.unpack_from("<Q", self.map, 4096 + slot * driver_root.SLOT_SIZE)[0]):
-                continue
-            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, (1 << 32) + slot, 1, 0)
-            if struct.unpack("hhqqi4x", fcntl.fcntl(self.fd, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK:
-                total += used
-        return total
-
-    def close(self) -> None:
-        """Unmap."""
-        self.map.close()
-        os.close(self.fd)
-
-
 class Bench:
     """A box over the simulated driver, its processes and what they were told. `allowed`: what the model allows."""
 
@@ -68,20 +38,9 @@ class Bench:
         self.seed = seed
         self.allowed = allowed
         self.charge = CONTEXT if seed % 2 else 0  # what a context takes, and the page says so
-        gpus = place / "gpus"
-        gpus.mkdir(parents=True)
-        uuid = driver_root.make_gpu(gpus / "0", 0, GPU_MIB)
-        with open(gpus / "0", "r+b") as f:
-            f.seek(CONTEXT_BYTES_AT)
-            f.write(struct.pack("<Q", self.charge))
-        self.box = Box(place / "box", shim, shim / "sim" / "libcuda.so.1")
-        page = bytearray(policy({0: LIMIT}))
-        struct.pack_into("<48s", page, 128, uuid.encode())
-        struct.pack_into("<Q", page, 128 + 80, self.charge)
-        self.box.write_policy(bytes(page))
-        self.gpu = Gpu(gpus / "0")
-        self.gpus = str(gpus)
-        self.env = {"GPU_HOOK_SIM_GPUS": self.gpus, **env}
+        self.box = SimBox(place, shim, self.charge)
+        self.gpu = self.box.figures
+        self.env = env
         self.log: list[str] = []
         self.calls: list[Call] = []  # since the last time that no process ran, if
         self.told = True  # no storm came in between
@@ -132,7 +91,7 @@ class Bench:
     def room(self, exactly: bool = False) -> int:
         """Bytes that the model still allows; exactly: what the GPU does not count is counted as well."""
         beyond = sum(self.beyond.get(p.pid, 0) for p in self.running) if exactly else 0
-        return self.allowed - self.gpu.counted() - beyond
+        return self.allowed - (self.gpu.counted() - self.gpu.left()) - beyond
 
     def kill(self, p: Process) -> None:
         """SIGKILL it and forget it."""
@@ -172,7 +131,7 @@ class Bench:
             return
         if what == "look":
             for q in self.running:
-                self.ask(q, "look")
+                self.look(q)
         elif what == "exec":
             self.beyond.pop(p.pid, None)
             self.tell(p, "exec")
@@ -188,6 +147,10 @@ class Bench:
             self.compare(p, f"one {rest[1]}")
         if (room := self.room()) < 0:
             self.fail("over", f"{-room} bytes over the limit")
+
+    def look(self, p: Process) -> None:
+        """Let a process see what its driver's pools have released, and which of its exports others still use."""
+        self.beyond[p.pid] = int(self.ask(p, "look").split()[1])
 
     def compare(self, p: Process, line: str) -> None:
         """Ask for one call and judge its result."""
@@ -207,7 +170,7 @@ class Bench:
     def refused_again(self, p: Process, line: str) -> bool:
         """Repeat the call after every process has seen what its driver's pools have released."""
         for q in self.running:
-            self.ask(q, "look")
+            self.look(q)
         self.again += 1
         _, need, result, beyond = self.ask(p, line).rsplit(" ", 3)
         self.beyond[p.pid] = int(beyond)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 typedef int CUresult;
@@ -52,7 +53,7 @@ struct pool {
 
 struct context {
     int device;
-};
+} __attribute__((aligned(64)));
 
 struct mapping {
     u64 at, size;
@@ -217,7 +218,7 @@ CUresult cuCtxCreate_v2(void **out, unsigned flags, int device) {
     (void)flags;
     if (!initialised)
         return NOT_INIT;
-    struct context *ctx = calloc(1, sizeof *ctx);
+    struct context *ctx = aligned_alloc(64, sizeof *ctx);
     ctx->device = visible(device);
     *out = ctx;
     return push(ctx);
@@ -230,10 +231,13 @@ static void drop_context(struct context *ctx) {
         }
 }
 CUresult cuCtxDestroy_v2(void *ctx) {
+    if (getenv("FAKE_REFUSE"))
+        return 999;
     LOCKED;
     drop_context(ctx);
     if (depth && stack[depth - 1] == ctx)
         depth--;
+    free(ctx); /* the next context has the same handle, as with real drivers */
     DONE(OK);
 }
 CUresult cuDevicePrimaryCtxRetain(void **out, int device) {
@@ -548,15 +552,33 @@ CUresult cuMemRetainAllocationHandle(u64 *out, void *address) {
         }
     DONE(INVALID);
 }
+/* Each export is an open file of its own, as with real drivers: of one device if FAKE_ONE_INODE is set, else a file that
+ * tells the size. */
 CUresult cuMemExportToShareableHandle(void *out, u64 handle, int type, u64 flags) {
-    (void)type, (void)flags;
-    return *(int *)out = (int)handle, OK;
+    (void)flags;
+    LOCKED;
+    struct piece *p = find(handle, HANDLE, IMPORTED);
+    if (!p)
+        DONE(INVALID);
+    if (type != 1) {
+        memset(out, 7, 64); /* CUmemFabricHandle */
+        DONE(OK);
+    }
+    int fd =
+        getenv("FAKE_ONE_INODE") ? open("/dev/null", O_RDWR | O_CLOEXEC) : (int)syscall(SYS_memfd_create, "export", 1);
+    if (fd >= 0 && !getenv("FAKE_ONE_INODE") && ftruncate(fd, (off_t)p->size))
+        DONE(INVALID);
+    *(int *)out = fd;
+    DONE(fd < 0 ? 304 : OK);
 }
 CUresult cuMemImportFromShareableHandle(u64 *out, void *os, int type) {
-    (void)type;
+    int fd = (int)(u64)os;
+    if (type != 1 || fcntl(fd, F_GETFD) < 0)
+        return INVALID;
+    off_t size = lseek(fd, 0, SEEK_END);
     LOCKED;
     *out = next_handle++;
-    add(*out, BLOCK * (u64)(uintptr_t)os, 0, IMPORTED, NULL);
+    add(*out, size > 0 ? (u64)size : BLOCK, 0, IMPORTED, NULL);
     DONE(OK);
 }
 

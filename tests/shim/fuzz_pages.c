@@ -5,14 +5,20 @@
  * libFuzzer and AFL++ use it as it is. With -DGH_FUZZ_MAIN it has a main: `fuzz_pages SEED COUNT` makes its own inputs,
  * `fuzz_pages FILE...` runs inputs that were found. docs/internals/account-page.md tells how. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "account/account.h"
-#include "process/policy.h"
 #include "account/free_cache.h"
+#include "account/slot_lock.h"
+#include "pages/layout.h"
+#include "process/policy.h"
 
 #define HOLD(what)                                                     \
     do {                                                               \
@@ -38,17 +44,43 @@ static uint64_t word(const struct gh_state *st) {
     switch (n & 7) {
     case 0: return n >> 3;
     case 1: return 1ull << (take(1) & 63);
-    case 2: return st->me | (n >> 3 & 1) << 41;
+    case 2: return st->me + (n >> 3 & 1);
     case 3: return ~(n >> 3);
     case 4: return gh_word(take(2) << (n >> 3), take(2) & GH_SLOT_MASK, take(1)); /* a total */
     case 5: return take(2) << (GH_TAG_BITS + (n >> 3)) | take(1);                 /* announced or committed */
-    case 6: return gh_owner(n & 8 ? 1 : NOBODY - 1, gh_owner_ns(st->me), n & 16 ? take(2) : 0); /* runs; ended */
+    case 6: return gh_owner(n & 8 ? 1 : NOBODY - 1, n & 16 ? (uint32_t)take(2) : 0);
     default: return take(8);
     }
 }
 
 static struct gh_policy_page *policy; /* allocated with exactly their sizes, for the sanitizer */
 static struct gh_account_page *account;
+static int file, other_file;          /* only for locks: the page itself is in our memory */
+static bool locked[GH_ACCOUNT_SLOTS]; /* through other_file, as if by another process */
+
+static void open_file(struct gh_state *st) {
+    struct stat found;
+    if (!file) {
+        mkdir(GH_PRIVATE, 0755);
+        mkdir(GH_PRIVATE "/account", 0755);
+        HOLD((file = open(GH_ACCOUNT_FILE, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) > 0 &&
+             !ftruncate(file, sizeof *account));
+        HOLD((other_file = open(GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC)) > 0);
+    }
+    HOLD(!fstat(file, &found));
+    st->account_device = found.st_dev;
+    st->account_inode = found.st_ino;
+    for (unsigned slot = 0; slot < GH_ACCOUNT_SLOTS; slot++)
+        if (locked[slot])
+            gh_slot_unlock(other_file, slot);
+    memset(locked, 0, sizeof locked);
+}
+
+static void lock_elsewhere(unsigned slot) {
+    if (locked[slot])
+        gh_slot_unlock(other_file, slot);
+    locked[slot] = !locked[slot] && gh_slot_lock(other_file, slot);
+}
 
 static void damage_policy(void) {
     uint8_t *bytes = (uint8_t *)policy;
@@ -67,7 +99,7 @@ static void damage_account(const struct gh_state *st) {
     case 0: atomic_store(&account->gpu[gpu].total, to); break;
     case 1: atomic_store(&account->gpu[gpu].surcharge, to); break;
     case 2: atomic_store(&account->owner[slot], to); break;
-    case 3: atomic_store(&account->stack[slot], to); break;
+    case 3: lock_elsewhere((unsigned)slot); break;
     case 4: atomic_store(&e->announce, to); break;
     case 5: atomic_store(&e->committed, to); break;
     case 6: atomic_store(&e->ack, to); break;
@@ -113,8 +145,13 @@ static void reserve(struct gh_state *st, unsigned gpu, uint64_t held[]) {
 }
 
 static void sweep(struct gh_state *st, const uint64_t held[]) {
-    gh_sweep(st);
     unsigned slot = atomic_load(&st->slot);
+    static uint64_t owner[GH_ACCOUNT_SLOTS];
+    for (unsigned i = 0; i < GH_ACCOUNT_SLOTS; i++)
+        owner[i] = atomic_load(&account->owner[i]);
+    gh_sweep(st);
+    for (unsigned i = 1; i < GH_ACCOUNT_SLOTS; i++) /* only the lock decides */
+        HOLD(atomic_load(&account->owner[i]) == (locked[i] || i == slot ? owner[i] : 0));
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
         uint64_t sum = sum_of(gpu);
         HOLD(sum > GH_VALUE_MAX || sum == gh_word_value(atomic_load(&account->gpu[gpu].total)));
@@ -129,10 +166,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint64_t held[GH_ACCOUNT_GPUS] = {0};
     if (!st)
         HOLD((st = gh_here()) && (policy = malloc(GH_POLICY_SIZE)) && (account = aligned_alloc(64, sizeof *account)));
-    uint32_t ns = gh_owner_ns(st->me);
+    if (st->slot_lock)
+        munmap(st->slot_lock, 4096);
     memset(st, 0, sizeof *st);
-    st->me = gh_owner(NOBODY, ns, 1);
-    st->stack = 4096;
+    st->me = gh_owner(NOBODY, 1);
+    open_file(st);
     atomic_store(&st->said, ~0u);
     atomic_store(&st->phase, 2);
     atomic_store(&st->policy, policy);
@@ -180,8 +218,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             break;
         }
         case 14:
-            if (op & 64)
-                gh_account_attach(st);
+            if (op & 64 && take(1) % 4 == 0)
+                gh_account_before_driver(st);
+            else if (op & 64)
+                HOLD(gh_account_attach(st) || atomic_load(&st->driver_opened));
             else if (op & 128)
                 gh_free_cache_take_all(account, gpu);
             else

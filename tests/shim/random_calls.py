@@ -2,11 +2,11 @@
 
 Reads lines and answers each with one. `one SEED` makes one call and answers "ROUTE NEED RESULT BEYOND" (NEED: bytes
 that the driver would take for it; BEYOND: bytes that are charged to this process though the GPU does not count them:
-external memory, and what was exported and then released). `many SEED N plain|all` makes N calls and answers with
-BEYOND and the codes that are neither success nor out of memory. `share KIND PID` exports something to that process,
-whose `take` imports it. `look` synchronises, which is when the shim looks at what the driver's pools gave back by
-themselves. `full` takes what cuMemGetInfo calls free, tries one piece more, gives both back; answers with the figures
-and results. `exec` runs this program anew in the same process.
+external memory). `many SEED N plain|all` makes N calls and answers with BEYOND and the codes that are neither success
+nor out of memory. `share KIND PID` exports something to that process, whose `take` imports it. `look` synchronises,
+which is when the shim looks at what the driver's pools gave back by themselves, and answers with the result and BEYOND.
+`full` takes what cuMemGetInfo calls free, tries one piece more, gives both back; answers with the figures and results.
+`exec` runs this program anew in the same process.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ UNKNOWN = 1 << 60  # a need that nobody judges
 Held = tuple[str, int, tuple[int, ...]]
 held: list[Held] = []  # route, what it is known by, what else is needed to free it
 context_bytes = int(sys.argv[1])
-beyond = 0
+external_bytes = 0
 
 
 def up(n: int, to: int) -> int:
@@ -129,7 +129,7 @@ def created(n: int, mapped: bool) -> "tuple[int, int, int, tuple[int, ...]]":
     n = up(n, 2 * MIB)
     r, h = cu.create(n)
     if r or not mapped:
-        return n, r, h, (n, 0)
+        return n, r, h, (n,)
     at = c_uint64()
     assert lib.cuMemAddressReserve(byref(at), c_size_t(n), c_size_t(0), c_uint64(0), c_uint64(0)) == 0
     assert lib.cuMemMap(at, c_size_t(n), c_size_t(0), c_uint64(h), c_uint64(0)) == 0
@@ -139,7 +139,7 @@ def created(n: int, mapped: bool) -> "tuple[int, int, int, tuple[int, ...]]":
 
 def take(rng: random.Random, routes: "tuple[str, ...]" = PLAIN + POOLED) -> "tuple[str, int, int]":
     """Allocate by some route: (route, bytes the driver takes, result)."""
-    global beyond
+    global external_bytes
     route = rng.choice(routes)
     n = rng.choice((rng.randrange(1, 4096), rng.randrange(1, 40 * MIB), rng.randrange(1, 120) * MIB))
     p, q, more, need, r = c_uint64(), c_size_t(), (), up(n, 512), 0
@@ -165,7 +165,7 @@ def take(rng: random.Random, routes: "tuple[str, ...]" = PLAIN + POOLED) -> "tup
         if r:
             os.close(fd)
         else:
-            beyond += need
+            external_bytes += need
             more = (need,)
     else:
         ctx, old = c_void_p(), c_void_p()
@@ -185,7 +185,7 @@ DROPS = {"shape": "cuArrayDestroy", "array": "cuArrayDestroy", "mipmap": "cuMipm
 
 def give(rng: random.Random) -> int:
     """Free something held."""
-    global beyond
+    global external_bytes
     route, p, more = held.pop(rng.randrange(len(held)))
     if route in ("async", "ptsz", "pool", "shared", "doomed", "pointer"):
         return cu.async_free(p, suffix="_ptsz" if route == "ptsz" else "")
@@ -197,12 +197,11 @@ def give(rng: random.Random) -> int:
             r = r or (0 if freed == 1 else freed)  # a relaunch that was refused may have freed it
         return r or (0 if first else int(lib.cuGraphExecDestroy(c_void_p(p))))
     if route == "create":
-        beyond += more[0] * more[1]  # exported: stays charged until the process ends
         return int(lib.cuMemRelease(c_uint64(p)))
     if route == "map":
         return int(lib.cuMemUnmap(c_uint64(p), c_size_t(more[0])))
     if route == "external":
-        beyond -= more[0]
+        external_bytes -= more[0]
         return int(lib.cuDestroyExternalMemory(c_void_p(p)))
     return int(getattr(lib, DROPS.get(route, "cuMemFree_v2"))(c_void_p(p)))
 
@@ -277,7 +276,6 @@ def share(kind: str, pid: int) -> int:
             r = lib.cuIpcGetMemHandle(data, c_uint64(p))
         elif kind == "vmm":
             r = lib.cuMemExportToShareableHandle(byref(fd), c_uint64(p), 1, c_uint64(0))
-            held[at] = (route, p, (more[0], 1))
         else:
             r = lib.cuMemPoolExportToShareableHandle(byref(fd), c_void_p(shared_pool), 1, c_uint64(0))
             r = r or lib.cuMemPoolExportPointer(data, c_uint64(p))
@@ -344,16 +342,19 @@ print("ready", flush=True)
 while line := sys.stdin.readline():
     word, *numbers = line.split()
     if word == "one":
-        print(*step(random.Random(int(numbers[0]))), beyond, flush=True)
+        print(*step(random.Random(int(numbers[0]))), external_bytes, flush=True)
     elif word == "look":
-        print(lib.cuCtxSynchronize(), flush=True)
+        result = lib.cuCtxSynchronize()
+        if not lost:
+            cu.info()  # looks at exports, too
+        print(result, external_bytes, flush=True)
     elif word == "full":
         print(full(), flush=True)
     elif word == "share":
-        print("export", UNKNOWN, share(numbers[0], int(numbers[1])), beyond, flush=True)
+        print("export", UNKNOWN, share(numbers[0], int(numbers[1])), external_bytes, flush=True)
     elif word == "take":
         what, result = receive()
-        print(what, UNKNOWN, result, beyond, flush=True)
+        print(what, UNKNOWN, result, external_bytes, flush=True)
     elif word == "exec":
         os.execv(sys.executable, [sys.executable, *sys.argv])
     else:
@@ -363,4 +364,4 @@ while line := sys.stdin.readline():
             route, _, r = step(rng, PLAIN if numbers[2] == "plain" else PLAIN + POOLED)
             if r not in (0, cu.OOM):
                 odd.append(f"{route}:{r}")
-        print(beyond, *odd, flush=True)
+        print(external_bytes, *odd, flush=True)

@@ -6,7 +6,8 @@
  * charge between the last step and the kill, so that the total is overwritten and the child's operation is found
  * only in the acknowledgement. After the kill one sweep must leave exactly what the observer holds. For "sweep" the
  * call is a sweep over a process that was killed with memory; only the instructions at which the sweeper has the
- * slot are tried.
+ * slot's lock are tried.
+ * stepper attach: kills a process that takes its slot, from its first call to its first allocation.
  * stepper pause: the child is stopped, not killed, at instruction k while the observer allocates and sweeps. A sweep
  * must not undo an operation that took effect, nor keep one that did not; when the child has gone on, the page must
  * be exact.
@@ -45,6 +46,7 @@ int cuMemGetInfo_v2(size_t *, size_t *);
 
 #define MIB (1ull << 20)
 static struct gh_account_page *page;
+static int page_fd;
 
 static void die(const char *what, unsigned k) {
     fprintf(stderr, "step %u: %s (errno %d)\n", k, what, errno);
@@ -79,11 +81,19 @@ static void swept(u64 expected, unsigned k) {
     }
 }
 
-static int sweeping(void) {
+static unsigned slot_of(pid_t pid) {
     for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
-        if (atomic_load(&page->owner[slot]) & GH_OWNER_SWEEP)
-            return 1;
+        if (gh_owner_pid(atomic_load(&page->owner[slot])) == (uint32_t)pid)
+            return slot;
     return 0;
+}
+
+/* Whether a process has the lock of this slot, whose owner is dead: then it sweeps. */
+static int sweeping(unsigned slot) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+    if (fcntl(page_fd, 36 /* F_OFD_GETLK */, &lock))
+        die("no OFD locks", 0);
+    return lock.l_type != F_UNLCK;
 }
 
 /* Waits until a condition holds; on a busy machine that may take long. */
@@ -117,6 +127,11 @@ static pid_t spawn(const char *what, pid_t dead) {
     if (child)
         return child;
     ptrace(PTRACE_TRACEME, 0, 0, 0);
+    if (!strcmp(what, "attach")) {
+        raise(SIGSTOP);
+        start();
+        _exit(!take(5 * MIB));
+    }
     start();
     u64 held = take(3 * MIB), p = take(2 * MIB);
     cuMemFree_v2(p);
@@ -162,10 +177,9 @@ static pid_t spawn_keeping(const char *what) {
         cuMemFree_v2(take(MIB));
         ptrace(PTRACE_CONT, child, 0, 0);
         stopped(child, at);
-        for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
-            if (gh_owner_pid(atomic_load(&page->owner[slot])) == (uint32_t)child &&
-                gh_cache_idle(atomic_load(&page->free_cache[slot][0])) == 2 * MIB >> GH_UNIT_SHIFT)
-                return child;
+        unsigned slot = slot_of(child);
+        if (slot && gh_cache_idle(atomic_load(&page->free_cache[slot][0])) == 2 * MIB >> GH_UNIT_SHIFT)
+            return child;
         kill(child, SIGKILL);
         waitpid(child, &status, 0);
         swept(7 * MIB, at);
@@ -200,12 +214,12 @@ static void lower(void) {
 int main(int argc, char **argv) {
     const char *what = argv[1];
     int other = argc > 2, sweep = !strcmp(what, "sweep"), status;
-    unsigned stride = sweep ? 17 : 1, tried = 0;
+    unsigned stride = sweep || !strcmp(what, "attach") ? 17 : 1, tried = 0;
     unsigned most = !strcmp(what, "refuse") ? 600 : 100000; /* a refusal also sweeps */
     start();
     u64 mine = take(7 * MIB);
-    int fd = open("/run/gpu-hook/account/page", O_RDWR);
-    page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    page_fd = open("/run/gpu-hook/account/page", O_RDWR | O_CLOEXEC);
+    page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     if (!mine || page == MAP_FAILED)
         die("no page", 0);
     if (!strcmp(what, "lower")) {
@@ -223,6 +237,7 @@ int main(int argc, char **argv) {
         }
         if (victim)
             UNTIL(gh_word_value(atomic_load(&page->gpu[0].total)) << 9 == (7 + 11) * MIB);
+        unsigned theirs = victim ? slot_of(victim) : 0;
         int keep = !strcmp(what, "keep"), lend = !strcmp(what, "lend");
         pid_t child = keep || lend ? spawn_keeping(what) : spawn(what, victim);
         if (!keep && !lend)
@@ -235,11 +250,11 @@ int main(int argc, char **argv) {
             if (waitpid(child, &status, 0) != child)
                 die("lost the child", k);
             ended = WIFEXITED(status) || (WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
-            if (!started && sweeping())
+            if (!started && sweeping(theirs))
                 started = 1;
             if (started)
                 steps++;
-            if (sweep && started && steps > 1 && !sweeping())
+            if (sweep && started && steps > 1 && !sweeping(theirs))
                 ended = 1;
         }
         u64 extra = other ? take(MIB) : 0;

@@ -1,5 +1,6 @@
 """The account page is right after forks, execs, kills at any instruction, and whatever is written over it."""
 
+import fcntl
 import os
 import random
 import signal
@@ -108,12 +109,22 @@ def noop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_c(tmp_path_factory.mktemp("noop") / "noop.so", "-shared", "-fPIC", str(source))
 
 
+def test_first_calls_of_threads_that_race_with_forks(tmp_path: Path, shim: Path, tools: Path, noop: Path) -> None:
+    """One slot for a process, whatever its threads do; its children have their own, and nothing stays of any of them."""
+    box = Box(tmp_path / "box", shim, noop)
+    assert box.run([str(tools / "worker"), "race", "300"], timeout=60).stdout == "0\n"
+    assert box.run([str(tools / "worker"), "short", "1"]).stdout == "0\n"
+    code = "cu.init(); assert cu.alloc(1 << 40)[0] == cu.OOM; assert cu.used() == 0, cu.used()"
+    box.python(code)
+    assert sum(word > 0 for word in account.OWNERS.unpack_from(box.account(), OWNERS)) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [
         *("alloc", "free", "refuse", "sweep", "alloc other", "free other", "refuse other", "sweep other", "pause"),
-        *("keep", "lend"),
+        *("keep", "lend", "attach", "attach other"),
     ],
 )
 def test_killed_at_every_instruction(tmp_path: Path, shim: Path, tools: Path, noop: Path, what: str) -> None:
@@ -174,21 +185,24 @@ def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, what: st
     box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
 
 
+def lock(fd: int, slot: int, slots: int = 1, kind: int = fcntl.F_WRLCK) -> None:
+    """Take the locks of account slots through an open file."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, account.FLOCK.pack(kind, os.SEEK_SET, slot, slots, 0))
+
+
 def test_a_full_page_refuses_with_a_line(box: Box) -> None:
     box.python("cu.init(); assert cu.alloc(1)[0] == 0")
-    stat = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
-    start, stack = int(stat[19]), int(stat[25])
-    inode = os.stat("/proc/self/ns/pid").st_ino
-    me = os.getpid() << 42 | ((inode ^ inode >> 10 ^ inode >> 20) & 0x3FF) << 31 | start & 0x7FFFFFFF
     with open(box.place / "account" / "page", "r+b") as f:
-        before = f.read()
         f.seek(OWNERS)
-        f.write(me.to_bytes(8, "little") * 1024 + stack.to_bytes(8, "little") * 1024)
+        f.write((os.getpid() << 32 | 1).to_bytes(8, "little") * 1024)
         f.flush()
+        lock(f.fileno(), 0, 1024)
         out = box.python("cu.init(); assert cu.alloc(1)[0] == cu.OOM and cu.alloc(1)[0] == cu.OOM")
         assert out.stderr.count("GH-308") == 1 and out.stderr.count("\n") == 1
-        f.seek(0)
-        f.write(before)
+        lock(f.fileno(), 0, 500, fcntl.F_UNLCK)
+        lock(f.fileno(), 501, 523, fcntl.F_UNLCK)
+        box.python("cu.init(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
+        assert account.OWNERS.unpack_from(box.account(), OWNERS)[500], "a slot whose lock is held was swept"
     box.python("cu.init(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
 
 

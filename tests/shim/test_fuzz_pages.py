@@ -17,7 +17,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("fuzz") / "fuzz_pages"
     sources = [str(path) for folder in ("account", "process") for path in sorted((SHIM / folder).glob("*.c"))]
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}"]
-    defines = ["-DGH_FUZZ_MAIN", '-DGH_PRIVATE="/nonexistent"']
+    defines = ["-DGH_FUZZ_MAIN", f'-DGH_PRIVATE="{out.parent}"']
     command = [
         gcc(request.param),
         *flags,

@@ -2,6 +2,7 @@
  * worker short N: N children, at most 8 at once, each allocates and frees a little; prints how many failed.
  * worker busy SEED: allocates and frees at random, by every route, until killed.
  * worker churn SEED: allocates and frees a little all the time, and sometimes nearly all there is, until killed.
+ * worker race N: N processes whose threads make their first calls at once, while another one forks; prints how many failed.
  * worker threads SEED STEPS: the same in four threads, STEPS each; then frees all and prints the bytes still in use. */
 #include <pthread.h>
 #include <signal.h>
@@ -143,6 +144,35 @@ static int churn(unsigned seed) {
     }
 }
 
+static _Atomic int failures;
+
+static void *first_calls(void *unused) {
+    u64 p;
+    start();
+    failures += cuMemAlloc_v2(&p, MIB) != 0;
+    return unused;
+}
+
+/* A process with four threads; it forks children in the middle of their first calls, which use the GPU as well. */
+static int race(unsigned seed) {
+    pthread_t id[4];
+    int status;
+    for (int i = 0; i < 4; i++)
+        pthread_create(&id[i], NULL, first_calls, NULL);
+    for (int i = 0; i < 3; i++) {
+        usleep((useconds_t)rand_r(&seed) % 300);
+        if (!fork())
+            _exit(i ? little() : 0);
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(id[i], NULL);
+    while (wait(&status) > 0)
+        failures += WIFSIGNALED(status);
+    if (seed % 2)
+        kill(getpid(), SIGKILL);
+    return failures;
+}
+
 struct job {
     unsigned seed;
     long steps;
@@ -157,19 +187,19 @@ static void *thread(void *with) {
 int main(int argc, char **argv) {
     if (argc < 3)
         return 2;
-    if (!strcmp(argv[1], "short")) {
-        int failed = 0, status, running = 0;
+    if (!strcmp(argv[1], "short") || !strcmp(argv[1], "race")) {
+        int failed = 0, status, running = 0, racing = argv[1][0] == 'r';
         for (int i = 0; i < atoi(argv[2]); i++) {
             if (running == 8 && wait(&status) > 0) {
-                failed += status != 0;
+                failed += WIFEXITED(status) ? WEXITSTATUS(status) != 0 : !racing;
                 running--;
             }
             if (!fork())
-                _exit(little());
+                _exit(racing ? race((unsigned)i) : little());
             running++;
         }
         while (wait(&status) > 0)
-            failed += status != 0;
+            failed += WIFEXITED(status) ? WEXITSTATUS(status) != 0 : !racing;
         printf("%d\n", failed);
         return failed != 0;
     }

@@ -2,8 +2,10 @@
 #ifndef GPU_HOOK_CUDA_H
 #define GPU_HOOK_CUDA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef int CUresult;
 enum {
@@ -14,6 +16,7 @@ enum {
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
 typedef int CUdevice;
@@ -32,6 +35,24 @@ CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
 
+/* Copies what a program passed by pointer, exactly once: from here on the copy counts, whatever the program's other
+ * threads write to the original. The barrier keeps the compiler from reading the original again. */
+static inline void copy_once(void *copy, const void *original, size_t bytes) {
+    memcpy(copy, original, bytes);
+    __asm__ volatile("" : : "r"(copy) : "memory");
+}
+
+typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+typedef struct {
+    CUuuid from, to;
+} CUcheckpointGpuPair;
+typedef struct { /* before CUDA 13.0 all of it was reserved, and 0 */
+    const CUcheckpointGpuPair *pairs;
+    unsigned count;
+    char reserved[64 - sizeof(void *) - sizeof(unsigned)];
+    uint64_t reserved1; /* since 13.0 */
+} CUcheckpointRestoreArgs;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUfunc_st *CUfunction;
@@ -48,6 +69,12 @@ typedef struct {
     int type; /* 1 device, 2..4 host */
     int id;
 } CUmemLocation;
+/* Whether this kind of memory, at this location, is host memory and stays it. Managed memory (CUDA 13.0) may lie on the
+ * GPU wherever it prefers to be. */
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
+static inline bool on_host(const CUmemLocation *l, int type) {
+    return l->type >= 2 && l->type <= 4 && type != CU_MEM_ALLOCATION_TYPE_MANAGED;
+}
 
 typedef struct {
     int type, handle_types;
@@ -71,8 +98,8 @@ typedef struct {
     CUdeviceptr pointer;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
-typedef struct {
-    int type; /* CUgraphNodeType */
+typedef struct { /* the same size since CUDA 12.2 */
+    int type;    /* CUgraphNodeType */
     int reserved[3];
     union {
         CUDA_MEM_ALLOC_NODE_PARAMS alloc;
@@ -80,6 +107,13 @@ typedef struct {
     };
     long long reserved2;
 } CUgraphNodeParams;
+
+typedef struct {
+    uint64_t flags;
+    CUstream upload;
+    CUgraphNode error; /* out */
+    int result;        /* out */
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
 
 typedef struct { /* before 3.2, lengths were 32 bits */
     unsigned width, height;
@@ -105,6 +139,27 @@ typedef struct {
     size_t size, alignment;
     unsigned reserved[4];
 } CUDA_ARRAY_MEMORY_REQUIREMENTS;
+
+enum { CU_MEM_OPERATION_TYPE_MAP = 1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
+typedef struct {
+    int resource_type;
+    void *resource;
+    int subresource_type;
+    union {
+        struct {
+            unsigned level, layer, offset[3], extent[3];
+        } sparse;
+        struct {
+            unsigned layer;
+            unsigned long long offset, size;
+        } tail;
+    } subresource;
+    int operation; /* CU_MEM_OPERATION_TYPE_... */
+    int handle_type;
+    CUmemHandle handle;
+    unsigned long long offset;
+    unsigned device_mask, flags, reserved[2];
+} CUarrayMapInfo;
 
 typedef struct {
     int type;
@@ -191,6 +246,8 @@ enum {
     CU_LIMIT_STACK_SIZE = 0,
     CU_LIMIT_PRINTF_FIFO_SIZE = 1,
     CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+    CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH = 3,
+    CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT = 4,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
     CU_MEMORYTYPE_HOST = 1,
@@ -218,9 +275,14 @@ enum {
 CUresult cuDeviceGetCount(int *count);
 CUresult cuCtxPushCurrent_v2(CUcontext context);
 CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuInit(unsigned flags);
 CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device);
+CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned flags);
+CUresult cuGreenCtxDestroy(CUgreenCtx context);
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
+CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);
@@ -259,6 +321,8 @@ CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamSynchronize_ptsz(CUstream stream);
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
 CUresult cuStreamIsCapturing(CUstream stream, int *status);
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, int *status, uint64_t *number, CUgraph *graph,
+                                   const CUgraphNode **dependencies, size_t *count);
 CUresult cuStreamQuery(CUstream stream);
 CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
@@ -276,8 +340,9 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handl
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address);
 CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, uint64_t flags);
-CUresult cuMemMapArrayAsync(void *list, unsigned count, CUstream stream);
-CUresult cuMemMapArrayAsync_ptsz(void *list, unsigned count, CUstream stream);
+CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os, int type);
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, CUstream stream);
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream);
 
 CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
                             uint64_t flags);
@@ -314,8 +379,8 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph);
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags);
-CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, void *params);
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, void *params);
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);
 CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
 CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *info);
 CUresult cuGraphExecDestroy(CUgraphExec exec);
@@ -432,6 +497,9 @@ CUresult cuDestroyExternalMemory(CUexternalMemory memory);
 
 _Static_assert(sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "node parameters");
 _Static_assert(sizeof(CUgraphNodeParams) == 256, "node parameters");
+_Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32, "instantiation");
+_Static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUarrayMapInfo) == 96, "virtual memory");
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "external memory");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && sizeof(CUDA_MEMCPY3D) == 200, "copies");
 _Static_assert(sizeof(CUDA_MEMCPY3D_BATCH_OP) == 112, "copies");
 

@@ -1,6 +1,7 @@
 #include "driver/cuda_gpu.h"
 
 #include "driver/real.h"
+#include "process/note.h"
 
 static int find_gpu(struct gh_state *st, CUdevice device) {
     static const char digits[] = "0123456789abcdef";
@@ -31,31 +32,85 @@ int gpu_of_device(struct gh_state *st, CUdevice device) {
     return gpu;
 }
 
+/* ---- contexts ----
+ *
+ * Whose memory goes with which context is noted by the context's number, since a driver uses handle values again. A
+ * thread that still holds the number of a context that has gone notes its memory under that number, and it stays
+ * charged until the process ends: never too little. */
+
+/* One word of the cache says all: tag:38 | number:22 | GPU:4. A tag and its place in the cache stand for one handle. */
+#define HASH_BITS 47
+#define TAG_BITS 38
+
+/* No two handles have the same. False: the handle is unlike any that drivers use, and is not cached. */
+static bool hash_of(CUcontext context, uint64_t *hash) {
+    uint64_t value = (uintptr_t)context >> 4;
+    *hash = value * 0x9e3779b97f4a7c15ull & ((1ull << HASH_BITS) - 1);
+    return !(value >> HASH_BITS) && !((uintptr_t)context & 15);
+}
+static _Atomic uint64_t *cached(struct gh_state *st, uint64_t hash) { return &st->contexts.place[hash >> TAG_BITS]; }
+static uint64_t cache_word(uint64_t hash, unsigned number, unsigned gpu) {
+    return hash << (64 - TAG_BITS) | (uint64_t)number << 4 | gpu;
+}
+
+/* The note of a context, a new one if need be; 0: no granted GPU, or no memory. */
+static uint64_t note_of(struct gh_state *st, CUcontext context, CUdevice device) {
+    uint64_t key = key_of(PLACE, (uintptr_t)context), note = gh_pointers_get(&st->pointers, key);
+    if (note)
+        return note;
+    int gpu = gpu_of_device(st, device);
+    if (gpu < 0)
+        return 0;
+    uint32_t number = atomic_load(&st->contexts.last);
+    while (number < NOTE_OF_MOST && !atomic_compare_exchange_weak(&st->contexts.last, &number, number + 1)) {}
+    number = number < NOTE_OF_MOST ? number + 1 : 0;
+    note = pack(0, gpu, number, PLACE);
+    return gh_pointers_put_new(&st->pointers, key, note) ? note : gh_pointers_get(&st->pointers, key);
+}
+
 struct place current_place(struct gh_state *st) {
     CUcontext context = NULL;
     CUdevice device;
-    if (REAL(cuCtxGetCurrent)(&context) || !context)
-        return (struct place){NO_CONTEXT, 0};
-    uint32_t at = (uint32_t)(((uintptr_t)context >> 4) * 2654435761u >> 7) % GH_CONTEXTS;
-    for (int i = 0; i < 8; i++, at = (at + 1) % GH_CONTEXTS) {
-        void *there = atomic_load_explicit(&st->contexts.place[at].context, memory_order_acquire);
-        uint32_t gpu = atomic_load_explicit(&st->contexts.place[at].gpu, memory_order_acquire);
-        if (there == context && gpu)
-            return (struct place){(int)gpu - 1, at + 1};
-        if (there && there != context)
-            continue;
-        if (REAL(cuCtxGetDevice)(&device))
-            return (struct place){NO_CONTEXT, 0};
-        int found = gpu_of_device(st, device);
-        if (!there && !atomic_compare_exchange_strong(&st->contexts.place[at].context, &there, context) &&
-            there != context)
-            continue;
-        if (found >= 0)
-            atomic_store_explicit(&st->contexts.place[at].gpu, (uint32_t)found + 1, memory_order_release);
-        return (struct place){found, at + 1};
-    }
-    /* More contexts than the table holds: ask the driver each time, and do not release memory with its context. */
-    if (REAL(cuCtxGetDevice)(&device))
-        return (struct place){NO_CONTEXT, 0};
-    return (struct place){gpu_of_device(st, device), 0};
+    uint64_t hash;
+    CUresult r = REAL(cuCtxGetCurrent)(&context);
+    if (r)
+        return (struct place){.gpu = NO_ANSWER, .error = r};
+    if (!context)
+        return (struct place){.gpu = NO_CONTEXT};
+    bool cacheable = hash_of(context, &hash);
+    uint64_t word = cacheable ? atomic_load_explicit(cached(st, hash), memory_order_relaxed) : 0;
+    if (word && !((word ^ cache_word(hash, 0, 0)) >> (64 - TAG_BITS)))
+        return (struct place){.gpu = (int)(word & 15), .context = word >> 4 & NOTE_OF_MOST};
+    if ((r = REAL(cuCtxGetDevice)(&device)))
+        return (struct place){.gpu = NO_ANSWER, .error = r};
+    uint64_t note = note_of(st, context, device);
+    if (!note)
+        return (struct place){.gpu = gpu_of_device(st, device)};
+    if (cacheable && number_of(note))
+        atomic_store_explicit(cached(st, hash), cache_word(hash, number_of(note), gpu_of(note)), memory_order_relaxed);
+    return (struct place){.gpu = (int)gpu_of(note), .context = number_of(note)};
+}
+
+static void uncache(struct gh_state *st, CUcontext context) {
+    uint64_t hash;
+    if (hash_of(context, &hash))
+        atomic_store(cached(st, hash), 0);
+}
+
+uint64_t context_leaves(struct gh_state *st, CUcontext context) {
+    uint64_t note = gh_pointers_take(&st->pointers, key_of(PLACE, (uintptr_t)context));
+    uncache(st, context);
+    return note;
+}
+
+void context_stays(struct gh_state *st, CUcontext context, uint64_t note) {
+    if (note)
+        gh_pointers_put_new(&st->pointers, key_of(PLACE, (uintptr_t)context), note);
+}
+
+void context_shares(struct gh_state *st, CUcontext context, CUcontext owner, CUdevice device) {
+    uint64_t note = note_of(st, owner, device);
+    if (note)
+        gh_pointers_put(&st->pointers, key_of(PLACE, (uintptr_t)context), note);
+    uncache(st, context);
 }

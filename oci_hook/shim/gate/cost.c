@@ -9,10 +9,11 @@
 #define WAITED (5 * GH_MS)   /* a time that time slices of others do not explain */
 #define UNEVEN (500 * GH_US) /* times that differ by less are described by their mean */
 #define ELASTIC_SAMPLES 4u
-#define DEBT_MOST (10 * GH_S)  /* no wait at a cap is longer */
-#define SAMPLES_AT_ONCE 4u     /* a key with fewer samples is measured at each launch */
-#define DUE_COMMANDS 32u       /* other keys are measured after so many launches */
-#define DUE_TIME (200 * GH_US) /* or after so much GPU time */
+#define DEBT_MOST (10 * GH_S)   /* no wait at a cap is longer */
+#define SAMPLES_AT_ONCE 4u      /* a key with fewer samples is measured at each launch */
+#define UNCOUNTED (100 * GH_US) /* a driver's queue holds a thousand commands: a tenth of a second of such */
+#define DUE_COMMANDS 32u        /* other keys are measured after so many launches */
+#define DUE_TIME (200 * GH_US)  /* or after so much GPU time */
 
 static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -107,6 +108,10 @@ bool cost_is_collective(const char *name) {
             if (!strncasecmp(name, parts[i], strlen(parts[i])))
                 return true;
     return false;
+}
+
+bool cost_is_brief(const struct cost *c) {
+    return c->cost.samples[0] >= SAMPLES_AT_ONCE && gh_cost_of(&c->cost) <= UNCOUNTED && !cost_elastic(c);
 }
 
 bool cost_sure(const struct cost *c) {

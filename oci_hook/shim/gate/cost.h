@@ -56,6 +56,8 @@ uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t own_part, bool 
                    uint64_t *waited);
 /* Whether enough was measured to rely on it. */
 bool cost_sure(const struct cost *cost);
+/* Whether it is known to take so little that it need not be counted while nobody else is active. */
+bool cost_is_brief(const struct cost *cost);
 void cost_forget(struct cost_table *table, uint64_t key);
 
 /* A bucket as one word, which the processes of a container share: the time at which it would have been empty. */

@@ -39,11 +39,11 @@ static bool same_gpu(int a, int b) {
     return a != ELSEWHERE && b != ELSEWHERE && (a == b || a == SOME_GPU || b == SOME_GPU);
 }
 
-/* The driver is asked where addresses are only when the gate is not open. */
+/* The driver is asked where addresses are only when the gate is not open for all. */
 static void begin_copy(struct gate_pass *pass, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (!gate_open() && bytes >= LEAST && same_gpu(device_of(to), device_of(from)))
-        gate_enter(pass, stream, key_of(COPY, bytes), NULL);
+    if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(device_of(to), device_of(from)))
+        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
 }
 
 #define NOW(name, pointer, length, stream)                            \
@@ -103,13 +103,13 @@ ATTRIBUTED(cuMemcpyWithAttributesAsync_ptsz, PER_THREAD)
 /* An array is on the context's GPU. */
 static void begin_arrays(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (!gate_open() && bytes >= LEAST)
-        gate_enter(pass, stream, key_of(COPY, bytes), NULL);
+    if (gate_way() != GATE_OPEN && bytes >= LEAST)
+        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
 }
 static void begin_array(struct gate_pass *pass, CUdeviceptr other, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (!gate_open() && bytes >= LEAST && same_gpu(SOME_GPU, device_of(other)))
-        gate_enter(pass, stream, key_of(COPY, bytes), NULL);
+    if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(SOME_GPU, device_of(other)))
+        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
 }
 
 #define ARRAYS(name, pointer, length, stream)                                                                \
@@ -147,8 +147,8 @@ struct box {
 
 static void begin_box(struct gate_pass *pass, struct box c, CUstream stream) {
     pass->gate = NULL;
-    if (!gate_open() && c.bytes >= LEAST && same_gpu(side(c.from_type, c.from), side(c.to_type, c.to)))
-        gate_enter(pass, stream, key_of(COPY, c.bytes), NULL);
+    if (gate_way() != GATE_OPEN && c.bytes >= LEAST && same_gpu(side(c.from_type, c.from), side(c.to_type, c.to)))
+        gate_begin(pass, stream, key_of(COPY, c.bytes), NULL);
 }
 
 #define BOX_NOW(name, type, box_of, stream)      \
@@ -218,7 +218,7 @@ static uint64_t bytes_of(const struct batch *b, size_t n) {
 
 static CUresult begin_batch(struct gate_pass *pass, struct batch *b, size_t n, CUstream stream) {
     pass->gate = NULL;
-    if (gate_open() || !b->to || !b->from || !b->sizes || !n)
+    if (gate_way() == GATE_OPEN || !b->to || !b->from || !b->sizes || !n)
         return CUDA_SUCCESS;
     char *copy = copied(b, 3, n, sizeof *b->sizes);
     if (!copy)
@@ -246,7 +246,7 @@ static uint64_t bytes_of_boxes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t n) {
 
 static CUresult begin_boxes(struct gate_pass *pass, struct batch *b, size_t n, CUstream stream) {
     pass->gate = NULL;
-    if (gate_open() || !b->boxes || !n)
+    if (gate_way() == GATE_OPEN || !b->boxes || !n)
         return CUDA_SUCCESS;
     if (!copied(b, 1, n, sizeof *b->boxes))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -314,8 +314,8 @@ BATCHES(_ptsz, PER_THREAD)
 
 static void begin_fill(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (!gate_open() && bytes >= LEAST)
-        gate_enter(pass, stream, key_of(FILL, bytes), NULL);
+    if (gate_way() != GATE_OPEN && bytes >= LEAST)
+        gate_begin(pass, stream, key_of(FILL, bytes), NULL);
 }
 
 #define FILL_NOW(name, pointer, type, length, stream)           \

@@ -13,12 +13,12 @@ static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
                     shared);
 }
 
-/* The key is made only when the gate is not open. */
+/* The key is made only when the gate is not open for all. */
 static inline void begin_grid(struct gate_pass *pass, CUstream stream, CUfunction f, unsigned gx, unsigned gy,
                               unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared) {
     pass->gate = NULL;
-    if (__builtin_expect(!gate_open(), 0))
-        gate_enter(pass, stream, key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f);
+    if (__builtin_expect(gate_way() != GATE_OPEN, 0))
+        gate_begin(pass, stream, key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f);
 }
 
 #define LAUNCH(name, of)                                                                                      \
@@ -91,7 +91,7 @@ GH_EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *c, CUfunction f, 
 static void begin_elsewhere(struct gate_pass *pass, const CUDA_LAUNCH_PARAMS *p) {
     CUcontext context = NULL, popped;
     pass->gate = NULL;
-    if (gate_open() || REAL(cuStreamGetCtx)(p->stream, &context) || REAL(cuCtxPushCurrent_v2)(context))
+    if (gate_way() == GATE_OPEN || REAL(cuStreamGetCtx)(p->stream, &context) || REAL(cuCtxPushCurrent_v2)(context))
         return;
     begin_grid(pass, p->stream, p->f, p->gx, p->gy, p->gz, p->bx, p->by, p->bz, p->shared);
     REAL(cuCtxPopCurrent_v2)(&popped);

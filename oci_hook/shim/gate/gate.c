@@ -7,6 +7,7 @@
 #define EARLY_MOST 3u           /* after so many sleeps that ended at once, the word is no help */
 #define UNMARKED (100 * GH_US)  /* cost of an unknown command that cannot be measured */
 #define BATCH_TIME (200 * GH_US)
+#define PREQUEUE_LONGEST (700 * GH_US) /* of commands behind a word; before a longer one, the pause costs little */
 
 /* ---- waiting ---- */
 
@@ -26,7 +27,7 @@ static const uint32_t *word_of(const struct gh_gate *g, const struct gh_decision
 /* Sleeps as the decision says. blind: not on its word. Returns false if it was woken at once. */
 static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, bool blind) {
     const struct gh_slot *mine = peers_mine(&g->peers);
-    bool held = d->on == GH_ON_SLOT && mine->launched == mine->done, full = d->on == GH_ON_OWN_DONE && d->held;
+    bool held = d->blame < GH_SLOTS && mine->launched == mine->done, full = d->on == GH_ON_OWN_DONE && d->held;
     uint64_t step = min64(age64(d->until, now), STEP_MAX);
     uint32_t seen;
     const uint32_t *word = word_of(g, d, &seen);
@@ -51,7 +52,7 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
     g->threads.asleep--;
     g->threads.full -= full;
     if (held)
-        slot_held_for(&g->own_slot, d->slot, now, then);
+        slot_held_for(&g->own_slot, d->blame, now, then);
     return then - now >= min64(step, 20 * GH_US);
 }
 
@@ -82,7 +83,7 @@ static bool may_prequeue(struct gh_gate *g, const struct gh_decision *d, CUconte
         !pacer_runs(g) || window >= r->window || inflight_launched(f) - inflight_done(f) != 1 || cost->collective)
         return false;
     /* A shorter command fits into the window; for a longer one, the pause before it costs little. */
-    if (estimate <= window || estimate > r->drain_max || !prequeue_free(&g->prequeue, context))
+    if (estimate <= window || estimate > PREQUEUE_LONGEST || !prequeue_free(&g->prequeue, context))
         return false;
     struct opening to = inflight_opening(f, context, stream, 0, UINT64_MAX);
     return to.track && !to.unmarked; /* markers tell when the command before it is done */
@@ -98,9 +99,11 @@ static void set_held(struct gh_gate *g, bool *held, bool now_held, uint64_t now)
     tell_lower(g);
 }
 
-/* The last step of admit. False: nobody wants the GPU, so the launch is not counted. */
-static bool admitted(struct gh_gate *g, const struct gh_decision *d, uint64_t now) {
-    if (d->mode == GH_OPEN && !peers_share(&g->peers)->cap && inflight_empty(&g->inflight) && !peers_awake(&g->peers)) {
+/* The last step of admit. False: nobody wants the GPU, so the launch is not counted. While others may come, only brief
+ * commands are not counted, so that a driver's queue full of them soon runs empty. */
+static bool admitted(struct gh_gate *g, const struct gh_decision *d, uint64_t key, uint64_t now) {
+    if (d->mode == GH_OPEN && !peers_share(&g->peers)->cap && inflight_empty(&g->inflight) && !peers_awake(&g->peers) &&
+        (!peers_others(&g->peers) || gate_brief(g->brief, key))) {
         gate_set_open(g, now);
         return false;
     }
@@ -130,7 +133,8 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
             wake_up(g, now);
         }
         const struct cost *cost = cost_again(&g->costs, pass->key, &pass->cost);
-        struct gh_decision d = gate_ask(g, now, cost_estimate(cost));
+        bool behind = inflight_behind_stuck(&g->inflight, context, pass->stream, now, usage_contexts(&g->usage));
+        struct gh_decision d = gate_ask(g, now, cost_estimate(cost), behind);
         *prequeued = may_prequeue(g, &d, context, pass->stream, cost);
         set_held(g, &held, !*prequeued && d.held, now);
         if (d.go || *prequeued) {
@@ -139,7 +143,7 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
                 slot_waited(&g->own_slot, (now - came) * peers_scale(&g->peers));
                 slot_show_waiting(&g->own_slot, g->threads.entering);
             }
-            return admitted(g, &d, now);
+            return admitted(g, &d, pass->key, now);
         }
         gate_set_closed(g, now);
         early = rest(g, &d, now, early > EARLY_MOST) ? 0 : early + 1;

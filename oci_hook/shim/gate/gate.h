@@ -16,8 +16,11 @@ struct gate_fast {
     _Atomic uint64_t fresh;  /* ticks for which `looked` is valid; 0: no other tenants */
 };
 
+#define GATE_KEYS 4096u /* keys of costs, by their lowest bits */
+
 struct gates {
     uint32_t count;
+    _Atomic uint64_t brief[GATE_KEYS / 64]; /* bit: a command of that key is known to be brief */
     struct gate_fast fast[GH_POLICY_GPUS];
     struct gh_gate *gate[GH_POLICY_GPUS]; /* the first `count` */
     struct gh_gate *of_gpu[GH_POLICY_GPUS];
@@ -42,19 +45,29 @@ static inline struct gates *gates_here(void) {
     return __builtin_expect(g || !st, 1) ? g : gates_make(st);
 }
 
-/* Whether a launch may bypass the gate: on every GPU we have no cap, and are alone or no other container was active
- * recently. */
-static inline bool gate_open(void) {
+static inline bool gate_brief(const _Atomic uint64_t *brief, uint64_t key) {
+    return atomic_load_explicit(&brief[key % GATE_KEYS / 64], memory_order_relaxed) >> key % 64 & 1;
+}
+
+enum gate_way {
+    GATE_CLOSED,
+    GATE_BRIEF, /* open for commands that are known to be brief: other containers may come, but none was active lately */
+    GATE_OPEN   /* on every GPU we have no cap, and are alone */
+};
+
+static inline enum gate_way gate_way(void) {
     struct gates *g = gates_here();
+    enum gate_way way = GATE_OPEN;
     for (uint32_t i = 0; g && i < g->count; i++) {
         struct gate_fast *f = &g->fast[i];
         if (atomic_load_explicit(&f->open, memory_order_relaxed) != __atomic_load_n(f->seq, __ATOMIC_RELAXED))
-            return false;
+            return GATE_CLOSED;
         uint64_t fresh = atomic_load_explicit(&f->fresh, memory_order_relaxed);
         if (fresh && gate_ticks() - atomic_load_explicit(&f->looked, memory_order_relaxed) >= fresh)
-            return false;
+            return GATE_CLOSED;
+        way = fresh ? GATE_BRIEF : way;
     }
-    return true;
+    return way;
 }
 
 /* One launch: from gate_begin to gate_end. */
@@ -69,15 +82,16 @@ struct gate_pass {
     bool timed, queued;
 };
 
-/* The slow path of gate_begin: the gate is not open. */
+/* The slow path of gate_begin. */
 void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f);
 CUresult gate_leave(struct gate_pass *pass, CUresult result);
 
 /* Before a call of the driver that puts work into `stream`, for which _ptsz functions pass CU_STREAM_PER_THREAD instead
  * of NULL. Waits until the gate admits it. key: of its cost. f: NULL if it is no kernel. */
 static inline void gate_begin(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f) {
+    enum gate_way way = gate_way();
     pass->gate = NULL;
-    if (!gate_open())
+    if (way == GATE_CLOSED || (way == GATE_BRIEF && !gate_brief(gates_here()->brief, key)))
         gate_enter(pass, stream, key, f);
 }
 

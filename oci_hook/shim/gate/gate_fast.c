@@ -20,6 +20,14 @@ static bool measure_ticks(struct gh_gate *g, uint64_t tick, uint64_t now) {
     return true;
 }
 
+void gate_note_brief(struct gh_gate *g, uint64_t key, const struct cost *cost) {
+    _Atomic uint64_t *word = &g->brief[key % GATE_KEYS / 64];
+    uint64_t bit = 1ull << key % 64;
+    bool brief = cost_is_brief(cost), was = atomic_load_explicit(word, memory_order_relaxed) & bit;
+    if (brief != was)
+        brief ? atomic_fetch_or(word, bit) : atomic_fetch_and(word, ~bit);
+}
+
 void gate_set_open(struct gh_gate *g, uint64_t now) {
     uint64_t tick = gate_ticks();
     bool ready = true;

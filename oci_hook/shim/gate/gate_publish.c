@@ -136,6 +136,7 @@ static uint64_t learn(struct gh_gate *g, const struct finished *done, uint64_t *
     uint64_t estimate = work_estimate(&done->work);
     struct cost *cost = cost_of(&g->costs, done->key);
     uint64_t charge = cost_seen(cost, done->elapsed, own, done->queued, done->prompt, clean, waited);
+    gate_note_brief(g, done->key, cost);
     if (!cost_sure(cost))
         usage_unsure(&g->usage);
     usage_measured(&g->usage, done->elapsed);

@@ -7,11 +7,12 @@
 #include "gate/gate_state.h"
 
 static struct gh_gate *make_gate(const struct gh_gpu_policy *policy, uint32_t class_, unsigned gpu,
-                                 struct gate_fast *fast) {
+                                 struct gate_fast *fast, _Atomic uint64_t *brief) {
     struct gh_gate *g = mmap(NULL, sizeof *g, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (g == MAP_FAILED)
         return NULL;
     g->fast = fast;
+    g->brief = brief;
     peers_begin(&g->peers, policy, class_, gpu);
     if (!slot_attach(&g->own_slot, gpu)) {
         munmap(g, sizeof *g);
@@ -38,7 +39,7 @@ static void make_all(struct gh_state *st, struct gates *made) {
             break; /* without a policy all memory is refused */
         if (gpu >= gpus || !policy.slot || policy.slot > GH_SLOTS || policy.flags & GH_GPU_WHOLE)
             continue;
-        struct gh_gate *g = make_gate(&policy, class_, gpu, &made->fast[made->count]);
+        struct gh_gate *g = make_gate(&policy, class_, gpu, &made->fast[made->count], made->brief);
         if (g) {
             made->of_gpu[gpu] = g;
             made->gate[made->count++] = g;

@@ -23,7 +23,10 @@ struct gate_threads {
 /* What is kept from one decision to the next: gate_ask.c. */
 struct gate_memory {
     struct gh_own own; /* only what concerns the decisions themselves */
+    struct gh_decision last;
+    bool decided; /* `last` is there */
     struct gh_gaps gaps;
+    uint64_t met, burst; /* the longest rest of lower classes' commands met of late; how long we are busy at a time */
 };
 
 /* The thread that looks for finished commands: pacer.c. */
@@ -38,6 +41,7 @@ struct gate_pacer {
 struct gh_gate {
     struct gh_lock lock;
     struct gate_fast *fast;
+    _Atomic uint64_t *brief; /* see struct gates */
     /* The values: only their own files touch what is in them. */
     struct peers peers;
     struct inflight inflight;
@@ -85,6 +89,8 @@ void gate_tenure_end(struct gh_gate *g, uint64_t now, bool idle);
 void gate_yield(struct gh_gate *g, uint64_t now);
 
 /* gate_fast.c */
+/* Notes whether commands of this key are known to be brief. */
+void gate_note_brief(struct gh_gate *g, uint64_t key, const struct cost *cost);
 /* From now on launches bypass the gate; are counted. */
 void gate_set_open(struct gh_gate *g, uint64_t now);
 void gate_set_closed(struct gh_gate *g, uint64_t now);
@@ -92,8 +98,9 @@ void gate_set_closed(struct gh_gate *g, uint64_t now);
 /* gate_ask.c */
 /* The tenant has work again after an idle time. */
 void gate_woken(struct gh_gate *g, uint64_t now);
-/* Asks gh_decide for a command of that estimated GPU time, and does what the decision says, but waiting. */
-struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost);
+/* behind: the command would come behind work of its stream that waits for something.
+ * Asks gh_decide for a command of that estimated GPU time, and does what the decision says, but waiting. */
+struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind);
 /* Whether a higher class keeps off the GPU what is launched now; then *d is the decision. */
 bool gate_is_frozen(const struct gh_gate *g, uint64_t now, struct gh_decision *d);
 

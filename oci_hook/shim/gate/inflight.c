@@ -273,6 +273,19 @@ static bool behind_uncounted(const struct inflight *f, const struct track *k, ui
     return k->done_at < f->uncounted_at && age64(now, f->uncounted_at) < UNCOUNTED_MOST;
 }
 
+bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now, uint32_t contexts) {
+    unsigned track = f->stuck.count ? track_of(f, context, stream) : 0;
+    const struct track *k = track ? &f->track[track - 1] : NULL;
+    if (!k || !(k->first || k->batch.count))
+        return false;
+    const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
+    const struct work *oldest = m ? &m->batch : &k->batch;
+    uint64_t since = max64(m ? m->submitted : k->first_at, k->done_at),
+             waits = STUCK_AFTER << min64(work_of(f, k).count, 20);
+    since += inflight_halted_for(f, since, now);
+    return age64(now, since) < oldest->known * contexts + waits;
+}
+
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts) {
     uint64_t at = UINT64_MAX;
     bool sure = true;

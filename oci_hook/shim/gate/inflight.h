@@ -175,6 +175,10 @@ void inflight_forget_context(struct inflight *f, CUcontext context);
  * gate. contexts: processes that share the GPU now. False: it may be behind launches that were not counted, so nothing
  * can be learned of the tenant's gaps. */
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts);
+/* Whether a launch into this stream would come behind work that waits for something. Such a launch can set nothing going,
+ * but the thread that makes it may make another one after it: so it may go on after a time that doubles with each
+ * command that is there. */
+bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now, uint32_t contexts);
 /* From now on launches are counted. */
 void inflight_counts(struct inflight *f, uint64_t now);
 /* From now on nothing of this process runs (halted), or something can run again. */

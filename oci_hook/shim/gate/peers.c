@@ -42,6 +42,7 @@ static void take_over(struct peers *p, const struct gh_gpu_page *page, unsigned 
     if (!present || peer->born != page->slot[slot].born) {
         slot_close(&peer->slot);
         p->view.slot[slot] = (struct gh_slot){0};
+        gh_peers_forget(&p->costs, slot);
     }
     peer->born = page->slot[slot].born;
 }
@@ -117,6 +118,23 @@ unsigned peers_look(struct peers *p, uint64_t now) {
     }
     p->view.seen = now;
     return contexts;
+}
+
+bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t longest) {
+    uint64_t before = p->costs.ignorings;
+    gh_peers_count(&p->costs, &p->view, p->me, last, now, longest);
+    return p->costs.ignorings != before;
+}
+
+uint64_t peers_lower_residue(const struct peers *p) {
+    uint64_t most = 0;
+    for (uint64_t left = p->view.present; left; left &= left - 1) {
+        unsigned i = (unsigned)__builtin_ctzll(left);
+        const struct gh_slot *s = &p->view.slot[i];
+        if (p->view.share[i].class_ < p->view.share[p->me].class_ && s->launched != s->done)
+            most = max64(most, s->residue);
+    }
+    return min64(most, p->view.rules.linger_max);
 }
 
 bool peers_awake(const struct peers *p) {

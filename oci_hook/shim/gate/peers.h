@@ -24,8 +24,9 @@ struct peers {
     unsigned gpu, me;
     struct gh_gpu view; /* what gh_decide sees; `seen` is the time of the last look */
     struct peer peer[GH_SLOTS];
-    uint64_t ask_at; /* real time until which no container's locks are tested */
-    unsigned asked;  /* the slot whose locks were tested last */
+    struct gh_peers costs; /* what waiting for each of them has cost */
+    uint64_t ask_at;       /* real time until which no container's locks are tested */
+    unsigned asked;        /* the slot whose locks were tested last */
 };
 
 /* From the policy page's record of that GPU, whose time is shared. */
@@ -48,6 +49,13 @@ static inline bool peers_old(const struct peers *p, uint64_t now) { return now -
 /* Reads the GPU page and the other slots again. Returns how many processes of other containers have work. A page that
  * cannot be read, or is none, leaves what was known of it. */
 unsigned peers_look(struct peers *p, uint64_t now);
+/* Before each decision: counts what the last one has cost; gh_peers_count. True: from now on a peer is ignored. */
+bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t longest);
+/* After a decision to let lower classes' work drain. */
+static inline void peers_drain(struct peers *p, uint64_t now) { gh_peers_drain(&p->costs, &p->view, p->me, now); }
+static inline const struct gh_peers *peers_costs(const struct peers *p) { return &p->costs; }
+/* The longest estimated time until the work in flight of a lower class is done; at most rules.linger_max. */
+uint64_t peers_lower_residue(const struct peers *p);
 /* Somebody else has used the GPU lately, or may be about to. */
 bool peers_awake(const struct peers *p);
 bool peers_any_lower(const struct peers *p);

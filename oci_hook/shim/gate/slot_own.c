@@ -285,7 +285,7 @@ void slot_mode(struct slot_own *own, uint8_t mode, uint8_t by, uint64_t now) {
     WORD_STORE_RELEASE(&head->mode_since, now);
 }
 
-void slot_distrusts(struct slot_own *own) { __atomic_add_fetch(&own->page->head.distrusts, 1, __ATOMIC_RELAXED); }
+void slot_ignores(struct slot_own *own) { __atomic_add_fetch(&own->page->head.ignorings, 1, __ATOMIC_RELAXED); }
 
 void slot_claim(struct slot_own *own, uint64_t epoch, uint64_t start, uint64_t end, uint64_t probe_until) {
     struct gh_slot_head *head = &own->page->head;

@@ -65,7 +65,7 @@ void slot_awake(struct slot_own *own, uint64_t now);
 void slot_linger(struct slot_own *own, uint32_t linger);
 /* The last decision: enum gh_mode, and 1 + the slot that it waits for. */
 void slot_mode(struct slot_own *own, uint8_t mode, uint8_t by, uint64_t now);
-void slot_distrusts(struct slot_own *own);
+void slot_ignores(struct slot_own *own);
 /* Begins a tenure, or ends it now. */
 void slot_claim(struct slot_own *own, uint64_t epoch, uint64_t start, uint64_t end, uint64_t probe_until);
 void slot_yield(struct slot_own *own, uint64_t now);

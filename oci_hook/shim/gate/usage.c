@@ -6,22 +6,38 @@
 
 #define CLEAR_AFTER (700 * GH_US) /* until what others had in flight is off the GPU */
 
-void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now) {
-    u->head = head;
-    uint64_t never = 0; /* no process of the container had a cap yet */
-    __atomic_compare_exchange_n(&head->credit, &never, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-    u->look[0] = (struct usage_look){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1};
-}
-
 /* ---- our part of the time ---- */
 
-static const struct usage_look *last_look(const struct usage *u) { return &u->look[u->looks % USAGE_LOOKS]; }
+#define RING_STEP (100 * GH_US)
+
+/* The newest look of a ring, and the `back`th before it. */
+static const struct usage_look *look_of(const struct usage_ring *r, uint64_t back) {
+    return &r->look[(r->count - 1 - back) % USAGE_LOOKS];
+}
+
+static const struct usage_look *last_look(const struct usage *u) { return look_of(&u->ring[0], 0); }
+
+static void note_look(struct usage *u, const struct usage_look *look) {
+    uint64_t step = RING_STEP;
+    for (unsigned i = 0; i < USAGE_RINGS; i++, step *= 10) {
+        struct usage_ring *r = &u->ring[i];
+        if (i && r->count && look->at - look_of(r, 0)->at < step)
+            break;
+        r->look[r->count++ % USAGE_LOOKS] = *look;
+    }
+}
+
+void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now) {
+    u->head = head;
+    note_look(u, &(struct usage_look){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1});
+}
 
 uint32_t usage_contexts(const struct usage *u) { return last_look(u)->contexts; }
+bool usage_clear_since(const struct usage *u, uint64_t since) { return last_look(u)->clear_at <= since; }
 
 void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted) {
     const struct usage_look *last = last_look(u);
-    uint64_t each = (now - last->at) / last->contexts;
+    uint64_t each = gh_sliced(now - last->at, last->contexts);
     uint32_t ours = u->siblings + 1, contexts = ours + others;
     struct usage_look next = {.at = now, .mine = last->mine, .contexts = contexts};
     if (!halted)
@@ -32,19 +48,39 @@ void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted) {
         next.clear_at = UINT64_MAX;
     else
         next.clear_at = last->clear_at == UINT64_MAX ? now + CLEAR_AFTER : last->clear_at;
-    u->look[++u->looks % USAGE_LOOKS] = next;
+    note_look(u, &next);
+}
+
+/* The last look at or before a time, and in *after the next one that is kept; if none is so old, the oldest twice. */
+static const struct usage_look *look_before(const struct usage *u, uint64_t at, const struct usage_look **after) {
+    const struct usage_look *oldest = last_look(u);
+    for (unsigned i = 0; i < USAGE_RINGS; i++) {
+        const struct usage_ring *r = &u->ring[i];
+        uint64_t count = min64(r->count, USAGE_LOOKS);
+        for (uint64_t back = 0; back < count; back++) {
+            const struct usage_look *look = look_of(r, back);
+            *after = back ? look_of(r, back - 1) : last_look(u);
+            if (look->at <= at)
+                return look;
+            oldest = look->at < oldest->at ? look : oldest;
+        }
+    }
+    *after = oldest;
+    return oldest;
 }
 
 uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted, bool *clean) {
     uint64_t begin = now - min64(elapsed, now);
-    const struct usage_look *then = last_look(u), *last = then;
-    for (uint64_t back = 1; then->at > begin && back < USAGE_LOOKS && back <= u->looks; back++)
-        then = &u->look[(u->looks - back) % USAGE_LOOKS];
+    const struct usage_look *after, *then = look_before(u, begin, &after), *last = last_look(u);
     *clean = then->clear_at <= begin;
     if (now <= begin)
         return elapsed;
-    uint64_t until = last->mine + (halted ? 0 : age64(now, last->at) / last->contexts);
-    uint64_t from = then->mine + age64(begin, then->at) / then->contexts;
+    uint64_t until = last->mine + (halted ? 0 : gh_sliced(age64(now, last->at), last->contexts)), from = then->mine;
+    if (after->at > then->at)
+        from +=
+            (after->mine - then->mine) * min64(age64(begin, then->at), after->at - then->at) / (after->at - then->at);
+    else if (begin > then->at)
+        from += gh_sliced(begin - then->at, then->contexts);
     return min64(until > from ? until - from : 0, elapsed);
 }
 

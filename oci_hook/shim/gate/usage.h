@@ -11,11 +11,12 @@
 #include "pages/slot_page.h"
 
 #define USAGE_LOOKS 128u
+#define USAGE_RINGS 4u
 
 /* What one look at the other containers' slots found. */
 struct usage_look {
     uint64_t at;
-    uint64_t mine;     /* GPU time that one process has had so far, if all with work shared the GPU equally */
+    uint64_t mine;     /* GPU time that one process has had so far, if all with work had equal time slices */
     uint64_t clear_at; /* since then the GPU has been ours alone for a while; UINT64_MAX: others have work */
     uint32_t contexts; /* processes with work, with this one */
 };
@@ -28,8 +29,12 @@ struct usage {
     unsigned busy_stream; /* the stream of that work */
     bool busy_parallel;   /* it is of several streams */
     uint64_t longest;     /* the longest recent command */
-    struct usage_look look[USAGE_LOOKS];
-    uint64_t looks;
+    /* The last looks, and fewer of those before: ring r has one in 100 us x 10^r, so together they go back for ten
+     * seconds. */
+    struct usage_ring {
+        struct usage_look look[USAGE_LOOKS];
+        uint64_t count;
+    } ring[USAGE_RINGS];
     uint32_t siblings; /* other processes of the container that have work */
     bool turns;        /* the tenants take turns */
     /* duty: time that was clear, that is without work of others, and the charge in it, so far and when we became idle */
@@ -53,6 +58,8 @@ static inline void usage_set_siblings(struct usage *u, uint32_t siblings) { u->s
 static inline uint32_t usage_siblings(const struct usage *u) { return u->siblings; }
 /* How many processes share the GPU, with this one, at the last look. */
 uint32_t usage_contexts(const struct usage *u);
+/* Nobody else has had work since, or for a while before. */
+bool usage_clear_since(const struct usage *u, uint64_t since);
 /* Of a command that has just ended after `elapsed`: our part of that time; *clean: nobody else had work meanwhile. */
 uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted, bool *clean);
 
@@ -62,6 +69,7 @@ uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, b
 void usage_launched(struct usage *u, unsigned stream, bool first, uint64_t now);
 /* A measured command took that long. */
 void usage_measured(struct usage *u, uint64_t elapsed);
+static inline uint64_t usage_longest(const struct usage *u) { return u->longest; }
 /* Charges commands that are done: no more than the time that has passed. Returns the charge. */
 uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge);
 /* The tenant has work again after an idle time. */

@@ -6,7 +6,7 @@
 
 void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full) {
     uint64_t charge = WORD_LOAD_RELAXED(&u->head->charged) + running;
-    if (u->look[u->looks % USAGE_LOOKS].clear_at <= u->counted_at) {
+    if (usage_clear_since(u, u->counted_at)) {
         u->clear += now - u->counted_at;
         /* Time in which the next launch waits for the tenant's window counts as used: such gaps are not its own. The
          * charge may have fallen, if what ran was estimated to run for longer. */

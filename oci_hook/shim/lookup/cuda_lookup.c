@@ -21,18 +21,26 @@ static void *ours(void *theirs) {
 }
 
 GH_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags) {
-    CUresult r = REAL(cuGetProcAddress)(symbol, pfn, version, flags);
-    if (r == CUDA_SUCCESS && pfn && *pfn)
-        *pfn = ours(*pfn);
+    void *theirs = NULL;
+    CUresult r = REAL(cuGetProcAddress)(symbol, pfn ? &theirs : NULL, version, flags);
+    if (pfn)
+        *pfn = theirs ? ours(theirs) : NULL;
     return r;
 }
 
-#define LOOKUP(name)                                                                                    \
-    GH_EXPORT CUresult name(const char *symbol, void **pfn, int version, uint64_t flags, int *status) { \
-        CUresult r = REAL(name)(symbol, pfn, version, flags, status);                                   \
-        if (r == CUDA_SUCCESS && pfn && *pfn)                                                           \
-            *pfn = ours(*pfn);                                                                          \
-        return r;                                                                                       \
-    }
-LOOKUP(cuGetProcAddress_v2)
-LOOKUP(cuGetProcAddress_v2_ptsz)
+typedef CUresult lookup_call(const char *, void **, int, uint64_t, int *);
+
+static CUresult look_up(const char *symbol, void **pfn, int version, uint64_t flags, int *status, lookup_call *call) {
+    void *theirs = NULL;
+    CUresult r = call(symbol, pfn ? &theirs : NULL, version, flags, status);
+    if (pfn)
+        *pfn = theirs ? ours(theirs) : NULL;
+    return r;
+}
+
+GH_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status) {
+    return look_up(symbol, pfn, version, flags, status, REAL(cuGetProcAddress_v2));
+}
+GH_EXPORT CUresult cuGetProcAddress_v2_ptsz(const char *symbol, void **pfn, int version, uint64_t flags, int *status) {
+    return look_up(symbol, pfn, version, flags, status, REAL(cuGetProcAddress_v2_ptsz));
+}

@@ -1,13 +1,17 @@
 #include "memory/charge.h"
 
 #include "memory/cuda_pool.h"
+#include "memory/piece.h"
 
-/* Refuses only after a sweep, and after our own pools have released what they keep for later. */
+/* Refuses only after a sweep, and after our own pools have released what they keep for later, and exports were looked at. */
 static CUresult reserve(struct gh_state *st, int gpu, uint64_t units, const struct gh_limit *limit) {
     uint64_t most = limit->whole ? GH_UNLIMITED : limit->bytes >> GH_UNIT_SHIFT;
     enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, most);
-    if (done == GH_NO_ROOM && units <= most && pools_trim(st, gpu))
-        done = gh_reserve(st, (unsigned)gpu, units, most);
+    if (done == GH_NO_ROOM && units <= most) {
+        bool closed = pieces_reclaim(st);
+        if (pools_trim(st, gpu) || closed)
+            done = gh_reserve(st, (unsigned)gpu, units, most);
+    }
     if (done == GH_NO_ROOM)
         gh_press(st, (unsigned)gpu);
     return done == GH_RESERVED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -20,6 +24,8 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
         c->units = 0;
         return CUDA_SUCCESS;
     }
+    if (at.gpu == NO_ANSWER)
+        return at.error;
     if (at.gpu == NO_GPU) {
         if (gh_policy_usable(st))
             gh_say(GH_SAID_GPU, "gpu-hook: GH-309: a program uses a GPU that is not in its container's policy page: "
@@ -74,8 +80,8 @@ struct owed begin_free(enum kind kind, uint64_t handle) {
 
 CUresult end_free(struct owed *o, CUresult r) {
     if (!o->value) { /* maybe memory of a graph or of an imported pool */
-        if (o->st && atomic_load(&o->st->pools.count))
-            atomic_store(&o->st->pools.dirty, 1);
+        if (o->st)
+            pools_changed(o->st);
         return r;
     }
     if (r != CUDA_SUCCESS)
@@ -85,8 +91,59 @@ CUresult end_free(struct owed *o, CUresult r) {
     else if (kind_of(o->value) == GRAPHED)
         atomic_store(&o->st->pools.dirty, 1);
     else
-        gh_release(o->st, gpu_of(o->value), units_of(o->value));
+        release_note(o->st, o->value);
     return r;
+}
+
+/* ---- memory that may lie on any of the container's GPUs ---- */
+
+static unsigned gpus_of(struct gh_state *st) {
+    struct gh_gpu_policy policy;
+    uint32_t count = 0, class_;
+    return gh_policy_gpu(st, 0, &policy, &count, &class_) ? count : 0;
+}
+
+/* Releases what charge_everywhere has charged on the GPUs before `end`, but for the current one. */
+static void release_others(const struct charge *c, unsigned end) {
+    for (unsigned gpu = 0; gpu < end; gpu++)
+        if ((int)gpu != c->at.gpu)
+            gh_release(c->st, gpu, c->units);
+}
+
+CUresult charge_everywhere(struct charge *c, uint64_t bytes) {
+    CUresult r = charge(c, bytes);
+    unsigned count = r == CUDA_SUCCESS && c->units ? gpus_of(c->st) : 0;
+    for (unsigned gpu = 0; gpu < count; gpu++) {
+        struct gh_limit limit;
+        if ((int)gpu == c->at.gpu)
+            continue;
+        if (!gh_policy_limit(c->st, gpu, &limit) || reserve(c->st, (int)gpu, c->units, &limit)) {
+            release_others(c, gpu);
+            uncharge(c);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    return r;
+}
+
+CUresult finish_everywhere(struct charge *c, CUresult r, uint64_t pointer) {
+    unsigned count = c->units ? gpus_of(c->st) : 0;
+    if (count < 2)
+        return finish_alloc(c, r, LINEAR, pointer);
+    if (r == CUDA_SUCCESS) {
+        uint64_t note = pack(c->units, (int)count - 1, c->at.context, MANAGED);
+        gh_pointers_put(&c->st->pointers, key_of(LINEAR, pointer), note);
+    } else {
+        release_others(c, count);
+        uncharge(c);
+    }
+    return r;
+}
+
+void release_note(struct gh_state *st, uint64_t value) {
+    unsigned last = gpu_of(value);
+    for (unsigned gpu = kind_of(value) == MANAGED ? 0 : last; gpu <= last; gpu++)
+        gh_release(st, gpu, units_of(value));
 }
 
 bool gpu_memory(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total, bool *whole) {

@@ -3,7 +3,8 @@
 #define GPU_HOOK_CHARGE_H
 
 #include "account/account.h"
-#include "memory/allocation.h"
+#include "driver/cuda_gpu.h"
+#include "process/note.h"
 
 /* A charge made, while the driver has not answered yet. */
 struct charge {
@@ -29,6 +30,12 @@ struct owed {
 };
 struct owed begin_free(enum kind kind, uint64_t handle);
 CUresult end_free(struct owed *o, CUresult r);
+
+/* Charges bytes on each of the container's GPUs; the note of such memory is MANAGED if they are several. */
+CUresult charge_everywhere(struct charge *c, uint64_t bytes);
+CUresult finish_everywhere(struct charge *c, CUresult r, uint64_t pointer);
+/* Releases what a note says is charged. */
+void release_note(struct gh_state *st, uint64_t value);
 
 /* The limit on a GPU and how much of it is free, in bytes; whole: there is no limit. False: no valid page. */
 bool gpu_memory(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total, bool *whole);

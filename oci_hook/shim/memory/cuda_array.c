@@ -40,7 +40,10 @@ static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uin
     return up(bytes, 512);
 }
 
-#define OWN_MEMORY(d) (!((d)->flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)))
+static bool has_memory(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    return !(d->flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
+}
+
 #define TOO_LONG (1ull << 32) /* longer than on any GPU; keeps the products below in range */
 
 static uint64_t upper_bound(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
@@ -54,7 +57,7 @@ static uint64_t upper_bound(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
         h = h > 1 ? h / 2 : h;
         depth = depth > 1 && !layered ? depth / 2 : depth;
     }
-    return bytes;
+    return up(bytes, 64 << 10); /* arrays have pages of their own */
 }
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {
@@ -63,7 +66,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {
     CUarray array;
     CUdevice device;
     bool told = false;
-    if (!OWN_MEMORY(d))
+    if (!has_memory(d))
         return 0;
     twin.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
     if (!REAL(cuCtxGetDevice)(&device) && !REAL(cuArray3DCreate_v2)(&array, &twin)) {
@@ -79,7 +82,7 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) 
     CUmipmappedArray array;
     CUdevice device;
     bool told = false;
-    if (!OWN_MEMORY(d))
+    if (!has_memory(d))
         return 0;
     twin.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
     if (!REAL(cuCtxGetDevice)(&device) && !REAL(cuMipmappedArrayCreate)(&array, &twin, levels)) {
@@ -89,29 +92,91 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) 
     return told ? need.size : upper_bound(d, levels);
 }
 
-#define CREATE(name, descriptor, bytes)                               \
-    GH_EXPORT CUresult name(CUarray *array, const descriptor *d) {    \
-        struct charge c;                                              \
-        CUresult r = charge(&c, d ? bytes : 0);                       \
-        if (r)                                                        \
-            return r;                                                 \
-        r = REAL(name)(array, d);                                     \
-        return finish_alloc(&c, r, ARRAY, r ? 0 : (uintptr_t)*array); \
-    }
-#define WIDER(depth_, flags_) \
-    &(CUDA_ARRAY3D_DESCRIPTOR) { d->width, d->height, depth_, d->format, d->channels, flags_ }
-CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, array_bytes(WIDER(0, 0)))
-CREATE(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, array_bytes(WIDER(0, 0)))
-CREATE(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, array_bytes(WIDER(d->depth, d->flags)))
-CREATE(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, array_bytes(d))
-
-GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
+GH_EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *given) {
+    CUDA_ARRAY_DESCRIPTOR_v1 d;
     struct charge c;
-    CUresult r = charge(&c, d ? mipmap_bytes(d, levels) : 0);
+    CUarray made = NULL;
+    if (!given || !array)
+        return REAL(cuArrayCreate)(array, given);
+    copy_once(&d, given, sizeof d);
+    CUresult r = charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, 0, d.format, d.channels, 0}));
     if (r)
         return r;
-    r = REAL(cuMipmappedArrayCreate)(array, d, levels);
-    return finish_alloc(&c, r, MIPMAP, r ? 0 : (uintptr_t)*array);
+    r = REAL(cuArrayCreate)(&made, &d);
+    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
+    if (r == CUDA_SUCCESS)
+        *array = made;
+    return r;
+}
+
+GH_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given) {
+    CUDA_ARRAY_DESCRIPTOR d;
+    struct charge c;
+    CUarray made = NULL;
+    if (!given || !array)
+        return REAL(cuArrayCreate_v2)(array, given);
+    copy_once(&d, given, sizeof d);
+    CUresult r = charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, 0, d.format, d.channels, 0}));
+    if (r)
+        return r;
+    r = REAL(cuArrayCreate_v2)(&made, &d);
+    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
+    if (r == CUDA_SUCCESS)
+        *array = made;
+    return r;
+}
+
+GH_EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *given) {
+    CUDA_ARRAY3D_DESCRIPTOR_v1 d;
+    struct charge c;
+    CUarray made = NULL;
+    if (!given || !array)
+        return REAL(cuArray3DCreate)(array, given);
+    copy_once(&d, given, sizeof d);
+    CUresult r =
+        charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, d.depth, d.format, d.channels, d.flags}));
+    if (r)
+        return r;
+    r = REAL(cuArray3DCreate)(&made, &d);
+    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
+    if (r == CUDA_SUCCESS)
+        *array = made;
+    return r;
+}
+
+GH_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given) {
+    CUDA_ARRAY3D_DESCRIPTOR d;
+    struct charge c;
+    CUarray made = NULL;
+    if (!given || !array)
+        return REAL(cuArray3DCreate_v2)(array, given);
+    copy_once(&d, given, sizeof d);
+    CUresult r = charge(&c, array_bytes(&d));
+    if (r)
+        return r;
+    r = REAL(cuArray3DCreate_v2)(&made, &d);
+    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
+    if (r == CUDA_SUCCESS)
+        *array = made;
+    return r;
+}
+
+GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given,
+                                          unsigned levels) {
+    CUDA_ARRAY3D_DESCRIPTOR d;
+    struct charge c;
+    CUmipmappedArray made = NULL;
+    if (!given || !array)
+        return REAL(cuMipmappedArrayCreate)(array, given, levels);
+    copy_once(&d, given, sizeof d);
+    CUresult r = charge(&c, mipmap_bytes(&d, levels));
+    if (r)
+        return r;
+    r = REAL(cuMipmappedArrayCreate)(&made, &d, levels);
+    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
+    if (r == CUDA_SUCCESS)
+        *array = made;
+    return r;
 }
 
 GH_EXPORT CUresult cuArrayDestroy(CUarray array) {
@@ -120,6 +185,6 @@ GH_EXPORT CUresult cuArrayDestroy(CUarray array) {
 }
 
 GH_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
-    struct owed o = begin_free(MIPMAP, (uintptr_t)array);
+    struct owed o = begin_free(ARRAY, (uintptr_t)array);
     return end_free(&o, REAL(cuMipmappedArrayDestroy)(array));
 }

@@ -2,6 +2,7 @@
 #include "driver/real.h"
 #include "gate/gate.h"
 #include "memory/charge.h"
+#include "memory/cuda_context.h"
 #include "memory/cuda_pool.h"
 
 /* A context is charged by the figure in the policy page, if there is one. The agent corrects it (surcharge). */
@@ -16,24 +17,65 @@ static CUresult charge_context(struct charge *c, CUdevice device) {
     if (gpu >= 0)
         gh_policy_limit(st, (unsigned)gpu, &limit);
     if (gpu < 0 || !limit.context_bytes) { /* without a granted GPU, later allocations in it are refused */
-        *c = (struct charge){st, {gpu, 0}, 0};
+        *c = (struct charge){st, {.gpu = gpu}, 0};
         return CUDA_SUCCESS;
     }
-    return charge_at(c, st, (struct place){gpu, 0}, limit.context_bytes);
+    return charge_at(c, st, (struct place){.gpu = gpu}, limit.context_bytes);
 }
 
-static CUresult made(struct charge *c, CUresult r, const CUcontext *context) {
-    if (r != CUDA_SUCCESS || c->at.gpu < 0) {
-        uncharge(c);
-        return r;
-    }
-    if (gh_pointers_put_new(&c->st->pointers, key_of(CONTEXT, (uintptr_t)*context),
-                            pack(c->units, c->at.gpu, 0, CONTEXT)))
+/* Notes what a new context is charged. If we know it already, it is a primary context that is retained again. */
+static void note_context(struct charge *c, CUcontext context) {
+    uint64_t note = pack(c->units, c->at.gpu, 0, CONTEXT);
+    if (gh_pointers_put_new(&c->st->pointers, key_of(CONTEXT, (uintptr_t)context), note))
         gh_count_contexts(c->st, (unsigned)c->at.gpu, 1);
     else
-        uncharge(c); /* we know it already: a primary context that is retained again */
+        uncharge(c);
+}
+
+static CUresult created(struct charge *c, CUresult r, const CUcontext *made, CUcontext *context) {
+    if (r != CUDA_SUCCESS || c->at.gpu < 0)
+        uncharge(c);
+    else
+        note_context(c, *made);
+    if (r == CUDA_SUCCESS && c->st)
+        context_leaves(c->st, *made); /* what we knew of an older one with this handle */
+    if (r == CUDA_SUCCESS)
+        *context = *made;
     return r;
 }
+
+GH_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device) {
+    struct charge c;
+    CUcontext made = NULL;
+    CUresult r = charge_context(&c, device);
+    return r ? r : created(&c, REAL(cuCtxCreate)(context ? &made : NULL, flags, device), &made, context);
+}
+GH_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
+    struct charge c;
+    CUcontext made = NULL;
+    CUresult r = charge_context(&c, device);
+    return r ? r : created(&c, REAL(cuCtxCreate_v2)(context ? &made : NULL, flags, device), &made, context);
+}
+GH_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device) {
+    struct charge c;
+    CUcontext made = NULL;
+    CUresult r = charge_context(&c, device);
+    if (r)
+        return r;
+    r = REAL(cuCtxCreate_v3)(context ? &made : NULL, affinity, count, flags, device);
+    return created(&c, r, &made, context);
+}
+GH_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
+    struct charge c;
+    CUcontext made = NULL;
+    CUresult r = charge_context(&c, device);
+    if (r)
+        return r;
+    r = REAL(cuCtxCreate_v4)(context ? &made : NULL, parameters, flags, device);
+    return created(&c, r, &made, context);
+}
+
+/* ---- what goes with a context ---- */
 
 struct leaving {
     struct gh_state *st;
@@ -46,145 +88,233 @@ static bool lives_in(uint64_t key, uint64_t value, void *with) {
     (void)key;
     if (kind == GRAPHED) /* the driver may have freed it with the context: forget that it exists */
         return true;
-    if (context_of(value) != l->context || (kind != LINEAR && kind != ARRAY && kind != MIPMAP && kind != LIMIT))
+    bool goes = kind == LINEAR || kind == MANAGED || kind == ARRAY || kind == LIMIT;
+    if (number_of(value) != l->context || !goes)
         return false;
-    gh_release(l->st, gpu_of(value), units_of(value));
+    release_note(l->st, value);
     return true;
 }
 
-static void gone(struct gh_state *st, CUcontext context, bool with_itself) {
-    for (unsigned i = 0; i < GH_CONTEXTS; i++)
-        if (atomic_load(&st->contexts.place[i].context) == context) {
-            struct leaving l = {st, i + 1};
-            atomic_store(&st->contexts.place[i].gpu, 0);
-            gh_pointers_filter(&st->pointers, lives_in, &l);
-        }
-    uint64_t value = with_itself ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context)) : 0;
-    if (value) {
-        gh_release(st, gpu_of(value), units_of(value));
-        gh_count_contexts(st, gpu_of(value), -1);
-    }
+/* place: the note that context_leaves returned; 0: no memory was noted in that context. */
+static void release_memory(struct gh_state *st, uint64_t place) {
+    struct leaving l = {st, number_of(place)};
+    if (l.context)
+        gh_pointers_filter(&st->pointers, lives_in, &l);
     pools_lost(st);
     atomic_store(&st->pools.dirty, 1);
     pools_look(st);
 }
 
-#define CREATE(name, parameters, arguments)                     \
-    GH_EXPORT CUresult name parameters {                        \
-        struct charge c;                                        \
-        CUresult r = charge_context(&c, device);                \
-        return r ? r : made(&c, REAL(name) arguments, context); \
-    }
-CREATE(cuCtxCreate, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
-CREATE(cuCtxCreate_v2, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
-CREATE(cuCtxCreate_v3, (CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device),
-       (context, affinity, count, flags, device))
-CREATE(cuCtxCreate_v4, (CUcontext *context, void *parameters, unsigned flags, CUdevice device),
-       (context, parameters, flags, device))
+static void release_context(struct gh_state *st, uint64_t note) {
+    if (!note)
+        return;
+    gh_release(st, gpu_of(note), units_of(note));
+    gh_count_contexts(st, gpu_of(note), -1);
+}
 
-#define DESTROY(name)                            \
-    GH_EXPORT CUresult name(CUcontext context) { \
-        gate_context_leaves(context);            \
-        CUresult r = REAL(name)(context);        \
-        struct gh_state *st = gh_here();         \
-        if (r == CUDA_SUCCESS && st)             \
-            gone(st, context, true);             \
-        return r;                                \
+typedef CUresult destroy_call(CUcontext);
+
+/* The notes are taken before the driver can give the handle to another context. */
+static CUresult destroy(CUcontext context, destroy_call *call) {
+    struct gh_state *st = gh_here();
+    gate_context_leaves(context);
+    uint64_t place = st ? context_leaves(st, context) : 0;
+    uint64_t own = st ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context)) : 0;
+    CUresult r = call(context);
+    if (r == CUDA_SUCCESS && st) {
+        release_memory(st, place);
+        release_context(st, own);
+    } else if (st) {
+        context_stays(st, context, place);
+        if (own)
+            gh_pointers_put_new(&st->pointers, key_of(CONTEXT, (uintptr_t)context), own);
     }
-DESTROY(cuCtxDestroy)
-DESTROY(cuCtxDestroy_v2)
+    return r;
+}
+
+GH_EXPORT CUresult cuCtxDestroy(CUcontext context) { return destroy(context, REAL(cuCtxDestroy)); }
+GH_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) { return destroy(context, REAL(cuCtxDestroy_v2)); }
+
+/* ---- primary contexts ---- */
+
+static bool is_active(CUdevice device, bool in_doubt) {
+    unsigned flags;
+    int active = 0;
+    return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) ? in_doubt : active;
+}
+
+static CUcontext known_primary(struct gh_state *st, CUdevice device) {
+    return st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
+}
 
 /* A primary context that was reset has kept its charge, which the new one takes over. */
 static bool take_over(struct charge *c, CUdevice device) {
     struct gh_state *st = gh_here();
-    CUcontext last = st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
+    CUcontext last = known_primary(st, device);
     uint64_t kept = last ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)last)) : 0;
     if (!kept)
         return false;
     gh_count_contexts(st, gpu_of(kept), -1);
-    *c = (struct charge){st, {(int)gpu_of(kept), 0}, units_of(kept)};
+    *c = (struct charge){st, {.gpu = (int)gpu_of(kept)}, units_of(kept)};
     return true;
 }
 
+/* After the driver has retained it. One that was active, and has no charge, was made unseen, or another thread has just
+ * released its charge. */
+static CUresult charge_retained(struct charge *c, CUcontext context, CUdevice device) {
+    bool charged = c->at.gpu >= 0;
+    if (!charged && c->st && !gh_pointers_get(&c->st->pointers, key_of(CONTEXT, (uintptr_t)context))) {
+        CUresult r = charge_context(c, device);
+        if (r)
+            return r;
+        charged = c->at.gpu >= 0;
+    }
+    if (charged)
+        note_context(c, context);
+    return CUDA_SUCCESS;
+}
+
 GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-    struct charge c = {.at = {NO_CONTEXT, 0}};
-    unsigned flags;
-    int active = 0;
-    CUresult r = CUDA_SUCCESS;
-    if ((REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) || !active) && !take_over(&c, device))
-        r = charge_context(&c, device);
+    struct gh_state *st = gh_here();
+    struct charge c = {st, {.gpu = NO_CONTEXT}, 0};
+    CUcontext made = NULL;
+    CUresult r = is_active(device, false) || take_over(&c, device) ? CUDA_SUCCESS : charge_context(&c, device);
     if (r)
         return r;
-    r = made(&c, REAL(cuDevicePrimaryCtxRetain)(context, device), context);
-    struct gh_state *st = gh_here();
-    if (r == CUDA_SUCCESS && st && device >= 0 && device < GH_DEVICES) {
-        CUcontext last = atomic_exchange(&st->contexts.primary[device], *context);
-        if (last && last != *context)
-            gone(st, last, true); /* the context was reset, and came back with another handle */
-    }
-    return r;
-}
-
-/* The last release, or a reset, frees its memory. After a reset it keeps its own charge until it is used again. */
-static CUresult released(CUresult r, CUdevice device, bool reset) {
-    struct gh_state *st = gh_here();
-    unsigned flags;
-    int active = 1;
-    if (r != CUDA_SUCCESS || !st || device < 0 || device >= GH_DEVICES ||
-        (!reset && (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) || active)))
+    r = REAL(cuDevicePrimaryCtxRetain)(context ? &made : NULL, device);
+    if (r) {
+        uncharge(&c);
         return r;
-    CUcontext context = atomic_load(&st->contexts.primary[device]);
-    if (context)
-        gone(st, context, !reset);
+    }
+    if ((r = charge_retained(&c, made, device))) {
+        REAL(cuDevicePrimaryCtxRelease_v2)(device);
+        return r;
+    }
+    if (st && device >= 0 && device < GH_DEVICES) {
+        CUcontext last = atomic_exchange(&st->contexts.primary[device], made);
+        if (last && last != made) { /* it was reset, and came back with another handle */
+            release_memory(st, context_leaves(st, last));
+            release_context(st, gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)last)));
+        }
+    }
+    *context = made;
     return r;
 }
 
-/* Called before every release. If others still hold the context, its work in flight only counts as done too early. */
-static void primary_leaves(CUdevice device) {
+typedef CUresult device_call(CUdevice);
+
+/* Whether the last release has destroyed the primary context is asked twice: before its notes are taken, and after, as
+ * another thread may have retained it again. What that thread allocates from then on has another number. */
+void primary_left(struct gh_state *st, CUdevice device) {
+    CUcontext context = known_primary(st, device);
+    if (!context || is_active(device, true))
+        return;
+    uint64_t place = context_leaves(st, context);
+    uint64_t own = gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context));
+    if (!is_active(device, true)) {
+        release_memory(st, place);
+        release_context(st, own);
+        return;
+    }
+    context_stays(st, context, place);
+    if (own && !gh_pointers_put_new(&st->pointers, key_of(CONTEXT, (uintptr_t)context), own))
+        release_context(st, own); /* the thread that retained it has charged it */
+}
+
+static CUresult released(CUdevice device, device_call *call) {
     struct gh_state *st = gh_here();
-    CUcontext context = st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
+    CUcontext context = known_primary(st, device);
+    if (context) /* if others still hold it, its work in flight only counts as done too early */
+        gate_context_leaves(context);
+    CUresult r = call(device);
+    if (r == CUDA_SUCCESS)
+        primary_left(st, device);
+    return r;
+}
+
+/* A reset frees what is in the context, whoever holds it. It keeps its own charge until it is used again. */
+static CUresult reset(CUdevice device, device_call *call) {
+    struct gh_state *st = gh_here();
+    CUcontext context = known_primary(st, device);
     if (context)
         gate_context_leaves(context);
+    uint64_t place = context ? context_leaves(st, context) : 0;
+    CUresult r = call(device);
+    if (r == CUDA_SUCCESS && context)
+        release_memory(st, place);
+    else if (context)
+        context_stays(st, context, place);
+    return r;
 }
 
-#define RELEASE(name, reset)                                \
-    GH_EXPORT CUresult name(CUdevice device) {              \
-        primary_leaves(device);                             \
-        return released(REAL(name)(device), device, reset); \
-    }
-RELEASE(cuDevicePrimaryCtxRelease, false)
-RELEASE(cuDevicePrimaryCtxRelease_v2, false)
-RELEASE(cuDevicePrimaryCtxReset, true)
-RELEASE(cuDevicePrimaryCtxReset_v2, true)
+GH_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    return released(device, REAL(cuDevicePrimaryCtxRelease));
+}
+GH_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    return released(device, REAL(cuDevicePrimaryCtxRelease_v2));
+}
+GH_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) { return reset(device, REAL(cuDevicePrimaryCtxReset)); }
+GH_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    return reset(device, REAL(cuDevicePrimaryCtxReset_v2));
+}
 
 /* ---- limits that make a context take memory ---- */
 
-/* Bytes that a limit takes beyond its default, which is part of every context. */
-static uint64_t limit_bytes(int limit, size_t value) {
-    uint64_t usual = limit == CU_LIMIT_STACK_SIZE ? 1 << 10 : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? 1 << 20 : 8 << 20;
-    uint64_t more = value > usual ? value - usual : 0;
+/* What a limit is by default, which is part of every context's own memory, and what each unit beyond it takes.
+ *
+ * For the device runtime (kernels that launch kernels) the CUDA C++ Programming Guide says: each level of nesting at which
+ * kernels synchronise needs up to 150 MB for the state of the threads that wait, and two levels are the default; and for
+ * each of 2048 pending launches, configuration and parameters are kept. It gives no size for these: parameters of launches
+ * by kernels have at most 4 KiB, and as much again is our own upper bound for the rest. Not measured on a GPU. */
+static const struct {
+    uint64_t usual, each;
+} cost_of_limit[] = {
+    [CU_LIMIT_STACK_SIZE] = {1 << 10, 1}, /* for each thread that can run on the GPU at once */
+    [CU_LIMIT_PRINTF_FIFO_SIZE] = {1 << 20, 1},
+    [CU_LIMIT_MALLOC_HEAP_SIZE] = {8 << 20, 1},
+    [CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = {2, 150 << 20},
+    [CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = {2048, 8 << 10},
+};
+#define LIMITS (sizeof cost_of_limit / sizeof *cost_of_limit) /* the others take no device memory */
+#define TOO_MUCH (UINT64_MAX / 4)                             /* more than any GPU has */
+
+static uint64_t threads_at_once(void) {
     CUdevice device;
     int processors = 0, threads = 0;
-    if (limit != CU_LIMIT_STACK_SIZE)
-        return more;
-    /* a stack for every thread that can run on the GPU at once */
     if (REAL(cuCtxGetDevice)(&device) ||
         REAL(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) ||
         REAL(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device))
+        return TOO_MUCH;
+    return (uint64_t)processors * (uint64_t)threads;
+}
+
+/* Bytes that a limit takes beyond its default. */
+static uint64_t limit_bytes(int limit, size_t value) {
+    uint64_t each = cost_of_limit[limit].each, bytes;
+    if (value <= cost_of_limit[limit].usual)
         return 0;
-    return more > 1 << 20 ? UINT64_MAX / 4 : more * (uint64_t)processors * (uint64_t)threads;
+    if (limit == CU_LIMIT_STACK_SIZE)
+        each = threads_at_once();
+    if (__builtin_mul_overflow(value - cost_of_limit[limit].usual, each, &bytes) || bytes > TOO_MUCH)
+        return TOO_MUCH;
+    return bytes;
 }
 
 GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     CUcontext context = NULL;
     struct gh_state *st = gh_here();
-    if (limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE || !st || REAL(cuCtxGetCurrent)(&context) ||
-        !context)
+    if (limit < 0 || (unsigned)limit >= LIMITS)
         return REAL(cuCtxSetLimit)(limit, value);
-    uint64_t name = (uintptr_t)context + (uint64_t)limit; /* unique, since contexts are more than three bytes apart */
+    CUresult r = st ? REAL(cuCtxGetCurrent)(&context) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (r)
+        return r;
+    if (!context)
+        return REAL(cuCtxSetLimit)(limit, value);
+    uint64_t name =
+        (uintptr_t)context + (uint64_t)limit; /* unique, since contexts are further apart than there are limits */
     struct owed before = begin_free(LIMIT, name);
     struct charge c;
-    CUresult r = charge(&c, limit_bytes(limit, value));
+    r = charge(&c, limit_bytes(limit, value));
     if (r == CUDA_SUCCESS)
         r = finish_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
     end_free(&before, CUDA_SUCCESS == r ? r : CUDA_ERROR_INVALID_VALUE);

@@ -4,13 +4,21 @@
 #include "driver/real.h"
 #include "memory/charge.h"
 
-GH_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) {
+GH_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given) {
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC d;
     struct charge c;
-    CUresult r = charge(&c, d ? d->size : 0);
+    CUexternalMemory made = NULL;
+    if (!given || !memory)
+        return REAL(cuImportExternalMemory)(memory, given);
+    copy_once(&d, given, sizeof d);
+    CUresult r = charge(&c, d.size);
     if (r)
         return r;
-    r = REAL(cuImportExternalMemory)(memory, d);
-    return finish_alloc(&c, r, EXTERNAL, r ? 0 : (uintptr_t)*memory);
+    r = REAL(cuImportExternalMemory)(&made, &d);
+    r = finish_alloc(&c, r, EXTERNAL, (uintptr_t)made);
+    if (r == CUDA_SUCCESS)
+        *memory = made;
+    return r;
 }
 
 GH_EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory) {

@@ -7,7 +7,7 @@
 #include "gate/gate.h"
 #include "memory/cuda_pool.h"
 
-#define NESTED 16 /* levels of child graphs that are read */
+#define NESTED 256 /* levels of child graphs that are read; a deeper graph is refused */
 
 struct memory_node {
     CUdeviceptr at;
@@ -19,7 +19,7 @@ struct memory_node {
 struct needs { /* what one launch of a graph may allocate and free */
     uint64_t bytes[GH_DEVICES];
     bool frees_first; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: frees what the last launch left */
-    bool failed;      /* no memory to note all nodes */
+    bool failed;      /* not all nodes could be noted: launches are refused */
     size_t count, room;
     struct memory_node *node;
 };
@@ -38,39 +38,64 @@ static void add_node(struct needs *n, struct memory_node node) {
     n->node[n->count++] = node;
 }
 
-static void read_node(CUgraphNode node, struct needs *n) {
-    int type;
+static void read_allocation(CUgraphNode node, struct needs *n) {
     CUDA_MEM_ALLOC_NODE_PARAMS params;
-    CUdeviceptr at;
-    if (REAL(cuGraphNodeGetType)(node, &type))
+    if (REAL(cuGraphMemAllocNodeGetParams)(node, &params)) {
+        n->failed = true;
         return;
-    if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !REAL(cuGraphMemFreeNodeGetParams)(node, &at))
-        add_node(n, (struct memory_node){at, 0, 0, FREES});
-    if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || REAL(cuGraphMemAllocNodeGetParams)(node, &params))
-        return;
+    }
     int device = params.pool.location.id;
-    if (on_host(&params.pool.location) || device < 0 || device >= GH_DEVICES)
+    if (on_host(&params.pool.location, params.pool.type))
         return;
+    if (device < 0 || device >= GH_DEVICES) {
+        n->failed = true;
+        return;
+    }
     add_node(n, (struct memory_node){params.pointer, gh_units(params.bytes), device, LASTS});
     n->bytes[device] += gh_bytes(gh_units(params.bytes));
 }
 
+static void read_nodes(CUgraphNode *node, size_t count, struct needs *n, int depth);
+
 static void read_graph(CUgraph graph, struct needs *n, int depth) {
-    size_t count = 0;
+    size_t count = 0, room;
+    CUgraphNode *node = NULL;
+    CUresult r = REAL(cuGraphGetNodes)(graph, NULL, &count);
+    n->failed |= r || depth > NESTED;
+    if (n->failed || !count)
+        return;
+    do { /* once more if another thread added nodes meanwhile */
+        free(node);
+        room = count + 8;
+        node = calloc(room, sizeof *node);
+        count = room;
+    } while (node && !(r = REAL(cuGraphGetNodes)(graph, node, &count)) && count >= room);
+    n->failed |= !node || r;
+    if (!n->failed)
+        read_nodes(node, count, n, depth);
+    free(node);
+}
+
+/* What the driver does not tell may allocate. */
+static void read_node(CUgraphNode node, struct needs *n, int depth) {
     int type;
     CUgraph child;
-    if (depth > NESTED || REAL(cuGraphGetNodes)(graph, NULL, &count) || !count)
-        return;
-    CUgraphNode *node = calloc(count, sizeof *node);
-    n->failed |= !node;
-    if (node && !REAL(cuGraphGetNodes)(graph, node, &count))
-        for (size_t i = 0; i < count; i++) {
-            read_node(node[i], n);
-            if (!REAL(cuGraphNodeGetType)(node[i], &type) && type == CU_GRAPH_NODE_TYPE_GRAPH &&
-                !REAL(cuGraphChildGraphNodeGetGraph)(node[i], &child))
-                read_graph(child, n, depth + 1);
-        }
-    free(node);
+    CUdeviceptr at;
+    CUresult r = REAL(cuGraphNodeGetType)(node, &type);
+    if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        read_allocation(node, n);
+    else if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
+             !(r = REAL(cuGraphMemFreeNodeGetParams)(node, &at)))
+        add_node(n, (struct memory_node){at, 0, 0, FREES});
+    else if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH &&
+             !(r = REAL(cuGraphChildGraphNodeGetGraph)(node, &child)))
+        read_graph(child, n, depth + 1);
+    n->failed |= r != CUDA_SUCCESS;
+}
+
+static void read_nodes(CUgraphNode *node, size_t count, struct needs *n, int depth) {
+    for (size_t i = 0; i < count; i++)
+        read_node(node[i], n, depth);
 }
 
 static void read_needs(CUgraph graph, struct needs *n) {
@@ -113,7 +138,7 @@ static void end(struct growths *g) {
 }
 
 static CUresult begin(struct growths *g, struct gh_state *st, const struct needs *n) {
-    CUresult r = CUDA_SUCCESS;
+    CUresult r = n->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     g->count = 0;
     for (int d = 0; d < GH_DEVICES && r == CUDA_SUCCESS; d++) {
         uint64_t back = 0;
@@ -126,7 +151,7 @@ static CUresult begin(struct growths *g, struct gh_state *st, const struct needs
         struct gh_pool *pool = gpu >= 0 ? graph_pool(st, d, gpu) : NULL;
         if (!pool || g->count == GH_ACCOUNT_GPUS)
             r = CUDA_ERROR_OUT_OF_MEMORY;
-        else if (!(r = pool_begin(&g->of[g->count], st, pool, n->bytes[d], back)))
+        else if (!(r = pool_begin(&g->of[g->count], st, pool, graph_pool_handle(d), n->bytes[d], back)))
             g->count++;
     }
     if (r)
@@ -164,23 +189,27 @@ static CUresult run(CUgraphExec exec, CUstream stream, run_call *call, bool laun
     return r;
 }
 
-#define UPLOAD(name)                                                                                    \
-    static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); } \
-    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) { return run(exec, stream, real_##name, false); }
-UPLOAD(cuGraphUpload)
-UPLOAD(cuGraphUpload_ptsz)
+GH_EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
+    return run(exec, stream, REAL(cuGraphUpload), false);
+}
+GH_EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
+    return run(exec, stream, REAL(cuGraphUpload_ptsz), false);
+}
 
 static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 0); }
 
-#define LAUNCH(name, of)                                                                                \
-    static CUresult real_##name(CUgraphExec exec, CUstream stream) { return REAL(name)(exec, stream); } \
-    GH_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                        \
-        struct gate_pass pass;                                                                          \
-        gate_begin(&pass, of, cost_key_of(exec), NULL);                                                 \
-        return gate_end(&pass, run(exec, stream, real_##name, true));                                   \
-    }
-LAUNCH(cuGraphLaunch, PLAIN(stream))
-LAUNCH(cuGraphLaunch_ptsz, PER_THREAD(stream))
+/* in: the stream as the gate knows it. */
+static CUresult launch(CUgraphExec exec, CUstream stream, CUstream in, run_call *call) {
+    struct gate_pass pass;
+    gate_begin(&pass, in, cost_key_of(exec), NULL);
+    return gate_end(&pass, run(exec, stream, call, true));
+}
+GH_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    return launch(exec, stream, PLAIN(stream), REAL(cuGraphLaunch));
+}
+GH_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+    return launch(exec, stream, PER_THREAD(stream), REAL(cuGraphLaunch_ptsz));
+}
 
 /* ---- making graphs ---- */
 
@@ -191,81 +220,156 @@ static void note_nodes(int type) {
 }
 
 GH_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                                          CUDA_MEM_ALLOC_NODE_PARAMS *params) {
+                                          CUDA_MEM_ALLOC_NODE_PARAMS *given) {
+    CUDA_MEM_ALLOC_NODE_PARAMS params;
     note_nodes(CU_GRAPH_NODE_TYPE_MEM_ALLOC);
-    return REAL(cuGraphAddMemAllocNode)(node, graph, after, count, params);
+    if (!given)
+        return REAL(cuGraphAddMemAllocNode)(node, graph, after, count, given);
+    copy_once(&params, given, sizeof params);
+    CUresult r = REAL(cuGraphAddMemAllocNode)(node, graph, after, count, &params);
+    if (r == CUDA_SUCCESS)
+        given->pointer = params.pointer;
+    return r;
+}
+
+struct node_params { /* what the driver gets, and what the program passed */
+    CUgraphNodeParams now, before;
+};
+
+static CUgraphNodeParams *copy_params(struct node_params *copy, const CUgraphNodeParams *given) {
+    if (!given)
+        return NULL;
+    copy_once(&copy->now, given, sizeof copy->now);
+    copy->before = copy->now;
+    note_nodes(copy->now.type);
+    return &copy->now;
+}
+
+/* Some kinds of nodes return something in their parameters; those of others may lie in read-only memory. */
+static CUresult return_params(struct node_params *copy, CUresult r, CUgraphNodeParams *given) {
+    if (r == CUDA_SUCCESS && given && memcmp(&copy->now, &copy->before, sizeof copy->now))
+        memcpy(given, &copy->now, sizeof *given);
+    return r;
 }
 
 GH_EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                                  CUgraphNodeParams *params) {
-    note_nodes(params ? params->type : 0);
-    return REAL(cuGraphAddNode)(node, graph, after, count, params);
+                                  CUgraphNodeParams *given) {
+    struct node_params copy;
+    CUgraphNodeParams *params = copy_params(&copy, given);
+    return return_params(&copy, REAL(cuGraphAddNode)(node, graph, after, count, params), given);
 }
-
-#define ADD_NODE(name)                                                                                     \
-    GH_EXPORT CUresult name(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges, \
-                            size_t count, CUgraphNodeParams *params) {                                     \
-        note_nodes(params ? params->type : 0);                                                             \
-        return REAL(name)(node, graph, after, edges, count, params);                                       \
-    }
-ADD_NODE(cuGraphAddNode_v2)
-ADD_NODE(cuGraphAddNode_v3)
+GH_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges,
+                                     size_t count, CUgraphNodeParams *given) {
+    struct node_params copy;
+    CUgraphNodeParams *params = copy_params(&copy, given);
+    return return_params(&copy, REAL(cuGraphAddNode_v2)(node, graph, after, edges, count, params), given);
+}
+GH_EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const void *edges,
+                                     size_t count, CUgraphNodeParams *given) {
+    struct node_params copy;
+    CUgraphNodeParams *params = copy_params(&copy, given);
+    return return_params(&copy, REAL(cuGraphAddNode_v3)(node, graph, after, edges, count, params), given);
+}
 
 struct making {
     struct gh_state *st;
-    struct needs *n; /* NULL: the graph takes no memory */
+    CUgraph graph;
+    uint64_t flags;
     struct growths g;
 };
 
-static CUresult make(struct making *m, CUgraph graph, uint64_t flags) {
-    *m = (struct making){.st = gh_here()};
+static CUresult needs_now(const struct making *m, struct needs **n) {
+    *n = NULL;
     if (!may_allocate(m->st))
         return CUDA_SUCCESS;
-    if (!(m->n = malloc(sizeof *m->n)))
+    if (!(*n = malloc(sizeof **n)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    read_needs(graph, m->n);
-    m->n->frees_first = flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-    CUresult r = m->n->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-    if (r == CUDA_SUCCESS && flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
-        r = begin(&m->g, m->st, m->n);
-    if (r || !m->n->count) {
-        forget(m->n);
-        m->n = NULL;
-    }
+    read_needs(m->graph, *n);
+    (*n)->frees_first = m->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    return (*n)->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* With the upload flag, the driver takes the graph's memory at once. */
+static CUresult make(struct making *m, CUgraph graph, uint64_t flags) {
+    struct needs *n = NULL;
+    *m = (struct making){.st = gh_here(), .graph = graph, .flags = flags};
+    if (!(flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
+        return CUDA_SUCCESS;
+    CUresult r = needs_now(m, &n);
+    if (r == CUDA_SUCCESS && n)
+        r = begin(&m->g, m->st, n);
+    forget(n);
     return r;
 }
 
-static CUresult made(struct making *m, CUresult r, CUgraphExec *exec) {
+/* Reads the nodes after the driver did: memory nodes cannot be removed from a graph, so what another thread added
+ * meanwhile is at worst charged though the executable graph does not have it. */
+static CUresult made(struct making *m, CUresult r, const CUgraphExec *now, CUgraphExec *exec) {
+    struct needs *n = NULL;
     end(&m->g);
-    if (!m->n)
-        return r;
-    if (r == CUDA_SUCCESS && !gh_pointers_put(&m->st->pointers, key_of(EXEC, (uintptr_t)*exec), (uintptr_t)m->n)) {
-        REAL(cuGraphExecDestroy)(*exec);
-        r = CUDA_ERROR_OUT_OF_MEMORY;
-    }
     if (r)
-        forget(m->n);
+        return r;
+    r = needs_now(m, &n);
+    if (r == CUDA_SUCCESS && n && n->count &&
+        gh_pointers_put(&m->st->pointers, key_of(EXEC, (uintptr_t)*now), (uintptr_t)n))
+        n = NULL; /* the map has it */
+    else if (r == CUDA_SUCCESS && n && n->count)
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    forget(n);
+    if (r)
+        REAL(cuGraphExecDestroy)(*now);
+    else
+        *exec = *now;
     return r;
 }
 
-#define MAKE(name, parameters, arguments, flags)             \
-    GH_EXPORT CUresult name parameters {                     \
-        struct making m;                                     \
-        CUresult r = make(&m, graph, flags);                 \
-        return r ? r : made(&m, REAL(name) arguments, exec); \
-    }
-/* CUDA_GRAPH_INSTANTIATE_PARAMS begins with its flags. */
-#define FLAGS_IN(params) ((params) ? *(const uint64_t *)(params) : 0)
-MAKE(cuGraphInstantiate, (CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size),
-     (exec, graph, error, log, size), 0)
-MAKE(cuGraphInstantiate_v2, (CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size),
-     (exec, graph, error, log, size), 0)
-MAKE(cuGraphInstantiateWithFlags, (CUgraphExec *exec, CUgraph graph, uint64_t flags), (exec, graph, flags), flags)
-MAKE(cuGraphInstantiateWithParams, (CUgraphExec *exec, CUgraph graph, void *params), (exec, graph, params),
-     FLAGS_IN(params))
-MAKE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *exec, CUgraph graph, void *params), (exec, graph, params),
-     FLAGS_IN(params))
+GH_EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
+    struct making m;
+    CUgraphExec now = NULL;
+    CUresult r = make(&m, graph, 0);
+    return r ? r : made(&m, REAL(cuGraphInstantiate)(exec ? &now : NULL, graph, error, log, size), &now, exec);
+}
+GH_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
+    struct making m;
+    CUgraphExec now = NULL;
+    CUresult r = make(&m, graph, 0);
+    return r ? r : made(&m, REAL(cuGraphInstantiate_v2)(exec ? &now : NULL, graph, error, log, size), &now, exec);
+}
+GH_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags) {
+    struct making m;
+    CUgraphExec now = NULL;
+    CUresult r = make(&m, graph, flags);
+    return r ? r : made(&m, REAL(cuGraphInstantiateWithFlags)(exec ? &now : NULL, graph, flags), &now, exec);
+}
 
+typedef CUresult params_call(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
+
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *given, params_call *call) {
+    struct making m;
+    CUDA_GRAPH_INSTANTIATE_PARAMS params;
+    CUgraphExec now = NULL;
+    if (!given || !exec)
+        return call(exec, graph, given);
+    copy_once(&params, given, sizeof params);
+    CUresult r = make(&m, graph, params.flags);
+    if (r)
+        return r;
+    r = call(&now, graph, &params);
+    given->error = params.error;
+    given->result = params.result;
+    return made(&m, r, &now, exec);
+}
+
+GH_EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                                CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+    return instantiate(exec, graph, params, REAL(cuGraphInstantiateWithParams));
+}
+GH_EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                                     CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+    return instantiate(exec, graph, params, REAL(cuGraphInstantiateWithParams_ptsz));
+}
+
+/* The nodes of an executable graph keep their kinds, but their sizes may change. */
 static CUresult updated(CUresult r, CUgraphExec exec, CUgraph graph) {
     struct needs *n = r == CUDA_SUCCESS ? needs_of(gh_here(), exec) : NULL, now;
     if (!n)

@@ -2,59 +2,101 @@
 #include "driver/real.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
+#include "memory/piece.h"
 
+/* The driver writes addresses into variables of ours, and the program gets them after they were noted: what another
+ * thread writes to the program's variable meanwhile changes no note. */
 GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct charge c;
+    CUdeviceptr made = 0;
     CUresult r = charge(&c, bytes);
     if (r)
         return r;
-    r = REAL(cuMemAlloc_v2)(pointer, bytes);
-    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    r = REAL(cuMemAlloc_v2)(pointer ? &made : NULL, bytes);
+    r = finish_alloc(&c, r, LINEAR, made);
+    if (r == CUDA_SUCCESS)
+        *pointer = made;
+    return r;
 }
 
 GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     struct charge c;
+    unsigned made = 0;
     CUresult r = charge(&c, bytes);
     if (r)
         return r;
-    r = REAL(cuMemAlloc)(pointer, bytes);
-    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    r = REAL(cuMemAlloc)(pointer ? &made : NULL, bytes);
+    r = finish_alloc(&c, r, LINEAR, made);
+    if (r == CUDA_SUCCESS)
+        *pointer = made;
+    return r;
 }
 
-/* All of a managed allocation may lie on the GPU, so all of it is charged. */
+/* All of a managed allocation may lie on any one of the process's GPUs: a prefetch or a kernel there moves it. So all of it
+ * is charged on each. */
 GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
     struct charge c;
-    CUresult r = charge(&c, bytes);
+    CUdeviceptr made = 0;
+    CUresult r = charge_everywhere(&c, bytes);
     if (r)
         return r;
-    r = REAL(cuMemAllocManaged)(pointer, bytes, flags);
-    return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
+    r = REAL(cuMemAllocManaged)(pointer ? &made : NULL, bytes, flags);
+    r = finish_everywhere(&c, r, made);
+    if (r == CUDA_SUCCESS)
+        *pointer = made;
+    return r;
 }
 
 #define PITCH 512ull /* every GPU so far rounds rows up to this; corrected by the driver's answer */
 
-static bool rows(uint64_t pitch, uint64_t height, uint64_t *bytes) {
-    return !__builtin_mul_overflow((pitch + PITCH - 1) & ~(PITCH - 1), height, bytes);
+/* Charges rows of so many bytes. A product beyond 64 bits is refused. */
+static CUresult charge_rows(struct charge *c, uint64_t width, uint64_t height) {
+    uint64_t bytes;
+    if (__builtin_mul_overflow((width + PITCH - 1) & ~(PITCH - 1), height, &bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return charge(c, bytes);
 }
 
-#define ALLOC_PITCH(name, address, length, undo)                                                              \
-    GH_EXPORT CUresult name(address *pointer, length *pitch, length width, length height, unsigned element) { \
-        struct charge c;                                                                                      \
-        uint64_t bytes;                                                                                       \
-        if (!rows(width, height, &bytes))                                                                     \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                  \
-        CUresult r = charge(&c, bytes);                                                                       \
-        if (r)                                                                                                \
-            return r;                                                                                         \
-        r = REAL(name)(pointer, pitch, width, height, element);                                               \
-        if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)*pitch * height)) {                                   \
-            REAL(undo)(*pointer);                                                                             \
-            r = CUDA_ERROR_OUT_OF_MEMORY;                                                                     \
-        }                                                                                                     \
-        return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);                                                 \
+GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                                      unsigned element) {
+    struct charge c;
+    CUdeviceptr made = 0;
+    size_t wide = 0;
+    CUresult r = charge_rows(&c, width, height);
+    if (r)
+        return r;
+    r = REAL(cuMemAllocPitch_v2)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element);
+    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)wide * height)) {
+        REAL(cuMemFree_v2)(made);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-ALLOC_PITCH(cuMemAllocPitch_v2, CUdeviceptr, size_t, cuMemFree_v2)
-ALLOC_PITCH(cuMemAllocPitch, unsigned, unsigned, cuMemFree)
+    r = finish_alloc(&c, r, LINEAR, made);
+    if (r == CUDA_SUCCESS) {
+        *pointer = made;
+        *pitch = wide;
+    }
+    return r;
+}
+
+GH_EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height,
+                                   unsigned element) {
+    struct charge c;
+    unsigned made = 0, wide = 0;
+    CUresult r = charge_rows(&c, width, height);
+    if (r)
+        return r;
+    r = REAL(cuMemAllocPitch)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element);
+    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)wide * height)) {
+        REAL(cuMemFree)(made);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    r = finish_alloc(&c, r, LINEAR, made);
+    if (r == CUDA_SUCCESS) {
+        *pointer = made;
+        *pitch = wide;
+    }
+    return r;
+}
 
 GH_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
     struct owed o = begin_free(LINEAR, pointer);
@@ -90,6 +132,7 @@ GH_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (st) {
         gh_sweep_now_and_then(st);
         pools_look(st);
+        pieces_reclaim(st);
     }
     uint64_t f64 = f, t64 = total ? t : UINT64_MAX;
     narrow(st, st ? current_place(st).gpu : NO_GPU, &f64, &t64);
@@ -116,25 +159,27 @@ GH_EXPORT CUresult cuMemGetInfo(unsigned *free, unsigned *total) {
 }
 
 GH_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-    CUresult r = REAL(cuDeviceTotalMem_v2)(bytes, device);
+    size_t all = 0;
+    CUresult r = REAL(cuDeviceTotalMem_v2)(bytes ? &all : NULL, device);
     struct gh_state *st = gh_here();
-    uint64_t free = 0, total;
-    if (r == CUDA_SUCCESS && bytes && st) {
-        total = *bytes;
+    uint64_t free = 0, total = all;
+    if (r || !bytes)
+        return r;
+    if (st)
         narrow(st, gpu_of_device(st, device), &free, &total);
-        *bytes = total;
-    }
+    *bytes = total;
     return r;
 }
 
 GH_EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
-    CUresult r = REAL(cuDeviceTotalMem)(bytes, device);
+    unsigned all = 0;
+    CUresult r = REAL(cuDeviceTotalMem)(bytes ? &all : NULL, device);
     struct gh_state *st = gh_here();
-    uint64_t free = 0, total;
-    if (r == CUDA_SUCCESS && bytes && st) {
-        total = *bytes;
+    uint64_t free = 0, total = all;
+    if (r || !bytes)
+        return r;
+    if (st)
         narrow(st, gpu_of_device(st, device), &free, &total);
-        *bytes = (unsigned)total;
-    }
+    *bytes = (unsigned)total;
     return r;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "driver/real.h"
+#include "memory/piece.h"
 
 #define PAGE_SHIFT 21
 #define PAGE_BYTES (1ull << PAGE_SHIFT) /* a page of the GPU; pools grow by whole pages */
@@ -15,44 +16,123 @@ static uint64_t charged_next(uint64_t charged, uint64_t units) { return units <<
 
 /* ---- the table ---- */
 
+struct gh_pool *pool_numbered(struct gh_state *st, unsigned number) {
+    if (!number || number > atomic_load_explicit(&st->pools.count, memory_order_acquire))
+        return NULL;
+    unsigned at = number - 1 + GH_FIRST_POOLS, k = 31 - (unsigned)__builtin_clz(at / GH_FIRST_POOLS);
+    struct gh_pool *chunk = atomic_load_explicit(&st->pools.chunk[k], memory_order_acquire);
+    return &chunk[at - (GH_FIRST_POOLS << k)];
+}
+
+static uint64_t key_of_pool(void *handle, enum pool_kind kind) {
+    return key_of(kind == POOL_GRAPH ? GRAPH_POOL : POOL, (uintptr_t)handle);
+}
+
 struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind) {
-    uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
-    for (uint32_t i = 0; i < n; i++)
-        if (atomic_load_explicit(&st->pools.pool[i].kind, memory_order_acquire) == kind &&
-            atomic_load_explicit(&st->pools.pool[i].handle, memory_order_relaxed) == handle)
-            return &st->pools.pool[i];
+    return pool_numbered(st, number_of(gh_pointers_get(&st->pointers, key_of_pool(handle, kind))));
+}
+
+/* With the lock held: a place in the table; NULL: no memory, or millions of pools. */
+static struct gh_pool *new_place(struct gh_state *st) {
+    struct gh_pools *all = &st->pools;
+    uint32_t *link = &all->free;
+    for (struct gh_pool *p; (p = pool_numbered(st, *link)); link = &p->next)
+        if (!atomic_load(&p->inflight)) { /* a late operation finds out that the pool has gone, and leaves */
+            *link = p->next;
+            return p;
+        }
+    uint32_t n = atomic_load(&all->count), at = n + GH_FIRST_POOLS,
+             k = 31 - (uint32_t)__builtin_clz(at / GH_FIRST_POOLS);
+    if (k >= GH_POOL_CHUNKS)
+        return NULL;
+    if (!atomic_load(&all->chunk[k])) {
+        struct gh_pool *chunk = calloc(GH_FIRST_POOLS << k, sizeof *chunk);
+        if (!chunk)
+            return NULL;
+        atomic_store_explicit(&all->chunk[k], chunk, memory_order_release);
+    }
+    atomic_store_explicit(&all->count, n + 1, memory_order_release);
+    struct gh_pool *p = pool_numbered(st, n + 1);
+    p->number = n + 1;
+    return p;
+}
+
+/* With the lock held. */
+static void free_place(struct gh_state *st, struct gh_pool *pool) {
+    atomic_store(&pool->kind, POOL_FREE);
+    pool->next = st->pools.free;
+    st->pools.free = pool->number;
+}
+
+/* With the lock held. */
+static struct gh_pool *new_pool(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu) {
+    struct gh_pool *pool = new_place(st);
+    if (!pool)
+        return NULL;
+    atomic_store(&pool->handle, handle);
+    atomic_store(&pool->gpu, gpu);
+    pool->device = device;
+    atomic_store(&pool->charged, 0);
+    atomic_store(&pool->grain, FIRST_LEAST);
+    atomic_store(&pool->exportable, 0);
+    atomic_store(&pool->pieces, 0);
+    atomic_store(&pool->touched, 0);
+    atomic_store_explicit(&pool->kind, kind, memory_order_release);
+    if (gpu >= 0)
+        atomic_fetch_or(&st->pools.gpus, 1u << gpu);
+    if (gh_pointers_put(&st->pointers, key_of_pool(handle, kind), pack(0, 0, pool->number, POOL)))
+        return pool;
+    free_place(st, pool);
     return NULL;
 }
 
 struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu) {
-    struct gh_pool *pool = NULL;
     if (!gh_lock(&st->pools.lock))
         return NULL;
-    if (!(pool = pool_find(st, handle, kind))) {
-        uint32_t n = atomic_load(&st->pools.count), i = 0;
-        while (i < n && atomic_load(&st->pools.pool[i].kind) != POOL_FREE)
-            i++;
-        if (i < GH_POOLS) {
-            pool = &st->pools.pool[i];
-            atomic_store(&pool->handle, handle);
-            atomic_store(&pool->gpu, gpu);
-            pool->device = device;
-            atomic_store(&pool->charged, 0);
-            atomic_store(&pool->grain, FIRST_LEAST);
-            atomic_store(&pool->exportable, 0);
-            atomic_store(&pool->pieces, 0);
-            atomic_store(&pool->touched, 0);
-            atomic_store_explicit(&pool->kind, kind, memory_order_release);
-            if (i == n)
-                atomic_store_explicit(&st->pools.count, n + 1, memory_order_release);
-        }
-    }
+    struct gh_pool *pool = pool_find(st, handle, kind);
+    if (!pool)
+        pool = new_pool(st, handle, kind, device, gpu);
     gh_unlock(&st->pools.lock);
     return pool;
 }
 
+static void forget_handle(struct gh_state *st, struct gh_pool *pool) {
+    void *handle = atomic_load(&pool->handle);
+    if (pool_find(st, handle, POOL_ALIVE) == pool)
+        gh_pointers_take(&st->pointers, key_of_pool(handle, POOL_ALIVE));
+}
+
+void pool_leaves(struct gh_state *st, struct gh_pool *pool) {
+    int64_t until = 0;
+    atomic_store(&pool->kind, POOL_LEAVING);
+    forget_handle(st, pool);
+    /* Threads that have just looked at it must not ask the driver about a pool that has gone. */
+    for (unsigned step = 0; atomic_load(&pool->inflight) && gh_wait(step, &until); step++) {}
+}
+
+void pool_stays(struct gh_state *st, struct gh_pool *pool) {
+    uint64_t key = key_of_pool(atomic_load(&pool->handle), POOL_ALIVE);
+    atomic_store(&pool->kind, POOL_ALIVE);
+    gh_pointers_put(&st->pointers, key, pack(0, 0, pool->number, POOL));
+}
+
+void pool_destroyed(struct gh_state *st, struct gh_pool *pool) {
+    uint32_t leaving = POOL_LEAVING;
+    if (!gh_lock(&st->pools.lock))
+        return;
+    atomic_compare_exchange_strong(&pool->kind, &leaving, POOL_DESTROYED);
+    if (atomic_load(&pool->kind) == POOL_DESTROYED && atomic_load(&pool->pieces) <= 0) {
+        uint64_t was = atomic_load(&pool->charged);
+        while (!atomic_compare_exchange_strong(&pool->charged, &was, charged_next(was, 0))) {}
+        if (atomic_load(&pool->gpu) >= 0)
+            gh_release(st, (unsigned)atomic_load(&pool->gpu), charged_units(was));
+        free_place(st, pool);
+    }
+    gh_unlock(&st->pools.lock);
+}
+
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu) {
-    void *handle = (void *)((uintptr_t)device + 1);
+    void *handle = graph_pool_handle(device);
     struct gh_pool *pool = pool_find(st, handle, POOL_GRAPH);
     return pool ? pool : pool_note(st, handle, POOL_GRAPH, device, gpu);
 }
@@ -71,12 +151,17 @@ struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice de
 
 /* Many operations may change a pool at once. Only an operation that relies on the pool's idle memory must be alone.
  * After waiting for seconds we assume that the thread of that operation has gone. */
-void pool_enter(struct gh_pool *pool) {
+bool pool_enter(struct gh_pool *pool, void *handle) {
     int64_t until = 0;
     for (unsigned step = 0;; step++) {
         atomic_fetch_add(&pool->inflight, 1);
+        uint32_t kind = atomic_load(&pool->kind);
+        if ((kind != POOL_ALIVE && kind != POOL_GRAPH) || atomic_load(&pool->handle) != handle) {
+            atomic_fetch_sub(&pool->inflight, 1);
+            return false;
+        }
         if (!atomic_load(&pool->alone))
-            return;
+            return true;
         atomic_fetch_sub(&pool->inflight, 1);
         if (!gh_wait(step, &until))
             atomic_store(&pool->alone, 0);
@@ -121,11 +206,11 @@ static void touch(struct gh_state *st, struct gh_pool *pool, uint64_t address, u
 }
 
 void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes) {
-    unsigned at = (unsigned)(pool - st->pools.pool);
-    uint64_t value = pack(gh_units(bytes), atomic_load(&pool->gpu), at, POOLED);
+    uint64_t value = pack(gh_units(bytes), atomic_load(&pool->gpu), pool->number, POOLED);
     uint64_t stale = gh_pointers_take(&st->pointers, address); /* an old piece there was freed with its context */
-    if (stale && kind_of(stale) == POOLED)
-        touch(st, &st->pools.pool[context_of(stale) % GH_POOLS], address, stale, -1);
+    struct gh_pool *old = kind_of(stale) == POOLED ? pool_numbered(st, number_of(stale)) : NULL;
+    if (old)
+        touch(st, old, address, stale, -1);
     gh_pointers_put(&st->pointers, address, value);
     touch(st, pool, address, value, 1);
 }
@@ -243,7 +328,8 @@ static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {
     return false;
 }
 
-CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back) {
+CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, void *handle, uint64_t bytes,
+                    uint64_t back) {
     *g = (struct growth){st, pool, 0, false, 0};
     if (!pool || atomic_load(&pool->gpu) == NOT_CHARGED) {
         g->pool = NULL;
@@ -257,7 +343,8 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
     bool trimmed = false;
     for (int i = 0; i < 1000; i++) {
         uint64_t units = gh_units(growth_for(st, pool, bytes));
-        pool_enter(pool);
+        if (!pool_enter(pool, handle))
+            return CUDA_ERROR_OUT_OF_MEMORY;
         enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, limit_of(st, (unsigned)gpu));
         if (done == GH_RESERVED) {
             g->units = units;
@@ -276,7 +363,8 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
             return CUDA_ERROR_OUT_OF_MEMORY;
         if (turn == TURN_OTHERS)
             continue;
-        if (trimmed || !pools_trim(st, gpu))
+        bool closed = !trimmed && pieces_reclaim(st);
+        if (trimmed || (!pools_trim(st, gpu) && !closed))
             break;
         trimmed = true;
     }
@@ -298,67 +386,80 @@ CUresult pool_end(struct growth *g) {
     return r;
 }
 
-/* True if the pool has idle memory, which the driver may release at any synchronisation. */
-static bool look(struct gh_state *st, struct gh_pool *pool) {
-    uint64_t reserved, used;
-    pool_enter(pool);
-    pool_correct(st, pool, 0, false);
-    pool_leave(pool);
-    return !figures(pool, &reserved, &used) || reserved > used;
-}
-
 bool pool_is_accounted(const struct gh_pool *pool) {
     uint32_t kind = atomic_load(&pool->kind);
     return (kind == POOL_ALIVE || kind == POOL_GRAPH) && atomic_load(&pool->gpu) >= 0;
 }
 
+uint32_t pools_gpus(const struct gh_state *st) { return atomic_load(&st->pools.gpus); }
+
+void pools_changed(struct gh_state *st) {
+    if (atomic_load_explicit(&st->pools.count, memory_order_relaxed))
+        atomic_store(&st->pools.dirty, 1);
+}
+
+/* The next pool after number *n that is charged for something. */
+static struct gh_pool *next_charged(struct gh_state *st, unsigned *n) {
+    struct gh_pool *pool;
+    while ((pool = pool_numbered(st, ++*n)))
+        if (pool_is_accounted(pool) && charged_units(atomic_load(&pool->charged)))
+            return pool;
+    return NULL;
+}
+
+/* True if the pool has idle memory, which the driver may release at any synchronisation. */
+static bool look(struct gh_state *st, struct gh_pool *pool) {
+    uint64_t reserved, used;
+    if (!pool_enter(pool, atomic_load(&pool->handle)))
+        return false;
+    pool_correct(st, pool, 0, false);
+    bool idle = !figures(pool, &reserved, &used) || reserved > used;
+    pool_leave(pool);
+    return idle;
+}
+
 void pools_look(struct gh_state *st) {
-    uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
-    if (!n || !atomic_exchange(&st->pools.dirty, 0))
+    if (!atomic_load_explicit(&st->pools.count, memory_order_acquire) || !atomic_exchange(&st->pools.dirty, 0))
         return;
-    for (uint32_t i = 0; i < n; i++)
-        if (pool_is_accounted(&st->pools.pool[i]) && look(st, &st->pools.pool[i]))
+    struct gh_pool *pool;
+    for (unsigned n = 0; (pool = next_charged(st, &n));)
+        if (look(st, pool))
             atomic_store(&st->pools.dirty, 1);
 }
 
+static void trim(struct gh_state *st, struct gh_pool *pool) {
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* in another mode, a trim invalidates a capture by another thread */
+    if (!pool_enter(pool, atomic_load(&pool->handle)))
+        return;
+    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    if (atomic_load(&pool->kind) == POOL_GRAPH)
+        REAL(cuDeviceGraphMemTrim)(pool->device);
+    else
+        REAL(cuMemPoolTrimTo)(atomic_load(&pool->handle), 0);
+    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    pool_correct(st, pool, 0, false);
+    pool_leave(pool);
+}
+
 bool pools_trim(struct gh_state *st, int gpu) {
-    uint32_t n = atomic_load_explicit(&st->pools.count, memory_order_acquire);
+    struct gh_pool *pool;
     bool any = false;
-    for (uint32_t i = 0; i < n; i++) {
-        struct gh_pool *pool = &st->pools.pool[i];
-        if (!pool_is_accounted(pool) || atomic_load(&pool->gpu) != gpu || !charged_units(atomic_load(&pool->charged)))
-            continue;
-        /* In another mode, a trim would invalidate a capture that another thread has begun. */
-        int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        pool_enter(pool);
-        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-        if (atomic_load(&pool->kind) == POOL_GRAPH)
-            REAL(cuDeviceGraphMemTrim)(pool->device);
-        else
-            REAL(cuMemPoolTrimTo)(atomic_load(&pool->handle), 0);
-        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-        pool_correct(st, pool, 0, false);
-        pool_leave(pool);
-        any = true;
-    }
+    for (unsigned n = 0; (pool = next_charged(st, &n));)
+        if (atomic_load(&pool->gpu) == gpu) {
+            trim(st, pool);
+            any = true;
+        }
     return any;
 }
 
-void pool_reclaim(struct gh_state *st, struct gh_pool *pool) {
-    uint64_t was = atomic_load(&pool->charged);
-    uint32_t destroyed = POOL_DESTROYED;
-    while (!atomic_compare_exchange_strong(&pool->charged, &was, charged_next(was, 0))) {}
-    if (atomic_load(&pool->gpu) >= 0)
-        gh_release(st, (unsigned)atomic_load(&pool->gpu), charged_units(was));
-    atomic_compare_exchange_strong(&pool->kind, &destroyed, POOL_FREE);
-}
-
 void pool_freed(struct gh_state *st, uint64_t address, uint64_t value) {
-    struct gh_pool *pool = &st->pools.pool[context_of(value) % GH_POOLS];
+    struct gh_pool *pool = pool_numbered(st, number_of(value));
+    if (!pool)
+        return;
     touch(st, pool, address, value, -1);
     atomic_store(&st->pools.dirty, 1);
-    if (atomic_load(&pool->kind) == POOL_DESTROYED && atomic_load(&pool->pieces) <= 0)
-        pool_reclaim(st, pool);
+    if (atomic_load(&pool->kind) == POOL_DESTROYED)
+        pool_destroyed(st, pool);
 }
 
 struct list {
@@ -377,8 +478,9 @@ void pools_lost(struct gh_state *st) {
     struct list all = {0};
     CUdeviceptr base;
     size_t bytes;
-    for (uint32_t i = 0, n = atomic_load(&st->pools.count); i < n; i++) {
-        int64_t pieces = atomic_load(&st->pools.pool[i].pieces);
+    struct gh_pool *pool;
+    for (unsigned n = 0; (pool = pool_numbered(st, ++n));) {
+        int64_t pieces = atomic_load(&pool->pieces);
         all.room += pieces > 0 ? (size_t)pieces : 0;
     }
     if (!all.room || !(all.key = calloc(all.room, sizeof *all.key)))

@@ -5,9 +5,11 @@
 #define GPU_HOOK_CUDA_POOL_H
 
 #include "account/account.h"
-#include "memory/allocation.h"
+#include "driver/cuda_gpu.h"
+#include "process/note.h"
 
-enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_DESTROYED, POOL_GRAPH };
+/* POOL_LEAVING: the driver is about to destroy it. POOL_DESTROYED: pieces of it are still in use. */
+enum pool_kind { POOL_FREE, POOL_ALIVE, POOL_LEAVING, POOL_DESTROYED, POOL_GRAPH };
 
 /* A pool that may grow, while the driver has not answered yet. */
 struct growth {
@@ -18,23 +20,33 @@ struct growth {
     uint64_t threshold;   /* with `alone`: the pool's own release threshold */
 };
 
-/* The pool with this handle; NULL if we do not know it. */
+/* The pool with this handle; NULL if we do not know it. kind: POOL_ALIVE or POOL_GRAPH. */
 struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind);
-/* The same, or a new entry. NULL if the table is full: then each allocation from the pool is charged by itself. */
+/* The same, or a new entry. NULL: no memory for one, and the caller refuses. */
 struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu);
+/* The pool with this number, as a note tells it. */
+struct gh_pool *pool_numbered(struct gh_state *st, unsigned number);
 /* Notes a pool whose creation we did not see: a device's default pool, or one made by a library that bypassed us. */
 struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device);
-/* The pool of a device's graph memory. */
+/* A pool is about to be destroyed, before the driver can give its handle to another one; it was not, after all; it was,
+ * and is forgotten once its last piece has been freed. */
+void pool_leaves(struct gh_state *st, struct gh_pool *pool);
+void pool_stays(struct gh_state *st, struct gh_pool *pool);
+void pool_destroyed(struct gh_state *st, struct gh_pool *pool);
+/* The pool of a device's graph memory, and what stands for its handle. */
+static inline void *graph_pool_handle(CUdevice device) { return (void *)((uintptr_t)device + 1); }
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu);
 /* Whether the pool's memory is charged to this process. */
 bool pool_is_accounted(const struct gh_pool *pool);
 
-/* Calls that may change a pool stand between these two. pool_enter waits while another call relies on idle memory. */
-void pool_enter(struct gh_pool *pool);
+/* Calls that may change a pool stand between these two. pool_enter waits while another call relies on idle memory.
+ * False: the pool with this handle has been destroyed meanwhile. */
+bool pool_enter(struct gh_pool *pool, void *handle);
 void pool_leave(struct gh_pool *pool);
 /* Charges what the pool may grow by to allocate `bytes`, after `back` bytes have been freed into it. CUDA_SUCCESS or
  * CUDA_ERROR_OUT_OF_MEMORY. */
-CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, uint64_t bytes, uint64_t back);
+CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool, void *handle, uint64_t bytes,
+                    uint64_t back);
 /* Corrects the charge to what the pool has grown by. CUDA_ERROR_OUT_OF_MEMORY: it grew beyond the limit, and the caller
  * undoes its call. */
 CUresult pool_end(struct growth *g);
@@ -45,14 +57,16 @@ CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t forese
 uint64_t pool_least(struct gh_state *st);
 /* Notes a piece allocated from a pool. */
 void pool_put(struct gh_state *st, struct gh_pool *pool, uint64_t address, uint64_t bytes);
-/* Releases the charge of a destroyed pool whose last piece has been freed. */
-void pool_reclaim(struct gh_state *st, struct gh_pool *pool);
 /* Forgets a piece of a pool that was freed. value: its note. */
 void pool_freed(struct gh_state *st, uint64_t address, uint64_t value);
 /* A context was destroyed: asks the driver which pieces of pools were freed with it. */
 void pools_lost(struct gh_state *st);
 /* Corrects the charges of pools that may have released memory. */
 void pools_look(struct gh_state *st);
+/* Memory of pools was freed. */
+void pools_changed(struct gh_state *st);
+/* The GPUs on which this process has pools that are charged, as a bit mask. */
+uint32_t pools_gpus(const struct gh_state *st);
 /* Makes our pools on a GPU release their idle memory. False: there is no such pool. */
 bool pools_trim(struct gh_state *st, int gpu);
 

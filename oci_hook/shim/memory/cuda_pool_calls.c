@@ -3,95 +3,174 @@
 #include "gate/gate.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
+#include "memory/piece.h"
 
-static bool capturing(CUstream stream) {
+/* The capture that a stream is in: its number, which the driver uses only once; 1 with drivers that tell no number;
+ * 0: none. */
+static uint64_t capture_of(CUstream stream) {
     int status = 0;
-    return !REAL(cuStreamIsCapturing)(stream, &status) && status;
+    uint64_t number = 0;
+    if (REAL(cuStreamGetCaptureInfo_v2)(stream, &status, &number, NULL, NULL, NULL)) /* since CUDA 11.3 */
+        number = 1;
+    if (number == 1 && REAL(cuStreamIsCapturing)(stream, &status))
+        return 0;
+    return status ? (number ? number : 1) : 0;
 }
 
 /* The device of a stream; a default stream is the current context's. */
-static bool device_of(CUstream stream, CUdevice *device) {
+static CUresult device_of(CUstream stream, CUdevice *device) {
     CUcontext of = NULL, now = NULL, popped;
-    if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &of) || !of ||
-        REAL(cuCtxGetCurrent)(&now) || of == now)
-        return !REAL(cuCtxGetDevice)(device);
-    if (REAL(cuCtxPushCurrent_v2)(of))
-        return false;
-    bool known = !REAL(cuCtxGetDevice)(device);
+    CUresult r = CUDA_SUCCESS;
+    bool own = (uintptr_t)stream > CU_STREAM_PER_THREAD;
+    if (own && ((r = REAL(cuStreamGetCtx)(stream, &of)) || (r = REAL(cuCtxGetCurrent)(&now))))
+        return r;
+    if (!of || of == now)
+        return REAL(cuCtxGetDevice)(device);
+    if ((r = REAL(cuCtxPushCurrent_v2)(of)))
+        return r;
+    r = REAL(cuCtxGetDevice)(device);
     REAL(cuCtxPopCurrent_v2)(&popped);
-    return known;
+    return r;
 }
 
-typedef CUresult alloc_call(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+/* The pool of a request: its own, or the current one of the stream's device. */
+static CUresult find_pool(CUstream stream, CUmemoryPool *pool, CUdevice *device) {
+    CUresult r = device_of(stream, device);
+    return r || *pool ? r : REAL(cuDeviceGetMemPool)(pool, *device);
+}
+
+typedef CUresult alloc_call(CUdeviceptr *, size_t, CUstream);
+typedef CUresult pool_call(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 typedef CUresult free_call(CUdeviceptr, CUstream);
 
-/* default_stream: which stream NULL means in this variant of the call. */
-static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, alloc_call *call,
-                            free_call *undo, uintptr_t default_stream) {
-    struct gh_state *st = gh_here();
-    struct growth g;
+struct variant { /* of the calls: with the legacy default stream, or one for each thread */
+    CUstream default_stream;
+    alloc_call *alloc;
+    pool_call *from_pool;
+    free_call *free;
+};
+static struct variant legacy(void) {
+    return (struct variant){(CUstream)CU_STREAM_LEGACY, REAL(cuMemAllocAsync), REAL(cuMemAllocFromPoolAsync),
+                            REAL(cuMemFreeAsync)};
+}
+static struct variant per_thread(void) {
+    return (struct variant){(CUstream)CU_STREAM_PER_THREAD, REAL(cuMemAllocAsync_ptsz),
+                            REAL(cuMemAllocFromPoolAsync_ptsz), REAL(cuMemFreeAsync_ptsz)};
+}
+
+struct request {
+    size_t bytes;
+    CUmemoryPool pool; /* NULL: the current one of the stream's device */
+    CUstream stream;
+};
+
+static CUresult ask_driver(const struct variant *v, const struct request *q, CUdeviceptr *made) {
+    return q->pool ? v->from_pool(made, q->bytes, q->pool, q->stream) : v->alloc(made, q->bytes, q->stream);
+}
+
+/* Undoes an allocation that nobody charged, and charges its pool for what the driver still keeps of it. */
+static void undo_uncharged(struct gh_state *st, const struct variant *v, const struct request *q, CUdeviceptr made) {
+    CUmemoryPool handle = q->pool;
     CUdevice device;
-    CUresult r;
-    if (!st)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (capturing(stream ? stream : (CUstream)default_stream)) { /* a graph node: its launch is charged */
-        atomic_store(&st->pools.graphs_allocate, 1);
-        return call(pointer, bytes, handle, stream);
+    v->free(made, q->stream);
+    if (find_pool(q->stream, &handle, &device)) {
+        pools_changed(st);
+        return;
     }
-    if (!device_of(stream, &device) || (!handle && REAL(cuDeviceGetMemPool)(&handle, device)))
-        return call(pointer, bytes, handle, stream); /* the driver will refuse it, too */
     struct gh_pool *pool = pool_find(st, handle, POOL_ALIVE);
-    if (!pool && !(pool = pool_learn(st, handle, device))) {
-        struct charge c; /* too many pools: charge the piece for what a pool may grow by */
-        uint64_t least = pool_least(st);
-        if (bytes > UINT64_MAX / 2)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        if ((r = charge_at(&c, st, (struct place){gpu_of_device(st, device), 0}, (bytes + least - 1) & ~(least - 1))))
-            return r;
-        r = call(pointer, bytes, handle, stream);
-        return finish_alloc(&c, r, LINEAR, r ? 0 : *pointer);
-    }
-    if ((r = pool_begin(&g, st, pool, bytes, 0)))
+    if (!pool)
+        pool = pool_learn(st, handle, device);
+    if (!pool || !pool_is_accounted(pool) || !pool_enter(pool, handle))
+        return;
+    pool_correct(st, pool, 0, false);
+    pool_leave(pool);
+    pools_trim(st, atomic_load(&pool->gpu));
+    pools_changed(st);
+}
+
+/* In a capture, the driver makes a graph node, whose launch is charged. If the stream was in no capture when the driver
+ * saw the call, it was an allocation. */
+static CUresult alloc_uncharged(struct gh_state *st, const struct variant *v, const struct request *q,
+                                CUdeviceptr *made) {
+    CUstream stream = q->stream ? q->stream : v->default_stream;
+    uint64_t before = capture_of(stream);
+    CUresult r = ask_driver(v, q, made);
+    if (r || (before && capture_of(stream) == before))
         return r;
-    r = call(pointer, bytes, handle, stream);
+    undo_uncharged(st, v, q, *made);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The pool is found once, and the driver allocates from that one: another thread may change the device's current pool. */
+static CUresult alloc_charged(struct gh_state *st, const struct variant *v, const struct request *q,
+                              struct gh_pool *pool, CUdeviceptr *made) {
+    struct growth g;
+    CUresult r = pool_begin(&g, st, pool, q->pool, q->bytes, 0);
+    if (r)
+        return r;
+    r = ask_driver(v, q, made);
     if (r == CUDA_SUCCESS && g.pool) /* before pool_end: an operation that is alone next must know of it */
-        pool_put(st, pool, *pointer, bytes);
+        pool_put(st, pool, *made, q->bytes);
     if (pool_end(&g) && r == CUDA_SUCCESS) {
-        struct owed o = begin_free(LINEAR, *pointer);
-        end_free(&o, undo(*pointer, stream));
+        struct owed o = begin_free(LINEAR, *made);
+        end_free(&o, v->free(*made, q->stream));
         pools_trim(st, atomic_load(&pool->gpu));
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
     return r;
 }
 
-#define ASYNC(suffix, default_stream)                                                                                \
-    static CUresult real_alloc##suffix(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) {                    \
-        (void)pool;                                                                                                  \
-        return REAL(cuMemAllocAsync##suffix)(p, n, s);                                                               \
-    }                                                                                                                \
-    static CUresult real_from_pool##suffix(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) {                \
-        return REAL(cuMemAllocFromPoolAsync##suffix)(p, n, pool, s);                                                 \
-    }                                                                                                                \
-    static CUresult real_free##suffix(CUdeviceptr p, CUstream s) { return REAL(cuMemFreeAsync##suffix)(p, s); }      \
-    GH_EXPORT CUresult cuMemAllocAsync##suffix(CUdeviceptr *pointer, size_t bytes, CUstream stream) {                \
-        return alloc_async(pointer, bytes, NULL, stream, real_alloc##suffix, real_free##suffix, default_stream);     \
-    }                                                                                                                \
-    GH_EXPORT CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,        \
-                                                       CUstream stream) {                                            \
-        return alloc_async(pointer, bytes, pool, stream, real_from_pool##suffix, real_free##suffix, default_stream); \
-    }                                                                                                                \
-    GH_EXPORT CUresult cuMemFreeAsync##suffix(CUdeviceptr pointer, CUstream stream) {                                \
-        struct owed o = begin_free(LINEAR, pointer);                                                                 \
-        return end_free(&o, real_free##suffix(pointer, stream));                                                     \
-    }                                                                                                                \
-    GH_EXPORT CUresult cuStreamSynchronize##suffix(CUstream stream) {                                                \
-        uint64_t before = gate_before_sync();                                                                        \
-        CUresult r = synchronised(REAL(cuStreamSynchronize##suffix)(stream));                                        \
-        if (r == CUDA_SUCCESS)                                                                                       \
-            gate_synchronised(before, stream ? stream : (CUstream)(uintptr_t)default_stream, false);                 \
-        return r;                                                                                                    \
-    }
+static CUresult alloc_from(const struct variant *v, struct request *q, CUdeviceptr *made) {
+    struct gh_state *st = gh_here();
+    CUdevice device;
+    if (!st)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!atomic_load_explicit(&st->pools.graphs_allocate, memory_order_relaxed))
+        atomic_store(&st->pools.graphs_allocate, 1); /* before the driver can make a node of it, if it does */
+    if (capture_of(q->stream ? q->stream : v->default_stream))
+        return alloc_uncharged(st, v, q, made);
+    CUresult r = find_pool(q->stream, &q->pool, &device);
+    if (r)
+        return r;
+    struct gh_pool *pool = pool_find(st, q->pool, POOL_ALIVE);
+    if (!pool && !(pool = pool_learn(st, q->pool, device)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return alloc_charged(st, v, q, pool, made);
+}
+
+static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream, struct variant v) {
+    struct request q = {bytes, pool, stream};
+    CUdeviceptr made = 0;
+    if (!pointer)
+        return ask_driver(&v, &q, NULL); /* refuses */
+    CUresult r = alloc_from(&v, &q, &made);
+    if (r == CUDA_SUCCESS)
+        *pointer = made;
+    return r;
+}
+
+GH_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
+    return alloc_async(pointer, bytes, NULL, stream, legacy());
+}
+GH_EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
+    return alloc_async(pointer, bytes, NULL, stream, per_thread());
+}
+GH_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    return alloc_async(pointer, bytes, pool, stream, legacy());
+}
+GH_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
+                                                CUstream stream) {
+    return alloc_async(pointer, bytes, pool, stream, per_thread());
+}
+
+GH_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+    struct owed o = begin_free(LINEAR, pointer);
+    return end_free(&o, REAL(cuMemFreeAsync)(pointer, stream));
+}
+GH_EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+    struct owed o = begin_free(LINEAR, pointer);
+    return end_free(&o, REAL(cuMemFreeAsync_ptsz)(pointer, stream));
+}
 
 /* At a synchronisation the driver releases what a pool keeps above its release threshold. */
 static CUresult synchronised(CUresult r) {
@@ -99,16 +178,29 @@ static CUresult synchronised(CUresult r) {
     uint32_t n = st ? atomic_load_explicit(&st->pools.count, memory_order_acquire) : 0;
     if (n)
         pools_look(st);
-    for (uint32_t i = 0; i < n; i++) {
-        int gpu = atomic_load(&st->pools.pool[i].gpu);
-        if (gpu >= 0 && gh_pressed(st, (unsigned)gpu))
+    pieces_reclaim_now_and_then(st);
+    for (uint32_t left = n ? pools_gpus(st) : 0; left; left &= left - 1) {
+        int gpu = __builtin_ctz(left);
+        if (gh_pressed(st, (unsigned)gpu))
             pools_trim(st, gpu);
     }
     return r;
 }
 
-ASYNC(, CU_STREAM_LEGACY)
-ASYNC(_ptsz, CU_STREAM_PER_THREAD)
+GH_EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+    uint64_t before = gate_before_sync();
+    CUresult r = synchronised(REAL(cuStreamSynchronize)(stream));
+    if (r == CUDA_SUCCESS)
+        gate_synchronised(before, stream ? stream : (CUstream)CU_STREAM_LEGACY, false);
+    return r;
+}
+GH_EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream) {
+    uint64_t before = gate_before_sync();
+    CUresult r = synchronised(REAL(cuStreamSynchronize_ptsz)(stream));
+    if (r == CUDA_SUCCESS)
+        gate_synchronised(before, stream ? stream : (CUstream)CU_STREAM_PER_THREAD, false);
+    return r;
+}
 
 GH_EXPORT CUresult cuCtxSynchronize(void) {
     uint64_t before = gate_before_sync();
@@ -120,35 +212,33 @@ GH_EXPORT CUresult cuCtxSynchronize(void) {
 GH_EXPORT CUresult cuCtxSynchronize_v2(CUcontext c) { return synchronised(REAL(cuCtxSynchronize_v2)(c)); }
 GH_EXPORT CUresult cuEventSynchronize(CUevent event) { return synchronised(REAL(cuEventSynchronize)(event)); }
 
-GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props) {
-    CUresult r = REAL(cuMemPoolCreate)(handle, props);
-    struct gh_state *st = gh_here();
-    struct gh_pool *pool = NULL;
-    if (r == CUDA_SUCCESS && st)
-        pool = pool_note(st, *handle, POOL_ALIVE, props->location.id,
-                         on_host(&props->location) ? NOT_CHARGED : gpu_of_device(st, props->location.id));
-    if (pool)
-        atomic_store(&pool->exportable, props->handle_types != 0);
-    return r;
+/* A pool of managed memory without a device is charged to the current context's GPU, as other managed memory is. */
+static int gpu_of_pool(struct gh_state *st, const CUmemPoolProps *props) {
+    if (on_host(&props->location, props->type))
+        return NOT_CHARGED;
+    int gpu = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? NO_CONTEXT : current_place(st).gpu;
+    return gpu == NO_CONTEXT ? gpu_of_device(st, props->location.id) : gpu;
 }
 
-/* Pieces that are still allocated keep the pool's memory until the last of them is freed. */
-GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *given) {
     struct gh_state *st = gh_here();
-    struct gh_pool *pool = st ? pool_find(st, handle, POOL_ALIVE) : NULL;
-    if (pool && pool_is_accounted(pool)) {
-        pool_enter(pool);
-        REAL(cuMemPoolTrimTo)(handle, 0);
-        pool_correct(st, pool, 0, false);
-        pool_leave(pool);
+    CUmemPoolProps props;
+    CUmemoryPool made = NULL;
+    if (!given || !handle)
+        return REAL(cuMemPoolCreate)(handle, given);
+    if (!st)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    copy_once(&props, given, sizeof props);
+    CUresult r = REAL(cuMemPoolCreate)(&made, &props);
+    if (r)
+        return r;
+    struct gh_pool *pool = pool_note(st, made, POOL_ALIVE, props.location.id, gpu_of_pool(st, &props));
+    if (!pool) { /* what cannot be followed is not made */
+        REAL(cuMemPoolDestroy)(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (pool) /* before the driver can give the handle to another pool */
-        atomic_store(&pool->kind, POOL_DESTROYED);
-    CUresult r = REAL(cuMemPoolDestroy)(handle);
-    if (pool && r != CUDA_SUCCESS)
-        atomic_store(&pool->kind, POOL_ALIVE);
-    else if (pool && atomic_load(&pool->pieces) <= 0)
-        pool_reclaim(st, pool);
+    atomic_store(&pool->exportable, props.handle_types != 0);
+    *handle = made;
     return r;
 }
 
@@ -156,10 +246,7 @@ GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
  * on that memory. */
 static struct gh_pool *entered(struct gh_state *st, void *handle, enum pool_kind kind) {
     struct gh_pool *pool = st ? pool_find(st, handle, kind) : NULL;
-    if (!pool || !pool_is_accounted(pool))
-        return NULL;
-    pool_enter(pool);
-    return pool;
+    return pool && pool_is_accounted(pool) && pool_enter(pool, handle) ? pool : NULL;
 }
 
 static CUresult trimmed(struct gh_state *st, struct gh_pool *pool, CUresult r) {
@@ -167,6 +254,23 @@ static CUresult trimmed(struct gh_state *st, struct gh_pool *pool, CUresult r) {
         pool_correct(st, pool, 0, false);
         pool_leave(pool);
     }
+    return r;
+}
+
+/* Pieces that are still allocated keep the pool's memory until the last of them is freed. */
+GH_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+    struct gh_state *st = gh_here();
+    struct gh_pool *pool = st ? pool_find(st, handle, POOL_ALIVE) : NULL;
+    struct gh_pool *in = entered(st, handle, POOL_ALIVE);
+    if (in)
+        trimmed(st, in, REAL(cuMemPoolTrimTo)(handle, 0));
+    if (pool)
+        pool_leaves(st, pool);
+    CUresult r = REAL(cuMemPoolDestroy)(handle);
+    if (pool && r != CUDA_SUCCESS)
+        pool_stays(st, pool);
+    else if (pool)
+        pool_destroyed(st, pool);
     return r;
 }
 
@@ -186,15 +290,18 @@ GH_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, voi
 
 /* Nothing can be allocated from an imported pool, and its exporter is charged for the pieces in it. */
 GH_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *os, int type, uint64_t flags) {
-    CUresult r = REAL(cuMemPoolImportFromShareableHandle)(handle, os, type, flags);
     struct gh_state *st = gh_here();
+    CUmemoryPool made = NULL;
+    CUresult r = REAL(cuMemPoolImportFromShareableHandle)(handle ? &made : NULL, os, type, flags);
     if (r == CUDA_SUCCESS && st)
-        pool_note(st, *handle, POOL_ALIVE, 0, NOT_CHARGED);
+        pool_note(st, made, POOL_ALIVE, 0, NOT_CHARGED);
+    if (r == CUDA_SUCCESS)
+        *handle = made;
     return r;
 }
 
 GH_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
     struct gh_state *st = gh_here();
-    struct gh_pool *pool = entered(st, (void *)((uintptr_t)device + 1), POOL_GRAPH);
+    struct gh_pool *pool = entered(st, graph_pool_handle(device), POOL_GRAPH);
     return trimmed(st, pool, REAL(cuDeviceGraphMemTrim)(device));
 }

@@ -1,302 +1,341 @@
-/* Virtual memory management. A piece of memory exists as long as a handle or a mapping of it, so it is charged from
- * cuMemCreate until the last of these is gone. A piece that was exported, mapped into a sparse array or bound to a
- * multicast object may exist for longer without our knowledge, so it stays charged until the process ends. */
+/* Virtual memory management: what is charged when is said in memory/piece.h. */
+#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
+#include <unistd.h>
 
 #include "driver/real.h"
 #include "memory/charge.h"
+#include "memory/piece.h"
 
-struct piece {
-    uint64_t units;
-    unsigned gpu;
-    unsigned handles, maps; /* how many of each exist */
-    bool permanent;         /* charged until the process ends */
-};
-
-struct handle_uses { /* how often the driver has returned a handle value */
-    struct piece *piece;
-    unsigned times;
-};
-
-struct mapping {
-    uint64_t at, size, made;
-    struct piece *piece;
-};
-
-struct vmm {
-    struct gh_lock lock;
-    uint64_t clock; /* numbers mappings, to tell those made during an unmapping */
-    struct mapping *map;
-    size_t count, room;
-};
-
-static struct vmm *vmm(struct gh_state *st) {
-    struct vmm *v = atomic_load_explicit(&st->vmm, memory_order_acquire), *none = NULL;
-    if (v || !(v = calloc(1, sizeof *v)))
-        return v;
-    if (atomic_compare_exchange_strong(&st->vmm, &none, v))
-        return v;
-    free(v);
-    return none;
-}
-
-/* With the lock held. */
-static void drop_if_free(struct gh_state *st, struct piece *p) {
-    if (p->handles || p->maps || p->permanent)
-        return;
-    gh_release(st, p->gpu, p->units);
-    free(p);
-}
-
-static struct handle_uses *uses_of(struct gh_state *st, CUmemHandle handle) {
-    return (struct handle_uses *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(HANDLE, handle));
-}
-
-/* With the lock held: the driver has returned this handle value for the piece once more. */
-static bool add_use(struct gh_state *st, CUmemHandle handle, struct piece *p) {
-    struct handle_uses *h = uses_of(st, handle);
-    if (h && h->piece == p) {
-        h->times++;
-    } else {
-        if (!(h = malloc(sizeof *h)))
-            return false;
-        *h = (struct handle_uses){p, 1};
-        if (!gh_pointers_put(&st->pointers, key_of(HANDLE, handle), (uintptr_t)h)) {
-            free(h);
-            return false;
-        }
-    }
-    p->handles++;
-    return true;
-}
-
-GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAllocationProp *prop, uint64_t flags) {
+GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAllocationProp *given, uint64_t flags) {
     struct gh_state *st = gh_here();
-    struct charge c;
-    if (prop && on_host(&prop->location))
-        return REAL(cuMemCreate)(handle, bytes, prop, flags);
-    struct vmm *v = st ? vmm(st) : NULL;
+    struct vmm *v = st ? vmm_of(st) : NULL;
+    CUmemAllocationProp prop;
+    CUmemHandle made = 0;
+    struct charge c = {0};
+    if (!given || !handle)
+        return REAL(cuMemCreate)(handle, bytes, given, flags);
+    copy_once(&prop, given, sizeof prop);
+    bool charged = !on_host(&prop.location, prop.type);
     if (!v)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult r = charge_at(&c, st, (struct place){prop ? gpu_of_device(st, prop->location.id) : NO_CONTEXT, 0}, bytes);
+    uint64_t began = vmm_clock(v);
+    CUresult r = charged ? charge_at(&c, st, (struct place){.gpu = gpu_of_device(st, prop.location.id)}, bytes) : 0;
     if (r)
         return r;
-    r = REAL(cuMemCreate)(handle, bytes, prop, flags);
-    struct piece *p = r ? NULL : malloc(sizeof *p);
-    if (!p || c.at.gpu < 0) { /* without memory for the note, it stays charged until the process ends */
-        if (r)
-            uncharge(&c);
-        free(p);
+    r = REAL(cuMemCreate)(&made, bytes, &prop, flags);
+    if (r) {
+        uncharge(&c);
         return r;
     }
-    *p = (struct piece){.units = c.units, .gpu = (unsigned)c.at.gpu};
-    if (gh_lock(&v->lock)) {
-        if (!add_use(st, *handle, p))
-            free(p);
-        gh_unlock(&v->lock);
-    }
+    /* Without memory for the note, it stays charged until the process ends. Host memory is noted, too, with 0 units. */
+    note_piece(st, v, made, (struct piece){.units = c.units, .gpu = charged ? (unsigned)c.at.gpu : 0}, began);
+    *handle = made;
     return r;
 }
 
 GH_EXPORT CUresult cuMemRelease(CUmemHandle handle) {
-    struct gh_state *st = gh_here();
-    struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
-    struct piece *p = NULL;
-    /* before the driver can give the value to another piece */
-    if (v && gh_lock(&v->lock)) {
-        struct handle_uses *h = uses_of(st, handle);
-        if (h) {
-            p = h->piece;
-            if (!--h->times) {
-                gh_pointers_take(&st->pointers, key_of(HANDLE, handle));
-                free(h);
-            }
-        }
-        gh_unlock(&v->lock);
-    }
+    struct piece_call c = begin_by_handle(handle);
     CUresult r = REAL(cuMemRelease)(handle);
-    if (p && gh_lock(&v->lock)) {
-        p->handles--;
-        if (r == CUDA_SUCCESS)
-            drop_if_free(st, p);
-        else if (!add_use(st, handle, p))
-            p->permanent = true;
-        gh_unlock(&v->lock);
-    }
+    if (!c.piece || !gh_lock(&c.v->lock))
+        return r;
+    if (r == CUDA_SUCCESS)
+        release_use(&c, handle);
+    let_go(&c);
+    gh_unlock(&c.v->lock);
+    pieces_reclaim_now_and_then(c.st);
     return r;
 }
 
 GH_EXPORT CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address) {
-    CUresult r = REAL(cuMemRetainAllocationHandle)(handle, address);
     struct gh_state *st = gh_here();
-    struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
-    if (r || !v || !gh_lock(&v->lock))
-        return r;
-    for (size_t i = 0; i < v->count; i++)
-        if ((uintptr_t)address - v->map[i].at < v->map[i].size) {
-            if (!add_use(st, *handle, v->map[i].piece))
-                v->map[i].piece->permanent = true;
-            break;
-        }
-    gh_unlock(&v->lock);
+    struct piece_call c = {st, vmm_if_any(st), NULL, 0};
+    CUmemHandle made = 0;
+    if (c.v && gh_lock(&c.v->lock)) {
+        hold(&c, piece_at(c.v, (uintptr_t)address));
+        gh_unlock(&c.v->lock);
+    }
+    CUresult r = REAL(cuMemRetainAllocationHandle)(handle ? &made : NULL, address);
+    if (c.piece && gh_lock(&c.v->lock)) {
+        struct piece *now = piece_at(c.v, (uintptr_t)address); /* another one, if it was unmapped meanwhile */
+        if (r == CUDA_SUCCESS && (!add_use(st, made, c.piece) || now != c.piece))
+            c.piece->permanent = true;
+        if (r == CUDA_SUCCESS && now && now != c.piece)
+            now->permanent = true;
+        let_go(&c);
+        gh_unlock(&c.v->lock);
+    }
+    if (r == CUDA_SUCCESS)
+        *handle = made;
     return r;
 }
 
-/* With the lock held: the index of the first mapping at or above an address. The list is sorted. */
-static size_t position(const struct vmm *v, uint64_t at) {
-    size_t low = 0, high = v->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (v->map[middle].at < at)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static bool insert(struct vmm *v, struct mapping m) {
-    if (v->count == v->room) {
-        size_t room = v->room ? v->room * 2 : 64;
-        struct mapping *more = realloc(v->map, room * sizeof *more);
-        if (!more)
-            return false;
-        v->map = more;
-        v->room = room;
-    }
-    size_t i = position(v, m.at);
-    memmove(v->map + i + 1, v->map + i, (v->count - i) * sizeof *v->map);
-    v->map[i] = m;
-    v->count++;
-    return true;
-}
-
 GH_EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handle, uint64_t flags) {
-    CUresult r = REAL(cuMemMap)(at, bytes, offset, handle, flags);
     struct gh_state *st = gh_here();
-    struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
-    if (r || !v || !gh_lock(&v->lock))
-        return r;
-    struct handle_uses *h = uses_of(st, handle);
-    if (h) {
-        if (insert(v, (struct mapping){at, bytes, ++v->clock, h->piece}))
-            h->piece->maps++;
-        else
-            h->piece->permanent = true;
+    struct piece_call c = {st, vmm_if_any(st), NULL, 0};
+    if (c.v && gh_lock(&c.v->lock)) {
+        hold(&c, piece_of(st, handle));
+        if (!c.piece)
+            use_unknown(&c, handle);
+        gh_unlock(&c.v->lock);
     }
-    gh_unlock(&v->lock);
+    CUresult r = REAL(cuMemMap)(at, bytes, offset, handle, flags);
+    if (!c.v || !gh_lock(&c.v->lock))
+        return r;
+    if (r == CUDA_SUCCESS || !c.piece)
+        used_by_handle(&c, handle);
+    if (r == CUDA_SUCCESS && c.piece)
+        note_map(c.v, c.piece, at, bytes);
+    if (c.piece)
+        let_go(&c);
+    gh_unlock(&c.v->lock);
     return r;
 }
 
 GH_EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
     struct gh_state *st = gh_here();
-    struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
-    uint64_t began = 0;
-    if (v && gh_lock(&v->lock)) {
-        began = v->clock;
-        gh_unlock(&v->lock);
-    }
+    struct vmm *v = vmm_if_any(st);
+    uint64_t began = v ? vmm_clock(v) : 0;
     CUresult r = REAL(cuMemUnmap)(at, bytes);
     if (r || !v || !gh_lock(&v->lock))
         return r;
-    /* A mapping that another thread has made at this address since then has a higher number than `began`. */
-    for (size_t i = position(v, at); i < v->count && v->map[i].at + v->map[i].size <= at + bytes;) {
-        struct mapping m = v->map[i];
-        if (m.made > began) {
-            i++;
-            continue;
-        }
-        v->count--;
-        memmove(v->map + i, v->map + i + 1, (v->count - i) * sizeof *v->map);
-        m.piece->maps--;
-        drop_if_free(st, m.piece);
-    }
+    note_unmap(st, v, at, bytes, began);
     gh_unlock(&v->lock);
+    pieces_reclaim_now_and_then(st);
     return r;
 }
 
-static void keep(CUmemHandle handle) {
-    struct gh_state *st = gh_here();
-    struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
-    if (!v || !gh_lock(&v->lock))
-        return;
-    struct handle_uses *h = uses_of(st, handle);
-    if (h)
-        h->piece->permanent = true;
-    gh_unlock(&v->lock);
+/* ---- exports and imports ---- */
+
+/* Notes that the piece is exported by a new descriptor. False: it cannot be watched. */
+static bool watch_export(const struct piece_call *c, int fd) {
+    struct watch *w = watch_open_file(&c->v->observers, fd);
+    if (!w)
+        return false;
+    bool locked = gh_lock(&c->v->lock);
+    if (locked) {
+        note_export(c, w);
+        gh_unlock(&c->v->lock);
+    } else {
+        watch_end(&c->v->observers, w);
+    }
+    return locked;
 }
 
+/* An imported piece is exported on by the descriptor that it was imported with: its maker watches that one. The driver
+ * is asked all the same, as it may refuse. */
+static CUresult export_descriptor(const struct piece_call *c, CUmemHandle handle, uint64_t flags, int *fd, bool *kept) {
+    CUresult r = REAL(cuMemExportToShareableHandle)(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags);
+    if (r || !c->piece)
+        return r;
+    if (!c->piece->imported) {
+        *kept = !watch_export(c, *fd);
+        return r;
+    }
+    close(*fd);
+    *fd = inode_of(c->piece->descriptor) == c->piece->inode ? dup(c->piece->descriptor) : -1;
+    return *fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : r;
+}
+
+/* Other kinds of handles than descriptors say nothing about who still uses them. */
 GH_EXPORT CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, uint64_t flags) {
-    CUresult r = REAL(cuMemExportToShareableHandle)(os, handle, type, flags);
-    if (r == CUDA_SUCCESS)
-        keep(handle);
+    struct piece_call c = begin_by_handle(handle);
+    bool kept = type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    int fd = -1;
+    CUresult r = kept || !os ? REAL(cuMemExportToShareableHandle)(os, handle, type, flags)
+                             : export_descriptor(&c, handle, flags, &fd, &kept);
+    if (c.piece && gh_lock(&c.v->lock)) {
+        c.piece->permanent |= kept && r == CUDA_SUCCESS;
+        if (r == CUDA_SUCCESS)
+            used_by_handle(&c, handle);
+        let_go(&c);
+        gh_unlock(&c.v->lock);
+    }
+    if (r == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        *(int *)os = fd;
     return r;
 }
 
-typedef struct { /* CUarrayMapInfo */
-    int resource_type;
-    void *resource;
-    int subresource_type;
-    union {
-        struct {
-            unsigned level, layer, offset[3], extent[3];
-        } sparse;
-        struct {
-            unsigned layer;
-            unsigned long long offset, size;
-        } tail;
-    } subresource;
-    int operation, handle_type; /* operation: 1 is map */
-    CUmemHandle handle;
-    unsigned long long offset;
-    unsigned device_mask, flags, reserved[2];
-} CUarrayMapInfo;
-
-#define MAP_ARRAY(name)                                                    \
-    GH_EXPORT CUresult name(void *list, unsigned count, CUstream stream) { \
-        CUresult r = REAL(name)(list, count, stream);                      \
-        const CUarrayMapInfo *info = list;                                 \
-        for (unsigned i = 0; r == CUDA_SUCCESS && i < count; i++)          \
-            if (info[i].operation == 1)                                    \
-                keep(info[i].handle);                                      \
-        return r;                                                          \
+/* Notes an import by our own descriptor. The driver may answer with a handle value that it has returned before, and count
+ * it once more; unless that one is being released, so that it may be another piece. *used: the note has the descriptor. */
+static bool note_import(struct gh_state *st, struct vmm *v, CUmemHandle handle, int fd, uint64_t began, bool *used) {
+    struct piece *known = NULL;
+    if (gh_lock(&v->lock)) {
+        known = piece_of(st, handle);
+        if (known && known->calls)
+            known->permanent = true;
+        if (known && (known->calls || !add_use(st, handle, known)))
+            known = NULL;
+        gh_unlock(&v->lock);
     }
-MAP_ARRAY(cuMemMapArrayAsync)
-MAP_ARRAY(cuMemMapArrayAsync_ptsz)
+    *used = !known;
+    struct piece like = {.imported = true, .descriptor = fd, .inode = inode_of(fd)};
+    return known || note_piece(st, v, handle, like, began);
+}
+
+/* What is imported stays charged to its maker, for as long as a descriptor of its export is open: so we keep one. The
+ * driver imports by that one, since the program may use the number of its own for another file meanwhile. */
+GH_EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os, int type) {
+    struct gh_state *st = gh_here();
+    struct vmm *v = st ? vmm_of(st) : NULL;
+    CUmemHandle made = 0;
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return REAL(cuMemImportFromShareableHandle)(handle, os, type);
+    uint64_t began = v ? vmm_clock(v) : 0;
+    int fd = hold_open_file((int)(uintptr_t)os);
+    if (!v || (fd < 0 && errno != EBADF))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (fd < 0)
+        return REAL(cuMemImportFromShareableHandle)(handle, (void *)(uintptr_t)fd, type); /* refuses */
+    bool used = false;
+    CUresult r = REAL(cuMemImportFromShareableHandle)(&made, (void *)(uintptr_t)fd, type);
+    if (r == CUDA_SUCCESS && !note_import(st, v, made, fd, began, &used)) {
+        REAL(cuMemRelease)(made);
+        used = false;
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (!used)
+        close(fd);
+    if (r == CUDA_SUCCESS)
+        *handle = made;
+    return r;
+}
+
+/* ---- calls after which a piece may live on without our knowledge: it then stays charged until the process ends ---- */
+
+struct held {
+    struct piece *piece; /* NULL: not known */
+    CUmemHandle handle;  /* by which the call uses it */
+    bool by_handle;
+};
+
+struct pieces { /* held while the call runs */
+    struct gh_state *st;
+    struct vmm *v; /* NULL: none */
+    struct held *list;
+    size_t count;
+};
+
+/* Makes place for so many pieces, at least as many as there are mappings, and takes the lock. False: nothing to hold
+ * (v is NULL), or no memory. */
+static bool open_list(struct pieces *all, size_t room) {
+    struct gh_state *st = gh_here();
+    *all = (struct pieces){st, vmm_if_any(st), NULL, 0};
+    if (!all->v || !gh_lock(&all->v->lock))
+        return false;
+    room = room > all->v->count ? room : all->v->count;
+    all->list = calloc(room + 1, sizeof *all->list);
+    if (!all->list)
+        gh_unlock(&all->v->lock);
+    return all->list != NULL;
+}
+
+/* With the lock held. */
+static void list_piece(struct pieces *all, struct held one) {
+    struct piece_call c = {all->st, all->v, NULL, 0};
+    hold(&c, one.piece);
+    if (!one.piece)
+        use_unknown(&c, one.handle);
+    all->list[all->count++] = one;
+}
+
+static bool list_handle(struct pieces *all, CUmemHandle handle) {
+    if (!open_list(all, 1))
+        return !all->v;
+    list_piece(all, (struct held){piece_of(all->st, handle), handle, true});
+    gh_unlock(&all->v->lock);
+    return true;
+}
+
+static CUresult keep(struct pieces *all, CUresult r) {
+    if (all->list && gh_lock(&all->v->lock)) {
+        for (size_t i = 0; i < all->count; i++) {
+            const struct held *one = &all->list[i];
+            struct piece_call c = {all->st, all->v, one->piece, 0};
+            if (one->by_handle && (r == CUDA_SUCCESS || !c.piece))
+                used_by_handle(&c, one->handle);
+            if (!c.piece)
+                continue;
+            c.piece->permanent |= r == CUDA_SUCCESS;
+            let_go(&c);
+        }
+        gh_unlock(&all->v->lock);
+    }
+    free(all->list);
+    return r;
+}
+
+typedef CUresult map_array_call(CUarrayMapInfo *, unsigned, CUstream);
+
+static CUresult map_copied(CUarrayMapInfo *list, unsigned count, CUstream stream, map_array_call *call) {
+    struct pieces all;
+    bool any = open_list(&all, count);
+    if (!any && all.v)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (unsigned i = 0; any && i < count; i++)
+        if (list[i].operation == CU_MEM_OPERATION_TYPE_MAP)
+            list_piece(&all, (struct held){piece_of(all.st, list[i].handle), list[i].handle, true});
+    if (any)
+        gh_unlock(&all.v->lock);
+    return keep(&all, call(list, count, stream));
+}
+
+/* The driver gets our copy of the list, so what we keep is what it maps. */
+static CUresult map_array(CUarrayMapInfo *given, unsigned count, CUstream stream, map_array_call *call) {
+    CUarrayMapInfo *list = given && count ? calloc(count, sizeof *list) : NULL;
+    if (!given || !count)
+        return call(given, count, stream);
+    if (!list)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    copy_once(list, given, count * sizeof *list);
+    CUresult r = map_copied(list, count, stream, call);
+    free(list);
+    return r;
+}
+
+GH_EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, CUstream stream) {
+    return map_array(list, count, stream, REAL(cuMemMapArrayAsync));
+}
+GH_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream) {
+    return map_array(list, count, stream, REAL(cuMemMapArrayAsync_ptsz));
+}
 
 /* Memory bound to a multicast object was charged when it was made. From now on the object may keep it. */
-static CUresult bound(CUresult r, CUmemHandle handle) {
-    if (r == CUDA_SUCCESS)
-        keep(handle);
-    return r;
-}
-
-static CUresult bound_at(CUresult r, CUdeviceptr at, size_t bytes) {
-    struct gh_state *st = gh_here();
-    struct vmm *v = st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL;
-    if (r || !v || !gh_lock(&v->lock))
-        return r;
-    for (size_t i = 0; i < v->count; i++)
-        if (v->map[i].at < at + bytes && at < v->map[i].at + v->map[i].size)
-            v->map[i].piece->permanent = true;
-    gh_unlock(&v->lock);
-    return r;
+static bool list_range(struct pieces *all, CUdeviceptr at, size_t bytes) {
+    if (!open_list(all, 1))
+        return !all->v;
+    for (size_t i = 0; i < all->v->count; i++)
+        if (all->v->map[i].at < at + bytes && at < all->v->map[i].at + all->v->map[i].size)
+            list_piece(all, (struct held){all->v->map[i].piece, 0, false});
+    gh_unlock(&all->v->lock);
+    return true;
 }
 
 GH_EXPORT CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
                                       uint64_t flags) {
-    return bound(REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags), memory);
+    struct pieces all;
+    if (!list_handle(&all, memory))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return keep(&all, REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags));
 }
 GH_EXPORT CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory,
                                          size_t from, size_t bytes, uint64_t flags) {
-    return bound(REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags), memory);
+    struct pieces all;
+    if (!list_handle(&all, memory))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return keep(&all, REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags));
 }
 GH_EXPORT CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes,
                                        uint64_t flags) {
-    return bound_at(REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags), at, bytes);
+    struct pieces all;
+    if (!list_range(&all, at, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return keep(&all, REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags));
 }
 GH_EXPORT CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at,
                                           size_t bytes, uint64_t flags) {
-    return bound_at(REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags), at, bytes);
+    struct pieces all;
+    if (!list_range(&all, at, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return keep(&all, REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags));
 }

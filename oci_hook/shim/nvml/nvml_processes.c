@@ -4,9 +4,11 @@
 #include <stdlib.h>
 
 #include "account/account.h"
+#include "account/slot_lock.h"
 #include "driver/nvml.h"
 #include "driver/real.h"
 #include "nvml/nvml_gpu.h"
+#include "process/identity.h"
 
 #define COMPUTE 0 /* nvmlProcessMode; a container with a share has no graphics and MPS processes */
 #define MANY 512
@@ -17,21 +19,24 @@ struct process {
     uint64_t bytes;
 };
 
-/* The container's processes on a GPU. */
+/* The container's processes on a GPU: those that run, in this pid namespace. Memory of an exited process, which a forked
+ * child keeps, is in use and listed for nobody, as by the driver. */
 static unsigned own_processes(struct gh_state *st, int gpu, struct process *out, unsigned room) {
     struct gh_account_page *page = gpu < 0 ? NULL : gh_account_page(st);
     unsigned n = 0;
     if (page)
         gh_sweep_now_and_then(st);
+    int locks = page ? gh_slot_locks_open(st) : -1;
     for (unsigned slot = 1; page && slot < GH_ACCOUNT_SLOTS && n < room; slot++) {
         uint64_t owner = atomic_load(&page->owner[slot]);
-        if (!owner || owner & GH_OWNER_SWEEP || gh_owner_ns(owner) != gh_owner_ns(st->me))
+        if (!owner)
             continue;
         uint64_t bytes = gh_bytes(gh_account_slot_used(page, slot, (unsigned)gpu));
-        if ((bytes || atomic_load(&page->entry[slot][gpu].contexts)) &&
-            gh_account_slot_alive(st, slot, owner, atomic_load(&page->stack[slot])))
+        if ((bytes || atomic_load(&page->entry[slot][gpu].contexts)) && gh_slot_locked(locks, slot) &&
+            gh_runs_here(owner))
             out[n++] = (struct process){gh_owner_pid(owner), bytes};
     }
+    gh_slot_locks_close(locks);
     return n;
 }
 

@@ -10,7 +10,9 @@
  * ack              tag                           the last operation of this slot that another process saw take effect
  * free_cache       idle:24 | taken:40            of what is charged: freed but not released; what others took of that
  * surcharge[GPU]   units                         contexts, modules: what NVML sees in use beyond the total
- * owner[slot]      pid:22 | sweep:1 | ns:10 | start:31   0 free */
+ * owner[slot]      pid:32 | start:32   0 free; shown to people, and proof of nothing
+ *
+ * A slot is in use while someone holds the lock on byte SLOT of the file (an OFD lock): account/slot_lock.h. */
 #ifndef GPU_HOOK_ACCOUNT_PAGE_H
 #define GPU_HOOK_ACCOUNT_PAGE_H
 
@@ -18,7 +20,7 @@
 #include <stdint.h>
 
 #define GH_ACCOUNT_MAGIC 0x3154434148474755ull /* "UGGHACT1" */
-#define GH_ACCOUNT_VERSION 2u
+#define GH_ACCOUNT_VERSION 3u
 #define GH_ACCOUNT_GPUS 16
 #define GH_ACCOUNT_SLOTS 1024 /* slot 0 is never used */
 #define GH_UNIT_SHIFT 9
@@ -48,7 +50,6 @@ struct gh_account_page {
     struct gh_account_gpu gpu[GH_ACCOUNT_GPUS];
     uint8_t reserved2[2048];
     _Atomic uint64_t owner[GH_ACCOUNT_SLOTS];
-    _Atomic uint64_t stack[GH_ACCOUNT_SLOTS]; /* bottom of the owner's stack, changes with exec; 0 not known */
     struct gh_account_entry entry[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
     _Atomic uint64_t free_cache[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
 };
@@ -74,16 +75,13 @@ static inline uint64_t gh_cache_idle(uint64_t unseen) { return unseen >> GH_CACH
 static inline uint64_t gh_cache_taken(uint64_t unseen) { return unseen & GH_CACHE_MASK; }
 static inline int64_t gh_delta(uint64_t announce) { return (int64_t)announce >> GH_TAG_BITS; }
 
-#define GH_OWNER_SWEEP (1ull << 41) /* taken by a sweeper that clears the slot, not by a user of memory */
-static inline uint64_t gh_owner(uint64_t pid, uint64_t ns, uint64_t start) {
-    return (pid & 0x3fffff) << 42 | (ns & 0x3ff) << 31 | (start & 0x7fffffff);
-}
-static inline uint32_t gh_owner_pid(uint64_t o) { return (uint32_t)(o >> 42); }
-static inline uint32_t gh_owner_ns(uint64_t o) { return o >> 31 & 0x3ff; }
-static inline uint32_t gh_owner_start(uint64_t o) { return o & 0x7fffffff; }
+/* start: the low bits of the process's start time in ticks (field 22 of /proc/PID/stat); 0 not known */
+static inline uint64_t gh_owner(uint32_t pid, uint32_t start) { return (uint64_t)pid << 32 | start; }
+static inline uint32_t gh_owner_pid(uint64_t o) { return (uint32_t)(o >> 32); }
+static inline uint32_t gh_owner_start(uint64_t o) { return (uint32_t)o; }
 
 _Static_assert(sizeof(struct gh_account_entry) == 32, "entry");
-_Static_assert(sizeof(struct gh_account_page) == 4096 + 2 * 8192 + (512 + 128) * GH_ACCOUNT_SLOTS, "whole pages");
+_Static_assert(sizeof(struct gh_account_page) == 4096 + 8192 + (512 + 128) * GH_ACCOUNT_SLOTS, "whole pages");
 _Static_assert(sizeof(struct gh_account_page) < 1 << 20, "fits the container's tmpfs");
 
 #endif

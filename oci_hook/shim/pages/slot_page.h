@@ -37,7 +37,7 @@ struct gh_slot_head {
     uint8_t counts;  /* 1: the fields wanted, waited and waits are counted */
     uint64_t mode_since;
     uint64_t preempt_bound;   /* learned: the longest time from a freeze until its work has left the GPU */
-    uint64_t distrusts;       /* how often tenants of its class held it for too long */
+    uint64_t ignorings;       /* how often a neighbour cost it more than its part, and was ignored from then on */
     uint64_t wanted;          /* for how long it had work in flight or a launch at the gate */
     uint64_t wanted_at;       /* up to when `wanted` is counted */
     uint64_t waited;          /* sum of all waits at the gate, in real time */

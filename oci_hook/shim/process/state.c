@@ -64,9 +64,7 @@ static struct gh_state *set_up(struct gh_state *st) {
     int64_t until = 0;
     uint32_t fresh = 0;
     if (atomic_compare_exchange_strong(&st->phase, &fresh, 1)) {
-        struct gh_identity self = gh_identify();
-        st->me = self.owner;
-        st->stack = self.stack;
+        st->me = gh_identify();
         atomic_store_explicit(&st->phase, 2, memory_order_release);
         return st;
     }

@@ -43,23 +43,23 @@ struct gh_mine { /* what this process is charged on one GPU; the copy in the acc
     uint32_t cache_most;       /* most units in the free cache */
 };
 
-/* CUDA contexts seen, and the GPU of each. A place that was given to a handle stays that handle's. */
-#define GH_CONTEXTS 512
+/* CUDA contexts. Each that is seen gets a number, which no other gets, and a note (PLACE) with its GPU and number. `place`
+ * is a cache of these notes: driver/cuda_gpu.c. */
+#define GH_PLACES 512
 #define GH_DEVICES 64
 struct gh_contexts {
-    struct {
-        void *_Atomic context;
-        _Atomic uint32_t gpu; /* 1 + GPU; 0 not known, or not known any more */
-    } place[GH_CONTEXTS];
+    _Atomic uint64_t place[GH_PLACES];
+    _Atomic uint32_t last;             /* the number given last */
     void *_Atomic primary[GH_DEVICES]; /* each device's primary context, once the program has retained it */
 };
 
 /* Memory pools seen. A pool is charged for what the driver has reserved for it, not for what is allocated from it. */
-#define GH_POOLS 1024
 struct gh_pool {
     void *_Atomic handle; /* CUmemoryPool; for the graph memory of a device: 1 + device */
     _Atomic int32_t gpu;  /* < 0: not charged to this process (host memory, imported) */
     int32_t device;
+    uint32_t number;             /* its place in the table: 1, 2, ... */
+    uint32_t next;               /* of a place that is free: the next such; 0 none */
     _Atomic uint32_t kind;       /* enum pool_kind */
     _Atomic uint32_t inflight;   /* running operations that may change it */
     _Atomic uint32_t alone;      /* 1: one operation relies on the pool's idle memory, so no other may begin */
@@ -69,13 +69,18 @@ struct gh_pool {
     _Atomic int64_t pieces;      /* number of pieces allocated from it */
     _Atomic int64_t touched;     /* number of pages of the GPU that these occupy, in whole or in part */
 };
+/* The table grows by chunks of 64, 128, 256, ... pools, which never move: readers need no lock. */
+#define GH_POOL_CHUNKS 16
+#define GH_FIRST_POOLS 64
 struct gh_pools {
     struct gh_lock lock;
-    _Atomic uint32_t count;
+    _Atomic uint32_t count;           /* places that were ever used */
+    uint32_t free;                    /* number of the first free one among these; 0 none */
     _Atomic uint64_t least;           /* bytes; no pool grows by less, as far as was seen; 0: not seen yet */
+    _Atomic uint32_t gpus;            /* a bit for each GPU on which there ever was a pool of ours */
     _Atomic uint32_t dirty;           /* 1: memory was freed, so the driver may release some by itself */
-    _Atomic uint32_t graphs_allocate; /* 1: a graph of this process has memory nodes */
-    struct gh_pool pool[GH_POOLS];
+    _Atomic uint32_t graphs_allocate; /* 1: a graph of this process may have memory nodes */
+    struct gh_pool *_Atomic chunk[GH_POOL_CHUNKS];
 };
 
 struct vmm;
@@ -84,14 +89,14 @@ struct gates;
 struct gh_state {
     _Atomic uint32_t phase; /* 0 new, 1 being set up, 2 ready */
     _Atomic uint32_t said;  /* a bit for each message that was written */
-    /* struct gh_identity of this process */
-    uint64_t me;
-    uint64_t stack;
+    uint64_t me;            /* this process, as in the owner words of the account page */
     /* account */
     struct gh_lock attach;
     struct gh_account_page *_Atomic account;
-    _Atomic uint32_t slot; /* account slot; 0 none yet */
-    int lock_fd;           /* the descriptor whose lock says that the account slot is taken; 0 none */
+    _Atomic uint64_t account_device, account_inode; /* of the page's file */
+    _Atomic uint32_t slot;                          /* account slot; 0 none yet */
+    void *slot_lock;                                /* the mapping that keeps its lock */
+    _Atomic bool driver_opened;
     _Atomic int64_t swept_ms;
     struct gh_mine mine[GH_ACCOUNT_GPUS];
     /* policy */

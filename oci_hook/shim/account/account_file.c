@@ -1,0 +1,89 @@
+#define _GNU_SOURCE
+#include "account/account_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pages/layout.h"
+#include "process/atomics.h"
+
+static int open_page(void) {
+    /* No O_CREAT on a file that exists: fs.protected_regular forbids it to other users in a sticky directory. */
+    for (int i = 0; i < 100; i++) {
+        int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
+        if (fd >= 0)
+            return fd;
+        if (errno == ENOENT) {
+            fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE,
+                              O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL, 0666);
+            if (fd >= 0)
+                return fd;
+            if (errno != EEXIST)
+                return -1;
+        } else if (errno == EACCES) { /* another user has just made it and not yet widened its mode */
+            struct timespec ms = {0, 1000000};
+            syscall(SYS_nanosleep, &ms, NULL);
+        } else {
+            return -1;
+        }
+    }
+    return -1;
+}
+
+static struct gh_account_page *map_page(struct gh_state *st) {
+    const size_t size = sizeof(struct gh_account_page);
+    int fd = open_page();
+    struct stat file;
+    void *p = MAP_FAILED;
+    if (fd < 0)
+        return NULL;
+    if (!fstat(fd, &file) && S_ISREG(file.st_mode)) {
+        if ((file.st_mode & 0666) != 0666 && file.st_uid == geteuid())
+            fchmod(fd, 0666); /* the umask has removed some bits */
+        if ((file.st_size >= (off_t)size || !ftruncate(fd, (off_t)size)))
+            p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        atomic_store(&st->account_device, file.st_dev);
+        atomic_store(&st->account_inode, file.st_ino);
+    }
+    syscall(SYS_close, fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static bool stamp(struct gh_account_page *page) {
+    uint64_t magic = 0;
+    uint32_t version = 0;
+    atomic_compare_exchange_strong(&page->magic, &magic, GH_ACCOUNT_MAGIC);
+    atomic_compare_exchange_strong(&page->version, &version, GH_ACCOUNT_VERSION);
+    return (!magic || magic == GH_ACCOUNT_MAGIC) && (!version || version == GH_ACCOUNT_VERSION);
+}
+
+void gh_account_unusable(void) {
+    gh_say(GH_SAID_ACCOUNT, "gpu-hook: GH-308: the account page " GH_ACCOUNT_FILE
+                            " cannot be used: device memory is refused; run `gpu-hook install` on the "
+                            "host, then make the container anew\n");
+}
+
+struct gh_account_page *gh_account_page(struct gh_state *st) {
+    struct gh_account_page *page = LOAD_ACQUIRE(&st->account), *none = NULL;
+    if (page)
+        return page;
+    page = map_page(st);
+    if (page && !stamp(page)) {
+        munmap(page, sizeof *page);
+        page = NULL;
+    }
+    if (!page) {
+        gh_account_unusable();
+        return NULL;
+    }
+    if (!CAS_ACQ_REL(&st->account, &none, page)) {
+        munmap(page, sizeof *page);
+        return none;
+    }
+    return page;
+}

@@ -1,0 +1,205 @@
+#define _GNU_SOURCE
+#include "account/slots.h"
+
+#include <time.h>
+
+#include "account/free_cache.h"
+#include "account/operation.h"
+#include "account/account_file.h"
+#include "account/slot_lock.h"
+#include "process/atomics.h"
+
+#define SWEEP_EVERY_MS 100
+
+/* ---- a slot whose memory has gone ---- */
+
+/* Sets a slot to zero. We have its lock, so only we write it. If we are killed at any step, the next process that has the
+ * lock can do all of it again. */
+static void empty_slot(struct gh_account_page *page, unsigned slot) {
+    for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
+        struct gh_account_entry *e = &page->entry[slot][gpu];
+        uint64_t a = LOAD_ACQUIRE(&e->announce), c = LOAD_ACQUIRE(&e->committed),
+                 taken = gh_free_cache_close(page, slot, gpu);
+        struct gh_mine mine = {.units = gh_committed_units(c), .tag = gh_tag(c)};
+        if (gh_tag(a) != mine.tag) {
+            if (gh_took_effect(page, slot, gpu, gh_tag(a)))
+                mine.units = (mine.units + (uint64_t)gh_delta(a)) & GH_VALUE_MAX;
+            mine.tag = gh_tag(a);
+            STORE_RELEASE(&e->committed, mine.units << GH_TAG_BITS | mine.tag);
+        }
+        uint64_t left = (mine.units - taken) & GH_VALUE_MAX;
+        if (left)
+            gh_add(page, slot, gpu, &mine, -(int64_t)left, 0);
+        STORE_RELEASE(&e->contexts, 0);
+    }
+}
+
+/* Clears the slot if its lock is free: then all that its owner had on the GPUs has gone. */
+static void reclaim_slot(struct gh_account_page *page, int fd, unsigned slot) {
+    if (!gh_slot_lock(fd, slot))
+        return;
+    if (LOAD_ACQUIRE(&page->owner[slot])) {
+        empty_slot(page, slot);
+        STORE_RELEASE(&page->owner[slot], 0);
+    }
+    gh_slot_unlock(fd, slot);
+}
+
+/* ---- sweeping ---- */
+
+/* Sets a total to the sum of its slots: if they differ while no operation takes effect, a process wrote garbage. */
+static void repair(struct gh_account_page *page, unsigned gpu) {
+    _Atomic uint64_t *total = &page->gpu[gpu].total;
+    for (int i = 0; i < 100; i++) {
+        uint64_t w = LOAD_ACQUIRE(total), sum = 0;
+        for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
+            if (LOAD_ACQUIRE(&page->owner[slot]))
+                sum += gh_account_slot_charged(page, slot, gpu);
+        if (LOAD_ACQUIRE(total) != w)
+            continue;
+        if (sum == gh_word_value(w) || sum > GH_VALUE_MAX)
+            return;
+        gh_acknowledge(page, gpu, w, 0);
+        CAS_ACQ_REL(total, &w, gh_word(sum, 0, (gh_tag(w) + 1) & GH_TAG_MASK));
+        /* go on and check again, since slots with garbage may have changed meanwhile */
+    }
+}
+
+/* Writes our own slot again, in case a process has overwritten it. */
+static void restate(struct gh_state *st, struct gh_account_page *page) {
+    unsigned slot = LOAD_ACQUIRE(&st->slot);
+    for (unsigned gpu = 0; slot && gpu < GH_ACCOUNT_GPUS; gpu++) {
+        struct gh_mine *mine = &st->mine[gpu];
+        if (!gh_lock(&mine->lock))
+            continue;
+        uint64_t right = mine->units << GH_TAG_BITS | mine->tag;
+        struct gh_account_entry *e = &page->entry[slot][gpu];
+        if (LOAD_ACQUIRE(&page->owner[slot]) == st->me && LOAD_ACQUIRE(&st->slot) == slot &&
+            (LOAD_ACQUIRE(&e->committed) != right || gh_tag(LOAD_ACQUIRE(&e->announce)) != mine->tag)) {
+            STORE_RELEASE(&e->announce, mine->tag);
+            STORE_RELEASE(&e->committed, right);
+        }
+        if (LOAD_ACQUIRE(&page->owner[slot]) == st->me && LOAD_ACQUIRE(&st->slot) == slot)
+            gh_free_cache_restate(page, slot, gpu, mine);
+        gh_unlock(&mine->lock);
+    }
+}
+
+void gh_sweep(struct gh_state *st) {
+    struct gh_account_page *page = gh_account_page(st);
+    if (!page)
+        return;
+    unsigned own = LOAD_ACQUIRE(&st->slot);
+    int fd = gh_slot_locks_open(st);
+    for (unsigned slot = 1; fd >= 0 && slot < GH_ACCOUNT_SLOTS; slot++)
+        if (slot != own && LOAD_ACQUIRE(&page->owner[slot]))
+            reclaim_slot(page, fd, slot);
+    gh_slot_locks_close(fd);
+    restate(st, page);
+    for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
+        gh_free_cache_take_all(page, gpu);
+        repair(page, gpu);
+    }
+}
+
+void gh_sweep_now_and_then(struct gh_state *st) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    int64_t ms = now.tv_sec * 1000ll + now.tv_nsec / 1000000, last = atomic_load(&st->swept_ms);
+    if (ms - last >= SWEEP_EVERY_MS && atomic_compare_exchange_strong(&st->swept_ms, &last, ms))
+        gh_sweep(st);
+}
+
+/* ---- our slot ---- */
+
+/* Locks a slot that is in no use, in an open file of our own. Lock first, owner word after: an owner word without a lock is
+ * that of an owner who has gone. */
+static unsigned take_slot(struct gh_state *st, struct gh_account_page *page, int fd) {
+    unsigned from = gh_owner_pid(st->me);
+    for (unsigned i = 0; i < GH_ACCOUNT_SLOTS; i++) {
+        unsigned slot = (from + i) % GH_ACCOUNT_SLOTS;
+        if (slot && !LOAD_ACQUIRE(&page->owner[slot]) && gh_slot_lock(fd, slot)) {
+            empty_slot(page, slot);
+            STORE_RELEASE(&page->owner[slot], st->me);
+            return slot;
+        }
+    }
+    return 0;
+}
+
+static bool publish_slot(struct gh_state *st, struct gh_account_page *page, unsigned slot) {
+    unsigned locked = 0;
+    while (locked < GH_ACCOUNT_GPUS && gh_lock(&st->mine[locked].lock))
+        locked++;
+    bool ours = locked == GH_ACCOUNT_GPUS;
+    for (unsigned gpu = 0; ours && gpu < GH_ACCOUNT_GPUS; gpu++) {
+        struct gh_mine *mine = &st->mine[gpu];
+        /* empty_slot() has left the slot charged with nothing but these */
+        mine->units = mine->cached = gh_cache_taken(LOAD_ACQUIRE(&page->free_cache[slot][gpu]));
+        mine->cache_operations = 0;
+        mine->tag = gh_tag(LOAD_ACQUIRE(&page->entry[slot][gpu].committed));
+    }
+    STORE_RELEASE(&st->slot, ours ? slot : 0);
+    while (locked--)
+        gh_unlock(&st->mine[locked].lock);
+    return ours;
+}
+
+enum attached { ATTACHED, NO_LOCKS, NO_SLOT, TOO_LATE };
+
+static enum attached attach(struct gh_state *st, struct gh_account_page *page) {
+    int fd = gh_slot_locks_open(st);
+    if (fd < 0)
+        return NO_LOCKS;
+    unsigned slot = take_slot(st, page, fd);
+    if (!slot) {
+        gh_sweep(st);
+        slot = take_slot(st, page, fd);
+    }
+    if (!slot) {
+        gh_slot_locks_close(fd);
+        return NO_SLOT;
+    }
+    st->slot_lock = gh_slot_locks_keep(fd);
+    return st->slot_lock && publish_slot(st, page, slot) ? ATTACHED : NO_LOCKS;
+}
+
+/* Takes our slot. It stays ours as long as we live, since the lock does. */
+static enum attached attach_once(struct gh_state *st, struct gh_account_page *page) {
+    if (LOAD_ACQUIRE(&st->slot))
+        return ATTACHED;
+    /* Children that were forked since the driver was opened have its open file, but would not have our lock. */
+    if (atomic_load(&st->driver_opened))
+        return TOO_LATE;
+    if (!gh_lock(&st->attach))
+        return NO_LOCKS;
+    enum attached done = LOAD_ACQUIRE(&st->slot) ? ATTACHED : attach(st, page);
+    gh_unlock(&st->attach);
+    return done;
+}
+
+bool gh_account_attach(struct gh_state *st) {
+    struct gh_account_page *page = gh_account_page(st);
+    if (!page)
+        return false;
+    switch (attach_once(st, page)) {
+    case NO_LOCKS: gh_account_unusable(); return false;
+    case NO_SLOT:
+        gh_say(GH_SAID_FULL, "gpu-hook: GH-308: the account page has no free slot: more than 1000 processes of this "
+                             "container use the GPU; device memory is refused\n");
+        return false;
+    case TOO_LATE: return false; /* cuInit has written the line */
+    case ATTACHED: break;
+    }
+    unsigned slot = LOAD_ACQUIRE(&st->slot);
+    if (LOAD_ACQUIRE(&page->owner[slot]) != st->me) {
+        STORE_RELEASE(&page->owner[slot], st->me); /* a process wrote garbage; the slot's lock is still ours */
+        gh_sweep(st);
+    }
+    return true;
+}
+
+void gh_account_before_driver(struct gh_state *st) {
+    gh_account_attach(st);
+    atomic_store(&st->driver_opened, true);
+}

@@ -1,0 +1,17 @@
+/* Account slots: this process's own, and those of processes whose memory has gone. */
+#ifndef GPU_HOOK_SLOTS_H
+#define GPU_HOOK_SLOTS_H
+
+#include "process/state.h"
+
+/* Takes an account slot. False: impossible, and the caller refuses (a line was written). */
+bool gh_account_attach(struct gh_state *st);
+/* The same before the driver is opened, which has to be later: a child that is forked between the two would have the
+ * driver's open file, and with it our memory, but not our lock. If it fails, this process gets no device memory. */
+void gh_account_before_driver(struct gh_state *st);
+/* Clears the slots whose lock is free, and repairs totals that differ from the sum of the slots. */
+void gh_sweep(struct gh_state *st);
+/* The same, at most ten times a second. */
+void gh_sweep_now_and_then(struct gh_state *st);
+
+#endif

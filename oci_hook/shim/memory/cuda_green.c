@@ -1,0 +1,78 @@
+/* Green contexts (CUDA 12.4), and restores of checkpoints (12.8).
+ *
+ * A green context retains its device's primary context and uses that one's memory. So the primary context is retained by
+ * our own function first, which charges it, and what is allocated in a green context goes with the primary one. */
+#include <string.h>
+
+#include "driver/real.h"
+#include "gate/gate.h"
+#include "memory/charge.h"
+#include "memory/cuda_context.h"
+
+GH_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
+    CUcontext primary;
+    CUgreenCtx made = NULL;
+    CUresult r = cuDevicePrimaryCtxRetain(&primary, device);
+    if (r)
+        return r;
+    r = REAL(cuGreenCtxCreate)(context ? &made : NULL, resources, device, flags);
+    cuDevicePrimaryCtxRelease_v2(device);
+    if (r == CUDA_SUCCESS)
+        *context = made;
+    return r;
+}
+
+GH_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {
+    struct gh_state *st = gh_here();
+    CUcontext made = NULL, primary, popped;
+    CUdevice device;
+    CUresult r = REAL(cuCtxFromGreenCtx)(context ? &made : NULL, green);
+    if (r)
+        return r;
+    *context = made;
+    if (!st || REAL(cuCtxPushCurrent_v2)(made))
+        return r;
+    bool known = !REAL(cuCtxGetDevice)(&device) && device >= 0 && device < GH_DEVICES;
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    if (known && (primary = atomic_load(&st->contexts.primary[device])))
+        context_shares(st, made, primary, device);
+    return r;
+}
+
+/* The primary context goes with its last green one, if nobody else retains it. */
+GH_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    struct gh_state *st = gh_here();
+    CUcontext context = NULL;
+    if (!REAL(cuCtxFromGreenCtx)(&context, green))
+        gate_context_leaves(context);
+    CUresult r = REAL(cuGreenCtxDestroy)(green);
+    if (r || !st)
+        return r;
+    if (context)
+        context_leaves(st, context);
+    for (CUdevice device = 0; device < GH_DEVICES; device++)
+        primary_left(st, device);
+    return r;
+}
+
+#define MOST_PAIRS 64 /* more GPUs than a process can have */
+
+/* A process keeps its charges while its memory is on the host, so that the restore finds its room. But a restore can put
+ * the memory on another GPU (13.0), where nobody has charged it: that is refused. */
+GH_EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *given) {
+    CUcheckpointRestoreArgs args = {0};
+    CUcheckpointGpuPair pair[MOST_PAIRS];
+    if (!given)
+        return REAL(cuCheckpointProcessRestore)(pid, NULL);
+    copy_once(&args, given, offsetof(CUcheckpointRestoreArgs, reserved1));
+    if (args.count > MOST_PAIRS || (args.count && !args.pairs))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (args.count)
+        copy_once(pair, args.pairs, args.count * sizeof *pair);
+    for (unsigned i = 0; i < args.count; i++)
+        if (memcmp(&pair[i].from, &pair[i].to, sizeof pair[i].to))
+            return CUDA_ERROR_NOT_SUPPORTED;
+    if (args.count)
+        args.pairs = pair;
+    return REAL(cuCheckpointProcessRestore)(pid, &args);
+}

@@ -1,0 +1,36 @@
+/* Whether a descriptor that a driver handed out is still open somewhere: in this process, in one that it was sent to or
+ * inherited by, in any container, or on its way in a socket.
+ *
+ * The kernel knows. A lock of the kind F_OFD_SETLK belongs to the open file itself and goes when its last descriptor is
+ * closed, whoever has that. So we lock one byte, which nobody else uses, through the descriptor, and look through another
+ * open file of the same device or inode whether the lock is still there. */
+#ifndef GPU_HOOK_DESCRIPTOR_H
+#define GPU_HOOK_DESCRIPTOR_H
+
+#include "process/state.h"
+
+struct observer;
+struct observers { /* of one process; all zero: none yet */
+    struct gh_lock lock;
+    struct observer *first;
+};
+struct watch { /* of one open file */
+    struct watch *next;
+    struct observer *by;
+    int64_t byte;
+};
+
+/* Begins to watch what the descriptor refers to. NULL: not possible (Linux before 3.15, or no descriptor free). */
+struct watch *watch_open_file(struct observers *all, int fd);
+/* Whether its last descriptor has certainly been closed. */
+bool watch_says_closed(const struct watch *w);
+void watch_end(struct observers *all, struct watch *w);
+
+/* A descriptor of our own for the same open file, out of the way of the program's; -1: none. errno is the kernel's. */
+int hold_open_file(int fd);
+/* Closes it, unless the program has closed it and uses its number for another file. */
+void let_go_of_open_file(int fd, uint64_t inode);
+/* What tells files apart; 0: no such descriptor. */
+uint64_t inode_of(int fd);
+
+#endif

@@ -1,0 +1,287 @@
+#define _GNU_SOURCE
+#include "memory/piece.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct vmm *vmm_if_any(struct gh_state *st) { return st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL; }
+
+struct vmm *vmm_of(struct gh_state *st) {
+    struct vmm *v = vmm_if_any(st), *none = NULL;
+    if (v || !st || !(v = calloc(1, sizeof *v)))
+        return v;
+    if (atomic_compare_exchange_strong(&st->vmm, &none, v))
+        return v;
+    free(v);
+    return none;
+}
+
+/* ---- a piece ends ---- */
+
+static void end_piece(struct gh_state *st, struct vmm *v, struct piece *p) {
+    for (struct watch *w = p->exports; w; w = p->exports) {
+        p->exports = w->next;
+        watch_end(&v->observers, w);
+    }
+    if (p->units)
+        gh_release(st, p->gpu, p->units);
+    if (p->imported)
+        let_go_of_open_file(p->descriptor, p->inode);
+    free(p);
+}
+
+/* With the lock held. A piece that nobody in this process uses any more ends, or waits for its exports to be closed. */
+static void drop_if_free(struct gh_state *st, struct vmm *v, struct piece *p) {
+    if (p->handles || p->maps || p->calls || p->permanent)
+        return;
+    if (!p->exports) {
+        end_piece(st, v, p);
+        return;
+    }
+    p->next = v->waiting;
+    v->waiting = p;
+    atomic_fetch_add(&v->waits, 1);
+}
+
+/* Forgets exports that were closed. True: none is left. */
+static bool exports_closed(struct vmm *v, struct piece *p) {
+    for (struct watch *w; (w = p->exports); watch_end(&v->observers, w)) {
+        if (!watch_says_closed(w))
+            return false;
+        p->exports = w->next;
+    }
+    return true;
+}
+
+/* The list is taken out of the vmm while the kernel is asked, as that takes microseconds for each piece. Nothing else
+ * knows of a waiting piece. */
+bool pieces_reclaim(struct gh_state *st) {
+    struct vmm *v = vmm_if_any(st);
+    if (!v || !atomic_load(&v->waits) || !gh_lock(&v->lock))
+        return false;
+    struct piece *list = v->waiting, *open = NULL, *last = NULL;
+    v->waiting = NULL;
+    gh_unlock(&v->lock);
+    bool any = false;
+    for (struct piece *p = list, *next; p; p = next) {
+        next = p->next;
+        if (exports_closed(v, p)) {
+            end_piece(st, v, p);
+            atomic_fetch_sub(&v->waits, 1);
+            any = true;
+            continue;
+        }
+        last = last ? last : p;
+        p->next = open;
+        open = p;
+    }
+    if (open && gh_lock(&v->lock)) { /* without the lock they stay charged until the process ends */
+        last->next = v->waiting;
+        v->waiting = open;
+        gh_unlock(&v->lock);
+    }
+    return any;
+}
+
+void pieces_reclaim_now_and_then(struct gh_state *st) {
+    struct vmm *v = vmm_if_any(st);
+    struct timespec now;
+    if (!v || !atomic_load(&v->waits))
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t ms = now.tv_sec * 1000ll + now.tv_nsec / 1000000, last = atomic_load(&v->looked_ms);
+    if (ms - last >= RECLAIM_EVERY_MS && atomic_compare_exchange_strong(&v->looked_ms, &last, ms))
+        pieces_reclaim(st);
+}
+
+/* ---- handles ---- */
+
+static struct handle_uses *uses_of(struct gh_state *st, CUmemHandle handle) {
+    return (struct handle_uses *)(uintptr_t)gh_pointers_get(&st->pointers, key_of(HANDLE, handle));
+}
+
+struct piece *piece_of(struct gh_state *st, CUmemHandle handle) {
+    struct handle_uses *h = uses_of(st, handle);
+    return h ? h->piece : NULL;
+}
+
+bool add_use(struct gh_state *st, CUmemHandle handle, struct piece *p) {
+    struct handle_uses *h = uses_of(st, handle);
+    if (h && h->piece == p) {
+        h->times++;
+    } else if (h) { /* another thread has released this value, and has not noted that yet */
+        *h = (struct handle_uses){p, 1};
+    } else {
+        if (!(h = malloc(sizeof *h)))
+            return false;
+        *h = (struct handle_uses){p, 1};
+        if (!gh_pointers_put(&st->pointers, key_of(HANDLE, handle), (uintptr_t)h)) {
+            free(h);
+            return false;
+        }
+    }
+    p->handles++;
+    return true;
+}
+
+/* The value 0 would be no note. */
+static void note_strange(struct gh_state *st, CUmemHandle handle, uint64_t clock) {
+    gh_pointers_put(&st->pointers, key_of(STRANGE, handle), clock + 1);
+}
+
+static bool is_strange(struct gh_state *st, CUmemHandle handle, uint64_t since) {
+    return gh_pointers_get(&st->pointers, key_of(STRANGE, handle)) > since + 1;
+}
+
+void use_unknown(const struct piece_call *c, CUmemHandle handle) { note_strange(c->st, handle, UINT64_MAX / 2); }
+
+void used_by_handle(const struct piece_call *c, CUmemHandle handle) {
+    struct piece *now = piece_of(c->st, handle);
+    uint64_t clock = ++c->v->clock;
+    if (c->piece)
+        c->piece->touched = clock;
+    if (now && now == c->piece)
+        return;
+    note_strange(c->st, handle, clock);
+    if (now)
+        now->permanent = true;
+    if (c->piece)
+        c->piece->permanent = true;
+}
+
+/* With the lock held: whether a piece made since `began`, with this handle value, may be in use without our knowledge. */
+static bool used_unseen(struct gh_state *st, CUmemHandle handle, uint64_t began) {
+    const struct piece *before = piece_of(st, handle);
+    return is_strange(st, handle, began) || (before && (before->calls > 1 || before->touched > began));
+}
+
+struct piece *note_piece(struct gh_state *st, struct vmm *v, CUmemHandle handle, struct piece like, uint64_t began) {
+    struct piece *p = malloc(sizeof *p);
+    if (!p || !gh_lock(&v->lock)) {
+        free(p);
+        return NULL;
+    }
+    *p = like;
+    p->permanent = used_unseen(st, handle, began);
+    if (!add_use(st, handle, p)) {
+        free(p);
+        p = NULL;
+    }
+    gh_unlock(&v->lock);
+    return p;
+}
+
+uint64_t vmm_clock(struct vmm *v) {
+    uint64_t now = 0; /* without the lock: any strange mapping counts as one made since */
+    if (gh_lock(&v->lock)) {
+        now = v->clock;
+        gh_unlock(&v->lock);
+    }
+    return now;
+}
+
+/* ---- calls ---- */
+
+void hold(struct piece_call *c, struct piece *p) {
+    c->piece = p;
+    c->began = c->v->clock;
+    if (p)
+        p->calls++;
+}
+
+struct piece_call begin_by_handle(CUmemHandle handle) {
+    struct gh_state *st = gh_here();
+    struct piece_call c = {st, vmm_if_any(st), NULL, 0};
+    if (c.v && gh_lock(&c.v->lock)) {
+        hold(&c, piece_of(st, handle));
+        gh_unlock(&c.v->lock);
+    }
+    return c;
+}
+
+void note_export(const struct piece_call *c, struct watch *w) {
+    struct watch **end = &c->piece->exports;
+    for (struct watch *first; (first = *end) && watch_says_closed(first); watch_end(&c->v->observers, first))
+        *end = first->next;
+    while (*end)
+        end = &(*end)->next;
+    w->next = NULL;
+    *end = w;
+}
+
+void let_go(const struct piece_call *c) {
+    c->piece->calls--;
+    drop_if_free(c->st, c->v, c->piece);
+}
+
+void release_use(const struct piece_call *c, CUmemHandle handle) {
+    struct handle_uses *h = uses_of(c->st, handle);
+    if (h && h->piece == c->piece && !--h->times) {
+        gh_pointers_take(&c->st->pointers, key_of(HANDLE, handle));
+        free(h);
+    }
+    if (c->piece->touched > c->began)
+        note_strange(c->st, handle, ++c->v->clock);
+    if (c->piece->handles)
+        c->piece->handles--;
+}
+
+/* ---- mappings ---- */
+
+struct piece *piece_at(const struct vmm *v, uint64_t address) {
+    for (size_t i = 0; i < v->count; i++)
+        if (address - v->map[i].at < v->map[i].size)
+            return v->map[i].piece;
+    return NULL;
+}
+
+/* With the lock held: the index of the first mapping at or above an address. The list is sorted. */
+static size_t position(const struct vmm *v, uint64_t at) {
+    size_t low = 0, high = v->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (v->map[middle].at < at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool insert(struct vmm *v, struct mapping m) {
+    if (v->count == v->room) {
+        size_t room = v->room ? v->room * 2 : 64;
+        struct mapping *more = realloc(v->map, room * sizeof *more);
+        if (!more)
+            return false;
+        v->map = more;
+        v->room = room;
+    }
+    size_t i = position(v, m.at);
+    memmove(v->map + i + 1, v->map + i, (v->count - i) * sizeof *v->map);
+    v->map[i] = m;
+    v->count++;
+    return true;
+}
+
+void note_map(struct vmm *v, struct piece *p, uint64_t at, uint64_t bytes) {
+    if (insert(v, (struct mapping){at, bytes, ++v->clock, p}))
+        p->maps++;
+    else
+        p->permanent = true;
+}
+
+void note_unmap(struct gh_state *st, struct vmm *v, uint64_t at, uint64_t bytes, uint64_t began) {
+    for (size_t i = position(v, at); i < v->count && v->map[i].at + v->map[i].size <= at + bytes;) {
+        struct mapping m = v->map[i];
+        if (m.made > began) {
+            i++;
+            continue;
+        }
+        v->count--;
+        memmove(v->map + i, v->map + i + 1, (v->count - i) * sizeof *v->map);
+        m.piece->maps--;
+        drop_if_free(st, v, m.piece);
+    }
+}

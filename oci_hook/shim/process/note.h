@@ -1,0 +1,43 @@
+/* What is noted in st->pointers of an allocation, a context or a pool: its key, and a value of one word. */
+#ifndef GPU_HOOK_NOTE_H
+#define GPU_HOOK_NOTE_H
+
+#include <stdint.h>
+
+/* GRAPHED: memory of a graph, which is charged through its pool. PAGE: a page of the GPU, with the number of pieces of
+ * pools that begin or end in it. CONTEXT: what a context itself is charged; PLACE: its GPU and number. STRANGE: memory/piece.h.
+ * ARRAY: mip-maps, too. MANAGED: charged on several GPUs, from the first one in the policy page to the noted one. */
+enum kind {
+    LINEAR = 1,
+    POOLED,
+    GRAPHED,
+    ARRAY,
+    EXTERNAL,
+    HANDLE,
+    EXEC,
+    CONTEXT,
+    LIMIT,
+    PAGE,
+    PLACE,
+    POOL,
+    GRAPH_POOL,
+    STRANGE,
+    MANAGED
+};
+
+/* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */
+static inline uint64_t key_of(enum kind kind, uint64_t handle) {
+    return kind <= GRAPHED ? handle : handle ^ (uint64_t)kind << 58;
+}
+
+/* units:34 | GPU:4 | number of the context or pool that it belongs to:22, 0 none | kind:4 */
+#define NOTE_OF_MOST ((1u << 22) - 1)
+static inline uint64_t pack(uint64_t units, int gpu, unsigned of, enum kind kind) {
+    return units << 30 | (uint64_t)gpu << 26 | (uint64_t)of << 4 | kind;
+}
+static inline uint64_t units_of(uint64_t value) { return value >> 30; }
+static inline unsigned gpu_of(uint64_t value) { return value >> 26 & 15; }
+static inline unsigned number_of(uint64_t value) { return value >> 4 & NOTE_OF_MOST; }
+static inline enum kind kind_of(uint64_t value) { return (enum kind)(value & 15); }
+
+#endif
