@@ -4,8 +4,9 @@ A container counts in its own slot file how long it was held for each other one,
 (core/slot_page.py, Gate.held_for). Held time is honest where the other one had the GPU: that explains it. So one look
 suspects container X if
 
-- a witness W on the same GPU was held for a quarter of the time or more in which no GPU time of those that it names
-  explains it; and X is one of those that take the largest part of that;
+- a witness W on the same GPU was held for more than WASTED of the time without an explanation by GPU time of those that it
+  names; and X is one of those that take the largest part of that. (The gate's own rules bound what a liar can cost: W
+  still has nine tenths of its share. The finding says who tries.)
 - X's slot shows work, or a claim that it did not show at the look before;
 - X is of W's class or a lower one: a higher class may keep a lower one out.
 
@@ -25,8 +26,8 @@ from oci_hook.core.slot_page import Gate
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.value import Value
 
-WASTED = 0.25  # of the time between two looks: who was held for less, without an explanation, is no witness
-LEAST = 0.05  # the same of one container's part
+WASTED = 0.05  # of the time between two looks: who was held for less, without an explanation, is no witness
+LEAST = 0.01  # the same of one container's part
 IDLE = 10  # per cent busy, up to which a GPU needs no process that explains it
 DOUBT = 0.15  # of the GPU's time that NVML may have missed, for all containers together
 
@@ -115,8 +116,9 @@ def _accused(w: Party, before: Party, there: list[Party], had: dict[int, float],
     said = {slot: max(0.0, at - then.get(slot, 0.0)) for slot, at in w.gate.held_for if slot in rank and slot != w.slot}
     if any(rank[slot] > w.rank and seconds > took * LEAST for slot, seconds in said.items()):
         return {}  # a higher class had the GPU: what it leaves is nobody's share
-    # A process had nothing in flight while it was held, so it was not held while it had the GPU.
-    own = max(had[w.slot], _charged(w, before, took))
+    # It had nothing in flight while it was held, so it was not held while it had the GPU. NVML may show a little much;
+    # less than WASTED, so that nobody can be accused in time that the two had the GPU.
+    own = max(had[w.slot] - 0.9 * WASTED * took, _charged(w, before, took))
     total = sum(said.values())
     held = min(total, took - own)
     if held <= 0:

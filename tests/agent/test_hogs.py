@@ -77,6 +77,11 @@ def test_a_liar_whose_slot_rests_at_the_look_but_claims_between() -> None:
     assert second_look(Tenant(1).step(0.1, {2: 4.8}), liar) == ["t2"]
 
 
+def test_a_liar_that_the_gate_bounds() -> None:
+    """As measured with the gate's bound: the neighbour has 86 % and is held for 9."""
+    assert second_look(Tenant(1).step(4.3, {2: 0.45}), Tenant(2).step(0)) == ["t2"]
+
+
 def test_a_liar_that_keeps_to_its_share_wastes_it() -> None:
     """The neighbour has its half, and is held for the other half, which nobody uses."""
     assert second_look(Tenant(1).step(2.5, {2: 2.4}), Tenant(2).step(0)) == ["t2"]
@@ -105,7 +110,7 @@ def test_an_online_container_that_keeps_offline_ones_out() -> None:
 
 
 def test_one_that_hardly_wanted_the_gpu_is_no_witness() -> None:
-    assert second_look(Tenant(1).step(0, {2: 1.0}), Tenant(2).step(0)) == []
+    assert second_look(Tenant(1).step(0, {2: 0.2}), Tenant(2).step(0)) == []
 
 
 def test_a_frozen_container_is_no_witness() -> None:
