@@ -139,35 +139,61 @@ static void drop_observer(struct observers *all, struct observer *o) {
     close_observer(o);
 }
 
+/* With the lock held. The observer must see the lock: it does not, if the descriptor itself became part of it. */
+static bool watch_by_lock(struct observers *all, struct watch *w, int fd) {
+    w->by = observer_of(all, fd);
+    if (!w->by)
+        return false;
+    w->by->watches++;
+    if (lock_byte(fd, w->byte) && is_locked(w->by->fd[0], w->byte) == 1 && is_locked(w->by->fd[1], w->byte) == 1)
+        return true;
+    drop_observer(all, w->by);
+    w->by = NULL;
+    return false;
+}
+
 struct watch *watch_open_file(struct observers *all, int fd) {
     struct watch *w = calloc(1, sizeof *w);
     if (!w || !gh_lock(&all->lock)) {
         free(w);
         return NULL;
     }
-    w->by = observer_of(all, fd);
     w->byte = new_byte();
-    if (w->by)
-        w->by->watches++;
-    /* The observer must see the lock: it does not, if the descriptor itself became part of it. */
-    bool seen = w->by && lock_byte(fd, w->byte) && is_locked(w->by->fd[0], w->byte) == 1 &&
-                is_locked(w->by->fd[1], w->byte) == 1;
-    if (!seen) {
-        if (w->by)
-            drop_observer(all, w->by);
+    if (!watch_by_lock(all, w, fd) && !poll_watch(&all->polled, fd, (uint64_t)w->byte)) {
         free(w);
         w = NULL;
     }
+    if (w)
+        w->mark = all->polled.mark_id;
     gh_unlock(&all->lock);
     return w;
 }
 
-bool watch_says_closed(const struct watch *w) {
-    return !is_locked(w->by->fd[0], w->byte) && !is_locked(w->by->fd[1], w->byte) && believed(w->by);
+struct watch *watch_copy(struct observers *all, const struct watch *w) {
+    struct watch *copy = malloc(sizeof *copy);
+    if (!copy || !gh_lock(&all->lock)) {
+        free(copy);
+        return NULL;
+    }
+    *copy = *w;
+    if (copy->by)
+        copy->by->watches++;
+    gh_unlock(&all->lock);
+    return copy;
+}
+
+bool watch_says_closed(struct observers *all, const struct watch *w) {
+    if (w->by)
+        return !is_locked(w->by->fd[0], w->byte) && !is_locked(w->by->fd[1], w->byte) && believed(w->by);
+    if (!gh_lock(&all->lock))
+        return false;
+    bool closed = w->mark == all->polled.mark_id && !poll_watched(&all->polled, (uint64_t)w->byte);
+    gh_unlock(&all->lock);
+    return closed;
 }
 
 void watch_end(struct observers *all, struct watch *w) {
-    if (gh_lock(&all->lock)) {
+    if (w->by && gh_lock(&all->lock)) {
         drop_observer(all, w->by);
         gh_unlock(&all->lock);
     }

@@ -4,24 +4,24 @@
 
 #include <stdint.h>
 
-/* GRAPHED: memory of a graph, which is charged through its pool. PAGE: a page of the GPU, with the number of pieces of
- * pools that begin or end in it. CONTEXT: what a context itself is charged; PLACE: its GPU and number. STRANGE: memory/piece.h. */
-enum kind {
-    LINEAR = 1,
-    POOLED,
-    GRAPHED,
-    ARRAY,
-    MIPMAP,
-    EXTERNAL,
-    HANDLE,
-    EXEC,
-    CONTEXT,
-    LIMIT,
-    PAGE,
-    PLACE,
-    POOL,
-    GRAPH_POOL,
-    STRANGE
+enum kind { /* of keys and of values */
+            LINEAR = 1,
+            POOLED,
+            GRAPHED, /* memory of a graph, which is charged through its pool */
+            ARRAY,
+            MIPMAP,
+            EXTERNAL,
+            CONTEXT, /* what a context itself is charged */
+            LIMIT,
+            PLACE, /* a context's GPU and number */
+            POOL,
+            SHARED, /* linear memory that others may keep: its charge is in a piece (memory/piece.h) */
+            /* Only of keys. */
+            HANDLE = 16,
+            EXEC,
+            PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
+            GRAPH_POOL,
+            STRANGE, /* memory/piece.h */
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */
