@@ -1,6 +1,7 @@
 /* Virtual memory management: what is charged when is said in memory/piece.h. */
+#define _GNU_SOURCE
 #include <errno.h>
-#include <stdlib.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "driver/real.h"
@@ -133,7 +134,7 @@ static CUresult export_descriptor(const struct piece_call *c, CUmemHandle handle
         return r;
     }
     close(*fd);
-    *fd = inode_of(c->piece->descriptor) == c->piece->inode ? dup(c->piece->descriptor) : -1;
+    *fd = inode_of(c->piece->descriptor) == c->piece->inode ? fcntl(c->piece->descriptor, F_DUPFD_CLOEXEC, 0) : -1;
     return *fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : r;
 }
 

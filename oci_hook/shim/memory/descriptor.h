@@ -7,6 +7,7 @@
 #ifndef GPU_HOOK_DESCRIPTOR_H
 #define GPU_HOOK_DESCRIPTOR_H
 
+#include "memory/open_file.h"
 #include "memory/poll_watch.h"
 #include "process/state.h"
 
@@ -30,12 +31,5 @@ struct watch *watch_copy(struct observers *all, const struct watch *w);
 /* Whether its last descriptor has certainly been closed. */
 bool watch_says_closed(struct observers *all, const struct watch *w);
 void watch_end(struct observers *all, struct watch *w);
-
-/* A descriptor of our own for the same open file, out of the way of the program's; -1: none. errno is the kernel's. */
-int hold_open_file(int fd);
-/* Closes it, unless the program has closed it and uses its number for another file. */
-void let_go_of_open_file(int fd, uint64_t inode);
-/* What tells files apart; 0: no such descriptor. */
-uint64_t inode_of(int fd);
 
 #endif

@@ -1,7 +1,7 @@
-/* Pieces of memory from cuMemCreate, and linear memory that was exported. A piece exists as long as a handle or a mapping of it, or an open descriptor by which
- * it was exported, so it is charged until the last of these is gone. Whoever imports a piece keeps a descriptor of the
- * export open for as long as he uses it: so one look at the descriptors tells the maker of all importers, in any
- * process and container. */
+/* Pieces of memory from cuMemCreate, and linear memory that was exported. A piece exists as long as a handle or a mapping
+ * of it, or an open descriptor by which it was exported, so it is charged until the last of these is gone. Whoever
+ * imports a piece keeps a descriptor of the export open for as long as he uses it: so one look at the descriptors tells
+ * the maker of all importers, in any process and container. */
 #ifndef GPU_HOOK_PIECE_H
 #define GPU_HOOK_PIECE_H
 

@@ -10,11 +10,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "memory/descriptor.h"
+#include "memory/open_file.h"
 
 static bool add(int set, int fd, uint64_t id) {
     struct epoll_event nothing = {.events = 0, .data = {.u64 = id}};
-    return !epoll_ctl(set, EPOLL_CTL_ADD, fd, &nothing);
+    return !syscall(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, &nothing);
 }
 
 /* Closes `low`, and returns the same file under a number that is out of the way. */
@@ -26,7 +26,8 @@ static int moved(int low) {
 }
 
 static bool make(struct poll_set *set, uint64_t id) {
-    *set = (struct poll_set){moved(epoll_create1(EPOLL_CLOEXEC)), moved(eventfd(0, EFD_CLOEXEC)), id};
+    *set = (struct poll_set){moved((int)syscall(SYS_epoll_create1, EPOLL_CLOEXEC)),
+                             moved((int)syscall(SYS_eventfd2, 0, EFD_CLOEXEC)), id};
     if (set->fd >= 0 && set->mark >= 0 && add(set->fd, set->mark, id))
         return true;
     if (set->fd >= 0)
