@@ -3,6 +3,7 @@
 #include "driver/real.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
+#include "process/captures.h"
 
 static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                             unsigned shared) {
@@ -72,7 +73,10 @@ GH_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstre
 #define DESTROY(name)                          \
     GH_EXPORT CUresult name(CUstream stream) { \
         gate_stream_leaves(stream);            \
-        return REAL(name)(stream);             \
+        captures_may_end(gh_here());           \
+        CUresult r = REAL(name)(stream);       \
+        captures_have_ended(gh_here());        \
+        return r;                              \
     }
 DESTROY(cuStreamDestroy)
 DESTROY(cuStreamDestroy_v2)
