@@ -12,6 +12,7 @@ over-compute      its processes have more of a GPU's time than the container may
 not-granted       a process of the container is on a GPU that the container was not granted
 no-shim           a process uses a granted GPU and is not in the account page: it bypassed the shim
 bad-account-page  something else is in the place of the account page, so nothing is accounted
+hogs-gate         others are held at the gate for the container, which does not use the GPU meanwhile (agent/hogs.py)
 holds-lease       a process of the container holds a lease on a file that gpu-hook or the driver needs (agent/leases.py)
 
 A container that takes memory which its neighbours were granted is judged separately, and sooner (agent/protect.py).
@@ -27,7 +28,8 @@ from oci_hook.core.value import Value
 from oci_hook.observe.account import Usage
 from oci_hook.observe.inside import Owner, owners
 
-KINDS = ("over-memory", "over-compute", "not-granted", "no-shim", "bad-account-page", "holds-lease")
+KINDS = ("over-memory", "over-compute", "not-granted", "no-shim", "bad-account-page", "hogs-gate", "holds-lease")
+REPORTED = ("hogs-gate",)  # rests on what other tenants write, so no policy freezes or kills for it
 LOOKS = 3  # over which compute is averaged: one look sees less than a second
 
 Kept = Usage | str | None  # what an account page says; a text: what is wrong with it; None: nothing yet
@@ -125,14 +127,16 @@ class Auditor:
         seen: Seen,
         gated: frozenset[tuple[str, str]] = frozenset(),
         stopped: frozenset[str] = frozenset(),
+        more: tuple[Finding, ...] = (),
     ) -> Verdict:
         """Judge one sample.
 
         gated: (key, UUID) of containers that have ever come to the gate. stopped: keys of containers that were
-        stopped for a finding and are not among seen.grants: their findings are over when they end."""
-        uses, unknown = _uses(seen)
+        stopped for a finding and are not among seen.grants: their findings are over when they end. more: what this look
+        suspects besides."""
+        uses, unknown = driver_uses(seen)
         suspected = {
-            f.what: f for f in (*self._memory_findings(seen, uses), *self._compute_findings(seen, uses, gated))
+            f.what: f for f in (*self._memory_findings(seen, uses), *self._compute_findings(seen, uses, gated), *more)
         }
         standing = {what: f for what, f in suspected.items() if what in self._suspected}
         news = tuple(f for what, f in standing.items() if what not in self._standing)
@@ -241,19 +245,20 @@ def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
     return guaranteed(grant, share), f"none of it through the gate, guarantee {guaranteed(grant, share)} %"
 
 
-def _uses(seen: Seen) -> tuple[dict[tuple[str, str], Use], dict[str, tuple[int, int]]]:
-    uses: dict[tuple[str, str], Use] = {}
+def driver_uses(seen: Seen) -> tuple[dict[tuple[str, str], Use], dict[str, tuple[int, int]]]:
+    """(what the driver sees by (key, UUID), (processes, bytes) of no container with a grant by UUID)."""
+    found: dict[tuple[str, str], Use] = {}
     unknown: dict[str, tuple[int, int]] = {}
     for uuid, gpu in seen.gpus.items():
         for pid, used, busy in gpu.processes:
             if pid in seen.processes:
                 at = (seen.processes[pid][0], uuid)
-                old = uses.get(at, Use(0, 0, ()))
-                uses[at] = Use(old.used + (used or 0), min(100, old.busy + busy), (*old.processes, pid))
+                old = found.get(at, Use(0, 0, ()))
+                found[at] = Use(old.used + (used or 0), min(100, old.busy + busy), (*old.processes, pid))
             else:
                 n, size = unknown.get(uuid, (0, 0))
                 unknown[uuid] = (n + 1, size + (used or 0))
-    return uses, unknown
+    return found, unknown
 
 
 def _name(p: Process) -> str:

@@ -2,15 +2,15 @@
 
 import time
 
-from oci_hook.agent import meter
+from oci_hook.agent import hogs, meter
 from oci_hook.agent.accounts import Accounts
-from oci_hook.agent.audit import Auditor, Kept, Seen, Verdict
+from oci_hook.agent.audit import Auditor, Finding, Kept, Seen, Verdict
 from oci_hook.agent.node import Node
 from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.agent.protection import Protection
 from oci_hook.agent.response import Response
 from oci_hook.agent.sampler import GpuSample
-from oci_hook.core.gpu_page import guaranteed
+from oci_hook.core.gpu_page import promised
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.units import MIB
 from oci_hook.ledger.slot_files import read_gate
@@ -30,6 +30,7 @@ class Auditing:
         self._protection = protection
         self._response = response
         self._auditor = Auditor(node.options.tolerance, node.options.compute_tolerance)
+        self._hogs = hogs.Hogs()
         self._measured_at: float | None = None
 
     def audit(self, gpus: dict[str, GpuSample]) -> None:
@@ -48,8 +49,8 @@ class Auditing:
         mine = {pid: owner for pid, owner in processes.items() if owner[0] in grants}
         stopped = frozenset(node.grants) - frozenset(grants)
         hidden = {(key, uuid): n for uuid, by_key in self._protection.guard.hidden.items() for key, n in by_key.items()}
-        seen = seen.replace(grants=grants, processes=mine, hidden=hidden)
-        self.verdict = self._auditor.judge(seen, gated, stopped)
+        judged = seen.replace(grants=grants, processes=mine, hidden=hidden)
+        self.verdict = self._auditor.judge(judged, gated, stopped, tuple(self._find_hogs(judged)))
         self._write_surcharges(accounts)
         self._measure()
         self._note_use(accounts)
@@ -59,6 +60,17 @@ class Auditing:
             if finding.key in node.grants:
                 self._response.clear(finding)
         node.shown = False
+
+    def _find_hogs(self, seen: Seen) -> list[Finding]:
+        """Those that this look suspects of hogging the gate of a GPU."""
+        node, now, found = self._node, time.monotonic(), []
+        self._hogs.forget(set(seen.gpus))
+        for uuid, gpu in seen.gpus.items():
+            parties = hogs.parties(uuid, gpu, seen, {key: w.gates.get(uuid) for key, w in node.watched.items()})
+            names = {p.key: (node.grants[p.key].who.id or p.key)[:12] for p in parties}
+            for hog in self._hogs.look(now, uuid, parties):
+                found.append(Finding("hogs-gate", hog.key, uuid, 0, 0, hogs.evidence(hog, names)))
+        return found
 
     def _write_surcharges(self, accounts: dict[str, Kept]) -> None:
         for (key, i), amount in self.verdict.surcharges.items():
@@ -83,12 +95,13 @@ class Auditing:
         """What each container had of each GPU since the previous look."""
         node = self._node
         parties: dict[str, list[meter.Party]] = {}
+        grants = tuple(node.grants.values())
         for key, grant in node.grants.items():
             watched, rank = node.watched[key], CLASS_NUMBERS[grant.terms.priority_class]
             for share in grant.shares:
                 gate = watched.gates.get(share.uuid)
                 use = self.verdict.uses.get((key, share.uuid))
-                promise, stopped = guaranteed(grant, share), bool(grant.frozen or watched.stopped)
+                promise, stopped = promised(grant, share, grants), bool(grant.frozen or watched.stopped)
                 party = meter.Party(watched.meter(share.uuid), gate, use.busy if use else None, promise, rank, stopped)
                 parties.setdefault(share.uuid, []).append(party)
         now = time.monotonic()

@@ -51,7 +51,7 @@ class Meter:
         self, now: float, step: tuple[float, float, float], busy: int | None, promise: int, offline: bool, owing: bool
     ) -> None:
         """After `step` of all containers of the GPU. busy: NVML's figure, used where the gate counts nothing. promise:
-        the guarantee in per cent. owing: it is neither frozen nor kept waiting by a higher class."""
+        what it should have, in per cent (core/gpu_page.py, promised). owing: it is neither frozen nor kept waiting by a higher class."""
         took, charged, wanted = step
         if offline:
             self.harvested += charged if self.wanting else took * (busy or 0) / 100

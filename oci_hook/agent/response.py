@@ -1,7 +1,7 @@
 """Answers a finding as the policy says: reports it, freezes the container or kills it, and records what was done."""
 
 from oci_hook.agent import enforce, facts, journal
-from oci_hook.agent.audit import Finding
+from oci_hook.agent.audit import REPORTED, Finding
 from oci_hook.agent.node import Node
 from oci_hook.ledger import events
 
@@ -17,7 +17,8 @@ class Response:
     def answer(self, finding: Finding, harm: bool = False, others: tuple[tuple[int, int], ...] = ()) -> None:
         """Answer a finding. harm: the container takes what others were granted. others: processes of it, (pid, start
         time), to kill with it."""
-        node, policy = self._node, self._node.options.policy
+        node = self._node
+        policy = "report" if finding.kind in REPORTED else node.options.policy
         grant = node.grants[finding.key]
         node.counters.finding(finding.kind)
         what, failed = "reported", ""

@@ -14,6 +14,7 @@ from oci_hook.observe.account import Usage
 from oci_hook.observe.stage import stage
 
 SAMPLES = 120  # remembered for each container on each GPU
+GATE_SHOWN = tuple(name for name in Gate.FIELDS if name not in ("held_for", "uncharged"))
 
 
 class Watched:
@@ -135,6 +136,7 @@ def container_view(
         "name": who.container,
         "policy": grant.terms.policy,
         "class": grant.terms.priority_class,
+        "competes": grant.competes,
         "state": state,
         "waits_seconds": seconds,
         "frozen_since": frozen or None,
@@ -170,6 +172,6 @@ def share_view(
         "compute_shortfall": meter.shortfall,
         "harvested": meter.harvest,
         "harvested_seconds": meter.harvested,
-        "gate": gate.fields() if gate else None,
+        "gate": {name: gate.fields()[name] for name in GATE_SHOWN} if gate else None,
         "waits_for": by_slot.get((share.uuid, gate.waits_for)) if gate else None,
     }

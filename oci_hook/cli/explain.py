@@ -190,7 +190,7 @@ def plan_for(
         found.shares,
         request.terms,
         found.exclusive,
-        inventory.driver_version,
+        driver_version=inventory.driver_version,
     )
     if given.doc is None:
         image = ImageFacts("/usr/lib64")
@@ -254,7 +254,7 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
             ("memory", memory),
             ("compute", compute + ceiling),
             ("policy", request.terms.policy),
-            ("class", request.terms.priority_class),
+            ("class", class_words(request, rules)),
             ("exclusive", "yes" if request.exclusive else "no"),
             ("placement", request.placement or f"{placement_of(request, rules)} (the node's setting)"),
         ]
@@ -279,6 +279,14 @@ def compute_words(gpu: GpuRequest) -> str:
     if gpu.compute is not None:
         return f"{gpu.compute}%"
     return "all of it" if gpu.whole else "no guarantee"
+
+
+def class_words(request: Request, rules: Rules) -> str:
+    """The class; where it makes of the compute a mere booking, that."""
+    name = request.terms.priority_class
+    if not rules.competes(name) or not any(gpu.compute for gpu in request.gpus):
+        return name
+    return f"{name}: its compute is booked, and it competes with others of class online for all of the GPU"
 
 
 def each(words: list[str]) -> str:

@@ -22,7 +22,9 @@ T = TypeVar("T")
 @click.argument("container")
 @click.option("--memory", metavar="SIZE", help="Memory limit on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
 @click.option("--compute", metavar="N", help="Guaranteed compute on each of its GPUs, 1 to 100 per cent.")
-@click.option("--compute-limit", metavar="N", help="Ceiling of the policy burst-share, in per cent; 100 for none.")
+@click.option(
+    "--compute-limit", metavar="N", help="Ceiling of burst-share and of class online, in per cent; 100: none."
+)
 @click.option("--policy", metavar="P", help="best-effort, fixed-share or burst-share (or be, fs, bs).")
 @click.option("--class", "class_", metavar="C", help="online, default or offline.")
 @output.answers

@@ -198,7 +198,8 @@ def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -
     ]
     if not others or share["whole"]:
         return []
-    own = f"{share['compute']} % compute is guaranteed" if share["compute"] else "no compute is guaranteed"
+    kind = "booked, and class online competes freely" if c.get("competes") else "guaranteed"
+    own = f"{share['compute']} % compute is {kind}" if share["compute"] else "no compute is guaranteed"
     verb = "shares" if len(others) == 1 else "share"
     beside = f"{output.count(len(others), 'other container')} {verb} the GPU"
     found = [f"{own}; {beside}, with {sum(s['compute'] for _, s in others)} % guaranteed"]

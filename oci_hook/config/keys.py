@@ -116,6 +116,7 @@ RULES: "dict[str, Reader]" = {
     "dialects": dialect_names,
     "qgpu_memory_unit": one_of(*UNITS),
     "linger": linger,
+    "online_compute": one_of("booking", "share"),
 }
 
 # The agent's. Only their names are checked here; their values are read by install/agent_settings.py.

@@ -208,7 +208,7 @@ def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
     if wish.compute is not None and request.terms.policy != "best-effort":
         compute = min(100, round_up(wish.compute, rules.compute_step))
     limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
-    if request.terms.policy == "fixed-share" and compute:
+    if request.terms.policy == "fixed-share" and compute and not rules.competes(request.terms.priority_class):
         limit = compute
     return Share(gpu.uuid, memory, compute, limit)
 

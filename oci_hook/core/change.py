@@ -25,11 +25,12 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
     if wish.replace(priority_class=None) == GrantChange():
-        return grant.replace(terms=_terms(grant, grant.terms.policy, wish))
+        return _of_class(grant, wish)
     if not grant.shares or any(share.whole for share in grant.shares):
         what = "has its GPUs whole, without limits" if grant.shares else "has no GPU"
         raise refuse("GH-411", f"container {grant.who.id[:64]} {what}; only its class can be set")
     policy = _policy(grant, wish, rules)
+    after = grant.replace(terms=_terms(grant, policy, wish))
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
     there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     shares, problems = [], []
@@ -38,7 +39,7 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
             raise NoRoomError(Problem("GH-202", f"GPU {share.uuid} is no longer there (`gpu-hook gpus`)"))
         gpu, use = gpus[share.uuid], there[share.uuid]
         new = share.replace(memory_mib=memory_of(gpu, wish.memory, rules) if wish.memory else share.memory_mib)
-        new = _compute(new, share, policy, grant.terms.policy, wish, rules)
+        new = _compute(new, share, grant, after, wish, rules)
         shares.append(new)
         name = f"GPU {gpu.index} {gpu.uuid}"
         if wish.memory and new.memory_mib < gpu.context_mib:
@@ -52,11 +53,20 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
             problems.append(Problem("GH-201", f"{why}, {new.compute} asked; ask for at most {use.free_compute}"))
     if problems:
         raise NoRoomError(*problems)
-    return grant.replace(shares=tuple(shares), terms=_terms(grant, policy, wish))
+    return after.replace(shares=tuple(shares))
 
 
 def _terms(grant: Grant, policy: str, wish: GrantChange) -> Terms:
     return grant.terms.replace(policy=policy, priority_class=wish.priority_class or grant.terms.priority_class)
+
+
+def _of_class(grant: Grant, wish: GrantChange) -> Grant:
+    """The grant with another class alone. The ceiling that fixed-share implies comes or goes with it."""
+    after = grant.replace(terms=_terms(grant, grant.terms.policy, wish))
+    if after.competes == grant.competes or after.terms.policy != "fixed-share":
+        return after
+    shares = [s.replace(compute_limit=100 if after.competes else s.compute or 100) for s in grant.shares]
+    return after.replace(shares=tuple(shares))
 
 
 def _policy(grant: Grant, wish: GrantChange, rules: Rules) -> str:
@@ -70,26 +80,32 @@ def _policy(grant: Grant, wish: GrantChange, rules: Rules) -> str:
         raise _contradiction("--compute guarantees compute and the policy best-effort none; give --policy too")
     if policy != "best-effort" and wish.compute is None and not guaranteed and wish.policy is not None:
         raise _contradiction(f"the policy {policy} divides compute, and the container has none; give --compute too")
-    if policy != "burst-share" and wish.compute_limit is not None:
+    competes = policy == "fixed-share" and grant.replace(terms=_terms(grant, policy, wish)).competes
+    if policy != "burst-share" and not competes and wish.compute_limit is not None:
         raise _contradiction(f"--compute-limit is for the policy burst-share, here it is {policy}; give --policy too")
     return policy
 
 
-def _compute(share: Share, old: Share, policy: str, former: str, wish: GrantChange, rules: Rules) -> Share:
-    if policy == "best-effort":
+def _compute(share: Share, old: Share, before: Grant, after: Grant, wish: GrantChange, rules: Rules) -> Share:
+    if after.terms.policy == "best-effort":
         return share.replace(compute=0, compute_limit=100)
     compute = old.compute if wish.compute is None else min(100, round_up(wish.compute, rules.compute_step))
-    if policy == "fixed-share":
+    if _implies_ceiling(after):
         return share.replace(compute=compute, compute_limit=compute if compute else 100)
     limit = wish.compute_limit
     if limit is None:
-        limit = old.compute_limit if former == policy else 100
+        limit = 100 if _implies_ceiling(before) else old.compute_limit
     if limit < compute:
         fix = "give --compute-limit too" if wish.compute_limit is None else f"give --compute-limit {compute} or more"
         raise _contradiction(f"the ceiling of {limit} % is below the guarantee of {compute} %; {fix}")
     if wish.compute_limit is not None and not compute:
         raise _contradiction("--compute-limit is a ceiling above a guarantee, and there is none; give --compute too")
     return share.replace(compute=compute, compute_limit=limit)
+
+
+def _implies_ceiling(grant: Grant) -> bool:
+    """Its compute is its ceiling, too."""
+    return grant.terms.policy == "fixed-share" and not grant.competes
 
 
 def _contradiction(what: str) -> RequestError:

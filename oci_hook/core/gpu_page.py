@@ -2,13 +2,14 @@
 
 A weight is a part of the GPU in hundredths of a per cent. A container with a guarantee has its per cent as weight. The
 containers without one divide what all guarantees leave, in equal parts and at least one per cent together, so that none
-of them starves.
+of them starves. Weights count among containers of one class. Those of class online that compete freely (Grant.competes)
+have equal ones, whatever they have booked.
 """
 
 from struct import Struct
 
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.terms import CLASS_NUMBERS, ONLINE
 
 MAGIC = 0x3130555047504847
 VERSION = 1
@@ -44,21 +45,46 @@ def cap(grant: Grant, share: Share) -> int:
     """The per cent of the GPU that the container may never exceed, even if it is alone there; 0: no such limit."""
     if grant.terms.policy == "best-effort" or share.whole or not share.compute:
         return 0
-    most = share.compute if grant.terms.policy == "fixed-share" else share.compute_limit
+    most = share.compute if grant.terms.policy == "fixed-share" and not grant.competes else share.compute_limit
     return most if most < 100 else 0
+
+
+def weights(uuid: str, grants: tuple[Grant, ...]) -> dict[int, int]:
+    """The weight of each container on the GPU, by Share.slot."""
+    there = on_gpu(uuid, grants)
+    booked = {share.slot: guaranteed(grant, share) for grant, share in there}
+    equal = _part(100 - sum(booked.values()), sum(not percent for percent in booked.values()))
+    found = {slot: percent * ONE_PERCENT or equal for slot, percent in booked.items()}
+    online = {share.slot: grant.competes for grant, share in there if grant.terms.priority_class == ONLINE}
+    if any(online.values()):
+        free = [slot for slot, competes in online.items() if competes or not booked[slot]]
+        each = _part(100 - sum(booked[slot] for slot in online if slot not in free), len(free))
+        found.update(dict.fromkeys(free, each))
+    return found
+
+
+def _part(percent: int, among: int) -> int:
+    """One of so many equal parts, as a weight; all of them together are one per cent at least."""
+    return max(1, max(1, percent) * ONE_PERCENT // max(1, among))
+
+
+def promised(grant: Grant, share: Share, grants: tuple[Grant, ...]) -> int:
+    """The per cent of the GPU that the container should have while it wants work and no higher class does: its guarantee,
+    but for one that competes freely no more than an equal part among its class."""
+    if not grant.competes:
+        return guaranteed(grant, share)
+    rivals = sum(g.terms.priority_class == ONLINE for g, _ in on_gpu(share.uuid, grants))
+    return min(guaranteed(grant, share), 100 // max(1, rivals))
 
 
 def gpu_page(
     uuid: str, grants: tuple[Grant, ...], generation: int, time_scale: int = 1, seq: int = 0, tiers: int = 0
 ) -> bytes:
     """The page of a GPU, made from all living grants of the node. tiers: the GPU's bits of core/tiers.py."""
-    there = [(grant, share, guaranteed(grant, share)) for grant, share in on_gpu(uuid, grants)]
-    firm = [percent for _, _, percent in there if percent]
-    left = max(1, 100 - sum(firm))
-    equal = max(1, left * ONE_PERCENT // max(1, len(there) - len(firm)))
+    weight = weights(uuid, grants)
     present = 0
     page = bytearray(SIZE)
-    for grant, share, percent in there:
+    for grant, share in on_gpu(uuid, grants):
         slot = share.slot - 1
         present |= 1 << slot
         _SLOT.pack_into(
@@ -66,7 +92,7 @@ def gpu_page(
             _HEAD.size + slot * _SLOT.size,
             CLASS_NUMBERS[grant.terms.priority_class],
             1 if grant.frozen else 0,
-            percent * ONE_PERCENT or equal,
+            weight[share.slot],
             cap(grant, share) * PPM,
             grant.linger,
             0,

@@ -1,6 +1,6 @@
 """A grant: the GPUs and shares of one container, whose it is, and how long it counts."""
 
-from oci_hook.core.terms import Terms
+from oci_hook.core.terms import ONLINE, Terms
 from oci_hook.core.value import Value
 
 
@@ -64,6 +64,7 @@ class Grant(Value):
     created: seconds since 1970. born: nanoseconds of the system's monotonic clock; different for every grant that ever
     had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: the gate adapts it
     to the container. frozen: when an administrator stopped its compute, in seconds since 1970; 0: it is not stopped.
+    online_competes: whether containers of class online compete freely, as the setting online_compute said at its start.
     """
 
     key: str
@@ -72,8 +73,14 @@ class Grant(Value):
     shares: tuple[Share, ...]
     terms: Terms = Terms()
     exclusive: bool = False
+    online_competes: bool = False
     driver_version: str = ""
     created: int = 0
     born: int = 0
     linger: int = 0
     frozen: int = 0
+
+    @property
+    def competes(self) -> bool:
+        """Its compute is only booked in the ledger: it shares by competition with others of class online."""
+        return self.online_competes and self.terms.priority_class == ONLINE

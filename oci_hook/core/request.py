@@ -92,7 +92,7 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
         tuple(map(with_memory, gpus)),
         terms,
         ALL in (count, devices),
-        validate.compute_limit(given, terms.policy),
+        validate.compute_limit(given, terms, rules),
         validate.exclusive(given, rules),
         placement,
         narrow_to,

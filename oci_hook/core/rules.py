@@ -1,5 +1,6 @@
 """The node's rules, from its settings: bounds and defaults for requests and `allocate`; and the table of placement policies."""
 
+from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
@@ -17,7 +18,8 @@ class Rules(Value):
     on one GPU. memory_per_share: one container per so many MiB of a GPU; 0: no such bound. whole_gpus: "exclusive" or
     "shared", the meaning of a request without memory and compute. dialects: names of the enabled dialect tables.
     qgpu_memory_unit: "MiB", "GiB", or "none" if the dialect qgpu is off. linger: how long a container still counts as
-    busy after its work, in nanoseconds; 0: the gate adapts it to the container.
+    busy after its work, in nanoseconds; 0: the gate adapts it to the container. online_compute: "booking" or "share",
+    what the compute of a container of class online is: booked in the ledger only, or its share as in other classes.
     """
 
     default_policy: str = "burst-share"
@@ -33,6 +35,15 @@ class Rules(Value):
     dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes")
     qgpu_memory_unit: str = "none"
     linger: int = 0
+    online_compute: str = "booking"
+
+    @property
+    def online_competes(self) -> bool:
+        return self.online_compute == "booking"
+
+    def competes(self, priority_class: str) -> bool:
+        """Whether the compute of a container of this class is only booked (Grant.competes)."""
+        return self.online_competes and priority_class == ONLINE
 
 
 # The placement policies: name -> sort key of a GPU's usage. Of the GPUs that have room, the one with the smallest key is

@@ -15,17 +15,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAGIC = 0x31544F4C53504847
-VERSION = 1
-HEAD = Struct("<QIIQIIQQQQQQQQQQIBBBBQQQQQQ16Q")
-PROCESS = Struct("<QQQQQQIIII")
-PROCESS_OFFSET = 512
-PROCESSES = 120
+VERSION = 2
+HEAD = Struct("<QIIQIIQQQQQQQQQQIBBBBQQQQQQ16Q64Q")
+PROCESS = Struct("<QQQQQQQIHBB")
+PROCESS_OFFSET = 1024
+PROCESSES = 112
 WAITS = 16
 WAIT_BOUNDS = tuple(64e-6 * (1 << i) for i in range(WAITS - 1))  # seconds; the last bin has no upper bound
 MODES = ("open", "guarded", "rotate", "mix", "frozen", "capped", "drain")  # enum gh_mode of shim/gate/decide.h
 SANE = 1 << 62  # more than any counter of nanoseconds or commands reaches
 BOUND_MAX = 1 << 42  # more than an hour: longer than any command
-THREADS_MAX = 1024  # of one process at the gate
 SECOND = 1_000_000_000
 
 
@@ -37,7 +36,10 @@ class Gate(Value):
     waiting: threads that wait at the gate now. waits: how many waits were shorter than WAIT_BOUNDS[i], by i; None like
     wanted. waited: their sum in seconds. mode: one of MODES. since: when the mode began, seconds of CLOCK_MONOTONIC.
     waits_for: the slot of the container that it waits for, as Share.slot has it; 0: none. preempt_bound: the longest that
-    it keeps the GPU after a higher class has work, in seconds; 0: unknown.
+    it keeps the GPU after a higher class has work, in seconds; 0: unknown. held_for: (slot, seconds) of each container that has
+    held this one at the gate while it had nothing in flight; slots as in `waits_for`. uncharged: seconds of estimated GPU
+    time of the commands in flight, which `charged` does not contain yet. shows_work: it shows others work in flight or
+    launches that wait for their turn. claim: the number of its last claim of the GPU.
     """
 
     charged: float = 0.0
@@ -50,6 +52,10 @@ class Gate(Value):
     since: float = 0.0
     waits_for: int = 0
     preempt_bound: float = 0.0
+    held_for: tuple[tuple[int, float], ...] = ()
+    uncharged: float = 0.0
+    shows_work: bool = False
+    claim: int = 0
 
 
 def parse(data: bytes, scale: int = 1) -> Gate | None:
@@ -58,18 +64,22 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
     if len(data) != SLOT_FILE_SIZE:
         return None
     words: tuple[Any, ...] = HEAD.unpack_from(data)
-    magic, version, top, _, _, _, _, charged, *_ = words
-    mode, by, counts, since, bound, _, wanted, _, waited, *waits = words[18:]
+    magic, version, top, _, _, _, _, charged, _, claim, *_ = words
+    mode, by, counts, since, bound, _, wanted, _, waited, *waits = words[18 : 27 + WAITS]
+    held_for = words[27 + WAITS :]
     if (magic, version) != (MAGIC, VERSION) or mode >= len(MODES) or by > 64:
         return None
-    if max(charged, since, wanted, waited, *waits) > SANE:
+    if max(charged, since, wanted, waited, *waits, *held_for) > SANE:
         return None
-    launches = waiting = 0
+    launches = waiting = uncharged = 0
+    shows_work = False
     for i in range(min(top, PROCESSES)):
         process = PROCESS.unpack_from(data, PROCESS_OFFSET + PROCESS.size * i)
         launches += min(process[1], SANE)
-        # process[8] is not written by every release
-        waiting += bool(process[0]) and min(max(process[6], process[8]), THREADS_MAX)
+        if process[0]:
+            waiting += process[9]
+            uncharged += min(process[6], SECOND) if process[1] != process[2] else 0
+            shows_work |= process[1] > process[2] or process[8] > 0
     return Gate(
         charged=charged * scale / SECOND,
         wanted=wanted * scale / SECOND if counts == 1 else None,
@@ -81,4 +91,8 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
         since=since * scale / SECOND,
         waits_for=by,
         preempt_bound=bound * scale / SECOND if bound <= BOUND_MAX else 0.0,
+        held_for=tuple((slot, held * scale / SECOND) for slot, held in enumerate(held_for, 1) if held),
+        uncharged=uncharged * scale / SECOND,
+        shows_work=shows_work,
+        claim=claim,
     )

@@ -7,6 +7,7 @@ from oci_hook.core.value import Value
 
 POLICIES = ("best-effort", "fixed-share", "burst-share")  # the number of a policy in pages is its place here
 CLASSES = ("offline", "default", "online")  # the lowest first; likewise
+ONLINE = CLASSES[-1]
 POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
 CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}
 WORDS = {"policy": POLICIES, "priority_class": CLASSES}  # of those terms that are one of a few words

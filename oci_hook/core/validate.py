@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from oci_hook.core.collect import Wish
     from oci_hook.core.rules import Rules
+    from oci_hook.core.terms import Terms
 
 # The wishes that ask for a GPU; the others only say how.
 ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "per_gpu")
@@ -142,15 +143,18 @@ def policy(given: Given, rules: "Rules") -> str:
     return str(said or rules.default_policy)
 
 
-def compute_limit(given: Given, policy: str) -> int | None:
-    """The ceiling, which only burst-share has, and which is not below the guarantee; None: no ceiling."""
+def compute_limit(given: Given, terms: "Terms", rules: "Rules") -> int | None:
+    """The ceiling, which is not below the guarantee; None: no ceiling. Only burst-share has one, and a container of class
+    online whose compute is only booked."""
+    policy = terms.policy
+    has_one = policy == "burst-share" or (policy == "fixed-share" and rules.competes(terms.priority_class))
     limit, asked = given.value("compute-limit"), given.who_says("compute")
     if not isinstance(limit, int):
         return None
     wish = given.wishes["compute-limit"]
     if not given.asks_compute:
         given.complain("GH-103", f"{wish} is a ceiling above a guarantee, and no compute is asked; add compute")
-    elif policy != "burst-share":
+    elif not has_one:
         if "policy" not in given or given.value("policy"):
             given.complain("GH-103", f"{wish} is for the policy burst-share, here it is {policy}; drop or change one")
     elif asked is not None and limit < guarantee(given):

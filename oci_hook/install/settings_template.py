@@ -52,6 +52,10 @@ memory_per_share: 0       # 4Gi: at most 4 containers share a GPU of 16 GiB; 0: 
 # from its own gaps, mostly about 2ms) or a time, as 100ms. For containers that start from now on.
 linger: adaptive
 
+# What the compute of a container of class online is: booking (containers of class online compete freely; what they ask
+# for is kept free of guarantees of others) or share (as in the other classes). For containers that start from now on.
+online_compute: booking
+
 # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for GPUs as annotations do.
 # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
 trust_env: false

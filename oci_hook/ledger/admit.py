@@ -92,6 +92,7 @@ def admit_on(
                 created=int(time.time()),
                 born=time.monotonic_ns(),
                 linger=settings.rules.linger,
+                online_competes=settings.rules.online_competes,
             )
             real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
             with Claims(real, settings.state_dir):

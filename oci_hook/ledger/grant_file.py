@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 GRANT_MAX = 1 << 15  # bytes of a grant file; the names in it are chosen by the tenant
 MEMORY_MAX = 1 << 40  # MiB
 MAX = (1 << 63) - 1  # of times and other numbers
@@ -56,10 +56,10 @@ def decode(data: bytes) -> Grant:
             raise ValueError("another version's format")
         if len(fields) != len(Grant.FIELDS):
             raise ValueError("not as many fields as a grant has")
-        key, who, life, shares, terms, exclusive, driver, *numbers = fields
+        key, who, life, shares, terms, exclusive, competes, driver, *numbers = fields
         boot, creator, init, cgroup, inode, deadline, space = life
         "".join((key, boot, cgroup, driver, *who))  # TypeError unless all are text
-        if not type(who) is type(terms) is type(shares) is list or type(exclusive) is not bool:
+        if not type(who) is type(terms) is type(shares) is list or not type(exclusive) is type(competes) is bool:
             raise ValueError("a part is of another kind")
         for uuid, memory, compute, limit, whole, slot in shares:
             if type(uuid) is not str or not uuid or type(whole) is not bool:
@@ -73,6 +73,7 @@ def decode(data: bytes) -> Grant:
             tuple([Share(*share) for share in shares]),
             _terms(terms),
             exclusive,
+            competes,
             driver,
             *numbers,
         )

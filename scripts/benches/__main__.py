@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 SIMULATED = {
     "share",
     "priority",
+    "liars",
     "agent",
     "hostile",
 }  # figures from the simulated driver; the others time host work only

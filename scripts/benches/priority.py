@@ -44,28 +44,46 @@ OFFLINES: dict[str, Json] = {
     "1.4 ms": {"kernel": 1400, "sigma": 0.5},
     "5 ms": {"kernel": 5000, "sigma": 0.5},
     "11 ms": {"kernel": 11000, "sigma": 0.5},
+    "20 ms each": {"kernel": 20000, "depth": 4},
     "graphs of 4 ms": GRAPH,
     "training": {"train": 1, "count": 160, "sync": 1, "gap": 300},
 }
 
 
-def online(rate: int) -> Json:
-    return {k: v for k, v in requests(rate, spread="exponential").items() if k != "linger"} | {"class": ONLINE}
+LONG_REQUEST: Json = {"count": 40, "kernel": 500, "host": 6, "sync": 1, "spread": "uniform", "class": ONLINE}
+KINDS: dict[str, Json] = {  # of requests: 3.6 ms in small kernels, which come at random; and 20 ms
+    "": {k: v for k, v in requests(1, spread="exponential").items() if k != "linger"} | {"class": ONLINE},
+    "20 ms": LONG_REQUEST,
+    "20 ms in 5 phases": {**LONG_REQUEST, "phases": 5, "pause": 3000},  # with rests of 1 to 5 ms
+}
+
+
+def online(rate: int, kind: str = "") -> Json:
+    return {**KINDS[kind], "period": 1e6 / rate}
+
+
+def work(kind: str) -> float:
+    """Seconds of GPU time of a request."""
+    return float(KINDS[kind]["count"] * KINDS[kind]["kernel"] * 1e-6)
 
 
 class Pair:
     """A rate of online requests over a kind of offline work. linger: the setting; 0 adaptive, or a time in ms.
-    most: requests, whatever is asked for."""
+    most: requests, whatever is asked for. kind: of KINDS."""
 
-    def __init__(self, rate: int, offline: str, linger: float = 0, most: int = 1 << 30) -> None:
-        self.rate, self.offline, self.linger, self.most = rate, offline, linger, most
-        self.name = f"{rate}/s over {offline}" + (f", linger {linger:g} ms" if linger else "")
-        self.cell = Cell(self.name, "priority", online(rate), {**OFFLINES[offline], "class": OFFLINE})
+    def __init__(self, rate: int, offline: str, linger: float = 0, most: int = 1 << 30, kind: str = "") -> None:
+        self.rate, self.offline, self.linger, self.most, self.kind = rate, offline, linger, most, kind
+        self.name = f"{rate}/s{f' of {kind}' if kind else ''} over {offline}" + (
+            f", linger {linger:g} ms" if linger else ""
+        )
+        self.cell = Cell(self.name, "priority", online(rate, kind), {**OFFLINES[offline], "class": OFFLINE})
 
 
 RELEASE = (Pair(50, "80 us", 2, 250), Pair(5, "80 us", 100, 50))
-PAIRS = [Pair(50, k) for k in OFFLINES] + [Pair(rate, k) for rate in (20, 5) for k in ("80 us", "training")]
-SHORT = ("50/s over 80 us", "5/s over 80 us")
+LONG = [Pair(5, "20 ms each", most=200, kind=kind) for kind in KINDS if kind]
+PAIRS = [Pair(50, k) for k in OFFLINES if k != "20 ms each"]
+PAIRS += [Pair(rate, k) for rate in (20, 5) for k in ("80 us", "training")] + LONG
+SHORT = ("50/s over 80 us", "5/s over 80 us", *(p.name for p in LONG))
 
 
 def fold(count: int) -> int:
@@ -84,16 +102,16 @@ def measure_pair(stage: Any, pair: Pair, count: int, native: bool, gpu: int, see
     with stage.tenant(gpu, kinds[0]) as a, stage.tenant(gpu, kinds[1]) as b:
         b.run(f"trace=1 ends=1 {cells.words(low)}")
         stage.wait(0.5)
-        result, ended = _requests(stage, a, pair.rate, count, seed)
+        result, ended = _requests(stage, a, pair.rate, count, seed, pair.kind)
         (offline,) = b.stop()
         ends, launches = b.ends(), b.traced()
     say(f"{time.monotonic() - begin:5.1f} s  {'native' if native else 'shared'}  {pair.name}")
     return _judge(result, ended, offline, ends, launches, stage.scale)
 
 
-def _requests(stage: Any, tenant: Any, rate: int, count: int, seed: int) -> tuple[Json, list[int]]:
+def _requests(stage: Any, tenant: Any, rate: int, count: int, seed: int, kind: str = "") -> tuple[Json, list[int]]:
     """What the online tenant says, and when each request's last kernel ended on the GPU."""
-    tenant.run(f"units={count} seed={rate + seed} ends=2 {cells.words(online(rate))}")
+    tenant.run(f"units={count} seed={rate + seed} ends=2 {cells.words(online(rate, kind))}")
     (result,) = tenant.results(seconds=4 * (count / rate + 5) * stage.scale)
     ends = tenant.ends()
     return result, [ends[bisect.bisect_right(ends, done) - 1] for _, _, done in result["latency"]]
@@ -136,12 +154,12 @@ def _latencies(result: Json, ended: list[int], scale: int) -> Json:
     }
 
 
-def measure_alone(stage: Any, rate: int, count: int, gpu: int, seed: int = SEED) -> Json:
+def measure_alone(stage: Any, rate: int, count: int, gpu: int, seed: int = SEED, kind: str = "") -> Json:
     """The same requests on a GPU of their own."""
-    tenant = online(rate)
+    tenant = online(rate, kind)
     annotations = Cell("", "", tenant).annotations(tenant, gpu, stage.memory)
     with stage.tenant(gpu, annotations) as container:
-        return _latencies(*_requests(stage, container, rate, count, seed), stage.scale)
+        return _latencies(*_requests(stage, container, rate, count, seed, kind), stage.scale)
 
 
 def _alone(stage: Any, tenant: Json, seconds: float, gpu: int) -> float:
@@ -164,14 +182,25 @@ def predict(pair: Pair, native: bool) -> Json:
     }
 
 
+def alone_key(rate: int, kind: str) -> str:
+    return f"alone: {rate}/s" + (f" of {kind}" if kind else "")
+
+
 class Part:
     """A run that is to be made: of a pair, of the online tenant alone (no pair), or of the offline one alone."""
 
-    def __init__(self, rate: int, count: int, seed: int, pair: Pair | None = None, native: bool = False) -> None:
+    def __init__(
+        self, rate: int, count: int, seed: int, pair: Pair | None = None, native: bool = False, kind: str = ""
+    ) -> None:
         self.pair, self.rate, self.count, self.seed, self.native = pair, rate, count, seed, native
+        self.kind = kind
 
     def key(self) -> str:
-        what = f"{'native' if self.native else 'shared'}: {self.pair.name}" if self.pair else f"alone: {self.rate}/s"
+        what = (
+            f"{'native' if self.native else 'shared'}: {self.pair.name}"
+            if self.pair
+            else alone_key(self.rate, self.kind)
+        )
         return f"{what}: {self.count} from {self.seed}"
 
     def linger(self) -> float:
@@ -180,7 +209,7 @@ class Part:
     def job(self, stage: Any) -> Any:
         if self.pair:
             return functools.partial(measure_pair, stage, self.pair, self.count, self.native, seed=self.seed)
-        return functools.partial(measure_alone, stage, self.rate, self.count, seed=self.seed)
+        return functools.partial(measure_alone, stage, self.rate, self.count, seed=self.seed, kind=self.kind)
 
 
 def parts(pair: Pair, native: bool, count: int) -> list[Part]:
@@ -188,7 +217,8 @@ def parts(pair: Pair, native: bool, count: int) -> list[Part]:
     most = min(pair.most, SECONDS[pair.rate] * pair.rate)
     whole = min(count, most) if native or pair.rate != 50 else min(count, pair.most)
     return [
-        Part(pair.rate, min(most, whole - done), SEED + i, pair, native) for i, done in enumerate(range(0, whole, most))
+        Part(pair.rate, min(most, whole - done), SEED + i, pair, native, pair.kind)
+        for i, done in enumerate(range(0, whole, most))
     ]
 
 
@@ -220,7 +250,7 @@ def measure(pairs: list[Pair], natives: list[Pair], kills: int, count: int, keep
     found: Json = json.loads(keep.read_text()) if keep and keep.exists() else {}
     todo = [p for pair in pairs for p in parts(pair, False, count)]
     todo += [p for pair in natives for p in parts(pair, True, count)]
-    alone = {p.key(): p for p in (Part(p.rate, p.count, p.seed) for p in todo)}
+    alone = {p.key(): p for p in (Part(p.rate, p.count, p.seed, kind=p.kind) for p in todo)}
     missing = [p for p in [*todo, *alone.values()] if p.key() not in found]
     kinds = sorted({p.offline for p in pairs + natives if duty_key(p.offline) not in found})
     killed = [i for i in range(kills) if f"{KILLED}{i}" not in found]
@@ -262,7 +292,7 @@ def rows(found: Json) -> list[Json]:
             word = f"{'native' if native else 'shared'}: {pair.name}: "
             tails = [k[len(word) :] for k in found if k.startswith(word)]
             if tails:
-                alone = [found[f"alone: {pair.rate}/s: {tail}"] for tail in tails]
+                alone = [found[f"{alone_key(pair.rate, pair.kind)}: {tail}"] for tail in tails]
                 out.append(row(pair, native, [found[word + t] for t in tails], alone, found[duty_key(pair.offline)]))
     return out
 
@@ -295,7 +325,7 @@ def row(pair: Pair, native: bool, measured: list[Json], alone: list[Json], duty:
         "low_submits_max_ms": max(all_of(measured, "low_submits_ms"), default=None),
         **tail("release_p99_ms", all_of(measured, "release_ms")),
         **tail("resume_p99_ms", resume),
-        "harvest": sum(m["low_gpu_time"] for m in measured) / len(measured) / duty / (1 - pair.rate * 120 * 30e-6),
+        "harvest": sum(m["low_gpu_time"] for m in measured) / len(measured) / duty / (1 - pair.rate * work(pair.kind)),
         "checksum_ok": all(m["checksum_ok"] for m in measured),
         "latency_ms": [round(x, 4) for x in latency],
         "predicted": predict(pair, native),
@@ -315,6 +345,8 @@ def run(short: bool, options: Any = None) -> dict[str, Json]:
     native = getattr(options, "native", "yes")
     count = getattr(options, "requests", None) or (SHORT_REQUESTS if short else REQUESTS)
     chosen = [p for p in (*PAIRS, *RELEASE) if re.search(wanted, p.name) and (not short or p.name in SHORT)]
+    for pair in LONG if short else ():
+        pair.most = 15
     natives = [p for p in chosen if not p.linger] if native != "no" else []
     kills = 0 if short or native == "only" or not re.search(wanted, KILLED) else 2
     found = measure(chosen if native != "only" else [], natives, kills, count, getattr(options, "keep", None))
@@ -354,6 +386,10 @@ def _figures(data: Json) -> dict[str, Json]:
     worst("online_lost_scattered_p99_ms", "lost_p99_ms", "ms", 1, *at_50("0.7 ms"))
     worst("harvest_50rps", "harvest", "", 0.85, *at_50("80 us"), least=True)
     worst("harvest_5rps", "harvest", "", 0.95, "5/s over 80 us", least=True)
+    # A request loses at most one offline kernel, however many phases it has.
+    for pair in LONG:
+        name = "online_lost_20ms_phases_p99_ms" if "phases" in pair.kind else "online_lost_20ms_p99_ms"
+        worst(name, "lost_p99_ms", "ms", 20, pair.name)
     worst("resume_p99_ms", "resume_p99_ms", "ms", 1, *(p.name for p in RELEASE))
     if data["thaw_ms"]:
         out["thaw_after_kill_p99_ms"] = report.figure(metrics.percentile(data["thaw_ms"], 0.99), "ms", 5)

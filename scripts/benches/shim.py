@@ -39,8 +39,8 @@ def _box(place: Path, shared: bool = False) -> list[str]:
         for slot in range(2):
             struct.pack_into("<BBHIIIQ", gpu, 128 + 32 * slot, 1, 0, 100, 0, 0, 0, 1 + slot)
             (place / f"share/0/slot/{slot:02}").write_bytes(bytes(8192))
-        (place / "share/0/gpu").write_bytes(gpu)
         (place / "slot/0").write_bytes(bytes(8192))
+        page += gpu
     (place / "policy").write_bytes(page)
     mounts = f'mount -t tmpfs none /run && mkdir /run/gpu-hook && mount --bind {place} /run/gpu-hook && exec "$@"'
     return ["unshare", "-Urm", "sh", "-c", mounts, "sh", "/run/gpu-hook/client"]

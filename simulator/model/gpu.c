@@ -3,6 +3,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "gate/decide.h"
+
 void gpu_reset(struct gpu *gpu, unsigned count) {
     memset(gpu, 0, offsetof(struct gpu, context) + count * sizeof *gpu->context);
     gpu->count = count;
@@ -20,7 +22,7 @@ uint64_t gpu_executed(const struct gpu *gpu, unsigned i, uint64_t now) {
 
 uint64_t gpu_shared(const struct gpu *gpu, unsigned i, uint64_t now) {
     uint64_t n = (uint64_t)__builtin_popcountll(gpu->work);
-    return gpu->context[i].shared + (gpu->work >> i & 1 ? (now - gpu->changed) / n : 0);
+    return gpu->context[i].shared + (gpu->work >> i & 1 ? gh_sliced(now - gpu->changed, n) : 0);
 }
 
 void gpu_count(struct gpu *gpu, uint64_t now) {

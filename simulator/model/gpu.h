@@ -14,7 +14,7 @@ struct kernel {
     uint64_t duration;  /* GPU time that it needs */
     uint64_t left;      /* part of it that is not yet executed */
     uint64_t submitted; /* when */
-    uint64_t shared;    /* time since it began, each instant divided by the number of contexts with work */
+    uint64_t shared;    /* its context's part of the time since it began, by the number of contexts with work */
     uint64_t began;     /* when it first ran; 0: not yet */
     int clean;          /* when it began, the others had had no work for CLEAR_AFTER */
     uint32_t key;       /* kernels with the same key share one learned cost */
@@ -26,7 +26,7 @@ struct context {
     uint64_t executed;   /* GPU time of all that was executed */
     uint64_t completed;  /* GPU time of finished kernels */
     uint64_t pending;    /* time with work, up to gpu.changed */
-    uint64_t shared;     /* the same, each instant divided by the number of contexts with work */
+    uint64_t shared;     /* its part of that time, by the number of contexts with work: gh_sliced */
     uint64_t clear_from; /* when the others will have had no work for CLEAR_AFTER; NEVER while they have some */
     uint64_t clear, clear_pending; /* total time after clear_from; and its part with own work, or with `full` */
     uint64_t clear_at_idle;        /* `clear` when the own work last ended */

@@ -36,13 +36,13 @@ struct key {
 static const struct key config_keys[] = {
 #define C(x) {#x, offsetof(struct config, x)}
 #define R(x) {#x, offsetof(struct config, rules.x)}
-    C(seed),           C(length),       C(warm),           C(slice),         C(switch_loaded),   C(switch_idle),
-    C(depth),          C(wake),         C(snapshot),       C(spin),          C(strict_quantum),  C(fault_at),
-    C(fault_for),      R(window),       R(window_guarded), R(quantum),       R(tenure_min),      R(tenure_sum),
-    R(recheck),        R(idle_release), R(mix_slack),      R(bank),          R(wake_idle),       R(wake_lag),
-    R(wake_hold),      R(probe),        R(probe_every),    R(active_within), R(heartbeat_stale), R(silent),
-    R(progress_stale), R(linger_max),   R(drain_max),      R(pacer_min),     R(pacer_max),       R(starve),
-    R(distrust_max),   R(distrust),     R(burst),
+    C(seed),       C(length),         C(warm),           C(slice),       C(switch_loaded),  C(switch_idle),
+    C(depth),      C(wake),           C(snapshot),       C(spin),        C(strict_quantum), C(fault_at),
+    C(fault_for),  R(window),         R(window_guarded), R(window_open), R(quantum),        R(tenure_min),
+    R(tenure_sum), R(recheck),        R(idle_release),   R(mix_slack),   R(bank),           R(wake_idle),
+    R(wake_lag),   R(wake_hold),      R(probe),          R(probe_every), R(active_within),  R(heartbeat_stale),
+    R(silent),     R(progress_stale), R(linger_max),     R(finish),      R(drain_max),      R(pacer_min),
+    R(pacer_max),  R(patience),       R(burst),
 #undef C
 #undef R
 };
@@ -191,9 +191,9 @@ static void run(const struct config *config, const char *name, int alone_too) {
     print_samples("low_free", &sim.low_free);
     print_samples("release", &sim.release);
     printf(",\"violations\":{\"v_went_back\":%" PRIu64 ",\"late_low_submit\":%" PRIu64 ",\"late_release\":%" PRIu64
-           ",\"no_progress\":%" PRIu64 ",\"distrust\":%" PRIu64 ",\"cap_exceeded\":%" PRIu64 "}}\n",
+           ",\"no_progress\":%" PRIu64 ",\"cap_exceeded\":%" PRIu64 "},\"ignored\":%" PRIu64 "}\n",
            sim.violations.v_went_back, sim.violations.late_low_submit, sim.violations.late_release,
-           sim.violations.no_progress, sim.violations.distrust, sim.violations.cap_exceeded);
+           sim.violations.no_progress, sim.violations.cap_exceeded, sim.ignored);
     fflush(stdout);
     sim_release(&sim);
 }

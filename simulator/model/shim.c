@@ -3,6 +3,8 @@
 static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
+static uint64_t sure(uint64_t estimate) { return estimate >= GH_COST_UNKNOWN ? estimate - GH_COST_UNKNOWN : estimate; }
+
 /* Wakes those who wait for slot i, as FUTEX_WAKE on its word does. */
 static void wake_waiters(struct sim *sim, unsigned i) {
     for (unsigned k = 0; k < sim->config.count; k++)
@@ -75,6 +77,7 @@ void shim_poll(struct sim *sim, unsigned i) {
         sim->violations.v_went_back += v < s->v;
         s->v = v;
         t->charged += charge;
+        t->longest_charge = max64(charge, t->longest_charge - t->longest_charge / 256);
         t->own.bucket = gh_bucket_at(t->own.bucket, sim->published.share[i].cap, sim->config.rules.burst, now);
         t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)(charge - reserved));
         t->own.inflight -= min64(t->own.inflight, reserved);
@@ -84,8 +87,9 @@ void shim_poll(struct sim *sim, unsigned i) {
     t->own.running_since = max64(s->done_at, c->queue[s->done % QUEUE_SIZE].submitted);
     t->own.running_cost = t->estimate[s->done % QUEUE_SIZE];
     s->residue = gh_residue(&t->own, now);
+    s->uncharged = sure(t->own.inflight);
     if (s->launched == s->done) {
-        t->own.inflight = s->residue = 0;
+        t->own.inflight = s->residue = s->uncharged = 0;
         if (was_busy) {
             s->idle_since = now;
             wake_waiters(sim, i); /* the linger time of lower classes begins here */
@@ -173,12 +177,16 @@ int shim_gate(struct sim *sim, unsigned i, int first) {
     }
     t->view.slot[i] = *s;
     uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
+    uint64_t ignorings = t->peers.ignorings;
+    gh_peers_count(&t->peers, &t->view, i, t->asked_once ? &t->decision : NULL, now, t->longest_charge);
+    t->own.peers = &t->peers;
     struct gh_decision d = gh_decide(&t->view, i, &t->own, now, estimate);
-    sim->violations.distrust += t->own.distrust_until != d.distrust_until;
-    t->own.distrust_until = d.distrust_until;
-    t->own.distrust_for = d.distrust_for;
+    sim->ignored += t->peers.ignorings - ignorings;
+    if (d.mode == GH_DRAIN)
+        gh_peers_drain(&t->peers, &t->view, i, now);
+    t->decision = d;
+    t->asked_once = 1;
     t->own.ahead = d.ahead;
-    t->own.held_since = gh_held_since(&t->own, &d, now);
     t->mode = d.mode;
     s->held = d.held;
     gpu_full(&sim->gpu, i, d.held && d.on == GH_ON_OWN_DONE, now);
@@ -224,6 +232,7 @@ void shim_submitted(struct sim *sim, unsigned i) {
     t->own.inflight += estimate;
     t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)estimate);
     s->residue = gh_residue(&t->own, sim->now);
+    s->uncharged = sure(t->own.inflight);
     s->active_at = sim->now;
     if (t->pacer == NEVER)
         t->pacer = sim->now + gh_pacer_step(&sim->config.rules, gh_window(&sim->published, i));

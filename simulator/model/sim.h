@@ -66,7 +66,11 @@ struct tenant {
     uint64_t left, duration, asked, next_request;
     uint32_t key;
 
-    struct gh_own own;      /* what the shim keeps of its own tenant */
+    struct gh_own own;           /* what the shim keeps of its own tenant, */
+    struct gh_peers peers;       /* and of what others cost it */
+    struct gh_decision decision; /* the last one */
+    int asked_once;
+    uint64_t longest_charge;
     struct gh_gpu view;     /* what the shim last read of all slots */
     uint64_t viewed, pacer; /* when it read `view`; time of the next pacer step, or NEVER */
     unsigned waits_on;      /* the slot it waits for; GH_SLOTS: none */
@@ -86,7 +90,7 @@ struct tenant {
 
 /* How often things happened that must never happen. */
 struct violations {
-    uint64_t v_went_back, late_low_submit, late_release, no_progress, distrust, cap_exceeded;
+    uint64_t v_went_back, late_low_submit, late_release, no_progress, cap_exceeded;
 };
 
 struct sim {
@@ -108,6 +112,7 @@ struct sim {
     uint64_t low_ended;
     struct samples low_free, release;
     struct violations violations;
+    uint64_t ignored;     /* how often a tenant came to ignore a peer that cost it too much */
     uint64_t events, low; /* number of events; mask of the tenants below the highest class */
     struct gpu gpu;       /* the last two fields: only tenants in use are cleared */
     struct tenant tenant[MAX_TENANTS];

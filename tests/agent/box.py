@@ -101,6 +101,7 @@ def running(stage: Stage, *flags: str, env: Mapping[str, str] | None = None) -> 
 def image(folder: Path) -> Path:
     root = tiny_image.with_c_library(folder / "rootfs")
     shutil.copy(REPO / "build" / os.uname().machine / "sim/gpu-probe", root / "bin/gpu-probe")
+    shutil.copy(REPO / "build" / os.uname().machine / "bench/liar", root / "bin/liar")
     subprocess.run([*CC, *GLIBC, "-o", str(root / "bin/bypass"), str(HERE / "bypass.c"), "-ldl"], check=True)
     return root
 

@@ -97,6 +97,25 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
     (stage.state / "events").unlink()
 
 
+def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Path) -> None:
+    """It only writes its slot file. Whatever the policy, it is named and goes on; honest ones are never named."""
+    ask = {**SHARE, "gpu-hook.io/compute": "50"}
+    honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=ask)
+    other = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations={**SHARE})
+    with running(stage, "--policy", "kill", "--interval", "0.5") as agent:
+        time.sleep(3)
+        assert not agent.kinds(honest) | agent.kinds(other)
+        stage.runc("delete", "--force", other)
+        wait_for(lambda: agent.container(other) is None)
+        liar = stage.start(root, "/bin/liar", "rests", "0", "--out", "/dev/null", "--scale", "1", annotations=ask)
+        wait_for(lambda: agent.kinds(liar) == {"hogs-gate"})
+        (told,) = (e for e in events(stage) if e["event"] == "finding")
+        assert (told["id"], told["action"]) == (liar, "reported")
+        assert told["evidence"].startswith(honest[:12]) and "its share is 50 %" in told["evidence"]
+        assert {honest, liar} <= stage.runc.living() and not agent.kinds(honest)
+    (stage.state / "events").unlink()
+
+
 @pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
 def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: str) -> None:
     """It writes the account page, so its process is known; its kernels bypass the gate and its ceiling."""

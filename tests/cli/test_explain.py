@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.grant import Share
+from oci_hook.install import settings_edit
 from tests.cli.box import Install
 
 pytestmark = pytest.mark.root  # mount sources must be root's
@@ -92,6 +93,19 @@ def test_compute_and_its_ceiling(install: Install) -> None:
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
         "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + PLAN + LAST
     )
+
+
+def test_the_compute_of_class_online_is_a_booking(install: Install) -> None:
+    wish = asking("gpu-hook.io/compute=30", "gpu-hook.io/policy=fs", "gpu-hook.io/class=online")
+    booked = (
+        "  class        online: its compute is booked, and it competes with others of class online for all of the GPU\n"
+    )
+    assert booked in install.text(*wish)
+    assert install.data(*wish)["gpus"][0]["share"]["compute_limit"] == 100
+    assert "  class        online\n" in install.text(*asking("gpu-hook.io/memory=1Gi", "gpu-hook.io/class=online"))
+    settings_edit.change(str(install.prefix), online_compute="share")
+    assert "  class        online\n" in install.text(*wish)
+    assert install.data(*wish)["gpus"][0]["share"]["compute_limit"] == 30
 
 
 def test_whole_gpus_and_driver_files_alone(install: Install) -> None:

@@ -67,6 +67,43 @@ def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> 
     assert data["before"] == data["after"] and data["after"]["class"] == "offline"
 
 
+def test_class_online_frees_a_fixed_share_of_its_ceiling_and_back(install: Install) -> None:
+    """With the setting online_compute: booking, which the grant carries (Grant.online_competes)."""
+    fixed = Share("GPU-0", 4096, 30, 30, slot=1)
+    web = install.grant("a" * 64, fixed, who=POD, policy="fixed-share", online_competes=True)
+    install.grant("batch", Share("GPU-0", 8192, 50, 50, slot=2), policy="fixed-share", online_competes=True)
+    steps = [
+        (("--class", "online"), (30, 100)),
+        (("--compute", "40"), (40, 100)),
+        (("--compute-limit", "60"), (40, 60)),
+        (("--memory", "5Gi"), (40, 60)),
+        (("--class", "default"), (40, 40)),
+        (("--class", "online", "--compute-limit", "50"), (40, 50)),
+        (("--policy", "bs"), (40, 50)),
+        (("--policy", "fs"), (40, 50)),
+        (("--class", "offline", "--compute", "20"), (20, 20)),
+        (("--policy", "bs", "--compute-limit", "60"), (20, 60)),
+        (("--class", "online"), (20, 60)),
+        (("--compute-limit", "100"), (20, 100)),
+    ]
+    for options, expected in steps:
+        install.text("set", "shop/web", *options)
+        found = now(install, web)
+        assert (found.shares[0].compute, found.shares[0].compute_limit) == expected, options
+    before = install.ledger()
+    assert install.text("set", "web", "--compute", "51", status=1).startswith(NO_ROOM + "50 of 100 % compute")  # booked
+    said = "GH-103: --compute-limit is for the policy burst-share, here it is fixed-share"
+    options = ("--class", "default", "--policy", "fs", "--compute-limit", "30")
+    assert install.text("set", "web", *options, status=1).startswith(said)
+    assert install.ledger() == before
+
+
+def test_class_online_keeps_its_ceiling_where_compute_is_a_share(install: Install) -> None:
+    web = install.grant("a" * 64, Share("GPU-0", 4096, 30, 30, slot=1), who=POD, policy="fixed-share")
+    install.text("set", "web", "--class", "online")
+    assert now(install, web).shares == web.shares
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

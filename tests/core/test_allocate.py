@@ -213,6 +213,9 @@ def test_a_tolerance_keeps_off_gpus_that_are_known_to_be_slow():
         (ask(compute=30, policy="fixed-share"), 7372, 30, 30),
         (ask(compute=30, compute_limit=80), 7372, 30, 80),
         (ask(compute=30, policy="best-effort"), 7372, 0, 100),
+        (ask(compute=30, policy="fixed-share", priority_class="online"), 7372, 30, 100),
+        (ask(compute=30, policy="fixed-share", priority_class="online", compute_limit=60), 7372, 30, 60),
+        (ask(compute=30, policy="fixed-share", priority_class="offline"), 7372, 30, 30),
         (ask(memory_mib=100, compute=30, policy="best-effort"), 100, 0, 100),
     ],
 )
@@ -220,6 +223,11 @@ def test_what_a_share_means(request_, memory, compute, limit):
     found = place(request_, node(24576))
     assert found.shares == (Share(UUID.format(0), memory, compute, limit, slot=1),)
     assert not found.exclusive
+
+
+def test_where_the_node_says_so_an_online_share_is_a_share_as_any():
+    wish = ask(compute=30, policy="fixed-share", priority_class="online")
+    assert place(wish, node(24576), online_compute="share").shares[0].compute_limit == 30
 
 
 def test_percent_is_of_what_can_be_granted_so_two_halves_fit():

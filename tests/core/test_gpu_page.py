@@ -107,7 +107,8 @@ def crowds(draw: st.DrawFn) -> tuple[Grant, ...]:
         policy = draw(st.sampled_from(("best-effort", "fixed-share", "burst-share")))
         limit = draw(st.integers(max(compute, 1), 100))
         class_ = draw(st.sampled_from(("offline", "default", "online")))
-        grants.append(grant(slot, policy, compute, limit, priority_class=class_, born=slot))
+        free = draw(st.booleans())
+        grants.append(grant(slot, policy, compute, limit, priority_class=class_, born=slot, online_competes=free))
         left -= compute if policy != "best-effort" else 0
     return tuple(grants)
 
@@ -116,8 +117,11 @@ def crowds(draw: st.DrawFn) -> tuple[Grant, ...]:
 def test_guarantees_hold_and_nobody_starves(grants: tuple[Grant, ...]) -> None:
     said = records(pages.gpu_page(UUID, grants, 1))
     assert set(said) == {g.shares[0].slot - 1 for g in grants}
-    firm = {g.shares[0].slot - 1: pages.guaranteed(g, g.shares[0]) for g in grants}
-    total = sum(said[i][2] for i in said)
+    free = any(g.competes for g in grants)  # then class online has weights of its own: the next test
+    weighted = [g for g in grants if not free or g.terms.priority_class != "online"]
+    firm = {g.shares[0].slot - 1: pages.guaranteed(g, g.shares[0]) for g in weighted}
+    booked = sum(pages.guaranteed(g, g.shares[0]) for g in grants)
+    total = sum(said[i][2] for i in firm)
     assert total <= 101 * pages.ONE_PERCENT
     for i, percent in firm.items():
         _, _, weight, cap, _, _ = said[i]
@@ -127,10 +131,29 @@ def test_guarantees_hold_and_nobody_starves(grants: tuple[Grant, ...]) -> None:
         assert not cap or cap >= percent * pages.PPM
     rest = {said[i][2] for i, percent in firm.items() if not percent}
     assert len(rest) <= 1
-    left = 100 - sum(firm.values())
     if rest:
-        count = sum(not percent for percent in firm.values())
-        assert rest == {max(1, max(1, left) * pages.ONE_PERCENT // count)}
+        count = sum(not pages.guaranteed(g, g.shares[0]) for g in grants)
+        assert rest == {max(1, max(1, 100 - booked) * pages.ONE_PERCENT // count)}
+
+
+@given(crowds())
+def test_online_containers_that_compete_have_equal_weights_and_no_ceiling_but_a_stated_one(
+    grants: tuple[Grant, ...],
+) -> None:
+    said = records(pages.gpu_page(UUID, grants, 1))
+    free = {g.shares[0].slot - 1: g for g in grants if g.online_competes and g.terms.priority_class == "online"}
+    others = [g for g in grants if g.terms.priority_class == "online" and g.shares[0].slot - 1 not in free]
+    assert len({said[i][2] for i in free}) <= 1
+    for i, g in free.items():
+        share = g.shares[0]
+        stated = share.compute_limit if share.compute and g.terms.policy != "best-effort" else 0
+        assert said[i][3] == (stated if stated < 100 else 0) * pages.PPM
+        assert pages.promised(g, share, grants) <= min(share.compute, 100 // (len(free) + len(others)))
+    # Beside them, one that does not compete (granted under the former setting) keeps what it was guaranteed.
+    total = sum(said[g.shares[0].slot - 1][2] for g in others) + sum(said[i][2] for i in free)
+    for g in others:
+        percent = pages.guaranteed(g, g.shares[0])
+        assert 100 * said[g.shares[0].slot - 1][2] / total >= percent - 1
 
 
 @given(crowds())
@@ -140,6 +163,22 @@ def test_the_page_depends_on_the_set_of_grants_alone(grants: tuple[Grant, ...]) 
     taken = {g.shares[0].slot for g in grants}
     assert free not in taken
     assert free == 0 if len(taken) == pages.SLOTS else set(range(1, free)) <= taken
+
+
+def test_online_30_and_70_compete_equally_and_a_lower_class_has_its_weights() -> None:
+    def page(free: bool, limit: int = 100) -> dict[int, tuple[int, int]]:
+        grants = (
+            grant(1, "fixed-share", 30, limit, priority_class="online", online_competes=free),
+            grant(2, "burst-share", 60, priority_class="online", online_competes=free),
+            grant(3, "fixed-share", 8, 8, priority_class="offline", online_competes=free),
+            grant(4, "best-effort", priority_class="offline", online_competes=free),
+        )
+        return {i: record[2:4] for i, record in records(pages.gpu_page(UUID, grants, 1)).items()}
+
+    lower = {2: (800, 80_000), 3: (200, 0)}
+    assert page(True) == {0: (5000, 0), 1: (5000, 0), **lower}
+    assert page(True, limit=40) == {0: (5000, 400_000), 1: (5000, 0), **lower}
+    assert page(False) == {0: (3000, 300_000), 1: (6000, 0), **lower}
 
 
 def test_a_whole_gpu_beside_others_is_best_effort() -> None:

@@ -313,6 +313,17 @@ def test_a_ceiling_needs_burst_share_whoever_says_the_policy() -> None:
     assert equal and equal.compute_limit == 50
 
 
+def test_class_online_may_have_a_ceiling_with_fixed_share_where_compute_is_a_booking() -> None:
+    keys = {"compute": "50", "compute_limit": "60", "policy": "fs", "class": "online"}
+    request = ask(**keys)
+    assert request and (request.compute_limit, request.terms.policy) == (60, "fixed-share")
+    asked = {P + k.replace("_", "-"): v for k, v in keys.items()}
+    assert codes(asked, rules=Rules(online_compute="share")) == ["GH-103"]
+    assert codes({**asked, P + "class": "default"}) == ["GH-103"]
+    assert codes({**asked, P + "policy": "be"}) == ["GH-103"]
+    assert codes({**asked, P + "compute-limit": "49"}) == ["GH-103"]
+
+
 def test_a_contradiction_names_both_and_why() -> None:
     both = "GH-103: gpu-hook.io/gpus='2' and gpu-hook.io/devices='{}' contradict each other: the second names {}"
     assert refused({P + "gpus": "2", P + "devices": "0"}) == [both.format("0", "1; drop or change one")]

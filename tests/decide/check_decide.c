@@ -16,6 +16,7 @@
 static const uint64_t now = 100 * GH_S;
 static struct gh_gpu gpu;
 static struct gh_own own;
+static struct gh_peers peers;
 
 /* Adds a tenant with work on the GPU, whose slot is up to date. */
 static void tenant(unsigned i, unsigned class_, unsigned weight) {
@@ -56,6 +57,22 @@ static void open_alone(void) {
     idle(1, now - 2 * GH_S);
     d = ask(0);
     MUST(d.go && d.mode == GH_OPEN);
+}
+
+/* Alone for now, a tenant queues no more than 20 ms of work, so that who comes next has its part soon. */
+static void little_is_queued_while_others_may_come(void) {
+    tenant(0, 1, 100);
+    own.inflight = 19 * GH_MS;
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    struct gh_decision d = gh_decide(&gpu, 0, &own, now, 2 * GH_MS);
+    MUST(!d.go && !d.held && d.mode == GH_OPEN && d.on == GH_ON_OWN_DONE && d.until <= now + 200 * GH_US);
+    own.inflight = 5 * GH_MS; /* the running command is nearly done */
+    MUST(gh_decide(&gpu, 0, &own, now, 300 * GH_MS).go);
+    own.inflight = GH_COST_UNKNOWN + 19 * GH_MS; /* up to two commands of unknown cost */
+    MUST(gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
+    own.inflight += GH_COST_UNKNOWN;
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_COST_UNKNOWN).go);
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
 }
 
 static void guarded_after_company(void) {
@@ -140,6 +157,17 @@ static void mix_lets_others_fill(void) {
     MUST(!ask(1).go);
     gpu.slot[1].v -= 2 * GH_MS;
     MUST(ask(1).go && !ask(1).ahead);
+}
+
+/* Who waits because of its lead blames the tenant with the least v, whoever has the tenure. */
+static void a_lead_is_blamed_on_the_last(void) {
+    for (unsigned i = 0; i < 3; i++)
+        tenant(i, 1, 100);
+    claim(2, 1, now - GH_MS, 10 * GH_MS);
+    gpu.slot[0].saturated = 0;
+    gpu.slot[0].v -= 20 * GH_MS;
+    struct gh_decision d = ask(1);
+    MUST(!d.go && d.ahead && d.slot == 2 && d.blame == 0);
 }
 
 static void probe_is_left_alone(void) {
@@ -248,19 +276,37 @@ static void drain_then_go(void) {
     tenant(0, 2, 100);
     tenant(1, 0, 100);
     idle(0, now - GH_S / 2);
-    gpu.slot[1].residue = 200 * GH_US;
+    gpu.slot[1].residue = 150 * GH_US;
     struct gh_decision d = ask(0);
-    MUST(!d.go && d.mode == GH_DRAIN && d.until == now + 700 * GH_US);
-    own.held_since = now - 500 * GH_US; /* longer than its estimate */
-    MUST(!ask(0).go);
-    own.held_since = now - 700 * GH_US;
+    MUST(!d.go && d.mode == GH_DRAIN && d.until == now + 200 * GH_US);
+    gh_peers_drain(&peers, &gpu, 0, now - 199 * GH_US); /* it has begun, and takes longer than its estimate */
+    d = ask(0);
+    MUST(!d.go && d.until == now + GH_US);
+    peers.drain_at = now - 200 * GH_US;
     MUST(ask(0).go);
-    own.held_since = 0;
+    memset(&peers, 0, sizeof peers);
     gpu.slot[1].residue = 900 * GH_US; /* to wait would only cost time */
     MUST(ask(0).go);
     gpu.slot[1].residue = 200 * GH_US;
     gpu.slot[0].launched++; /* the GPU is not about to become idle */
     MUST(ask(0).go);
+}
+
+/* One drain after each time in which lower classes were let in, and only for a tenant that finishes something. */
+static void drains_are_few(void) {
+    tenant(0, 2, 100);
+    tenant(1, 0, 100);
+    gpu.share[0].linger = 2 * GH_MS;
+    gpu.slot[1].residue = 150 * GH_US;
+    idle(0, now - GH_MS); /* the lower class was not let in since */
+    MUST(ask(0).go);
+    idle(0, now - 3 * GH_MS);
+    MUST(!ask(0).go);
+    gh_peers_drain(&peers, &gpu, 0,
+                   now - 20 * GH_MS); /* the drain before, in which that tenant was at the same point */
+    MUST(ask(0).go);
+    gpu.slot[1].done++, gpu.slot[1].launched++;
+    MUST(!ask(0).go);
 }
 
 static void freeze_bit(void) {
@@ -303,24 +349,76 @@ static void bucket_is_exact(void) {
     MUST(b.level == (int64_t)(10 * GH_MS * GH_PPM));
 }
 
-static void starved_stops_believing(void) {
+/* Asks every millisecond for so long. Returns how often it was let go. It has nothing in flight all the time. */
+static unsigned ask_for(unsigned me, uint64_t length, uint64_t longest) {
+    unsigned went = 0;
+    static struct gh_decision last;
+    peers.counted_at = now - length;
+    for (uint64_t t = now - length; t <= now; t += GH_MS) {
+        gh_peers_count(&peers, &gpu, me, t > now - length ? &last : NULL, t, longest);
+        last = gh_decide(&gpu, me, &own, t, 80 * GH_US);
+        went += last.go;
+    }
+    return went;
+}
+
+static void who_costs_too_much_is_ignored(void) {
     tenant(0, 1, 100);
     tenant(1, 1, 100);
     gpu.slot[0].v = 0; /* it claims tenure for ever and never charges itself */
-    claim(0, 1, now - GH_MS, 10 * GH_MS);
+    claim(0, 1, now - 50 * GH_MS, 100 * GH_MS);
     idle(1, now - GH_S);
-    own.held_since = now - 100 * GH_MS;
-    MUST(!ask(1).go);
-    own.held_since = now - 300 * GH_MS;
+    MUST(!ask_for(1, 50 * GH_MS, 0));
+    MUST(ask_for(1, 50 * GH_MS, 0));
+    MUST(peers.ignorings == 1);
+    peers.beyond[0] = 10 * GH_MS; /* it is believed again once it took half of that */
+    gh_peers_count(&peers, &gpu, 1, NULL, now + GH_MS, 0);
+    MUST(!peers.ignored);
+}
+
+/* What honest peers of these weights take is not too much. Neither is the wait after a long command of one's own. */
+static void a_peers_part_costs_nothing(void) {
+    tenant(0, 1, 90);
+    tenant(1, 1, 10);
+    idle(1, now - GH_S);
+    struct gh_decision wait = {.blame = 0}, run = {.go = 1, .blame = GH_SLOTS};
+    for (int round = 0; round < 1000; round++)
+        for (int ms = 0; ms < 20; ms++) {
+            uint64_t t = now + (uint64_t)(round * 20 + ms) * GH_MS;
+            gh_peers_count(&peers, &gpu, 1, ms < 18 ? &wait : &run, t, 0);
+            MUST(!peers.ignored);
+        }
+    for (int ms = 0; ms < 1000; ms++) /* it had 100 ms; then the other one has 900 */
+        gh_peers_count(&peers, &gpu, 1, ms < 100 ? &run : &wait, now + (uint64_t)(20000 + ms) * GH_MS, 100 * GH_MS);
+    MUST(!peers.ignored);
+}
+
+static void a_long_command_counts_from_its_launch(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    gpu.slot[0].v -= 5 * GH_MS;
+    idle(1, now - GH_S);
+    MUST(ask(1).blame == 0);
+    gpu.slot[0].uncharged = 300 * GH_MS;
+    MUST(ask(1).go && ask(1).claim);
+}
+
+/* The owner may overrun its tenure by ten milliseconds for the command that runs; others wait for its end. */
+static void a_tenure_ends_with_its_command(void) {
+    tenant(0, 1, 100);
+    tenant(1, 1, 100);
+    idle(1, now - GH_S);
+    claim(0, 1, now - 12 * GH_MS, 10 * GH_MS);
+    gpu.slot[0].uncharged = 20 * GH_MS;
+    gpu.slot[0].residue = 7 * GH_MS;
     struct gh_decision d = ask(1);
-    MUST(d.go && d.distrust_until == now + GH_S);
-    own.held_since = 0;
-    own.distrust_until = d.distrust_until;
+    MUST(!d.go && d.slot == 0 && d.until <= now + 2 * GH_MS);
+    gpu.slot[0].residue = 9 * GH_MS; /* it would overrun by more: others start beside it */
     MUST(ask(1).go);
-    own.held_since = now - 300 * GH_MS; /* a second time, soon after: it is distrusted for longer */
-    own.distrust_until = now - 400 * GH_MS;
-    own.distrust_for = GH_S;
-    MUST(ask(1).distrust_until == now + 2 * GH_S);
+    gpu.slot[0].residue = 7 * GH_MS;
+    own.inflight = 0;
+    gpu.slot[1].held = 1, gpu.slot[1].active_at = now;
+    MUST(!gh_decide(&gpu, 0, &own, now, 80 * GH_US).go); /* but the owner launches nothing more */
 }
 
 static void weight_is_what_one_is_owed(void) {
@@ -381,6 +479,7 @@ static const struct {
 } all[] = {
 #define N(x) {#x, x}
     N(open_alone),
+    N(little_is_queued_while_others_may_come),
     N(guarded_after_company),
     N(long_ones_queue_behind_an_end),
     N(rotate_by_least_v),
@@ -388,6 +487,7 @@ static const struct {
     N(tenure_by_weight),
     N(tenures_stay_below_a_tenth_of_a_second),
     N(mix_lets_others_fill),
+    N(a_lead_is_blamed_on_the_last),
     N(probe_is_left_alone),
     N(small_gap_is_no_idling),
     N(idle_primary_loses_its_tenure),
@@ -396,10 +496,14 @@ static const struct {
     N(bank_bounds_credit),
     N(higher_class_freezes),
     N(drain_then_go),
+    N(drains_are_few),
     N(freeze_bit),
     N(cap_also_alone),
     N(bucket_is_exact),
-    N(starved_stops_believing),
+    N(who_costs_too_much_is_ignored),
+    N(a_peers_part_costs_nothing),
+    N(a_long_command_counts_from_its_launch),
+    N(a_tenure_ends_with_its_command),
     N(weight_is_what_one_is_owed),
     N(linger_follows_gaps),
     N(costs_are_learned),
@@ -413,6 +517,8 @@ int main(int argc, char **argv) {
             continue;
         memset(&gpu, 0, sizeof gpu);
         memset(&own, 0, sizeof own);
+        memset(&peers, 0, sizeof peers);
+        own.peers = &peers;
         gpu.seen = now;
         gh_rules_default(&gpu.rules);
         all[i].check();

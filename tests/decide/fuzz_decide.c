@@ -11,8 +11,9 @@
 static const uint8_t *input; /* libFuzzer's bytes */
 static size_t input_left;
 static uint64_t state; /* or a generator */
-static uint64_t checks[32];
-static const char *check_name[32];
+static uint64_t checks[40];
+static const char *check_name[40];
+static uint64_t bounds = 1000, until_bound = 1; /* one closed loop of bound_of_peers in so many iterations */
 
 static uint64_t draw(void) {
     if (input) {
@@ -72,6 +73,7 @@ static void hostile_slot(struct gh_slot *s, uint64_t now) {
         .woke_at = near(now, 1),
         .v = below(4) ? below(GH_S) : draw(),
         .residue = below(4) ? below(GH_MS) : draw(),
+        .uncharged = below(4) ? below(30 * GH_MS) : draw(),
         .duty = (uint32_t)(below(4) ? below(GH_PPM) : draw()),
         .epoch = below(4) ? below(8) : draw(),
         .start = near(now, 1),
@@ -113,9 +115,6 @@ static struct gh_own own_of(uint64_t now, int hostile) {
         .inflight = below(2 * GH_MS),
         .running_since = near(now, hostile),
         .running_cost = below(GH_MS),
-        .held_since = below(2) ? near(now, 0) : 0,
-        .distrust_until = below(8) ? 0 : now + below(GH_S),
-        .distrust_for = below(4) ? below(64 * GH_S) : draw(),
         .probed_at = near(now, 0),
         .ahead = (uint8_t)below(2),
     };
@@ -125,8 +124,7 @@ static struct gh_own own_of(uint64_t now, int hostile) {
 static int same(const struct gh_decision *a, const struct gh_decision *b) {
     return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->claim == b->claim &&
            a->held == b->held && a->until == b->until && a->epoch == b->epoch && a->start == b->start &&
-           a->end == b->end && a->probe_until == b->probe_until && a->distrust_until == b->distrust_until &&
-           a->distrust_for == b->distrust_for && a->ahead == b->ahead;
+           a->end == b->end && a->probe_until == b->probe_until && a->blame == b->blame && a->ahead == b->ahead;
 }
 
 /* Properties that hold for any bytes in the slots of the others. */
@@ -152,7 +150,12 @@ static void any_neighbours(void) {
         hostile_slot(&gpu.slot[i], now);
     }
     gpu.slot[me].ended = 0;
+    static struct gh_peers peers;
+    memset(&peers, 0, sizeof peers);
+    peers.ignored = below(2) ? 0 : below(2) ? draw() : UINT64_MAX;
+    peers.drain_at = below(2) ? 0 : near(now, 0);
     struct gh_own own = own_of(now, 1);
+    own.peers = below(8) ? &peers : NULL;
     uint64_t cost = below(4) ? below(GH_MS) : below(2) ? GH_COST_UNKNOWN : draw();
     memcpy(&copy, &gpu, sizeof gpu); /* the bytes between its fields, too */
 
@@ -167,6 +170,10 @@ static void any_neighbours(void) {
         CHECK(4, d.on != GH_ON_NOTHING && d.on <= GH_ON_TIME);
         CHECK(5, d.on != GH_ON_SLOT || (d.slot < GH_SLOTS && gpu.present >> d.slot & 1));
         CHECK(6, d.on != GH_ON_SLOT || d.slot != me);
+        /* Nobody waits for an equal without blaming it, so gh_peers_count sees every such wait. */
+        int equal = d.on == GH_ON_SLOT && gpu.share[d.slot].class_ == gpu.share[me].class_;
+        CHECK(15, equal == (d.blame < GH_SLOTS));
+        CHECK(16, d.blame >= GH_SLOTS || (d.blame != me && gpu.present >> d.blame & 1));
     }
     if (d.claim) {
         CHECK(7, d.start == now && d.epoch != 0);
@@ -199,22 +206,10 @@ static void any_neighbours(void) {
         !gpu.share[me].freeze && !higher && !lower &&
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
     if (free_ && !equals)
-        CHECK(14, d.go && d.mode == GH_OPEN); /* I4 */
-    /* I3: whatever equals write, a tenant with nothing in flight is held for no longer than some rounds of tenures. */
-    if (free_ && empty && own.held_since && mine->idle_since <= own.held_since && now < UINT64_MAX / 2) {
-        uint64_t weights = 0;
-        for (unsigned i = 0; i < GH_SLOTS; i++)
-            weights += gpu.present >> i & 1 ? gpu.share[i].weight : 0;
-        uint64_t held = now - own.held_since;
-        if (held > 4 * 100 * GH_MS * weights / gpu.share[me].weight + 200 * GH_MS)
-            CHECK(15, d.go);
-    }
-    if (free_ && empty && now < own.distrust_until)
-        CHECK(16, d.go);
+        CHECK(14, d.mode == GH_OPEN && (d.go || !empty)); /* I4 */
+    if (free_ && empty && !~(peers.ignored | 1ull << me) && own.peers)
+        CHECK(17, d.go); /* who ignores all equals waits for none */
 
-    uint64_t held_since = gh_held_since(&own, &d, now);
-    CHECK(17, held_since == 0 || held_since <= now);
-    CHECK(18, !d.go || held_since == 0);
     CHECK(19, gh_wake_v(&gpu, me) >= mine->v); /* I7 */
     uint32_t weight = gh_weight(&gpu, me, now);
     CHECK(20, weight >= 1);
@@ -245,18 +240,22 @@ static void honest_equals(void) {
         saturated &= gpu.slot[i].saturated;
     }
     unsigned running = 0, claims = 0;
+    int finishing = 0;
     for (unsigned i = 0; i < n; i++) {
         struct gh_own own = {.inflight = gpu.slot[i].residue, .probed_at = now};
         struct gh_decision d = gh_decide(&gpu, i, &own, now, 80 * GH_US);
         running += d.go || d.on == GH_ON_OWN_DONE;
         claims += d.claim;
+        /* an owner that overruns its tenure with the command that runs */
+        const struct gh_slot *s = &gpu.slot[i];
+        finishing |= s->launched != s->done && s->end <= now && s->heartbeat + s->residue > now;
         CHECK(24, d.mode == (saturated ? GH_ROTATE : GH_MIX));
         if (d.go)
             CHECK(25, gpu.slot[i].launched == gpu.slot[i].done || own.inflight + 80 * GH_US <= gpu.rules.window);
     }
-    CHECK(26, running >= 1);               /* I6, no deadlock */
-    CHECK(27, !saturated || running == 1); /* rotation: one at a time */
-    CHECK(28, claims <= 1);                /* all agree on the successor */
+    CHECK(26, running >= 1 || finishing);               /* I6, no deadlock */
+    CHECK(27, !saturated || running == 1 || finishing); /* rotation: one at a time */
+    CHECK(28, claims <= 1);                             /* all agree on the successor */
 }
 
 /* A tenant that is idle for longer than its linger keeps no lower class waiting (I10). A linger from the settings may
@@ -288,10 +287,186 @@ static void idle_high(void) {
     CHECK(30, d.go || d.until <= now - idle + linger);
 }
 
+/* ---- I3: the bound on what peers can cost, whatever they write at any moment ---- */
+
+/* What a hostile peer writes next. Strategies are chosen anew now and then, so that they also alternate. */
+static void lie(struct gh_gpu *gpu, unsigned i, unsigned strategy, uint64_t now) {
+    struct gh_slot *s = &gpu->slot[i];
+    struct gh_slot busy = {.launched = 2,
+                           .done = 1,
+                           .done_at = now,
+                           .heartbeat = now,
+                           .active_at = now,
+                           .v = 1,
+                           .epoch = s->epoch + 1 + below(1000),
+                           .start = now,
+                           .end = now + below(100 * GH_MS) + 1,
+                           .duty = GH_PPM,
+                           .held = 1,
+                           .saturated = 1};
+    switch (strategy) {
+    case 0: *s = busy; break; /* claims for ever */
+    case 1:                   /* the same with a rest of 2.5 ms in 150 */
+        *s = busy;
+        if (now % (150 * GH_MS) < 2500 * GH_US)
+            s->heartbeat = s->done_at = now - 5 * GH_MS, s->held = 0;
+        break;
+    case 2: hostile_slot(s, now); break; /* any bytes */
+    case 3:                              /* waits at the gate for ever, and never takes its turn */
+        *s = busy;
+        s->launched = s->done = 1, s->epoch = s->start = s->end = 0;
+        break;
+    case 4: /* intermittent, with probes */
+        *s = busy;
+        s->saturated = 0, s->duty = (uint32_t)below(GH_PPM), s->probe_until = UINT64_MAX;
+        break;
+    case 5: /* small gaps all the time */
+        *s = busy;
+        s->launched = s->done = 1, s->held = 0, s->idle_since = now - below(200 * GH_US), s->saturated = 0;
+        break;
+    case 6: /* a command that is nearly done, for ever */
+        *s = busy;
+        s->start = now - 50 * GH_MS, s->end = now - below(10 * GH_MS), s->residue = 10 * GH_MS;
+        break;
+    case 7: *s = (struct gh_slot){0}; break; /* nothing: it rests */
+    case 8:                                  /* it wants the GPU and lets everybody go first: it saves up */
+        *s = busy;
+        s->launched = s->done = 1, s->epoch = s->start = s->end = 0, s->v = UINT64_MAX / 2;
+        break;
+    default: break; /* leaves what is there */
+    }
+}
+
+/* An honest tenant that always has work, and hostile peers that do not use the GPU at all. In any ten seconds it gets at
+ * least nine tenths of its part by weight of all granted equals. */
+static void bound_of_peers(void) {
+    static struct gh_gpu gpu;
+    static struct gh_peers peers;
+    memset(&gpu, 0, sizeof gpu);
+    memset(&peers, 0, sizeof peers);
+    gh_rules_default(&gpu.rules);
+    const uint64_t second = 20, seconds = 15;
+    uint64_t had[15 * 20 + 1] = {0}, now = 100 * GH_S, end = now + seconds * GH_S, done = 0, weights = 0;
+    unsigned n = 1 + (unsigned)below(below(4) ? 3 : 16), me = (unsigned)below(n + 1), strategy[GH_SLOTS];
+    uint64_t kernel = 100 * GH_US + (below(3) ? below(GH_MS) : below(2) ? below(20 * GH_MS) : below(100 * GH_MS));
+    for (unsigned i = 0; i <= n; i++) {
+        gpu.present |= 1ull << i;
+        gpu.share[i] = (struct gh_share){.class_ = 1, .weight = (uint16_t)(below(2) ? 50 : 1 + below(100))};
+        weights += gpu.share[i].weight;
+        strategy[i] = (unsigned)below(10);
+    }
+    struct gh_slot *mine = &gpu.slot[me];
+    *mine = (struct gh_slot){.v = GH_S, .saturated = 1, .duty = GH_PPM};
+    struct gh_own own = {.peers = &peers};
+    struct gh_decision last;
+    int asked = 0, pace = below(2) ? 40 : 1; /* how often they change their strategies */
+    while (now < end) {
+        if (below(2000) < (uint64_t)pace)
+            strategy[below(n + 1)] = (unsigned)below(10);
+        for (unsigned i = 0; i <= n; i++)
+            if (i != me)
+                lie(&gpu, i, strategy[i], now);
+        gpu.seen = mine->heartbeat = now;
+        gh_peers_count(&peers, &gpu, me, asked ? &last : NULL, now, kernel);
+        last = gh_decide(&gpu, me, &own, now, kernel);
+        asked = 1;
+        own.ahead = last.ahead;
+        mine->held = last.held;
+        mine->active_at = now;
+        if (last.claim) {
+            mine->epoch = last.epoch, mine->start = last.start, mine->end = last.end;
+            mine->probe_until = last.probe_until;
+        } else if (!last.go && mine->end > now) {
+            mine->end = now;
+        }
+        if (!last.go) {
+            now = last.until + 30 * GH_US;
+            continue;
+        }
+        /* The command runs at once, and alone. It is done before the next one is asked for. */
+        now += GH_US / 2;
+        for (uint64_t left = kernel; left;) {
+            uint64_t bin = (now - 100 * GH_S) * second / GH_S, edge = 100 * GH_S + (bin + 1) * GH_S / second;
+            uint64_t part = left < edge - now ? left : edge - now;
+            if (bin < seconds * second)
+                had[bin] += part;
+            now += part;
+            left -= part;
+        }
+        mine->launched = mine->done = ++done;
+        mine->done_at = mine->idle_since = now;
+        mine->v = gh_charge(mine->v, kernel, gh_weight(&gpu, me, now));
+    }
+    uint64_t due = 10 * GH_S * gpu.share[me].weight / weights, sum = 0, least = UINT64_MAX;
+    for (uint64_t i = 0; i < seconds * second; i++) {
+        sum += had[i] - (i >= 10 * second ? had[i - 10 * second] : 0);
+        if (i + 1 >= 10 * second && sum < least)
+            least = sum;
+    }
+    /* What they can take beyond their parts at once: gh_peers_count. A decision is up to 2.5 ms late. */
+    uint64_t once_ = gpu.rules.patience + 100 * GH_MS + n * 5 * GH_MS + kernel;
+    CHECK(18, least + once_ >= due * 95 / 100);
+    if (due >= 25 * GH_S / 10)
+        CHECK(31, least >= due * 9 / 10);
+}
+
+/* An online tenant sends requests beside hostile offline ones. What it waits for their work to drain, whatever they
+ * write, is at most rules.drain_max in any time in which they were not let in. */
+static void bound_of_drains(void) {
+    static struct gh_gpu gpu;
+    static struct gh_peers peers;
+    memset(&gpu, 0, sizeof gpu);
+    memset(&peers, 0, sizeof peers);
+    gh_rules_default(&gpu.rules);
+    unsigned n = 1 + (unsigned)below(5), strategy = (unsigned)below(3);
+    uint64_t now = 100 * GH_S, linger = GH_MS + below(10 * GH_MS), drained = 0, freezes = 0;
+    gpu.present = (2ull << n) - 1;
+    gpu.share[0] = (struct gh_share){.class_ = 2, .weight = 100, .linger = (uint32_t)linger};
+    struct gh_slot *mine = &gpu.slot[0];
+    *mine = (struct gh_slot){.v = GH_S, .saturated = 1, .duty = GH_PPM, .idle_since = now - GH_S};
+    struct gh_own own = {.peers = &peers};
+    for (int request = 0; request < 200; request++) {
+        uint64_t began = now;
+        freezes += now - mine->idle_since >= linger;
+        for (struct gh_decision d = {0}; !d.go;) {
+            for (unsigned i = 1; i <= n; i++) {
+                struct gh_slot *s = &gpu.slot[i];
+                if (strategy == 0 || (strategy == 2 && below(2)))
+                    *s = (struct gh_slot){.launched = below(2) ? 9 : draw(),
+                                          .done = 8,
+                                          .done_at = now,
+                                          .heartbeat = now,
+                                          .active_at = now,
+                                          .residue = below(GH_MS)};
+                else if (strategy == 1)
+                    hostile_slot(s, now);
+                gpu.share[i] = (struct gh_share){.class_ = 0, .weight = 100};
+            }
+            gpu.seen = mine->heartbeat = now;
+            d = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
+            if (d.mode == GH_DRAIN)
+                gh_peers_drain(&peers, &gpu, 0, now);
+            if (!d.go)
+                now = d.until;
+        }
+        drained += now - began;
+        now += below(5 * GH_MS);
+        mine->launched = ++mine->done;
+        mine->active_at = mine->idle_since = mine->done_at = now;
+        now += below(2) ? below(GH_MS) : below(20 * GH_MS);
+    }
+    CHECK(32, drained <= freezes * gpu.rules.drain_max);
+}
+
 static void once(void) {
     any_neighbours();
     honest_equals();
     idle_high();
+    if (bounds && !--until_bound) {
+        bound_of_peers();
+        bound_of_drains();
+        until_bound = bounds;
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -308,7 +483,7 @@ int main(int argc, char **argv) {
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (uint64_t i = 0; i < iterations; i++)
         once();
-    for (int i = 0; i < 31; i++) {
+    for (int i = 0; i < 33; i++) {
         printf("%d %" PRIu64 " %s\n", i, checks[i], check_name[i] ? check_name[i] : "-");
         if (!checks[i]) { /* a property that was never checked proves nothing */
             fprintf(stderr, "property %d never came up\n", i);

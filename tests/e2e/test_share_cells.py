@@ -50,6 +50,26 @@ def test_a_fixed_share_is_a_cap(gpu: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("tenants", "parts"),
+    [
+        (({"cap": 30},), (0.95,)),
+        (({"cap": 30}, {"weight": 70}), (0.5, 0.5)),
+        (({"cap": 30, "limit": 40},), (0.4,)),
+        (({"cap": 20, "limit": 25}, {"weight": 60}), (0.25, 0.7)),
+    ],
+    ids=["alone", "two", "ceiling", "ceiling beside another"],
+)
+def test_compute_of_class_online_is_a_booking(gpu: Any, tenants: tuple[Any, ...], parts: tuple[float, ...]) -> None:
+    """They compete, whatever they booked; a compute-limit is a ceiling also for them (`cap` is a fixed-share)."""
+    cell = cells.Cell("", "cap", *({**SATURATED, **t, "class": 2} for t in tenants), seconds=1, warm=0.8)
+
+    def right(got: list[float]) -> bool:
+        return all(abs(one - part) < 0.08 for one, part in zip(got, parts, strict=True))
+
+    settles(lambda: [sum(b) / len(b) for b in cells.measure(gpu, cell, 0, False)["bins"]], right, 4)
+
+
 def test_offline_work_makes_room_and_loses_nothing(gpu: Any) -> None:
     pair = bench_priority.Pair(20, "80 us")
 

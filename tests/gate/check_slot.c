@@ -14,7 +14,8 @@
 
 #include "gate/decide.h"
 #include "pages/layout.h"
-#include "gate/slot.h"
+#include "gate/slot_own.h"
+#include "gate/slot_peer.h"
 
 #define HOLD(what)                                                     \
     do {                                                               \
@@ -127,7 +128,7 @@ static void dead(const struct gh_rules *rules) {
     int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
     for (int withheld = 0; withheld < 2; withheld++) {
         page.process[0].heartbeat++;
-        page.process[0].withheld = (uint32_t)withheld;
+        page.process[0].withheld = (uint8_t)withheld;
         HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
         HOLD(!look(&peer, rules).ended && slot_may_ask(&peer) == !withheld);
         struct slot_peer copy = peer;
@@ -164,6 +165,33 @@ static void crowd(void) {
         slot_wake(&own);
     }
     HOLD(wakes >= 2 && wakes <= (now() - since) / (400 * GH_MS) + 1);
+}
+
+/* Numbers of threads saturate. Time is counted once for the container, whoever counts it, and not at all for a process that
+ * had no processor. */
+static void counts(void) {
+    static const uint64_t many[] = {0, 1, 254, 255, 256, 300, 65535, 65536, 1ull << 33};
+    struct slot_own own = {0}, sibling = {0};
+    HOLD(slot_attach(&own, 0) && slot_attach(&sibling, 0) && own.page != sibling.page);
+    for (unsigned i = 0; i < sizeof many / sizeof *many; i++) {
+        struct slot_record record = {.held = many[i], .waiting = many[i]};
+        slot_publish(&own, &record, 7);
+        HOLD(own.process->held == (many[i] < 65535 ? many[i] : 65535));
+        HOLD(own.process->waiting == (many[i] < 255 ? many[i] : 255) && own.process->heartbeat == 7);
+    }
+    const uint64_t at = 1000 * GH_S, *held = own.page->head.held_for;
+    slot_held_for(&own, 63, at, at + GH_MS);
+    slot_held_for(&sibling, 63, at + GH_MS / 2, at + 2 * GH_MS); /* half of it once more, and half as long beyond it */
+    HOLD(held[63] == 2 * GH_MS && own.page->head.held_at == at + 2 * GH_MS);
+    slot_held_for(&own, 2, at, at + 2 * GH_MS);             /* held for two containers at once: the first one counts */
+    slot_held_for(&own, 2, at + 5 * GH_MS, at + 3 * GH_MS); /* never backwards */
+    HOLD(!held[2] && own.page->head.held_at == at + 3 * GH_MS);
+    uint64_t before = held[0];
+    slot_held_for(&own, 0, at, at + GH_S); /* it had no processor for most of that */
+    HOLD(held[0] - before == GH_COUNT_STEP);
+    slot_held_for(&own, 64, at + GH_S, at + 2 * GH_S);
+    slot_held_for(&own, ~0u, at + GH_S, at + 2 * GH_S);
+    HOLD(own.page->head.held_at == at + GH_S && !own.page->head.reserved1[0]);
 }
 
 static void in_the_way(const char *path) {
@@ -210,6 +238,8 @@ int main(int argc, char **argv) {
         asked(&rules, 1, 50 * GH_MS);
     else if (!strcmp(argv[1], "crowd"))
         crowd();
+    else if (!strcmp(argv[1], "counts"))
+        counts();
     else if (!strcmp(argv[1], "dead"))
         dead(&rules);
     else

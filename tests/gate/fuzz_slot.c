@@ -46,7 +46,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     HOLD(!memcmp(&s, &same, sizeof s) && contexts == again); /* I15; the struct has no padding (gpu_view.h) */
     HOLD(size == GH_SLOT_FILE_SIZE || (!s.heartbeat && !s.v && !contexts));
     HOLD(contexts <= GH_SLOT_PROCESSES && (contexts > 0) == (s.launched != s.done));
-    HOLD(s.duty <= GH_PPM && s.residue <= GH_SLOT_PROCESSES * GH_S && !s.ended);
+    HOLD(s.duty <= GH_PPM && s.residue <= GH_SLOT_PROCESSES * GH_S && s.uncharged <= GH_SLOT_PROCESSES * GH_S &&
+         !s.ended);
     gh_rules_default(&gpu.rules);
     gpu.present = 3;
     gpu.seen = now;
@@ -59,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct gh_decision e = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
     HOLD(d.go == e.go && d.mode == e.mode && d.on == e.on && d.slot == e.slot && d.claim == e.claim &&
          d.held == e.held && d.until == e.until && d.epoch == e.epoch && d.start == e.start && d.end == e.end &&
-         d.probe_until == e.probe_until && d.distrust_until == e.distrust_until && d.distrust_for == e.distrust_for &&
+         d.probe_until == e.probe_until &&
          d.ahead == e.ahead);
     HOLD(d.go || (d.until >= now && d.until <= now + 100 * GH_MS + 2 * GH_MS)); /* I2 */
     HOLD(gh_weight(&gpu, 0, now) > 0);

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oci_hook.core import slot_page
 from tests.shim.box import ROOT
 
-PAGE, SLOT = 4096, 8192
+PAGE, SLOT = 4096, slot_page.SLOT_FILE_SIZE
 GPU_MAGIC = 0x3130555047504847
 POLICY_MAGIC = 0x31594C4F50484755
 OFFLINE, DEFAULT, ONLINE = 0, 1, 2
@@ -268,6 +269,20 @@ def parts(loads: list[Load], seconds: float = 3, settle: float = 2) -> list[floa
 
 def records(gpu: Gpu, slot: int) -> list[tuple[int, int]]:
     """Owner and launches of each process record ever used."""
+    return [(process[0], process[1]) for process in processes(gpu, slot)]
+
+
+def processes(gpu: Gpu, slot: int) -> list[tuple[int, ...]]:
+    """The process records ever used, as slot_page.PROCESS has them."""
     page = gpu.slot_file(slot).read_bytes()
     (top,) = struct.unpack_from("<I", page, 12)
-    return [struct.unpack_from("<QQ", page, 512 + 64 * i) for i in range(top)]
+    at, size = slot_page.PROCESS_OFFSET, slot_page.PROCESS.size
+    return [slot_page.PROCESS.unpack_from(page, at + size * i) for i in range(top)]
+
+
+def forged(now: int, head: list[int]) -> bytes:
+    """A slot file with one process that has work in flight. head: from v to woke_at."""
+    unlearned, mode, rest = (10**6, 1), (2, 0, 0), [0] * (6 + slot_page.WAITS + 64)
+    page = slot_page.HEAD.pack(slot_page.MAGIC, slot_page.VERSION, 1, 1, 0, 0, *head, *unlearned, *mode, *rest)
+    process = slot_page.PROCESS.pack(1, 9, 8, now, now, 10**6, 0, 1, 1, 0, 0)
+    return (page.ljust(slot_page.PROCESS_OFFSET, b"\0") + process).ljust(SLOT, b"\0")

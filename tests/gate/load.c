@@ -10,8 +10,10 @@
  *   gpus             launches on the second GPU as well
  *   contexts, reset  destroys the context every 20 launches, with work in flight
  *   child            forks every 200 launches, and ends with 4 if its child gets through a launch
- *   silent           launches 300 at once; the first system call among the last 200 kills it
+ *   silent           launches 3000 at once; the first system call among the last 2900 kills it
  *   grows            its first fifty kernels are a quarter as long
+ *   leaves           launches one kernel, and exits 300 ms later
+ *   eager            never waits for its kernels, from the first one on
  *   paced            rests after each launch for twice as long as its kernel takes on a GPU that is slowed down ten
  *                    times, and never looks whether the kernel is done */
 #include <linux/filter.h>
@@ -205,14 +207,14 @@ static void forbid(void) {
 }
 
 static void silent(void) {
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 3000; i++) {
         if (i == 100) { /* every function was called once */
             MUST("cuStreamSynchronize", stream);
             forbid();
         }
         MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
     }
-    _exit(write(1, "1 300\n", 6) != 6);
+    _exit(write(1, "1 3000\n", 7) != 7);
 }
 
 static void *second(void *unused) {
@@ -300,6 +302,13 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(way, "silent"))
         silent();
+    if (!strcmp(way, "leaves")) {
+        launch(way);
+        puts("1 1");
+        fflush(stdout);
+        usleep(300000);
+        return 0;
+    }
     uint64_t count = 0, said = 0, began = now();
     for (;;) {
         launch(way);
@@ -308,7 +317,8 @@ int main(int argc, char **argv) {
             renew(way);
         if (count % 200 == 0 && !strcmp(way, "child"))
             fork_one();
-        if (now() - began < 400000000) /* until the other programs run, too, so that no queue was filled while alone */
+        if (now() - began < 400000000 &&
+            strcmp(way, "eager")) /* until the other programs run, too, so that no queue was filled while alone */
             MUST("cuStreamSynchronize", strcmp(way, "ptsz") ? stream : PER_THREAD);
         if (!strcmp(way, "paced"))
             usleep((useconds_t)microseconds * 20);

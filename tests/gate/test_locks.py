@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.slot_page import PROCESS, PROCESS_OFFSET, parse
-from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, records, until
+from oci_hook.core.slot_page import PROCESSES, parse
+from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, processes, records, until
 from tests.gate.strangers import MANY_LOCKS, MANY_READ_LOCKS, READ_LEASE, READ_LOCK, WRITE_LEASE, holds
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -25,19 +25,14 @@ Make = Callable[..., Any]
 def write_locked(path: Path) -> bool:
     """Some process holds a write lock on a process record's byte."""
     with open(path, "rb") as f:
-        asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 120, 0)
+        asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, PROCESSES, 0)
         kind: int = struct.unpack_from("h", fcntl.fcntl(f, fcntl.F_GETLK, asked))[0]
         return kind == fcntl.F_WRLCK
 
 
 def living(gpu: Any, slot: int) -> list[tuple[int, bool]]:
     """pid and withheld of each process record in use."""
-    page = gpu.slot_file(slot).read_bytes()
-    processes = [
-        PROCESS.unpack_from(page, PROCESS_OFFSET + PROCESS.size * i)
-        for i in range(struct.unpack_from("<I", page, 12)[0])
-    ]
-    return [(process[7], bool(process[9])) for process in processes if process[0]]
+    return [(process[7], bool(process[10])) for process in processes(gpu, slot) if process[0]]
 
 
 @pytest.mark.parametrize("what", [READ_LOCK, MANY_READ_LOCKS + "; " + READ_LOCK])
@@ -87,8 +82,8 @@ def test_read_locks_of_others_make_nobody_immortal(place: Make, sign: signal.Sig
     offline = p.kernels(0, "plain", 80)
     until(lambda: bound(p, 0) > 0)
     with (
-        holds(p.gpu.slot_file(1), "fcntl.lockf(fd, fcntl.LOCK_SH, 1 << 20, 120)"),
-        holds(p.gpu.slot_file(1), "fcntl.lockf(fd, fcntl.LOCK_SH, 119, 1)"),
+        holds(p.gpu.slot_file(1), f"fcntl.lockf(fd, fcntl.LOCK_SH, 1 << 20, {PROCESSES})"),
+        holds(p.gpu.slot_file(1), f"fcntl.lockf(fd, fcntl.LOCK_SH, {PROCESSES - 1}, 1)"),
     ):
         online.process.send_signal(sign)
         if sign == signal.SIGKILL:

@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.slot_page import parse
+from oci_hook.core.slot_page import PROCESSES, parse
 from tests.gate.gpus import Tenant, parts, records, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
-RECORDS = 120
 
 
 def test_a_process_without_a_record_is_gated_and_charged(place: Make) -> None:
     """All records but one belong to others; when they become free, all are taken."""
     p = place(Tenant(), Tenant())
     with open(p.gpu.slot_file(0), "r+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX, RECORDS - 1, 0)
+        fcntl.lockf(file, fcntl.LOCK_EX, PROCESSES - 1, 0)
         loads = [p.kernels(slot, "plain", 80) for slot in (0, 0, 0, 1)]
         settles(lambda: parts(loads, 2, 2), lambda got: abs(got[3] - 0.5) < 0.2 and min(got[:3]) > 0.04)
         assert sum(owner != 0 for owner, _ in records(p.gpu, 0)) == 1
@@ -31,7 +30,7 @@ def test_a_hundred_and_twenty_five_processes(place: Make) -> None:
     script = f"exec 3<&0; for i in $(seq 125); do {p.load} brief 20 <&3 & done; wait"
     crowd = p.boxes[0].start(["sh", "-c", script])
     until(lambda: len(crowd.points) == 125, 120)
-    assert len(records(p.gpu, 0)) == RECORDS
+    assert len(records(p.gpu, 0)) == PROCESSES
     assert all(owner and launched for owner, launched in records(p.gpu, 0))
     crowd.process.stdin.close()
     assert crowd.process.wait(60) == 0 and not crowd.said()

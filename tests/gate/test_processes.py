@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.gpus import SLOT, Load, Tenant, have, measure, records, settles, until
+from tests.gate.gpus import Load, Tenant, forged, have, measure, records, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -58,12 +58,9 @@ def test_an_exited_process_leaves_its_successor_no_tenure(place: Make) -> None:
     """The slot file of a container that has just been killed: it shows work in flight and a long claim."""
     p = place(Tenant(), Tenant())
     now = time.monotonic_ns() // p.gpu.scale
-    page = bytearray(SLOT)
     end = now + 95_000_000  # 0.95 s for the simulated GPU
     head = [10**9, 10**9, 0, 3, now, end, 0, now, now, now]
-    struct.pack_into("<QIIQII10QIBBBB", page, 0, 0x31544F4C53504847, 1, 1, 1, 0, 0, *head, 10**6, 1, 2, 0, 0)
-    struct.pack_into("<6QII", page, 512, 1, 9, 8, now, now, 10**6, 1, 1)
-    p.gpu.slot_file(0).write_bytes(page)
+    p.gpu.slot_file(0).write_bytes(forged(now, head))
     load = p.kernels(0, "plain", 80)
     load.ready()
     (ends,) = struct.unpack_from("<Q", p.gpu.slot_file(0).read_bytes(), 72)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from oci_hook.core.slot_page import PROCESS, PROCESS_OFFSET
 from oci_hook.core.tiers import MEMOPS
-from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, measure
+from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, measure, processes
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -48,7 +47,7 @@ def test_a_command_behind_a_closed_word_is_off_the_gpu(place: Make, ends: str) -
     online = p.kernels(1, "plain", 80, 40, 3000 * p.gpu.scale)
 
     def held() -> bool:
-        _, launched, done, _, _, _, threads, *_ = PROCESS.unpack_from(p.gpu.slot_file(0).read_bytes(), PROCESS_OFFSET)
+        _, launched, done, *_, threads, _, _ = processes(p.gpu, 0)[0]
         return threads > 0 and launched == done
 
     end = time.monotonic() + 15

@@ -78,7 +78,7 @@ def test_a_grant_is_committed_with_its_page_and_says_what_it_is(settings):
     grant = given.grant
     assert given.inventory == node(settings.driver_root)
     assert (grant.key, grant.who, grant.life) == (store.grant_key("/run/runc", "c1"), who("c1"), me())
-    assert grant.shares == (Share(UUID, 2048, 10, 10, slot=1),)
+    assert grant.shares == (Share(UUID, 2048, 10, 100, slot=1),)
     assert (grant.terms.policy, grant.terms.priority_class, grant.terms.capabilities) == (
         "fixed-share",
         "online",

@@ -42,10 +42,10 @@ NUMBERS = {
     (4, 0, 5): SLOTS,
     (5, 2): grant_file.MAX,
     (5, 4, 0): grant_file.MAX,
-    **{(8 + n,): grant_file.MAX for n in range(4)},
+    **{(9 + n,): grant_file.MAX for n in range(4)},
 }
-TEXTS = [(1,), *((2, n) for n in range(8)), (3, 0), (3, 3), (4, 0, 0), (5, 0), (5, 1), (5, 3, 0), (7,)]
-FLAGS = [(4, 0, 4), (6,)]
+TEXTS = [(1,), *((2, n) for n in range(8)), (3, 0), (3, 3), (4, 0, 0), (5, 0), (5, 1), (5, 3, 0), (8,)]
+FLAGS = [(4, 0, 4), (6,), (7,)]
 OPTIONAL = {(5, 2)}  # may be null
 
 
@@ -140,6 +140,7 @@ grants = st.builds(
         st.lists(texts, max_size=3).map(tuple),
         st.lists(times, max_size=3).map(tuple),
     ),
+    st.booleans(),
     st.booleans(),
     texts,
     *[times] * 4,

@@ -10,6 +10,17 @@ import pytest
 from oci_hook.shim import build
 
 HERE = build.HERE
+# What the gate is composed of: the member of struct gh_gate, and the files that may touch what is in it.
+VALUES = {
+    "peers": ["peers"],
+    "inflight": ["inflight", "inflight_events", "inflight_tracks"],
+    "usage": ["usage", "usage_duty"],
+    "prequeue": ["prequeue"],
+    "own_slot": ["slot_own"],
+    "memory": ["gate_ask"],
+    "pacer": ["pacer"],
+}
+TYPES = {"slot_own": "own_slot", "gate_memory": "memory", "gate_pacer": "pacer"}  # struct -> member; others: the same
 # A folder includes headers of those to its left only.
 ORDER = ["pages", "process", "account", "driver", "gate", "memory", "nvml", "lookup"]
 
@@ -71,3 +82,30 @@ def test_folders_include_downwards() -> None:
                 wrong.append(f"{path.relative_to(HERE)} includes {there}/")
     assert wrong == []
     assert sorted(ORDER) == sorted(p.name for p in HERE.iterdir() if p.is_dir() and any(p.glob("*.c")))
+
+
+def strangers(name: str, text: str) -> list[str]:
+    """Where a file of the gate touches a member of a value that is not its own."""
+    found = []
+    for value, own in VALUES.items():
+        if name in own:
+            continue
+        kinds = "|".join(kind for kind in {value, *TYPES} if TYPES.get(kind, kind) == value)
+        named = set(re.findall(rf"\bstruct (?:{kinds}) \*?(\w+)\b", text)) | {f"g->{value}"}
+        for variable in sorted(named):
+            found += re.findall(rf"(?<![\w.>]){re.escape(variable)}(?:\.|->)(?![ch]\b)\w+", text)  # not a file name
+    return found
+
+
+def test_only_its_own_files_touch_a_value_of_the_gate() -> None:
+    """struct gh_gate is no bag: whoever needs something of a value calls a function of it."""
+    files = sorted([*(HERE / "gate").glob("*.c"), *(HERE / "gate").glob("*.h")])
+    found = {path.name: strangers(path.stem, path.read_text()) for path in files}
+    assert {name: where for name, where in found.items() if where} == {}
+    assert {name for names in VALUES.values() for name in names} <= {path.stem for path in files}
+
+
+def test_a_stranger_is_found() -> None:
+    text = "struct inflight *f = &g->inflight; f->done++; g->usage.looks = own.inflight; peers_me(&g->peers);"
+    assert strangers("gate", text) == ["f->done", "g->usage.looks"]
+    assert strangers("inflight", text) == ["g->usage.looks"]

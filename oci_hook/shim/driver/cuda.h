@@ -173,9 +173,14 @@ typedef struct {
 } CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
 
 typedef struct {
+    int id;
+    int reserved;
+    unsigned char value[64];
+} CUlaunchAttribute;
+typedef struct {
     unsigned gx, gy, gz, bx, by, bz, shared;
     CUstream stream;
-    void *attributes;
+    CUlaunchAttribute *attributes;
     unsigned count;
 } CUlaunchConfig;
 typedef struct {

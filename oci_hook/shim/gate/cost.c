@@ -9,10 +9,11 @@
 #define WAITED (5 * GH_MS)   /* a time that time slices of others do not explain */
 #define UNEVEN (500 * GH_US) /* times that differ by less are described by their mean */
 #define ELASTIC_SAMPLES 4u
-#define DEBT_MOST (10 * GH_S)  /* no wait at a cap is longer */
-#define SAMPLES_AT_ONCE 4u     /* a key with fewer samples is measured at each launch */
-#define DUE_COMMANDS 32u       /* other keys are measured after so many launches */
-#define DUE_TIME (200 * GH_US) /* or after so much GPU time */
+#define DEBT_MOST (10 * GH_S)   /* no wait at a cap is longer */
+#define SAMPLES_AT_ONCE 4u      /* a key with fewer samples is measured at each launch */
+#define UNCOUNTED (100 * GH_US) /* a driver's queue holds a thousand commands: a tenth of a second of such */
+#define DUE_COMMANDS 32u        /* other keys are measured after so many launches */
+#define DUE_TIME (200 * GH_US)  /* or after so much GPU time */
 
 static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -68,6 +69,9 @@ uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t own_part, bool que
         c->low = elapsed ? elapsed : 1;
     else
         c->low += (elapsed - low < low ? elapsed - low : low) / 64;
+    /* A process of our own that seems to run beside a brief command has mostly ended: the command had its shortest time. */
+    if (c->low < SHORT)
+        own_part = own_part < c->low ? (c->low < elapsed ? c->low : elapsed) : own_part;
     if (clean || stood) {
         uint64_t mean = gh_cost_of(&c->cost), off = own_part > mean ? own_part - mean : mean - own_part;
         c->spread = c->cost.samples[0] ? c->spread - c->spread / 16 + off / 16 : 0;
@@ -104,6 +108,10 @@ bool cost_is_collective(const char *name) {
             if (!strncasecmp(name, parts[i], strlen(parts[i])))
                 return true;
     return false;
+}
+
+bool cost_is_brief(const struct cost *c) {
+    return c->cost.samples[0] >= SAMPLES_AT_ONCE && gh_cost_of(&c->cost) <= UNCOUNTED && !cost_elastic(c);
 }
 
 bool cost_sure(const struct cost *c) {

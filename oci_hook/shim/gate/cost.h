@@ -25,9 +25,21 @@ struct cost_table {
     } place[GH_COSTS];
 };
 
+static inline unsigned cost_place(const struct cost_table *table, const struct cost *cost) {
+    return (unsigned)(((const char *)cost - (const char *)table) / sizeof *table->place);
+}
+
 uint64_t cost_key(const void *handle, uint64_t grid, uint64_t block, uint64_t shared);
 /* The cost of a key. A new key gets an empty one, which replaces another key if the table is full. */
 struct cost *cost_of(struct cost_table *table, uint64_t key);
+/* The same for a caller that asks again: *place is where it was found, and 0 at first. */
+static inline struct cost *cost_again(struct cost_table *table, uint64_t key, unsigned *place) {
+    if (*place && table->place[*place - 1].key == key)
+        return &table->place[*place - 1].cost;
+    struct cost *found = cost_of(table, key);
+    *place = 1 + cost_place(table, found);
+    return found;
+}
 /* Whether its time depends on others, by its name or its variance. Such a command is measured at each launch. */
 bool cost_elastic(const struct cost *cost);
 /* Whether a kernel with this name belongs to a collective operation of several processes. */
@@ -44,6 +56,8 @@ uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t own_part, bool 
                    uint64_t *waited);
 /* Whether enough was measured to rely on it. */
 bool cost_sure(const struct cost *cost);
+/* Whether it is known to take so little that it need not be counted while nobody else is active. */
+bool cost_is_brief(const struct cost *cost);
 void cost_forget(struct cost_table *table, uint64_t key);
 
 /* A bucket as one word, which the processes of a container share: the time at which it would have been empty. */

@@ -1,6 +1,10 @@
 /* While the GPU copies or fills its own memory, it computes nothing else. So such a call passes the gate as a kernel
  * does if it is long enough, at a cost learned by size. Copies from and to the host use engines of their own and never
- * wait here. */
+ * wait here. What the gate sees of a call is what the driver gets: another thread of the program may change the
+ * structures and lists of a call while it runs. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "driver/cuda.h"
 #include "driver/real.h"
 #include "gate/cost.h"
@@ -35,79 +39,146 @@ static bool same_gpu(int a, int b) {
     return a != ELSEWHERE && b != ELSEWHERE && (a == b || a == SOME_GPU || b == SOME_GPU);
 }
 
-/* `bytes` from `from` to `to`, both addresses: through the gate if that is a long copy within one GPU. */
-#define COPY_THROUGH_GATE(to, from, bytes, stream, call) \
-    THROUGH_GATE_IF((bytes) >= LEAST && same_gpu(device_of(to), device_of(from)), stream, key_of(COPY, bytes), call)
-#define NOW(name, pointer, length, stream)                                              \
-    GH_EXPORT CUresult name(pointer to, pointer from, length bytes) {                   \
-        return COPY_THROUGH_GATE(to, from, bytes, stream, REAL(name)(to, from, bytes)); \
-    }
-#define LATER(name, pointer, length, of)                                                            \
-    GH_EXPORT CUresult name(pointer to, pointer from, length bytes, CUstream stream) {              \
-        return COPY_THROUGH_GATE(to, from, bytes, of(stream), REAL(name)(to, from, bytes, stream)); \
-    }
-#define NOW_PEER(name, stream)                                                                                 \
-    GH_EXPORT CUresult name(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes) { \
-        return COPY_THROUGH_GATE(to, from, bytes, stream, REAL(name)(to, there, from, here, bytes));           \
-    }
-#define LATER_PEER(name, of)                                                                                     \
-    GH_EXPORT CUresult name(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes,     \
-                            CUstream stream) {                                                                   \
-        return COPY_THROUGH_GATE(to, from, bytes, of(stream), REAL(name)(to, there, from, here, bytes, stream)); \
+/* The driver is asked where addresses are only when the gate is not open for all. */
+static void begin_copy(struct gate_pass *pass, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, CUstream stream) {
+    pass->gate = NULL;
+    if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(device_of(to), device_of(from)))
+        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
+}
+
+#define NOW(name, pointer, length, stream)                            \
+    GH_EXPORT CUresult name(pointer to, pointer from, length bytes) { \
+        struct gate_pass pass;                                        \
+        begin_copy(&pass, to, from, bytes, stream);                   \
+        return gate_end(&pass, REAL(name)(to, from, bytes));          \
     }
 NOW(cuMemcpy, CUdeviceptr, size_t, NULL)
 NOW(cuMemcpy_ptds, CUdeviceptr, size_t, PER_THREAD(NULL))
 NOW(cuMemcpyDtoD, unsigned, unsigned, NULL)
 NOW(cuMemcpyDtoD_v2, CUdeviceptr, size_t, NULL)
 NOW(cuMemcpyDtoD_v2_ptds, CUdeviceptr, size_t, PER_THREAD(NULL))
+
+#define LATER(name, pointer, length, of)                                               \
+    GH_EXPORT CUresult name(pointer to, pointer from, length bytes, CUstream stream) { \
+        struct gate_pass pass;                                                         \
+        begin_copy(&pass, to, from, bytes, of(stream));                                \
+        return gate_end(&pass, REAL(name)(to, from, bytes, stream));                   \
+    }
 LATER(cuMemcpyAsync, CUdeviceptr, size_t, PLAIN)
 LATER(cuMemcpyAsync_ptsz, CUdeviceptr, size_t, PER_THREAD)
 LATER(cuMemcpyDtoDAsync, unsigned, unsigned, PLAIN)
 LATER(cuMemcpyDtoDAsync_v2, CUdeviceptr, size_t, PLAIN)
 LATER(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, size_t, PER_THREAD)
 
+#define NOW_PEER(name, stream)                                                                                 \
+    GH_EXPORT CUresult name(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes) { \
+        struct gate_pass pass;                                                                                 \
+        begin_copy(&pass, to, from, bytes, stream);                                                            \
+        return gate_end(&pass, REAL(name)(to, there, from, here, bytes));                                      \
+    }
 NOW_PEER(cuMemcpyPeer, NULL)
 NOW_PEER(cuMemcpyPeer_ptds, PER_THREAD(NULL))
+
+#define LATER_PEER(name, of)                                                                                 \
+    GH_EXPORT CUresult name(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, \
+                            CUstream stream) {                                                               \
+        struct gate_pass pass;                                                                               \
+        begin_copy(&pass, to, from, bytes, of(stream));                                                      \
+        return gate_end(&pass, REAL(name)(to, there, from, here, bytes, stream));                            \
+    }
 LATER_PEER(cuMemcpyPeerAsync, PLAIN)
 LATER_PEER(cuMemcpyPeerAsync_ptsz, PER_THREAD)
 
-/* An array is on the context's GPU. `device`: where the other side of the copy is. */
-#define ARRAY_THROUGH_GATE(device, bytes, stream, call) \
-    THROUGH_GATE_IF((bytes) >= LEAST && same_gpu(SOME_GPU, device), stream, key_of(COPY, bytes), call)
-#define ARRAYS(name, pointer, length, stream)                                                                     \
-    GH_EXPORT CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes) {                    \
-        return ARRAY_THROUGH_GATE(device_of(from), bytes, stream, REAL(cuMemcpyDtoA##name)(to, at, from, bytes)); \
-    }                                                                                                             \
-    GH_EXPORT CUresult cuMemcpyAtoD##name(pointer to, CUarray from, length at, length bytes) {                    \
-        return ARRAY_THROUGH_GATE(device_of(to), bytes, stream, REAL(cuMemcpyAtoD##name)(to, from, at, bytes));   \
-    }                                                                                                             \
-    GH_EXPORT CUresult cuMemcpyAtoA##name(CUarray to, length at, CUarray from, length there, length bytes) {      \
-        return ARRAY_THROUGH_GATE(SOME_GPU, bytes, stream, REAL(cuMemcpyAtoA##name)(to, at, from, there, bytes)); \
+#define ATTRIBUTED(name, of)                                                                                     \
+    GH_EXPORT CUresult name(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *attributes, CUstream stream) { \
+        struct gate_pass pass;                                                                                   \
+        begin_copy(&pass, to, from, bytes, of(stream));                                                          \
+        return gate_end(&pass, REAL(name)(to, from, bytes, attributes, stream));                                 \
+    }
+ATTRIBUTED(cuMemcpyWithAttributesAsync, PLAIN)
+ATTRIBUTED(cuMemcpyWithAttributesAsync_ptsz, PER_THREAD)
+
+/* ---- arrays ---- */
+
+/* An array is on the context's GPU. */
+static void begin_arrays(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
+    pass->gate = NULL;
+    if (gate_way() != GATE_OPEN && bytes >= LEAST)
+        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
+}
+static void begin_array(struct gate_pass *pass, CUdeviceptr other, uint64_t bytes, CUstream stream) {
+    pass->gate = NULL;
+    if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(SOME_GPU, device_of(other)))
+        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
+}
+
+#define ARRAYS(name, pointer, length, stream)                                                                \
+    GH_EXPORT CUresult cuMemcpyDtoA##name(CUarray to, length at, pointer from, length bytes) {               \
+        struct gate_pass pass;                                                                               \
+        begin_array(&pass, from, bytes, stream);                                                             \
+        return gate_end(&pass, REAL(cuMemcpyDtoA##name)(to, at, from, bytes));                               \
+    }                                                                                                        \
+    GH_EXPORT CUresult cuMemcpyAtoD##name(pointer to, CUarray from, length at, length bytes) {               \
+        struct gate_pass pass;                                                                               \
+        begin_array(&pass, to, bytes, stream);                                                               \
+        return gate_end(&pass, REAL(cuMemcpyAtoD##name)(to, from, at, bytes));                               \
+    }                                                                                                        \
+    GH_EXPORT CUresult cuMemcpyAtoA##name(CUarray to, length at, CUarray from, length there, length bytes) { \
+        struct gate_pass pass;                                                                               \
+        begin_arrays(&pass, bytes, stream);                                                                  \
+        return gate_end(&pass, REAL(cuMemcpyAtoA##name)(to, at, from, there, bytes));                        \
     }
 ARRAYS(, unsigned, unsigned, NULL)
 ARRAYS(_v2, CUdeviceptr, size_t, NULL)
 ARRAYS(_v2_ptds, CUdeviceptr, size_t, PER_THREAD(NULL))
 
-#define FLAT(c) ((c) ? (uint64_t)(c)->width * (c)->height : 0)
-#define SOLID(c) ((c) ? (uint64_t)(c)->width * (c)->height * (c)->depth : 0)
-#define BOX_THROUGH_GATE(c, bytes, stream, call)                                                              \
-    THROUGH_GATE_IF((bytes) >= LEAST &&                                                                       \
-                        same_gpu(side((c)->from.type, (c)->from.device), side((c)->to.type, (c)->to.device)), \
-                    stream, key_of(COPY, bytes), call)
-#define BOX_NOW(name, type, bytes, stream) \
-    GH_EXPORT CUresult name(const type *c) { return BOX_THROUGH_GATE(c, bytes(c), stream, REAL(name)(c)); }
-#define BOX_LATER(name, type, bytes, of)                                         \
-    GH_EXPORT CUresult name(const type *c, CUstream stream) {                    \
-        return BOX_THROUGH_GATE(c, bytes(c), of(stream), REAL(name)(c, stream)); \
+/* ---- two and three dimensions ---- */
+
+struct box {
+    unsigned from_type, to_type;
+    CUdeviceptr from, to;
+    uint64_t bytes;
+};
+#define FLAT(c) \
+    ((struct box){(c)->from.type, (c)->to.type, (c)->from.device, (c)->to.device, (uint64_t)(c)->width * (c)->height})
+#define SOLID(c)                                                                  \
+    ((struct box){(c)->from.type, (c)->to.type, (c)->from.device, (c)->to.device, \
+                  (uint64_t)(c)->width * (c)->height * (c)->depth})
+
+static void begin_box(struct gate_pass *pass, struct box c, CUstream stream) {
+    pass->gate = NULL;
+    if (gate_way() != GATE_OPEN && c.bytes >= LEAST && same_gpu(side(c.from_type, c.from), side(c.to_type, c.to)))
+        gate_begin(pass, stream, key_of(COPY, c.bytes), NULL);
+}
+
+#define BOX_NOW(name, type, box_of, stream)      \
+    GH_EXPORT CUresult name(const type *asked) { \
+        struct gate_pass pass;                   \
+        type c;                                  \
+        if (!asked)                              \
+            return REAL(name)(asked);            \
+        c = *asked;                              \
+        begin_box(&pass, box_of(&c), stream);    \
+        return gate_end(&pass, REAL(name)(&c));  \
     }
-#define BOXES(name, type, bytes)          \
-    BOX_NOW(name, type##_v1, bytes, NULL) \
-    BOX_NOW(name##_v2, type, bytes, NULL) \
-    BOX_NOW(name##_v2_ptds, type, bytes, PER_THREAD(NULL))
-#define BOXES_LATER(name, type, bytes)       \
-    BOX_LATER(name, type##_v1, bytes, PLAIN) \
-    BOX_LATER(name##_v2, type, bytes, PLAIN) \
-    BOX_LATER(name##_v2_ptsz, type, bytes, PER_THREAD)
+#define BOX_LATER(name, type, box_of, of)                         \
+    GH_EXPORT CUresult name(const type *asked, CUstream stream) { \
+        struct gate_pass pass;                                    \
+        type c;                                                   \
+        if (!asked)                                               \
+            return REAL(name)(asked, stream);                     \
+        c = *asked;                                               \
+        begin_box(&pass, box_of(&c), of(stream));                 \
+        return gate_end(&pass, REAL(name)(&c, stream));           \
+    }
+#define BOXES(name, type, box_of)          \
+    BOX_NOW(name, type##_v1, box_of, NULL) \
+    BOX_NOW(name##_v2, type, box_of, NULL) \
+    BOX_NOW(name##_v2_ptds, type, box_of, PER_THREAD(NULL))
+#define BOXES_LATER(name, type, box_of)       \
+    BOX_LATER(name, type##_v1, box_of, PLAIN) \
+    BOX_LATER(name##_v2, type, box_of, PLAIN) \
+    BOX_LATER(name##_v2_ptsz, type, box_of, PER_THREAD)
 BOXES(cuMemcpy2D, CUDA_MEMCPY2D, FLAT)
 BOXES(cuMemcpy2DUnaligned, CUDA_MEMCPY2D, FLAT)
 BOXES(cuMemcpy3D, CUDA_MEMCPY3D, SOLID)
@@ -119,19 +190,51 @@ BOX_NOW(cuMemcpy3DPeer_ptds, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD(NULL))
 BOX_LATER(cuMemcpy3DPeerAsync, CUDA_MEMCPY3D_PEER, SOLID, PLAIN)
 BOX_LATER(cuMemcpy3DPeerAsync_ptsz, CUDA_MEMCPY3D_PEER, SOLID, PER_THREAD)
 
-/* A batch counts as one copy, of the bytes that it copies within one GPU. */
-static uint64_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t n) {
+/* ---- batches: each counts as one copy, of the bytes that it copies within one GPU ---- */
+
+/* The lists of a batch, as the driver gets them. */
+struct batch {
+    CUdeviceptr *to, *from;
+    size_t *sizes;
+    CUDA_MEMCPY3D_BATCH_OP *boxes;
+    void *copy; /* of what the program gave; NULL: it is the program's own, since nobody looks at it */
+};
+
+/* NULL: no memory. */
+static void *copied(struct batch *b, size_t lists, size_t n, size_t size) {
+    size_t each, all;
+    if (__builtin_mul_overflow(n, size, &each) || __builtin_mul_overflow(each, lists, &all))
+        return NULL;
+    return b->copy = malloc(all);
+}
+
+static uint64_t bytes_of(const struct batch *b, size_t n) {
     uint64_t within = 0;
-    for (size_t i = 0; to && from && sizes && i < n; i++)
-        if (same_gpu(device_of(to[i]), device_of(from[i])))
-            within += sizes[i];
+    for (size_t i = 0; i < n; i++)
+        if (same_gpu(device_of(b->to[i]), device_of(b->from[i])))
+            within += b->sizes[i];
     return within;
 }
 
+static CUresult begin_batch(struct gate_pass *pass, struct batch *b, size_t n, CUstream stream) {
+    pass->gate = NULL;
+    if (gate_way() == GATE_OPEN || !b->to || !b->from || !b->sizes || !n)
+        return CUDA_SUCCESS;
+    char *copy = copied(b, 3, n, sizeof *b->sizes);
+    if (!copy)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t each = n * sizeof *b->sizes;
+    b->to = memcpy(copy, b->to, each);
+    b->from = memcpy(copy + each, b->from, each);
+    b->sizes = memcpy(copy + 2 * each, b->sizes, each);
+    begin_arrays(pass, bytes_of(b, n), stream);
+    return CUDA_SUCCESS;
+}
+
 #define ELEMENT 4 /* bytes of an array's element: 1 to 16, and what a batch costs is learned */
-static uint64_t of_boxes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t n) {
+static uint64_t bytes_of_boxes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t n) {
     uint64_t within = 0;
-    for (const CUDA_MEMCPY3D_BATCH_OP *c = list; list && c < list + n; c++) {
+    for (const CUDA_MEMCPY3D_BATCH_OP *c = list; c < list + n; c++) {
         bool from_array = c->from.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
         bool to_array = c->to.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
         if (same_gpu(from_array ? SOME_GPU : device_of(c->from.pointer.at),
@@ -141,66 +244,103 @@ static uint64_t of_boxes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t n) {
     return within;
 }
 
-/* `sum`: the bytes of a batch, which are counted only when the gate is not open. */
-#define BATCH_THROUGH_GATE(stream, sum, call)                                 \
-    __extension__({                                                           \
-        uint64_t bytes_ = gate_open() ? 0 : (sum);                            \
-        THROUGH_GATE_IF(bytes_ >= LEAST, stream, key_of(COPY, bytes_), call); \
-    })
+static CUresult begin_boxes(struct gate_pass *pass, struct batch *b, size_t n, CUstream stream) {
+    pass->gate = NULL;
+    if (gate_way() == GATE_OPEN || !b->boxes || !n)
+        return CUDA_SUCCESS;
+    if (!copied(b, 1, n, sizeof *b->boxes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    b->boxes = memcpy(b->copy, b->boxes, n * sizeof *b->boxes);
+    begin_arrays(pass, bytes_of_boxes(b->boxes, n), stream);
+    return CUDA_SUCCESS;
+}
+
+static CUresult end_batch(struct gate_pass *pass, struct batch *b, CUresult result) {
+    free(b->copy);
+    return gate_end(pass, result);
+}
+
 #define BATCHES(name, of)                                                                                              \
     GH_EXPORT CUresult cuMemcpyBatchAsync##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,           \
                                                 void *attributes, size_t *which, size_t kinds, size_t *failed,         \
                                                 CUstream stream) {                                                     \
-        return BATCH_THROUGH_GATE(                                                                                     \
-            of(stream), of_batch(to, from, sizes, n),                                                                  \
-            REAL(cuMemcpyBatchAsync##name)(to, from, sizes, n, attributes, which, kinds, failed, stream));             \
+        struct gate_pass pass;                                                                                         \
+        struct batch b = {.to = to, .from = from, .sizes = sizes};                                                     \
+        CUresult r = begin_batch(&pass, &b, n, of(stream));                                                            \
+        if (r == CUDA_SUCCESS)                                                                                         \
+            r = REAL(cuMemcpyBatchAsync##name)(b.to, b.from, b.sizes, n, attributes, which, kinds, failed, stream);    \
+        return end_batch(&pass, &b, r);                                                                                \
     }                                                                                                                  \
     GH_EXPORT CUresult cuMemcpyBatchAsync_v2##name(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,        \
                                                    void *attributes, size_t *which, size_t kinds, CUstream stream) {   \
-        return BATCH_THROUGH_GATE(                                                                                     \
-            of(stream), of_batch(to, from, sizes, n),                                                                  \
-            REAL(cuMemcpyBatchAsync_v2##name)(to, from, sizes, n, attributes, which, kinds, stream));                  \
+        struct gate_pass pass;                                                                                         \
+        struct batch b = {.to = to, .from = from, .sizes = sizes};                                                     \
+        CUresult r = begin_batch(&pass, &b, n, of(stream));                                                            \
+        if (r == CUDA_SUCCESS)                                                                                         \
+            r = REAL(cuMemcpyBatchAsync_v2##name)(b.to, b.from, b.sizes, n, attributes, which, kinds, stream);         \
+        return end_batch(&pass, &b, r);                                                                                \
     }                                                                                                                  \
     GH_EXPORT CUresult cuMemcpy3DBatchAsync##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed,              \
                                                   unsigned long long flags, CUstream stream) {                         \
-        return BATCH_THROUGH_GATE(of(stream), of_boxes(list, n),                                                       \
-                                  REAL(cuMemcpy3DBatchAsync##name)(n, list, failed, flags, stream));                   \
+        struct gate_pass pass;                                                                                         \
+        struct batch b = {.boxes = list};                                                                              \
+        CUresult r = begin_boxes(&pass, &b, n, of(stream));                                                            \
+        if (r == CUDA_SUCCESS)                                                                                         \
+            r = REAL(cuMemcpy3DBatchAsync##name)(n, b.boxes, failed, flags, stream);                                   \
+        return end_batch(&pass, &b, r);                                                                                \
     }                                                                                                                  \
     GH_EXPORT CUresult cuMemcpy3DBatchAsync_v2##name(size_t n, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, \
                                                      CUstream stream) {                                                \
-        return BATCH_THROUGH_GATE(of(stream), of_boxes(list, n),                                                       \
-                                  REAL(cuMemcpy3DBatchAsync_v2##name)(n, list, flags, stream));                        \
-    }                                                                                                                  \
-    GH_EXPORT CUresult cuMemcpyWithAttributesAsync##name(CUdeviceptr to, CUdeviceptr from, size_t bytes,               \
-                                                         void *attributes, CUstream stream) {                          \
-        return COPY_THROUGH_GATE(to, from, bytes, of(stream),                                                          \
-                                 REAL(cuMemcpyWithAttributesAsync##name)(to, from, bytes, attributes, stream));        \
+        struct gate_pass pass;                                                                                         \
+        struct batch b = {.boxes = list};                                                                              \
+        CUresult r = begin_boxes(&pass, &b, n, of(stream));                                                            \
+        if (r == CUDA_SUCCESS)                                                                                         \
+            r = REAL(cuMemcpy3DBatchAsync_v2##name)(n, b.boxes, flags, stream);                                        \
+        return end_batch(&pass, &b, r);                                                                                \
     }                                                                                                                  \
     GH_EXPORT CUresult cuMemcpy3DWithAttributesAsync##name(CUDA_MEMCPY3D_BATCH_OP *c, unsigned long long flags,        \
                                                            CUstream stream) {                                          \
-        return BATCH_THROUGH_GATE(of(stream), of_boxes(c, 1),                                                          \
-                                  REAL(cuMemcpy3DWithAttributesAsync##name)(c, flags, stream));                        \
+        struct gate_pass pass;                                                                                         \
+        struct batch b = {.boxes = c};                                                                                 \
+        CUresult r = begin_boxes(&pass, &b, 1, of(stream));                                                            \
+        if (r == CUDA_SUCCESS)                                                                                         \
+            r = REAL(cuMemcpy3DWithAttributesAsync##name)(b.boxes, flags, stream);                                     \
+        return end_batch(&pass, &b, r);                                                                                \
     }
 BATCHES(, PLAIN)
 BATCHES(_ptsz, PER_THREAD)
 
-/* The driver fills memory by a kernel of its own. */
-#define FILL_THROUGH_GATE(bytes, stream, call) THROUGH_GATE_IF((bytes) >= LEAST, stream, key_of(FILL, bytes), call)
-#define FILL_NOW(name, pointer, type, length, stream)                                           \
-    GH_EXPORT CUresult name(pointer to, type value, length n) {                                 \
-        return FILL_THROUGH_GATE((uint64_t)n * sizeof value, stream, REAL(name)(to, value, n)); \
+/* ---- fills: the driver fills memory by a kernel of its own ---- */
+
+static void begin_fill(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
+    pass->gate = NULL;
+    if (gate_way() != GATE_OPEN && bytes >= LEAST)
+        gate_begin(pass, stream, key_of(FILL, bytes), NULL);
+}
+
+#define FILL_NOW(name, pointer, type, length, stream)           \
+    GH_EXPORT CUresult name(pointer to, type value, length n) { \
+        struct gate_pass pass;                                  \
+        begin_fill(&pass, (uint64_t)n * sizeof value, stream);  \
+        return gate_end(&pass, REAL(name)(to, value, n));       \
     }
-#define FILL_LATER(name, type, of)                                                                \
-    GH_EXPORT CUresult name(CUdeviceptr to, type value, size_t n, CUstream stream) {              \
-        return FILL_THROUGH_GATE(n * sizeof value, of(stream), REAL(name)(to, value, n, stream)); \
+#define FILL_LATER(name, type, of)                                                   \
+    GH_EXPORT CUresult name(CUdeviceptr to, type value, size_t n, CUstream stream) { \
+        struct gate_pass pass;                                                       \
+        begin_fill(&pass, n * sizeof value, of(stream));                             \
+        return gate_end(&pass, REAL(name)(to, value, n, stream));                    \
     }
-#define FILL_ROWS_NOW(name, pointer, type, length, stream)                                                          \
-    GH_EXPORT CUresult name(pointer to, length pitch, type value, length n, length rows) {                          \
-        return FILL_THROUGH_GATE((uint64_t)rows * n * sizeof value, stream, REAL(name)(to, pitch, value, n, rows)); \
+#define FILL_ROWS_NOW(name, pointer, type, length, stream)                                 \
+    GH_EXPORT CUresult name(pointer to, length pitch, type value, length n, length rows) { \
+        struct gate_pass pass;                                                             \
+        begin_fill(&pass, (uint64_t)rows * n * sizeof value, stream);                      \
+        return gate_end(&pass, REAL(name)(to, pitch, value, n, rows));                     \
     }
-#define FILL_ROWS_LATER(name, type, of)                                                                               \
-    GH_EXPORT CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, CUstream stream) {       \
-        return FILL_THROUGH_GATE(rows * n * sizeof value, of(stream), REAL(name)(to, pitch, value, n, rows, stream)); \
+#define FILL_ROWS_LATER(name, type, of)                                                                         \
+    GH_EXPORT CUresult name(CUdeviceptr to, size_t pitch, type value, size_t n, size_t rows, CUstream stream) { \
+        struct gate_pass pass;                                                                                  \
+        begin_fill(&pass, rows * n * sizeof value, of(stream));                                                 \
+        return gate_end(&pass, REAL(name)(to, pitch, value, n, rows, stream));                                  \
     }
 #define FILLS(bits, type)                                                                   \
     FILL_NOW(cuMemsetD##bits, unsigned, type, unsigned, NULL)                               \

@@ -11,6 +11,7 @@ void gh_rules_default(struct gh_rules *rules) {
     *rules = (struct gh_rules){
         .window = GH_MS,
         .window_guarded = 200 * GH_US,
+        .window_open = 20 * GH_MS,
         .quantum = 10 * GH_MS,
         .tenure_min = 2 * GH_MS,
         .tenure_sum = 100 * GH_MS,
@@ -28,13 +29,12 @@ void gh_rules_default(struct gh_rules *rules) {
         .silent = 2500 * GH_US,
         .progress_stale = GH_S,
         .linger_max = 100 * GH_MS,
-        .drain_max = 700 * GH_US,
+        .finish = 10 * GH_MS,
+        .drain_max = 200 * GH_US,
         .pacer_min = 50 * GH_US,
         .pacer_max = 200 * GH_US,
-        .starve = 200 * GH_MS,
-        .distrust = GH_S,
-        .distrust_max = 64 * GH_S,
-        .burst = 10 * GH_MS,
+        .patience = 30 * GH_MS,
+        .burst = 4 * GH_MS,
     };
 }
 
@@ -90,6 +90,12 @@ uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window) {
     return clamp64(window / 4, rules->pacer_min, rules->pacer_max);
 }
 
+/* How long a tenant still counts as busy after its work. */
+static uint64_t linger_of(const struct gh_gpu *gpu, unsigned h) {
+    uint64_t set = gpu->share[h].linger;
+    return set ? set : min64(gpu->slot[h].linger, gpu->rules.linger_max);
+}
+
 /* Until when a tenant of a higher class keeps lower ones out: while it is busy, and for its linger afterwards. */
 static uint64_t frozen_until(const struct gh_gpu *gpu, unsigned h, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[h];
@@ -99,9 +105,8 @@ static uint64_t frozen_until(const struct gh_gpu *gpu, unsigned h, uint64_t now)
         return add64(now, gpu->rules.recheck);
     if (!s->active_at)
         return 0;
-    uint64_t linger = gpu->share[h].linger ? gpu->share[h].linger : min64(s->linger, gpu->rules.linger_max);
     uint64_t last = s->launched != s->done ? s->done_at : s->active_at; /* count stuck work from its last progress */
-    return add64(min64(last, now), linger);
+    return add64(min64(last, now), linger_of(gpu, h));
 }
 
 static struct gh_decision wait_for(struct gh_decision d, enum gh_wait on, uint64_t slot, uint64_t until) {
@@ -119,9 +124,16 @@ static struct gh_decision go(struct gh_decision d, enum gh_mode mode) {
     return d;
 }
 
+/* v as it will be when all launched work is charged. So a long command counts from its launch on. */
+static uint64_t due_v(const struct gh_gpu *gpu, unsigned i) {
+    const struct gh_slot *s = &gpu->slot[i];
+    return add64(s->v, mul64(min64(s->uncharged, GH_S), GH_WEIGHT_ONE) / weight_of(&gpu->share[i]));
+}
+
 /* Order by v, then by slot. */
 static int before(const struct gh_gpu *gpu, unsigned a, unsigned b) {
-    return gpu->slot[a].v < gpu->slot[b].v || (gpu->slot[a].v == gpu->slot[b].v && a < b);
+    uint64_t va = due_v(gpu, a), vb = due_v(gpu, b);
+    return va < vb || (va == vb && a < b);
 }
 
 static int competes(const struct gh_gpu *gpu, unsigned i, unsigned me, uint64_t now) {
@@ -130,7 +142,7 @@ static int competes(const struct gh_gpu *gpu, unsigned i, unsigned me, uint64_t 
     return (wants(gpu, i) && !silent(gpu, i)) || in_small_gap(gpu, i, now);
 }
 
-/* The tenants of my class that want the GPU, and me. */
+/* The tenants of my class that want the GPU, and me; without those to be ignored. */
 struct crowd {
     uint64_t mask;
     uint64_t n, weights;
@@ -138,9 +150,9 @@ struct crowd {
     int saturated;
 };
 
-static struct crowd crowd_of(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+static struct crowd crowd_of(const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t ignored) {
     struct crowd c = {.least = me, .saturated = 1};
-    EACH_SLOT (gpu->present, i) {
+    EACH_SLOT (gpu->present & ~(ignored & ~(1ull << me)), i) {
         if (i != me && !competes(gpu, (unsigned)i, me, now))
             continue;
         c.mask |= 1ull << i;
@@ -171,9 +183,9 @@ static int claim_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
 }
 
 /* The slot with the newest valid claim in my class; GH_SLOTS: none. Serial numbers may wrap. */
-static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t ignored) {
     unsigned p = GH_SLOTS;
-    EACH_SLOT (gpu->present, i) {
+    EACH_SLOT (gpu->present & ~(ignored & ~(1ull << me)), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_ || !gpu->slot[i].epoch ||
             !claim_stands(gpu, (unsigned)i, now))
             continue;
@@ -183,58 +195,193 @@ static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now
     return p;
 }
 
+/* When p's last command ends, if p may overrun its tenure to finish it; else the end of the tenure. If others started
+ * earlier, the GPU would switch between them and that command all the time. */
+static uint64_t tenure_end(const struct gh_gpu *gpu, unsigned p) {
+    const struct gh_slot *s = &gpu->slot[p];
+    uint64_t finished = add64(s->heartbeat, s->residue);
+    return s->launched != s->done && finished > s->end && finished - s->end <= gpu->rules.finish ? finished : s->end;
+}
+
 /* Whether p's tenure is over, whatever end it announced. */
 static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[p];
-    if (!alive(gpu, p) || gpu->share[p].freeze || s->end <= now)
+    if (!alive(gpu, p) || gpu->share[p].freeze || (p == me ? s->end : tenure_end(gpu, p)) <= now)
         return 1;
     if (s->launched == s->done && !s->held)
         return released(gpu, p);
     return p != me && silent(gpu, p);
 }
 
-/* How long my equals may hold me before I ignore them: several rounds of honest tenures. */
-static uint64_t patience(const struct gh_gpu *gpu, const struct crowd *c, unsigned me) {
-    uint64_t round = mul64(tenure_of(gpu, c, me), c->weights) / weight_of(&gpu->share[me]);
-    return max64(gpu->rules.starve, mul64(round, 4));
+/* The others on the GPU, by class. */
+struct others {
+    uint64_t frozen_until; /* a higher class keeps us out until then; 0: none does */
+    unsigned by;           /* that tenant */
+    int registered;        /* a tenant of a higher class is on the GPU */
+    int contended;         /* a tenant of my class was active recently */
+    uint64_t residue;      /* of lower classes' work in flight */
+    uint64_t lower;        /* mask of the lower classes' tenants with work */
+};
+
+static struct others others_of(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    struct others o = {0};
+    EACH_SLOT (gpu->present, i) {
+        if (i == me || !alive(gpu, (unsigned)i))
+            continue;
+        if (gpu->share[i].class_ > gpu->share[me].class_) {
+            o.registered = 1;
+            uint64_t until = frozen_until(gpu, (unsigned)i, now);
+            if (until > now) {
+                o.frozen_until = until;
+                o.by = (unsigned)i;
+                return o;
+            }
+        } else if (gpu->share[i].class_ == gpu->share[me].class_) {
+            o.contended |= active(gpu, (unsigned)i);
+        } else if (busy(gpu, (unsigned)i)) {
+            o.residue = add64(o.residue, gpu->slot[i].residue);
+            o.lower |= 1ull << i;
+        }
+    }
+    return o;
+}
+
+/* Until when I let lower classes' last commands finish; 0: I do not. Once after each time in which they were let in,
+ * and only for work of tenants that have finished something since the last time. */
+static uint64_t drain_until(const struct gh_gpu *gpu, unsigned me, const struct gh_peers *peers, const struct others *o,
+                            uint64_t now) {
+    const struct gh_slot *mine = &gpu->slot[me];
+    uint64_t began = peers ? peers->drain_at : 0;
+    if (!o->lower || o->residue > gpu->rules.drain_max)
+        return 0;
+    if (began && began >= mine->idle_since) /* it began after my last work: go on with it */
+        return add64(began, gpu->rules.drain_max);
+    if (age64(now, mine->idle_since) < linger_of(gpu, me))
+        return 0;
+    EACH_SLOT (o->lower, i)
+        if (peers && peers->drained[i] == gpu->slot[i].done + 1)
+            return 0;
+    return add64(now, gpu->rules.drain_max);
+}
+
+/* The tenure that is on, or begins now. */
+struct tenure {
+    unsigned owner;
+    int begins; /* me: I claim it */
+    int woken;  /* I have work again after an idle time, and have had no tenure since */
+    uint64_t last;
+};
+
+static struct tenure tenure_now(const struct gh_gpu *gpu, const struct crowd *c, unsigned me, uint64_t ignored,
+                                uint64_t now) {
+    const struct gh_rules *r = &gpu->rules;
+    const struct gh_slot *mine = &gpu->slot[me];
+    struct tenure t = {.owner = newest_claim(gpu, me, now, ignored)};
+    unsigned p = t.owner;
+    int over = p == GH_SLOTS || tenure_over(gpu, p, me, now);
+    if (!over && p != me && mine->woke_at > mine->start && add64(mine->v, as_v(c, r->wake_lag)) < due_v(gpu, p)) {
+        t.woken = 1;
+        over = age64(now, gpu->slot[p].start) >= r->wake_hold && age64(now, gpu->slot[p].woke_at) >= r->quantum;
+    }
+    if (over) {
+        t.last = p == GH_SLOTS ? 0 : gpu->slot[p].epoch;
+        t.owner = c->least; /* if it does not take the tenure, it falls silent and is passed over */
+        t.begins = 1;
+    }
+    return t;
+}
+
+static void claim(struct gh_decision *d, const struct gh_gpu *gpu, const struct crowd *c, unsigned me,
+                  const struct gh_own *own, uint64_t last, uint64_t now) {
+    const struct gh_rules *r = &gpu->rules;
+    d->claim = 1;
+    d->epoch = last + 1 ? last + 1 : 1;
+    d->start = now;
+    d->end = add64(now, tenure_of(gpu, c, me));
+    if (!c->saturated && age64(now, own->probed_at) >= r->probe_every)
+        d->probe_until = add64(now, r->probe);
+}
+
+/* Who shares the GPU with equals that were active recently, or with a higher class that is idle. */
+static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu *gpu, unsigned me,
+                                       const struct gh_own *own, int registered, int empty, uint64_t now,
+                                       uint64_t cost) {
+    const struct gh_rules *r = &gpu->rules;
+    uint64_t ignored = own->peers ? own->peers->ignored : 0;
+    uint64_t window = registered ? r->window_guarded : r->window, left = gh_residue(own, now);
+    /* A command longer than the window may be queued when the running one is nearly done; otherwise the GPU would idle
+     * before each such command. */
+    int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
+    struct crowd c = crowd_of(gpu, me, now, ignored);
+    /* Taking turns is in vain if the GPU switches to the work of one that does not. */
+    EACH_SLOT (gpu->present &ignored, i)
+        c.saturated &= !busy(gpu, (unsigned)i);
+    struct tenure t = tenure_now(gpu, &c, me, ignored, now);
+    unsigned p = t.owner;
+    if (t.begins && p == me)
+        claim(&d, gpu, &c, me, own, t.last, now);
+
+    int alone = c.mask == 1ull << me;
+    uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add64(gpu->slot[p].start, r->probe));
+    uint64_t lead = due_v(gpu, me) - due_v(gpu, c.least); /* that of c.least is mine or less */
+    uint64_t slack = as_v(&c, r->mix_slack);
+    d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
+    d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
+    int mine = alone || p == me || (!c.saturated && !d.ahead && now >= probe);
+    if (mine && fits)
+        return go(d, (enum gh_mode)d.mode);
+    d.held = 1;
+    if (mine)
+        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, window)));
+
+    uint64_t until = add64(now, r->recheck);
+    const struct gh_slot *s = &gpu->slot[p];
+    d.blame = (uint8_t)p;
+    if (now < probe) {
+        until = min64(until, probe);
+    } else if (d.ahead) { /* until c.least, alone on the GPU, would have caught up */
+        until = min64(until, add64(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]),
+                                              r->pacer_min)));
+        d.blame = (uint8_t)c.least;
+    }
+    if (t.woken && !t.begins)
+        until = min64(until, max64(add64(s->start, r->wake_hold), add64(s->woke_at, r->quantum)));
+    if (s->launched == s->done && !s->held)
+        until = min64(until, add64(s->idle_since, r->idle_release + 1));
+    if (tenure_end(gpu, p) > now)
+        until = min64(until, tenure_end(gpu, p));
+    return wait_for(d, GH_ON_SLOT, p, max64(until, add64(now, r->pacer_min))); /* no slot's content can make me spin */
+}
+
+/* Whether a command may be queued behind `left` ns of work while nobody else was active recently. A tenant that comes
+ * later is time-sliced against what is queued. Commands of unknown cost, for which `left` has GH_COST_UNKNOWN each, are
+ * counted apart. */
+static int fits_open(const struct gh_rules *r, uint64_t left, uint64_t cost) {
+    int unknown = cost >= GH_COST_UNKNOWN;
+    /* The residue of unknown commands falls while one runs. */
+    if ((left + GH_COST_UNKNOWN / 2) / GH_COST_UNKNOWN + (uint64_t)unknown > GH_UNKNOWN_MOST)
+        return 0;
+    return unknown || left % GH_COST_UNKNOWN <= r->window_open / 4 ||
+           add64(left % GH_COST_UNKNOWN, cost) <= r->window_open;
 }
 
 struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,
                              uint64_t cost) {
     const struct gh_rules *r = &gpu->rules;
     const struct gh_share *share = &gpu->share[me];
-    const struct gh_slot *mine = &gpu->slot[me];
-    struct gh_decision d = {
-        .distrust_until = own->distrust_until, .distrust_for = own->distrust_for, .ahead = own->ahead};
+    struct gh_decision d = {.ahead = own->ahead, .blame = GH_SLOTS};
 
     if (share->freeze) {
         d.mode = GH_FROZEN;
         return wait_for(d, GH_ON_POLICY, me, add64(now, r->recheck));
     }
-
-    int registered = 0;   /* a tenant of a higher class is on the GPU */
-    int contended = 0;    /* a tenant of my class was active recently */
-    uint64_t residue = 0; /* of lower classes' work in flight */
-    unsigned lower = GH_SLOTS;
-    EACH_SLOT (gpu->present, i) {
-        if (i == me || !alive(gpu, (unsigned)i))
-            continue;
-        if (gpu->share[i].class_ > share->class_) {
-            registered = 1;
-            uint64_t until = frozen_until(gpu, (unsigned)i, now);
-            if (until > now) {
-                d.mode = GH_FROZEN;
-                return wait_for(d, GH_ON_SLOT, i, min64(until, add64(now, r->recheck)));
-            }
-        } else if (gpu->share[i].class_ == share->class_) {
-            contended |= active(gpu, (unsigned)i);
-        } else if (busy(gpu, (unsigned)i)) {
-            residue = add64(residue, gpu->slot[i].residue);
-            lower = (unsigned)i;
-        }
+    struct others o = others_of(gpu, me, now);
+    if (o.frozen_until) {
+        d.mode = GH_FROZEN;
+        return wait_for(d, GH_ON_SLOT, o.by, min64(o.frozen_until, add64(now, r->recheck)));
     }
 
-    int empty = mine->launched == mine->done || own->idle;
+    int empty = gpu->slot[me].launched == gpu->slot[me].done || own->idle;
     if (share->cap) {
         struct gh_bucket b = gh_bucket_at(own->bucket, share->cap, r->burst, now);
         if (b.level <= 0) {
@@ -248,88 +395,111 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
         }
     }
 
-    if (lower != GH_SLOTS && empty && residue <= r->drain_max) {
-        uint64_t since = own->held_since ? own->held_since : now;
-        if (age64(now, since) < r->drain_max) {
-            d.mode = GH_DRAIN;
-            d.held = 1;
-            return wait_for(d, GH_ON_SLOT, lower, add64(since, r->drain_max));
-        }
+    uint64_t drain = empty ? drain_until(gpu, me, own->peers, &o, now) : 0;
+    if (drain > now) {
+        d.mode = GH_DRAIN;
+        d.held = 1;
+        return wait_for(d, GH_ON_SLOT, (unsigned)__builtin_ctzll(o.lower), drain);
     }
-
-    if (!contended && !registered)
+    if (!o.contended && !o.registered && (empty || fits_open(r, gh_residue(own, now), cost)))
         return go(d, GH_OPEN);
+    if (!o.contended && !o.registered) {
+        d.mode = GH_OPEN;
+        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, r->window_open)));
+    }
+    return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
+}
 
-    uint64_t window = registered ? r->window_guarded : r->window;
-    uint64_t left = gh_residue(own, now);
-    /* A command longer than the window may be queued when the running one is nearly done; otherwise the GPU would idle
-     * before each such command. */
-    int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
-    struct crowd c = crowd_of(gpu, me, now);
+/* ---- what waiting for peers has cost ---- */
 
-    /* I starve only if I am held with nothing in flight. */
-    uint64_t starving = own->held_since && empty ? age64(now, max64(own->held_since, mine->idle_since)) : 0;
-    if (now < d.distrust_until || starving > patience(gpu, &c, me)) {
-        if (now >= d.distrust_until) {
-            int again = d.distrust_until && now - d.distrust_until < d.distrust_for;
-            d.distrust_for = again ? min64(mul64(d.distrust_for, 2), r->distrust_max) : r->distrust;
-            d.distrust_until = add64(now, d.distrust_for);
+void gh_peers_forget(struct gh_peers *p, unsigned i) {
+    p->ignored &= ~(1ull << i);
+    p->unpaid &= ~(1ull << i);
+    p->v[i] = p->beside[i] = p->drained[i] = 0;
+    p->beyond[i] = 0;
+}
+
+void gh_peers_drain(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    if (p->drain_at && p->drain_at >= gpu->slot[me].idle_since)
+        return;
+    p->drain_at = now;
+    EACH_SLOT (gpu->present, i)
+        if (gpu->share[i].class_ < gpu->share[me].class_ && busy(gpu, (unsigned)i))
+            p->drained[i] = gpu->slot[i].done + 1;
+}
+
+#define BESIDE (5 * GH_MS) /* a peer's GPU time after which its v should have risen */
+#define PART_SAFE 950      /* of 1000 of a tenant's part that no peer can take */
+
+/* Bounds what the peer took too much or too little, and ignores it if it took too much. */
+static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t longest) {
+    int64_t x = p->beyond[i], most = 2 * patience;
+    p->beyond[i] = x = x < -longest ? -longest : x > most ? most : x;
+    uint64_t bit = 1ull << i;
+    if (x > patience && !(p->ignored & bit)) {
+        p->ignored |= bit;
+        p->ignorings++;
+    } else if (x < patience / 2) {
+        p->ignored &= ~bit;
+    }
+}
+
+/* Whether the peer takes the GPU's time beside me and does not charge itself for it: by far too little, since its part of
+ * that time is only known from its slices' number. */
+static void note_beside(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i, uint64_t had) {
+    uint64_t v = gpu->slot[i].v, bit = 1ull << i;
+    p->beside[i] += had;
+    if (p->beside[i] < BESIDE)
+        return;
+    p->unpaid &= ~bit;
+    if (age64(v, p->v[i]) < p->beside[i] * GH_WEIGHT_ONE / weight_of(&gpu->share[i]) / 8)
+        p->unpaid |= bit;
+    p->beside[i] = 0;
+    p->v[i] = v;
+}
+
+void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
+                    uint64_t now, uint64_t longest) {
+    const struct gh_rules *r = &gpu->rules;
+    /* No sleep at the gate is longer than rules.recheck. If more time has passed, the program was idle meanwhile, or it
+     * got no processor; the peers did not cause that. */
+    uint64_t t = p->counted_at ? min64(age64(now, p->counted_at), r->recheck + GH_MS) : 0;
+    struct crowd c = crowd_of(gpu, me, now, 0);
+    const struct gh_slot *mine = &gpu->slot[me];
+    uint64_t waited = mine->launched == mine->done ? min64(t, age64(now, mine->idle_since)) : 0;
+    uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0, beside = 0, contexts = 1;
+    p->counted_at = now;
+    /* Who has a part: the peers that want the GPU, and those that still owe something. */
+    EACH_SLOT (gpu->present & ~(1ull << me), i) {
+        if (gpu->share[i].class_ != gpu->share[me].class_)
+            continue;
+        int has_part = (c.mask >> i & 1) || p->beyond[i] > 0;
+        parts |= (uint64_t)has_part << i;
+        weights += has_part ? weight_of(&gpu->share[i]) : 0;
+        all += weight_of(&gpu->share[i]);
+        if (mine->launched != mine->done && busy(gpu, (unsigned)i)) { /* the GPU switches between its work and mine */
+            beside |= 1ull << i;
+            contexts++;
         }
-        if (fits)
-            return go(d, GH_MIX);
-        d.mode = GH_MIX;
-        d.held = 1;
-        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, window)));
     }
-
-    unsigned p = newest_claim(gpu, me, now);
-    int woken = 0; /* I have work again after an idle time, and have had no tenure since */
-    int over = p == GH_SLOTS || tenure_over(gpu, p, me, now);
-    if (!over && p != me && mine->woke_at > mine->start && add64(mine->v, as_v(&c, r->wake_lag)) < gpu->slot[p].v) {
-        woken = 1;
-        over = age64(now, gpu->slot[p].start) >= r->wake_hold && age64(now, gpu->slot[p].woke_at) >= r->quantum;
+    uint64_t spare = t - t * PART_SAFE / 1000 * own / (own + weights);
+    EACH_SLOT (gpu->present & ~(1ull << me), i) {
+        if (gpu->share[i].class_ != gpu->share[me].class_)
+            continue;
+        uint64_t weight = weight_of(&gpu->share[i]), tenure = tenure_of(gpu, &c, (unsigned)i);
+        uint64_t had = beside >> i & 1 ? t / contexts : 0;
+        note_beside(p, gpu, (unsigned)i, had);
+        if (parts >> i & 1)
+            p->beyond[i] -= (int64_t)(spare * weight / weights);
+        if (last && !last->go && last->blame == i)
+            p->beyond[i] += (int64_t)waited;
+        if (p->ignored & p->unpaid & 1ull << i)
+            p->beyond[i] += (int64_t)had;
+        judge(p, (unsigned)i, (int64_t)(r->patience * weight / all + tenure),
+              (int64_t)(min64(longest, 2 * GH_S) * weight / all));
     }
-    if (over) {
-        uint64_t last = p == GH_SLOTS ? 0 : gpu->slot[p].epoch;
-        p = c.least; /* if it does not take the tenure, it falls silent and is passed over */
-        if (p == me) {
-            d.claim = 1;
-            d.epoch = last + 1 ? last + 1 : 1;
-            d.start = now;
-            d.end = add64(now, tenure_of(gpu, &c, me));
-            if (!c.saturated && age64(now, own->probed_at) >= r->probe_every)
-                d.probe_until = add64(now, r->probe);
-        }
-    }
-
-    int alone = c.mask == 1ull << me;
-    uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add64(gpu->slot[p].start, r->probe));
-    uint64_t lead = mine->v - gpu->slot[c.least].v; /* v of c.least is mine or less */
-    uint64_t slack = as_v(&c, r->mix_slack);
-    d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
-    d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
-    if (alone || p == me || (!c.saturated && !d.ahead && now >= probe)) {
-        if (fits)
-            return go(d, (enum gh_mode)d.mode);
-        d.held = 1;
-        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, window)));
-    }
-
-    d.held = 1;
-    uint64_t until = add64(now, r->recheck);
-    const struct gh_slot *s = &gpu->slot[p];
-    if (now < probe)
-        until = min64(until, probe);
-    else if (d.ahead) /* until c.least, alone on the GPU, would have caught up */
-        until = min64(until, add64(now, max64((lead - slack / 4) / GH_WEIGHT_ONE * weight_of(&gpu->share[c.least]),
-                                              r->pacer_min)));
-    if (woken && !over)
-        until = min64(until, max64(add64(s->start, r->wake_hold), add64(s->woke_at, r->quantum)));
-    if (s->launched == s->done && !s->held)
-        until = min64(until, add64(s->idle_since, r->idle_release + 1));
-    if (s->end > now)
-        until = min64(until, s->end);
-    return wait_for(d, GH_ON_SLOT, p, max64(until, add64(now, r->pacer_min))); /* no slot's content can make me spin */
+    EACH_SLOT (~gpu->present & p->ignored, i)
+        p->ignored &= ~(1ull << i);
 }
 
 uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
@@ -351,7 +521,7 @@ uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight) {
 }
 
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
-    struct crowd c = crowd_of(gpu, me, now);
+    struct crowd c = crowd_of(gpu, me, now, 0);
     uint64_t left = c.mask, part = GH_PPM, weights = c.weights; /* water-filling: first those that need least */
     for (;;) {
         uint64_t sated = 0, need = 0, theirs = 0;
@@ -372,12 +542,6 @@ uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
         part -= need;
         weights -= theirs;
     }
-}
-
-uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *d, uint64_t now) {
-    if (d->go || d->on != GH_ON_SLOT || d->mode == GH_FROZEN)
-        return 0;
-    return own->held_since ? own->held_since : now;
 }
 
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now) {

@@ -25,18 +25,30 @@ struct gh_bucket {
     uint64_t at;
 };
 
+/* What waiting for each peer has cost a tenant, by the tenant's own clock and decisions alone. So it bounds what a peer
+ * can cost, whatever that peer writes into its slot: gh_peers_count, docs/internals/compute-gate.md. */
+struct gh_peers {
+    uint64_t counted_at;       /* 0: not yet */
+    uint64_t ignored;          /* bit i: peer i has cost too much; its claims, its v and its wish to run do not count */
+    uint64_t ignorings;        /* how often a peer came to be ignored */
+    uint64_t unpaid;           /* bit i: peer i uses the GPU beside us and does not charge itself */
+    uint64_t v[GH_SLOTS];      /* when `beside` was last 0 */
+    uint64_t beside[GH_SLOTS]; /* ns of GPU time that peer i had beside us since then, by its own say */
+    int64_t beyond[GH_SLOTS];  /* ns waited for peer i with nothing in flight, less what peer i may cost */
+    uint64_t drain_at;         /* begin of the last drain; 0: none */
+    uint64_t drained[GH_SLOTS]; /* 1 + `done` of peer i when a drain for its work last began; 0: never */
+};
+
 /* What a process knows of itself and does not publish. */
 struct gh_own {
     struct gh_bucket bucket;
-    uint64_t inflight;       /* estimated GPU time of its commands in flight */
-    uint64_t running_since;  /* since when the oldest command in flight may have been running */
-    uint64_t running_cost;   /* estimated GPU time of that command */
-    uint64_t held_since;     /* begin of the present wait for others at the gate; 0: none */
-    uint64_t distrust_until; /* tenants of the same class are ignored until then */
-    uint64_t distrust_for;   /* how long they are ignored in all */
-    uint64_t probed_at;      /* time of its last claim with a probe_until */
-    uint8_t idle;            /* this process has nothing in flight, though the container may have */
-    uint8_t ahead;           /* the tenant waits because of its lead in v, until most of that is gone */
+    uint64_t inflight;      /* estimated GPU time of its commands in flight */
+    uint64_t running_since; /* since when the oldest command in flight may have been running */
+    uint64_t running_cost;  /* estimated GPU time of that command */
+    uint64_t probed_at;     /* time of its last claim with a probe_until */
+    const struct gh_peers *peers;
+    uint8_t idle;  /* this process has nothing in flight, though the container may have */
+    uint8_t ahead; /* the tenant waits because of its lead in v, until most of that is gone */
 };
 
 struct gh_decision {
@@ -46,12 +58,12 @@ struct gh_decision {
     uint8_t slot;  /* with GH_ON_SLOT */
     uint8_t claim; /* publish epoch, start, end and probe_until in our slot, then wake its waiters */
     uint8_t held;  /* publish as `held` of our slot */
+    uint8_t blame; /* the peer of the same class for which the tenant waits; GH_SLOTS: it waits for no such peer */
+    uint8_t ahead; /* to be kept in gh_own */
     /* If the owner of a tenure must wait for a slot or for its cap, it yields: it sets its `end` to now at the
      * latest and wakes its waiters, since they may have calculated with an older v of this tenant. */
     uint64_t until;
     uint64_t epoch, start, end, probe_until;
-    uint64_t distrust_until, distrust_for; /* these and `ahead`: to be kept in gh_own */
-    uint8_t ahead;
 };
 
 void gh_rules_default(struct gh_rules *rules);
@@ -71,8 +83,27 @@ uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight);
  * duty) is owed only its duty, and the others share the rest by weight, so that none holds another back. */
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
 
-/* gh_own.held_since after a decision. Only waits for other tenants count, not for the window, a cap or a freeze. */
-uint64_t gh_held_since(const struct gh_own *own, const struct gh_decision *decision, uint64_t now);
+/* Counts the time since the last call, at each decision. last: the decision before; NULL: none. longest: GPU time of
+ * the tenant's longest recent command.
+ *
+ * In time t a tenant of weight w, in a crowd of weight W that wants the GPU, may be kept waiting for t x (1 - 0.95 w/W).
+ * Each peer of the crowd has its part of that by weight; a peer that has cost more and is idle now counts to the crowd
+ * until its parts make up for that. A peer that has cost rules.patience (by weight) and a tenure too much is ignored until
+ * half of that is made up for. So peers that write anything leave the tenant 0.95 w/W of the time, less these amounts
+ * once. After a long command of its own, as long a wait is no cost. */
+void gh_peers_count(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
+                    uint64_t now, uint64_t longest);
+
+/* Peer i is another container from now on. */
+void gh_peers_forget(struct gh_peers *peers, unsigned i);
+/* After each decision with the mode GH_DRAIN. */
+void gh_peers_drain(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, uint64_t now);
+
+/* GPU time that a context had of `elapsed` ns, in which so many contexts had work. Slices are equal, and switches between
+ * contexts that all have work take 8 per cent (GV100 and A100; simulator/gpu_hook_simulator/calibration.json). */
+static inline uint64_t gh_sliced(uint64_t elapsed, uint64_t contexts) {
+    return contexts > 1 ? elapsed / contexts - elapsed / contexts * 8 / 100 : elapsed;
+}
 
 /* The bucket at `now`; and less `charge` ns of GPU time (negative: returned), which may leave a debt. The estimate is
  * taken at launch, the difference to the charge when the command is done, so a full bucket loses nothing meanwhile. */
@@ -105,6 +136,7 @@ uint32_t gh_linger(const struct gh_gaps *gaps, uint64_t loss, uint32_t kappa);
 #define GH_LEARN 256u
 #define GH_LEARN_CLEAN 16u /* clean samples needed before they are used */
 #define GH_COST_UNKNOWN GH_S
+#define GH_UNKNOWN_MOST 2 /* commands of unknown cost in flight while nobody else is active */
 struct gh_cost {
     uint64_t mean[2]; /* ns x 256: [0] of all samples, [1] of clean ones */
     uint32_t samples[2];

@@ -16,13 +16,17 @@ struct gate_fast {
     _Atomic uint64_t fresh;  /* ticks for which `looked` is valid; 0: no other tenants */
 };
 
+#define GATE_KEYS 4096u /* keys of costs, by their lowest bits */
+
 struct gates {
     uint32_t count;
+    _Atomic uint64_t brief[GATE_KEYS / 64]; /* bit: a command of that key is known to be brief */
     struct gate_fast fast[GH_POLICY_GPUS];
     struct gh_gate *gate[GH_POLICY_GPUS]; /* the first `count` */
     struct gh_gate *of_gpu[GH_POLICY_GPUS];
 };
 
+/* gate_setup.c */
 struct gates *gates_make(struct gh_state *st);
 
 static inline uint64_t gate_ticks(void) {
@@ -41,36 +45,62 @@ static inline struct gates *gates_here(void) {
     return __builtin_expect(g || !st, 1) ? g : gates_make(st);
 }
 
-/* Whether a launch may bypass the gate: on every GPU we have no cap, and are alone or no other container was active
- * recently. */
-static inline bool gate_open(void) {
+static inline bool gate_brief(const _Atomic uint64_t *brief, uint64_t key) {
+    return atomic_load_explicit(&brief[key % GATE_KEYS / 64], memory_order_relaxed) >> key % 64 & 1;
+}
+
+enum gate_way {
+    GATE_CLOSED,
+    GATE_BRIEF, /* open for commands that are known to be brief: other containers may come, but none was active lately */
+    GATE_OPEN   /* on every GPU we have no cap, and are alone */
+};
+
+static inline enum gate_way gate_way(void) {
     struct gates *g = gates_here();
+    enum gate_way way = GATE_OPEN;
     for (uint32_t i = 0; g && i < g->count; i++) {
         struct gate_fast *f = &g->fast[i];
         if (atomic_load_explicit(&f->open, memory_order_relaxed) != __atomic_load_n(f->seq, __ATOMIC_RELAXED))
-            return false;
+            return GATE_CLOSED;
         uint64_t fresh = atomic_load_explicit(&f->fresh, memory_order_relaxed);
         if (fresh && gate_ticks() - atomic_load_explicit(&f->looked, memory_order_relaxed) >= fresh)
-            return false;
+            return GATE_CLOSED;
+        way = fresh ? GATE_BRIEF : way;
     }
-    return true;
+    return way;
 }
 
-/* One launch, between gate_enter and gate_leave. */
-struct gate_ticket {
-    struct gh_gate *gate; /* NULL: the launch is not accounted for */
+/* One launch: from gate_begin to gate_end. */
+struct gate_pass {
+    struct gh_gate *gate; /* NULL: the launch is not counted, and the rest is not set */
     uint64_t key, estimate;
-    unsigned track, marker; /* 1 + index; 0 none */
+    uint64_t began;
+    unsigned cost;          /* where the key's cost is */
+    unsigned track, marker; /* 0: none */
+    CUcontext context;
     CUstream stream;
     bool timed, queued;
 };
 
-/* Before a launch into `stream`, for which _ptsz functions pass CU_STREAM_PER_THREAD instead of NULL. key: of its cost.
- * f: NULL if it is no kernel. May wait. */
-void gate_enter(struct gate_ticket *t, CUstream stream, uint64_t key, CUfunction f);
-/* After the launch, with the driver's answer. Returns that answer. */
-CUresult gate_leave(struct gate_ticket *t, CUresult r);
+/* The slow path of gate_begin. */
+void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f);
+CUresult gate_leave(struct gate_pass *pass, CUresult result);
 
+/* Before a call of the driver that puts work into `stream`, for which _ptsz functions pass CU_STREAM_PER_THREAD instead
+ * of NULL. Waits until the gate admits it. key: of its cost. f: NULL if it is no kernel. */
+static inline void gate_begin(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f) {
+    enum gate_way way = gate_way();
+    pass->gate = NULL;
+    if (way == GATE_CLOSED || (way == GATE_BRIEF && !gate_brief(gates_here()->brief, key)))
+        gate_enter(pass, stream, key, f);
+}
+
+/* After that call, with the driver's answer. Returns that answer. */
+static inline CUresult gate_end(struct gate_pass *pass, CUresult result) {
+    return __builtin_expect(!pass->gate, 1) ? result : gate_leave(pass, result);
+}
+
+/* gate_forget.c */
 /* The gate's time, to be passed to gate_synchronised; 0 if nothing is in flight. */
 uint64_t gate_before_sync(void);
 /* The program has waited for all work of the stream (`all`: of the current context) that was launched before. */
@@ -79,24 +109,6 @@ void gate_synchronised(uint64_t before, CUstream stream, bool all);
 void gate_stream_leaves(CUstream stream);
 void gate_context_leaves(CUcontext context);
 void gate_forget(uint64_t key);
-
-/* The result of `call`, a call of the driver, which is made once the gate admits it. May wait. `call` stands twice in
- * the expression and is evaluated once. */
-#define THROUGH_GATE(stream, key, f, call)              \
-    __extension__({                                     \
-        struct gate_ticket ticket_;                     \
-        CUresult result_;                               \
-        if (__builtin_expect(gate_open(), 1)) {         \
-            result_ = (call);                           \
-        } else {                                        \
-            gate_enter(&ticket_, (stream), (key), (f)); \
-            result_ = gate_leave(&ticket_, (call));     \
-        }                                               \
-        result_;                                        \
-    })
-/* The same for what needs the gate only if `condition` holds, and is no kernel. */
-#define THROUGH_GATE_IF(condition, stream, key, call) \
-    (gate_open() || !(condition) ? (call) : THROUGH_GATE(stream, key, NULL, call))
 
 /* Which stream NULL means: in plain functions the legacy default stream, in _ptsz and _ptds functions the thread's. */
 #define PLAIN(stream) (stream)

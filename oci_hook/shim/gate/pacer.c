@@ -9,108 +9,149 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "gate/gate_inside.h"
+#include "gate/gate_state.h"
 
 #define STACK (256u << 10)
 #define GO_AFTER (100 * GH_MS)   /* the pacer ends after this time without work */
 #define STOPPED_MOST (2 * GH_MS) /* longest time between two looks whether stopped work may go on */
 
+/* ---- what it does ---- */
+
+/* Tries and tests file locks, which others can make costly. Releases the gate's lock meanwhile. */
+static void ask_locks(struct gh_gate *g) {
+    if (slot_may_lock(&g->own_slot)) {
+        struct slot_own copy = g->own_slot;
+        gh_unlock(&g->lock);
+        slot_lock(&copy);
+        if (gh_lock(&g->lock))
+            slot_locked(&g->own_slot, &copy);
+    }
+    peers_ask(&g->peers, &g->lock);
+}
+
+static void flush_overdue(struct gh_gate *g) {
+    struct finished done;
+    unsigned track;
+    uint64_t now = gate_now(g);
+    while ((track = inflight_overdue(&g->inflight, now)))
+        if (inflight_flush(&g->inflight, track, now, &done))
+            gate_finished(g, &done);
+}
+
 /* How long to sleep, in ns. With work in flight: by the window. Idle: until the gap is no longer a small one; then the
  * tenure is ended. */
 static uint64_t step(struct gh_gate *g, uint64_t now) {
-    const struct gh_rules *r = &g->view.rules;
-    const struct gh_slot *s = &g->view.slot[g->me];
-    if (g->launched != g->done) {
-        g->needed_at = now;
-        g->yielded = false;
-        return gh_pacer_step(r, gh_window(&g->view, g->me));
+    const struct gh_rules *r = peers_rules(&g->peers);
+    const struct gh_slot *mine = peers_mine(&g->peers);
+    if (!inflight_empty(&g->inflight)) {
+        g->pacer.needed_at = now;
+        g->pacer.yielded = false;
+        return gh_pacer_step(r, peers_window(&g->peers));
     }
-    if (s->launched == s->done && !s->held && !g->yielded) {
-        uint64_t idle = now - min64(s->idle_since, now);
+    if (mine->launched == mine->done && !mine->held && !g->pacer.yielded) {
+        uint64_t idle = age64(now, mine->idle_since);
         if (idle <= r->idle_release)
             return r->idle_release - idle + GH_US;
-        if (g->tenure)
+        if (usage_in_tenure(&g->usage))
             gate_tenure_end(g, now, true);
         gate_yield(g, now);
-        g->yielded = true;
+        g->pacer.yielded = true;
     }
     return GO_AFTER;
 }
 
+/* Opens or closes the word of a prequeued command. Returns whether nothing of this process can run; then *d says until
+ * when. */
+static bool close_or_open(struct gh_gate *g, uint64_t now, struct gh_decision *d) {
+    const struct inflight *f = &g->inflight;
+    bool frozen = peers_tiers(&g->peers) && !inflight_empty(f) && gate_is_frozen(g, now, d);
+    prequeue_close(&g->prequeue, frozen);
+    bool halted = prequeue_blocked(&g->prequeue) && inflight_launched(f) - 1 == inflight_done(f);
+    if (halted != inflight_halted(f)) {
+        gate_look(g, now, true); /* account for the time so far by the old state */
+        inflight_halt(&g->inflight, now, halted);
+    }
+    return halted;
+}
+
+/* One round. Returns how long to sleep, in ns, and on which word. 0: the pacer ends. */
+static uint64_t round_of(struct gh_gate *g, const uint32_t **word, uint32_t *seen) {
+    struct gh_decision d;
+    ask_locks(g);
+    gate_poll(g);
+    flush_overdue(g);
+    inflight_tail(&g->inflight, &g->lock);
+    uint64_t now = gate_now(g);
+    gate_publish(g, now);
+    gate_look(g, now, prequeue_pending(&g->prequeue)); /* only a store in time keeps a prequeued command off the GPU */
+    uint64_t ns = step(g, now);
+    bool halted = close_or_open(g, now, &d), idle = !halted && ns == GO_AFTER;
+    if (halted)
+        ns = min64(age64(d.until, now) + GH_US, STOPPED_MOST);
+    if (g->pacer.stop || (idle && age64(now, g->pacer.needed_at) > GO_AFTER))
+        return 0;
+    /* The slot on whose word we sleep, so that the prequeued command's word changes in time. */
+    unsigned watched = halted ? d.slot : prequeue_armed(&g->prequeue) ? peers_higher(&g->peers) : GH_SLOTS;
+    *word = watched < GH_SLOTS ? peers_slot_word(&g->peers, watched, seen) : NULL;
+    if (!*word) {
+        *word = &g->pacer.word;
+        *seen = g->pacer.word;
+    }
+    g->pacer.state = idle ? 2 : 1;
+    return ns;
+}
+
 static void *pace(void *gate) {
     struct gh_gate *g = gate;
+    const uint32_t *word;
+    uint32_t seen;
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     prctl(PR_SET_NAME, "gpu-hook", 0, 0, 0);
     while (gh_lock(&g->lock)) {
-        gate_ask(g);
-        markers_poll(g);
-        markers_tail(g);
-        uint64_t now = gate_now(g);
-        gate_publish(g, now);
-        gate_look(g, now, prequeue_pending(g)); /* only a store in time keeps a prequeued command off the GPU */
-        uint64_t ns = step(g, now);
-        struct gh_decision d = {.go = 1};
-        if (g->tiers && g->launched != g->done)
-            d = gh_decide(&g->view, g->me, &g->own, now, 0);
-        bool frozen = !d.go && d.mode == GH_FROZEN && d.on == GH_ON_SLOT;
-        prequeue_close(g, frozen);
-        gate_halt(g, now, prequeue_blocked(g) && g->launched - 1 == g->done);
-        if (g->halted)
-            ns = min64(d.until - min64(now, d.until) + GH_US, STOPPED_MOST);
-        if (g->stop || (!g->halted && ns == GO_AFTER && now - min64(g->needed_at, now) > GO_AFTER)) {
-            atomic_store(&g->pacer, 0);
-            gh_unlock(&g->lock);
-            return NULL;
-        }
-        const uint32_t *word = &g->pacer_word;
-        uint32_t seen = g->pacer_word;
-        unsigned watched = g->halted ? d.slot : prequeue_watched(g);
-        if (watched < GH_SLOTS && g->peer[watched].mapped) {
-            word = &g->peer[watched].mapped->head.word;
-            seen = g->peer[watched].word;
-        }
-        g->pacer = !g->halted && ns == GO_AFTER ? 2 : 1;
+        uint64_t ns = round_of(g, &word, &seen);
+        if (!ns)
+            atomic_store(&g->pacer.state, 0);
         gh_unlock(&g->lock);
-        slot_sleep(word, seen, ns * g->scale);
+        if (!ns)
+            break;
+        slot_sleep(word, seen, ns * peers_scale(&g->peers));
     }
     return NULL;
 }
 
+/* ---- its life ---- */
+
+static void wake(struct gh_gate *g) {
+    __atomic_add_fetch(&g->pacer.word, 1, __ATOMIC_RELEASE);
+    syscall(SYS_futex, &g->pacer.word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
 /* The program ends: the pacer must leave the driver before the driver is shut down, and nobody need wait for us. */
-static void at_exit(void) {
-    struct gh_state *st = gh_here();
-    struct gates *all = st ? atomic_load(&st->gates) : NULL;
-    for (uint32_t i = 0; all && i < all->count; i++) {
-        struct gh_gate *g = all->gate[i];
-        if (!gh_lock(&g->lock))
-            continue;
-        g->stop = 1;
-        g->pacer_word++;
-        syscall(SYS_futex, &g->pacer_word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-        __atomic_store_n(&g->own_slot.process->launched, g->own_slot.process->done, __ATOMIC_RELEASE);
-        if (g->tenure)
-            gate_yield(g, gate_now(g));
+static void stop(struct gh_gate *g) {
+    if (!gh_lock(&g->lock))
+        return;
+    g->pacer.stop = 1;
+    wake(g);
+    gate_take_credit(g, gate_now(g), (int64_t)min64(slot_exits(&g->own_slot), UNPAID_MOST));
+    if (usage_in_tenure(&g->usage))
+        gate_yield(g, gate_now(g));
+    gh_unlock(&g->lock);
+    for (int k = 0; k < 50 && atomic_load(&g->pacer.state); k++)
+        slot_sleep(NULL, 0, GH_MS);
+    if (gh_lock(&g->lock)) {
+        prequeue_leave(&g->prequeue, NULL);
         gh_unlock(&g->lock);
-        for (int k = 0; k < 50 && atomic_load(&g->pacer); k++)
-            slot_sleep(NULL, 0, GH_MS);
-        if (gh_lock(&g->lock)) {
-            prequeue_leave(g, NULL);
-            gh_unlock(&g->lock);
-        }
     }
 }
 
-void pacer_need(struct gh_gate *g) {
-    static _Atomic int registered;
-    if (g->pacer == 2) { /* the pacer is in its long sleep */
-        g->pacer = 1;
-        __atomic_add_fetch(&g->pacer_word, 1, __ATOMIC_RELEASE);
-        syscall(SYS_futex, &g->pacer_word, FUTEX_WAKE, 1, NULL, NULL, 0);
-    }
-    if (g->pacer || g->stop)
-        return;
-    if (!atomic_exchange(&registered, 1))
-        atexit(at_exit);
+static void at_exit(void) {
+    struct gh_state *st = gh_here();
+    struct gates *all = st ? atomic_load(&st->gates) : NULL;
+    for (uint32_t i = 0; all && i < all->count; i++)
+        stop(all->gate[i]);
+}
+
+static void start(struct gh_gate *g) {
     sigset_t all, before;
     pthread_attr_t attributes;
     pthread_t thread;
@@ -119,9 +160,26 @@ void pacer_need(struct gh_gate *g) {
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
-    g->pacer = 1;
+    g->pacer.state = 1;
     if (pthread_create(&thread, &attributes, pace, g) && pthread_create(&thread, NULL, pace, g))
-        g->pacer = 0; /* without it, the next launch or synchronisation finds what is done */
+        g->pacer.state = 0; /* without it, the next launch or synchronisation finds what is done */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
+}
+
+void pacer_used(struct gh_gate *g, uint64_t now) { g->pacer.needed_at = now; }
+
+bool pacer_runs(const struct gh_gate *g) { return g->pacer.state; }
+
+void pacer_need(struct gh_gate *g) {
+    static _Atomic int registered;
+    if (g->pacer.state == 2) { /* it is in its long sleep */
+        g->pacer.state = 1;
+        wake(g);
+    }
+    if (g->pacer.state || g->pacer.stop)
+        return;
+    if (!atomic_exchange(&registered, 1))
+        atexit(at_exit);
+    start(g);
 }

@@ -200,10 +200,9 @@ static uint64_t cost_key_of(CUgraphExec exec) { return cost_key(exec, ~0ull, 0, 
 
 /* in: the stream as the gate knows it. */
 static CUresult launch(CUgraphExec exec, CUstream stream, CUstream in, run_call *call) {
-    struct gate_ticket ticket = {0};
-    if (!gate_open())
-        gate_enter(&ticket, in, cost_key_of(exec), NULL);
-    return gate_leave(&ticket, run(exec, stream, call, true));
+    struct gate_pass pass;
+    gate_begin(&pass, in, cost_key_of(exec), NULL);
+    return gate_end(&pass, run(exec, stream, call, true));
 }
 GH_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     return launch(exec, stream, PLAIN(stream), REAL(cuGraphLaunch));

@@ -39,6 +39,7 @@ struct gh_slot {
     uint64_t woke_at;     /* when it last had work again after an idle time longer than gh_rules.wake_idle */
     uint64_t v;           /* virtual time */
     uint64_t residue;     /* estimated GPU time until its launched work is done, as of the heartbeat */
+    uint64_t uncharged;   /* estimated GPU time of launched work that v does not contain yet */
     uint64_t epoch;       /* serial number of its last tenure (a time in which it has the GPU) */
     uint64_t start;       /* begin of that tenure */
     uint64_t end;         /* end of that tenure, which it moves to now when it yields */
@@ -57,6 +58,7 @@ struct gh_slot {
 struct gh_rules {
     uint64_t window;         /* how much GPU time may be in flight beside tenants of the same class */
     uint64_t window_guarded; /* the same while a tenant of a higher class is on the GPU */
+    uint64_t window_open;    /* the same while nobody else was active recently, for commands that are counted */
     uint64_t quantum;        /* mean tenure */
     uint64_t tenure_min;
     uint64_t tenure_sum;    /* bound for the sum of the tenures of all tenants that want the GPU */
@@ -74,12 +76,11 @@ struct gh_rules {
     uint64_t silent;         /* a tenant that shows work but no sign of life for this long is passed over */
     uint64_t progress_stale; /* work of which nothing finished for this long does not count */
     uint64_t linger_max;
+    uint64_t finish;               /* the tenure's owner may overrun it by this to finish the command that runs */
     uint64_t drain_max;            /* how long a tenant lets shorter remaining work of lower classes finish first */
     uint64_t pacer_min, pacer_max; /* bounds of the interval at which a process looks for its finished commands */
-    uint64_t starve;               /* a tenant with nothing in flight that is held so long by its equals ignores them */
-    uint64_t distrust;             /* how long it ignores them; doubled when it does so again soon */
-    uint64_t distrust_max;
-    uint64_t burst; /* most unused GPU time that a capped tenant can save up */
+    uint64_t patience;             /* a peer that has cost a tenant so much beyond its part is ignored (gh_peers) */
+    uint64_t burst;                /* most unused GPU time that a capped tenant can save up */
 };
 
 struct gh_gpu {

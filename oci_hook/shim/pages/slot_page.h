@@ -10,8 +10,8 @@
 #include "pages/gpu_page.h"
 
 #define GH_SLOT_MAGIC 0x31544f4c53504847ull /* "GHPSLOT1" */
-#define GH_SLOT_VERSION 1u
-#define GH_SLOT_PROCESSES 120u
+#define GH_SLOT_VERSION 2u
+#define GH_SLOT_PROCESSES 112u
 #define GH_WAITS 16u               /* bins of waits at the gate: bin i counts waits below GH_WAIT_FIRST << i */
 #define GH_WAIT_FIRST (64 * GH_US) /* the last bin counts all longer ones */
 
@@ -37,12 +37,16 @@ struct gh_slot_head {
     uint8_t counts;  /* 1: the fields wanted, waited and waits are counted */
     uint64_t mode_since;
     uint64_t preempt_bound;   /* learned: the longest time from a freeze until its work has left the GPU */
-    uint64_t distrusts;       /* how often tenants of its class held it for too long */
+    uint64_t ignorings;       /* how often a neighbour cost it more than its part, and was ignored from then on */
     uint64_t wanted;          /* for how long it had work in flight or a launch at the gate */
     uint64_t wanted_at;       /* up to when `wanted` is counted */
     uint64_t waited;          /* sum of all waits at the gate, in real time */
     uint64_t waits[GH_WAITS]; /* launches that waited, by real time; those that did not wait are not counted */
-    uint64_t reserved1[27];
+    /* For how long the container in slot i held this one at the gate, with nothing of its own in flight. It was this
+     * container's gate that decided so, by its own clock: what the other one writes has no part in it. */
+    uint64_t held_for[GH_SLOTS];
+    uint64_t held_at; /* up to when held_for is counted */
+    uint64_t reserved1[26];
 };
 
 struct gh_slot_process {
@@ -50,11 +54,13 @@ struct gh_slot_process {
     uint64_t owner;
     uint64_t launched, done;
     uint64_t done_at, heartbeat;
-    uint64_t residue;
-    uint32_t held;     /* threads that wait at the gate for their turn; other containers take these into account */
-    uint32_t pid;      /* in the process's own pid namespace; only shown */
-    uint32_t waiting;  /* all threads at the gate, whatever they wait for */
-    uint32_t withheld; /* 1: read locks of others keep it from its lock: a missing lock proves nothing */
+    uint64_t residue; /* estimated GPU time until its launched work is done, as of the heartbeat */
+    uint64_t
+        uncharged;    /* estimated GPU time of launched commands that v does not contain yet; unknown ones count as 0 */
+    uint32_t pid;     /* in the process's own pid namespace; only shown */
+    uint16_t held;    /* threads that wait at the gate for their turn; other containers take these into account */
+    uint8_t waiting;  /* all threads at the gate, whatever they wait for; 255: so many or more */
+    uint8_t withheld; /* 1: read locks of others keep it from its lock: a missing lock proves nothing */
 };
 
 struct gh_slot_page {
@@ -64,7 +70,7 @@ struct gh_slot_page {
 
 #pragma GCC diagnostic pop
 
-_Static_assert(sizeof(struct gh_slot_head) == 512 && sizeof(struct gh_slot_process) == 64, "head and process records");
+_Static_assert(sizeof(struct gh_slot_head) == 1024 && sizeof(struct gh_slot_process) == 64, "head and process records");
 _Static_assert(sizeof(struct gh_slot_page) == GH_SLOT_FILE_SIZE, "slot file");
 
 /* The slot that these bytes describe. Anything but GH_SLOT_FILE_SIZE bytes with magic and version is an empty slot.

@@ -38,6 +38,7 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
             ++*contexts;
             s.launched += min64(record.launched - record.done, 1u << 30);
             s.residue += min64(record.residue, GH_S);
+            s.uncharged += min64(record.uncharged, GH_S);
         }
     }
     return s;

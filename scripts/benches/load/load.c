@@ -14,6 +14,9 @@
  *     spread=fixed | uniform (0.5 to 1.5) | exponential, of gap and period
  *     on=0 off=0   phases                        graph=0      kernels per graph; `count` is then of graphs
  *     streams=1    launches take turns           blocks=0     of a kernel; 0: one per multiprocessor
+ *     depth=0      most marked batches in flight on a stream (a command of 0.2 ms and more is one); 0: no bound
+ *     phases=1     parts of a burst: after each, the program waits for its end and rests for `pause`, 1/3 to 5/3 of it
+ *     pause=0
  *     seed=1                                     ends=0       1: log every command's end to OUT.ends; 2: bursts' ends
  *     trace=0      1: log every launch to OUT.trace
  *     train=0      1: lengths are those of a training step instead: 160 kernels of 20 us to 2 ms
@@ -55,7 +58,7 @@ FILE *out;
 
 struct program {
     uint64_t id, count, kernel, host, sync, gap, period, on, off, graph, streams, blocks, seed, ends, trace, units,
-        train;
+        train, depth, phases, pause;
     double sigma;
     char spread;
 };
@@ -267,6 +270,10 @@ static void launch(bool last) {
     if (run.p.ends == 1 || (run.p.ends && last) || lane[i].work_ns >= 200000)
         mark(i);
     look(false);
+    while (run.p.depth && lane[i].tail - lane[i].head >= run.p.depth) {
+        CHECK(cuEventSynchronize(lane[i].mark[lane[i].head % RING].event));
+        look(true);
+    }
 }
 
 static void make_graph(void) {
@@ -289,11 +296,11 @@ static bool words(char *text, struct program *p) {
         size_t offset;
     } keys[] = {
 #define K(x) {#x, offsetof(struct program, x)}
-        K(id),    K(count),   K(kernel), K(host), K(sync), K(gap),   K(period), K(on),    K(off),
-        K(graph), K(streams), K(blocks), K(seed), K(ends), K(trace), K(units),  K(train),
+        K(id),      K(count),  K(kernel), K(host), K(sync),  K(gap),   K(period), K(on),    K(off),    K(graph),
+        K(streams), K(blocks), K(seed),   K(ends), K(trace), K(units), K(train),  K(depth), K(phases), K(pause),
 #undef K
     };
-    static const char times[] = " kernel host gap period on off ";
+    static const char times[] = " kernel host gap period on off pause ";
     *p = (struct program){.count = 1, .kernel = 80000, .host = 5000, .streams = 1, .seed = 1, .spread = 'f'};
     for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) {
         char *value = strchr(word, '=');
@@ -316,7 +323,7 @@ static bool words(char *text, struct program *p) {
             *(uint64_t *)((char *)p + keys[k].offset) = (uint64_t)(number + 0.5);
         }
     }
-    return p->count && p->streams >= 1 && p->streams <= STREAMS;
+    return p->count && p->phases <= p->count && p->streams >= 1 && p->streams <= STREAMS;
 }
 
 static uint64_t spread(uint64_t ns) {
@@ -364,6 +371,14 @@ static void begin(struct program *p) {
     }
     run.from = run.hosted = run.end_at = clock_ns();
     run.first_bin = run.from / (BIN_US * 1000ull * scale);
+}
+
+/* The end of one phase of a burst, and the rest before the next one. */
+static void pause_phase(void) {
+    for (uint64_t i = 0; i < run.p.streams; i++)
+        CHECK(cuStreamSynchronize(lane[i].stream));
+    run.hosted = clock_ns() + (uint64_t)((1.0 / 3 + 4.0 / 3 * rng_unit(&run.rng)) * (double)run.p.pause) * scale;
+    wait_until(run.hosted);
 }
 
 static void report(void) {
@@ -420,6 +435,8 @@ static void run_program(struct program *p) {
         if (run.hosted + 20000000 < clock_ns() || p->period)
             run.hosted = clock_ns();
         for (uint64_t k = 0; k < p->count && (p->sync || k % 16 || !stopped()); k++) {
+            if (k && p->phases > 1 && k % (p->count / p->phases) == 0)
+                pause_phase();
             host_time();
             if (!k)
                 b->launched = clock_ns();

@@ -25,7 +25,7 @@ from oci_hook.discovery.driver_files import MULTIARCH  # noqa: E402
 from .tenant import Tenant  # noqa: E402
 
 Json = dict[str, Any]
-LOAD = REPO / "build" / platform.machine() / "bench" / "load"
+PROGRAMS = REPO / "build" / platform.machine() / "bench"
 
 
 class Stage(demo_story.Stage):
@@ -39,7 +39,8 @@ class Stage(demo_story.Stage):
         self.scale = scale
         self.numbers = iter(range(100000))
         self.rootfs = tiny_image.with_c_library(self.dir / "rootfs")
-        shutil.copy(LOAD, self.rootfs / "bin/load")
+        for name in ("load", "liar"):
+            shutil.copy(PROGRAMS / name, self.rootfs / "bin" / name)
         (self.rootfs / "work").mkdir()
         subprocess.run(["runc", "spec"], cwd=self.dir, check=True)
         self.spec = (self.dir / "config.json").read_text()
@@ -54,10 +55,12 @@ class Stage(demo_story.Stage):
         time.sleep(gpu_seconds * self.scale)
 
     @contextlib.contextmanager
-    def tenant(self, gpu: int, annotations: Json | None, procs: int = 1, start: str = "") -> Iterator["Container"]:
+    def tenant(
+        self, gpu: int, annotations: Json | None, procs: int = 1, start: str = "", program: str = "load"
+    ) -> Iterator["Container"]:
         """A container with load generators; annotations None: native. start: their first command, repeated by a new
-        one whenever one is killed."""
-        tenant = Container(self, f"t{next(self.numbers)}", gpu, annotations, procs, start)
+        one whenever one is killed. program: another program, which says when it is ready, as they do."""
+        tenant = Container(self, f"t{next(self.numbers)}", gpu, annotations, procs, start, program)
         try:
             tenant.begin()
             yield tenant
@@ -68,14 +71,19 @@ class Stage(demo_story.Stage):
 class Container(Tenant):
     """Made by runc, through the shipped wrapper unless it is native."""
 
-    def __init__(self, stage: Stage, name: str, gpu: int, annotations: Json | None, procs: int, start: str) -> None:
+    def __init__(
+        self, stage: Stage, name: str, gpu: int, annotations: Json | None, procs: int, start: str, program: str
+    ) -> None:
         self.bundle = stage.dir / name
+        self.program = program
         super().__init__(name, self.bundle / "work", procs)
         self.stage, self.gpu, self.annotations, self.start = stage, gpu, annotations, start
 
     def begin(self) -> None:
         self.lay()
-        script = self.command_lines("load", "/load", f"--scale {self.stage.scale}", self.start, 0.05 * self.stage.scale)
+        script = self.command_lines(
+            self.program, "/load", f"--scale {self.stage.scale}", self.start, 0.05 * self.stage.scale
+        )
         spec = json.loads(self.stage.spec)
         spec["process"].update(terminal=False, args=["/bin/sh", "-c", f"exec 2>/load/log; {script}"])
         spec["root"].update(path=str(self.stage.rootfs), readonly=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 Json = dict[str, Any]
 TRACE_RING = 1 << 19
-_other = {"weight", "cap", "class", "linger", "procs"}  # of a tenant, not of its program
+_other = {"weight", "cap", "limit", "class", "linger", "procs"}  # of a tenant, not of its program
 
 
 def words(tenant: Json) -> str:

@@ -74,6 +74,7 @@ def figures(scenario: Scenario, policy: str, result: "Json") -> "Json":
         "latency": [_latency(t["latency"], a["latency"]) for t, a in zip(shared, alone, strict=True)],
         "longest_hold_ms": [t["longest_hold"] / 1e6 for t in shared],
         "violations": {k: n for k, n in result["violations"].items() if n},
+        "ignored": result["ignored"],
     }
     classes = [t.get("class", DEFAULT) for t in scenario.tenants]
     if len(set(classes)) > 1:

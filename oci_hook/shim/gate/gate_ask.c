@@ -1,0 +1,87 @@
+/* One decision: what gh_decide is told, and what becomes of its answer. */
+#define _GNU_SOURCE
+#include "gate/gate_state.h"
+
+#define KAPPA 4u
+#define RESUME_LOSS (GH_MS / 2 + 60 * GH_US)
+
+/* What a return of lower classes to the GPU may cost us: their window, and the rest of a command longer than that, with
+ * which the GPU divides its time while we have work. */
+static uint64_t loss(struct gh_gate *g) {
+    struct gate_memory *m = &g->memory;
+    const struct gh_slot *mine = peers_mine(&g->peers);
+    uint64_t burst = age64(mine->idle_since, mine->woke_at), met = peers_lower_residue(&g->peers);
+    m->met = max64(met, m->met - m->met / 8);
+    m->burst = m->burst - m->burst / 4 + burst / 4;
+    return peers_rules(&g->peers)->window_guarded + RESUME_LOSS + min64(m->met, m->burst);
+}
+
+void gate_woken(struct gh_gate *g, uint64_t now) {
+    const struct gh_slot *mine = peers_mine(&g->peers);
+    gate_look(g, now, true);
+    if (mine->active_at)
+        gh_gap_seen(&g->memory.gaps, now - mine->idle_since);
+    uint64_t most = loss(g);
+    if (!peers_share(&g->peers)->linger)
+        slot_linger(&g->own_slot, gh_linger(&g->memory.gaps, most, KAPPA));
+    slot_awake(&g->own_slot, now);
+    usage_wake(&g->usage, peers_view(&g->peers), peers_me(&g->peers));
+    gate_refresh(g, now);
+}
+
+/* What gh_decide is told of this process. */
+static struct gh_own told(const struct gh_gate *g, uint64_t now, bool behind) {
+    struct gh_own own = g->memory.own, work = inflight_own(&g->inflight);
+    const struct gh_share *share = peers_share(&g->peers);
+    /* The window is for the whole container: the other processes with work are taken to use as much of it. */
+    own.inflight = gh_residue(&work, now) * (usage_siblings(&g->usage) + 1);
+    own.running_cost = 0;
+    own.peers = peers_costs(&g->peers);
+    own.idle = inflight_idle(&g->inflight) && !behind;
+    if (behind) /* what waits for something does not count otherwise */
+        own.inflight = add64(own.inflight, 2 * GH_UNKNOWN_MOST * GH_COST_UNKNOWN);
+    if (share->cap)
+        own.bucket = usage_bucket(&g->usage, share->cap, peers_rules(&g->peers)->burst, now);
+    return own;
+}
+
+static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t now) {
+    struct gh_own *own = &g->memory.own;
+    own->ahead = d->ahead;
+    if (d->mode == GH_DRAIN)
+        peers_drain(&g->peers, now);
+    g->memory.last = *d;
+    g->memory.decided = true;
+    if (d->claim && d->probe_until)
+        own->probed_at = now;
+    usage_set_turns(&g->usage, d->mode == GH_ROTATE);
+}
+
+struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind) {
+    if (peers_count(&g->peers, g->memory.decided ? &g->memory.last : NULL, now, usage_longest(&g->usage)))
+        slot_ignores(&g->own_slot);
+    struct gh_own own = told(g, now, behind);
+    struct gh_decision d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, cost);
+    remember(g, &d, now);
+    slot_mode(&g->own_slot, d.mode, d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1), now);
+    if (d.go || d.held)
+        slot_active(&g->own_slot, now);
+    if (d.claim) {
+        slot_claim(&g->own_slot, d.epoch, d.start, d.end, d.probe_until);
+        gate_tenure_begin(g, now);
+        slot_wake(&g->own_slot);
+    } else if (!d.go && usage_in_tenure(&g->usage) && (d.on == GH_ON_SLOT || d.mode == GH_CAPPED)) {
+        gate_tenure_end(g, now, inflight_empty(&g->inflight));
+        gate_yield(g, now);
+    }
+    return d;
+}
+
+bool gate_is_frozen(const struct gh_gate *g, uint64_t now, struct gh_decision *d) {
+    struct gh_own own = g->memory.own, work = inflight_own(&g->inflight);
+    own.inflight = work.inflight;
+    own.running_since = work.running_since;
+    own.running_cost = work.running_cost;
+    *d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, 0);
+    return !d->go && d->mode == GH_FROZEN && d->on == GH_ON_SLOT;
+}

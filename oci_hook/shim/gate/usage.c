@@ -1,0 +1,143 @@
+#include "gate/usage.h"
+
+#include "gate/cost.h"
+#include "pages/arithmetic.h"
+#include "process/atomics.h"
+
+#define CLEAR_AFTER (700 * GH_US) /* until what others had in flight is off the GPU */
+
+/* ---- our part of the time ---- */
+
+#define RING_STEP (100 * GH_US)
+
+/* The newest look of a ring, and the `back`th before it. */
+static const struct usage_look *look_of(const struct usage_ring *r, uint64_t back) {
+    return &r->look[(r->count - 1 - back) % USAGE_LOOKS];
+}
+
+static const struct usage_look *last_look(const struct usage *u) { return look_of(&u->ring[0], 0); }
+
+static void note_look(struct usage *u, const struct usage_look *look) {
+    uint64_t step = RING_STEP;
+    for (unsigned i = 0; i < USAGE_RINGS; i++, step *= 10) {
+        struct usage_ring *r = &u->ring[i];
+        if (i && r->count && look->at - look_of(r, 0)->at < step)
+            break;
+        r->look[r->count++ % USAGE_LOOKS] = *look;
+    }
+}
+
+void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now) {
+    u->head = head;
+    note_look(u, &(struct usage_look){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1});
+}
+
+uint32_t usage_contexts(const struct usage *u) { return last_look(u)->contexts; }
+bool usage_clear_since(const struct usage *u, uint64_t since) { return last_look(u)->clear_at <= since; }
+
+void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted) {
+    const struct usage_look *last = last_look(u);
+    uint64_t each = gh_sliced(now - last->at, last->contexts);
+    uint32_t ours = u->siblings + 1, contexts = ours + others;
+    struct usage_look next = {.at = now, .mine = last->mine, .contexts = contexts};
+    if (!halted)
+        next.mine += each;
+    if (u->turns && last->contexts > ours)
+        u->busy_lost += each * (last->contexts - ours);
+    if (contexts > 1)
+        next.clear_at = UINT64_MAX;
+    else
+        next.clear_at = last->clear_at == UINT64_MAX ? now + CLEAR_AFTER : last->clear_at;
+    note_look(u, &next);
+}
+
+/* The last look at or before a time, and in *after the next one that is kept; if none is so old, the oldest twice. */
+static const struct usage_look *look_before(const struct usage *u, uint64_t at, const struct usage_look **after) {
+    const struct usage_look *oldest = last_look(u);
+    for (unsigned i = 0; i < USAGE_RINGS; i++) {
+        const struct usage_ring *r = &u->ring[i];
+        uint64_t count = min64(r->count, USAGE_LOOKS);
+        for (uint64_t back = 0; back < count; back++) {
+            const struct usage_look *look = look_of(r, back);
+            *after = back ? look_of(r, back - 1) : last_look(u);
+            if (look->at <= at)
+                return look;
+            oldest = look->at < oldest->at ? look : oldest;
+        }
+    }
+    *after = oldest;
+    return oldest;
+}
+
+uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted, bool *clean) {
+    uint64_t begin = now - min64(elapsed, now);
+    const struct usage_look *after, *then = look_before(u, begin, &after), *last = last_look(u);
+    *clean = then->clear_at <= begin;
+    if (now <= begin)
+        return elapsed;
+    uint64_t until = last->mine + (halted ? 0 : gh_sliced(age64(now, last->at), last->contexts)), from = then->mine;
+    if (after->at > then->at)
+        from +=
+            (after->mine - then->mine) * min64(age64(begin, then->at), after->at - then->at) / (after->at - then->at);
+    else if (begin > then->at)
+        from += gh_sliced(begin - then->at, then->contexts);
+    return min64(until > from ? until - from : 0, elapsed);
+}
+
+/* ---- charges ---- */
+
+void usage_launched(struct usage *u, unsigned stream, bool first, uint64_t now) {
+    if (first) {
+        u->busy_since = now;
+        u->busy_charged = u->busy_lost = 0;
+        u->busy_stream = stream;
+        u->busy_parallel = false;
+    }
+    u->busy_parallel |= u->busy_stream != stream;
+}
+
+void usage_measured(struct usage *u, uint64_t elapsed) { u->longest = max64(elapsed, u->longest - u->longest / 256); }
+
+/* Several processes of the container may raise v at once. charge 0: to what it is at least after an idle time. */
+static void raise_v(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t charge) {
+    uint64_t *v = &u->head->v, old = WORD_LOAD_RELAXED(v), next;
+    uint32_t weight = charge ? gh_weight(gpu, me, gpu->seen) : 1;
+    do
+        next = charge ? gh_charge(old, charge, weight) : max64(old, gh_wake_v(gpu, me));
+    while (!__atomic_compare_exchange_n(v, &old, next, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+}
+
+void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me) { raise_v(u, gpu, me, 0); }
+
+uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge) {
+    /* Streams ran in parallel: together they are charged no more than the time that has passed. */
+    uint64_t wall = age64(now, u->busy_since);
+    if (u->busy_parallel)
+        wall -= min64(u->busy_lost, wall);
+    charge = min64(charge, wall - min64(u->busy_charged, wall));
+    u->busy_charged += charge;
+    if (charge) {
+        raise_v(u, gpu, me, charge);
+        __atomic_add_fetch(&u->head->charged, charge, __ATOMIC_RELAXED);
+    }
+    WORD_STORE_RELEASE(&u->head->preempt_bound, gh_window(gpu, me) + u->longest);
+    return charge;
+}
+
+void usage_take_credit(struct usage *u, uint32_t cap, uint64_t burst, uint64_t now, int64_t charge) {
+    uint64_t *credit = &u->head->credit, old = WORD_LOAD_RELAXED(credit);
+    while (cap && charge &&
+           !__atomic_compare_exchange_n(credit, &old, cost_take(old, cap, burst, now, charge), false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED))
+        ;
+}
+
+void usage_cap_begins(struct usage *u, uint64_t now) {
+    uint64_t *credit = &u->head->credit, old = WORD_LOAD_RELAXED(credit);
+    while (old < now && !__atomic_compare_exchange_n(credit, &old, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        ;
+}
+
+struct gh_bucket usage_bucket(const struct usage *u, uint32_t cap, uint64_t burst, uint64_t now) {
+    return cost_bucket(WORD_LOAD_RELAXED(&u->head->credit), cap, burst, now);
+}

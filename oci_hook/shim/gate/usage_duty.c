@@ -1,0 +1,56 @@
+/* Saturation is learned while nobody else has work: only then are gaps the tenant's own. */
+#include "gate/usage.h"
+#include "process/atomics.h"
+
+#define OBSERVE_EVERY (2 * GH_MS)
+
+void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full) {
+    uint64_t charge = WORD_LOAD_RELAXED(&u->head->charged) + running;
+    if (usage_clear_since(u, u->counted_at)) {
+        u->clear += now - u->counted_at;
+        /* Time in which the next launch waits for the tenant's window counts as used: such gaps are not its own. The
+         * charge may have fallen, if what ran was estimated to run for longer. */
+        u->clear_charged += full ? now - u->counted_at : charge - u->counted_charge;
+    }
+    u->counted_at = now;
+    u->counted_charge = charge;
+}
+
+static void restart(struct usage *u) {
+    u->tenure_clear = u->clear;
+    u->tenure_charged = u->clear_charged;
+    u->unsure = false;
+}
+
+static void observe(struct usage *u, bool idle) {
+    uint64_t until = idle ? u->clear_at_idle : u->clear, charged = idle ? u->charged_at_idle : u->clear_charged;
+    if (until > u->tenure_clear && !u->unsure) {
+        int64_t had = (int64_t)(charged - u->tenure_charged);
+        uint64_t pending = had > 0 ? (uint64_t)had : 0;
+        uint32_t duty = gh_saturation(WORD_LOAD_RELAXED(&u->head->duty), pending, until - u->tenure_clear);
+        WORD_STORE_RELEASE(&u->head->duty, duty);
+        WORD_STORE_RELEASE(&u->head->saturated, gh_saturated(WORD_LOAD_RELAXED(&u->head->saturated), duty));
+    }
+    restart(u);
+}
+
+void usage_tenure_begin(struct usage *u) {
+    if (!u->tenure)
+        restart(u);
+    u->tenure = true;
+}
+
+void usage_tenure_end(struct usage *u, bool idle) {
+    observe(u, idle);
+    u->tenure = false;
+}
+
+void usage_tenure_goes_on(struct usage *u) {
+    if (u->tenure && u->clear > u->tenure_clear + OBSERVE_EVERY)
+        observe(u, false);
+}
+
+void usage_idle(struct usage *u) {
+    u->clear_at_idle = u->clear;
+    u->charged_at_idle = u->clear_charged;
+}

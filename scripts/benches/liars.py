@@ -1,0 +1,177 @@
+"""What hostile tenants cost honest ones on simulated GPUs: real containers with the shipped shim, and containers that write
+what they like into their own slot files and launch nothing (load/liar.c).
+
+Share cells: an honest tenant that always has work beside k liars. Its due is its weight over the weights of all that
+are granted the GPU, as if the liars used their parts. `kept` is what it had over its due: 1 or more is whole.
+Online cells: short requests of an online tenant beside offline liars. `added` is how much later a request is done on
+the GPU than beside the same containers when these do nothing, at the same arrivals; of ten requests, nine have less.
+"""
+
+import argparse
+import contextlib
+import functools
+import os
+import re
+import time
+from typing import Any
+
+from load import cells, report
+from load.cells import SATURATED, in_lanes, say
+from load.stage import Stage
+from load.tenant import Json, words
+
+from gpu_hook_simulator.model import metrics
+
+SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
+LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
+KINDS = ("rests", "claims", "alternate", "held", "probe", "duty", "epoch", "fuzz")
+OFFLINE_KINDS = ("residue", "in-time", "stuck", "jumps")
+REQUEST: Json = {"count": 4, "kernel": 30, "host": 6, "sync": 1, "spread": "uniform", "period": 5000}
+KEPT, ADDED = 0.9, 0.2  # budgets: of the due; ms
+WARM = 1.0
+
+
+class Case:
+    """honest: the weights of tenants that always have work; none: an online tenant instead. liars: their weights."""
+
+    def __init__(self, kind: str, honest: tuple[int, ...], liars: tuple[int, ...]) -> None:
+        self.kind, self.honest, self.liars = kind, honest, liars
+        beside = f"{len(liars)} x {kind}" if len(liars) > 1 else kind
+        self.name = f"{'/'.join(map(str, honest)) or 'online'} beside {beside}"
+        if honest:
+            self.name += f", {'/'.join(map(str, liars))}"
+
+
+def cases() -> list[Case]:
+    found = [Case(kind, (50,), (50,)) for kind in KINDS]
+    found += [Case(kind, (50,), (25, 25)) for kind in KINDS]
+    found += [Case(kind, (50,), (10,) * 5) for kind in KINDS]
+    found += [Case(kind, (mine,), (100 - mine,)) for kind in ("rests", "claims") for mine in (10, 90)]
+    found += [Case(kind, (40, 30), (15, 15)) for kind in ("rests", "claims", "alternate", "fuzz")]
+    found += [Case(kind, (), (10,) * k) for kind in OFFLINE_KINDS for k in (1, 2, 5)]
+    return found
+
+
+SHORT = (
+    *("50 beside rests, 50", "50 beside claims, 50", "50 beside 2 x alternate, 25/25", "50 beside fuzz, 50"),
+    *("40/30 beside 2 x rests, 15/15", "online beside residue", "online beside in-time"),
+)
+
+
+def share(gpu: int, memory: str, weight: int, class_: str = "") -> Json:
+    out = {"devices": gpu, "memory": memory, "compute": weight, "policy": "burst-share"}
+    return {f"gpu-hook.io/{k}": v for k, v in {**out, **({"class": class_} if class_ else {})}.items()}
+
+
+@contextlib.contextmanager
+def liars(stage: Stage, gpu: int, kind: str, weights: tuple[int, ...], class_: str = "") -> Any:
+    with contextlib.ExitStack() as running:
+        for i, weight in enumerate(weights):
+            annotations = share(gpu, "256Mi", weight, class_)
+            running.enter_context(stage.tenant(gpu, annotations, program=f"liar {kind} {i}"))
+        yield
+
+
+def measure_share(stage: Stage, case: Case, seconds: float, gpu: int) -> Json:
+    """What each honest tenant had of its due."""
+    with contextlib.ExitStack() as running:
+        honest = [running.enter_context(stage.tenant(gpu, share(gpu, "256Mi", w))) for w in case.honest]
+        for tenant in honest:
+            tenant.run(words(SATURATED))
+        stage.wait(0.2)
+        running.enter_context(liars(stage, gpu, case.kind, case.liars))
+        begin = time.monotonic_ns()
+        stage.wait(WARM + seconds + 0.15)
+        results = [tenant.stop() for tenant in honest]
+    first = int(begin / (cells.BIN_NS * stage.scale)) + 1 + round(WARM * 10)
+    got = [sum(b) / len(b) for b in (cells.window(r, first, round(seconds * 10)) for r in results)]
+    all_weights = sum(case.honest) + sum(case.liars)
+    kept = [g / (w / all_weights) for g, w in zip(got, case.honest, strict=True)]
+    say(f"{case.name}: {report.shares(got)}")
+    return {"case": case.name, "kind": case.kind, "got": got, "kept": min(kept)}
+
+
+def measure_online(stage: Stage, case: Case, requests: int, gpu: int) -> Json:
+    """How much later each request was done than beside the same containers when these do nothing."""
+    quiet, loud = (_latencies(stage, gpu, kind, case.liars, requests) for kind in ("quiet", case.kind))
+    added = [x - y for x, y in zip(loud, quiet, strict=True)]
+    figures = {of: metrics.percentile(added, of) for of in (0.5, 0.9)}
+    say(f"{case.name}: {metrics.percentile(quiet, 0.5):.2f} -> {metrics.percentile(loud, 0.5):.2f} ms")
+    return {
+        "case": case.name,
+        "kind": case.kind,
+        "quiet_ms": metrics.percentile(quiet, 0.5),
+        "loud_ms": metrics.percentile(loud, 0.5),
+        "added_ms": figures[0.9],
+        "added_p50_ms": figures[0.5],
+    }
+
+
+def _latencies(stage: Stage, gpu: int, kind: str, weights: tuple[int, ...], requests: int) -> list[float]:
+    """Of each request, in ms, from when it was due until its last kernel ended on the GPU."""
+    online = share(gpu, "256Mi", 30, "online")
+    with stage.tenant(gpu, online) as web, liars(stage, gpu, kind, weights, "offline"):
+        web.run(f"units={requests} seed=7 ends=2 {words(REQUEST)}")
+        (result,) = web.results(seconds=10 * requests * REQUEST["period"] * 1e-6 * stage.scale + 30)
+        ends = web.ends()
+    return [(end - due) / stage.scale / 1e6 for (due, _, _), end in zip(result["latency"], ends, strict=True)]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cells", default="", help="only those whose name has this regular expression")
+
+
+def run(short: bool, options: argparse.Namespace) -> dict[str, Json]:
+    chosen = [
+        c for c in cases() if (options.cells or not short or c.name in SHORT) and re.search(options.cells, c.name)
+    ]
+    stage = Stage(LANES, SCALE)
+    begin = time.monotonic()
+    try:
+        jobs: list[Any] = []
+        for case in chosen:
+            if case.honest:
+                jobs.append(functools.partial(measure_share, stage, case, 1.5 if short else 3))
+            else:
+                jobs.append(functools.partial(measure_online, stage, case, 150 if short else 400))
+        rows = in_lanes(stage, LANES, jobs)
+    finally:
+        stage.close()
+    data = report.last["liars"] = {
+        "calibration": report.calibration(),
+        "time_scale": SCALE,
+        "seconds": round(time.monotonic() - begin),
+        "rows": rows,
+    }
+    return figures(data)
+
+
+def figures(data: Json) -> dict[str, Json]:
+    """The worst case of each kind."""
+    out: dict[str, Json] = {}
+    for kind in dict.fromkeys(r["kind"] for r in data["rows"]):
+        rows = [r for r in data["rows"] if r["kind"] == kind]
+        name = kind.replace("-", "_")
+        if kept := [r["kept"] for r in rows if "kept" in r]:
+            out[f"kept_{name}"] = report.figure(min(kept), "of due", KEPT, least=True)
+        if added := [r["added_ms"] for r in rows if "added_ms" in r]:
+            out[f"added_{name}_ms"] = report.figure(max(added), "ms", ADDED)
+    return out
+
+
+def table() -> list[list[str]]:
+    out = [["case", "honest ones got, %", "of due", "a request took, ms", "added to nine in ten, ms"]]
+    for r in report.last["liars"]["rows"]:
+        took = f"{r['quiet_ms']:.2f} to {r['loud_ms']:.2f}" if "loud_ms" in r else ""
+        got = report.shares(r["got"]) if "got" in r else ""
+        out.append([r["case"], got, report.number(r, "kept", ".2f"), took, report.number(r, "added_ms", ".2f")])
+    return out
+
+
+def details() -> str:
+    data = report.last["liars"]
+    return f"{report.label(data)}, {data['seconds']} s\n{report.aligned(table())}"
+
+
+def write_docs(figures: dict[str, Json]) -> None:
+    report.write("liars", report.last["liars"], figures, [table()])
