@@ -17,16 +17,8 @@ LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
 GPU = ["gpu.c", "piece.c", "gpu_time.c", "engine.c"]
 CUDA = [*GPU, "channel.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
 CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "capture.c", "host.c", "fault.c"]
-CUDA += [
-    "copy_batch.c",
-    "proc_address.c",
-    "ipc.c",
-    "external.c",
-    "holders.c",
-    "checkpoint.c",
-    "green.c",
-    "../model/rng.c",
-]
+CUDA += ["copy_batch.c", "proc_address.c", "ipc.c", "external.c", "holders.c", "checkpoint.c", "green.c"]
+CUDA += ["../model/rng.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
     "libnvidia-ml.so.1": [*LIBRARY, *GPU, "nvml.c", "nvml_smi.c", "nvml-rest.c"],

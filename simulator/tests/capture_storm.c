@@ -1,6 +1,6 @@
 /* Threads that make every kind of call on streams while other threads begin and end captures of the same streams.
- * capture_storm MODE ROUNDS [MIB]: MODE as of cuStreamBeginCapture; MIB of each allocation. Prints how many calls succeeded, how many saw a capture,
- * how many were refused, and how many had another result. */
+ * capture_storm MODE ROUNDS [MIB]: MODE as of cuStreamBeginCapture; MIB of each allocation. Prints how many calls
+ * succeeded, how many saw a capture, how many were refused, and how many had another result. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>

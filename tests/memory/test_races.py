@@ -1,5 +1,6 @@
 """A program that changes something while one of its calls is between the driver and the shim."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -87,6 +88,32 @@ say(r, change); wait()
     assert (result, change) in (("0", "0"), ("2", "0"))  # the shim may refuse what it cannot follow
     assert node.held() <= box.charged() <= LIMIT
     assert result == "2" or node.held() >= 600 * MIB
+
+
+def test_an_allocation_whose_capture_ends_is_at_no_moment_uncharged(node: Node) -> None:
+    """The capture ends after the shim's look; the driver's allocation returns so late that the GPU's figure can be seen."""
+    box = node.container(slow=True)
+    program = box.start(
+        """
+cu.init(); s, g = stream(), c_void_p(); p = cu.async_alloc(MIB)[1]; cu.async_free(p); say("begins")
+assert lib.cuStreamBeginCapture_v2(s, 2) == 0 and lib.cuStreamEndCapture(s, byref(g)) == 0  # it has number 1, which is special
+assert lib.cuStreamBeginCapture_v2(s, 2) == 0
+(r, p), ended = at_once(lambda: cu.async_alloc(600 * MIB, s.value), later(0.05, lambda: lib.cuStreamEndCapture(s, byref(g))))
+say(r, ended); wait()
+""",
+        GH_SLOW="cuStreamGetCaptureInfo_v2=100000,cuMemAllocAsync=300000,cuMemAllocFromPoolAsync=300000",
+    )
+    assert program.line() == "begins"
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.append(program.line()))
+    reader.start()
+    over = []
+    while reader.is_alive():
+        held, charged = node.held(), box.charged()
+        if held > charged and node.held() >= held:  # else it was freed between the two looks
+            over.append((held, charged))
+    assert said[0] in ("0 0", "2 0")
+    assert not over, over[0]
 
 
 def test_a_node_is_added_while_its_graph_is_instantiated(node: Node) -> None:

@@ -6,6 +6,7 @@
 #include "driver/real.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
+#include "process/captures.h"
 
 static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                             unsigned shared) {
@@ -138,11 +139,16 @@ GH_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstre
 
 /* ---- streams that go ---- */
 
-GH_EXPORT CUresult cuStreamDestroy(CUstream stream) {
+typedef CUresult destroy_call(CUstream);
+
+static CUresult destroy(CUstream stream, destroy_call *call) {
+    struct gh_state *st = gh_here();
     gate_stream_leaves(stream);
-    return REAL(cuStreamDestroy)(stream);
+    captures_may_end(st);
+    CUresult r = call(stream);
+    captures_have_ended(st);
+    return r;
 }
-GH_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
-    gate_stream_leaves(stream);
-    return REAL(cuStreamDestroy_v2)(stream);
-}
+
+GH_EXPORT CUresult cuStreamDestroy(CUstream stream) { return destroy(stream, REAL(cuStreamDestroy)); }
+GH_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) { return destroy(stream, REAL(cuStreamDestroy_v2)); }

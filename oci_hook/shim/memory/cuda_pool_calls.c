@@ -3,6 +3,7 @@
 #include "gate/gate.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
+#include "process/captures.h"
 #include "memory/piece.h"
 
 /* The capture that a stream is in: its number, which the driver uses only once; 1 with drivers that tell no number;
@@ -88,17 +89,26 @@ static void undo_uncharged(struct gh_state *st, const struct variant *v, const s
     pools_changed(st);
 }
 
-/* In a capture, the driver makes a graph node, whose launch is charged. If the stream was in no capture when the driver
- * saw the call, it was an allocation. */
-static CUresult alloc_uncharged(struct gh_state *st, const struct variant *v, const struct request *q,
-                                CUdeviceptr *made) {
+/* In a capture, the driver makes a graph node, whose launch is charged. False: the stream is in no capture. If the capture
+ * ended all the same before the driver saw the call, it was an allocation, which is undone. */
+static bool alloc_captured(struct gh_state *st, const struct variant *v, const struct request *q, CUdeviceptr *made,
+                           CUresult *r) {
     CUstream stream = q->stream ? q->stream : v->default_stream;
+    if (!capture_of(stream))
+        return false;
+    captured_call_begins(st);
     uint64_t before = capture_of(stream);
-    CUresult r = ask_driver(v, q, made);
-    if (r || (before && capture_of(stream) == before))
-        return r;
+    bool captured = before;
+    if (captured) {
+        *r = ask_driver(v, q, made);
+        captured = *r || capture_of(stream) == before;
+    }
+    captured_call_ends(st);
+    if (!before || captured)
+        return before;
     undo_uncharged(st, v, q, *made);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    *r = CUDA_ERROR_OUT_OF_MEMORY;
+    return true;
 }
 
 /* The pool is found once, and the driver allocates from that one: another thread may change the device's current pool. */
@@ -127,10 +137,10 @@ static CUresult alloc_from(const struct variant *v, struct request *q, CUdevicep
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!atomic_load_explicit(&st->pools.graphs_allocate, memory_order_relaxed))
         atomic_store(&st->pools.graphs_allocate, 1); /* before the driver can make a node of it, if it does */
-    if (capture_of(q->stream ? q->stream : v->default_stream))
-        return alloc_uncharged(st, v, q, made);
-    CUresult r = find_pool(q->stream, &q->pool, &device);
-    if (r)
+    CUresult r;
+    if (alloc_captured(st, v, q, made, &r))
+        return r;
+    if ((r = find_pool(q->stream, &q->pool, &device)))
         return r;
     struct gh_pool *pool = pool_find(st, q->pool, POOL_ALIVE);
     if (!pool && !(pool = pool_learn(st, q->pool, device)))

@@ -4,25 +4,24 @@
 
 #include <stdint.h>
 
-/* GRAPHED: memory of a graph, which is charged through its pool. PAGE: a page of the GPU, with the number of pieces of
- * pools that begin or end in it. CONTEXT: what a context itself is charged; PLACE: its GPU and number. STRANGE: memory/piece.h.
- * ARRAY: mip-maps, too. MANAGED: charged on several GPUs, from the first one in the policy page to the noted one. */
+/* The first are kinds of keys and of values, the others of keys only. */
 enum kind {
     LINEAR = 1,
     POOLED,
-    GRAPHED,
-    ARRAY,
+    GRAPHED, /* memory of a graph, which is charged through its pool */
+    ARRAY,   /* or mip-map */
     EXTERNAL,
-    HANDLE,
-    EXEC,
-    CONTEXT,
+    CONTEXT, /* what a context itself is charged */
     LIMIT,
-    PAGE,
-    PLACE,
+    PLACE, /* a context's GPU and number */
     POOL,
+    SHARED,  /* linear memory that others may keep: its charge is in a piece (memory/piece.h) */
+    MANAGED, /* charged on several GPUs, from the first one in the policy page to the noted one */
+    HANDLE = 16,
+    EXEC,
+    PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
     GRAPH_POOL,
-    STRANGE,
-    MANAGED
+    STRANGE /* memory/piece.h */
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */

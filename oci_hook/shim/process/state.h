@@ -83,6 +83,11 @@ struct gh_pools {
     struct gh_pool *_Atomic chunk[GH_POOL_CHUNKS];
 };
 
+struct gh_captures {         /* process/captures.h */
+    _Atomic uint32_t calls;  /* running allocations that rely on a capture */
+    _Atomic uint32_t ending; /* calls that may end a capture */
+};
+
 struct vmm;
 struct gates;
 
@@ -104,6 +109,7 @@ struct gh_state {
     struct gh_pointers pointers;
     struct gh_contexts contexts;
     struct gh_pools pools;
+    struct gh_captures captures;
     _Atomic uint64_t pressure_seen[GH_ACCOUNT_GPUS];
     struct vmm *_Atomic vmm;
     struct gates *_Atomic gates; /* of the compute shares */
