@@ -77,7 +77,6 @@ void shim_poll(struct sim *sim, unsigned i) {
         sim->violations.v_went_back += v < s->v;
         s->v = v;
         t->charged += charge;
-        t->longest_charge = max64(charge, t->longest_charge - t->longest_charge / 256);
         t->own.bucket = gh_bucket_at(t->own.bucket, sim->published.share[i].cap, sim->config.rules.burst, now);
         t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)(charge - reserved));
         t->own.inflight -= min64(t->own.inflight, reserved);
@@ -178,7 +177,7 @@ int shim_gate(struct sim *sim, unsigned i, int first) {
     t->view.slot[i] = *s;
     uint64_t estimate = sim->config.charge == LEARNED ? gh_cost_of(&t->cost[t->key]) : t->duration;
     uint64_t ignorings = t->peers.ignorings;
-    gh_peers_count(&t->peers, &t->view, i, t->asked_once ? &t->decision : NULL, now, t->longest_charge);
+    gh_peers_count(&t->peers, &t->view, i, t->asked_once ? &t->decision : NULL, now, t->charged);
     t->own.peers = &t->peers;
     struct gh_decision d = gh_decide(&t->view, i, &t->own, now, estimate);
     sim->ignored += t->peers.ignorings - ignorings;

@@ -70,7 +70,6 @@ struct tenant {
     struct gh_peers peers;       /* and of what others cost it */
     struct gh_decision decision; /* the last one */
     int asked_once;
-    uint64_t longest_charge;
     struct gh_gpu view;     /* what the shim last read of all slots */
     uint64_t viewed, pacer; /* when it read `view`; time of the next pacer step, or NEVER */
     unsigned waits_on;      /* the slot it waits for; GH_SLOTS: none */

@@ -350,12 +350,12 @@ static void bucket_is_exact(void) {
 }
 
 /* Asks every millisecond for so long. Returns how often it was let go. It has nothing in flight all the time. */
-static unsigned ask_for(unsigned me, uint64_t length, uint64_t longest) {
+static unsigned ask_for(unsigned me, uint64_t length, uint64_t charged) {
     unsigned went = 0;
     static struct gh_decision last;
     peers.counted_at = now - length;
     for (uint64_t t = now - length; t <= now; t += GH_MS) {
-        gh_peers_count(&peers, &gpu, me, t > now - length ? &last : NULL, t, longest);
+        gh_peers_count(&peers, &gpu, me, t > now - length ? &last : NULL, t, charged);
         last = gh_decide(&gpu, me, &own, t, 80 * GH_US);
         went += last.go;
     }
@@ -382,14 +382,16 @@ static void a_peers_part_costs_nothing(void) {
     tenant(1, 1, 10);
     idle(1, now - GH_S);
     struct gh_decision wait = {.blame = 0}, run = {.go = 1, .blame = GH_SLOTS};
+    uint64_t charged = 0;
     for (int round = 0; round < 1000; round++)
         for (int ms = 0; ms < 20; ms++) {
             uint64_t t = now + (uint64_t)(round * 20 + ms) * GH_MS;
-            gh_peers_count(&peers, &gpu, 1, ms < 18 ? &wait : &run, t, 0);
+            gh_peers_count(&peers, &gpu, 1, ms < 18 ? &wait : &run, t, charged += ms >= 18 ? GH_MS : 0);
             MUST(!peers.ignored);
         }
-    for (int ms = 0; ms < 1000; ms++) /* it had 100 ms; then the other one has 900 */
-        gh_peers_count(&peers, &gpu, 1, ms < 100 ? &run : &wait, now + (uint64_t)(20000 + ms) * GH_MS, 100 * GH_MS);
+    for (int ms = 0; ms < 1000; ms++) /* a command of 100 ms; then the other one has 900 */
+        gh_peers_count(&peers, &gpu, 1, ms < 100 ? &run : &wait, now + (uint64_t)(20000 + ms) * GH_MS,
+                       charged += ms == 99 ? 100 * GH_MS : 0);
     MUST(!peers.ignored);
 }
 

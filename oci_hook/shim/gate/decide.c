@@ -429,12 +429,14 @@ void gh_peers_drain(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, u
 }
 
 #define BESIDE (5 * GH_MS) /* a peer's GPU time after which its v should have risen */
+#define SURPLUS_COMMANDS 4 /* a tenant may have so many long commands in flight before their cost is known */
+#define LONG (3 * GH_MS)   /* GPU time charged at once: of a long command */
 #define PART_SAFE 950      /* of 1000 of a tenant's part that no peer can take */
 
 /* Bounds what the peer took too much or too little, and ignores it if it took too much. */
-static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t longest) {
+static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t surplus) {
     int64_t x = p->beyond[i], most = 2 * patience;
-    p->beyond[i] = x = x < -longest ? -longest : x > most ? most : x;
+    p->beyond[i] = x = x < -surplus ? -surplus : x > most ? most : x;
     uint64_t bit = 1ull << i;
     if (x > patience && !(p->ignored & bit)) {
         p->ignored |= bit;
@@ -458,8 +460,20 @@ static void note_beside(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i
     p->v[i] = v;
 }
 
+/* GPU time that long commands took beyond the tenant's part, which is w of `all`. Others may have as much before the wait
+ * for them is a cost. Short commands do not count: peers that let a tenant run save nothing up. */
+static void note_charge(struct gh_peers *p, uint64_t charged, uint64_t now, uint64_t weight, uint64_t all) {
+    uint64_t had = p->counted_at ? age64(charged, p->charged) : 0, elapsed = min64(age64(now, p->counted_at), GH_S);
+    p->charged = charged;
+    if (had > LONG) {
+        p->longest = max64(min64(had, GH_S), p->longest - p->longest / 16);
+        p->surplus = min64(p->surplus + had, SURPLUS_COMMANDS * p->longest);
+    }
+    p->surplus -= min64(p->surplus, elapsed * weight / all);
+}
+
 void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
-                    uint64_t now, uint64_t longest) {
+                    uint64_t now, uint64_t charged) {
     const struct gh_rules *r = &gpu->rules;
     /* No sleep at the gate is longer than rules.recheck. If more time has passed, the program was idle meanwhile, or it
      * got no processor; the peers did not cause that. */
@@ -468,7 +482,6 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
     const struct gh_slot *mine = &gpu->slot[me];
     uint64_t waited = mine->launched == mine->done ? min64(t, age64(now, mine->idle_since)) : 0;
     uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0, beside = 0, contexts = 1;
-    p->counted_at = now;
     /* Who has a part: the peers that want the GPU, and those that still owe something. */
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_)
@@ -482,6 +495,8 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
             contexts++;
         }
     }
+    note_charge(p, charged, now, own, own + weights);
+    p->counted_at = now;
     uint64_t spare = t - t * PART_SAFE / 1000 * own / (own + weights);
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_)
@@ -495,8 +510,7 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
             p->beyond[i] += (int64_t)waited;
         if (p->ignored & p->unpaid & 1ull << i)
             p->beyond[i] += (int64_t)had;
-        judge(p, (unsigned)i, (int64_t)(r->patience * weight / all + tenure),
-              (int64_t)(min64(longest, 2 * GH_S) * weight / all));
+        judge(p, (unsigned)i, (int64_t)(r->patience * weight / all + tenure), (int64_t)(p->surplus * weight / all));
     }
     EACH_SLOT (~gpu->present & p->ignored, i)
         p->ignored &= ~(1ull << i);

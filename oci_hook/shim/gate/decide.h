@@ -28,6 +28,8 @@ struct gh_bucket {
 /* What waiting for each peer has cost a tenant, by the tenant's own clock and decisions alone. So it bounds what a peer
  * can cost, whatever that peer writes into its slot: gh_peers_count, docs/internals/compute-gate.md. */
 struct gh_peers {
+    uint64_t longest;          /* of the tenant's recent commands */
+    uint64_t charged, surplus; /* GPU time of the tenant: so far, and of that what was beyond its part */
     uint64_t counted_at;       /* 0: not yet */
     uint64_t ignored;          /* bit i: peer i has cost too much; its claims, its v and its wish to run do not count */
     uint64_t ignorings;        /* how often a peer came to be ignored */
@@ -83,16 +85,16 @@ uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight);
  * duty) is owed only its duty, and the others share the rest by weight, so that none holds another back. */
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
 
-/* Counts the time since the last call, at each decision. last: the decision before; NULL: none. longest: GPU time of
- * the tenant's longest recent command.
+/* Counts the time since the last call, at each decision. last: the decision before; NULL: none. 
  *
  * In time t a tenant of weight w, in a crowd of weight W that wants the GPU, may be kept waiting for t x (1 - 0.95 w/W).
  * Each peer of the crowd has its part of that by weight; a peer that has cost more and is idle now counts to the crowd
  * until its parts make up for that. A peer that has cost rules.patience (by weight) and a tenure too much is ignored until
  * half of that is made up for. So peers that write anything leave the tenant 0.95 w/W of the time, less these amounts
- * once. After a long command of its own, as long a wait is no cost. */
+ * once. A wait that makes up for GPU time beyond its own part, as after a long command, is no cost.
+ * charged: GPU time that the tenant was charged so far. */
 void gh_peers_count(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
-                    uint64_t now, uint64_t longest);
+                    uint64_t now, uint64_t charged);
 
 /* Peer i is another container from now on. */
 void gh_peers_forget(struct gh_peers *peers, unsigned i);

@@ -58,7 +58,7 @@ static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t no
 }
 
 struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind) {
-    if (peers_count(&g->peers, g->memory.decided ? &g->memory.last : NULL, now, usage_longest(&g->usage)))
+    if (peers_count(&g->peers, g->memory.decided ? &g->memory.last : NULL, now, usage_charged(&g->usage)))
         slot_ignores(&g->own_slot);
     struct gh_own own = told(g, now, behind);
     struct gh_decision d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, cost);

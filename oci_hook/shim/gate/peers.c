@@ -120,9 +120,9 @@ unsigned peers_look(struct peers *p, uint64_t now) {
     return contexts;
 }
 
-bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t longest) {
+bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t charged) {
     uint64_t before = p->costs.ignorings;
-    gh_peers_count(&p->costs, &p->view, p->me, last, now, longest);
+    gh_peers_count(&p->costs, &p->view, p->me, last, now, charged);
     return p->costs.ignorings != before;
 }
 

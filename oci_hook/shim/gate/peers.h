@@ -50,7 +50,7 @@ static inline bool peers_old(const struct peers *p, uint64_t now) { return now -
  * cannot be read, or is none, leaves what was known of it. */
 unsigned peers_look(struct peers *p, uint64_t now);
 /* Before each decision: counts what the last one has cost; gh_peers_count. True: from now on a peer is ignored. */
-bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t longest);
+bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t charged);
 /* After a decision to let lower classes' work drain. */
 static inline void peers_drain(struct peers *p, uint64_t now) { gh_peers_drain(&p->costs, &p->view, p->me, now); }
 static inline const struct gh_peers *peers_costs(const struct peers *p) { return &p->costs; }

@@ -9,6 +9,7 @@
 
 #include "gate/decide.h"
 #include "pages/slot_page.h"
+#include "process/atomics.h"
 
 #define USAGE_LOOKS 128u
 #define USAGE_RINGS 4u
@@ -69,7 +70,8 @@ uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, b
 void usage_launched(struct usage *u, unsigned stream, bool first, uint64_t now);
 /* A measured command took that long. */
 void usage_measured(struct usage *u, uint64_t elapsed);
-static inline uint64_t usage_longest(const struct usage *u) { return u->longest; }
+/* GPU time that the container was charged so far. */
+static inline uint64_t usage_charged(const struct usage *u) { return WORD_LOAD_RELAXED(&u->head->charged); }
 /* Charges commands that are done: no more than the time that has passed. Returns the charge. */
 uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge);
 /* The tenant has work again after an idle time. */
