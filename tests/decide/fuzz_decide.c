@@ -404,7 +404,7 @@ static void bound_of_peers(void) {
             least = sum;
     }
     /* What they can take beyond their parts at once: gh_peers_count. A decision is up to 2.5 ms late. */
-    uint64_t once_ = gpu.rules.patience + 100 * GH_MS + n * 5 * GH_MS + 4 * kernel;
+    uint64_t once_ = gpu.rules.patience + 100 * GH_MS + n * 5 * GH_MS + 5 * kernel;
     CHECK(18, least + once_ >= due * 95 / 100);
     if (due >= 25 * GH_S / 10 && kernel <= 5 * GH_MS)
         CHECK(31, least >= due * 9 / 10);

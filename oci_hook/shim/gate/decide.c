@@ -454,15 +454,15 @@ static void note_beside(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i
     if (p->beside[i] < BESIDE)
         return;
     p->unpaid &= ~bit;
-    if (age64(v, p->v[i]) < p->beside[i] * GH_WEIGHT_ONE / weight_of(&gpu->share[i]) / 8)
+    if (age64(due_v(gpu, i), p->v[i]) < p->beside[i] * GH_WEIGHT_ONE / weight_of(&gpu->share[i]) / 8)
         p->unpaid |= bit;
     p->beside[i] = 0;
     p->v[i] = v;
 }
 
 /* GPU time that long commands took beyond the tenant's part, which is w of `all`. Others may have as much before the wait
- * for them is a cost. Short commands do not count: peers that let a tenant run save nothing up. */
-static void note_charge(struct gh_peers *p, uint64_t charged, uint64_t now, uint64_t weight, uint64_t all) {
+ * for them is a cost. Returns that time if a long command is done now. Short commands do not count: peers that let a tenant run save nothing up. */
+static uint64_t note_charge(struct gh_peers *p, uint64_t charged, uint64_t now, uint64_t weight, uint64_t all) {
     uint64_t had = p->counted_at ? age64(charged, p->charged) : 0, elapsed = min64(age64(now, p->counted_at), GH_S);
     p->charged = charged;
     if (had > LONG) {
@@ -470,6 +470,7 @@ static void note_charge(struct gh_peers *p, uint64_t charged, uint64_t now, uint
         p->surplus = min64(p->surplus + had, SURPLUS_COMMANDS * p->longest);
     }
     p->surplus -= min64(p->surplus, elapsed * weight / all);
+    return had > LONG ? had : 0;
 }
 
 void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
@@ -495,7 +496,7 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
             contexts++;
         }
     }
-    note_charge(p, charged, now, own, own + weights);
+    uint64_t had_long = note_charge(p, charged, now, own, own + weights);
     p->counted_at = now;
     uint64_t spare = t - t * PART_SAFE / 1000 * own / (own + weights);
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
@@ -506,6 +507,7 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
         note_beside(p, gpu, (unsigned)i, had);
         if (parts >> i & 1)
             p->beyond[i] -= (int64_t)(spare * weight / weights);
+        p->beyond[i] -= (int64_t)(min64(had_long, p->surplus) * weight / all);
         if (last && !last->go && last->blame == i)
             p->beyond[i] += (int64_t)waited;
         if (p->ignored & p->unpaid & 1ull << i)
