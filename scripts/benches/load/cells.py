@@ -127,11 +127,13 @@ def length(tenant: Json) -> float:
     return float(tenant.get("kernel", 80) * (tenant.get("graph") or 1))
 
 
-def work_until(ends: list[int], each: float, begin: int, at: int) -> float:
+def work_until(ends: list[int], each: float, begin: int, at: int, longest: float) -> float:
     """GPU time had until `at`, in the unit of `each`: all commands that had ended, and of the next one the part of the
-    time from the end before it (the first one: from `begin`) to its own."""
+    time from the end before it (the first one: from `begin`), but at most `longest` before its own, to its own end."""
     done = bisect.bisect_right(ends, at)
     before = ends[done - 1] if done else begin
+    if done < len(ends):
+        before = max(before, int(ends[done] - longest))
     if done == len(ends) or at <= before:
         return done * each
     return (done + (at - before) / (ends[done] - before)) * each
@@ -147,7 +149,9 @@ def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[in
     for tenant, seen in zip(cell.tenants, ends, strict=True):
         known = [at for at in seen if at <= stopped_at]
         each = length(tenant) * 1000 * stage.scale / width
-        had = [work_until(known, each, begin, at) for at in edges]
+        # Alone on the GPU a command runs without a break, just before its end; beside others nobody knows when it ran.
+        longest = each * width if len(cell.tenants) == 1 else 1e18
+        had = [work_until(known, each, begin, at, longest) for at in edges]
         bins.append([after - before for before, after in zip(had, had[1:], strict=False)])
     return {"bins": bins, "first_bin": 0, "latency_ms": [[] for _ in bins]}
 
