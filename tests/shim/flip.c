@@ -348,6 +348,19 @@ static void retained(void) {
     check("after the release");
 }
 
+static void ranged(void) { /* the simulated driver releases what the descriptor keeps: ask what is charged */
+    u64 little = alloc(LITTLE), much = alloc(MUCH);
+    int fd = -1, other = -1;
+    returning(&fd, &other, 4);
+    CALL(&fd, much, (size_t)MUCH, 1, 0ull);
+    DO(cuMemFree_v2, little);
+    DO(cuMemFree_v2, much);
+    if (!seconds && charged() < in_use() + MUCH) {
+        printf("%s: freed memory that a descriptor keeps is not charged\n", row);
+        exit(3);
+    }
+}
+
 static void mapped_array(void) {
     static char good[96], late[96];
     char list[96];
@@ -551,6 +564,7 @@ static const struct {
     {"cuMemExportToShareableHandle", exported},
     {"cuMemImportFromShareableHandle", imported},
     {"cuMemRetainAllocationHandle", retained},
+    {"cuMemGetHandleForAddressRange", ranged},
     {"cuMemMapArrayAsync", mapped_array},
     {"cuMemMapArrayAsync_ptsz", mapped_array},
     {"cuArrayCreate", arrays},

@@ -286,6 +286,53 @@ assert cu.used() == 0
     )
 
 
+def test_a_descriptor_of_a_range_keeps_the_memory_charged(box: Box) -> None:
+    """A DMA-BUF, which cannot be opened again; of linear memory and of pieces mapped side by side."""
+    box.python(
+        CODE
+        + """
+def dma_buf(at, n):
+    fd = cu.c_int(-1)
+    assert lib.cuMemGetHandleForAddressRange(cu.byref(fd), u64(at), size(n), 1, u64(0)) == 0
+    return fd.value
+for turn in range(30):
+    r, p = cu.alloc(500 * M)
+    assert r == 0, turn
+    fds = [dma_buf(p, 500 * M), dma_buf(p + 4 * M, M)]
+    os.close(fds[0])
+    assert cu.free(p) == 0
+    assert cu.used() == 500 * M, "the driver keeps it"
+    assert cu.alloc(600 * M)[0] == cu.OOM
+    os.close(fds[1])
+    r, p = cu.alloc(600 * M)
+    assert r == 0 and cu.free(p) == 0 and cu.used() == 0
+handles = [cu.create(100 * M)[1] for _ in range(3)]
+for i, h in enumerate(handles):
+    assert map_(AT + i * 100 * M, 100 * M, h) == 0 and release(h) == 0
+fd = dma_buf(AT + 50 * M, 100 * M)
+assert unmap(AT, 300 * M) == 0
+assert cu.used() == 200 * M, "the third is not in the range"
+other = os.dup(fd)
+os.close(fd)
+assert cu.used() == 200 * M
+os.close(other)
+assert cu.used() == 0
+r, p = cu.alloc(100 * M)
+fd = dma_buf(p, 100 * M)
+os.closerange(100, 200)
+assert cu.free(p) == 0
+os.close(fd)
+assert cu.used() == 100 * M, "nobody can tell any more"
+r, p = cu.alloc(100 * M)
+fd = dma_buf(p, 100 * M)
+assert cu.free(p) == 0
+os.close(fd)
+assert cu.used() == 100 * M, "new ones are followed all the same"
+assert lib.cuMemGetHandleForAddressRange(cu.byref(cu.c_int()), u64(p), size(M), 7, u64(0)) == 1
+"""
+    )
+
+
 def test_threads_export_map_and_release_at_once(box: Box) -> None:
     """Races for one handle value may keep something charged; they never release what is in use."""
     box.python(

@@ -140,7 +140,11 @@ typedef struct {
     unsigned reserved[4];
 } CUDA_ARRAY_MEMORY_REQUIREMENTS;
 
-enum { CU_MEM_OPERATION_TYPE_MAP = 1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
+enum {
+    CU_MEM_OPERATION_TYPE_MAP = 1,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+    CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1
+};
 typedef struct {
     int resource_type;
     void *resource;
@@ -343,6 +347,7 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address);
 CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, uint64_t flags);
 CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os, int type);
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t bytes, int type, uint64_t flags);
 CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, CUstream stream);
 CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream);
 

@@ -88,6 +88,8 @@ CUresult end_free(struct owed *o, CUresult r) {
         gh_pointers_put(&o->st->pointers, o->key, o->value);
     else if (kind_of(o->value) == POOLED)
         pool_freed(o->st, o->key, o->value);
+    else if (kind_of(o->value) == SHARED)
+        shared_freed(o->st, o->key);
     else if (kind_of(o->value) == GRAPHED)
         atomic_store(&o->st->pools.dirty, 1);
     else

@@ -1,6 +1,7 @@
 /* Virtual memory management: what is charged when is said in memory/piece.h. */
+#define _GNU_SOURCE
 #include <errno.h>
-#include <stdlib.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "driver/real.h"
@@ -133,7 +134,7 @@ static CUresult export_descriptor(const struct piece_call *c, CUmemHandle handle
         return r;
     }
     close(*fd);
-    *fd = inode_of(c->piece->descriptor) == c->piece->inode ? dup(c->piece->descriptor) : -1;
+    *fd = inode_of(c->piece->descriptor) == c->piece->inode ? fcntl(c->piece->descriptor, F_DUPFD_CLOEXEC, 0) : -1;
     return *fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : r;
 }
 
@@ -199,143 +200,4 @@ GH_EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os,
     if (r == CUDA_SUCCESS)
         *handle = made;
     return r;
-}
-
-/* ---- calls after which a piece may live on without our knowledge: it then stays charged until the process ends ---- */
-
-struct held {
-    struct piece *piece; /* NULL: not known */
-    CUmemHandle handle;  /* by which the call uses it */
-    bool by_handle;
-};
-
-struct pieces { /* held while the call runs */
-    struct gh_state *st;
-    struct vmm *v; /* NULL: none */
-    struct held *list;
-    size_t count;
-};
-
-/* Makes place for so many pieces, at least as many as there are mappings, and takes the lock. False: nothing to hold
- * (v is NULL), or no memory. */
-static bool open_list(struct pieces *all, size_t room) {
-    struct gh_state *st = gh_here();
-    *all = (struct pieces){st, vmm_if_any(st), NULL, 0};
-    if (!all->v || !gh_lock(&all->v->lock))
-        return false;
-    room = room > all->v->count ? room : all->v->count;
-    all->list = calloc(room + 1, sizeof *all->list);
-    if (!all->list)
-        gh_unlock(&all->v->lock);
-    return all->list != NULL;
-}
-
-/* With the lock held. */
-static void list_piece(struct pieces *all, struct held one) {
-    struct piece_call c = {all->st, all->v, NULL, 0};
-    hold(&c, one.piece);
-    if (!one.piece)
-        use_unknown(&c, one.handle);
-    all->list[all->count++] = one;
-}
-
-static bool list_handle(struct pieces *all, CUmemHandle handle) {
-    if (!open_list(all, 1))
-        return !all->v;
-    list_piece(all, (struct held){piece_of(all->st, handle), handle, true});
-    gh_unlock(&all->v->lock);
-    return true;
-}
-
-static CUresult keep(struct pieces *all, CUresult r) {
-    if (all->list && gh_lock(&all->v->lock)) {
-        for (size_t i = 0; i < all->count; i++) {
-            const struct held *one = &all->list[i];
-            struct piece_call c = {all->st, all->v, one->piece, 0};
-            if (one->by_handle && (r == CUDA_SUCCESS || !c.piece))
-                used_by_handle(&c, one->handle);
-            if (!c.piece)
-                continue;
-            c.piece->permanent |= r == CUDA_SUCCESS;
-            let_go(&c);
-        }
-        gh_unlock(&all->v->lock);
-    }
-    free(all->list);
-    return r;
-}
-
-typedef CUresult map_array_call(CUarrayMapInfo *, unsigned, CUstream);
-
-static CUresult map_copied(CUarrayMapInfo *list, unsigned count, CUstream stream, map_array_call *call) {
-    struct pieces all;
-    bool any = open_list(&all, count);
-    if (!any && all.v)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    for (unsigned i = 0; any && i < count; i++)
-        if (list[i].operation == CU_MEM_OPERATION_TYPE_MAP)
-            list_piece(&all, (struct held){piece_of(all.st, list[i].handle), list[i].handle, true});
-    if (any)
-        gh_unlock(&all.v->lock);
-    return keep(&all, call(list, count, stream));
-}
-
-/* The driver gets our copy of the list, so what we keep is what it maps. */
-static CUresult map_array(CUarrayMapInfo *given, unsigned count, CUstream stream, map_array_call *call) {
-    CUarrayMapInfo *list = given && count ? calloc(count, sizeof *list) : NULL;
-    if (!given || !count)
-        return call(given, count, stream);
-    if (!list)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    copy_once(list, given, count * sizeof *list);
-    CUresult r = map_copied(list, count, stream, call);
-    free(list);
-    return r;
-}
-
-GH_EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, CUstream stream) {
-    return map_array(list, count, stream, REAL(cuMemMapArrayAsync));
-}
-GH_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream) {
-    return map_array(list, count, stream, REAL(cuMemMapArrayAsync_ptsz));
-}
-
-/* Memory bound to a multicast object was charged when it was made. From now on the object may keep it. */
-static bool list_range(struct pieces *all, CUdeviceptr at, size_t bytes) {
-    if (!open_list(all, 1))
-        return !all->v;
-    for (size_t i = 0; i < all->v->count; i++)
-        if (all->v->map[i].at < at + bytes && at < all->v->map[i].at + all->v->map[i].size)
-            list_piece(all, (struct held){all->v->map[i].piece, 0, false});
-    gh_unlock(&all->v->lock);
-    return true;
-}
-
-GH_EXPORT CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
-                                      uint64_t flags) {
-    struct pieces all;
-    if (!list_handle(&all, memory))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags));
-}
-GH_EXPORT CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory,
-                                         size_t from, size_t bytes, uint64_t flags) {
-    struct pieces all;
-    if (!list_handle(&all, memory))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags));
-}
-GH_EXPORT CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes,
-                                       uint64_t flags) {
-    struct pieces all;
-    if (!list_range(&all, at, bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags));
-}
-GH_EXPORT CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at,
-                                          size_t bytes, uint64_t flags) {
-    struct pieces all;
-    if (!list_range(&all, at, bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags));
 }

@@ -1,12 +1,10 @@
 #define _GNU_SOURCE
 #include "memory/descriptor.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +13,6 @@
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #endif
-#define HIGH 100 /* lowest descriptor that we use: some programs rely on low ones */
 
 /* Two open files of one inode, through which we look. Each holds a lock that the other one sees: if a program closed
  * one of them, and its number now stands for another open file, that lock is gone and the observer is not believed. */
@@ -38,7 +35,7 @@ static int64_t new_byte(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     uint64_t x = mix((uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)(uintptr_t)&now);
-    x = mix(x ^ (uint64_t)getpid() << 40 ^ atomic_fetch_add(&count, 1));
+    x = mix(x ^ (uint64_t)syscall(SYS_getpid) << 40 ^ atomic_fetch_add(&count, 1));
     return (int64_t)((x & ((1ull << 61) - 1)) | 1ull << 61);
 }
 
@@ -56,24 +53,6 @@ static int is_locked(int fd, int64_t byte) {
     if (fcntl(fd, F_OFD_GETLK, &l))
         return -1;
     return l.l_type != F_UNLCK;
-}
-
-uint64_t inode_of(int fd) {
-    struct stat s;
-    if (fstat(fd, &s))
-        return 0;
-    uint64_t id = mix((uint64_t)s.st_dev) ^ (uint64_t)s.st_ino ^ mix((uint64_t)s.st_rdev + 1);
-    return id ? id : 1;
-}
-
-int hold_open_file(int fd) {
-    int high = fcntl(fd, F_DUPFD_CLOEXEC, HIGH);
-    return high < 0 && errno == EINVAL ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : high; /* the process may not have so many */
-}
-
-void let_go_of_open_file(int fd, uint64_t inode) {
-    if (inode_of(fd) == inode)
-        close(fd);
 }
 
 /* Another open file of the same inode. */
@@ -139,35 +118,61 @@ static void drop_observer(struct observers *all, struct observer *o) {
     close_observer(o);
 }
 
+/* With the lock held. The observer must see the lock: it does not, if the descriptor itself became part of it. */
+static bool watch_by_lock(struct observers *all, struct watch *w, int fd) {
+    w->by = observer_of(all, fd);
+    if (!w->by)
+        return false;
+    w->by->watches++;
+    if (lock_byte(fd, w->byte) && is_locked(w->by->fd[0], w->byte) == 1 && is_locked(w->by->fd[1], w->byte) == 1)
+        return true;
+    drop_observer(all, w->by);
+    w->by = NULL;
+    return false;
+}
+
 struct watch *watch_open_file(struct observers *all, int fd) {
     struct watch *w = calloc(1, sizeof *w);
     if (!w || !gh_lock(&all->lock)) {
         free(w);
         return NULL;
     }
-    w->by = observer_of(all, fd);
     w->byte = new_byte();
-    if (w->by)
-        w->by->watches++;
-    /* The observer must see the lock: it does not, if the descriptor itself became part of it. */
-    bool seen = w->by && lock_byte(fd, w->byte) && is_locked(w->by->fd[0], w->byte) == 1 &&
-                is_locked(w->by->fd[1], w->byte) == 1;
-    if (!seen) {
-        if (w->by)
-            drop_observer(all, w->by);
+    if (!watch_by_lock(all, w, fd) && !poll_watch(&all->polled, fd, (uint64_t)w->byte)) {
         free(w);
         w = NULL;
     }
+    if (w)
+        w->mark = all->polled.mark_id;
     gh_unlock(&all->lock);
     return w;
 }
 
-bool watch_says_closed(const struct watch *w) {
-    return !is_locked(w->by->fd[0], w->byte) && !is_locked(w->by->fd[1], w->byte) && believed(w->by);
+struct watch *watch_copy(struct observers *all, const struct watch *w) {
+    struct watch *copy = malloc(sizeof *copy);
+    if (!copy || !gh_lock(&all->lock)) {
+        free(copy);
+        return NULL;
+    }
+    *copy = *w;
+    if (copy->by)
+        copy->by->watches++;
+    gh_unlock(&all->lock);
+    return copy;
+}
+
+bool watch_says_closed(struct observers *all, const struct watch *w) {
+    if (w->by)
+        return !is_locked(w->by->fd[0], w->byte) && !is_locked(w->by->fd[1], w->byte) && believed(w->by);
+    if (!gh_lock(&all->lock))
+        return false;
+    bool closed = w->mark == all->polled.mark_id && !poll_watched(&all->polled, (uint64_t)w->byte);
+    gh_unlock(&all->lock);
+    return closed;
 }
 
 void watch_end(struct observers *all, struct watch *w) {
-    if (gh_lock(&all->lock)) {
+    if (w->by && gh_lock(&all->lock)) {
         drop_observer(all, w->by);
         gh_unlock(&all->lock);
     }

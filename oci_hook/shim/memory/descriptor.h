@@ -7,30 +7,29 @@
 #ifndef GPU_HOOK_DESCRIPTOR_H
 #define GPU_HOOK_DESCRIPTOR_H
 
+#include "memory/open_file.h"
+#include "memory/poll_watch.h"
 #include "process/state.h"
 
 struct observer;
 struct observers { /* of one process; all zero: none yet */
     struct gh_lock lock;
     struct observer *first;
+    struct poll_set polled; /* for files that cannot be opened again */
 };
 struct watch { /* of one open file */
     struct watch *next;
-    struct observer *by;
+    struct observer *by; /* NULL: it is in the set of polled files that has this mark */
+    uint64_t mark;
     int64_t byte;
 };
 
-/* Begins to watch what the descriptor refers to. NULL: not possible (Linux before 3.15, or no descriptor free). */
+/* Begins to watch what the descriptor refers to. NULL: not possible. */
 struct watch *watch_open_file(struct observers *all, int fd);
+/* Another watch of the same open file. NULL: no memory. */
+struct watch *watch_copy(struct observers *all, const struct watch *w);
 /* Whether its last descriptor has certainly been closed. */
-bool watch_says_closed(const struct watch *w);
+bool watch_says_closed(struct observers *all, const struct watch *w);
 void watch_end(struct observers *all, struct watch *w);
-
-/* A descriptor of our own for the same open file, out of the way of the program's; -1: none. errno is the kernel's. */
-int hold_open_file(int fd);
-/* Closes it, unless the program has closed it and uses its number for another file. */
-void let_go_of_open_file(int fd, uint64_t inode);
-/* What tells files apart; 0: no such descriptor. */
-uint64_t inode_of(int fd);
 
 #endif

@@ -47,7 +47,7 @@ static void drop_if_free(struct gh_state *st, struct vmm *v, struct piece *p) {
 /* Forgets exports that were closed. True: none is left. */
 static bool exports_closed(struct vmm *v, struct piece *p) {
     for (struct watch *w; (w = p->exports); watch_end(&v->observers, w)) {
-        if (!watch_says_closed(w))
+        if (!watch_says_closed(&v->observers, w))
             return false;
         p->exports = w->next;
     }
@@ -202,7 +202,8 @@ struct piece_call begin_by_handle(CUmemHandle handle) {
 
 void note_export(const struct piece_call *c, struct watch *w) {
     struct watch **end = &c->piece->exports;
-    for (struct watch *first; (first = *end) && watch_says_closed(first); watch_end(&c->v->observers, first))
+    for (struct watch *first; (first = *end) && watch_says_closed(&c->v->observers, first);
+         watch_end(&c->v->observers, first))
         *end = first->next;
     while (*end)
         end = &(*end)->next;
@@ -284,4 +285,35 @@ void note_unmap(struct gh_state *st, struct vmm *v, uint64_t at, uint64_t bytes,
         m.piece->maps--;
         drop_if_free(st, v, m.piece);
     }
+}
+
+/* ---- linear memory ---- */
+
+/* Between the two notes, a free by another thread finds none, and the memory stays charged until the process ends. */
+struct piece *share_linear(struct gh_state *st, uint64_t address) {
+    uint64_t key = key_of(SHARED, address), note = gh_pointers_get(&st->pointers, address);
+    if (kind_of(note) == SHARED)
+        return (struct piece *)(uintptr_t)gh_pointers_get(&st->pointers, key);
+    if (kind_of(note) != LINEAR || !(note = gh_pointers_take(&st->pointers, address)))
+        return NULL;
+    struct piece *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    *p = (struct piece){.units = units_of(note), .gpu = gpu_of(note), .handles = 1};
+    gh_pointers_put(&st->pointers, key, (uintptr_t)p);
+    gh_pointers_put(&st->pointers, address, pack(units_of(note), (int)gpu_of(note), number_of(note), SHARED));
+    return p;
+}
+
+void shared_freed(struct gh_state *st, uint64_t address) {
+    struct vmm *v = vmm_if_any(st);
+    if (!v || !gh_lock(&v->lock))
+        return;
+    struct piece *p = (struct piece *)(uintptr_t)gh_pointers_take(&st->pointers, key_of(SHARED, address));
+    if (p) {
+        p->handles = 0;
+        drop_if_free(st, v, p);
+    }
+    gh_unlock(&v->lock);
+    pieces_reclaim_now_and_then(st);
 }

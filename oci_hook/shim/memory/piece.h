@@ -1,7 +1,7 @@
-/* Pieces of memory from cuMemCreate. A piece exists as long as a handle or a mapping of it, or an open descriptor by which
- * it was exported, so it is charged until the last of these is gone. Whoever imports a piece keeps a descriptor of the
- * export open for as long as he uses it: so one look at the descriptors tells the maker of all importers, in any
- * process and container. */
+/* Pieces of memory from cuMemCreate, and linear memory that was exported. A piece exists as long as a handle or a mapping
+ * of it, or an open descriptor by which it was exported, so it is charged until the last of these is gone. Whoever
+ * imports a piece keeps a descriptor of the export open for as long as he uses it: so one look at the descriptors tells
+ * the maker of all importers, in any process and container. */
 #ifndef GPU_HOOK_PIECE_H
 #define GPU_HOOK_PIECE_H
 
@@ -59,6 +59,9 @@ bool pieces_reclaim(struct gh_state *st);
 #define RECLAIM_EVERY_MS 100
 void pieces_reclaim_now_and_then(struct gh_state *st);
 
+/* Linear memory that share_linear made a piece was freed. */
+void shared_freed(struct gh_state *st, uint64_t address);
+
 /* Notes a new piece with one handle. began: the clock before the driver made it. NULL: no memory for the note. */
 struct piece *note_piece(struct gh_state *st, struct vmm *v, CUmemHandle handle, struct piece like, uint64_t began);
 
@@ -85,6 +88,8 @@ void release_use(const struct piece_call *c, CUmemHandle handle);
 void used_by_handle(const struct piece_call *c, CUmemHandle handle);
 /* A call begins that uses a value that we do not know. */
 void use_unknown(const struct piece_call *c, CUmemHandle handle);
+/* Makes the linear memory at an address a piece, whose one handle is the allocation. NULL: there is none, or no memory. */
+struct piece *share_linear(struct gh_state *st, uint64_t address);
 /* Adds a watch of a new export, and forgets those that were closed. */
 void note_export(const struct piece_call *c, struct watch *w);
 void note_map(struct vmm *v, struct piece *p, uint64_t at, uint64_t bytes);
