@@ -5,8 +5,10 @@ stubs that look the real function up at the first call. The real library is an a
 writes when it links against a library whose soname is a path.
 """
 
+import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -167,6 +169,16 @@ def _newest(*patterns: Path) -> int:
     return max(path.stat().st_mtime_ns for path in patterns)
 
 
+def _compile(command: list[str], files: list[str], place: Path) -> None:
+    """Make place/NAME.o of each NAME.c. The linker then gets short names: zig 0.17 cannot start it with many long ones."""
+
+    def one(file: str) -> None:
+        subprocess.run([*command, "-c", file, "-o", str(place / f"{Path(file).stem}.o")], check=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, files))
+
+
 def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", flags: tuple[str, ...] = ()) -> None:
     """Compile into `out` for `arch` (as `uname -m` says) with the compiler `cc` what is older than its sources.
 
@@ -194,7 +206,10 @@ def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", f
             [*compiler, "-shared", f"-Wl,-soname,{path}", "-o", str(needed), str(place / "empty.c")], check=True
         )
         include = [f'-DGH_PRIVATE="{private}"', f"-I{place}", f"-I{HERE}"]
-        link = [*LINK, f"-Wl,-soname,{library.soname}", "-o", f"{target}.new"]
-        objects = [*library.files(), str(place / "stubs.S"), str(needed), "-ldl", "-lpthread"]
-        subprocess.run([*compiler, *FLAGS, *flags, *include, *link, *objects], check=True)
+        files = library.files()
+        objects = [f"{Path(file).stem}.o" for file in files]
+        _compile([*compiler, *FLAGS, *flags, *include], [*files, str(place / "stubs.S")], place)
+        link = [*LINK, f"-Wl,-soname,{library.soname}", "-o", f"{target.resolve()}.new"]
+        libraries = [needed.name, "-ldl", "-lpthread"]
+        subprocess.run([*compiler, *FLAGS, *flags, *link, *objects, "stubs.o", *libraries], check=True, cwd=place)
         Path(f"{target}.new").rename(target)

@@ -173,7 +173,7 @@ GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_AR
     if (r)
         return r;
     r = REAL(cuMipmappedArrayCreate)(&made, &d, levels);
-    r = finish_alloc(&c, r, MIPMAP, (uintptr_t)made);
+    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
     if (r == CUDA_SUCCESS)
         *array = made;
     return r;
@@ -185,6 +185,6 @@ GH_EXPORT CUresult cuArrayDestroy(CUarray array) {
 }
 
 GH_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
-    struct owed o = begin_free(MIPMAP, (uintptr_t)array);
+    struct owed o = begin_free(ARRAY, (uintptr_t)array);
     return end_free(&o, REAL(cuMipmappedArrayDestroy)(array));
 }

@@ -4,25 +4,24 @@
 
 #include <stdint.h>
 
-enum kind { /* of keys and of values */
-            LINEAR = 1,
-            POOLED,
-            GRAPHED, /* memory of a graph, which is charged through its pool */
-            ARRAY,
-            MIPMAP,
-            EXTERNAL,
-            CONTEXT, /* what a context itself is charged */
-            LIMIT,
-            PLACE, /* a context's GPU and number */
-            POOL,
-            SHARED,  /* linear memory that others may keep: its charge is in a piece (memory/piece.h) */
-            MANAGED, /* of linear memory: charged on all GPUs from the policy page's first one to the noted one */
-            /* Only of keys. */
-            HANDLE = 16,
-            EXEC,
-            PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
-            GRAPH_POOL,
-            STRANGE, /* memory/piece.h */
+/* The first are kinds of keys and of values, the others of keys only. */
+enum kind {
+    LINEAR = 1,
+    POOLED,
+    GRAPHED, /* memory of a graph, which is charged through its pool */
+    ARRAY,   /* or mip-map */
+    EXTERNAL,
+    CONTEXT, /* what a context itself is charged */
+    LIMIT,
+    PLACE, /* a context's GPU and number */
+    POOL,
+    SHARED,  /* linear memory that others may keep: its charge is in a piece (memory/piece.h) */
+    MANAGED, /* charged on several GPUs, from the first one in the policy page to the noted one */
+    HANDLE = 16,
+    EXEC,
+    PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
+    GRAPH_POOL,
+    STRANGE /* memory/piece.h */
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */
