@@ -310,8 +310,7 @@ static uint64_t sum_used(struct gpu *gpu) {
     return sum + gpu_pieces_used(gpu, -1, -1);
 }
 
-static bool try_reserve(struct gpu *gpu, uint64_t bytes) {
-    _Atomic uint64_t *used = &gpu->file->slot[gpu->slot].used;
+static bool try_reserve(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes) {
     atomic_fetch_add(used, bytes);
     if (sum_used(gpu) <= gpu->file->head.memory_total)
         return true;
@@ -320,9 +319,13 @@ static bool try_reserve(struct gpu *gpu, uint64_t bytes) {
 }
 
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes) {
+    return gpu_reserve_in(gpu, &gpu->file->slot[gpu->slot].used, bytes);
+}
+
+bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes) {
     if (bytes > gpu->file->head.memory_total)
         return false;
-    if (try_reserve(gpu, bytes))
+    if (try_reserve(gpu, used, bytes))
         return true;
     /* Two processes that tried at the same time may both have been refused, and closed files still count. Try again, one
      * process at a time. */
@@ -330,7 +333,7 @@ bool gpu_reserve(struct gpu *gpu, uint64_t bytes) {
     int fd = gpu_descriptor(gpu);
     engine_lock(fd);
     gpu_reap(gpu);
-    bool ok = try_reserve(gpu, bytes);
+    bool ok = try_reserve(gpu, used, bytes);
     engine_unlock(fd);
     pthread_mutex_unlock(&gpu->mutex);
     return ok;

@@ -248,14 +248,18 @@ void gpu_lock_pid(struct gpu *gpu);
 bool gpu_claim(struct gpu *gpu);
 /* Adds bytes to our slot. False: the GPU has not enough memory, also after slots whose file is closed were cleared. */
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes);
+/* The same in another counter of the GPU's file. */
+bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes);
 void gpu_release(struct gpu *gpu, uint64_t bytes);
 /* Bytes in use. reap: also clears slots whose file is closed (needs a writable mapping). */
 uint64_t gpu_used(struct gpu *gpu, bool reap);
 
 /* --- memory that several processes may hold: piece.c. A piece is known by a descriptor of its open file --- */
 
-/* Makes a piece; its bytes are not in our slot. -1: there are too many, or the host has no room. */
-int gpu_piece_make(struct gpu *gpu, uint64_t bytes);
+/* Makes a piece of 0 bytes. -1: there are too many, or the host has no room. */
+int gpu_piece_make(struct gpu *gpu);
+/* Adds bytes to it, as gpu_reserve does to our slot. */
+bool gpu_piece_reserve(struct gpu *gpu, int fd, uint64_t bytes);
 /* Opens a piece that is in use. -1: it is not, or its number is another one's now. */
 int gpu_piece_open(struct gpu *gpu, int piece, uint32_t generation);
 /* The number of a descriptor's piece; -1: it is none of ours. */

@@ -31,6 +31,13 @@ bool heap_book(struct gpu *gpu, uint64_t bytes) {
     return gpu_reserve(gpu, bytes);
 }
 
+bool heap_book_piece(struct gpu *gpu, int fd, uint64_t bytes) {
+    if (gpu_piece_reserve(gpu, fd, bytes))
+        return true;
+    pool_release((int)(gpu - sim_gpu), true);
+    return gpu_piece_reserve(gpu, fd, bytes);
+}
+
 uint64_t heap_map(uint64_t bytes) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return at == MAP_FAILED ? 0 : (uint64_t)(uintptr_t)at;

@@ -29,6 +29,7 @@ static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) /
 
 /* Counts bytes on the GPU; when it is full, first releases unused memory of this process's pools. */
 bool heap_book(struct gpu *gpu, uint64_t bytes);
+bool heap_book_piece(struct gpu *gpu, int fd, uint64_t bytes);
 /* Sparse host memory, whose address is the device pointer; 0: the host has none. */
 uint64_t heap_map(uint64_t bytes);
 /* An aligned range of addresses without memory; 0: the host has none. */

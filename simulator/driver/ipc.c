@@ -38,15 +38,17 @@ static struct shared *share(const struct piece *p) {
             return s;
     struct gpu *gpu = sim_gpu_of(p->ctx);
     struct shared *s = calloc(1, sizeof *s);
-    int fd = s ? gpu_piece_make(gpu, p->size) : -1, piece = gpu_piece_of(gpu, fd);
+    int fd = s ? gpu_piece_make(gpu) : -1, piece = gpu_piece_of(gpu, fd);
     uint8_t *old = (uint8_t *)(uintptr_t)p->address;
     void *at = gpu_piece_map(gpu, fd, NULL, p->mapped, 0, PROT_READ | PROT_WRITE);
-    gpu_piece_close(gpu, fd);
     if (at == MAP_FAILED) {
+        gpu_piece_close(gpu, fd);
         free(s);
         return NULL;
     }
-    gpu_release(gpu, p->size); /* it counts as a piece now */
+    gpu_release(gpu, p->size); /* it counts as a piece now: at no moment twice */
+    gpu_piece_add(gpu, fd, (int64_t)p->size);
+    gpu_piece_close(gpu, fd);
     sim_shares = true;
     unsigned char resident;
     for (uint64_t i = 0; i < p->mapped; i += 4096) /* copies only pages that were ever touched */

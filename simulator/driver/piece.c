@@ -61,16 +61,20 @@ static bool take(struct gpu *gpu, int fd, int piece) {
     return !lock(fd, OFD_SETLK, F_RDLCK, piece);
 }
 
-int gpu_piece_make(struct gpu *gpu, uint64_t bytes) {
+int gpu_piece_make(struct gpu *gpu) {
     int fd = gpu_reopen(gpu);
     for (int i = 0; fd >= 0 && i < GPU_PIECES; i++)
         if (!atomic_load(&gpu->file->piece[i].used) && take(gpu, fd, i)) {
             lseek(fd, (off_t)(POSITION + i), SEEK_SET);
-            gpu_piece_add(gpu, fd, (int64_t)bytes);
             return fd;
         }
     gpu_piece_close(gpu, fd);
     return -1;
+}
+
+bool gpu_piece_reserve(struct gpu *gpu, int fd, uint64_t bytes) {
+    int piece = gpu_piece_of(gpu, fd);
+    return piece >= 0 && gpu_reserve_in(gpu, &gpu->file->piece[piece].used, bytes);
 }
 
 int gpu_piece_open(struct gpu *gpu, int piece, uint32_t generation) {

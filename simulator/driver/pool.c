@@ -109,23 +109,31 @@ static struct chunk *new_chunk(struct pool *pool, uint64_t size) {
     return chunk;
 }
 
+/* Mutex held. What other processes can map counts as a piece, and memory of the host not at all. */
+static bool count(struct pool *pool, uint64_t bytes) {
+    struct gpu *gpu = &sim_gpu[pool->device];
+    return pool->host || (pool->fd >= 0 ? gpu_piece_reserve(gpu, pool->fd, bytes) : gpu_reserve(gpu, bytes));
+}
+
+static void uncount(struct pool *pool, uint64_t bytes) {
+    struct gpu *gpu = &sim_gpu[pool->device];
+    if (pool->fd >= 0)
+        gpu_piece_add(gpu, pool->fd, -(int64_t)bytes);
+    else if (!pool->host)
+        gpu_release(gpu, bytes);
+}
+
 /* Mutex held. */
 static bool grow(struct pool *pool, uint64_t size) {
-    struct gpu *gpu = &sim_gpu[pool->device];
     uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
-    if (!pool->host && !gpu_reserve(gpu, wanted)) {
+    if (!count(pool, wanted)) {
         wanted = round_up(size, BLOCK);
-        if (!gpu_reserve(gpu, wanted))
+        if (!count(pool, wanted))
             return false;
     }
     if (!new_chunk(pool, wanted)) {
-        if (!pool->host)
-            gpu_release(gpu, wanted);
+        uncount(pool, wanted);
         return false;
-    }
-    if (pool->fd >= 0) { /* what other processes can map counts as a piece */
-        gpu_piece_add(gpu, pool->fd, (int64_t)wanted);
-        gpu_release(gpu, wanted);
     }
     pool->reserved += wanted;
     if (pool->reserved > pool->reserved_high)
@@ -179,7 +187,6 @@ static bool remap(struct pool *pool, uint64_t size) {
 
 /* Mutex held. Releases unused chunks while the pool has more than `keep` bytes. */
 static void trim(struct pool *pool, uint64_t keep) {
-    struct gpu *gpu = &sim_gpu[pool->device];
     for (struct chunk **p = &pool->chunks; *p && pool->reserved > keep;) {
         struct chunk *chunk = *p;
         if (chunk->used) {
@@ -188,11 +195,9 @@ static void trim(struct pool *pool, uint64_t keep) {
         }
         *p = chunk->next;
         munmap((void *)(uintptr_t)chunk->address, chunk->size);
-        if (pool->fd >= 0) {
-            gpu_piece_punch(gpu, pool->fd, chunk->size, chunk->offset);
-            gpu_piece_add(gpu, pool->fd, -(int64_t)(chunk->size - chunk->moved));
-        } else if (!pool->host)
-            gpu_release(gpu, chunk->size - chunk->moved);
+        if (pool->fd >= 0)
+            gpu_piece_punch(&sim_gpu[pool->device], pool->fd, chunk->size, chunk->offset);
+        uncount(pool, chunk->size - chunk->moved);
         pool->reserved -= chunk->size - chunk->moved;
         for (struct part *part = chunk->parts, *next; part; part = next) {
             next = part->next;
@@ -357,7 +362,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) 
         return CUDA_ERROR_INVALID_VALUE;
     struct gpu *gpu = &sim_gpu[device];
     int fd = -1;
-    if (props->handle_types && ((gpu->slot < 0 && !gpu_claim(gpu)) || (fd = gpu_piece_make(gpu, 0)) < 0))
+    if (props->handle_types && ((gpu->slot < 0 && !gpu_claim(gpu)) || (fd = gpu_piece_make(gpu)) < 0))
         return CUDA_ERROR_OPERATING_SYSTEM;
     pthread_mutex_lock(&mutex);
     *out = new_pool(device, fd);

@@ -124,25 +124,34 @@ static CUresult new_handle(unsigned long long *out, int fd, uint64_t size, const
     return CUDA_SUCCESS;
 }
 
+/* The descriptor of new memory, which is counted; -1: the GPU is full, or the host. */
+static int new_memory(struct gpu *gpu, uint64_t size, bool exportable) {
+    int fd = exportable ? gpu_piece_make(gpu) : memory_file(size);
+    bool counted = fd >= 0 && (exportable ? heap_book_piece(gpu, fd, size) : heap_book(gpu, size));
+    if (counted)
+        return fd;
+    if (exportable)
+        gpu_piece_close(gpu, fd);
+    else if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
 API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allocation_prop *prop,
                          unsigned long long flags) {
     TRY(sim_ready());
     if (!out || !prop || flags || !size || size % BLOCK || prop->location_type != 1 || sim_device(prop->location_id))
         return CUDA_ERROR_INVALID_VALUE;
     struct gpu *gpu = &sim_gpu[prop->location_id];
-    if ((gpu->slot < 0 && !gpu_claim(gpu)) || !heap_book(gpu, size))
-        return CUDA_ERROR_OUT_OF_MEMORY;
     bool exportable = prop->handle_types & 1;
-    int fd = exportable ? gpu_piece_make(gpu, size) : memory_file(size);
-    if (exportable && fd >= 0)
-        gpu_release(gpu, size); /* it counts as a piece now */
-    CUresult r = fd >= 0 ? new_handle(out, fd, size, prop) : CUDA_ERROR_OPERATING_SYSTEM;
+    int fd = gpu->slot >= 0 || gpu_claim(gpu) ? new_memory(gpu, size, exportable) : -1;
+    CUresult r = fd >= 0 ? new_handle(out, fd, size, prop) : CUDA_ERROR_OUT_OF_MEMORY;
     if (r && exportable)
         gpu_piece_close(gpu, fd);
-    else if (r && fd >= 0)
+    else if (r && fd >= 0) {
         close(fd);
-    if (r && (fd < 0 || !exportable))
         gpu_release(gpu, size);
+    }
     return r;
 }
 
