@@ -115,16 +115,12 @@ void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge) {
     usage_take_credit(&g->usage, peers_share(&g->peers)->cap, peers_rules(&g->peers)->burst, now, charge);
 }
 
-/* While a collective waits for its peers, the cap's bucket neither fills nor empties. If the wait were charged in full,
- * each side would wait at its cap and so make the other side wait, longer each time. */
-static int64_t of_bucket(const struct gh_gate *g, uint64_t charge, uint64_t waited) {
-    waited = min64(waited, charge);
-    return (int64_t)(charge - waited + waited / 1000 * peers_share(&g->peers)->cap / (GH_PPM / 1000));
-}
-
 void gate_retire(struct gh_gate *g, uint64_t now, const struct work *work, uint64_t charge, uint64_t waited) {
     charge = usage_charge(&g->usage, peers_view(&g->peers), peers_me(&g->peers), now, charge);
-    gate_take_credit(g, now, of_bucket(g, charge, waited) - (int64_t)work->known);
+    waited = min64(waited, charge);
+    if (peers_share(&g->peers)->cap)
+        usage_wait_credit(&g->usage, now, waited);
+    gate_take_credit(g, now, (int64_t)(charge - waited) - (int64_t)work->known);
     inflight_retire(&g->inflight, work, now, g->threads.asleep);
     g->changed = true;
 }

@@ -132,6 +132,13 @@ void usage_take_credit(struct usage *u, uint32_t cap, uint64_t burst, uint64_t n
         ;
 }
 
+void usage_wait_credit(struct usage *u, uint64_t now, uint64_t waited) {
+    uint64_t *credit = &u->head->credit, old = WORD_LOAD_RELAXED(credit), next;
+    do /* no more than what is there: it may have been full since before the wait */
+        next = max64(old, min64(add64(old, waited), now));
+    while (next != old && !__atomic_compare_exchange_n(credit, &old, next, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+}
+
 void usage_cap_begins(struct usage *u, uint64_t now) {
     uint64_t *credit = &u->head->credit, old = WORD_LOAD_RELAXED(credit);
     while (old < now && !__atomic_compare_exchange_n(credit, &old, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))

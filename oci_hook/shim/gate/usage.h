@@ -78,6 +78,9 @@ uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, ui
 void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me);
 /* Takes GPU time (negative: returns it) from the credit of a cap; cap 0: there is none. */
 void usage_take_credit(struct usage *u, uint32_t cap, uint64_t burst, uint64_t now, int64_t charge);
+/* While a collective waited for its peers, the cap's bucket neither filled nor emptied. If the wait were charged, each
+ * side would wait at its cap and so make the other side wait, longer each time. */
+void usage_wait_credit(struct usage *u, uint64_t now, uint64_t waited);
 /* A cap begins: nothing is saved up for it; what is owed stays. */
 void usage_cap_begins(struct usage *u, uint64_t now);
 struct gh_bucket usage_bucket(const struct usage *u, uint32_t cap, uint64_t burst, uint64_t now);
