@@ -385,15 +385,20 @@ static void bound_of_peers(void) {
         }
         /* The command runs at once, and alone. It is done before the next one is asked for. */
         now += GH_US / 2;
+        mine->launched = done + 1;
+        mine->uncharged = kernel;
         for (uint64_t left = kernel; left;) {
+            gh_peers_count(&peers, &gpu, me, &last, now, done * kernel);
             uint64_t bin = (now - 100 * GH_S) * second / GH_S, edge = 100 * GH_S + (bin + 1) * GH_S / second;
             uint64_t part = left < edge - now ? left : edge - now;
+            part = part < 2 * GH_MS ? part : 2 * GH_MS;
             if (bin < seconds * second)
                 had[bin] += part;
             now += part;
             left -= part;
         }
-        mine->launched = mine->done = ++done;
+        mine->done = ++done;
+        mine->uncharged = 0;
         mine->done_at = mine->idle_since = now;
         mine->v = gh_charge(mine->v, kernel, gh_weight(&gpu, me, now));
     }

@@ -461,16 +461,20 @@ static void note_beside(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i
 }
 
 /* GPU time that long commands took beyond the tenant's part, which is w of `all`. Others may have as much before the wait
- * for them is a cost. Returns that time if a long command is done now. Short commands do not count: peers that let a tenant run save nothing up. */
-static uint64_t note_charge(struct gh_peers *p, uint64_t charged, uint64_t now, uint64_t weight, uint64_t all) {
+ * for them is a cost. Short commands do not count: peers that let a tenant run save nothing up. Returns how much of it
+ * nobody could foresee, since the command's cost was not known. */
+static uint64_t note_charge(struct gh_peers *p, uint64_t charged, uint64_t foreseen, uint64_t now, uint64_t weight,
+                            uint64_t all) {
     uint64_t had = p->counted_at ? age64(charged, p->charged) : 0, elapsed = min64(age64(now, p->counted_at), GH_S);
+    uint64_t surprise = had - min64(had, p->foreseen);
     p->charged = charged;
+    p->foreseen = foreseen;
     if (had > LONG) {
         p->longest = max64(min64(had, GH_S), p->longest - p->longest / 16);
         p->surplus = min64(p->surplus + had, SURPLUS_COMMANDS * p->longest);
     }
     p->surplus -= min64(p->surplus, elapsed * weight / all);
-    return had > LONG ? had : 0;
+    return surprise > max64(LONG, had / 2) ? min64(surprise, p->surplus) : 0;
 }
 
 void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
@@ -496,7 +500,8 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
             contexts++;
         }
     }
-    uint64_t had_long = note_charge(p, charged, now, own, own + weights);
+    uint64_t foreseen = mine->uncharged > LONG ? min64(mine->uncharged, GH_S) : 0;
+    uint64_t surprise = note_charge(p, charged, foreseen, now, own, own + weights);
     p->counted_at = now;
     uint64_t spare = t - t * PART_SAFE / 1000 * own / (own + weights);
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
@@ -507,7 +512,7 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
         note_beside(p, gpu, (unsigned)i, had);
         if (parts >> i & 1)
             p->beyond[i] -= (int64_t)(spare * weight / weights);
-        p->beyond[i] -= (int64_t)(min64(had_long, p->surplus) * weight / all);
+        p->beyond[i] -= (int64_t)(surprise * weight / all);
         if (last && !last->go && last->blame == i)
             p->beyond[i] += (int64_t)waited;
         if (p->ignored & p->unpaid & 1ull << i)

@@ -28,6 +28,7 @@ struct gh_bucket {
 /* What waiting for each peer has cost a tenant, by the tenant's own clock and decisions alone. So it bounds what a peer
  * can cost, whatever that peer writes into its slot: gh_peers_count, docs/internals/compute-gate.md. */
 struct gh_peers {
+    uint64_t foreseen;         /* GPU time in flight at the last count, of long commands */
     uint64_t longest;          /* of the tenant's recent commands */
     uint64_t charged, surplus; /* GPU time of the tenant: so far, and of that what was beyond its part */
     uint64_t counted_at;       /* 0: not yet */
