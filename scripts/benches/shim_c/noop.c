@@ -19,3 +19,12 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
                    void **p, void **x) {
     return (void)f, (void)a, (void)b, (void)c, (void)d, (void)e, (void)g, (void)h, (void)s, (void)p, (void)x, 0;
 }
+
+/* Every kernel takes five microseconds, so the gate soon knows that it is brief. */
+int cuEventCreate(void **out, unsigned flags) { return (void)flags, *out = (void *)0x2000, 0; }
+int cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, 0; }
+int cuEventQuery(void *event) { return (void)event, 0; }
+int cuEventElapsedTime(float *ms, void *from, void *to) { return (void)from, (void)to, *ms = 0.005f, 0; }
+int cuStreamIsCapturing(void *stream, int *out) { return (void)stream, *out = 0, 0; }
+int cuStreamQuery(void *stream) { return (void)stream, 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return (void)mode, 0; }
