@@ -22,7 +22,7 @@ uint64_t gpu_executed(const struct gpu *gpu, unsigned i, uint64_t now) {
 
 uint64_t gpu_shared(const struct gpu *gpu, unsigned i, uint64_t now) {
     uint64_t n = (uint64_t)__builtin_popcountll(gpu->work);
-    return gpu->context[i].shared + (gpu->work >> i & 1 ? gh_sliced(now - gpu->changed, n) : 0);
+    return gpu->context[i].shared + (gpu->work >> i & 1 ? (now - gpu->changed) / n : 0);
 }
 
 void gpu_count(struct gpu *gpu, uint64_t now) {
@@ -157,7 +157,8 @@ void gpu_step(struct gpu *gpu) {
     struct context *c = &gpu->context[i];
     int finished = !k->left;
     if (finished)
-        k->shared = gpu_shared(gpu, i, now) - k->shared;
+        k->shared = gh_less_switches(gpu_shared(gpu, i, now) - k->shared, now - k->began,
+                                     (uint64_t)__builtin_popcountll(gpu->work));
     struct kernel copy = *k;
     if (finished) {
         c->head++;

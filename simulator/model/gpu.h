@@ -26,7 +26,7 @@ struct context {
     uint64_t executed;   /* GPU time of all that was executed */
     uint64_t completed;  /* GPU time of finished kernels */
     uint64_t pending;    /* time with work, up to gpu.changed */
-    uint64_t shared;     /* its part of that time, by the number of contexts with work: gh_sliced */
+    uint64_t shared;     /* its part of that time, by the number of contexts with work */
     uint64_t clear_from; /* when the others will have had no work for CLEAR_AFTER; NEVER while they have some */
     uint64_t clear, clear_pending; /* total time after clear_from; and its part with own work, or with `full` */
     uint64_t clear_at_idle;        /* `clear` when the own work last ended */

@@ -102,12 +102,6 @@ void gh_peers_forget(struct gh_peers *peers, unsigned i);
 /* After each decision with the mode GH_DRAIN. */
 void gh_peers_drain(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, uint64_t now);
 
-/* GPU time that a context had of `elapsed` ns, in which so many contexts had work. Slices are equal, and switches between
- * contexts that all have work take 8 per cent (GV100 and A100; simulator/gpu_hook_simulator/calibration.json). */
-static inline uint64_t gh_sliced(uint64_t elapsed, uint64_t contexts) {
-    return contexts > 1 ? elapsed / contexts - elapsed / contexts * 8 / 100 : elapsed;
-}
-
 /* The bucket at `now`; and less `charge` ns of GPU time (negative: returned), which may leave a debt. The estimate is
  * taken at launch, the difference to the charge when the command is done, so a full bucket loses nothing meanwhile. */
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now);
@@ -149,6 +143,14 @@ uint64_t gh_cost_of(const struct gh_cost *cost);
 /* What a finished command is charged: its own elapsed time if that is clean, else the cost of its key. Long commands
  * are rarely undisturbed, and only the shortest of them would be clean: they are always charged their own time. */
 #define GH_COST_LONG (2 * GH_MS)
+/* GPU time of a command that took `elapsed`, of which `part` is its context's by equal slices: less what the GPU lost in
+ * switches. Slices of a long command end while other contexts have work, so a switch takes 8 per cent of each (GV100 and
+ * A100: simulator/gpu_hook_simulator/calibration.json). contexts: that have work, with its own. */
+static inline uint64_t gh_less_switches(uint64_t part, uint64_t elapsed, uint64_t contexts) {
+    uint64_t lost =
+        contexts > 1 && elapsed > GH_COST_LONG && elapsed > part ? (elapsed - part) / (contexts - 1) * 8 / 100 : 0;
+    return lost < part ? part - lost : 0;
+}
 uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean);
 
 #endif

@@ -37,7 +37,7 @@ bool usage_clear_since(const struct usage *u, uint64_t since) { return last_look
 
 void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted) {
     const struct usage_look *last = last_look(u);
-    uint64_t each = gh_sliced(now - last->at, last->contexts);
+    uint64_t each = (now - last->at) / last->contexts;
     uint32_t ours = u->siblings + 1, contexts = ours + others;
     struct usage_look next = {.at = now, .mine = last->mine, .contexts = contexts};
     if (!halted)
@@ -75,13 +75,14 @@ uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, b
     *clean = then->clear_at <= begin;
     if (now <= begin)
         return elapsed;
-    uint64_t until = last->mine + (halted ? 0 : gh_sliced(age64(now, last->at), last->contexts)), from = then->mine;
+    uint64_t until = last->mine + (halted ? 0 : age64(now, last->at) / last->contexts), from = then->mine;
     if (after->at > then->at)
         from +=
             (after->mine - then->mine) * min64(age64(begin, then->at), after->at - then->at) / (after->at - then->at);
     else if (begin > then->at)
-        from += gh_sliced(begin - then->at, then->contexts);
-    return min64(until > from ? until - from : 0, elapsed);
+        from += (begin - then->at) / then->contexts;
+    return gh_less_switches(min64(until > from ? until - from : 0, elapsed), elapsed,
+                            max64(last->contexts, then->contexts));
 }
 
 /* ---- charges ---- */

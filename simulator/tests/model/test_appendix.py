@@ -44,7 +44,7 @@ def test_cap_alone(cap: int, kernel: int, policy: str) -> None:
 def test_caps_that_fill_the_gpu_lose_the_handover(cap: int, policy: str) -> None:
     for kernel in (80, 1500, 5000):
         row = figure(f"cap-{cap}-{kernel}us-beside", policy)
-        assert -2.5 <= row["cap_error_points"] <= 0.5
+        assert -3 <= row["cap_error_points"] <= 0.5  # little is saved up while the other one has the GPU
         assert row["share_error_points"] <= 1
 
 
