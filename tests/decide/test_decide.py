@@ -44,7 +44,7 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
         ("!registered && cost < GH_COST_UNKNOWN", "cost < GH_COST_UNKNOWN"),
         ("if (x > patience && !(p->ignored & bit)) {", "if (0) {"),
         ("min64(t, age64(now, mine->idle_since))", "0"),
-        ("if (last && !last->go && last->blame == i)", "if (0)"),
+        ("last && !last->go && last->blame == i ? waited : 0", "0"),
         ("d.blame = (uint8_t)c.least;", ""),
         ("p->beyond[i] = x = x < -surplus ? -surplus", "p->beyond[i] = x = x < -(int64_t)GH_S ? -(int64_t)GH_S"),
         ("if (age64(now, mine->idle_since) < linger_of(gpu, me))", "if (0)"),

@@ -10,7 +10,7 @@
  *   gpus             launches on the second GPU as well
  *   contexts, reset  destroys the context every 20 launches, with work in flight
  *   child            forks every 200 launches, and ends with 4 if its child gets through a launch
- *   silent           launches 3000 at once; the first system call among the last 2900 kills it
+ *   silent           launches 900 at once; the first system call among the last 800 kills it
  *   grows            its first fifty kernels are a quarter as long
  *   leaves           launches one kernel, and exits 300 ms later
  *   eager            never waits for its kernels, from the first one on
@@ -207,14 +207,14 @@ static void forbid(void) {
 }
 
 static void silent(void) {
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < 900; i++) {
         if (i == 100) { /* every function was called once */
             MUST("cuStreamSynchronize", stream);
             forbid();
         }
         MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
     }
-    _exit(write(1, "1 3000\n", 7) != 7);
+    _exit(write(1, "1 900\n", 6) != 6);
 }
 
 static void *second(void *unused) {

@@ -1,8 +1,11 @@
 """Kernels of many milliseconds, and neighbours that lie: nobody gets less than its share. Simulated GPU."""
 
+import mmap
 import struct
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from tests.gate.gpus import SLOT, Tenant, measure, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
+V = 32  # of the slot file: offset of the virtual time
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,31 @@ def test_a_liar_that_claims_anew_all_the_time(place: Make, rest: bool) -> None:
     until_ns = time.monotonic_ns()
     part = load.rate(begin + 3 * 10**9, until_ns - 10**8) * 80e-6 * p.gpu.scale / ((until_ns - begin) / 1e9 - 3.1)
     assert part > 0.45, part
+
+
+@pytest.mark.parametrize("paid", [0, 0.5])
+def test_a_tenant_that_charges_itself_too_little(place: Make, paid: float) -> None:
+    """It computes, and lets its v rise at a part of the speed that it should. Its neighbour of the same weight still has
+    what the driver's own slices would give it."""
+    p = place(Tenant(), Tenant())
+    liar, honest = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
+    stop = threading.Event()
+    forger = threading.Thread(target=forge, args=(p.gpu.slot_file(0), stop, paid))
+    forger.start()
+    try:
+        settles(
+            lambda: measure([liar, honest], 6, 6)[1] * 80e-6 * p.gpu.scale / 6, lambda had: 0.38 < had < 0.6, tries=3
+        )
+    finally:
+        stop.set()
+        forger.join()
+
+
+def forge(path: Path, stop: threading.Event, paid: float) -> None:
+    with open(path, "r+b") as f, mmap.mmap(f.fileno(), SLOT) as page:
+        (last,) = struct.unpack_from("<Q", page, V)
+        while not stop.wait(0.0005):
+            (v,) = struct.unpack_from("<Q", page, V)
+            if v > last:
+                last += int((v - last) * paid)
+                struct.pack_into("<Q", page, V, last)

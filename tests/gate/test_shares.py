@@ -255,7 +255,7 @@ def test_alone_a_launch_makes_no_system_call(place: Make, peers: bool) -> None:
     load = p.kernels(0, "silent", 1)
     assert load.process.wait(60) == (-signal.SIGSYS if peers else 0), load.said()
     load.thread.join()
-    assert load.points == ([] if peers else [(1, 3000)])
+    assert load.points == ([] if peers else [(1, 900)])
 
 
 def test_without_a_gpu_page_only_the_own_cap_is_held(place: Make) -> None:

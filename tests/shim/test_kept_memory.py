@@ -118,6 +118,30 @@ def test_a_child_that_was_forked_before_the_allocation_keeps_it_as_well(box: Sim
     box.python(GRANTED.format(900))
 
 
+SHARES_DESCRIPTORS = """
+libc = ctypes.CDLL(None)
+stack = ctypes.create_string_buffer(1 << 20)
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def wait(_):
+    libc.read(0, ctypes.create_string_buffer(1), 1)
+    return 0
+top = ctypes.c_void_p(ctypes.addressof(stack) + (1 << 20) - 64)
+assert libc.clone(wait, top, 0x400 | signal.SIGCHLD, None) > 0  # CLONE_FILES
+print("ready", flush=True)
+"""
+
+
+def test_a_child_that_shares_the_descriptors_alone_keeps_the_memory(box: SimBox) -> None:
+    """It has none of its parent's mappings, but the driver's open files."""
+    p = family(box, before=SHARES_DESCRIPTORS, after="")
+    while box.figures.counted() < 800 * MIB:
+        pass
+    end(p)
+    box.python(REFUSED.format(ROOM + 1))
+    end_child(p)
+    box.python(GRANTED.format(900))
+
+
 def test_a_slot_is_taken_before_the_driver_is_opened_or_never(box: SimBox) -> None:
     """A process that makes that impossible gets no memory, with one line: its children would not have its lock."""
     out = box.python("""

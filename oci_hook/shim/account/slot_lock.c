@@ -13,6 +13,7 @@
 #define OFD_GETLK 36 /* Linux 3.15; not in the headers of old C libraries */
 #define OFD_SETLK 37
 #define KEPT 4096 /* bytes; never read */
+#define HIGH 100  /* some programs rely on low descriptor numbers */
 
 int gh_slot_locks_open(const struct gh_state *st) {
     int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
@@ -50,6 +51,10 @@ bool gh_slot_locked(int fd, unsigned slot) {
 
 void *gh_slot_locks_keep(int fd) {
     void *p = mmap(NULL, KEPT, PROT_NONE, MAP_SHARED, fd, 0);
+    /* A child may share our descriptors and not our memory (CLONE_FILES): then the driver's files live on by their
+     * descriptors, so the lock has one, too. It is never used; if the program closes it, the mapping remains. */
+    if (p != MAP_FAILED)
+        syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH);
     gh_slot_locks_close(fd);
     return p == MAP_FAILED ? NULL : p;
 }

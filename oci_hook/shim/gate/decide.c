@@ -428,10 +428,10 @@ void gh_peers_drain(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, u
             p->drained[i] = gpu->slot[i].done + 1;
 }
 
-#define BESIDE (5 * GH_MS) /* a peer's GPU time after which its v should have risen */
-#define SURPLUS_COMMANDS 4 /* a tenant may have so many long commands in flight before their cost is known */
-#define LONG (3 * GH_MS)   /* GPU time charged at once: of a long command */
-#define PART_SAFE 950      /* of 1000 of a tenant's part that no peer can take */
+#define BESIDE (40 * GH_MS) /* a peer's GPU time after which its v should have risen */
+#define SURPLUS_COMMANDS 4  /* a tenant may have so many long commands in flight before their cost is known */
+#define LONG (3 * GH_MS)    /* GPU time charged at once: of a long command */
+#define PART_SAFE 950       /* of 1000 of a tenant's part that no peer can take */
 
 /* Bounds what the peer took too much or too little, and ignores it if it took too much. */
 static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t surplus) {
@@ -446,15 +446,16 @@ static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t surp
     }
 }
 
-/* Whether the peer takes the GPU's time beside me and does not charge itself for it: by far too little, since its part of
- * that time is only known from its slices' number. */
-static void note_beside(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i, uint64_t had) {
+/* Whether the peer charges itself for the GPU time that it had: beside me, or while I waited for it. Of tenants that both
+ * keep the GPU busy, that time is known; of one that leaves gaps, only that it had something. */
+static void note_time(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i, uint64_t had, int saturated) {
     uint64_t v = gpu->slot[i].v, bit = 1ull << i;
     p->beside[i] += had;
     if (p->beside[i] < BESIDE)
         return;
+    uint64_t due = p->beside[i] * GH_WEIGHT_ONE / weight_of(&gpu->share[i]);
     p->unpaid &= ~bit;
-    if (age64(due_v(gpu, i), p->v[i]) < p->beside[i] * GH_WEIGHT_ONE / weight_of(&gpu->share[i]) / 8)
+    if (age64(due_v(gpu, i), p->v[i]) < (saturated ? due / 4 * 3 : due / 8))
         p->unpaid |= bit;
     p->beside[i] = 0;
     p->v[i] = v;
@@ -509,13 +510,14 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
             continue;
         uint64_t weight = weight_of(&gpu->share[i]), tenure = tenure_of(gpu, &c, (unsigned)i);
         uint64_t had = beside >> i & 1 ? t / contexts : 0;
-        note_beside(p, gpu, (unsigned)i, had);
-        if (parts >> i & 1)
+        uint64_t held = last && !last->go && last->blame == i ? waited : 0;
+        note_time(p, gpu, (unsigned)i, had + held, gpu->slot[i].saturated && mine->saturated);
+        int unpaid = (p->ignored & p->unpaid) >> i & 1;
+        if (parts >> i & 1 && !unpaid)
             p->beyond[i] -= (int64_t)(spare * weight / weights);
         p->beyond[i] -= (int64_t)(surprise * weight / all);
-        if (last && !last->go && last->blame == i)
-            p->beyond[i] += (int64_t)waited;
-        if (p->ignored & p->unpaid & 1ull << i)
+        p->beyond[i] += (int64_t)held;
+        if (unpaid)
             p->beyond[i] += (int64_t)had;
         judge(p, (unsigned)i, (int64_t)(r->patience * weight / all + tenure), (int64_t)(p->surplus * weight / all));
     }

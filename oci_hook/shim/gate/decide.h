@@ -36,9 +36,10 @@ struct gh_peers {
     uint64_t ignorings;        /* how often a peer came to be ignored */
     uint64_t unpaid;           /* bit i: peer i uses the GPU beside us and does not charge itself */
     uint64_t v[GH_SLOTS];      /* when `beside` was last 0 */
-    uint64_t beside[GH_SLOTS]; /* ns of GPU time that peer i had beside us since then, by its own say */
-    int64_t beyond[GH_SLOTS];  /* ns waited for peer i with nothing in flight, less what peer i may cost */
-    uint64_t drain_at;         /* begin of the last drain; 0: none */
+    uint64_t beside
+        [GH_SLOTS]; /* ns of time that peer i had since then: beside us, by its own say, or while we waited for it */
+    int64_t beyond[GH_SLOTS];   /* ns waited for peer i with nothing in flight, less what peer i may cost */
+    uint64_t drain_at;          /* begin of the last drain; 0: none */
     uint64_t drained[GH_SLOTS]; /* 1 + `done` of peer i when a drain for its work last began; 0: never */
 };
 

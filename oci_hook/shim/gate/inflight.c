@@ -276,12 +276,12 @@ static bool behind_uncounted(const struct inflight *f, const struct track *k, ui
 bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now, uint32_t contexts) {
     unsigned track = f->stuck.count ? track_of(f, context, stream) : 0;
     const struct track *k = track ? &f->track[track - 1] : NULL;
-    if (!k || !(k->first || k->batch.count))
+    if (!k || k->entered || !(k->first || k->batch.count)) /* a launch that is in the driver now may go on by itself */
         return false;
     const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
     const struct work *oldest = m ? &m->batch : &k->batch;
     uint64_t since = max64(m ? m->submitted : k->first_at, k->done_at),
-             waits = STUCK_AFTER << min64(work_of(f, k).count, 20);
+             waits = STUCK_AFTER << min64(work_of(f, k).count, 7);
     since += inflight_halted_for(f, since, now);
     return age64(now, since) < oldest->known * contexts + waits;
 }

@@ -177,7 +177,7 @@ void inflight_forget_context(struct inflight *f, CUcontext context);
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts);
 /* Whether a launch into this stream would come behind work that waits for something. Such a launch can set nothing going,
  * but the thread that makes it may make another one after it: so it may go on after a time that doubles with each
- * command that is there. */
+ * command that is there, to a second. */
 bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now, uint32_t contexts);
 /* From now on launches are counted. */
 void inflight_counts(struct inflight *f, uint64_t now);

@@ -37,10 +37,12 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
 GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
     struct charge c;
     CUdeviceptr made = 0;
+    if (!pointer || !bytes) /* the driver refuses these first, even before cuInit (535) */
+        return REAL(cuMemAllocManaged)(pointer, 0, flags);
     CUresult r = charge_everywhere(&c, bytes);
     if (r)
         return r;
-    r = REAL(cuMemAllocManaged)(pointer ? &made : NULL, bytes, flags);
+    r = REAL(cuMemAllocManaged)(&made, bytes, flags);
     r = finish_everywhere(&c, r, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;
