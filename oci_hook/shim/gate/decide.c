@@ -512,7 +512,7 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
         uint64_t had = beside >> i & 1 ? t / contexts : 0;
         uint64_t held = last && !last->go && last->blame == i ? waited : 0;
         note_time(p, gpu, (unsigned)i, had + held, gpu->slot[i].saturated && mine->saturated);
-        int unpaid = (p->ignored & p->unpaid) >> i & 1;
+        int unpaid = had && (p->ignored & p->unpaid) >> i & 1;
         if (parts >> i & 1 && !unpaid)
             p->beyond[i] -= (int64_t)(spare * weight / weights);
         p->beyond[i] -= (int64_t)(surprise * weight / all);

@@ -27,7 +27,8 @@ static const uint32_t *word_of(const struct gh_gate *g, const struct gh_decision
 /* Sleeps as the decision says. blind: not on its word. Returns false if it was woken at once. */
 static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, bool blind) {
     const struct gh_slot *mine = peers_mine(&g->peers);
-    bool held = d->blame < GH_SLOTS && mine->launched == mine->done, full = d->on == GH_ON_OWN_DONE && d->held;
+    bool held = d->blame < GH_SLOTS && mine->launched == mine->done,
+         full = d->on == GH_ON_OWN_DONE && (d->held || d->mode == GH_OPEN);
     uint64_t step = min64(age64(d->until, now), STEP_MAX);
     uint32_t seen;
     const uint32_t *word = word_of(g, d, &seen);
