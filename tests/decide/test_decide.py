@@ -46,7 +46,10 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
         ("min64(t, age64(now, mine->idle_since))", "0"),
         ("last && !last->go && last->blame == i ? waited : 0", "0"),
         ("d.blame = (uint8_t)c.least;", ""),
-        ("p->beyond[i] = x = x < -surplus ? -surplus", "p->beyond[i] = x = x < -(int64_t)(20 * GH_S) ? -(int64_t)(20 * GH_S)"),
+        (
+            "p->beyond[i] = x = x < -surplus ? -surplus",
+            "p->beyond[i] = x = x < -(int64_t)(20 * GH_S) ? -(int64_t)(20 * GH_S)",
+        ),
         ("if (age64(now, mine->idle_since) < linger_of(gpu, me))", "if (0)"),
         ("if (peers && peers->drained[i] == gpu->slot[i].done + 1)", "if (0)"),
         ("return add64(began, gpu->rules.drain_max);", "return add64(now, gpu->rules.drain_max);"),
