@@ -12,14 +12,7 @@
 
 #include "gate/peers.h"
 #include "pages/layout.h"
-
-#define HOLD(what)                                                     \
-    do {                                                               \
-        if (!(what)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-            exit(1);                                                   \
-        }                                                              \
-    } while (0)
+#include "hold.h"
 
 enum { ME = 3, SLOW = 5, DEAD = 60 };
 #define EVERY (50 * GH_MS)

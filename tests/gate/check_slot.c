@@ -1,5 +1,5 @@
-/* How often slot.c opens files and tests locks of other containers, whatever that costs, and whatever is in a file's
- * place. Linked with -Wl,--wrap=syscall: system calls are counted, and tests of locks can be made slow.
+/* How often slot_own.c and slot_peer.c open files and test locks of other containers, whatever that costs, and whatever is
+ * in the place of a file. Linked with -Wl,--wrap=syscall: system calls are counted, and tests of locks can be made slow.
  * check_slot WHAT, with a GH_PRIVATE of its own. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -16,14 +16,7 @@
 #include "pages/layout.h"
 #include "gate/slot_own.h"
 #include "gate/slot_peer.h"
-
-#define HOLD(what)                                                     \
-    do {                                                               \
-        if (!(what)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-            exit(1);                                                   \
-        }                                                              \
-    } while (0)
+#include "hold.h"
 
 static unsigned opens, questions, wakes;
 static uint64_t slow;

@@ -6,14 +6,7 @@
 #include <string.h>
 
 #include "flips.h"
-
-#define HOLD(what)                                                     \
-    do {                                                               \
-        if (!(what)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-            exit(1);                                                   \
-        }                                                              \
-    } while (0)
+#include "hold.h"
 
 enum { MANY = 100, MEGABYTE = 1 << 20 };
 static struct config config;

@@ -401,13 +401,12 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
         d.held = 1;
         return wait_for(d, GH_ON_SLOT, (unsigned)__builtin_ctzll(o.lower), drain);
     }
-    if (!o.contended && !o.registered && (empty || fits_open(r, gh_residue(own, now), cost)))
+    if (o.contended || o.registered)
+        return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
+    if (empty || fits_open(r, gh_residue(own, now), cost))
         return go(d, GH_OPEN);
-    if (!o.contended && !o.registered) {
-        d.mode = GH_OPEN;
-        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, r->window_open)));
-    }
-    return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
+    d.mode = GH_OPEN;
+    return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, r->window_open)));
 }
 
 /* ---- what waiting for peers has cost ---- */

@@ -28,17 +28,16 @@ struct gh_bucket {
 /* What waiting for each peer has cost a tenant, by the tenant's own clock and decisions alone. So it bounds what a peer
  * can cost, whatever that peer writes into its slot: gh_peers_count, docs/internals/compute-gate.md. */
 struct gh_peers {
-    uint64_t foreseen;         /* GPU time in flight at the last count, of long commands */
-    uint64_t longest;          /* of the tenant's recent commands */
-    uint64_t charged, surplus; /* GPU time of the tenant: so far, and of that what was beyond its part */
-    uint64_t counted_at;       /* 0: not yet */
-    uint64_t ignored;          /* bit i: peer i has cost too much; its claims, its v and its wish to run do not count */
-    uint64_t ignorings;        /* how often a peer came to be ignored */
-    uint64_t unpaid;           /* bit i: peer i uses the GPU beside us and does not charge itself */
-    uint64_t v[GH_SLOTS];      /* when `beside` was last 0 */
-    uint64_t beside
-        [GH_SLOTS]; /* ns of time that peer i had since then: beside us, by its own say, or while we waited for it */
-    int64_t beyond[GH_SLOTS];   /* ns waited for peer i with nothing in flight, less what peer i may cost */
+    uint64_t counted_at;      /* 0: not yet */
+    uint64_t ignored;         /* bit i: peer i has cost too much; its claims, its v and its wish to run do not count */
+    uint64_t ignorings;       /* how often a peer came to be ignored */
+    uint64_t unpaid;          /* bit i: peer i does not charge itself for the time that it has */
+    int64_t beyond[GH_SLOTS]; /* ns waited for peer i with nothing in flight, less what peer i may cost */
+    /* ns that peer i had: beside us, by its own say, or while we waited for it; and its v when that was 0 */
+    uint64_t beside[GH_SLOTS], v[GH_SLOTS];
+    /* GPU time of the tenant: charged so far; of that, by long commands beyond its part; in flight, of long commands, at
+     * the last count; of its longest recent command */
+    uint64_t charged, surplus, foreseen, longest;
     uint64_t drain_at;          /* begin of the last drain; 0: none */
     uint64_t drained[GH_SLOTS]; /* 1 + `done` of peer i when a drain for its work last began; 0: never */
 };
@@ -87,7 +86,7 @@ uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight);
  * duty) is owed only its duty, and the others share the rest by weight, so that none holds another back. */
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
 
-/* Counts the time since the last call, at each decision. last: the decision before; NULL: none. 
+/* Counts the time since the last call, at each decision. last: the decision before; NULL: none.
  *
  * In time t a tenant of weight w, in a crowd of weight W that wants the GPU, may be kept waiting for t x (1 - 0.95 w/W).
  * Each peer of the crowd has its part of that by weight; a peer that has cost more and is idle now counts to the crowd
@@ -144,6 +143,8 @@ uint64_t gh_cost_of(const struct gh_cost *cost);
 /* What a finished command is charged: its own elapsed time if that is clean, else the cost of its key. Long commands
  * are rarely undisturbed, and only the shortest of them would be clean: they are always charged their own time. */
 #define GH_COST_LONG (2 * GH_MS)
+uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean);
+
 /* GPU time of a command that took `elapsed`, of which `part` is its context's by equal slices: less what the GPU lost in
  * switches. Slices of a long command end while other contexts have work, so a switch takes 8 per cent of each (GV100 and
  * A100: simulator/gpu_hook_simulator/calibration.json). contexts: that have work, with its own. */
@@ -152,6 +153,5 @@ static inline uint64_t gh_less_switches(uint64_t part, uint64_t elapsed, uint64_
         contexts > 1 && elapsed > GH_COST_LONG && elapsed > part ? (elapsed - part) / (contexts - 1) * 8 / 100 : 0;
     return lost < part ? part - lost : 0;
 }
-uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean);
 
 #endif

@@ -260,12 +260,20 @@ static uint64_t patience(const struct inflight *f, const struct track *k) {
     return min64(STUCK_AFTER << 2 * min64(work_of(f, k).unknown - 1, 4), GH_S);
 }
 
-/* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. */
-static bool is_stuck(const struct inflight *f, const struct track *k, uint64_t since, const struct work *oldest,
-                     uint64_t now, uint32_t contexts) {
+/* The oldest commands in a track, and when the first of them was launched. */
+static const struct work *oldest_of(const struct inflight *f, const struct track *k, uint64_t *launched_at) {
+    const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
+    *launched_at = m ? m->submitted : k->first_at;
+    return m ? &m->batch : &k->batch;
+}
+
+/* The oldest commands in a track should have been done for that long. */
+static bool overdue_by(const struct inflight *f, const struct track *k, uint64_t now, uint32_t contexts, uint64_t by) {
+    uint64_t since;
+    const struct work *oldest = oldest_of(f, k, &since);
     since = max64(since, k->done_at);
     since += inflight_halted_for(f, since, now);
-    return age64(now, since) >= oldest->known * contexts + patience(f, k);
+    return age64(now, since) >= oldest->known * contexts + by;
 }
 
 /* The commands in this track may be behind launches that were not counted. */
@@ -278,12 +286,7 @@ bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream strea
     const struct track *k = track ? &f->track[track - 1] : NULL;
     if (!k || k->entered || !(k->first || k->batch.count)) /* a launch that is in the driver now may go on by itself */
         return false;
-    const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
-    const struct work *oldest = m ? &m->batch : &k->batch;
-    uint64_t since = max64(m ? m->submitted : k->first_at, k->done_at),
-             waits = STUCK_AFTER << min64(work_of(f, k).count, 7);
-    since += inflight_halted_for(f, since, now);
-    return age64(now, since) < oldest->known * contexts + waits;
+    return !overdue_by(f, k, now, contexts, STUCK_AFTER << min64(work_of(f, k).count, 7));
 }
 
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts) {
@@ -293,12 +296,12 @@ bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts) {
     f->running_cost = 0;
     EACH_BUSY(f, i) {
         const struct track *k = &f->track[i];
-        const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
-        const struct work *oldest = m ? &m->batch : &k->batch;
-        uint64_t since = m ? m->submitted : k->first_at;
+        uint64_t since;
+        const struct work *oldest = oldest_of(f, k, &since);
         bool behind = behind_uncounted(f, k, now);
         sure &= !behind;
-        if (!behind && is_stuck(f, k, since, oldest, now, contexts)) {
+        /* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. */
+        if (!behind && overdue_by(f, k, now, contexts, patience(f, k))) {
             struct work w = work_of(f, k);
             work_add(&f->stuck, &w);
         } else if (since < at) {

@@ -92,6 +92,14 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) 
     return told ? need.size : upper_bound(d, levels);
 }
 
+/* Given the driver's answer: notes the charge, and only then gives the array to the program. */
+static CUresult finish_array(struct charge *c, CUresult r, const CUarray *made, CUarray *array) {
+    r = finish_alloc(c, r, ARRAY, (uintptr_t)*made);
+    if (r == CUDA_SUCCESS)
+        *array = *made;
+    return r;
+}
+
 GH_EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *given) {
     CUDA_ARRAY_DESCRIPTOR_v1 d;
     struct charge c;
@@ -102,11 +110,7 @@ GH_EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 
     CUresult r = charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, 0, d.format, d.channels, 0}));
     if (r)
         return r;
-    r = REAL(cuArrayCreate)(&made, &d);
-    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
-    if (r == CUDA_SUCCESS)
-        *array = made;
-    return r;
+    return finish_array(&c, REAL(cuArrayCreate)(&made, &d), &made, array);
 }
 
 GH_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given) {
@@ -119,11 +123,7 @@ GH_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR 
     CUresult r = charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, 0, d.format, d.channels, 0}));
     if (r)
         return r;
-    r = REAL(cuArrayCreate_v2)(&made, &d);
-    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
-    if (r == CUDA_SUCCESS)
-        *array = made;
-    return r;
+    return finish_array(&c, REAL(cuArrayCreate_v2)(&made, &d), &made, array);
 }
 
 GH_EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *given) {
@@ -137,11 +137,7 @@ GH_EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
         charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, d.depth, d.format, d.channels, d.flags}));
     if (r)
         return r;
-    r = REAL(cuArray3DCreate)(&made, &d);
-    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
-    if (r == CUDA_SUCCESS)
-        *array = made;
-    return r;
+    return finish_array(&c, REAL(cuArray3DCreate)(&made, &d), &made, array);
 }
 
 GH_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given) {
@@ -154,11 +150,7 @@ GH_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIP
     CUresult r = charge(&c, array_bytes(&d));
     if (r)
         return r;
-    r = REAL(cuArray3DCreate_v2)(&made, &d);
-    r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
-    if (r == CUDA_SUCCESS)
-        *array = made;
-    return r;
+    return finish_array(&c, REAL(cuArray3DCreate_v2)(&made, &d), &made, array);
 }
 
 GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given,

@@ -10,7 +10,7 @@
 #define GH_REAL_LIBNVML GH_PRIVATE "/driver/ml"
 #define GH_POLICY_FILE GH_PRIVATE "/policy"
 #define GH_ACCOUNT_FILE GH_PRIVATE "/account/page"
-/* The first process makes this file; its locks: gate/slot.c. */
+/* The first process makes this file; its locks: gate/slot_own.c. */
 #define GH_PROCESS_LOCKS GH_PRIVATE "/account/slots"
 #define GH_SHARE_DIR GH_PRIVATE "/share"
 #define GH_SLOT_FILE GH_PRIVATE "/slot"

@@ -1,5 +1,5 @@
 /* The slot file: what one container tells the others on its GPU. Its own processes write it; the others read it and
- * trust none of it (gate/slot.c, gh_slot_view). GH_SLOT_FILE_SIZE bytes: a head that the container's processes share,
+ * trust none of it (gate/slot_peer.c, gh_slot_view). GH_SLOT_FILE_SIZE bytes: a head that the container's processes share,
  * and a record for each process. A file of zeros was never used. Little-endian, naturally aligned. Times and durations
  * are CLOCK_MONOTONIC nanoseconds divided by the GPU page's time_scale. docs/internals/compute-gate.md */
 #ifndef GPU_HOOK_SLOT_PAGE_H
