@@ -9,7 +9,7 @@ import click
 from oci_hook.agent.event_log import Follower
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
-from oci_hook.errors import GhError
+from oci_hook.errors import GhError, refuse
 
 EVERY = 0.5  # seconds between two reads with --follow
 
@@ -28,7 +28,8 @@ EVERY = 0.5  # seconds between two reads with --follow
 def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
     """List what happened on this node: grants, refusals, findings.
 
-    Grants, refusals and changes are always recorded; ends and findings only while the agent runs.
+    Grants, refusals and changes are always recorded; ends and findings only while the agent runs. Exit status 1: no
+    event is about the CONTAINER that was named.
     """
     try:
         log = Follower(node_settings.load(prefix).state_dir, old=True)
@@ -47,8 +48,12 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
             time.sleep(EVERY)
     except KeyboardInterrupt:
         return
+    if not shown and container:
+        output.fail(
+            refuse("GH-410", f"no event is about {output.printable(container)}; `gpu-hook events` lists all"), as_json
+        )
     if not shown:
-        click.echo(f"no event is about {container}" if container else "no events yet", err=True)
+        click.echo("no events yet", err=True)
 
 
 def concerns(event: dict[str, Any], container: str) -> bool:
