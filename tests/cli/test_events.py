@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from oci_hook.cli import events as command
 from oci_hook.core.grant import Share
 from oci_hook.ledger import events
+from oci_hook.observe import event_text
 from tests.cli.box import Install
 
 
@@ -59,4 +59,4 @@ def test_a_damaged_line_is_left_out(install: Install) -> None:
 def test_an_event_that_was_cut_short(install: Install) -> None:
     events.record(str(install.state), "granted", id="long", text="x" * 5000)
     assert "driver files only" in install.text("events") and json.loads(install.text("events", "--json"))["cut"]
-    assert command.changed({"event": "changed", "at": 1, "cut": True}) == "cut True"
+    assert event_text.changed({"event": "changed", "at": 1, "cut": True}) == "cut True"
