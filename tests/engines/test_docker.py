@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from oci_hook.core.layout import ENV_SET
 from tests.engines import box
 from tests.engines.box import IMAGE, LOOK, Place
 
@@ -139,6 +140,21 @@ def test_exec_sees_the_same(docker: Docker) -> None:
     box.saw_its_share(done.stdout, 1024)
     (grant,) = docker.place.grants()
     assert grant["id"] == id
+    first = variables(docker("exec", id, "cat", "/proc/1/environ").stdout.split("\0"))
+    assert first["GPU_HOOK_MEMORY_MIB"] == "1024" and first["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+    mine = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "GPU_HOOK_CLASS=online")
+    for flags in ((), ("-t",), ("-d",), ("-u", "1000"), mine):
+        done = docker("exec", *flags, id, "sh", "-c", "env > /tmp/env.new; mv /tmp/env.new /tmp/env")
+        assert done.returncode == 0, done.stderr
+        assert box.until(lambda: docker("exec", id, "test", "-e", "/tmp/env").returncode == 0)
+        said = docker("exec", id, "sh", "-c", "cat /tmp/env; rm /tmp/env").stdout
+        assert variables(said.splitlines()) == first, (flags, said)
+
+
+def variables(lines: list[str]) -> dict[str, str]:
+    """Those of the grant."""
+    found = dict(line.split("=", 1) for line in lines if "=" in line)
+    return {name: value for name, value in found.items() if name in ENV_SET}
 
 
 def test_a_second_container_finds_the_first_ones_memory_taken(docker: Docker) -> None:
@@ -179,7 +195,7 @@ def test_update_keeps_the_device_rules(docker: Docker) -> None:
 
 
 def test_health_checks(docker: Docker) -> None:
-    """Health checks are `exec` calls, which go to the real runtime without our code."""
+    """Health checks are `exec` calls."""
     id = started(docker, "--health-cmd=gpu-probe info", "--health-interval=1s")
     state = "{{.State.Health.Status}}"
     assert box.until(lambda: docker("inspect", "--format", state, id).stdout.strip() == "healthy")

@@ -132,6 +132,8 @@ def test_detached_exec_and_end(podman: Podman) -> None:
     assert grant["id"] == done.stdout.strip()
     seen = podman("exec", "one", "sh", "-c", f"exec 2>&1; {LOOK}", flags=("--runtime=gpu-hook",))
     box.saw_its_share(seen.stdout, 1024)
+    env = podman("exec", "-e", "NVIDIA_VISIBLE_DEVICES=all", "one", "env", flags=("--runtime=gpu-hook",)).stdout
+    assert "GPU_HOOK_MEMORY_MIB=1024" in env and "NVIDIA_VISIBLE_DEVICES=GPU-" in env and "=all" not in env
     assert podman("kill", "one", flags=("--runtime=gpu-hook",)).returncode == 0
     assert box.until(lambda: podman.place.grants() == [])
 
