@@ -61,7 +61,7 @@ def test_by_key(install: Install) -> None:
 
 def test_by_the_beginning_of_an_id(install: Install) -> None:
     grants = {id: install.grant(id, Share("GPU-0", 1)) for id in ("abcdef01", "abcdef02", "abcdef0")}
-    assert install.data("release", "abcde", "--force") == {"released": []}  # too short to be meant
+    assert install.data("release", "abcde", "--force", status=1)["errors"][0]["code"] == "GH-410"  # too short
     assert "choose one by --key" in install.text("release", "abcdef", "--force", status=1)
     assert install.data("release", "abcdef0", "--force") == {"released": [grants["abcdef0"].key]}  # an id as it is
     assert install.data("release", "abcdef02", "--force") == {"released": [grants["abcdef02"].key]}

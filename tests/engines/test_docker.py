@@ -124,6 +124,22 @@ def test_a_container_that_asks_nothing_has_no_gpu(docker: Docker) -> None:
     assert done.returncode == 0 and "nvidia" not in done.stdout and "gpu-hook" not in done.stdout
 
 
+def test_names(docker: Docker) -> None:
+    """docker's names, also after `docker rename`. The data directory is not the usual one."""
+    id = started(docker, "--name=trainer")
+    place = docker.place
+    (grant,) = place.grants()
+    assert (grant["id"], grant["name"]) == (id, "trainer")
+    assert "trainer" in place.gpu_hook("ps")
+    assert f"container trainer ({id[:12]}): memory 512Mi" in place.gpu_hook("set", "trainer", "--memory", "512Mi")
+    assert place.gpu_hook("freeze", "trainer") == f"container trainer ({id[:12]}) frozen\n"
+    assert place.gpu_hook("why", "trainer").startswith(f"trainer ({id[:12]}) runs")
+    assert "trainer" in place.gpu_hook("events", "-c", "trainer")
+    assert docker("rename", "trainer", "tuner").returncode == 0
+    assert place.gpu_hook("resume", "tuner") == f"container tuner ({id[:12]}) resumed\n"
+    assert json.loads(place.gpu_hook("release", "--force", "--json", "tuner"))["released"] == [grant["key"]]
+
+
 def test_what_cannot_be_given_is_said_by_docker_run(docker: Docker) -> None:
     done = docker.run(*docker.ask(99999))
     assert done.returncode == 125 and "OCI runtime create failed" in done.stderr and "GH-201: " in done.stderr
@@ -143,12 +159,12 @@ def test_exec_sees_the_same(docker: Docker) -> None:
     first = variables(docker("exec", id, "cat", "/proc/1/environ").stdout.split("\0"))
     assert first["GPU_HOOK_MEMORY_MIB"] == "1024" and first["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
     mine = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "GPU_HOOK_CLASS=online")
-    for flags in ((), ("-t",), ("-d",), ("-u", "1000"), mine):
-        done = docker("exec", *flags, id, "sh", "-c", "env > /tmp/env.new; mv /tmp/env.new /tmp/env")
-        assert done.returncode == 0, done.stderr
-        assert box.until(lambda: docker("exec", id, "test", "-e", "/tmp/env").returncode == 0)
-        said = docker("exec", id, "sh", "-c", "cat /tmp/env; rm /tmp/env").stdout
-        assert variables(said.splitlines()) == first, (flags, said)
+    for flags in ((), ("-t",), ("-u", "1000"), mine):
+        done = docker("exec", *flags, id, "env")
+        assert done.returncode == 0 and variables(done.stdout.splitlines()) == first, (flags, done.stdout, done.stderr)
+    assert docker("exec", "-d", id, "sh", "-c", "env > /tmp/new; mv /tmp/new /tmp/env").returncode == 0
+    assert box.until(lambda: docker("exec", id, "cat", "/tmp/env").returncode == 0)
+    assert variables(docker("exec", id, "cat", "/tmp/env").stdout.splitlines()) == first
 
 
 def variables(lines: list[str]) -> dict[str, str]:
