@@ -18,7 +18,7 @@ from tests.cli.box import Install
         (("--engine", "docker"), "docker adds no OCI hooks to containers"),
         (("--engine", "podman"), "podman gets hooks and the runtime by a plain"),
         (("--engine", "crio"), "CRI-O gets hooks and the runtime by a plain"),
-        (("--engine", "runc"), "`gpu-hook bundle DIR` adds hooks to a bundle"),
+        (("--engine", "runc"), "runc has no configuration; `gpu-hook bundle DIR` adds hooks to a bundle"),
         (("--engine", "containerd", "--engine", "docker"), "docker adds no OCI hooks"),
     ],
 )
