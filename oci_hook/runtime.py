@@ -15,7 +15,7 @@ from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Life
 from oci_hook.errors import GhError, Problem, refuse
-from oci_hook.ledger import events
+from oci_hook.ledger import events, exec_env
 from oci_hook.ledger.admit import Admission, admit, release
 from oci_hook.ledger.life import planned_cgroup
 from oci_hook.linux import limits
@@ -117,6 +117,7 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
     check_mount_points(plan.steps, settings)
     if plan.warnings:
         log.report(plan.warnings, call.log, call.log_format, "warning")
+    exec_env.write(settings.state_dir, admission.grant.key, plan.steps)
     edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
     done.original = data
     spec.save(call.config, edited)

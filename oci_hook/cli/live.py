@@ -7,11 +7,11 @@ from typing import Any
 
 from oci_hook.agent import options
 from oci_hook.agent.view import Watched, view
+from oci_hook.cli import named
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory as cache
-from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
 from oci_hook.observe.processes import accounted
@@ -74,7 +74,7 @@ def alone(settings: Settings) -> dict[str, Any]:
         inventory = cache.load(settings)
     except GhError as e:
         problems["inventory"] = str(e)
-    grants = {grant.key: grant for grant in store.snapshot(settings.state_dir)}
+    grants = {grant.key: grant for grant in named.snapshot(settings)}
     watched = {}
     for key, grant in grants.items():
         watched[key] = Watched()
