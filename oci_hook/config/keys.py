@@ -117,6 +117,7 @@ RULES: "dict[str, Reader]" = {
     "qgpu_memory_unit": one_of(*UNITS),
     "linger": linger,
     "online_compute": one_of("booking", "share"),
+    "near_misses": one_of("auto", "refuse", "warn"),
 }
 
 # The agent's. Only their names are checked here; their values are read by install/agent_settings.py.

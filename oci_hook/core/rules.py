@@ -20,6 +20,7 @@ class Rules(Value):
     qgpu_memory_unit: "MiB", "GiB", or "none" if the dialect qgpu is off. linger: how long a container still counts as
     busy after its work, in nanoseconds; 0: the gate adapts it to the container. online_compute: "booking" or "share",
     what the compute of a container of class online is: booked in the ledger only, or its share as in other classes.
+    near_misses: "auto", "refuse" or "warn", what happens to a container that asks in words which are not understood.
     """
 
     default_policy: str = "burst-share"
@@ -36,6 +37,7 @@ class Rules(Value):
     qgpu_memory_unit: str = "none"
     linger: int = 0
     online_compute: str = "booking"
+    near_misses: str = "auto"
 
     @property
     def online_competes(self) -> bool:

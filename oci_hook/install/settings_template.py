@@ -65,6 +65,10 @@ trust_env: false
 dialects: [t9k, gpu-manager, hami, nvidia-volumes]
 qgpu_memory_unit: none
 
+# A container that seems to ask for a GPU in words that are not understood (gpuhook.io/memory): refuse, warn, or auto:
+# refuse where gpu-hook was chosen by name (--runtime, RuntimeClass), warn where it is an engine's default or a hook.
+near_misses: auto
+
 # The node agent (`gpu-hook agent`, not needed by containers; restart it after a change); docs/guide/agent.md.
 agent.address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs agent.token_file
 agent.token_file: none          # a file that root alone can read; every request must carry its first line

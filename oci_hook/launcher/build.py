@@ -38,5 +38,6 @@ def shared() -> list[str]:
     from oci_hook.core import dialects
 
     defaults = Settings("/")
-    words = ", ".join(f'"{word}"' for word in dialects.triggers())
-    return [f"-DASKS={words}", f'-DRUNTIME="{defaults.runtime}"', f'-DPYTHON="{defaults.python}"']
+    words = {"ASKS": dialects.triggers(), "NEAR_KEYS": dialects.NEAR_KEYS, "NEAR_MOUNTS": dialects.NEAR_MOUNTS}
+    lists = [f"-D{name}=" + ", ".join(f'"{word}"' for word in found) for name, found in words.items()]
+    return [*lists, f'-DRUNTIME="{defaults.runtime}"', f'-DPYTHON="{defaults.python}"']

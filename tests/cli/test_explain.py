@@ -127,15 +127,38 @@ def test_whole_gpus_and_driver_files_alone(install: Install) -> None:
 
 def test_nothing_asked(install: Install) -> None:
     assert install.text("explain") == "container (the engine gives no name)\nrequests nothing\n"
-    assert install.text(*asking("gpu-hook.io/class=online"), "--env", "NVIDIA_VISIBLE_DEVICES=all") == (
-        "container (the engine gives no name)\nrequests nothing\n"
-    )
+    from_image = install.run("explain", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+    assert from_image.stdout == "container (the engine gives no name)\nrequests nothing\n"
+    assert "env NVIDIA_VISIBLE_DEVICES='all' asks for nothing, since an image can set it" in from_image.stderr
     forgotten = install.run(*asking("memory=4Gi"))
     assert forgotten.stdout.endswith("requests nothing\n")
     assert (
-        forgotten.stderr == "warning: GH-102: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
+        forgotten.stderr == "warning: GH-108: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
     )
     assert install.data("explain") == {"name": "", "annotated_containers": {}, "request": None, "gpus": [], "plan": []}
+
+
+MISSES = [
+    ("-a", "gpuhook.io/memory=4Gi"),
+    ("-a", "gpu-hook/memory=4Gi"),
+    ("-a", "nvidia.com/gpu.shared=1"),
+    ("-a", "gpu-hook.io/memory.trianer=4Gi", "--container", "trainer"),
+    ("-a", "gpu-hook.io/policy=fs"),
+    ("-a", "tke.cloud.tencent.com/qgpu-core=30"),
+    ("-l", "gpu-hook.io/memory=4Gi"),
+    ("-v", "/dev/null:/run/gpuhook/request/memory=4Gi"),
+]
+
+
+@pytest.mark.parametrize("words", MISSES, ids=lambda words: words[1])
+def test_near_misses(install: Install, words: tuple[str, ...]) -> None:
+    """As the runtime says it: refused, or with `near_misses: warn` a warning."""
+    refused = install.run("explain", *words)
+    assert (refused.exit_code, refused.stdout) == (1, "") and refused.stderr.startswith("GH-108: ")
+    settings_edit.change(str(install.prefix), near_misses="warn")
+    warned = install.run("explain", *words)
+    assert warned.exit_code == 0 and warned.stdout.endswith("requests nothing\n")
+    assert "warning: " + refused.stderr in warned.stderr
 
 
 def test_json(install: Install) -> None:

@@ -28,6 +28,12 @@ BEGIN = {
 OUR_WORDS = (PREFIX_KEY, "GPU_HOOK_", "NVIDIA_IMEX_CHANNELS")
 ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
 
+# What may ask in words that nobody understands (core/near_misses.py): parts of annotation keys, and of mounts' paths. The
+# launcher looks for them, and engines hand the annotations of NEAR_PATTERNS (Go's path.Match) on to the runtime.
+NEAR_KEYS = ("gpu", "GPU", "Gpu", "cuda", "CUDA", "nvidia", "NVIDIA", "hook.io/")
+NEAR_MOUNTS = ("/run/gpu", "gpu-hook/request")
+NEAR_PATTERNS = ("gpu*/*", "gpu*", "T9K_*", "NVIDIA_*")
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
