@@ -272,7 +272,7 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     lines = [("GPUs", wanted)]
     if gpus:
         memory = each([memory_words(gpu) for gpu in gpus])
-        compute = each([compute_words(gpu) for gpu in gpus])
+        compute = each([compute_words(gpu, request) for gpu in gpus])
         ceiling = f", at most {request.compute_limit}%" if request.compute_limit is not None else ""
         lines += [
             ("memory", memory),
@@ -299,9 +299,9 @@ def memory_words(gpu: GpuRequest) -> str:
     return output.size(amount) if kind == "mib" else f"{amount}% of the GPU"
 
 
-def compute_words(gpu: GpuRequest) -> str:
+def compute_words(gpu: GpuRequest, request: Request) -> str:
     if gpu.compute is not None:
-        return f"{gpu.compute}%"
+        return f"{gpu.compute}%" + (" is booked, none guaranteed" if request.terms.policy == "best-effort" else "")
     return "all of it" if gpu.whole else "no guarantee"
 
 

@@ -34,7 +34,7 @@ plan
   allow c 195:0 rw
   allow c 195:255 rw
   bind PREFIX/state/sim/gpus/0 -> /dev/nvidia-sim/0 (rw,nosuid,nodev,noexec)
-  env NVIDIA_VISIBLE_DEVICES=GPU-0
+  env NVIDIA_VISIBLE_DEVICES={visible}
 """
 LAST = """\
   bind PREFIX/lib/shim/libcuda.so.1 -> /usr/lib64/libcuda.so.1 (ro,nosuid,nodev)
@@ -67,7 +67,7 @@ def test_t9k_share_of_a_named_gpu(install: Install) -> None:
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (asked for by name): 6Gi of 24Gi\n"
-        "  1  GPU-1  not asked for\n" + PLAN + LAST
+        "  1  GPU-1  not asked for\n" + PLAN.format(visible="0") + LAST
     )
     assert "  env T9K_GPU_MEMORY=6144\n" in answer
 
@@ -91,7 +91,7 @@ def test_compute_and_its_ceiling(install: Install) -> None:
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
-        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + PLAN + LAST
+        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + PLAN.format(visible="GPU-0") + LAST
     )
 
 
@@ -182,6 +182,8 @@ def test_json(install: Install) -> None:
             "narrow_to": None,
             "preempt_tolerance_us": None,
             "imex_channels": [],
+            "visible": "uuid",
+            "same_percent": None,
         },
         "gpus": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **gpu, "reason": "chosen (binpack)", "share": share},

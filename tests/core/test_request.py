@@ -207,8 +207,8 @@ def test_env_never_grants(visible: str) -> None:
 
 
 def test_env_that_cannot_be_read_refuses_only_who_asks() -> None:
-    [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="MIG-GPU-1/1/0")
-    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='MIG-GPU-1/1/0' has a GPU UUID that is not well-formed")
+    [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="GPU-1/1/0")
+    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='GPU-1/1/0' has a GPU UUID that is not well-formed")
 
 
 @pytest.mark.parametrize("name", ["0:1", "MIG-51de0000-1"])
