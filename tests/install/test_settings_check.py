@@ -44,7 +44,7 @@ def say(prefix: Path, text: str) -> None:
 
 
 def base(prefix: Path, more: str = "") -> str:
-    return f"runtime: {prefix}/runc\npython: {sys.executable}\n{more}"
+    return f"runtime: {prefix}/runc\npython: '{sys.executable}'\n{more}"
 
 
 def problems(prefix: Path, text: str) -> list[str]:
