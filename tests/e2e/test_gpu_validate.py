@@ -68,6 +68,43 @@ def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, f
         assert set(phases["slices"]) == {"ok", "skipped", "seconds"}
 
 
+@pytest.mark.root
+def test_boundary_says_what_an_old_driver_lacks(native: Path, tmp_path: Path) -> None:
+    """Before R615 there is nothing to try, which is a result; the driver's calls are counted all the same."""
+    out = tmp_path / "result.json"
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "boundary", "--out", out]
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    results = json.loads(out.read_text())
+    phases = results["phases"]
+    assert results["predictions"]["answers"].keys() >= set(phases["verdict"]["not_tried"])
+    assert "the NVML of driver 550.0.0 has no memory limits; they came with 615" in phases["driver"]["boundary"]
+    assert phases["alloc"]["skipped"] == phases["driver"]["boundary"]
+    assert set(phases["ioctls"]) & {"ioctls", "skipped"}
+    assert "alloc: stopped" in phases["verdict"]["not_tried"]
+
+
+def test_ioctls_are_counted_by_part() -> None:
+    sys.path.insert(0, str(REPO / "scripts"))
+    try:
+        from validation import syscalls
+    finally:
+        sys.path.remove(str(REPO / "scripts"))
+    mark = 0x47480000
+    program = (
+        "import ctypes, threading\n"
+        "c = ctypes.CDLL(None)\n"
+        "def many(n):\n"
+        "    for _ in range(n): c.ioctl(2, 1, 0)\n"
+        f"c.ioctl(0, {mark + 1}, 0); many(7)\n"
+        f"c.ioctl(0, {mark + 2}, 0)\n"
+        "t = threading.Thread(target=many, args=(5,)); t.start(); t.join()\n"
+    )
+    counts = syscalls.count_ioctls([sys.executable, "-c", program], dict(os.environ), mark, b"")
+    assert counts["1"] == {syscalls.OTHER: 7} and counts["2"] == {syscalls.OTHER: 5}
+
+
 def test_predictions_are_of_the_committed_calibration() -> None:
     """Else they are no predictions: scripts/gpu-validate --predict makes them anew."""
     predictions = json.loads((REPO / "docs/internals/validation/predictions.json").read_text())
