@@ -110,4 +110,25 @@ def map_handle(handle: c_uint64, size: int) -> c_uint64:
     return at
 
 
+def set_limit(path: str, hard: int, soft: int = 0, index: int = 0) -> None:
+    limits = nvml.c_nvmlSetMemoryLimits_v1_t(nameSpace=path.encode(), softLimit=soft, hardLimit=hard)
+    nvml.nvmlDeviceSetMemoryLimits_v1(gpu(index), limits)
+
+
+def get_limit(path: str, index: int = 0) -> tuple[int, int, int]:
+    """Soft limit, hard limit, use."""
+    limits = nvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=path.encode())
+    nvml.nvmlDeviceGetMemoryLimits_v1(gpu(index), limits)
+    return limits.softLimit, limits.hardLimit, limits.currentUsed
+
+
+def nvml_code(call: Any, *args: Any) -> int:
+    """The nvmlReturn_t."""
+    try:
+        call(*args)
+    except nvml.NVMLError as e:
+        return int(e.value)
+    return 0
+
+
 __all__ = [name for name in dir() if not name.startswith("_")] + ["c_uint"]
