@@ -117,6 +117,8 @@ RULES: "dict[str, Reader]" = {
     "qgpu_memory_unit": one_of(*UNITS),
     "linger": linger,
     "online_compute": one_of("booking", "share"),
+    "boundary": one_of("auto", "driver", "shim"),
+    "driver_limit_extra": memory(0),
 }
 
 # The agent's. Only their names are checked here; their values are read by install/agent_settings.py.

@@ -1,6 +1,6 @@
 """The node's rules, from its settings: bounds and defaults for requests and `allocate`; and the table of placement policies."""
 
-from oci_hook.core.terms import ONLINE
+from oci_hook.core.terms import AUTO, ONLINE
 from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
@@ -20,6 +20,8 @@ class Rules(Value):
     qgpu_memory_unit: "MiB", "GiB", or "none" if the dialect qgpu is off. linger: how long a container still counts as
     busy after its work, in nanoseconds; 0: the gate adapts it to the container. online_compute: "booking" or "share",
     what the compute of a container of class online is: booked in the ledger only, or its share as in other classes.
+    boundary: who holds memory limits (core/boundary.py). driver_limit_extra: MiB that the driver's limit is above the
+    grant.
     """
 
     default_policy: str = "burst-share"
@@ -36,6 +38,8 @@ class Rules(Value):
     qgpu_memory_unit: str = "none"
     linger: int = 0
     online_compute: str = "booking"
+    boundary: str = AUTO
+    driver_limit_extra: int = 0
 
     @property
     def online_competes(self) -> bool:

@@ -4,6 +4,7 @@ Each function answers one question and adds what is wrong to `given.problems`; i
 empty. A wish whose value is None could not be parsed: that is among the problems already, and nothing follows from it.
 """
 
+from oci_hook.core.boundary import weaker
 from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE
 from oci_hook.errors import Problem
 
@@ -205,10 +206,20 @@ def imex_channels(given: Given, rules: "Rules") -> tuple[int, ...]:
     return tuple(said)
 
 
+def boundary(given: Given, rules: "Rules") -> str:
+    """Who must hold the memory limit. A container may ask for a stronger boundary than the node's, not for a weaker one."""
+    said = given.value("boundary")
+    if said is not None and weaker(said, rules.boundary):
+        why = f"weaker than this node's setting, boundary: {rules.boundary}; drop it, or ask for driver"
+        given.complain("GH-103", f"{given.wishes['boundary']}: {why}")
+    return str(said or rules.boundary)
+
+
 # The terms of a container that have a check or a default of their own, by their field in core/terms.py.
 TERMS: "dict[str, Callable[[Given, Rules], object]]" = {
     "policy": policy,
     "preempt_tolerance_us": preempt_tolerance,
     "capabilities": capabilities,
     "imex_channels": imex_channels,
+    "boundary": boundary,
 }
