@@ -72,7 +72,7 @@ def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, f
 def test_boundary_says_what_an_old_driver_lacks(native: Path, tmp_path: Path) -> None:
     """Before R615 there is nothing to try, which is a result; the driver's calls are counted all the same."""
     out = tmp_path / "result.json"
-    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "boundary", "--out", out]
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "boundary", "--driver", "550", "--out", out]
     r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert r.returncode == 0, r.stdout + r.stderr
     assert [p.name for p in tmp_path.iterdir()] == [out.name]
@@ -83,6 +83,23 @@ def test_boundary_says_what_an_old_driver_lacks(native: Path, tmp_path: Path) ->
     assert phases["alloc"]["skipped"] == phases["driver"]["boundary"]
     assert set(phases["ioctls"]) & {"ioctls", "skipped"}
     assert "alloc: stopped" in phases["verdict"]["not_tried"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("limits", ["dmem", "misc"])
+def test_boundary_tries_everything_on_the_simulated_driver_615(native: Path, tmp_path: Path, limits: str) -> None:
+    """The two simulated back-ends differ in what the documents leave open."""
+    out = tmp_path / "result.json"
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "boundary", "--limits", limits, "--out", out]
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    phases = json.loads(out.read_text())["phases"]
+    for way in ("alloc", "own library", "create", "pool", "graph", "array"):
+        assert phases[way]["answers"] == {"stopped": True} and phases[way]["filled"]["mib"] == 2048 - 64
+    missed = {"made elsewhere: limit_of_the_parent_holds", "path again: a_new_cgroup_inherits_the_limit"}
+    assert set(phases["verdict"]["not_as_predicted"]) == (set() if limits == "dmem" else missed)
+    assert set(phases["verdict"]["not_tried"]) <= {"static program: stopped", "ioctls: launches_need_ioctls"}
 
 
 def test_ioctls_are_counted_by_part() -> None:
