@@ -2,7 +2,7 @@
 
 import os
 
-from oci_hook.linux.cgroup_tree import MOUNTED
+from oci_hook.linux.cgroup_tree import MOUNTED as MOUNTED
 from oci_hook.linux.proc import cgroups, read_file
 
 TYPE_CHECKING = False
