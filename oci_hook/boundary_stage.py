@@ -37,10 +37,10 @@ class Stage(program.Program):
         settings = node_settings.load(self.prefix)
         self.state_dir = settings.state_dir
         if self.args[:1] == ["set"] and len(self.args) == 3 and self.args[2].isdecimal():
-            start.at_start(self.args[1], int(self.args[2]), settings, server=False)
+            start.at_start(self.args[1], int(self.args[2]), settings)
         elif self.args[:1] == ["clear"] and len(self.args) == 2:
             try:
-                start.at_end(self.args[1], settings, server=False, helper=CLEAR_SECONDS)
+                start.at_end(self.args[1], settings, helper=CLEAR_SECONDS)
             except LimitError as e:
                 log.journal(f"the driver's limit of grant {self.args[1]} is not cleared yet: {e}")
         else:

@@ -13,11 +13,12 @@ from oci_hook.linux.process import die_with_parent
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from oci_hook.boundary.protocol import Packet
+    from oci_hook.config.settings import Settings
 
 SECONDS = 10.0  # NVML's start takes about a second without persistence mode, more on nodes with many GPUs
 
 
-def run(prefix: str, request: "Packet", seconds: float = SECONDS) -> "Packet":
+def run(settings: "Settings", request: "Packet", seconds: float = SECONDS) -> "Packet":
     """Do what the request says (protocol.py), in at most so many seconds. Raises LimitError.
 
     A child that hangs in the driver may not even end when it is killed; nobody waits for it.
@@ -31,7 +32,7 @@ def run(prefix: str, request: "Packet", seconds: float = SECONDS) -> "Packet":
             os.close(reader)
             limits.lift()  # NVML maps more than linux/limits.py allows
             die_with_parent(parent)
-            os.write(writer, protocol.answer(Keeper(prefix, open_nvml), protocol.encode(request)))
+            os.write(writer, protocol.answer(Keeper(lambda: settings, open_nvml), protocol.encode(request)))
         finally:
             os._exit(0)
     os.close(writer)

@@ -11,7 +11,6 @@ from oci_hook.boundary import cgroups, records
 from oci_hook.boundary.cgroups import NoCgroup
 from oci_hook.boundary.nvml_limits import INVALID_ARGUMENT, NOT_FOUND, Figures, LimitError
 from oci_hook.boundary.records import FAILED, SET, SETTING, Record
-from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import NO_LIMIT, Limit, limits_of
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.errors import GhError
@@ -33,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Keeper:
-    """prefix: of the install. connect: gives NVML; called only when a limit is to be touched."""
+    """load: the install's settings as they are now. connect: gives NVML; called only when a limit is to be touched."""
 
-    def __init__(self, prefix: str, connect: "Callable[[Inventory], Nvml]") -> None:
-        self._prefix = prefix
+    def __init__(self, load: "Callable[[], Settings]", connect: "Callable[[Inventory], Nvml]") -> None:
+        self._load = load
         self._connect = connect
 
     def start(self, key: str, pid: int) -> bool:
@@ -163,9 +162,7 @@ class Keeper:
 
     def _sweep(self, settings: "Settings") -> list[str]:
         done = []
-        for key in records.keys(settings.state_dir):
-            if os.path.lexists(f"{settings.state_dir}/{LEDGER_DIR}/{key}.json"):
-                continue
+        for key in records.left(settings.state_dir):
             record = records.read(settings.state_dir, key)
             try:
                 if record is not None:
@@ -233,7 +230,7 @@ class Keeper:
 
     def _settings(self) -> "Settings":
         try:
-            return node_settings.load(self._prefix)
+            return self._load()
         except GhError as e:
             raise LimitError(str(e)) from None
 

@@ -8,7 +8,7 @@ import fcntl
 import os
 
 from oci_hook.core.boundary import Boundary, Limit, expected
-from oci_hook.core.layout import BOUNDARY_DIR
+from oci_hook.core.layout import BOUNDARY_DIR, LEDGER_DIR
 from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.value import Value
 from oci_hook.ledger.store import valid_key
@@ -55,6 +55,11 @@ def keys(state_dir: str) -> list[str]:
         return sorted(name for name in os.listdir(folder(state_dir)) if valid_key(name))
     except FileNotFoundError:
         return []
+
+
+def left(state_dir: str) -> list[str]:
+    """The keys of records whose grant the ledger no longer has."""
+    return [key for key in keys(state_dir) if not os.path.lexists(f"{state_dir}/{LEDGER_DIR}/{key}.json")]
 
 
 def read(state_dir: str, key: str) -> Record | None:

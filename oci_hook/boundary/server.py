@@ -49,7 +49,7 @@ class Server:
     def __init__(self, prefix: str) -> None:
         settings = node_settings.load(prefix)
         own_dir(settings.state_dir)
-        self.keeper = Keeper(prefix, Connection())
+        self.keeper = Keeper(lambda: node_settings.load(prefix), Connection())
         self.busy_since = 0.0
         self._listener = _listen(protocol.path(settings.state_dir))
         self._clients: dict[socket.socket, float] = {}

@@ -19,46 +19,53 @@ if TYPE_CHECKING:
 FALLBACK = "boundary-fallback"  # the event: a container starts with the shim alone
 
 
-def ask(settings: "Settings", request: "Packet", helper: float = alone.SECONDS) -> "Packet":
+def ask(
+    settings: "Settings", request: "Packet", patience: float = protocol.SECONDS, helper: float = alone.SECONDS
+) -> "Packet":
     """The answer of the server, or of a helper where no server answers. Raises LimitError.
 
-    helper: seconds that it may take.
+    patience, helper: seconds that the one and the other may take.
     """
     try:
-        return protocol.ask(settings.state_dir, request)
+        return protocol.ask(settings.state_dir, request, patience)
     except protocol.NoServer:
-        return alone.run(settings.prefix, request, helper)
+        return alone.run(settings, request, helper)
 
 
-def at_start(key: str, pid: int, settings: "Settings", server: bool = True, helper: float = alone.SECONDS) -> None:
+def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, helper: float = alone.SECONDS) -> None:
     """Set the limits of the grant's container, whose first process, pid, has not started its program yet.
 
-    server: ask the server first; False where it was asked already. Where the limits cannot be set: with boundary driver
-    the grant is released and ApplyError GH-414 raised; with auto the container starts with the shim alone, and an event
-    says so.
+    patience: seconds that the server may take; 0: it was asked already. Where the limits cannot be set: with boundary
+    driver the grant is released and ApplyError GH-414 raised; with auto the container starts with the shim alone, and
+    an event says so.
     """
     request = {"do": "set", "grant": key, "pid": pid}
     try:
-        try:
-            ask(settings, request, helper) if server else alone.run(settings.prefix, request, helper)
-        except LimitError:
-            if not server:
-                raise
-            alone.run(settings.prefix, request, helper)  # the server's own trouble must not be the container's
+        if patience:
+            protocol.ask(settings.state_dir, request, patience)
+            return
+    except (protocol.NoServer, LimitError):
+        pass  # the server's own trouble must not be the container's
+    try:
+        alone.run(settings, request, helper)
     except LimitError as e:
         _without(_grant(settings, key), str(e), settings)
 
 
-def at_end(key: str, settings: "Settings", server: bool = True, helper: float = alone.SECONDS) -> None:
-    """Clear the limits of a container that has ended; nothing where there are none. Raises LimitError: the record stays,
-    and the next start, or the agent, clears them."""
-    if not os.path.lexists(f"{records.folder(settings.state_dir)}/{key}"):
-        return
-    request = {"do": "clear", "grant": key}
-    if server:
-        ask(settings, request, helper)
-    else:
-        alone.run(settings.prefix, request, helper)
+def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS) -> None:
+    """Clear the limits of a container that has ended; nothing where there are none. The server was asked already. Raises
+    LimitError: the record stays, and the next start, or the agent, clears them."""
+    if os.path.lexists(f"{records.folder(settings.state_dir)}/{key}"):
+        alone.run(settings, {"do": "clear", "grant": key}, helper)
+
+
+def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper: float = alone.SECONDS) -> None:
+    """Clear the limits of grants that the ledger no longer has; what cannot be cleared stays recorded."""
+    if records.left(settings.state_dir):
+        try:
+            ask(settings, {"do": "sweep"}, patience, helper)
+        except LimitError:
+            pass
 
 
 def _without(grant: "Grant", why: str, settings: "Settings") -> None:

@@ -2,6 +2,7 @@
 
 import click
 
+from oci_hook.boundary import live
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
@@ -31,7 +32,7 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     settings = node_settings.load(prefix)
     if key:
         found = admit.release(key, settings, force=force)
-        return answer([key] if found else [], f"grant {key}")
+        return answer([key] if found else [], f"grant {key}", live.drop(settings, [key]))
     with store.open_ledger(settings.state_dir) as ledger:
         gone, living = match(ledger.swept, container), match(ledger.grants, container)
     for grant in living:
@@ -43,7 +44,8 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
             keys = ", ".join(g.key for g in living)
             raise refuse("GH-407", f"{len(living)} living containers match {container}; choose one by --key: {keys}")
         admit.release(grant.key, settings, force=True)
-    return answer([grant.key for grant in (*gone, *living)], f"container {container}")
+    released = [grant.key for grant in (*gone, *living)]
+    return answer(released, f"container {container}", live.drop(settings, released))
 
 
 def match(grants: tuple[Grant, ...], container: str) -> list[Grant]:
@@ -54,5 +56,8 @@ def match(grants: tuple[Grant, ...], container: str) -> list[Grant]:
     return [grant for grant in grants if grant.who.id.startswith(container)]
 
 
-def answer(keys: list[str], what: str) -> output.Report:
-    return output.Report({"released": keys}, [f"released {key}" for key in keys] or [f"{what} holds no share"])
+def answer(keys: list[str], what: str, limited: str) -> output.Report:
+    """limited: why the driver still keeps a limit of theirs; "" where it does not."""
+    lines = [f"released {key}" for key in keys] or [f"{what} holds no share"]
+    lines += [f"  the driver's memory limit is not cleared yet: {limited}"] if limited else []
+    return output.Report({"released": keys}, lines)

@@ -4,9 +4,11 @@ It uses the library that is named in LD_PRELOAD: nvidia-ml-py opens "libnvidia-m
 library that is already loaded under this soname.
 """
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
@@ -77,10 +79,6 @@ def distance(a: Any, b: Any) -> int | None:
 
 def limits_answers(uuids: list[str]) -> dict[str, str]:
     """By UUID, what the driver says to the question for a cgroup's memory limit, as core/boundary.py's why_not reads it."""
-    try:
-        cgroup = cgroups.path_of(os.getpid())
-    except cgroups.NoCgroup:
-        cgroup = cgroups.MOUNTED
     found = {}
     try:
         nvml = Nvml("libnvidia-ml.so.1")
@@ -88,13 +86,36 @@ def limits_answers(uuids: list[str]) -> dict[str, str]:
             return dict.fromkeys(uuids, "missing")
     except LimitError as e:
         return dict.fromkeys(uuids, str(e))
-    for uuid in uuids:
-        try:
-            nvml.get(uuid, cgroup)
-            found[uuid] = ""
-        except LimitError as e:
-            found[uuid] = str(e)
+    with any_cgroup() as cgroup:
+        for uuid in uuids:
+            try:
+                nvml.get(uuid, cgroup)
+                found[uuid] = ""
+            except LimitError as e:
+                found[uuid] = str(e)
     return found
+
+
+@contextlib.contextmanager
+def any_cgroup() -> Iterator[str]:
+    """A cgroup to ask about: our own, or a new one where we are in the topmost, which can have no limit."""
+    try:
+        yield cgroups.path_of(os.getpid())
+        return
+    except cgroups.NoCgroup:
+        made = f"{cgroups.MOUNTED}/gpu-hook-{os.getpid()}"
+    if not cgroups.is_version2():
+        yield cgroups.MOUNTED
+        return
+    try:
+        os.mkdir(made)
+    except OSError:  # a read-only mount
+        pass
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(made)
 
 
 def main() -> int:

@@ -163,6 +163,8 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
     if state_dir is not None:
         refuse_while_held(state_dir, force)
     others = state_dir is not None and bool(state_owner.other(prefix, state_dir))
+    if state_dir is not None and not others:
+        state_move.clear_limits(prefix, state_dir, force)
     for made in simulated:
         if others and made.is_relative_to(str(state_dir)):
             continue
