@@ -67,6 +67,7 @@ class BoundaryServer:
             self._fail(now, f"its process did not start within {START_SECONDS:.0f} s")
         if self._open and now >= self._open[2]:
             self._end({"ok": False, "error": "the server gave no answer in time"}, failed=True)
+            self._fail(now, f"its process gave no answer within {ANSWER_SECONDS:.0f} s")
         self._next(now)
 
     def ask(self, request: Answer, taker: Taker, now: float) -> None:

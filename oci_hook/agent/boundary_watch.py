@@ -18,7 +18,7 @@ from oci_hook.ledger import events
 from oci_hook.linux.cgroup_tree import MOUNTED
 from oci_hook.observe import boundary
 
-CHECK_SECONDS = 30.0  # between two looks at one container's limits; one takes well below a millisecond
+CHECK_TICKS = 6  # of the agent, between two looks at a container's limits; one takes well below a millisecond
 SWEEP_SECONDS = 5.0  # between two tries to clear limits
 
 
@@ -33,6 +33,7 @@ class BoundaryWatch:
         self._node = node
         self._server = server
         self._checked: dict[str, float] = {}
+        self._pinged = 0.0
         self._errors: dict[str, str] = {}  # by key, of those whose last check failed
         self._swept_at = -SWEEP_SECONDS
         self._sweep_error = ""
@@ -43,12 +44,8 @@ class BoundaryWatch:
         self._server.check(now)
         self._look()
         self._sweep(now)
-        for key, (_, record) in self.found.items():
-            if record is None or record.state == FAILED or self._node.grants[key].life.init is None:
-                continue
-            if self._server.state == "ok" and now - self._checked.get(key, -CHECK_SECONDS) >= CHECK_SECONDS:
-                self._checked[key] = now
-                self._server.ask({"do": "check", "grant": key}, partial(self._take_check, key), now)
+        if self._server.state == "ok":
+            self._check(now)
         node.problem("boundary", self._problem())
 
     def grants_changed(self, ended: set[str], now: float) -> None:
@@ -71,6 +68,18 @@ class BoundaryWatch:
                 if paths and share.uuid in able:
                     found.setdefault(share.uuid, {})[key] = paths
         return found
+
+    def _check(self, now: float) -> None:
+        """Ask for the limits of the containers whose turn it is, and whether the server still answers."""
+        due = now - CHECK_TICKS * self._node.options.interval
+        for key, (_, record) in self.found.items():
+            running = record is not None and record.state != FAILED and self._node.grants[key].life.init is not None
+            if running and self._checked.get(key, due) <= due:
+                self._checked[key] = now
+                self._server.ask({"do": "check", "grant": key}, partial(self._take_check, key), now)
+        if self._server.idle and self._pinged <= due:
+            self._pinged = now
+            self._server.ask({"do": "list"}, lambda answer: None, now)
 
     def _look(self) -> None:
         node = self._node
