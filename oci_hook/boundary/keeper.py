@@ -85,19 +85,19 @@ class Keeper:
             grant = self._grant(settings, key)
             record = self._set_record(settings, key)
             limits = self._limits(grant, settings)
-            nvml, mended = self._nvml(settings), False
+            nvml, repaired = self._nvml(settings), False
             if limits != record.limits or record.state != SET:
                 records.write(settings.state_dir, record.replace(limits=limits))
-                mended = True
+                repaired = True
             for limit, (path, inode) in _each(record.replace(limits=limits)):
                 if cgroups.inode(path) != inode:
                     continue  # the container ends just now
                 found = nvml.get(limit.uuid, path)
                 if (found.soft, found.hard) != (limit.soft, limit.hard):
                     nvml.set(limit, path)
-                    mended = True
+                    repaired = True
             records.write(settings.state_dir, record.replace(limits=limits, state=SET))
-            return mended
+            return repaired
 
     def figures(self, key: str) -> "list[tuple[str, str, Figures]]":
         """(GPU's UUID, cgroup, what the driver says) for each limit of the record. Raises LimitError."""

@@ -3,7 +3,7 @@
 Requests (STATE/boundary.sock, SOCK_SEQPACKET, root alone; at most REQUEST_MAX bytes):
     {"do": "set", "grant": KEY, "pid": PID}     a container that is being made: its limits, set and read back
     {"do": "change", "grant": KEY, "limits": [[UUID, soft, hard], ...]}     of one that runs (bytes)
-    {"do": "check", "grant": KEY}     make them again what the grant says: "mended" says whether they were not
+    {"do": "check", "grant": KEY}     make them again what the grant says: "repaired" says whether they were not
     {"do": "clear", "grant": KEY, "force": BOOL}     of one that has ended; with force also of one that runs
     {"do": "get", "grant": KEY}     "figures": [[UUID, cgroup, soft, hard, used], ...]
     {"do": "list"}     "grants": the keys that have a record
@@ -101,7 +101,7 @@ def _do(keeper: "Keeper", what: str, request: "Packet") -> "Packet":
         keeper.change(key, limits)
         return {}
     if what == "check":
-        return {"mended": keeper.check(key)}
+        return {"repaired": keeper.check(key)}
     if what == "clear":
         keeper.clear(key, request.get("force") is True)
         return {}

@@ -21,7 +21,7 @@ from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import Request, parse
 from oci_hook.core.request_data import as_data
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import DRIVER, GpuRequest
+from oci_hook.core.terms import AUTO, DRIVER, GpuRequest
 from oci_hook.core.units import show
 from oci_hook.errors import NoRoomError, Problem
 from oci_hook.ledger import inventory as node_inventory
@@ -266,6 +266,8 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     lines.append(("capabilities", ", ".join(request.terms.capabilities)))
     if request.terms.imex_channels:
         lines.append(("IMEX", "channels " + ", ".join(map(str, request.terms.imex_channels))))
+    if request.terms.boundary != AUTO:
+        lines.append(("boundary", request.terms.boundary))
     if request.narrow_to is not None:
         lines.append(("narrowed to", ", ".join(request.narrow_to) or "no GPU"))
     return lines

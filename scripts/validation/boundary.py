@@ -27,7 +27,7 @@ from .limits import MAX, Nvml
 CGROUPS = Path("/sys/fs/cgroup")
 TOP = "gpu-validate"
 USER = Path(__file__).with_name("gpu_user.py")
-STATIC = BUILD / "sim" / "gpu-static"  # the simulator's program that needs no library; no driver of a GPU has its like
+STATIC = BUILD / "sim" / "gpu-probe-static"  # the simulator's program that needs no library; no driver of a GPU has its like
 PREDICTIONS = Path(__file__).resolve().parents[2] / "docs/internals/validation/boundary-predictions.json"
 LIMIT = 2048  # MiB
 PIECE = 64

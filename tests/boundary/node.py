@@ -1,6 +1,7 @@
 """An install with a simulated driver 615, in a mount namespace where cgroup v2 is at /sys/fs/cgroup."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ from oci_hook.core.grant import Grant
 from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
+from oci_hook.ledger.inventory import stamp
 from tests.conftest import REPO, Runc, as_text
+from tests.e2e.stage import CC, GLIBC
 from tests.namespaces import Namespaces
 
 GPU_MIB = 8192
@@ -40,6 +43,7 @@ class Node:
     def __init__(self, folder: Path, driver: str = "615", limits: str = "dmem", gpus: int = 2) -> None:
         self.folder = folder
         self.prefix, self.state = folder / "prefix", folder / "state"
+        self.python, self.cwd = (sys.executable, "-m", "oci_hook"), REPO
         self.settings = installs.lay(str(self.prefix), runtime="/usr/sbin/runc", state_dir=str(self.state))
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.hook = str(self.prefix / "bin/oci-gpu-hook")
@@ -65,7 +69,7 @@ class Node:
         return subprocess.CompletedProcess(command, done.returncode, out.read_text(), Path(f"{out}.err").read_text())
 
     def cli(self, *args: str, status: int = 0) -> str:
-        done = self.run(sys.executable, "-m", "oci_hook", *args, "--prefix", str(self.prefix), cwd=REPO)
+        done = self.run(*self.python, *args, "--prefix", str(self.prefix), cwd=REPO)
         assert done.returncode == status, (args, done)
         return done.stdout + done.stderr
 
@@ -134,3 +138,38 @@ class Node:
                 self.runtime("delete", "--force", id, program="runc")
         self.place.close()
         slot_files.drop(str(self.state))
+
+
+class Stub:
+    """A driver whose calls go wrong where a test says so (stub.c), in place of the simulated one's NVML."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.folder = node.folder / "stub"
+        (self.folder / "limits").mkdir(parents=True)
+        library = self.folder / "libnvidia-ml.so.1"
+        source = str(Path(__file__).with_name("stub.c"))
+        subprocess.run([*CC, *GLIBC, "-shared", "-fPIC", "-o", str(library), source], check=True)
+        file = node.state / "inventory.json"
+        data = json.loads(file.read_text())
+        self.real = data["libnvml"]
+        data["environment"] = [["STUB", str(self.folder)]]
+        shutil.copy(library, self.real)  # in its place, since containers get it mounted as well
+        data["stamp"] = [list(stamp(entry[0])) for entry in data["stamp"]]
+        file.write_text(json.dumps(data))
+
+    def fault(self, words: str) -> None:
+        """WORD FUNCTION [N]; "" for none."""
+        (self.folder / "fault").write_text(words)
+
+    def limits(self) -> list[str]:
+        """ "UUID MIB" of each limit that is set, in any cgroup."""
+        found = []
+        for file in sorted((self.folder / "limits").iterdir()):
+            uuid = next(uuid for uuid in self.node.uuids if file.name.startswith(uuid))
+            found.append(f"{uuid} {int(file.read_text().split()[1]) >> 20}")
+        return found
+
+    def calls(self) -> list[str]:
+        file = self.folder / "calls"
+        return file.read_text().split() if file.exists() else []
