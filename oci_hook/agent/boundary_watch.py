@@ -24,11 +24,11 @@ SWEEP_SECONDS = 5.0  # between two tries to clear limits
 
 class BoundaryWatch:
     """`tick` regularly, `grants_changed` after each reading of the ledger. found: the boundary of each grant,
-    and its record, by key. mended: limits that were missing or different. failed: checks and clearings that failed."""
+    and its record, by key. repaired: limits that were missing or different. failed: checks and clearings that failed."""
 
     def __init__(self, node: Node, server: BoundaryServer) -> None:
         self.found: dict[str, tuple[Boundary, Record | None]] = {}
-        self.mended = 0
+        self.repaired = 0
         self.failed = 0
         self._node = node
         self._server = server
@@ -115,14 +115,14 @@ class BoundaryWatch:
             self._errors[key] = str(answer.get("error"))[:200]
             return
         self._errors.pop(key, None)
-        if answer.get("mended"):
-            self.mended += 1
+        if answer.get("repaired"):
+            self.repaired += 1
             self._look()
             who = grant.who.id
             said = "the driver's memory limits were missing or different, and are set again"
             journal.write(f"container {who[:100]}: {said}", journal.WARNING, container=who)
             name = events.full_name(grant.who)[:256]
-            events.record(self._node.state_dir, "boundary-mended", id=who[:256], name=name, key=key)
+            events.record(self._node.state_dir, "boundary-repaired", id=who[:256], name=name, key=key)
 
     def _problem(self) -> str:
         """What is wrong with limits that containers were promised."""

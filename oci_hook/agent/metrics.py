@@ -133,7 +133,7 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
         int(boundary.get("server") == "ok"),
     )
     help = "Driver's memory limits that were missing or different, and are set again."
-    out.counter("boundary_mended", help, "", boundary.get("mended", 0))
+    out.counter("boundary_repaired", help, "", boundary.get("repaired", 0))
     help = "Looks at the driver's memory limits, and clearings of them, that failed."
     out.counter("boundary_failures", help, "", boundary.get("failed", 0))
     help = "Containers that were started with the shim alone, since the driver's limit could not be set."

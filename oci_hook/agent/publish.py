@@ -65,7 +65,7 @@ class Publisher:
             "boundary": {
                 "server": self._boundary_server.state,
                 "starts": self._boundary_server.starts,
-                "mended": self._boundary.mended,
+                "repaired": self._boundary.repaired,
                 "failed": self._boundary.failed + self._boundary_server.failures,
             },
             "processes": usage(

@@ -104,12 +104,12 @@ def test_a_limit_that_somebody_changed_is_set_again(node: Node, agent: Agent, bu
     cgroup = node.cgroup(id)
     assert node.limits(cgroup) == [1024]
     for size in (4 << 30, (1 << 64) - 1):
-        mended = len(node.events("boundary-mended"))
+        repaired = len(node.events("boundary-repaired"))
         set_limit(node, cgroup, size)
         assert node.limits(cgroup) != [1024] or size == 1 << 30
         wait_for(lambda: node.limits(cgroup) == [1024])
-        wait_for(lambda before=mended: len(node.events("boundary-mended")) > before)
-    assert agent.metric("gpu_hook_boundary_mended_total") == 2
+        wait_for(lambda before=repaired: len(node.events("boundary-repaired")) > before)
+    assert agent.metric("gpu_hook_boundary_repaired_total") == 2
     assert agent.metric("container_boundary{", 'boundary="driver"') == 1
     assert agent.metric("container_memory_driver_limit_bytes") == 1 << 30
     assert node.delete(id).returncode == 0
@@ -163,9 +163,9 @@ def test_nothing_is_set_for_who_has_the_shim_alone(node: Node, agent: Agent, bun
     for _ in range(5):
         agent.metrics()
     assert node.limits(cgroup) == [4096] and node.records() == []
-    assert agent.metric("gpu_hook_boundary_mended_total") == 0
+    assert agent.metric("gpu_hook_boundary_repaired_total") == 0
     assert node.delete(id).returncode == 0
-    assert node.events("boundary-mended") == []
+    assert node.events("boundary-repaired") == []
 
 
 @pytest.mark.parametrize("node", [{"driver": "550"}], indirect=True)
