@@ -11,7 +11,7 @@ from oci_hook.boundary import cgroups, records
 from oci_hook.boundary.cgroups import NoCgroup
 from oci_hook.boundary.nvml_limits import INVALID_ARGUMENT, NOT_FOUND, Figures, LimitError
 from oci_hook.boundary.records import FAILED, SET, SETTING, Record
-from oci_hook.core.boundary import NO_LIMIT, Limit, limits_of
+from oci_hook.core.boundary import NO_LIMIT, Limit, lacks, limits_of, limits_on
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.errors import GhError
 from oci_hook.ledger import grant_file
@@ -49,7 +49,9 @@ class Keeper:
             grant = self._grant(settings, key)
             if not _holds(pid, key):
                 raise LimitError(f"process {pid} is not of the container that holds grant {key}")
-            limits = self._limits(grant, settings)
+            limits = limits_of(grant, _inventory(settings), settings.rules.driver_limit_extra)
+            if uuid := lacks(grant, limits):
+                raise LimitError(f"GPU {uuid} cannot have one any more; run `gpu-hook gpus --refresh`")
             if not limits or (all(limit.hard == NO_LIMIT for limit in limits) and not cgroups.keeps_limits_of_gone()):
                 return False
             record = Record(key, grant.who.id[:256], boot_id(), SETTING, limits=limits)
@@ -71,9 +73,10 @@ class Keeper:
                 raise LimitError(f"grant {key} has other GPUs than those that are named")
             nvml = self._nvml(settings)
             new = record.replace(limits=limits)
-            records.write(settings.state_dir, new)
+            records.write(settings.state_dir, new.replace(state=SETTING))
             for limit, place in _each(new):
                 nvml.set(limit, place[0])
+            records.write(settings.state_dir, new.replace(state=SET))
 
     def check(self, key: str) -> bool:
         """Make the driver's limits of a container that runs what its grant says. Whether one was different or missing.
@@ -84,10 +87,10 @@ class Keeper:
         with Lock(settings.state_dir):
             grant = self._grant(settings, key)
             record = self._set_record(settings, key)
-            limits = self._limits(grant, settings)
+            limits = self._limits(grant, record, settings)
             nvml, repaired = self._nvml(settings), False
             if limits != record.limits or record.state != SET:
-                records.write(settings.state_dir, record.replace(limits=limits))
+                records.write(settings.state_dir, record.replace(limits=limits, state=SETTING))
                 repaired = True
             for limit, (path, inode) in _each(record.replace(limits=limits)):
                 if cgroups.inode(path) != inode:
@@ -222,8 +225,9 @@ class Keeper:
         except (OSError, GhError) as e:
             raise LimitError(f"grant {key} cannot be read: {e}") from None
 
-    def _limits(self, grant: "Grant", settings: "Settings") -> tuple[Limit, ...]:
-        return limits_of(grant, _inventory(settings), settings.rules.driver_limit_extra)
+    def _limits(self, grant: "Grant", record: Record, settings: "Settings") -> tuple[Limit, ...]:
+        """What the grant says now for the GPUs that were given limits, whatever the inventory says by now."""
+        return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules.driver_limit_extra)
 
     def _nvml(self, settings: "Settings") -> "Nvml":
         return self._connect(_inventory(settings))

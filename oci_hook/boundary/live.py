@@ -3,17 +3,17 @@
 from oci_hook.boundary import records
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.boundary.start import ask
-from oci_hook.core.boundary import changed_limits, limits_of
+from oci_hook.core.boundary import changed_limits, limits_on
 from oci_hook.core.value import Value
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from oci_hook.boundary.records import Record
     from oci_hook.config.settings import Settings
     from oci_hook.core.boundary import Limit
     from oci_hook.core.grant import Grant
-    from oci_hook.core.inventory import Inventory
     from oci_hook.ledger.admit import Alteration
 
 
@@ -27,9 +27,7 @@ class Altered(Value):
     driver: str = ""
 
 
-def alter(
-    settings: "Settings", inventory: "Inventory", container: str, change: "Alteration", commit: "Alteration"
-) -> Altered:
+def alter(settings: "Settings", container: str, change: "Alteration", commit: "Alteration") -> Altered:
     """admit.alter for a container whose limit the driver may hold as well.
 
     A larger limit goes to the driver first and then to the shim, a smaller one to the shim first: what the container is
@@ -43,9 +41,7 @@ def alter(
     if record is None or not record.cgroups or not record.limits:
         return Altered(*admit.alter(settings, container, commit))
     after = change(before, tuple(grant for grant in grants if grant is not before))
-    now, then = _limits(before, inventory, settings), _limits(after, inventory, settings)
-    if now == then and before == after:
-        return Altered(before, after, True)
+    now, then = _limits(before, record, settings), _limits(after, record, settings)
     if (larger := changed_limits(now, then)) != now:
         _raise(settings, before, larger)
     try:
@@ -53,7 +49,8 @@ def alter(
     except BaseException:
         _agree(settings, before.key)
         raise
-    return Altered(old, new, delivered, _agree(settings, new.key) if now != then else "")
+    concerned = now != then or before == after  # the same again: a change before this one did not reach the driver
+    return Altered(old, new, delivered, _agree(settings, new.key) if concerned else "")
 
 
 def drop(settings: "Settings", keys: "list[str]") -> str:
@@ -68,8 +65,8 @@ def drop(settings: "Settings", keys: "list[str]") -> str:
     return why
 
 
-def _limits(grant: "Grant", inventory: "Inventory", settings: "Settings") -> "tuple[Limit, ...]":
-    return limits_of(grant, inventory, settings.rules.driver_limit_extra)
+def _limits(grant: "Grant", record: "Record", settings: "Settings") -> "tuple[Limit, ...]":
+    return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules.driver_limit_extra)
 
 
 def _raise(settings: "Settings", grant: "Grant", larger: "tuple[Limit, ...]") -> None:

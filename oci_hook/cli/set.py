@@ -80,7 +80,7 @@ def set_(
             events.changed(settings.state_dir, grant, new)
         return new
 
-    return report(live.alter(settings, inventory, container, change, commit))
+    return report(live.alter(settings, container, change, commit))
 
 
 PENDING_STATUS = 3

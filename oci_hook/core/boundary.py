@@ -10,6 +10,8 @@ from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from oci_hook.core.grant import Grant, Share
     from oci_hook.core.inventory import Gpu, Inventory
 
@@ -65,9 +67,24 @@ def changed_limits(old: tuple[Limit, ...], new: tuple[Limit, ...]) -> tuple[Limi
     return tuple(limit if limit.hard > sizes[limit.uuid].hard else sizes[limit.uuid] for limit in old)
 
 
+def limits_on(grant: "Grant", uuids: "Iterable[str]", extra_mib: int) -> tuple[Limit, ...]:
+    """What this grant's limits on these GPUs are, in their order."""
+    shares = {share.uuid: share for share in grant.shares}
+    return tuple(limit_of(shares[uuid], extra_mib) for uuid in uuids if uuid in shares)
+
+
+def lacks(grant: "Grant", limits: tuple[Limit, ...]) -> str:
+    """A GPU on which the grant insists on the driver's limit and these have none; "" where there is no such."""
+    if grant.terms.boundary != DRIVER:
+        return ""
+    limited = {limit.uuid for limit in limits}
+    return next((share.uuid for share in grant.shares if not share.whole and share.uuid not in limited), "")
+
+
 def needs_step(grant: "Grant", inventory: "Inventory") -> bool:
     """Whether something has to be done at the container's start, before its first process runs."""
-    return bool(limits_of(grant, inventory, 0))
+    limits = limits_of(grant, inventory, 0)
+    return bool(limits or lacks(grant, limits))
 
 
 def expected(grant: "Grant", inventory: "Inventory") -> Boundary:
