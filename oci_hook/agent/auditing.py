@@ -4,7 +4,7 @@ import time
 
 from oci_hook.agent import hogs, meter
 from oci_hook.agent.accounts import Accounts
-from oci_hook.agent.audit import Auditor, Finding, Kept, Seen, Verdict
+from oci_hook.agent.audit import Auditor, Finding, Kept, Process, Seen, Verdict
 from oci_hook.agent.node import Node
 from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.agent.protection import Protection
@@ -18,12 +18,13 @@ from oci_hook.observe.account import UNIT, Usage
 
 
 class Auditing:
-    """`audit` each sample. verdict: the last one."""
+    """`audit` each sample. verdict: the last one. processes: those of containers that the last sample lists, by pid."""
 
     def __init__(
         self, node: Node, owners: ProcessOwners, accounts: Accounts, protection: Protection, response: Response
     ) -> None:
         self.verdict = Verdict()
+        self.processes: dict[int, tuple[str, Process]] = {}
         self._node = node
         self._owners = owners
         self._accounts = accounts
@@ -37,7 +38,7 @@ class Auditing:
         """Audit one sample. gpus: by UUID, without those that NVML could not look at."""
         node = self._node
         accounts, unread = self._accounts.read(node.grants, self._protection.by_process())
-        processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})
+        processes = self.processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})
         seen = Seen(node.grants, gpus, processes, accounts, unread)
         for uuid in node.granted_gpus():
             self._protection.look(uuid, gpus.get(uuid), seen)
@@ -53,7 +54,7 @@ class Auditing:
         self.verdict = self._auditor.judge(judged, gated, stopped, tuple(self._find_hogs(judged)))
         self._write_surcharges(accounts)
         self._measure()
-        self._note_use(accounts)
+        self._note_use(accounts, gpus)
         for finding in self.verdict.news:
             self._response.answer(finding)
         for finding in self.verdict.over:
@@ -78,15 +79,17 @@ class Auditing:
             if isinstance(kept, Usage) and kept.surcharges[i] != -(-amount // UNIT) * UNIT:
                 self._accounts.write_surcharge(key, i, amount)
 
-    def _note_use(self, accounts: dict[str, Kept]) -> None:
+    def _note_use(self, accounts: dict[str, Kept], gpus: dict[str, GpuSample]) -> None:
         """What each container uses now, its peak and its history."""
         for key, watched in self._node.watched.items():
             kept = watched.account = accounts.get(key)
             for i, share in enumerate(self._node.grants[key].shares):
                 use = self.verdict.uses.get((key, share.uuid))
                 watched.set_use(share.uuid, use)
+                watched.set_charged(share.uuid, gpus[share.uuid].charged.get(key) if share.uuid in gpus else None)
+                charged = watched.charged.get(share.uuid, 0)
                 accounted = kept.totals[i] if isinstance(kept, Usage) and i < len(kept.totals) else 0
-                used = -(-max(accounted, use.used if use else 0) // MIB)
+                used = -(-max(accounted, charged, use.used if use else 0) // MIB)
                 compute = watched.meter(share.uuid).used or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
                 watched.note(share.uuid, used, round(compute))

@@ -8,19 +8,23 @@ from typing import Any
 from oci_hook import __version__
 from oci_hook.agent import textfile
 from oci_hook.agent.auditing import Auditing
+from oci_hook.agent.boundary_server import BoundaryServer
+from oci_hook.agent.boundary_watch import BoundaryWatch
 from oci_hook.agent.gpu_watch import GpuWatch
 from oci_hook.agent.lease_watch import LeaseWatch
 from oci_hook.agent.ledger_watch import LedgerWatch
 from oci_hook.agent.metrics import exposition
 from oci_hook.agent.node import Node
+from oci_hook.agent.processes import processes
 from oci_hook.agent.protection import Protection
+from oci_hook.agent.recent import Recent
 from oci_hook.agent.sampler import Sampler
 from oci_hook.agent.view import view
 from oci_hook.linux import proc
 
 
 class Publisher:
-    """`view` (view.view() with the agent's status), `history` and `metrics`, each as of now."""
+    """`view` (view.view() with the agent's status), `history`, `processes`, `events` and `metrics`, each as of now."""
 
     def __init__(
         self,
@@ -31,6 +35,8 @@ class Publisher:
         auditing: Auditing,
         protection: Protection,
         leases: LeaseWatch,
+        boundary: BoundaryWatch,
+        boundary_server: BoundaryServer,
     ) -> None:
         self._node = node
         self._ledger = ledger
@@ -39,6 +45,9 @@ class Publisher:
         self._auditing = auditing
         self._protection = protection
         self._leases = leases
+        self._recent = Recent(node.state_dir)
+        self._boundary = boundary
+        self._boundary_server = boundary_server
         self._started = time.time()
         self._view: dict[str, Any] = {}
 
@@ -56,7 +65,15 @@ class Publisher:
             "findings": node.counters.findings_total(),
             "ledger_read": self._ledger.read_at,
             "nvml_read": self._gpus.read_at,
-            "processes": usage({"agent": os.getpid(), "nvml": self._sampler.pid}),
+            "boundary": {
+                "server": self._boundary_server.state,
+                "starts": self._boundary_server.starts,
+                "repaired": self._boundary.repaired,
+                "failed": self._boundary.failed + self._boundary_server.failures,
+            },
+            "processes": usage(
+                {"agent": os.getpid(), "nvml": self._sampler.pid, "boundary": self._boundary_server.pid}
+            ),
         }
 
     def view(self) -> dict[str, Any]:
@@ -71,12 +88,22 @@ class Publisher:
                 verdict.unknown,
                 self.status(),
                 self._protection.guard.unlisted,
+                self._boundary.found,
             )
             node.shown = True
         return {**self._view, "agent": self.status()}
 
     def history(self) -> dict[str, Any]:
         return {key: watched.history for key, watched in self._node.watched.items()}
+
+    def processes(self) -> list[dict[str, Any]]:
+        return processes(self._node.gpus, self._auditing.processes)
+
+    def events(self) -> dict[str, Any]:
+        return self._recent.read()
+
+    def healthy(self) -> bool:
+        return not self._node.problems
 
     def metrics(self) -> bytes:
         self._node.counters.follow(self._node.state_dir)

@@ -13,8 +13,10 @@ class Gpu(Value):
     (discovery/contexts.py), 0 only on simulated GPUs. time_scale: a simulated GPU takes so many times as long for
     everything as it reports; 1 for real GPUs.
     A MIG device counts as a GPU. Then parent is the UUID of the GPU that it is part of, instance its number there, and
-    index, minor, pci and numa are the parent's. For a GPU that is no MIG device, parent is "" and instance -1.
+    index, minor, pci and numa are the parent's; gi and ci are the ids of its GPU and compute instance. For a GPU that is no
+    MIG device, parent is "" and these are -1.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
+    no_limits: why the driver keeps no memory limits per cgroup on it (core/boundary.py); "" where it does.
     """
 
     uuid: str
@@ -30,11 +32,19 @@ class Gpu(Value):
     parent: str = ""
     instance: int = -1
     file: str = ""
+    gi: int = -1
+    ci: int = -1
+    no_limits: str = "the driver was not asked when the GPUs were listed"
 
     @property
     def address(self) -> str:
         """The short name: 0, or 0:1 for a MIG device."""
         return f"{self.index}:{self.instance}" if self.parent else str(self.index)
+
+    @property
+    def old_name(self) -> str:
+        """The name of a MIG device before driver 470, which had no UUIDs for them; "" for other GPUs."""
+        return f"MIG-{self.parent}/{self.gi}/{self.ci}" if self.parent and self.gi >= 0 else ""
 
 
 class DriverFile(Value):
@@ -81,6 +91,7 @@ class Inventory(Value):
     links: (uuid, uuid, distance) per pair of GPUs; a smaller distance is nearer, and pairs that are not listed are far.
     libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files; if one of them
     changes, or boot_id, the inventory is stale. imex_major: the major number of the IMEX channels' nodes, -1 for none.
+    environment: (name, value) that a program needs in its environment for libnvml to find simulated GPUs.
     """
 
     boot_id: str
@@ -96,6 +107,7 @@ class Inventory(Value):
     stamp: tuple[tuple[str, int, int, int], ...] = ()
     nodes: tuple[GpuNode, ...] = ()
     imex_major: int = -1
+    environment: tuple[tuple[str, str], ...] = ()
 
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError when the node has none."""

@@ -6,6 +6,7 @@ message.
 
 from oci_hook.core.rules import BY_CLASS as BY_CLASS
 from oci_hook.core.rules import ORDERS
+from oci_hook.core.terms import BOUNDARIES
 from oci_hook.core.terms import CLASSES as CLASSES
 from oci_hook.core.terms import POLICIES as POLICIES
 from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
@@ -52,10 +53,18 @@ def devices(text: str) -> str | tuple[str, ...] | None:
 
 
 def device(item: str) -> str:
-    """A GPU by index or UUID, or a MIG device as GPU:DEVICE or by UUID."""
+    """A GPU by index or UUID, or a MIG device as GPU:DEVICE, by UUID or by its old name."""
     if item.startswith(("GPU-", "MIG-")):
-        if len(item) > MAX_UUID or not UUID_CHARACTERS.issuperset(item):
+        uuid, _, instance = item.partition("/")
+        if (
+            len(uuid) > MAX_UUID
+            or not UUID_CHARACTERS.issuperset(uuid)
+            or (instance and not uuid.startswith("MIG-GPU-"))
+        ):
             raise ValueError("has a GPU UUID that is not well-formed")
+        if instance:  # MIG-GPU-UUID/GI/CI, the name of a MIG device before driver 470
+            gi, _, ci = instance.partition("/")
+            return f"{uuid}/{integer(gi, 0, MAX_INDEX)}/{integer(ci, 0, MAX_INDEX)}"
         return item
     gpu, colon, instance = item.partition(":")
     if colon:
@@ -120,6 +129,7 @@ def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":
 
 priority_class = one_of(CLASSES[::-1])
 placement = one_of(PLACEMENTS)
+boundary = one_of(BOUNDARIES[::-1])
 
 
 def preempt_tolerance(text: str) -> int:
