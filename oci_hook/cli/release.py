@@ -4,9 +4,9 @@ import click
 
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
-from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
+from oci_hook.observe import engine_names
 
 
 @click.command()
@@ -23,7 +23,7 @@ from oci_hook.ledger import admit, store
 def release(prefix: str, container: str, key: str, force: bool) -> output.Report:
     """Release the share of CONTAINER, which must be gone. Exit status 1: it holds none.
 
-    CONTAINER is the id, or at least six characters of its beginning. Shares of exited containers are released
+    CONTAINER is an id, at least six characters of its beginning, or a name. Shares of exited containers are released
     automatically whenever the ledger is read, so this command is rarely needed; --force is for grants that remain.
     """
     if bool(container) == bool(key):
@@ -33,7 +33,11 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
         found = admit.release(key, settings, force=force)
         return answer([key] if found else [], f"grant {key}")
     with store.open_ledger(settings.state_dir) as ledger:
-        gone, living = match(ledger.swept, container), match(ledger.grants, container)
+        swept, grants = ledger.swept, ledger.grants
+    swept, grants = engine_names.named(swept), engine_names.named(grants)
+    gone, living = admit.going_by(swept, container), admit.going_by(grants, container)
+    if not gone and not living and (short := admit.too_short((*swept, *grants), container)):
+        raise refuse("GH-410", short)
     for grant in living:
         if not force:
             raise refuse(
@@ -44,14 +48,6 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
             raise refuse("GH-407", f"{len(living)} living containers match {container}; choose one by --key: {keys}")
         admit.release(grant.key, settings, force=True)
     return answer([grant.key for grant in (*gone, *living)], f"container {container}")
-
-
-def match(grants: tuple[Grant, ...], container: str) -> list[Grant]:
-    """The grants with this container id; if there is none, those whose ids begin with it."""
-    exact = [grant for grant in grants if grant.who.id == container]
-    if exact or len(container) < admit.MIN_PREFIX:
-        return exact
-    return [grant for grant in grants if grant.who.id.startswith(container)]
 
 
 def answer(keys: list[str], what: str) -> output.Report:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core import units, value_parsers
 from oci_hook.core.change import GrantChange, changed
@@ -75,7 +75,7 @@ def set_(
             events.changed(settings.state_dir, grant, new)
         return new
 
-    return report(*admit.alter(settings, container, change))
+    return report(*admit.alter(settings, named.key(settings, container), change))
 
 
 PENDING_STATUS = 3
@@ -88,7 +88,7 @@ PENDING = (
 def report(before: Grant, after: Grant, delivered: bool) -> output.Report:
     """The share as it is and as it was. delivered: the container's policy page has been changed."""
     old, new = as_data(before), as_data(after)
-    lines = [f"container {after.who.id}: {in_words(after)}" + ("" if new != old else " (as before)")]
+    lines = [f"container {named.title(after)}: {in_words(after)}" + ("" if new != old else " (as before)")]
     lines += [f"  was: {in_words(before)}"] if new != old else []
     lines += [] if delivered else [PENDING.format(old="the former share")]
     data = {"id": after.who.id, "key": after.key, "before": old, "after": new, "in_effect": delivered}

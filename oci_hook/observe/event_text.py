@@ -50,6 +50,7 @@ TEXT_OF = {
     "granted": granted,
     "changed": changed,
     "refused": refused,
+    "unclear": refused,
     "ended": ended,
     "finding": finding,
     "finding-cleared": finding,

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -196,6 +197,8 @@ def test_exit_status_of_the_process(install: Install) -> None:
 
 def test_a_reader_that_leaves_early_is_no_error(install: Install, tmp_path: Path) -> None:
     err = tmp_path / "err"
-    command = f"{sys.executable} -m oci_hook settings check --json --prefix {install.prefix} 2>{err} | true"
+    command = (
+        f"{shlex.quote(sys.executable)} -m oci_hook settings check --json --prefix {install.prefix} 2>{err} | true"
+    )
     subprocess.run(["bash", "-c", command], check=True)
     assert "Traceback" not in err.read_text() and "BrokenPipe" not in err.read_text()

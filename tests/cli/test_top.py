@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -300,7 +301,8 @@ def test_in_a_terminal(busy: Install, tmux: list[str]) -> None:
         return False
 
     call("-f", "/dev/null", "new-session", "-d", "-x", "110", "-y", "30", "sh")
-    call("send-keys", f"cd {REPO} && {sys.executable} -m oci_hook top --prefix {busy.prefix} --interval 0.3", "Enter")
+    top = f"{shlex.quote(sys.executable)} -m oci_hook top --prefix {busy.prefix} --interval 0.3"
+    call("send-keys", f"cd {shlex.quote(str(REPO))} && {top}", "Enter")
     assert shows("sorted by memory") and shows("■ ml/p/train")
     call("send-keys", "s", "s", "s")
     assert shows("sorted by name")
